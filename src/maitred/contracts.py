@@ -1,0 +1,272 @@
+"""The protocols by which the rooms meet.
+
+Every decision-maker is a plain synchronous state machine. Time is an argument (`now`, in integer microseconds, never
+running backwards), randomness is an argument (a `random.Random` given at construction), and what a room needs from a
+neighbour is passed in by whoever owns both. So the same object decides in a live gateway, in an engine and in virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from maitred.decisions import Decision
+from maitred.request import Request, RequestId
+from maitred.units import Micros
+
+
+class Core(Protocol):
+    """What every decision-maker with a clock offers to its driver."""
+
+    def advance(self, now: Micros) -> Sequence[Decision]:
+        """Everything that is due by `now`."""
+        ...
+
+    def next_deadline(self) -> Micros | None:
+        """When to call `advance` next. After `advance(t)`: None, or later than t."""
+        ...
+
+    def check(self) -> None:
+        """Raises InvariantError if the core's books do not balance. For tests; O(n)."""
+        ...
+
+
+# What is waiting and running inside an instance
+
+
+class Seq:
+    """A request inside an instance: what its life there has come to. Owned by the instance, read by its policies.
+
+    While a sequence decodes, `origin` alone tells how far it is: after instance step s it has emitted `s - origin` tokens
+    and holds `prompt + emitted - 1` tokens of KV. So a step costs nothing per running sequence. `emitted` and `computed`
+    are settled when it stops decoding.
+    """
+
+    __slots__ = (
+        "computed",
+        "decoding",
+        "emitted",
+        "first_token_at",
+        "order",
+        "origin",
+        "preemptions",
+        "priority",
+        "request",
+        "scheduled_at",
+        "target",
+    )
+
+    def __init__(self, request: Request, order: int) -> None:
+        self.request = request
+        self.order = order
+        """The how-manieth request of this instance it is: breaks ties among equal arrivals."""
+        self.target = request.prompt_tokens
+        """Tokens of KV it needs before its next token can come out: the prompt, and after a preemption what it emitted."""
+        self.computed = 0
+        """Tokens of KV it holds (valid while not decoding)."""
+        self.emitted = 0
+        """Output tokens so far (valid while not decoding). They survive a preemption; their KV does not."""
+        self.decoding = False
+        self.origin = 0
+        self.priority = request.priority
+        self.scheduled_at: Micros | None = None
+        """When it last entered the running batch."""
+        self.first_token_at: Micros | None = None
+        self.preemptions = 0
+
+    def __repr__(self) -> str:
+        return f"Seq({self.request.id}, computed={self.computed}/{self.target}, emitted={self.emitted})"
+
+
+class StepView(Protocol):
+    """What a policy may know of the step about to be formed."""
+
+    @property
+    def number(self) -> int:
+        """How many steps the instance has made."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Sequences in the running batch."""
+        ...
+
+    @property
+    def free_blocks(self) -> int: ...
+
+
+class PrefixView(Protocol):
+    """A prefix cache as a policy may look at it. Looking never changes it: no splits, no recency."""
+
+    def match(self, request: Request) -> int:
+        """Prompt tokens of `request` that the cache holds now."""
+        ...
+
+
+class WaitQueue(Protocol):
+    """The sequences that wait in one instance, in the order of one policy."""
+
+    def add(self, seq: Seq, now: Micros, *, front: bool = False) -> None:
+        """`front`: it was preempted and is to be tried again first, as far as the policy orders by arrival."""
+        ...
+
+    def remove(self, request_id: RequestId) -> Seq | None:
+        """Take one out wherever it stands; None if it does not wait here."""
+        ...
+
+    def begin(self, step: StepView, now: Micros) -> None:
+        """A step is about to be formed at `now`: the only place where the order may change."""
+        ...
+
+    def peek(self) -> Seq | None:
+        """The head. `peek` and `pop` agree until the next `begin`, `add` or `remove`."""
+        ...
+
+    def pop(self) -> Seq:
+        """Take the head. Raises IndexError when empty."""
+        ...
+
+    def served(self, seq: Seq, prefill: int, decode: int, now: Micros) -> None:
+        """`seq` was given `prefill` and `decode` tokens of work: what fairness policies count."""
+        ...
+
+    def finished(self, seq: Seq, now: Micros) -> None:
+        """`seq` is complete: what length predictors learn."""
+        ...
+
+    def stable_until(self, now: Micros) -> Micros | None:
+        """The first instant after `now` at which time alone may change the head; None: never."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class QueuePolicy(Protocol):
+    """In what order? Makes the wait queue of one instance."""
+
+    def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue: ...
+
+
+SortKey: TypeAlias = tuple[float | int | str, ...]
+
+
+class KeyPolicy(QueuePolicy, Protocol):
+    """A policy whose order is a key that time does not change: the common case is five lines."""
+
+    def key(self, seq: Seq) -> SortKey:
+        """Smaller goes first. Must end in something unique (`seq.order`)."""
+        ...
+
+
+class PriorityPolicy(Protocol):
+    """How urgent is a request now? Larger is more urgent."""
+
+    def compute(self, request: Request, now: Micros) -> float: ...
+
+
+# What a step costs
+
+
+class ChunkShape(msgspec.Struct, frozen=True, gc=False):
+    """One chunk of prefill: `tokens` new ones after `start` that are in KV already, of a prompt of `prompt` tokens."""
+
+    tokens: int
+    start: int
+    prompt: int
+
+
+class BatchShape(msgspec.Struct, frozen=True, gc=False):
+    """The work of one step, as far as its duration depends on it. All counts are tokens."""
+
+    decodes: int
+    """Sequences that decode, one token each."""
+    context: int
+    """Tokens of KV that they read, summed. Each later step of a run reads `decodes` more."""
+    prefill: int = 0
+    """Tokens of prefill, summed over `chunks`."""
+    chunks: tuple[ChunkShape, ...] = ()
+
+
+class LatencyModel(Protocol):
+    """How long does a step take? A run is k equal decode-only steps in which the context grows by one token per sequence."""
+
+    def step_time(self, batch: BatchShape) -> Micros:
+        """At least 1."""
+        ...
+
+    def run_time(self, batch: BatchShape, steps: int) -> Micros:
+        """Exactly the sum of the `step_time`s of the run, each truncated to a whole microsecond."""
+        ...
+
+    def steps_within(self, batch: BatchShape, span: Micros, limit: int) -> int:
+        """The most steps, at most `limit`, that end within `span` of the run's start."""
+        ...
+
+
+# Which instance
+
+
+class InstanceView(Protocol):
+    """An instance as a router sees it: perhaps stale, except `in_flight`, which the router's own driver counts."""
+
+    @property
+    def index(self) -> int:
+        """Names it in `Choice`; stable for the life of the fleet."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Requests sent there by this driver and not ended."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Requests in its wait queue."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Requests in its running batch."""
+        ...
+
+    @property
+    def kv_usage(self) -> float:
+        """Used share of its KV blocks, 0..1."""
+        ...
+
+
+FleetView: TypeAlias = Sequence[InstanceView]
+"""The instances that may be chosen for this request: healthy, serving its model."""
+
+
+class Choice(msgspec.Struct, frozen=True, gc=False):
+    """The router's answer: which instance (its `index`), and why."""
+
+    instance: int
+    reason: str
+
+
+class Router(Protocol):
+    """Which instance? Decides among what it is shown; the caller leaves out what cannot serve the request."""
+
+    def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
+        """Raises ValueError when `fleet` is empty."""
+        ...
+
+    def left(self, request: Request, instance: int, now: Micros) -> None:
+        """The request has ended at, or been taken from, `instance`."""
+        ...
+
+
+class FleetLoad(msgspec.Struct, frozen=True, gc=False):
+    """The load of the instances behind a pool, as admission policies may weigh it. Sums over the fleet."""
+
+    instances: int = 0
+    in_flight: int = 0
+    waiting: int = 0
+    running: int = 0
+    kv_usage: float = 0.0
+    """Mean over the instances, 0..1."""

@@ -1,0 +1,44 @@
+"""Decisions: what was decided, for whom, when, and why; and the log that proves it.
+
+A core answers every input with the decisions it took. A driver acts on them and may log them, beside the inputs: run the
+cores again on the inputs of the log and the decisions must come out the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from maitred.request import RequestId
+from maitred.units import Micros
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    """One decision about one request. `action` and `reason` come from closed sets that the deciding room defines."""
+
+    at: Micros
+    subject: RequestId
+    action: StrEnum
+    reason: StrEnum
+    other: RequestId | None = None
+    """The other request it was about: the victim's preemptor, the preemptor's victim."""
+
+
+class DecisionLog:
+    """JSON lines in the order of time: `{"room", "input", "at", ...}` for what a core was told, `{"room", "decision", ...}`
+    for what it decided. `write` receives each line as bytes with its newline."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._encode = msgspec.json.Encoder(order="deterministic").encode
+
+    def told(self, room: str, verb: str, at: Micros, **what: Any) -> None:
+        """A core of `room` was given the input `verb` with the arguments `what` (plain values or structs)."""
+        self._write(self._encode({"room": room, "input": verb, "at": at, **what}) + b"\n")
+
+    def decided(self, room: str, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            self._write(self._encode({"room": room, "decision": decision}) + b"\n")
