@@ -1,0 +1,211 @@
+"""Raw ASGI without a framework: bodies within a limit, JSON answers, OpenAI error objects, clients that leave.
+
+An ASGI server calls `app(scope, receive, send)` once per request. Header names come in lower case, names and values as
+bytes, and they are compared as bytes: decoding them all costs more than the rest of a small request.
+
+Two coroutines of the server usually have nothing to wait for, or are to be waited for *beside* something else. A task for
+each would cost several microseconds per request, so they are stepped by hand here, which is all that a task does:
+
+    `Departure`  steps `receive()` to the future it waits on, and calls back when the client has left
+    `send_now`   steps `send(message)`, and makes a task only if the client is too slow to take it at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, MutableMapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+from maitred.errors import MaitredError
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+"""In the order of the wire; names in lower case."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ApiError(MaitredError):
+    """An answer that refuses, as OpenAI's clients expect it: a status and an error object.
+
+    `kind` is OpenAI's `type` (`invalid_request_error`, `rate_limit_error`, `server_error`), `code` a stable word for programs.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+    ) -> None:
+        self.status, self.message, self.kind, self.code, self.param = status, message, kind, code, param
+        self.headers = tuple(headers)
+        super().__init__(message)
+
+    def body(self) -> bytes:
+        """The JSON error object."""
+        return _encode({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
+
+
+class ClientGone(Exception):  # noqa: N818  (an event, not an error)
+    """The client left before its request was complete: there is nobody to answer."""
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The first value of the header `name` (lower case), or None."""
+    for key, value in scope["headers"]:
+        if key == name:
+            found: bytes = value
+            return found
+    return None
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole request body, at most `limit` bytes.
+
+    Raises ApiError 413 as soon as it is known to be longer, and ClientGone. What is left of a body refused is read and thrown
+    away by the server: to close the connection on a client that still sends could cost it the answer.
+    """
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit:
+        raise body_too_large(limit)
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if message["type"] == "http.request" and not message.get("more_body", False) and len(body) <= limit:
+        return body
+    pieces, size = [body], len(body)
+    while message["type"] == "http.request":
+        if size > limit:
+            raise body_too_large(limit)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+        message = await receive()
+        piece = message.get("body", b"")
+        pieces.append(piece)
+        size += len(piece)
+    raise ClientGone
+
+
+def body_too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the request body is larger than the {limit} bytes allowed here",
+        kind="invalid_request_error",
+        code="request_too_large",
+    )
+
+
+async def send_bytes(
+    send: Send, status: int, body: bytes, content_type: bytes, headers: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    """A whole answer, with its Content-Length."""
+    own = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_json(send: Send, status: int, payload: object, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """`payload` as JSON; anything msgspec can encode."""
+    await send_bytes(send, status, _encode(payload), b"application/json", headers)
+
+
+async def send_error(send: Send, error: ApiError, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """`error` as an answer, with the header X-SMG-Error-Code when it has a code."""
+    code = [(b"x-smg-error-code", error.code.encode())] if error.code else []
+    await send_bytes(send, error.status, error.body(), b"application/json", [*code, *error.headers, *headers])
+
+
+async def lifespan(
+    receive: Receive, send: Send, start: Callable[[], Awaitable[None]], stop: Callable[[], Awaitable[None]]
+) -> None:
+    """Answer an ASGI `lifespan` scope: `start` before the first request is accepted, `stop` after the last has ended."""
+    await receive()
+    await start()
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    await stop()
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+class Departure:
+    """Calls `gone` once if the client leaves. Watch from when its body is read until the answer is complete, then `stop`.
+
+    The server says it through `receive()` alone: `send` does nothing, silently, once the client has left.
+    """
+
+    __slots__ = ("_gone", "_receive", "_waiting")
+
+    def __init__(self, receive: Receive, gone: Callable[[], object]) -> None:
+        self._receive = receive
+        self._gone = gone
+        self._waiting: Coroutine[Any, Any, Message] | None = receive()  # type: ignore[assignment]
+        self._step()
+
+    def stop(self) -> None:
+        """After this `gone` is never called. Idempotent."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.close()
+
+    def _step(self, _: object = None) -> None:
+        if self._waiting is None:
+            return
+        try:
+            blocker = self._waiting.send(None)
+        except StopIteration as returned:
+            self._heard(returned.value)
+        else:
+            blocker._asyncio_future_blocking = False  # as the task that we stand in for would do
+            blocker.add_done_callback(self._step)
+
+    def _heard(self, message: Message) -> None:
+        if message["type"] == "http.disconnect":
+            self._waiting = None
+            self._gone()
+        else:
+            self._waiting = self._receive()  # type: ignore[assignment]
+            self._step()
+
+
+def send_now(send: Send, message: Message) -> asyncio.Task[None] | None:
+    """Send without waiting. None when it is done; else the task that ends when the client has taken it: send nothing more
+    and hold back what feeds the answer until then."""
+    sending: Coroutine[Any, Any, None] = send(message)  # type: ignore[assignment]
+    try:
+        blocker = sending.send(None)
+    except StopIteration:
+        return None
+    return asyncio.get_running_loop().create_task(_finish(_Started(sending, blocker)))
+
+
+async def _finish(started: _Started) -> None:
+    await started
+
+
+class _Started(Generator[object, None, None]):
+    """A coroutine that was stepped to its first wait, `blocker`, to be awaited by a task from there."""
+
+    __slots__ = ("_blocker", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], blocker: object) -> None:
+        self._coroutine = coroutine
+        self._blocker: object = blocker
+
+    def __await__(self) -> _Started:
+        return self
+
+    def send(self, value: None) -> object:
+        blocker, self._blocker = self._blocker, None
+        return self._coroutine.send(value) if blocker is None else blocker
+
+    def throw(self, *error: Any) -> object:
+        return self._coroutine.throw(*error)

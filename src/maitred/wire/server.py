@@ -1,0 +1,129 @@
+"""Serve a raw ASGI app on uvicorn (uvloop, httptools) until told to stop.
+
+The first SIGINT or SIGTERM stops accepting and lets what is in flight end, for `drain_secs` at most; a second one ends at
+once. Either way the process goes on after `serve` returns: a server that was told to stop has not failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import uvicorn
+
+from maitred.errors import ConfigError
+from maitred.wire.asgi import App
+
+KEEP_ALIVE_SECS = 75
+"""How long a client's idle connection is kept: longer than clients keep theirs, so that they are the ones to close."""
+
+
+def serve(
+    app: App, *, host: str, port: int, drain_secs: float = 30.0, ready: Callable[[str], object] = lambda url: None
+) -> None:
+    """Serve until a signal. `ready` is called with the URL once connections are accepted; port 0 takes any free port.
+
+    Raises ConfigError when the address cannot be listened on.
+    """
+    listener = listen(host, port)
+    server = _Server(_config(app, drain_secs), lambda: ready(url_of(listener)))
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        server.run(sockets=[listener])
+
+
+@contextlib.asynccontextmanager
+async def serving(app: App, *, host: str = "127.0.0.1", port: int = 0, drain_secs: float = 1.0) -> AsyncIterator[str]:
+    """The same inside a running loop, without the signals: for tests and for who owns the loop. Yields the URL."""
+    listener = listen(host, port)
+    up = asyncio.Event()
+    server = _Server(_config(app, drain_secs), up.set)
+    running = asyncio.create_task(server._serve([listener]))
+    starting = asyncio.create_task(up.wait())
+    await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
+    starting.cancel()
+    try:
+        if up.is_set():
+            yield url_of(listener)
+    finally:
+        server.should_exit = True
+        await running
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError when there is none to be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except socket.gaierror as error:
+        raise ConfigError(f"unknown host {host!r}", where="--host", hint="an address of this machine, or 0.0.0.0") from error
+    except OverflowError as error:
+        raise ConfigError(f"{port} is no port", where="--port", hint="0 to 65535; 0 takes any free one") from error
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from error
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(f"port {port} is in use", where="--port", hint="stop what listens there, or choose another port")
+    if error.errno == errno.EACCES:
+        return ConfigError(f"port {port} is not permitted", where="--port", hint="ports from 1024 up need no privilege")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return ConfigError(f"{host} is no address of this machine", where="--host", hint="127.0.0.1, or 0.0.0.0 for all")
+    return ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", where="--port")
+
+
+def _config(app: App, drain_secs: float) -> uvicorn.Config:
+    # An app here answers for its own errors; what uvicorn logs beside that is noise on every connection that is cut on purpose.
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECS,
+        timeout_graceful_shutdown=drain_secs,  # type: ignore[arg-type]  # typed int, handed to wait_for as it is
+    )
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, up: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._up = up
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._up()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own raises the signal again afterwards, so that a server told to stop would die of it."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._told_to_stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _told_to_stop(self) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            for task in self.server_state.tasks:
+                task.cancel()
+        self.should_exit = True
