@@ -1,0 +1,97 @@
+"""One row of a trace, and the protocol of the formats it may come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Protocol, TypeAlias
+
+import msgspec
+
+from maitred.errors import MaitredError
+from maitred.registry import Registry
+from maitred.request import PrefixKeys, PriorityClass
+from maitred.units import Micros
+from maitred.workload.lengths import MOST_TOKENS
+from maitred.workload.lines import Lines
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """What a trace says about one request."""
+
+    at: Micros
+    """When it arrived, by the clock of the trace; only differences count."""
+    prompt_tokens: int
+    output_tokens: int
+    priority_class: PriorityClass = PriorityClass.DEFAULT
+    prefix: PrefixKeys | None = None
+
+
+class RowError(MaitredError):
+    """A row that cannot be used: what is wrong, and (`hint`) what would be right. The reader adds the place."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        self.what, self.hint = what, hint
+        super().__init__(what)
+
+
+RowParser: TypeAlias = Callable[[str], Row]
+"""Raises RowError."""
+
+
+class TraceFormat(Protocol):
+    """How the rows of one kind of trace file are written."""
+
+    example: ClassVar[str]
+    """A file that users would recognise: its first line, or a row."""
+
+    def recognises(self, first_line: str) -> bool:
+        """Does a file that begins so look like this format? Formats must not claim each other's files."""
+        ...
+
+    def begin(self, lines: Lines) -> RowParser:
+        """Take what header there is off `lines`. Raises RowError if it is not what it should be."""
+        ...
+
+
+FORMATS: Registry[TraceFormat] = Registry("trace format", group="maitred.trace_formats")
+
+
+def tokens(text: str, name: str) -> int:
+    """A count of tokens in a text column called `name`. Raises RowError unless it is a whole number of at least 1.
+
+    A request of 0 tokens in or out cannot be served, so such a row is a bad one (the published Azure and Mooncake traces
+    have none).
+    """
+    digits = text.strip()
+    if digits.isdecimal() and digits.isascii() and len(digits) < 12 and 1 <= int(digits) <= MOST_TOKENS:
+        return int(digits)
+    raise RowError(f"{name} is {text!r}", f"it must be a whole number of tokens from 1 to {MOST_TOKENS}")
+
+
+class Columns:
+    """The columns of a comma-separated file by name, in whatever order its header has them. Others are ignored."""
+
+    def __init__(self, header: str, *names: str) -> None:
+        """Raises RowError if `header` lacks one of `names`."""
+        found = split(header)
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise RowError(f"the header has no column {missing[0]}", f"the first line should be {','.join(names)}")
+        self._indices = [found.index(name) for name in names]
+        self._width = len(found)
+
+    def pick(self, line: str) -> list[str]:
+        """The fields of a row in the order of `names`. Raises RowError if it has more or fewer than the header."""
+        fields = line.split(",")
+        if len(fields) != self._width:
+            raise RowError(f"{len(fields)} fields in {shortened(line)}", f"the header has {self._width}")
+        return [fields[index] for index in self._indices]
+
+
+def split(header: str) -> list[str]:
+    return [name.strip() for name in header.split(",")]
+
+
+def shortened(line: str) -> str:
+    """A line as an error message quotes it."""
+    return repr(line if len(line) <= 60 else f"{line[:57]}...")

@@ -1,0 +1,3 @@
+"""Sample traces that come with maitred, and the script that makes them."""
+
+from __future__ import annotations

@@ -1,0 +1,46 @@
+"""Makes the sample traces: `python -m maitred.workload.samples.make`. Same seed, same bytes.
+
+`mixed.csv` is one minute of interactive chats (short prompts, short answers, two a second) over a bulk flood that comes in
+waves: 20 requests a second for 6 seconds, far more than two engines with 16 slots each can hold, then silence in which they
+catch up. All of it is our own making, drawn from the distributions below; no recorded traffic is in it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from pathlib import Path
+
+from maitred.request import PriorityClass
+from maitred.units import SECOND, Micros, to_seconds
+from maitred.workload.formats.maitred import NAMES
+from maitred.workload.job import Job
+from maitred.workload.synthetic import synthetic
+
+_LENGTH: Micros = 60 * SECOND
+_WAVES: tuple[Micros, ...] = (1 * SECOND, 21 * SECOND, 41 * SECOND)
+
+
+def mixed() -> Iterator[str]:
+    """The lines of `mixed.csv`."""
+    chats = synthetic(2, 200, seed=1, input_tokens="lognormal:120,80", output_tokens="normal:40,12", class_mix="interactive:1")
+    waves = [_from(start, _wave(seed)) for seed, start in enumerate(_WAVES, start=2)]
+    yield ",".join(NAMES)
+    for at, job in heapq.merge(_from(0, chats), *waves, key=lambda arrival: arrival[0]):
+        if at >= _LENGTH:
+            break
+        request = job.request
+        label = PriorityClass(request.priority_class).label
+        yield f"{to_seconds(at):.3f},{label},{request.prompt_tokens},{job.output_tokens}"
+
+
+def _wave(seed: int) -> Iterator[Job]:
+    return synthetic(20, 120, seed=seed, input_tokens="lognormal:800,400", output_tokens="normal:120,30", class_mix="bulk:1")
+
+
+def _from(start: Micros, jobs: Iterator[Job]) -> Iterator[tuple[Micros, Job]]:
+    return ((start + job.request.arrival, job) for job in jobs)
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("mixed.csv").write_text("".join(f"{line}\n" for line in mixed()), encoding="utf-8")

@@ -1,0 +1,61 @@
+"""The synthetic workload: Poisson arrivals, lengths from distributions.
+
+Each quantity draws from a stream of its own, named and derived from the seed (`42/arrivals`, `42/input_tokens`, ...), so
+that changing one distribution leaves the draws of the others where they were: two runs that differ in the lengths of the
+answers see the same arrivals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from random import Random
+
+from maitred.errors import ConfigError
+from maitred.request import PriorityClass, Request
+from maitred.units import SECOND
+from maitred.workload.classes import ClassMix, parse_mix
+from maitred.workload.job import Job
+from maitred.workload.lengths import Lengths, parse_lengths
+
+LOWEST_RATE, HIGHEST_RATE = 1e-6, 1e9
+"""Requests per second. Outside, no span of simulated time makes sense any more."""
+
+
+def synthetic(
+    rate: float,
+    num_requests: int,
+    *,
+    seed: int = 42,
+    input_tokens: str | int | Lengths = 512,
+    output_tokens: str | int | Lengths = 128,
+    class_mix: str | ClassMix | None = None,
+) -> Iterator[Job]:
+    """`num_requests` jobs whose gaps are exponential with mean 1/`rate` (`rate` in requests per second).
+
+    Lengths are given as users write them (see `lengths`), in tokens; `class_mix` likewise (`interactive:0.3,bulk:0.7`),
+    None: every request is `default`. Raises ConfigError at once, not at the first job.
+    """
+    if not LOWEST_RATE <= rate <= HIGHEST_RATE:
+        hint = f"a number between {LOWEST_RATE:g} and {HIGHEST_RATE:g} requests per second"
+        raise ConfigError(f"a rate of {rate:g} cannot be used", where="--rate", hint=hint)
+    if num_requests < 0:
+        raise ConfigError(f"{num_requests} requests cannot be made", where="--num-requests", hint="0 or more")
+    prompts = parse_lengths(input_tokens, where="--input-tokens") if isinstance(input_tokens, str | int) else input_tokens
+    answers = parse_lengths(output_tokens, where="--output-tokens") if isinstance(output_tokens, str | int) else output_tokens
+    mix = parse_mix(class_mix, where="--class-mix") if isinstance(class_mix, str) else class_mix
+    return _jobs(rate, num_requests, seed, prompts=prompts, answers=answers, mix=mix or ClassMix({PriorityClass.DEFAULT: 1.0}))
+
+
+def _jobs(rate: float, count: int, seed: int, *, prompts: Lengths, answers: Lengths, mix: ClassMix) -> Iterator[Job]:
+    gap, prompt, answer, cls = (
+        Random(f"{seed}/{stream}").random for stream in ("arrivals", "input_tokens", "output_tokens", "classes")
+    )
+    draw_prompt, draw_answer, draw_class, log = prompts.draw, answers.draw, mix.draw, math.log
+    mean_gap = SECOND / rate
+    at = 0.0
+    for number in range(count):
+        # summed as a float and rounded once, so that gaps of less than a microsecond keep their mean
+        at -= mean_gap * log(1.0 - gap())
+        request = Request(id=number, arrival=round(at), prompt_tokens=draw_prompt(prompt), priority_class=draw_class(cls))
+        yield Job(request, draw_answer(answer))

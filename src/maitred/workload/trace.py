@@ -1,0 +1,151 @@
+"""Traces: recorded workloads, streamed from files of any size.
+
+A trace is named as `FORMAT:FILE` (`azure:conv.csv`, `mooncake:conversation.jsonl.gz`), as `FILE` alone where its first line
+tells the format, or as `sample:NAME` for one that comes with maitred. Rows become jobs in their order, the first at time 0,
+with ids 0, 1, 2, ...
+
+A row that cannot be used, or that goes back in time, is an error that names its line; `BadRows.SKIP` counts it instead and
+goes on. It is never mended: a trace that is quietly sorted or patched is not the one that was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from maitred.errors import ConfigError, nearest
+from maitred.request import Request
+from maitred.units import Micros
+from maitred.workload.job import Job
+from maitred.workload.lines import Lines
+from maitred.workload.row import FORMATS, Row, RowError, RowParser, TraceFormat
+
+_SAMPLES = Path(__file__).parent / "samples"
+
+
+class BadRows(Enum):
+    """What becomes of rows that cannot be used."""
+
+    REFUSE = "refuse"
+    SKIP = "skip"
+
+
+class Trace:
+    """The jobs of a trace file, once, in order of arrival. Close it, use it in a `with`, or read it to the end."""
+
+    def __init__(self, lines: Lines, parse: RowParser, bad_rows: BadRows) -> None:
+        self._lines = lines
+        self._parse = parse
+        self._bad_rows = bad_rows
+        self.skipped = 0
+        """Rows left out so far (`BadRows.SKIP`)."""
+        self.first_skipped: ConfigError | None = None
+        """What was wrong with the first of them, and where."""
+
+    def __iter__(self) -> Iterator[Job]:
+        """Raises ConfigError at a row that cannot be used, unless they are skipped."""
+        number, start, latest = 0, None, None
+        for row in self._rows():
+            if latest is not None and row.at < latest:
+                self._bad(RowError("it arrived before the row above it", "rows must be in order of arrival"))
+                continue
+            latest = row.at
+            start = row.at if start is None else start
+            yield Job(_request(number, row, row.at - start), row.output_tokens)
+            number += 1
+
+    def _rows(self) -> Iterator[Row]:
+        try:
+            for line in self._lines:
+                if not line:
+                    continue
+                try:
+                    row = self._parse(line)
+                except RowError as bad:
+                    self._bad(bad)
+                else:
+                    yield row
+        finally:
+            self.close()
+
+    def _bad(self, row: RowError) -> None:
+        error = ConfigError(row.what, where=self._lines.place, hint=f"{row.hint}; --skip-bad-rows leaves such rows out")
+        if self._bad_rows is BadRows.REFUSE:
+            raise error from row
+        self.skipped += 1
+        self.first_skipped = self.first_skipped or error
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _request(number: int, row: Row, arrival: Micros) -> Request:
+    return Request(
+        id=number,
+        arrival=arrival,
+        prompt_tokens=row.prompt_tokens,
+        priority_class=row.priority_class,
+        prefix=row.prefix,
+    )
+
+
+def open_trace(spec: str, *, bad_rows: BadRows = BadRows.REFUSE) -> Trace:
+    """The trace that users name `spec` (see above). Raises ConfigError if it cannot be opened or is not what it should be."""
+    prefix, colon, rest = spec.partition(":")
+    if colon and prefix == "sample":
+        return _opened(_sample_path(rest), FORMATS.get("maitred")(), bad_rows)
+    if colon and prefix in FORMATS:
+        return _opened(Path(rest), FORMATS.get(prefix)(), bad_rows)
+    if colon and not Path(spec).exists():
+        hint = f"{nearest(prefix, [*FORMATS, 'sample'])} write FORMAT:FILE; formats: {', '.join(FORMATS)}"
+        raise ConfigError(f"unknown trace format {prefix!r}", where=spec, hint=hint)
+    return _opened(Path(spec), None, bad_rows)
+
+
+def _opened(path: Path, trace_format: TraceFormat | None, bad_rows: BadRows) -> Trace:
+    lines = Lines(path)
+    try:
+        if not lines.first:
+            raise ConfigError("the file is empty", where=str(path), hint="a trace has a row per request")
+        trace_format = trace_format or _guessed(lines)
+        parse = trace_format.begin(lines)
+    except RowError as bad:
+        lines.close()
+        raise ConfigError(bad.what, where=f"{path}:1", hint=bad.hint) from bad
+    except ConfigError:
+        lines.close()
+        raise
+    return Trace(lines, parse, bad_rows)
+
+
+def _guessed(lines: Lines) -> TraceFormat:
+    known = {name: FORMATS.get(name)() for name in FORMATS}
+    matching = [trace_format for trace_format in known.values() if trace_format.recognises(lines.first)]
+    if len(matching) == 1:
+        return matching[0]
+    hint = f"name it as FORMAT:{lines.path}; formats: {', '.join(known)}"
+    raise ConfigError("the first line does not tell the format", where=f"{lines.path}:1", hint=hint)
+
+
+def sample_names() -> list[str]:
+    return sorted(path.stem for path in _SAMPLES.glob("*.csv"))
+
+
+def sample(name: str) -> Iterator[Job]:
+    """The jobs of a sample trace that comes with maitred (`mixed`). Raises ConfigError for an unknown name."""
+    return iter(open_trace(f"sample:{name}"))
+
+
+def _sample_path(name: str) -> Path:
+    if name not in sample_names():
+        raise ConfigError(f"there is no sample {name!r}", where=f"sample:{name}", hint=nearest(name, sample_names()))
+    return _SAMPLES / f"{name}.csv"
