@@ -1,0 +1,19 @@
+"""The class that a request asks for, as text in a header."""
+
+from __future__ import annotations
+
+from maitred.request import PriorityClass
+
+_BY_LABEL = {c.label: c for c in PriorityClass}
+
+
+def parse_class(text: str | None) -> PriorityClass | None:
+    """The class named by `text`: any case, surrounding white space ignored. Never raises.
+
+    None: the text names no class. The caller takes `default`, and counts it. A missing header (None), an empty one and one
+    that is not ASCII ask for nothing: `default`, and nothing to count (SMG's contract).
+    """
+    label = (text or "").strip().lower()
+    if not label or not label.isascii():
+        return PriorityClass.DEFAULT
+    return _BY_LABEL.get(label)

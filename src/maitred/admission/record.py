@@ -1,0 +1,93 @@
+"""The same core, writing down what it was told and what it decided; and a log run again.
+
+A log holds everything a core needs: how it was made, and each input. Run again, the decisions come out the same, byte for
+byte. An `advance` that decided nothing is left out: it changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from maitred.admission.config import AdmissionConfig
+from maitred.admission.core import NO_LOAD, Admission
+from maitred.admission.ticket import Ticket
+from maitred.admission.vocabulary import End
+from maitred.contracts import FleetLoad
+from maitred.decisions import Decision, DecisionLog
+from maitred.request import PriorityClass, RequestId
+from maitred.units import Micros
+
+ROOM: Final = "admission"
+
+
+class RecordedAdmission(Admission):
+    """An Admission that writes its inputs and decisions to `log`."""
+
+    def __init__(self, config: AdmissionConfig, pools: Mapping[str, int], log: DecisionLog, now: Micros = 0) -> None:
+        self._log = log
+        log.told(ROOM, "open", now, config=config, pools=dict(pools))
+        super().__init__(config, pools)
+
+    def _write(self, verb: str, now: Micros, decisions: Sequence[Decision], **what: Any) -> Sequence[Decision]:
+        self._log.told(ROOM, verb, now, **what)
+        self._log.decided(ROOM, decisions)
+        return decisions
+
+    def submit(self, ticket: Ticket, now: Micros, load: FleetLoad = NO_LOAD) -> Sequence[Decision]:
+        decisions = super().submit(ticket, now, load)
+        what = {"id": ticket.id, "pool": ticket.pool, "class": ticket.priority_class.label, "load": load}
+        return self._write("submit", now, decisions, **what)
+
+    def first_byte(self, request_id: RequestId, now: Micros) -> bool:
+        self._write("first_byte", now, (), id=request_id)
+        return super().first_byte(request_id, now)
+
+    def release(self, request_id: RequestId, end: End, now: Micros) -> Sequence[Decision]:
+        return self._write("release", now, super().release(request_id, end, now), id=request_id, end=end)
+
+    def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
+        return self._write("resize", now, super().resize(pool, capacity, now), pool=pool, capacity=capacity)
+
+    def reconfigure(self, config: AdmissionConfig, now: Micros) -> Sequence[Decision]:
+        return self._write("reconfigure", now, super().reconfigure(config, now), config=config)
+
+    def advance(self, now: Micros) -> Sequence[Decision]:
+        decisions = super().advance(now)
+        return self._write("advance", now, decisions) if decisions else decisions
+
+
+def replay(lines: Iterable[bytes], log: DecisionLog) -> None:
+    """Run the inputs of admission in `lines` (as a DecisionLog writes them) again, writing a new log. Decisions and other
+    rooms' lines are skipped. Raises ValueError if the inputs do not begin with `open`."""
+    core: RecordedAdmission | None = None
+    for line in lines:
+        entry = msgspec.json.decode(line)
+        if entry["room"] != ROOM or "input" not in entry:
+            continue
+        if entry["input"] == "open":
+            core = RecordedAdmission(_config(entry), entry["pools"], log, entry["at"])
+        elif core is None:
+            raise ValueError("the log does not say how this core was made")
+        else:
+            _VERBS[entry["input"]](core, entry)
+
+
+def _config(entry: dict[str, Any]) -> AdmissionConfig:
+    return msgspec.convert(entry["config"], AdmissionConfig)
+
+
+def _ticket(entry: dict[str, Any]) -> Ticket:
+    return Ticket(entry["id"], entry["pool"], PriorityClass[entry["class"].upper()])
+
+
+_VERBS: Final[Mapping[str, Callable[[RecordedAdmission, dict[str, Any]], object]]] = {
+    "submit": lambda core, e: core.submit(_ticket(e), e["at"], msgspec.convert(e["load"], FleetLoad)),
+    "first_byte": lambda core, e: core.first_byte(e["id"], e["at"]),
+    "release": lambda core, e: core.release(e["id"], End(e["end"]), e["at"]),
+    "resize": lambda core, e: core.resize(e["pool"], e["capacity"], e["at"]),
+    "reconfigure": lambda core, e: core.reconfigure(_config(e), e["at"]),
+    "advance": lambda core, e: core.advance(e["at"]),
+}
