@@ -1,0 +1,264 @@
+"""One HTTP/1.1 connection to an upstream, carrying one request at a time.
+
+Where a response ends is the one thing that must never be guessed, because what follows would be taken for the next answer,
+to somebody else. It ends by its `Transfer-Encoding: chunked`, by one `Content-Length`, at once (204, 304, HEAD), or else at the
+end of the connection; both of the first two, or two different lengths, are refused. A connection is used again only after a
+response that ended in one of the first three ways, had been asked for completely, and was followed by nothing.
+
+Bytes are parsed by httptools; what one read of the socket brought is handed on as one piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import httptools
+
+from maitred.wire.asgi import Headers
+from maitred.wire.failures import Disconnected, ProtocolError, Truncated, UpstreamError, UpstreamTimeout
+from maitred.wire.limits import Limits
+from maitred.wire.response import Response
+
+
+class Connection(asyncio.Protocol):
+    """Made by the loop; `idle` is called each time a response has ended and the connection can be used again, `closed` once."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        loop: asyncio.AbstractEventLoop,
+        idle: Callable[[Connection], object],
+        closed: Callable[[Connection], object],
+    ) -> None:
+        self.limits = limits
+        self.idle_since = 0.0
+        self.used = False
+        """Whether it has carried a response to its end."""
+        self.heard = False
+        """Whether anything of the current response has come."""
+        self._loop = loop
+        self._on_idle = idle
+        self._on_closed = closed
+        self._transport: asyncio.Transport | None = None
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._timer: asyncio.TimerHandle | None = None
+        self._response: Response | None = None
+        self._bodiless = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._status = 0  # of the final response, once its head is complete
+        self._headers: Headers = []
+        self._head_size = 0  # of the reads until the head was complete
+        self._header_size = 0  # of its headers
+        self._length: bytes | None = None
+        self._chunked = False
+        self._until_close = False
+        self._ended = False
+        self._reusable = True
+        self._paused = False
+        self._pieces: list[bytes] = []
+        self._since = self._loop.time()
+
+    # For the client
+
+    def send(self, head: bytes, body: bytes, *, bodiless: bool = False) -> Response:
+        """Send a request; `bodiless` when its answer has no body whatever its head says (HEAD)."""
+        assert self._transport is not None
+        self._begin()
+        self.heard = False
+        self._bodiless = bodiless
+        self._response = Response(self, self.limits.high_water, self._loop)
+        self._transport.write(head)
+        if body:
+            self._transport.write(body)
+        self._watch_by(self.limits.head_secs)
+        return self._response
+
+    @property
+    def usable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close a connection that carries nothing."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # As the source of its response
+
+    def pause(self) -> None:
+        self._paused = True
+        if self.usable:
+            cast(asyncio.Transport, self._transport).pause_reading()
+
+    def resume(self) -> None:
+        self._paused = False
+        self._since = self._loop.time()
+        if self.usable:
+            cast(asyncio.Transport, self._transport).resume_reading()
+
+    def abort(self) -> None:
+        self._response = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # As a protocol of asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._response is None:
+            self.abort()  # nobody asked for anything
+            return
+        self.heard = True
+        in_head = not self._status
+        if in_head:
+            self._head_size += len(data)
+        else:
+            self._since = self._loop.time()
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self._ended:
+                self._broken(error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error)
+                return
+            self._reusable = False
+        if self._status:
+            self._deliver()
+            if in_head and self._response is not None:
+                self._since = self._loop.time()
+                self._watch_by(self.limits.idle_secs)
+        elif self._head_size > self.limits.max_head:
+            self._broken(self._head_too_large())
+
+    def eof_received(self) -> None:
+        if self._until_close and not self._ended:
+            self._ended, self._reusable = True, False
+            self._deliver()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        response, self._response = self._response, None
+        self._transport = None
+        self._parser = None  # it holds us: let both go at once
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if response is not None:
+            response.on_error(self._cut_off())
+        self._on_closed(self)
+
+    # As the target of the parser
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._status:
+            self._reusable = False  # a trailer: not forwarded, and httptools may keep the last one for the next response
+            return
+        self._header_size += len(name) + len(value) + 4
+        if self._header_size > self.limits.max_head:
+            raise self._head_too_large()
+        name = name.lower()
+        self._headers.append((name, value))
+        if name == b"content-length":
+            if self._length is not None and self._length != value:
+                raise ProtocolError("the upstream's response has two lengths")
+            self._length = value
+        elif name == b"transfer-encoding":
+            if self._chunked or value.strip().lower() != b"chunked":
+                raise ProtocolError("the upstream's response has a transfer coding other than chunked")
+            self._chunked = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status == 101:
+            raise ProtocolError("the upstream switched protocols, which nobody asked for")
+        if self._chunked and self._length is not None:
+            raise ProtocolError("the upstream's response has both a length and chunks")
+        if status < 200:
+            self._headers, self._length, self._chunked = [], None, False
+            return
+        self._status = status
+        assert self._response is not None
+        self._response.on_head(status, self._headers)
+        if self._bodiless:
+            self._ended, self._reusable = True, False  # httptools cannot be told that no body follows
+        else:
+            self._until_close = not self._chunked and self._length is None and status not in (204, 304)
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_begin(self) -> None:
+        if self._ended:
+            self._reusable = False  # something follows the response
+
+    def on_message_complete(self) -> None:
+        if self._status and not self._ended:
+            self._ended = True
+            self._reusable = self._reusable and self._parser.should_keep_alive()
+
+    # Inside
+
+    def _deliver(self) -> None:
+        response, pieces = self._response, self._pieces
+        assert response is not None
+        if self._ended:
+            self._finish()
+            response.on_body(b"".join(pieces), False)
+        elif pieces:
+            self._pieces = []
+            response.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces), True)
+
+    def _finish(self) -> None:
+        """The response is whole: hand the connection back if nothing of this request can touch the next one."""
+        transport = self._transport
+        assert transport is not None
+        self._response = None
+        if not self._reusable or transport.is_closing() or transport.get_write_buffer_size():
+            transport.abort()
+            return
+        if self._paused:
+            transport.resume_reading()
+        self.used = True
+        self.idle_since = self._loop.time()
+        self._on_idle(self)
+
+    def _broken(self, error: BaseException | None) -> None:
+        response = self._response
+        known = error if isinstance(error, UpstreamError) else ProtocolError(f"the upstream does not speak HTTP/1.1: {error}")
+        if self._pieces and response is not None:
+            response.on_body(b"".join(self._pieces), True)
+        self.abort()
+        if response is not None:
+            response.on_error(known)
+
+    def _head_too_large(self) -> UpstreamError:
+        return ProtocolError(f"the head of the upstream's response is larger than {self.limits.max_head} bytes")
+
+    def _cut_off(self) -> UpstreamError:
+        if self._status:
+            return Truncated("the upstream closed the connection in the middle of its response")
+        return Disconnected("the upstream closed the connection before its response")
+
+    def _watch_by(self, secs: float) -> None:
+        """Look at the clock in `secs` at the latest. A timer that is due earlier is left alone, so that a busy connection
+        sets hardly any: when it rings, it reckons what is left."""
+        if self._timer is not None:
+            if self._timer.when() <= self._loop.time() + secs:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_later(secs, self._check_silence)
+
+    def _check_silence(self) -> None:
+        self._timer = None
+        if self._response is None:
+            return
+        allowed = self.limits.idle_secs if self._status else self.limits.head_secs
+        left = allowed if self._paused else self._since + allowed - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._check_silence)
+        else:
+            where = "in the middle of its response" if self._status else "before its response"
+            self._broken(UpstreamTimeout(f"the upstream was silent for {allowed:g} s {where}"))

@@ -1,0 +1,42 @@
+"""How a request to an upstream can fail. Each says whether the upstream may have seen the request."""
+
+from __future__ import annotations
+
+from maitred.errors import MaitredError
+
+
+class UpstreamError(MaitredError):
+    """The root: the upstream did not give a whole, well-formed answer."""
+
+    reason = "upstream_error"
+    """A stable word for logs and metrics."""
+
+
+class ConnectError(UpstreamError):
+    """No connection could be made: the upstream has not seen the request."""
+
+    reason = "connect_failed"
+
+
+class Disconnected(UpstreamError):  # noqa: N818  (the peer's act, by its usual name)
+    """The upstream closed the connection before its answer began."""
+
+    reason = "disconnected"
+
+
+class Truncated(UpstreamError):  # noqa: N818
+    """The upstream closed the connection in the middle of its answer."""
+
+    reason = "truncated"
+
+
+class ProtocolError(UpstreamError):
+    """What came is no HTTP/1.1 answer that can be trusted: garbage, two lengths, a head beyond the limit."""
+
+    reason = "protocol_error"
+
+
+class UpstreamTimeout(UpstreamError):  # noqa: N818
+    """The upstream was silent for too long: while connecting, before the head, or between two pieces of the body."""
+
+    reason = "timeout"
