@@ -1,1 +1,91 @@
-"""stub"""
+"""The command line: one module per command.
+
+`cli/<name>.py` holds a typed function `run`, whose signature is the command's flags and whose docstring is its help. Only
+typer and the standard library are imported at the top of these modules; what a command works with is imported inside `run`,
+so that `maitred --help` does not wait for an HTTP server.
+
+A mistake of the user ends in one line on stderr and exit code 2; Ctrl-C in 130; a reader that went away (`| head`) in
+silence. Any other exception is a defect of ours and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Annotated, Final
+
+import typer
+
+from maitred import __version__
+from maitred.errors import MaitredError
+
+USER_ERROR: Final = 2
+INTERRUPTED: Final = 130  # 128 + SIGINT
+NO_READER: Final = 141  # 128 + SIGPIPE
+
+app = typer.Typer(name="maitred", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+for _name in ("serve", "engine", "simulate", "demo", "check"):
+    try:
+        _module = importlib.import_module(f"maitred.cli.{_name}")
+    except ModuleNotFoundError:
+        continue
+    app.command(_name)(_module.run)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"maitred {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _maitred(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """One scheduling stack for LLM serving: gateway, emulated engine and simulator."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+# typer brings its own click or uses the installed one, as its version goes; this finds UsageError in both.
+_USAGE_ERROR: Final = typer.BadParameter.__mro__[1]
+
+
+def main() -> None:
+    """The entry point `maitred`. Always raises SystemExit."""
+    try:
+        code = typer.main.get_command(app).main(prog_name="maitred", standalone_mode=False)
+        sys.stdout.flush()
+    except MaitredError as error:
+        code = complain(str(error))
+    except _USAGE_ERROR as error:
+        code = complain(_usage(error))
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except BrokenPipeError:
+        code = _hang_up()
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def complain(message: str) -> int:
+    """Say what is wrong, in one line on stderr. Returns the exit code for it."""
+    typer.echo(f"maitred: error: {' '.join(message.split())}", err=True)
+    return USER_ERROR
+
+
+def _usage(error: BaseException) -> str:
+    context: typer.Context | None = getattr(error, "ctx", None)
+    said: str = error.format_message() if hasattr(error, "format_message") else str(error)
+    command = context.command_path if context else "maitred"
+    return f"{said.rstrip('.')}; see {command} --help"
+
+
+def _hang_up() -> int:
+    """Nobody reads our output any more: throw the rest away, else the interpreter complains when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return NO_READER
