@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ class Lines:
         except OSError as error:
             raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
         self._raw = raw
+        self._size = os.fstat(raw.fileno()).st_size
         zipped = raw.peek(2)[:2] == _GZIP_MAGIC
         self._file: BinaryIO = io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=raw))) if zipped else raw
         try:
@@ -51,6 +53,13 @@ class Lines:
     def place(self) -> str:
         """Where the line that was given last is, as a user would point at it."""
         return f"{self.path}:{self.number}"
+
+    @property
+    def share_read(self) -> float:
+        """How far into the file we are, 0..1; always 0 for a pipe, whose length nobody knows."""
+        if self._raw.closed:
+            return 1.0
+        return self._raw.tell() / self._size if self._size else 0.0
 
     def __iter__(self) -> Iterator[str]:
         return self

@@ -78,6 +78,11 @@ class Trace:
         self.skipped += 1
         self.first_skipped = self.first_skipped or error
 
+    @property
+    def share_read(self) -> float:
+        """How much of the file has been read, 0..1; always 0 for a pipe."""
+        return self._lines.share_read
+
     def close(self) -> None:
         self._lines.close()
 

@@ -1,0 +1,124 @@
+"""The flags of `maitred simulate`, declared once: as a typed record for the command, and as its signature for typer.
+
+A flag that is left out is None and overrides nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+
+def _flag(panel: str, name: str, text: str, metavar: str | None = None) -> Any:
+    return typer.Option(name, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
+
+
+_TRACE = "Workload: a recorded trace"
+_SYNTHETIC = "Workload: synthetic"
+_CLUSTER = "Cluster"
+_INSTANCE = "Each instance"
+_SLO = "Service level objective"
+_RUN = "The run and its output"
+_LENGTHS = "TOKENS, normal:MEAN,SD, lognormal:MEAN,SD (both of the lengths) or uniform:LOW,HIGH. Default: normal:512,256."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What the user said."""
+
+    trace: Annotated[
+        str | None,
+        _flag(_TRACE, "--trace", "azure:FILE, mooncake:FILE, maitred:FILE or sample:mixed; plain or gzipped.", "FORMAT:FILE"),
+    ] = None
+    max_requests: Annotated[int | None, _flag(_TRACE, "--max-requests", "Read no more than so many requests.", "N")] = None
+    skip_bad_rows: Annotated[
+        bool | None, _flag(_TRACE, "--skip-bad-rows", "Leave out rows that cannot be used, and count them.")
+    ] = None
+
+    rate: Annotated[float | None, _flag(_SYNTHETIC, "--rate", "Requests per second, Poisson arrivals.", "RATE")] = None
+    num_requests: Annotated[int | None, _flag(_SYNTHETIC, "--num-requests", "How many requests arrive.", "N")] = None
+    input_tokens: Annotated[
+        str | None, _flag(_SYNTHETIC, "--input-tokens", f"Lengths of the prompts: {_LENGTHS}", "LENGTHS")
+    ] = None
+    output_tokens: Annotated[
+        str | None, _flag(_SYNTHETIC, "--output-tokens", "Lengths of the answers, written likewise.", "LENGTHS")
+    ] = None
+    class_mix: Annotated[
+        str | None,
+        _flag(
+            _SYNTHETIC, "--class-mix", "Classes by share: interactive:0.3,bulk:0.7. Over a trace: instead of its own.", "MIX"
+        ),
+    ] = None
+
+    config: Annotated[
+        Path | None,
+        _flag(_CLUSTER, "--config", "A file with the sections cluster, instance, routing, admission; flags win.", "FILE"),
+    ] = None
+    num_instances: Annotated[int | None, _flag(_CLUSTER, "--num-instances", "Instances in the cluster.", "N")] = None
+    routing_policy: Annotated[
+        str | None, _flag(_CLUSTER, "--routing-policy", "Which instance: least-loaded, round-robin.", "NAME")
+    ] = None
+    capacity: Annotated[int | None, _flag(_CLUSTER, "--capacity", "Slots at the gateway; turns admission on.", "SLOTS")] = None
+
+    scheduler: Annotated[str | None, _flag(_INSTANCE, "--scheduler", "Order of the wait queue: fcfs, sjf.", "NAME")] = None
+    latency: Annotated[
+        str | None,
+        _flag(_INSTANCE, "--latency", "Time of a step in µs: β0 + β1·prefill tokens + β2·decodes.", "linear:β0,β1,β2"),
+    ] = None
+    beta_coeffs: Annotated[str | None, _flag(_INSTANCE, "--beta-coeffs", "The same, as BLIS names it.", "β0,β1,β2")] = None
+    max_num_seqs: Annotated[int | None, _flag(_INSTANCE, "--max-num-seqs", "Most requests in the running batch.", "N")] = None
+    max_num_batched_tokens: Annotated[
+        int | None, _flag(_INSTANCE, "--max-num-batched-tokens", "Token budget of a step.", "TOKENS")
+    ] = None
+    long_prefill_token_threshold: Annotated[
+        int | None,
+        _flag(_INSTANCE, "--long-prefill-token-threshold", "Largest chunk of one prompt in a step; 0: no limit.", "TOKENS"),
+    ] = None
+    total_kv_blocks: Annotated[int | None, _flag(_INSTANCE, "--total-kv-blocks", "KV blocks.", "N")] = None
+    block_size_in_tokens: Annotated[
+        int | None, _flag(_INSTANCE, "--block-size-in-tokens", "Tokens in a KV block.", "TOKENS")
+    ] = None
+    max_model_len: Annotated[
+        int | None, _flag(_INSTANCE, "--max-model-len", "Longest prompt and answer together.", "TOKENS")
+    ] = None
+    step_by_step: Annotated[
+        bool | None, _flag(_INSTANCE, "--step-by-step", "Make every step by itself: slower, same results.")
+    ] = None
+
+    slo_ttft_ms: Annotated[float | None, _flag(_SLO, "--slo-ttft-ms", "First token within so many ms.", "MS")] = None
+    slo_tpot_ms: Annotated[float | None, _flag(_SLO, "--slo-tpot-ms", "Mean gap between tokens of a request.", "MS")] = None
+    slo_e2e_ms: Annotated[float | None, _flag(_SLO, "--slo-e2e-ms", "Last token within so many ms.", "MS")] = None
+
+    seed: Annotated[int, _flag(_RUN, "--seed", "Same seed, same results. Default: 42.", "SEED")] = 42
+    horizon: Annotated[
+        float | None, _flag(_RUN, "--horizon", "End after so many simulated seconds; what is left is unfinished.", "SECONDS")
+    ] = None
+    results_path: Annotated[
+        Path | None, _flag(_RUN, "--results-path", "Write a JSON list with an object per completed request.", "FILE")
+    ] = None
+    metrics_path: Annotated[Path | None, _flag(_RUN, "--metrics-path", "Write the figures of the run as JSON.", "FILE")] = None
+    decision_log: Annotated[
+        Path | None, _flag(_RUN, "--decision-log", "Write every decision and its reason as JSON lines.", "FILE")
+    ] = None
+    quiet: Annotated[bool | None, _flag(_RUN, "--quiet", "No table, no progress bar: files and warnings only.")] = None
+
+
+def command(act: Callable[[Flags], None]) -> Callable[..., None]:
+    """`act` as a function whose signature typer can read."""
+
+    def run(**given: Any) -> None:
+        act(Flags(**given))
+
+    hints = get_type_hints(Flags, include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in fields(Flags)]
+    )
+    run.__annotations__ = dict(hints)
+    run.__doc__ = act.__doc__
+    return run
