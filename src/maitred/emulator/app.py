@@ -1,0 +1,149 @@
+"""An emulated engine as clients see it: OpenAI's endpoints, vLLM's metrics, and `/emulator/state` for tests.
+
+The head of a streamed answer leaves at once, the first event with the first token. A client who leaves, whether queued or
+being served, streaming or not, has its sequences aborted at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from maitred import __version__
+from maitred.emulator import embeddings, metrics
+from maitred.emulator.asks import Ask, ChatAsk, CompletionAsk, EmbeddingAsk, parse
+from maitred.emulator.clock import LoopClock
+from maitred.emulator.config import EngineConfig
+from maitred.emulator.engine import Engine
+from maitred.emulator.replies import Answering, ChatDialect, Dialect, Streamed, TextDialect, Whole
+from maitred.instance import InstanceConfig
+from maitred.wire.asgi import (
+    ApiError,
+    ClientGone,
+    Departure,
+    Receive,
+    Scope,
+    Send,
+    lifespan,
+    read_body,
+    send_bytes,
+    send_error,
+    send_json,
+)
+
+Handler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_STREAM_HEAD = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")],
+}
+
+
+class EngineApp:
+    """A raw ASGI app. The engine lives from the server's start-up to its end."""
+
+    def __init__(self, config: EngineConfig, instance: InstanceConfig) -> None:
+        self._config = config
+        self._instance = instance
+        self._routes: dict[str, tuple[str, Handler]] = {
+            "/v1/chat/completions": ("POST", self._chat),
+            "/v1/completions": ("POST", self._completion),
+            "/v1/embeddings": ("POST", self._embeddings),
+            "/v1/models": ("GET", self._models),
+            "/health": ("GET", self._health),
+            "/version": ("GET", self._version),
+            "/metrics": ("GET", self._metrics),
+            "/emulator/state": ("GET", self._state),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await lifespan(receive, send, self._start, self._stop)
+            return
+        try:
+            await self._handler(scope)(scope, receive, send)
+        except ApiError as error:
+            await send_error(send, error)
+        except ClientGone:
+            return
+
+    async def _start(self) -> None:
+        self._engine = Engine(self._config, self._instance, LoopClock())
+
+    async def _stop(self) -> None:
+        """The server has ended every answer by now."""
+
+    def _handler(self, scope: Scope) -> Handler:
+        """Raises ApiError 404 and 405."""
+        path, method = scope["path"], scope["method"]
+        if path not in self._routes:
+            raise ApiError(404, f"there is no {path} here", kind="invalid_request_error", code="not_found")
+        allowed, handler = self._routes[path]
+        if method != allowed:
+            allow = [(b"allow", allowed.encode())]
+            message = f"{path} takes {allowed}, not {method}"
+            raise ApiError(405, message, kind="invalid_request_error", code="method_not_allowed", headers=allow)
+        return handler
+
+    async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ask = parse(await read_body(scope, receive, self._config.max_body_bytes), ChatAsk)
+        await self._generate(ask, ChatDialect(), receive, send)
+
+    async def _completion(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ask = parse(await read_body(scope, receive, self._config.max_body_bytes), CompletionAsk)
+        await self._generate(ask, TextDialect(), receive, send)
+
+    async def _generate(self, ask: Ask, dialect: Dialect, receive: Receive, send: Send) -> None:
+        """Raises ApiError, and ClientGone when nobody is left to answer."""
+        reply, requests = self._engine.plan(ask, dialect)
+        answer: Answering
+        if ask.stream:
+            await send(_STREAM_HEAD)
+            answer = Streamed(reply, send)
+        else:
+            answer = Whole(reply)
+        departure = Departure(receive, lambda: _leave(answer))
+        try:
+            self._engine.start(reply, requests, answer)
+            await answer.done
+        finally:
+            departure.stop()
+            self._engine.abort(requests)
+        if not ask.stream:
+            await send_json(send, 200, reply.whole())
+
+    async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Not paced: answered at once."""
+        ask = parse(await read_body(scope, receive, self._config.max_body_bytes), EmbeddingAsk)
+        self._engine.check_model(ask.model)
+        payload, prompt_tokens = embeddings.answer(ask, self._engine.model)
+        self._engine.metrics.prompt_read(prompt_tokens)
+        await send_json(send, 200, payload)
+
+    async def _models(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        card = {
+            "id": self._config.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "maitred",
+            "max_model_len": self._instance.model_len,
+        }
+        await send_json(send, 200, {"object": "list", "data": [card]})
+
+    async def _health(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_bytes(send, 200, b"", b"text/plain")
+
+    async def _version(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_json(send, 200, {"version": __version__})
+
+    async def _metrics(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_bytes(send, 200, self._engine.metrics.page(), metrics.CONTENT_TYPE)
+
+    async def _state(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_json(send, 200, self._engine.state())
+
+
+def _leave(answer: Answering) -> None:
+    if not answer.done.done():
+        answer.done.set_exception(ClientGone())

@@ -1,0 +1,49 @@
+"""How long will an answer be, and why does it end there?
+
+An engine finds out when the model says "end of sequence" or the limit is reached; an emulated one draws the length in
+advance, from a seeded stream: the n-th prompt of a run has the same length in every run. With `ignore_eos` the model never
+ends by itself, so an answer has exactly as many tokens as it may.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from random import Random
+
+import msgspec
+
+from maitred.workload.lengths import parse_lengths
+
+
+class FinishReason(StrEnum):
+    """Why a request ended, in vLLM's words; clients see the first two."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """An answer ends after `tokens` (at least 1), for this reason."""
+
+    tokens: int
+    reason: FinishReason
+
+
+class Endings:
+    """Draws endings."""
+
+    def __init__(self, lengths: str, seed: int) -> None:
+        """Raises ConfigError unless `lengths` is a length distribution."""
+        self._lengths = parse_lengths(lengths)
+        self._uniform = Random(f"{seed}/answers").random
+
+    def draw(self, *, most: int, least: int = 0) -> Ending:
+        """For a model that ends by itself after at least `least` tokens, and is cut after `most` (at least 1)."""
+        drawn = max(least, self._lengths.draw(self._uniform))
+        return Ending(drawn, FinishReason.STOP) if drawn <= most else self.exactly(most)
+
+    @staticmethod
+    def exactly(most: int) -> Ending:
+        """For a model that never ends by itself."""
+        return Ending(most, FinishReason.LENGTH)

@@ -1,0 +1,122 @@
+"""What vLLM's dashboards and routers read, under vLLM's names: only what an emulated engine can fill truthfully.
+
+Times are those of who scrapes: virtual time divided by the engine's speed. There is one engine, "0".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from maitred.emulator.endings import FinishReason
+from maitred.instance import InstanceConfig
+from maitred.request import Request
+from maitred.units import Micros, to_seconds
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+_GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_LONG = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+
+
+class Load(Protocol):
+    """What is read of the instance at each scrape."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def kv_usage(self) -> float: ...
+
+
+class EngineMetrics:
+    """The metrics of one engine, in a registry of their own."""
+
+    def __init__(self, model: str, config: InstanceConfig, load: Load, *, speed: float = 1.0) -> None:
+        self._registry = CollectorRegistry()
+        self._labels = {"engine": "0", "model_name": model}
+        self._speed = speed
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens read.")
+        self._generation_tokens = self._counter("generation_tokens", "Output tokens.")
+        self._preemptions = self._counter("num_preemptions", "How often a request lost its KV blocks to another.")
+        names = (*self._labels, "finished_reason")
+        ended = Counter("vllm:request_success", "Requests that ended.", names, registry=self._registry)
+        self._ended = {reason: ended.labels(**self._labels, finished_reason=reason.value) for reason in FinishReason}
+        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT)
+        self._gap = self._histogram("inter_token_latency_seconds", "One output token to the next.", _GAP)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _LONG)
+        self._queue = self._histogram("request_queue_time_seconds", "Arrival to running batch.", _LONG)
+        lengths = tuple(_one_two_five(config.model_len))
+        self._prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens per request.", lengths)
+        self._output_length = self._histogram("request_generation_tokens", "Output tokens per request.", lengths)
+        self._gauge("num_requests_running", "Requests in the running batch.", lambda: load.running)
+        self._gauge("num_requests_waiting", "Requests in the wait queue.", lambda: load.waiting)
+        self._gauge("kv_cache_usage_perc", "Used share of the KV blocks, 0 to 1.", lambda: load.kv_usage)
+        self._cache_info(config)
+
+    def first_token(self, request: Request, at: Micros, scheduled: Micros) -> None:
+        """`scheduled`: when it entered the running batch."""
+        self._ttft.observe(self._seconds(at - request.arrival))
+        self._queue.observe(self._seconds(scheduled - request.arrival))
+        self.prompt_read(request.prompt_tokens)
+
+    def prompt_read(self, tokens: int) -> None:
+        self._prompt_tokens.inc(tokens)
+
+    def token_gap(self, span: Micros) -> None:
+        self._gap.observe(self._seconds(span))
+
+    def generated(self, tokens: int) -> None:
+        self._generation_tokens.inc(tokens)
+
+    def preempted(self) -> None:
+        self._preemptions.inc()
+
+    def finished(self, request: Request, output_tokens: int, reason: FinishReason, at: Micros) -> None:
+        self._e2e.observe(self._seconds(at - request.arrival))
+        self._prompt_length.observe(request.prompt_tokens)
+        self._output_length.observe(output_tokens)
+        self.ended(reason)
+
+    def ended(self, reason: FinishReason) -> None:
+        self._ended[reason].inc()
+
+    def page(self) -> bytes:
+        """The exposition text, of content type `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+    def _seconds(self, span: Micros) -> float:
+        return to_seconds(span) / self._speed
+
+    def _counter(self, name: str, what: str) -> Counter:
+        return Counter(f"vllm:{name}", what, self._labels, registry=self._registry).labels(**self._labels)
+
+    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(f"vllm:{name}", what, self._labels, registry=self._registry, buckets=buckets)
+        return family.labels(**self._labels)
+
+    def _gauge(self, name: str, what: str, read: Callable[[], float]) -> None:
+        Gauge(f"vllm:{name}", what, self._labels, registry=self._registry).labels(**self._labels).set_function(read)
+
+    def _cache_info(self, config: InstanceConfig) -> None:
+        """A gauge of 1 that says all in its labels."""
+        labels = {
+            **self._labels,
+            "block_size": str(config.block_size_in_tokens),
+            "num_gpu_blocks": str(config.total_kv_blocks),
+            "kv_cache_size_tokens": str(config.total_kv_blocks * config.block_size_in_tokens),
+            "enable_prefix_caching": "False",
+        }
+        Gauge("vllm:cache_config_info", "The KV cache.", labels, registry=self._registry).labels(**labels).set(1)
+
+
+def _one_two_five(limit: int) -> Iterator[int]:
+    """1, 2, 5, 10, 20, 50, ... up to `limit`."""
+    power = 1
+    while power <= limit:
+        yield from (digit * power for digit in (1, 2, 5) if digit * power <= limit)
+        power *= 10
