@@ -7,6 +7,7 @@ neighbour is passed in by whoever owns both. So the same object decides in a liv
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from random import Random
 from typing import Protocol, TypeAlias
@@ -46,12 +47,14 @@ class Seq:
     """
 
     __slots__ = (
+        "charged",
         "computed",
         "decoding",
         "emitted",
         "first_token_at",
         "order",
         "origin",
+        "pending",
         "preemptions",
         "priority",
         "request",
@@ -67,8 +70,12 @@ class Seq:
         """Tokens of KV it needs before its next token can come out: the prompt, and after a preemption what it emitted."""
         self.computed = 0
         """Tokens of KV it holds (valid while not decoding)."""
+        self.pending = 0
+        """Tokens of its prompt that the step in progress computes; their blocks are taken."""
         self.emitted = 0
         """Output tokens so far (valid while not decoding). They survive a preemption; their KV does not."""
+        self.charged = 0
+        """Output tokens of which `WaitQueue.served` has been told."""
         self.decoding = False
         self.origin = 0
         self.priority = request.priority
@@ -156,6 +163,7 @@ SortKey: TypeAlias = tuple[float | int | str, ...]
 class KeyPolicy(QueuePolicy, Protocol):
     """A policy whose order is a key that time does not change: the common case is five lines."""
 
+    @abstractmethod
     def key(self, seq: Seq) -> SortKey:
         """Smaller goes first. Must end in something unique (`seq.order`)."""
         ...

@@ -1,1 +1,12 @@
-"""stub"""
+"""One inference instance: queueing, batching and KV blocks, composed, with a latency model for its clock.
+
+Whoever owns the time steps it: the simulator in virtual time, the emulated engine in real time. It decides nothing itself.
+"""
+
+from __future__ import annotations
+
+from maitred.instance.config import InstanceConfig
+from maitred.instance.engine import EventKind, Instance, InstanceEvent
+from maitred.instance.latency import LinearLatency, parse_latency
+
+__all__ = ["EventKind", "Instance", "InstanceConfig", "InstanceEvent", "LinearLatency", "parse_latency"]

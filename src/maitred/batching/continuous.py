@@ -1,0 +1,239 @@
+"""Continuous batching, as vLLM forms its steps.
+
+    1. Running sequences first, in the order in which they were admitted: one token each that decodes, a chunk each that
+       prefills, at most `long_prefill_token_threshold`, as far as the token budget goes.
+    2. If their KV blocks do not all fit, the last admitted is preempted: it loses its KV, keeps the tokens it has emitted,
+       and goes back to the front of the wait queue. Then nobody is admitted in this step.
+    3. Otherwise the wait queue is admitted, head first, until the budget, the sequence limit or the blocks are used up. One
+       that does not fit blocks those behind it; it is admitted only when its whole prompt fits.
+
+A step without chunks or victims repeats itself until a sequence ends, one arrives or the blocks run out, so `Step.repeat` says how
+often it may run. Sequences that decode are never touched on the way: their number and their context are kept as sums, and
+each one's progress follows from the step counter (`Seq.origin`). Every decoding sequence finds room in every step: it was
+admitted when the budget held it beside all before it, and what those take never grows.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from maitred.contracts import BatchShape, ChunkShape, Seq, WaitQueue
+from maitred.errors import InvariantError
+from maitred.kv import BlockCounts
+from maitred.request import RequestId
+from maitred.units import Micros
+
+
+class BatchLimits(msgspec.Struct, frozen=True):
+    """What one step may hold. `long_prefill_token_threshold` 0: no limit on a chunk but the budget."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int
+
+
+class Chunk(msgspec.Struct, gc=False):
+    """Prefill work of one sequence in one step, in tokens."""
+
+    seq: Seq
+    tokens: int
+
+
+class Step(msgspec.Struct, gc=False):
+    """What one step does: a token for every decoding sequence, and these chunks. It may run `repeat` times unchanged."""
+
+    chunks: list[Chunk]
+    preempted: list[Seq]
+    repeat: int
+
+
+class ContinuousBatch:
+    """The running batch of one instance. It is the `StepView` of the step about to be formed."""
+
+    __slots__ = ("_blocks", "_chunk_limit", "_limits", "_prefilling", "_sequences", "context", "decodes", "number")
+
+    def __init__(self, limits: BatchLimits, blocks: BlockCounts) -> None:
+        self._limits = limits
+        self._chunk_limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
+        self._blocks = blocks
+        self._sequences: dict[RequestId, Seq] = {}
+        """In order of admission: the last one is the first to be preempted."""
+        self._prefilling: list[Seq] = []
+        self.number = 0
+        self.decodes = 0
+        self.context = 0
+        """Tokens of KV that the decoding sequences hold together."""
+
+    @property
+    def running(self) -> int:
+        return len(self._sequences)
+
+    @property
+    def free_blocks(self) -> int:
+        return self._blocks.free
+
+    @property
+    def full(self) -> bool:
+        """Nobody can be admitted, whoever comes."""
+        return len(self._sequences) >= self._limits.max_num_seqs
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._sequences
+
+    def emitted(self, seq: Seq) -> int:
+        """Tokens that `seq` has emitted by now."""
+        return self.number - seq.origin if seq.decoding else seq.emitted
+
+    def form(self, waiting: WaitQueue, now: Micros, limit: int) -> Step:
+        """The step that begins at `now`, to be repeated at most `limit` times.
+
+        Takes the blocks of its chunks; those of the decodes are taken as the step runs.
+        """
+        if not self._prefilling and (not len(waiting) or self.full):
+            repeat = self._blocks.steps_free(limit)
+            if repeat:
+                return Step([], [], repeat)
+        chunks = self._chunks()
+        preempted: list[Seq] = []
+        needed = sum(self._new_blocks(chunk) for chunk in chunks)
+        if self._blocks.opens(1) + needed <= self._blocks.free:
+            self._take(chunks, needed)
+            if len(waiting):
+                self._admit(waiting, chunks, now)
+        else:
+            chunks, preempted = self._make_room()
+            for seq in preempted:
+                waiting.add(seq, now, front=True)
+        return Step(chunks, preempted, 1 if chunks or preempted else self._blocks.steps_free(limit))
+
+    def shape(self, step: Step) -> BatchShape:
+        """The work of `step`, which has just been formed."""
+        if not step.chunks:
+            return BatchShape(self.decodes, self.context)
+        shapes = tuple(ChunkShape(c.tokens, c.seq.computed, c.seq.request.prompt_tokens) for c in step.chunks)
+        return BatchShape(self.decodes, self.context, sum(c.tokens for c in step.chunks), shapes)
+
+    def run(self, steps: int) -> None:
+        """`steps` steps are over, as far as the decoding sequences go."""
+        self._blocks.run(steps)
+        self.number += steps
+        self.context += self.decodes * steps
+
+    def prefilled(self, step: Step) -> list[Seq]:
+        """The chunks of `step` are computed. Returns the sequences whose prompt is complete: each has emitted one token
+        more and decodes from now on."""
+        complete: list[Seq] = []
+        for chunk in step.chunks:
+            seq = chunk.seq
+            if seq.request.id not in self._sequences:
+                continue
+            seq.computed += chunk.tokens
+            seq.pending = 0
+            if seq.computed == seq.target:
+                self._prefilling.remove(seq)
+                self._decode(seq)
+                complete.append(seq)
+        return complete
+
+    def drop(self, seq: Seq) -> None:
+        """`seq` leaves the batch, finished or not: its blocks are free, its progress is settled."""
+        del self._sequences[seq.request.id]
+        if seq.decoding:
+            self._stop_decoding(seq)
+        else:
+            self._prefilling.remove(seq)
+        self._blocks.give(self._blocks.blocks(seq.computed + seq.pending))
+
+    def check(self) -> None:
+        """Raises InvariantError if the sums do not follow from the sequences."""
+        held = {seq: self._held(seq) for seq in self._sequences.values()}
+        self._blocks.check(sum(self._blocks.blocks(tokens + seq.pending) for seq, tokens in held.items()))
+        decoding = [seq for seq in held if seq.decoding]
+        if len(decoding) != self.decodes or sum(held[seq] for seq in decoding) != self.context:
+            raise InvariantError(f"{self.decodes} decodes over {self.context} tokens, but {len(decoding)} sequences decode")
+        if [seq for seq in held if not seq.decoding] != self._prefilling or len(held) > self._limits.max_num_seqs:
+            raise InvariantError("the prefilling sequences are not the running ones that do not decode")
+
+    def _chunks(self) -> list[Chunk]:
+        """The chunks of the sequences that prefill already. What decodes has its token of the budget."""
+        chunks: list[Chunk] = []
+        budget = self._limits.max_num_batched_tokens - self.decodes
+        for seq in self._prefilling:
+            tokens = min(seq.target - seq.computed, self._chunk_limit, budget)
+            budget -= tokens
+            chunks.append(Chunk(seq, tokens))
+        return chunks
+
+    def _take(self, chunks: list[Chunk], blocks: int) -> None:
+        """The running sequences' chunks are in this step, and take `blocks` blocks."""
+        self._blocks.take(blocks)
+        for chunk in chunks:
+            chunk.seq.pending = chunk.tokens
+
+    def _admit(self, waiting: WaitQueue, chunks: list[Chunk], now: Micros) -> None:
+        """Adds a chunk for each sequence that enters the batch."""
+        blocks, sequences, limits = self._blocks, self._sequences, self._limits
+        spare = blocks.free - blocks.opens(1)
+        budget = limits.max_num_batched_tokens - self.decodes - sum(chunk.tokens for chunk in chunks)
+        waiting.begin(self, now)
+        while budget > 0 and len(sequences) < limits.max_num_seqs:
+            seq = waiting.peek()
+            if seq is None or blocks.blocks(seq.target) > spare:
+                return
+            waiting.pop()
+            tokens = min(seq.target, self._chunk_limit, budget)
+            taken = blocks.blocks(tokens)
+            blocks.take(taken)
+            spare -= taken
+            budget -= tokens
+            seq.pending = tokens
+            seq.scheduled_at = now
+            sequences[seq.request.id] = seq
+            self._prefilling.append(seq)
+            chunks.append(Chunk(seq, tokens))
+
+    def _make_room(self) -> tuple[list[Chunk], list[Seq]]:
+        """Running sequences take their blocks in order; while one finds none, the last admitted is preempted."""
+        order = list(self._sequences.values())
+        ready = {chunk.seq: chunk for chunk in self._chunks()}
+        spare, preempted, served = self._blocks.free, [], 0
+        while served < len(order):
+            seq = order[served]
+            needed = self._new_blocks(ready[seq]) if seq in ready else int(self._held(seq) % self._blocks.block_size == 0)
+            while needed > spare and len(order) > served:
+                spare += self._blocks.blocks(self._held(order[-1]))
+                preempted.append(order.pop())
+            if served < len(order):
+                spare -= needed
+                served += 1
+        for victim in preempted:
+            self.drop(victim)
+            victim.target = victim.request.prompt_tokens + victim.emitted
+            victim.computed = 0
+            victim.preemptions += 1
+        chunks = [ready[seq] for seq in self._prefilling]
+        self._take(chunks, sum(self._new_blocks(chunk) for chunk in chunks))
+        return chunks, preempted
+
+    def _new_blocks(self, chunk: Chunk) -> int:
+        computed = chunk.seq.computed
+        return self._blocks.blocks(computed + chunk.tokens) - self._blocks.blocks(computed)
+
+    def _held(self, seq: Seq) -> int:
+        """Tokens of KV that `seq` holds."""
+        return seq.request.prompt_tokens + self.number - seq.origin - 1 if seq.decoding else seq.computed
+
+    def _decode(self, seq: Seq) -> None:
+        seq.decoding = True
+        seq.origin = self.number - seq.emitted - 1
+        self.decodes += 1
+        self.context += seq.computed
+        self._blocks.join(seq.computed)
+
+    def _stop_decoding(self, seq: Seq) -> None:
+        seq.computed = self._held(seq)
+        seq.emitted = self.number - seq.origin
+        seq.decoding = False
+        self.decodes -= 1
+        self.context -= seq.computed
+        self._blocks.leave(seq.computed)

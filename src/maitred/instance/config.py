@@ -1,0 +1,40 @@
+"""What an instance is made of. The same section describes an emulated engine and the instances of a simulation."""
+
+from __future__ import annotations
+
+import msgspec
+
+from maitred.instance.latency import LinearLatency
+
+
+class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Names and meanings as vLLM's and BLIS's flags; defaults as theirs, KV as an 80 GB GPU has beside an 8B model."""
+
+    scheduler: str = "fcfs"
+    """The order of the wait queue: a name registered in `queueing`."""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int = 0
+    """The largest chunk of one prompt in one step, in tokens; 0: no limit but `max_num_batched_tokens`."""
+    total_kv_blocks: int = 27_000
+    block_size_in_tokens: int = 16
+    max_model_len: int | None = None
+    """Prompt and output together, in tokens; None: what the KV blocks hold."""
+    latency: LinearLatency = LinearLatency()
+    step_by_step: bool = False
+    """Make every step by itself. Slower, and the same results: for pacing in real time, and to check the skipping."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "total_kv_blocks", "block_size_in_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError(f"long_prefill_token_threshold must be at least 0, not {self.long_prefill_token_threshold}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ValueError(f"max_model_len must be at least 2 (a token in and a token out), not {self.max_model_len}")
+
+    @property
+    def model_len(self) -> int:
+        """The longest prompt and output together that fits, in tokens."""
+        held = self.total_kv_blocks * self.block_size_in_tokens
+        return held if self.max_model_len is None else min(held, self.max_model_len)

@@ -1,0 +1,319 @@
+"""An instance, stepped by whoever owns the clock, which skips the steps that nobody would tell apart.
+
+Steps follow each other without a gap while there is work. Between two instants that matter (an arrival, the end of a
+sequence or of a chunk, KV blocks running out) a step repeats itself, so the instance makes a *run* of it: k steps at once,
+whose time the latency model knows exactly. The run ends at the first instant that matters. What comes in meanwhile cuts it
+at the next step boundary: an arrival joins the step that begins there; one that is aborted leaves at once, and the step in
+progress takes as long as it would have. Results are the same, to the microsecond, as of one step after the other.
+
+At equal times what came in precedes the step that begins then, and what ends precedes what is cancelled:
+
+    commit (a step has ended)  <  timeout, abort  <  enqueue  <  begin (the next step)
+
+So `advance(t)` commits steps that ended by t and begins none at t. `next_event()` begins the step that is due, hence the
+driver asks it when all that happens at this instant has been said.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from heapq import heappop, heappush
+from random import Random
+
+import msgspec
+
+from maitred.batching import BatchLimits, ContinuousBatch, Step
+from maitred.contracts import BatchShape, Seq
+from maitred.errors import InvariantError
+from maitred.instance.config import InstanceConfig
+from maitred.kv import BlockCounts
+from maitred.queueing import SCHEDULERS
+from maitred.request import Request, RequestId
+from maitred.units import Micros
+
+
+class EventKind(IntEnum):
+    """What happened to a request in an instance. All but the first two end its life there."""
+
+    FIRST_TOKEN = 0
+    PREEMPTED = 1
+    """It lost its KV and waits again; the tokens it has emitted stand."""
+    FINISHED = 2
+    TIMED_OUT = 3
+    ABORTED = 4
+    REFUSED = 5
+    """It can never run here; `Instance.refusal` says why."""
+
+
+class InstanceEvent(msgspec.Struct, frozen=True, gc=False):
+    """`seq` is settled: `seq.emitted` counts the tokens that came out (also for FIRST_TOKEN: those before it)."""
+
+    at: Micros
+    kind: EventKind
+    seq: Seq
+
+
+class _Run(msgspec.Struct, gc=False):
+    """The step in progress and its repetitions."""
+
+    start: Micros
+    end: Micros
+    steps: int
+    step: Step
+    shape: BatchShape
+
+
+class Instance:
+    """One inference instance. Inputs (`enqueue`, `abort`, `advance`) come in the order of time."""
+
+    def __init__(self, config: InstanceConfig, rng: Random) -> None:
+        """Raises ConfigError for an unknown scheduler."""
+        self._latency = config.latency
+        self._model_len = config.model_len
+        self._step_limit = 1 if config.step_by_step else 1 << 60
+        self._blocks = BlockCounts(config.total_kv_blocks, config.block_size_in_tokens)
+        limits = BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.long_prefill_token_threshold)
+        self._batch = ContinuousBatch(limits, self._blocks)
+        self._waiting = SCHEDULERS.get(config.scheduler)().queue(None, rng)
+        self._seqs: dict[RequestId, Seq] = {}
+        self._answers: dict[RequestId, int] = {}
+        """How many tokens each answer will have: known here as an engine knows it, when it is over."""
+        self._ends: list[tuple[int, int, Seq]] = []
+        """(step, order, sequence): who will have emitted its answer after which step. Stale entries are dropped when they come up."""
+        self._deadlines: list[tuple[Micros, int, Seq]] = []
+        self._events: list[InstanceEvent] = []
+        self._run: _Run | None = None
+        self._boundary: Micros = 0
+        """Without a run: the instant at which the next step begins, if there is work."""
+        self._count = 0
+        self.preemptions = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return self._batch.running
+
+    @property
+    def total_blocks(self) -> int:
+        return self._blocks.total
+
+    @property
+    def free_blocks(self) -> int:
+        """As of the last `advance`."""
+        return self._blocks.free
+
+    @property
+    def kv_usage(self) -> float:
+        """Used share of the KV blocks, 0..1, as of the last `advance`."""
+        return 1 - self._blocks.free / self._blocks.total
+
+    @property
+    def steps(self) -> int:
+        """Steps made so far."""
+        return self._batch.number
+
+    def refusal(self, request: Request) -> str | None:
+        """Why `request` could never run here; None: it can."""
+        limit = self._model_len
+        if request.prompt_tokens < 1:
+            return "the prompt has no tokens"
+        if request.prompt_tokens + (request.max_output_tokens or 1) > limit:
+            asked = f"{request.prompt_tokens} prompt and {request.max_output_tokens or 1} output tokens"
+            return f"{asked} are more than the model length of {limit} tokens"
+        return None
+
+    def enqueue(self, request: Request, output_tokens: int, now: Micros) -> None:
+        """`request` arrives; its answer will end after `output_tokens` tokens, or where it or the model length limits it."""
+        self._catch_up(now)
+        seq = Seq(request, self._count)
+        self._count += 1
+        if self.refusal(request) is not None:
+            self._events.append(InstanceEvent(now, EventKind.REFUSED, seq))
+            return
+        longest = self._model_len - request.prompt_tokens
+        if request.max_output_tokens is not None:
+            longest = min(longest, request.max_output_tokens)
+        self._seqs[request.id] = seq
+        self._answers[request.id] = max(1, min(output_tokens, longest))
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, seq.order, seq))
+        self._waiting.add(seq, now)
+        run = self._run
+        if run is None:
+            if len(self._seqs) == 1:
+                self._boundary = now
+        elif not self._batch.full:
+            self._cut(run, now)
+
+    def abort(self, request_id: RequestId, now: Micros) -> bool:
+        """Nobody wants the answer any more. False: it is not here (any more)."""
+        self._catch_up(now, through=now)
+        seq = self._seqs.get(request_id)
+        if seq is None:
+            return False
+        self._withdraw(seq, now, EventKind.ABORTED)
+        return True
+
+    def advance(self, now: Micros) -> list[InstanceEvent]:
+        """What happened up to `now`, in the order of time. Call it before looking at blocks or `emitted`."""
+        self._catch_up(now, through=now)
+        self._settle(now)
+        events, self._events = self._events, []
+        return events
+
+    def next_event(self) -> Micros | None:
+        """When something will happen by itself; None: never. Begins the step that is due: ask when this instant's inputs are in."""
+        run = self._run
+        if run is None:
+            if not self._seqs:
+                return None
+            run = self._begin(self._boundary)
+        due = self._next_deadline()
+        return run.end if due is None or run.end <= due else due
+
+    def emitted(self, request_id: RequestId) -> int:
+        """Tokens that the request has emitted, as of the last `advance`. Raises KeyError if it is not here (any more)."""
+        return self._batch.emitted(self._seqs[request_id])
+
+    def check(self) -> None:
+        """Raises InvariantError if the books do not balance."""
+        self._batch.check()
+        if self.waiting + self.running != len(self._seqs) or self._seqs.keys() != self._answers.keys():
+            raise InvariantError(f"{self.waiting} wait + {self.running} run, but {len(self._seqs)} sequences are here")
+
+    def _catch_up(self, now: Micros, *, through: Micros = -1) -> None:
+        """All that is due before `now`, and what ends or expires at `through`."""
+        last = max(now - 1, through)
+        while True:
+            run = self._run
+            due = self._next_deadline() if self._deadlines else None
+            if run is not None and run.end <= last and (due is None or run.end <= due):
+                self._commit(run)
+            elif due is not None and due <= last:
+                self._expire(due)
+            elif run is None and self._seqs and self._boundary < now:
+                self._begin(self._boundary)
+            else:
+                return
+
+    def _begin(self, now: Micros) -> _Run:
+        """Form the step that begins at `now`, and find out how often it may run."""
+        batch = self._batch
+        limit = min(self._step_limit, self._steps_to_end())
+        step = batch.form(self._waiting, now, limit)
+        for seq in step.preempted:
+            self.preemptions += 1
+            self._charge(seq, now)
+            self._events.append(InstanceEvent(now, EventKind.PREEMPTED, seq))
+        if not batch.running:
+            raise InvariantError(f"{self.waiting} sequences wait and none fits an empty instance")
+        shape = batch.shape(step)
+        run = self._run = _Run(now, now + self._latency.run_time(shape, step.repeat), step.repeat, step, shape)
+        if len(self._waiting):
+            stable = self._waiting.stable_until(now)
+            if stable is not None:
+                self._cut(run, stable)
+        return run
+
+    def _steps_to_end(self) -> int:
+        """Steps until the first sequence ends."""
+        ends = self._ends
+        while ends:
+            step, _, seq = ends[0]
+            if self._ends_at(seq) == step:
+                return step - self._batch.number
+            heappop(ends)
+        return 1
+
+    def _ends_at(self, seq: Seq) -> int | None:
+        """The step after which a decoding sequence has emitted its answer."""
+        return seq.origin + self._answers[seq.request.id] if seq.decoding else None
+
+    def _cut(self, run: _Run, now: Micros) -> None:
+        """End the run at the first step boundary at or after `now`, and not before its first step is over."""
+        if run.steps == 1 or run.end <= now:
+            return
+        steps = self._latency.steps_within(run.shape, now - run.start, run.steps)
+        end = run.start + self._latency.run_time(run.shape, steps)
+        if end < now or not steps:
+            steps += 1
+            end = run.start + self._latency.run_time(run.shape, steps)
+        run.steps, run.end = steps, end
+
+    def _settle(self, now: Micros) -> None:
+        """Commit the steps of a run in progress that ended by `now`. The rest stays a run."""
+        run = self._run
+        if run is None or run.steps == 1 or run.start >= now:
+            return
+        steps = self._latency.steps_within(run.shape, now - run.start, run.steps)
+        if steps:
+            self._batch.run(steps)
+            run.start += self._latency.run_time(run.shape, steps)
+            run.steps -= steps
+            run.shape = self._batch.shape(run.step)
+            if run.start == now:
+                self._run, self._boundary = None, now
+
+    def _commit(self, run: _Run) -> None:
+        """The run is over: prompts may be complete, sequences may end."""
+        now, batch = run.end, self._batch
+        batch.run(run.steps)
+        self._run, self._boundary = None, now
+        for chunk in run.step.chunks:
+            self._waiting.served(chunk.seq, chunk.tokens, 0, now)
+        for seq in batch.prefilled(run.step):
+            if seq.first_token_at is None:
+                seq.first_token_at = now
+                self._events.append(InstanceEvent(now, EventKind.FIRST_TOKEN, seq))
+            heappush(self._ends, (seq.origin + self._answers[seq.request.id], seq.order, seq))
+        ends, number = self._ends, batch.number
+        while ends and ends[0][0] <= number:
+            step, _, seq = heappop(ends)
+            if self._ends_at(seq) == step:
+                self._leave(seq, now, EventKind.FINISHED)
+
+    def _expire(self, due: Micros) -> None:
+        """The first of `_deadlines` is `due`."""
+        self._withdraw(heappop(self._deadlines)[2], due, EventKind.TIMED_OUT)
+
+    def _withdraw(self, seq: Seq, now: Micros, kind: EventKind) -> None:
+        """Take `seq` out at `now`, wherever it is. The step in progress goes on and is the last of its run: the room that is
+        made, or the place at the head of the queue, may let another in."""
+        self._settle(now)
+        if self._run is not None:
+            self._cut(self._run, now)
+        if seq.request.id in self._batch:
+            self._leave(seq, now, kind)
+        else:
+            self._waiting.remove(seq.request.id)
+            self._forget(seq, now, kind)
+
+    def _leave(self, seq: Seq, now: Micros, kind: EventKind) -> None:
+        """`seq` leaves the running batch for good."""
+        self._batch.drop(seq)
+        self._charge(seq, now)
+        if kind is EventKind.FINISHED:
+            self._waiting.finished(seq, now)
+        self._forget(seq, now, kind)
+
+    def _forget(self, seq: Seq, now: Micros, kind: EventKind) -> None:
+        del self._seqs[seq.request.id], self._answers[seq.request.id]
+        self._events.append(InstanceEvent(now, kind, seq))
+
+    def _charge(self, seq: Seq, now: Micros) -> None:
+        """`seq` decodes no more: the wait queue is told of what it was given."""
+        self._waiting.served(seq, 0, seq.emitted - seq.charged, now)
+        seq.charged = seq.emitted
+
+    def _next_deadline(self) -> Micros | None:
+        """The first deadline of a sequence that is still here."""
+        deadlines = self._deadlines
+        while deadlines:
+            due, _, seq = deadlines[0]
+            if self._seqs.get(seq.request.id) is seq:
+                return due
+            heappop(deadlines)
+        return None

@@ -1,0 +1,91 @@
+"""Block counts: how many KV blocks are free, now and after k more steps.
+
+A decoding sequence adds one token a step, so it opens a block every `block_size` steps, always at the same phase of the
+step counter. It is enough to know how many sequences open a block at each phase:
+
+    opens(k) = (k div size) * decoders + sum(opening[phase ... phase + k mod size])
+
+A run of k decode steps costs O(block_size) that way, however long it is and however many sequences it serves, and the last
+step that still finds its blocks is found without trying.
+"""
+
+from __future__ import annotations
+
+from maitred.errors import InvariantError
+
+
+class BlockCounts:
+    """The KV blocks of one instance. All counts are blocks unless they say tokens."""
+
+    __slots__ = ("_decoders", "_opening", "_phase", "block_size", "free", "total")
+
+    def __init__(self, total: int, block_size: int) -> None:
+        """Raises ValueError unless both are at least 1 (`block_size` in tokens)."""
+        if total < 1 or block_size < 1:
+            raise ValueError("an instance needs at least one block of at least one token")
+        self.total = total
+        self.block_size = block_size
+        self.free = total
+        self._phase = 0
+        self._decoders = 0
+        self._opening = [0] * block_size
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens."""
+        return -(-tokens // self.block_size)
+
+    def take(self, blocks: int) -> None:
+        self.free -= blocks
+
+    def give(self, blocks: int) -> None:
+        self.free += blocks
+
+    def join(self, tokens: int) -> None:
+        """A sequence that holds `tokens` tokens decodes from the next step on."""
+        self._decoders += 1
+        self._opening[(self._phase - tokens) % self.block_size] += 1
+
+    def leave(self, tokens: int) -> None:
+        """A decoding sequence, which holds `tokens` tokens by now, decodes no more. Its blocks stay taken."""
+        self._decoders -= 1
+        self._opening[(self._phase - tokens) % self.block_size] -= 1
+
+    def opens(self, steps: int) -> int:
+        """Blocks that the decoding sequences open in the next `steps` steps."""
+        size, phase = self.block_size, self._phase
+        if steps == 1:
+            return self._opening[phase]
+        cycles, rest = divmod(steps, size)
+        opened = cycles * self._decoders
+        if rest:
+            end = phase + rest
+            opened += sum(self._opening[phase:end])
+            if end > size:
+                opened += sum(self._opening[: end - size])
+        return opened
+
+    def run(self, steps: int) -> None:
+        """The decoding sequences make `steps` steps and take the blocks they open."""
+        self.free -= self.opens(steps)
+        self._phase = (self._phase + steps) % self.block_size
+
+    def steps_free(self, limit: int) -> int:
+        """The most steps, at most `limit`, whose blocks are free now."""
+        size, decoders = self.block_size, self._decoders
+        if decoders * -(-limit // size) <= self.free:
+            return limit
+        cycles, left = divmod(self.free, decoders)
+        steps = cycles * size
+        while steps < limit:
+            left -= self._opening[(self._phase + steps) % size]
+            if left < 0:
+                break
+            steps += 1
+        return min(steps, limit)
+
+    def check(self, held: int) -> None:
+        """Raises InvariantError unless `held`, the blocks that sequences say they hold, and the free ones are all there are."""
+        if held + self.free != self.total or self.free < 0:
+            raise InvariantError(f"KV blocks: {held} held + {self.free} free != {self.total}")
+        if sum(self._opening) != self._decoders or min(self._opening) < 0:
+            raise InvariantError(f"KV blocks: {self._opening} open, {self._decoders} sequences decode")

@@ -1,0 +1,75 @@
+"""What queue policies have in common: their registry, the hooks they may ignore, and the queue of those with a fixed key."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from random import Random
+
+from maitred.contracts import KeyPolicy, PrefixView, QueuePolicy, Seq, SortKey, StepView, WaitQueue
+from maitred.registry import Registry
+from maitred.request import RequestId
+from maitred.units import Micros
+
+SCHEDULERS: Registry[QueuePolicy] = Registry("scheduler", group="maitred.schedulers")
+
+
+class Queue(WaitQueue):
+    """A wait queue whose order neither time, nor steps, nor service change."""
+
+    def begin(self, step: StepView, now: Micros) -> None:
+        pass
+
+    def served(self, seq: Seq, prefill: int, decode: int, now: Micros) -> None:
+        pass
+
+    def finished(self, seq: Seq, now: Micros) -> None:
+        pass
+
+    def stable_until(self, now: Micros) -> Micros | None:
+        return None
+
+
+class KeyOrder(KeyPolicy):
+    """A policy that is a key: smaller first, fixed while the sequence waits."""
+
+    def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
+        return _KeyQueue(self)
+
+
+class _KeyQueue(Queue):
+    """A heap of (key, sequence). One that is removed stays in the heap until it comes up or half of the heap is gone."""
+
+    def __init__(self, policy: KeyOrder) -> None:
+        self._key = policy.key
+        self._heap: list[tuple[SortKey, Seq]] = []
+        self._waiting: dict[RequestId, Seq] = {}
+
+    def add(self, seq: Seq, now: Micros, *, front: bool = False) -> None:
+        self._waiting[seq.request.id] = seq
+        heappush(self._heap, (self._key(seq), seq))
+
+    def remove(self, request_id: RequestId) -> Seq | None:
+        seq = self._waiting.pop(request_id, None)
+        if len(self._heap) > 2 * len(self._waiting) + 16:
+            self._heap = [entry for entry in self._heap if entry[1].request.id in self._waiting]
+            heapify(self._heap)
+        return seq
+
+    def peek(self) -> Seq | None:
+        heap, waiting = self._heap, self._waiting
+        while heap:
+            seq = heap[0][1]
+            if waiting.get(seq.request.id) is seq:
+                return seq
+            heappop(heap)
+        return None
+
+    def pop(self) -> Seq:
+        if self.peek() is None:
+            raise IndexError("pop from an empty wait queue")
+        seq = heappop(self._heap)[1]
+        del self._waiting[seq.request.id]
+        return seq
+
+    def __len__(self) -> int:
+        return len(self._waiting)

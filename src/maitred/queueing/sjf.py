@@ -1,0 +1,14 @@
+"""sjf: shortest job first, by prompt length."""
+
+from __future__ import annotations
+
+from maitred.contracts import Seq, SortKey
+from maitred.queueing.policy import SCHEDULERS, KeyOrder
+
+
+@SCHEDULERS.register("sjf")
+class ShortestJobFirst(KeyOrder):
+    """By prompt length, then arrival, then order (BLIS `sjf`). Long prompts starve under load."""
+
+    def key(self, seq: Seq) -> SortKey:
+        return (seq.request.prompt_tokens, seq.request.arrival, seq.order)
