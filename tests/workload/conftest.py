@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def samples() -> Path:
+    """The folder of tiny traces."""
+    return Path(__file__).parents[1] / "samples"

@@ -1,0 +1,108 @@
+"""The synthetic workload: Poisson, reproducible, each quantity with a stream of its own."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+
+import pytest
+
+from maitred.errors import ConfigError
+from maitred.request import PriorityClass
+from maitred.workload import parse_mix, reclassed, synthetic
+
+
+def test_gaps_are_exponential_with_the_mean_of_the_rate() -> None:
+    arrivals = [job.request.arrival for job in synthetic(100, 20_000)]
+    gaps = [later - earlier for earlier, later in pairwise([0, *arrivals])]
+    assert statistics.mean(gaps) == pytest.approx(10_000, rel=0.03)
+    assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(1, abs=0.03)
+    assert statistics.median(gaps) == pytest.approx(6_931, rel=0.03)
+    assert min(gaps) >= 0
+
+
+def test_a_rate_of_many_per_microsecond_keeps_its_mean() -> None:
+    last = list(synthetic(5e6, 20_000))[-1]
+    assert last.request.arrival == pytest.approx(4_000, rel=0.03)
+
+
+def test_same_seed_same_jobs_other_seed_other_jobs() -> None:
+    def arrivals(seed: int) -> list[int]:
+        return [job.request.arrival for job in synthetic(10, 50, seed=seed)]
+
+    assert arrivals(1) == arrivals(1)
+    assert arrivals(1) != arrivals(2)
+
+
+def test_changing_the_answers_leaves_arrivals_and_prompts_alone() -> None:
+    """So two runs that differ in one thing differ in that thing only."""
+    short = list(synthetic(10, 50, input_tokens="normal:500,150", output_tokens=5))
+    mixed = list(
+        synthetic(10, 50, input_tokens="normal:500,150", output_tokens="lognormal:90,40", class_mix="bulk:1,default:1")
+    )
+    assert [job.request.arrival for job in short] == [job.request.arrival for job in mixed]
+    assert [job.request.prompt_tokens for job in short] == [job.request.prompt_tokens for job in mixed]
+    assert [job.output_tokens for job in short] != [job.output_tokens for job in mixed]
+
+
+def test_ids_count_from_0_and_the_request_does_not_tell_the_length_of_the_answer() -> None:
+    made = list(synthetic(10, 3, output_tokens=77))
+    assert [job.request.id for job in made] == [0, 1, 2]
+    assert {job.output_tokens for job in made} == {77}
+    assert {job.request.max_output_tokens for job in made} == {None}
+
+
+def test_known_jobs_stay_what_they_are() -> None:
+    made = synthetic(10, 3, seed=42, input_tokens="normal:500,150", output_tokens="lognormal:90,40")
+    assert [(job.request.arrival, job.request.prompt_tokens, job.output_tokens) for job in made] == [
+        (108_839, 577, 64),
+        (232_095, 559, 71),
+        (242_693, 410, 112),
+    ]
+
+
+def test_classes_come_in_their_shares() -> None:
+    classes = [job.request.priority_class for job in synthetic(10, 10_000, class_mix="interactive:3, bulk:7")]
+    assert classes.count(PriorityClass.INTERACTIVE) == pytest.approx(3_000, abs=150)
+    assert classes.count(PriorityClass.BULK) == 10_000 - classes.count(PriorityClass.INTERACTIVE)
+
+
+def test_a_workload_can_be_given_other_classes_and_nothing_else() -> None:
+    before = list(synthetic(10, 100))
+    after = list(reclassed(synthetic(10, 100), parse_mix("bulk:1"), seed=1))
+    assert {job.request.priority_class for job in after} == {PriorityClass.BULK}
+    assert [job.request.arrival for job in after] == [job.request.arrival for job in before]
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf"), 1e-9])
+def test_a_rate_that_cannot_be_is_refused_at_once(rate: float) -> None:
+    with pytest.raises(ConfigError, match="--rate"):
+        synthetic(rate, 1)
+
+
+def test_other_mistakes_are_refused_at_once_under_their_flags() -> None:
+    with pytest.raises(ConfigError, match="--num-requests"):
+        synthetic(1, -1)
+    with pytest.raises(ConfigError, match="--output-tokens"):
+        synthetic(1, 1, output_tokens="long")
+    with pytest.raises(ConfigError, match="--class-mix"):
+        synthetic(1, 1, class_mix="bulk")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("bulky:1", "did you mean 'bulk'?"),
+        ("bulk", "no share"),
+        ("bulk:x", "no share"),
+        ("bulk:1,bulk:2", "twice"),
+        ("bulk:0", "not all of them 0"),
+        ("bulk:-1,default:2", "0 or more"),
+        ("bulk:nan", "0 or more"),
+        ("", "unknown class ''"),
+    ],
+)
+def test_a_mix_that_is_none_is_told_what_would_be(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match="--class-mix") as raised:
+        parse_mix(text, where="--class-mix")
+    assert said in str(raised.value)

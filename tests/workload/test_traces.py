@@ -1,0 +1,232 @@
+"""Traces: rows become jobs exactly, files of every dress open, and what cannot be used is named."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import threading
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from maitred.errors import ConfigError
+from maitred.request import PriorityClass
+from maitred.workload import BadRows, Job, open_trace
+
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+    "2023-11-16 23:59:59.9799607,374,44\r\n"
+    "2023-11-17 00:00:00.0000001,396,109\r\n"
+    "2023-11-17 00:00:04.0000000,879,55"
+)
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(content: str | bytes, name: str = "trace") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def jobs(spec: object, bad_rows: BadRows = BadRows.REFUSE) -> list[Job]:
+    with open_trace(str(spec), bad_rows=bad_rows) as trace:
+        return list(trace)
+
+
+def refusal(spec: object) -> ConfigError:
+    with pytest.raises(ConfigError) as raised:
+        jobs(spec)
+    return raised.value
+
+
+def test_azure_as_published(write: Write) -> None:
+    """CRLF, 100 ns text, no newline after the last row, over midnight: microseconds come out exact and start at 0."""
+    read = jobs(f"azure:{write(AZURE)}")
+    assert [job.request.arrival for job in read] == [0, 20_040, 4_020_040]
+    assert [(job.request.prompt_tokens, job.output_tokens) for job in read] == [(374, 44), (396, 109), (879, 55)]
+    assert [job.request.id for job in read] == [0, 1, 2]
+
+
+def test_azure_columns_go_by_name_and_times_may_carry_a_zone(write: Write) -> None:
+    text = "GeneratedTokens,Model,TIMESTAMP,ContextTokens\n5,a,2024-05-10 00:00:00+00:00,7\n6,a,2024-05-10 00:00:01.5+00:00,8\n"
+    read = jobs(f"azure:{write(text)}")
+    assert [(job.request.arrival, job.request.prompt_tokens, job.output_tokens) for job in read] == [
+        (0, 7, 5),
+        (1_500_000, 8, 6),
+    ]
+
+
+def test_gzip_is_told_by_content_not_by_name(write: Write) -> None:
+    plain = jobs(f"azure:{write(AZURE, 'plain.csv.gz')}")
+    zipped = jobs(f"azure:{write(gzip.compress(AZURE.encode()), 'zipped.csv')}")
+    assert plain == zipped
+    assert len(plain) == 3
+
+
+def test_mooncake_times_are_milliseconds_and_hash_ids_become_a_prefix(samples: Path) -> None:
+    first, second, third = jobs(f"mooncake:{samples / 'mooncake_tiny.jsonl'}")
+    assert [job.request.arrival for job in (first, second, third)] == [0, 0, 3_000_000]
+    assert [job.output_tokens for job in (first, second, third)] == [4, 2, 1]
+    assert first.request.prefix is not None
+    assert second.request.prefix is not None
+    ours, theirs = first.request.prefix.keys(128), second.request.prefix.keys(128)
+    assert (len(ours), len(theirs)) == (8, 5)
+    assert list(ours[:4]) == list(theirs[:4])
+    assert not set(ours[4:]) & set(theirs[4:])
+
+
+def test_mooncake_without_hash_ids_has_no_prefix(write: Write) -> None:
+    path = write('{"timestamp": 27.5, "input_length": 1, "output_length": 1}')
+    (job,) = jobs(f"mooncake:{path}")
+    assert job.request.prefix is None
+
+
+def test_our_own_format_carries_classes(write: Write) -> None:
+    text = "arrival_secs,class,prompt_tokens,output_tokens\n10.5,bulk,9,8\n10.500001,system,7,6\n"
+    first, second = jobs(f"maitred:{write(text)}")
+    assert (first.request.priority_class, second.request.priority_class) == (PriorityClass.BULK, PriorityClass.SYSTEM)
+    assert second.request.arrival == 1
+
+
+def test_the_first_line_tells_the_format(write: Write, samples: Path) -> None:
+    assert jobs(write(AZURE)) == jobs(f"azure:{write(AZURE)}")
+    assert jobs(samples / "mooncake_tiny.jsonl") == jobs(f"mooncake:{samples / 'mooncake_tiny.jsonl'}")
+    assert len(jobs(write("arrival_secs,class,prompt_tokens,output_tokens\n0,bulk,1,1\n"))) == 1
+
+
+def test_a_file_whose_name_has_a_colon_is_a_file(write: Write) -> None:
+    assert len(jobs(write(AZURE, "2023:code.csv"))) == 3
+
+
+def test_a_pipe_is_read_once_and_serves(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    feeder = threading.Thread(target=pipe.write_bytes, args=(gzip.compress(AZURE.encode()),))
+    feeder.start()
+    assert len(jobs(pipe)) == 3
+    feeder.join()
+
+
+def test_an_ambiguous_first_line_lists_the_formats(write: Write) -> None:
+    error = refusal(write("time,tokens\n1,2\n"))
+    assert "trace:1: the first line does not tell the format" in str(error)
+    assert all(name in error.hint for name in ("azure", "maitred", "mooncake"))
+
+
+def test_an_unknown_format_suggests_the_nearest() -> None:
+    assert "did you mean 'azure'?" in str(refusal("azur:conv.csv"))
+
+
+@pytest.mark.parametrize("spec", ["azure:no/such.csv", "no/such.csv"])
+def test_a_missing_file_is_named_at_once(spec: str) -> None:
+    with pytest.raises(ConfigError, match=r"no/such\.csv: cannot be read: No such file"):
+        open_trace(spec)
+
+
+def test_a_directory_or_an_empty_file_is_no_trace(tmp_path: Path, write: Write) -> None:
+    assert "Is a directory" in str(refusal(f"azure:{tmp_path}"))
+    assert "empty" in str(refusal(write("")))
+
+
+def test_what_is_no_text_is_said_to_be_none(write: Write) -> None:
+    assert "not text" in str(refusal(f"azure:{write(b'PK' + bytes([3, 4, 255, 254]))}"))
+
+
+def test_a_gzip_file_cut_short_is_said_to_be_cut(write: Write) -> None:
+    rows = "".join(f"2023-11-17 00:00:00.0{n:06d},{n},{n}\n" for n in range(1, 5000))
+    zipped = gzip.compress(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}".encode())
+    assert "ends in the middle" in str(refusal(f"azure:{write(zipped[: len(zipped) // 2])}"))
+
+
+def test_a_wrong_header_is_an_error_of_line_1(write: Write) -> None:
+    error = refusal(f"azure:{write('time,ContextTokens,GeneratedTokens')}")
+    assert ":1: the header has no column TIMESTAMP" in str(error)
+    assert "TIMESTAMP,ContextTokens,GeneratedTokens" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ("2023-11-17 00:00:01,3O0,5", "ContextTokens is '3O0'"),
+        ("2023-11-17 00:00:01,300,0", "GeneratedTokens is '0'"),
+        ("2023-11-17 00:00:01,-3,5", "ContextTokens is '-3'"),
+        ("2023-11-17 00:00:01,3.5,5", "ContextTokens is '3.5'"),
+        ("2023-11-17 00:00:01,9999999999999999999,5", "ContextTokens is '9999999999999999999'"),
+        ("17/11/2023,300,5", "TIMESTAMP is '17/11/2023'"),
+        ("2023-11-17 00:00:01,300", "2 fields"),
+        ("2023-11-16 00:00:00,300,5", "arrived before the row above it"),
+    ],
+)
+def test_a_bad_row_is_named_by_its_line_and_can_be_skipped(write: Write, row: str, what: str) -> None:
+    """The bad row is the third line of the file as an editor counts."""
+    path = write(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-17 00:00:00,1,2\n{row}\n2023-11-17 00:00:02,3,4\n")
+    error = refusal(f"azure:{path}")
+    assert error.where == f"{path}:3"
+    assert what in error.what
+    assert "--skip-bad-rows" in error.hint
+    with open_trace(f"azure:{path}", bad_rows=BadRows.SKIP) as trace:
+        assert [(job.request.id, job.request.arrival) for job in trace] == [(0, 0), (1, 2_000_000)]
+        assert trace.skipped == 1
+        assert trace.first_skipped is not None
+        assert trace.first_skipped.where == f"{path}:3"
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ('{"timestamp": 0, "input_length": 600', "truncated"),
+        ('{"timestamp": 0, "input_length": 600}', "output_length"),
+        ('{"timestamp": 0, "input_length": "600", "output_length": 1}', "input_length"),
+        ('{"timestamp": 0, "input_length": 0, "output_length": 1}', "input_length"),
+        ('{"timestamp": 1e300, "input_length": 1, "output_length": 1}', "timestamp"),
+        ('{"timestamp": 0, "input_length": 1200, "output_length": 1, "hash_ids": [4]}', "1 hash_ids for 1200 tokens"),
+    ],
+)
+def test_a_bad_mooncake_row_is_named_by_its_line(write: Write, row: str, what: str) -> None:
+    path = write(f'{{"timestamp": 0, "input_length": 1, "output_length": 1}}\n{row}\n')
+    error = refusal(f"mooncake:{path}")
+    assert error.where == f"{path}:2"
+    assert what in error.what
+
+
+def test_blank_lines_are_nothing_but_count_as_lines(write: Write) -> None:
+    path = write("TIMESTAMP,ContextTokens,GeneratedTokens\n\n2023-11-17 00:00:00,1,2\n\nrubbish\n\n")
+    assert refusal(f"azure:{path}").where == f"{path}:5"
+
+
+def test_a_class_that_is_none_suggests_the_nearest(write: Write) -> None:
+    path = write("arrival_secs,class,prompt_tokens,output_tokens\n0,bulky,1,1\n")
+    error = refusal(f"maitred:{path}")
+    assert "did you mean 'bulk'?" in error.hint
+
+
+@pytest.mark.parametrize("secs", ["", "nan", "inf", "-1", "soon"])
+def test_an_arrival_that_is_no_time_is_a_bad_row(write: Write, secs: str) -> None:
+    path = write(f"arrival_secs,class,prompt_tokens,output_tokens\n{secs},bulk,1,1\n")
+    error = refusal(f"maitred:{path}")
+    assert f"arrival_secs is {secs!r}" in error.what
+
+
+def test_memory_does_not_grow_with_the_file(write: Write) -> None:
+    rows = "".join(f"2023-11-17 00:00:00.{n:07d},{n},{n}\n" for n in range(1, 60_000))
+    path = write(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    tracemalloc.start()
+    with open_trace(f"azure:{path}") as trace:
+        assert sum(1 for _ in trace) == 59_999
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert path.stat().st_size > 2_000_000
+    assert peak < 400_000
+
+
+def test_how_far_a_trace_was_read(write: Write) -> None:
+    with open_trace(f"azure:{write(AZURE)}") as trace:
+        list(trace)
+        assert trace.share_read == 1.0
