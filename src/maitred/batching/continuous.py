@@ -7,10 +7,10 @@
     3. Otherwise the wait queue is admitted, head first, until the budget, the sequence limit or the blocks are used up. One
        that does not fit blocks those behind it; it is admitted only when its whole prompt fits.
 
-A step without chunks or victims repeats itself until a sequence ends, one arrives or the blocks run out, so `Step.repeat` says how
-often it may run. Sequences that decode are never touched on the way: their number and their context are kept as sums, and
-each one's progress follows from the step counter (`Seq.origin`). Every decoding sequence finds room in every step: it was
-admitted when the budget held it beside all before it, and what those take never grows.
+A step without chunks or victims repeats itself until a sequence ends, one arrives or the blocks run out, so `Step.repeat`
+says how often it may run. Sequences that decode are never touched on the way: their number and their context are kept as
+sums, and each one's progress follows from the step counter (`Seq.origin`). Every decoding sequence finds room in every step:
+it was admitted when the budget held it beside all before it, and what those take never grows.
 """
 
 from __future__ import annotations

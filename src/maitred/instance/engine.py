@@ -79,7 +79,7 @@ class Instance:
         self._answers: dict[RequestId, int] = {}
         """How many tokens each answer will have: known here as an engine knows it, when it is over."""
         self._ends: list[tuple[int, int, Seq]] = []
-        """(step, order, sequence): who will have emitted its answer after which step. Stale entries are dropped when they come up."""
+        """(step, order, sequence): who ends after which step. Stale entries are dropped when they come up."""
         self._deadlines: list[tuple[Micros, int, Seq]] = []
         self._events: list[InstanceEvent] = []
         self._run: _Run | None = None
@@ -130,8 +130,9 @@ class Instance:
         self._catch_up(now)
         seq = Seq(request, self._count)
         self._count += 1
-        if self.refusal(request) is not None:
-            self._events.append(InstanceEvent(now, EventKind.REFUSED, seq))
+        late = request.deadline is not None and request.deadline <= now
+        if late or self.refusal(request) is not None:
+            self._events.append(InstanceEvent(now, EventKind.TIMED_OUT if late else EventKind.REFUSED, seq))
             return
         longest = self._model_len - request.prompt_tokens
         if request.max_output_tokens is not None:
@@ -165,7 +166,7 @@ class Instance:
         return events
 
     def next_event(self) -> Micros | None:
-        """When something will happen by itself; None: never. Begins the step that is due: ask when this instant's inputs are in."""
+        """When something will happen by itself; None: never. Begins the step that is due, so ask when all inputs are in."""
         run = self._run
         if run is None:
             if not self._seqs:

@@ -13,7 +13,7 @@ from maitred.units import Micros
 
 @SCHEDULERS.register("fcfs")
 class FirstComeFirstServed(QueuePolicy):
-    """In order of arrival; a preempted sequence goes back to the front. Nothing starves; a long prompt blocks those behind it."""
+    """In order of arrival; a preempted sequence goes back to the front. Nothing starves; a long prompt blocks the rest."""
 
     def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
         return _Line()

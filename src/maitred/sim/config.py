@@ -1,0 +1,19 @@
+"""The cluster that is simulated."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Equal instances behind one router; what each is made of says the `instance` section."""
+
+    num_instances: int = 1
+    capacity: int | None = None
+    """Slots per model of the admission in front of the router; None: no admission, all enter."""
+
+    def __post_init__(self) -> None:
+        if self.num_instances < 1:
+            raise ValueError(f"num_instances must be at least 1, not {self.num_instances}")
+        if self.capacity is not None and self.capacity < 1:
+            raise ValueError(f"capacity must be at least 1 slot, not {self.capacity}")

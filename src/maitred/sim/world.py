@@ -1,0 +1,282 @@
+"""The event loop of the virtual world.
+
+One heap of (time, kind, sequence, whom). At one instant the kinds come in this order:
+
+    arrival  <  deadline of one that waits for admission  <  admission's timer  <  an instance's event  <  steps begin
+
+so whatever enters an instance at t joins the step that begins at t, and a step that ends at t has freed its room by then.
+Instances are advanced only when their own next event is due; entries that an arrival has made obsolete are dropped when
+they come up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import IntEnum
+from heapq import heappop, heappush
+from random import Random
+
+import msgspec
+
+from maitred.admission import Action, Admission, AdmissionConfig, End, RecordedAdmission, Ticket
+from maitred.decisions import Decision, DecisionLog
+from maitred.errors import ConfigError
+from maitred.instance import EventKind, Instance, InstanceConfig, InstanceEvent
+from maitred.request import Request, RequestId
+from maitred.routing import RoutingConfig
+from maitred.sim.columns import Columns, Outcome, Results
+from maitred.sim.config import ClusterConfig
+from maitred.units import Micros
+from maitred.workload import Job
+
+_PROGRESS_EVERY = 1_000
+
+_OUTCOMES = {
+    EventKind.FINISHED: Outcome.COMPLETED,
+    EventKind.TIMED_OUT: Outcome.TIMED_OUT,
+    EventKind.ABORTED: Outcome.ABORTED,
+    EventKind.REFUSED: Outcome.REFUSED,
+}
+
+
+class _Kind(IntEnum):
+    ARRIVAL = 0
+    DEADLINE = 1
+    ADMISSION = 2
+    INSTANCE = 3
+
+
+def simulate(
+    jobs: Iterable[Job],
+    cluster: ClusterConfig | None = None,
+    instance: InstanceConfig | None = None,
+    routing: RoutingConfig | None = None,
+    admission: AdmissionConfig | None = None,
+    *,
+    seed: int = 42,
+    horizon: Micros | None = None,
+    progress: Callable[[int], None] | None = None,
+    log: DecisionLog | None = None,
+) -> Results:
+    """Run `jobs`, given in the order of arrival, through a cluster, until all have ended or `horizon` (µs) has passed.
+
+    `progress` is told now and then how many have arrived; `log` receives admission's inputs and decisions. Jobs are read one
+    at a time. Raises ConfigError for unknown policies and for jobs out of order.
+    """
+    world = _World(
+        iter(jobs),
+        cluster or ClusterConfig(),
+        instance or InstanceConfig(),
+        routing or RoutingConfig(),
+        admission or AdmissionConfig(),
+        seed,
+        progress,
+        log,
+    )
+    return world.run(horizon)
+
+
+class _Replica:
+    """An instance in the cluster, and the `InstanceView` that routers see: live, never stale."""
+
+    __slots__ = ("due", "in_flight", "index", "instance", "touched")
+
+    def __init__(self, index: int, instance: Instance) -> None:
+        self.index = index
+        self.instance = instance
+        self.in_flight = 0
+        self.due: Micros | None = None
+        """When its entry in the heap says that something happens; others are obsolete."""
+        self.touched = False
+        """Something happened to it at this instant: its next event is to be found anew."""
+
+    @property
+    def waiting(self) -> int:
+        return self.instance.waiting
+
+    @property
+    def running(self) -> int:
+        return self.instance.running
+
+    @property
+    def kv_usage(self) -> float:
+        return self.instance.kv_usage
+
+
+class _Live(msgspec.Struct, gc=False):
+    """A request that has arrived and not ended."""
+
+    job: Job
+    row: int
+    replica: _Replica | None = None
+
+
+class _World:
+    def __init__(
+        self,
+        jobs: Iterator[Job],
+        cluster: ClusterConfig,
+        instance: InstanceConfig,
+        routing: RoutingConfig,
+        admission: AdmissionConfig,
+        seed: int,
+        progress: Callable[[int], None] | None,
+        log: DecisionLog | None,
+    ) -> None:
+        self._jobs = jobs
+        self._job: Job | None = None
+        self._progress = progress
+        self._capacity = cluster.capacity
+        self._admission = None if cluster.capacity is None else _admission(admission, log)
+        self._admission_due: Micros | None = None
+        self._pools: set[str] = set()
+        self._router = routing.router(Random(f"{seed}/routing"))
+        self._fleet = [
+            _Replica(index, Instance(instance, Random(f"{seed}/instance/{index}"))) for index in range(cluster.num_instances)
+        ]
+        self._touched: list[_Replica] = []
+        self._heap: list[tuple[Micros, _Kind, int, int]] = []
+        self._pushed = 0
+        self._live: dict[RequestId, _Live] = {}
+        self._columns = Columns()
+
+    def run(self, horizon: Micros | None) -> Results:
+        heap, now = self._heap, 0
+        self._read_job(now)
+        while heap and (horizon is None or heap[0][0] <= horizon):
+            now = heap[0][0]
+            while heap and heap[0][0] == now:
+                _, kind, _, whom = heappop(heap)
+                if kind is _Kind.INSTANCE:
+                    self._instance_event(self._fleet[whom], now)
+                elif kind is _Kind.ARRIVAL:
+                    self._arrive(now)
+                elif kind is _Kind.DEADLINE:
+                    self._give_up(whom, now)
+                else:
+                    self._admission_timer(now)
+            self._begin_steps()
+        if self._progress is not None:
+            self._progress(len(self._columns.request_id))
+        return self._columns.results(now if horizon is None or not heap else horizon)
+
+    def _push(self, at: Micros, kind: _Kind, whom: int = 0) -> None:
+        self._pushed += 1
+        heappush(self._heap, (at, kind, self._pushed, whom))
+
+    def _read_job(self, now: Micros) -> None:
+        job = self._job = next(self._jobs, None)
+        if job is None:
+            return
+        if job.request.arrival < now:
+            raise ConfigError(
+                f"request {job.request.id} arrives at {job.request.arrival} µs, after one that arrived at {now} µs",
+                hint="give the jobs in the order of arrival",
+            )
+        self._push(job.request.arrival, _Kind.ARRIVAL)
+
+    def _arrive(self, now: Micros) -> None:
+        job = self._job
+        assert job is not None
+        request = job.request
+        if request.id in self._live:
+            raise ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
+        row = self._columns.add(request)
+        live = self._live[request.id] = _Live(job, row)
+        if self._progress is not None and row % _PROGRESS_EVERY == 0:
+            self._progress(row)
+        self._read_job(now)
+        if self._admission is None:
+            self._route(live, now)
+        else:
+            self._submit(self._admission, request, now)
+
+    def _route(self, live: _Live, now: Micros) -> None:
+        request = live.job.request
+        replica = live.replica = self._fleet[self._router.choose(request, self._fleet, now).instance]
+        replica.in_flight += 1
+        self._columns.instance[live.row] = replica.index
+        replica.instance.enqueue(request, live.job.output_tokens, now)
+        self._touch(replica)
+
+    def _touch(self, replica: _Replica) -> None:
+        if not replica.touched:
+            replica.touched = True
+            self._touched.append(replica)
+
+    def _begin_steps(self) -> None:
+        """All that happens at this instant has been said: the instances concerned go on."""
+        for replica in self._touched:
+            replica.touched = False
+            due = replica.instance.next_event()
+            if due != replica.due:
+                replica.due = due
+                if due is not None:
+                    self._push(due, _Kind.INSTANCE, replica.index)
+        self._touched.clear()
+
+    def _instance_event(self, replica: _Replica, now: Micros) -> None:
+        if replica.due != now:
+            return
+        replica.due = None
+        self._touch(replica)
+        for event in replica.instance.advance(now):
+            self._apply_event(event, replica)
+
+    def _apply_event(self, event: InstanceEvent, replica: _Replica) -> None:
+        kind, seq = event.kind, event.seq
+        request = seq.request
+        if kind is EventKind.PREEMPTED:
+            return
+        if kind is EventKind.FIRST_TOKEN:
+            if self._admission is not None and request.stream:
+                self._admission.first_byte(request.id, event.at)
+            return
+        live = self._live.pop(request.id)
+        replica.in_flight -= 1
+        self._columns.left(live.row, seq)
+        self._columns.end(live.row, _OUTCOMES[kind], event.at)
+        self._router.left(request, replica.index, event.at)
+        if self._admission is not None:
+            end = End.DRAINED if kind is EventKind.FINISHED else End.FAILED
+            self._obey(self._admission.release(request.id, end, event.at), event.at)
+
+    def _submit(self, core: Admission, request: Request, now: Micros) -> None:
+        if request.model not in self._pools:
+            self._pools.add(request.model)
+            assert self._capacity is not None
+            core.resize(request.model, self._capacity, now)
+        if request.deadline is not None:
+            self._push(request.deadline, _Kind.DEADLINE, request.id)
+        self._obey(core.submit(Ticket(request.id, request.model, request.priority_class), now), now)
+
+    def _obey(self, decisions: Sequence[Decision], now: Micros) -> None:
+        for decision in decisions:
+            if decision.action is Action.ADMIT:
+                self._route(self._live[decision.subject], now)
+            elif decision.action is Action.REJECT:
+                self._columns.end(self._live.pop(decision.subject).row, Outcome.REJECTED, now)
+        assert self._admission is not None
+        due = self._admission.next_deadline()
+        if due is not None and (self._admission_due is None or due < self._admission_due):
+            self._admission_due = due
+            self._push(due, _Kind.ADMISSION)
+
+    def _admission_timer(self, now: Micros) -> None:
+        assert self._admission is not None
+        self._admission_due = None
+        self._obey(self._admission.advance(now), now)
+
+    def _give_up(self, request_id: RequestId, now: Micros) -> None:
+        """The deadline of a request has come; in an instance, that is the instance's affair."""
+        live = self._live.get(request_id)
+        if live is None or live.replica is not None:
+            return
+        assert self._admission is not None
+        del self._live[request_id]
+        self._columns.end(live.row, Outcome.TIMED_OUT, now)
+        self._obey(self._admission.release(request_id, End.CLIENT_GONE, now), now)
+
+
+def _admission(config: AdmissionConfig, log: DecisionLog | None) -> Admission:
+    return Admission(config, {}) if log is None else RecordedAdmission(config, {}, log)
