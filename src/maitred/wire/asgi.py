@@ -142,11 +142,12 @@ class Departure:
     The server says it through `receive()` alone: `send` does nothing, silently, once the client has left.
     """
 
-    __slots__ = ("_gone", "_receive", "_waiting")
+    __slots__ = ("_gone", "_receive", "_waiting", "happened")
 
     def __init__(self, receive: Receive, gone: Callable[[], object]) -> None:
         self._receive = receive
         self._gone = gone
+        self.happened = False
         self._waiting: Coroutine[Any, Any, Message] | None = receive()  # type: ignore[assignment]
         self._step()
 
@@ -170,6 +171,7 @@ class Departure:
     def _heard(self, message: Message) -> None:
         if message["type"] == "http.disconnect":
             self._waiting = None
+            self.happened = True
             self._gone()
         else:
             self._waiting = self._receive()  # type: ignore[assignment]

@@ -78,7 +78,7 @@ class Client:
         """Send a request and return its response when the head is there.
 
         `headers` must have neither Host nor anything about framing or the connection. If this is cancelled the connection is
-        closed at once; afterwards `Response.close` does that. Raises UpstreamError, and ValueError for a header with a line end.
+        closed at once; afterwards `Response.close` does that. Raises UpstreamError, and ValueError if a header has a line end.
         """
         if origin.tls:
             return await self._over_tls().request(str(origin), method, target, headers, body)

@@ -1,0 +1,233 @@
+"""The gateway as a raw ASGI app: its routes, and one request from intake to release."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from maitred.admission import Admission, AdmissionConfig, End, RecordedAdmission
+from maitred.decisions import DecisionLog
+from maitred.errors import ConfigError
+from maitred.gateway import refusals
+from maitred.gateway.config import GatewayConfig
+from maitred.gateway.driver import Driver, Refused
+from maitred.gateway.fleet import Fleet
+from maitred.gateway.intake import REQUEST_ID, read_fields, read_headers
+from maitred.gateway.metrics import Counts, GatewayCollector
+from maitred.gateway.relay import Call, Relay
+from maitred.gateway.state import GatewayState, observe
+from maitred.request import PriorityClass, Request
+from maitred.routing import RoutingConfig
+from maitred.wire import asgi
+from maitred.wire.asgi import ApiError, Receive, Scope, Send
+from maitred.wire.client import Client
+
+log = logging.getLogger("maitred.gateway")
+Handler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+BYTES_PER_TOKEN = 4
+"""Of a request body, when a prompt's length is guessed from it."""
+
+
+class Gateway:
+    """Serve it with an ASGI server that runs the lifespan protocol. Raises ConfigError for a configuration that cannot work."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        admission: AdmissionConfig | None = None,
+        routing: RoutingConfig | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        if not config.backends:
+            raise ConfigError("no backend is named", where="--backend", hint="--backend http://127.0.0.1:9001, once for each")
+        self.config = config
+        self.counts = Counts()
+        self._router = (routing or RoutingConfig()).router(random.Random(seed))
+        self._log = _open_log(config.decision_log)
+        self.core = _core(admission or AdmissionConfig(), self._log)
+        self._collector = GatewayCollector(self.counts, self.state)
+        self._ids = itertools.count()
+        self._id_prefix = f"maitred-{secrets.token_hex(6)}-".encode()
+        self._fleet: Fleet
+        self._driver: Driver
+        self._relay: Relay
+        self._client: Client
+        self._watch: asyncio.Task[None]
+        self._routes: dict[str, tuple[str, Handler]] = {
+            "/v1/chat/completions": ("POST", self._proxy),
+            "/v1/completions": ("POST", self._proxy),
+            "/v1/embeddings": ("POST", self._proxy),
+            "/v1/models": ("GET", self._models),
+            "/health": ("GET", self._health),
+            "/ready": ("GET", self._ready),
+            "/metrics": ("GET", self._metrics),
+            "/maitred/state": ("GET", self._state),
+        }
+
+    async def start(self) -> None:
+        """Begin to watch the backends. Called by the lifespan protocol."""
+        self._client = Client(self.config.upstream)
+        self._driver = Driver(self.core)
+        self._fleet = Fleet(self.config, self._client, self._resize)
+        self._relay = Relay(self._client, self._fleet, self._router, self._driver, self.counts)
+        self._watch = asyncio.create_task(self._fleet.watch())
+
+    async def stop(self) -> None:
+        self._watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._watch
+        self._driver.close()
+        await self._client.close()
+        if self._log is not None:
+            self._log.close()
+
+    def state(self) -> GatewayState:
+        """What is waiting, in flight and done, and how the backends are."""
+        return observe(self.core, self._fleet.backends)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await asgi.lifespan(receive, send, self.start, self.stop)
+            return
+        method, handler = self._routes.get(scope["path"], ("", None))
+        if handler is None:
+            await asgi.send_error(send, refusals.no_route(scope["path"]))
+        elif scope["method"] != method:
+            await asgi.send_error(send, refusals.wrong_method(scope["method"], method))
+        else:
+            await handler(scope, receive, send)
+
+    # One request
+
+    async def _proxy(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            call = self._take_in(scope, await asgi.read_body(scope, receive, self.config.max_body_bytes))
+        except ApiError as error:
+            self.counts.refused[error.code or "invalid_request"] += 1
+            await asgi.send_error(send, error)
+            return
+        except asgi.ClientGone:
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        departure = asgi.Departure(receive, task.cancel)
+        try:
+            await self._serve(call, send, departure)
+        except ApiError as error:
+            await asgi.send_error(send, error, [(REQUEST_ID, call.request_id)])
+        except asyncio.CancelledError:
+            if not departure.happened:
+                await self._break_off(call, send, refusals.shutting_down())
+                raise
+            task.uncancel()
+        except Exception:
+            log.exception("request %s failed", call.request_id.decode("latin-1"))
+            await self._break_off(call, send, refusals.internal())
+        finally:
+            departure.stop()
+
+    def _take_in(self, scope: Scope, body: bytes) -> Call:
+        """Raises ApiError for what can be said to be wrong already."""
+        fields = read_fields(body)
+        serving = self._fleet.serving(fields.model)
+        if not serving:
+            unknown = serving is None and bool(self._fleet.healthy)
+            raise refusals.unknown_model(fields.model) if unknown else refusals.not_ready(fields.model)
+        inbound = read_headers(scope["headers"])
+        priority_class = inbound.priority_class
+        if priority_class is None:
+            self.counts.unknown_class += 1
+            priority_class = PriorityClass.DEFAULT
+        number = next(self._ids)
+        request_id = inbound.request_id or b"%b%d" % (self._id_prefix, number)
+        inbound.forward.append((REQUEST_ID, request_id))
+        request = Request(
+            id=number,
+            arrival=self._driver.now(),
+            prompt_tokens=len(body) // BYTES_PER_TOKEN,
+            max_output_tokens=fields.max_output_tokens,
+            client_id=request_id.decode("latin-1"),
+            model=fields.model,
+            priority_class=priority_class,
+            stream=fields.stream is True,
+        )
+        query = scope["query_string"]
+        path = f"{scope['path']}?{query.decode('latin-1')}" if query else scope["path"]
+        return Call(request, path, inbound.forward, body, request_id)
+
+    async def _serve(self, call: Call, send: Send, departure: asgi.Departure) -> None:
+        """Hold a slot while the answer is made, and give it back exactly once."""
+        request, end = call.request, End.FAILED
+        try:
+            waiting = self._driver.submit(request)
+            if waiting is not None:
+                await self._wait(request, waiting)
+            end = await self._relay.serve(call, send, departure)
+        except Refused as refused:
+            raise refusals.by_admission(refused.reason, self.config.queue_timeout_status) from refused
+        except asyncio.CancelledError:
+            end = End.CLIENT_GONE
+            raise
+        finally:
+            self._driver.release(request.id, end)
+
+    async def _wait(self, request: Request, waiting: asyncio.Future[None]) -> None:
+        try:
+            await waiting
+        finally:
+            self.counts.queue_wait[request.priority_class].observe(self._driver.now() - request.arrival)
+
+    async def _break_off(self, call: Call, send: Send, error: ApiError) -> None:
+        """Answer with an error if nothing else was; else return without an end, and the server cuts the connection."""
+        if not call.answered:
+            await asgi.send_error(send, error, [(REQUEST_ID, call.request_id)])
+
+    def _resize(self) -> None:
+        """Capacity follows the fleet, model by model."""
+        for model in self._fleet.models:
+            healthy = self._fleet.serving(model) or ()
+            self._driver.resize(model, self.config.slots_per_backend * len(healthy))
+
+    # What it says of itself
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._fleet.healthy:
+            await asgi.send_json(send, 200, {"object": "list", "data": self._fleet.listed()})
+        else:
+            await asgi.send_error(send, refusals.unanswered(None))
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await asgi.send_json(send, 200, {"status": "ok"})
+
+    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = self.state()
+        await asgi.send_json(send, 200 if state.ready else 503, {"ready": state.ready, "backends": state.backends})
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await asgi.send_bytes(send, 200, self._collector.text(), b"text/plain; version=0.0.4; charset=utf-8")
+
+    async def _state(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await asgi.send_json(send, 200, self.state())
+
+
+def _core(config: AdmissionConfig, file: BinaryIO | None) -> Admission:
+    if file is None:
+        return Admission(config, {})
+    return RecordedAdmission(config, {}, DecisionLog(file.write), Driver.now())
+
+
+def _open_log(path: str | None) -> BinaryIO | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).open("ab")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}", where="gateway.decision_log") from error

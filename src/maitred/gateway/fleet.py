@@ -1,0 +1,128 @@
+"""The backends: which are up, and which models they serve.
+
+Each is polled for `/health` and `/v1/models`. One good answer makes it healthy; a refused connection, in a poll or in service,
+makes it down at once, and other failures after some in a row, because a busy engine is slow to answer and not down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from maitred.gateway.config import GatewayConfig
+from maitred.wire.client import Client, Origin
+from maitred.wire.failures import ConnectError, ProtocolError, UpstreamError
+
+
+class ModelList(msgspec.Struct):
+    """The answer of `/v1/models`."""
+
+    data: list[dict[str, Any]]
+
+
+class Backend:
+    """An instance reached over HTTP, as routers see it (InstanceView)."""
+
+    __slots__ = ("failures", "healthy", "in_flight", "index", "models", "origin", "problem", "url")
+
+    kv_usage = 0.0
+    waiting = 0
+
+    def __init__(self, index: int, url: str) -> None:
+        self.index = index
+        self.origin = Origin.parse(url, where="--backend")
+        self.url = str(self.origin)
+        self.in_flight = 0
+        self.healthy = False
+        self.models: dict[str, dict[str, Any]] = {}
+        """What it served when last asked, by id; kept while it is down."""
+        self.failures = 0
+        self.problem = "not polled yet"
+        """Why it is not healthy."""
+
+    @property
+    def running(self) -> int:
+        return self.in_flight
+
+
+class Fleet:
+    """`changed` is called after every change of who is healthy or serves what."""
+
+    def __init__(self, config: GatewayConfig, client: Client, changed: Callable[[], object]) -> None:
+        self._config = config
+        self._client = client
+        self._changed = changed
+        self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
+        self._serving: dict[str, tuple[Backend, ...]] = {}
+
+    @property
+    def models(self) -> Sequence[str]:
+        """All that were ever seen, whether or not a backend is up that serves them."""
+        return list(self._serving)
+
+    @property
+    def healthy(self) -> Sequence[Backend]:
+        return [backend for backend in self.backends if backend.healthy]
+
+    def serving(self, model: str) -> tuple[Backend, ...] | None:
+        """The healthy backends that serve `model`; None: it was never seen."""
+        return self._serving.get(model)
+
+    def listed(self) -> Sequence[dict[str, Any]]:
+        """What `/v1/models` says: the healthy backends' models, each once."""
+        merged: dict[str, dict[str, Any]] = {}
+        for backend in self.healthy:
+            for name, model in backend.models.items():
+                merged.setdefault(name, model)
+        return list(merged.values())
+
+    async def watch(self) -> None:
+        """Poll for ever."""
+        while True:
+            await asyncio.gather(*(self._poll(backend) for backend in self.backends))
+            await asyncio.sleep(self._config.health_interval_secs)
+
+    def down(self, backend: Backend, problem: str) -> None:
+        """It cannot be reached."""
+        backend.problem = problem
+        if backend.healthy:
+            backend.healthy = False
+            self._settle()
+
+    async def _poll(self, backend: Backend) -> None:
+        try:
+            async with asyncio.timeout(self._config.health_timeout_secs):
+                await self._get(backend, "/health")
+                models = msgspec.json.decode(await self._get(backend, "/v1/models"), type=ModelList)
+        except ConnectError as error:
+            self.down(backend, str(error))
+        except (UpstreamError, msgspec.DecodeError, TimeoutError) as error:
+            backend.failures += 1
+            if backend.failures >= self._config.health_failures or not backend.healthy:
+                self.down(backend, str(error) or f"no answer within {self._config.health_timeout_secs:g} s")
+        else:
+            self._up(backend, {model["id"]: model for model in models.data if isinstance(model.get("id"), str)})
+
+    async def _get(self, backend: Backend, path: str) -> bytes:
+        response = await self._client.request(backend.origin, "GET", path)
+        with contextlib.closing(response):
+            body = b"".join([piece async for piece in response])
+        if response.status != 200:
+            raise ProtocolError(f"{path} answered {response.status}")
+        return body
+
+    def _up(self, backend: Backend, models: dict[str, dict[str, Any]]) -> None:
+        backend.failures, backend.problem = 0, ""
+        changed = not backend.healthy or models.keys() != backend.models.keys()
+        backend.healthy, backend.models = True, models
+        if changed:
+            self._settle()
+
+    def _settle(self) -> None:
+        names = dict.fromkeys([*self._serving, *(name for backend in self.backends for name in backend.models)])
+        self._serving = {name: tuple(b for b in self.backends if b.healthy and name in b.models) for name in names}
+        self._changed()
