@@ -215,15 +215,15 @@ def test_an_arrival_that_is_no_time_is_a_bad_row(write: Write, secs: str) -> Non
 
 
 def test_memory_does_not_grow_with_the_file(write: Write) -> None:
-    rows = "".join(f"2023-11-17 00:00:00.{n:07d},{n},{n}\n" for n in range(1, 60_000))
+    rows = "".join(f"2023-11-17 00:00:00.{n:07d},{n},{n}\n" for n in range(1, 20_000))
     path = write(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
     tracemalloc.start()
     with open_trace(f"azure:{path}") as trace:
-        assert sum(1 for _ in trace) == 59_999
+        assert sum(1 for _ in trace) == 19_999
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert path.stat().st_size > 2_000_000
-    assert peak < 400_000
+    assert path.stat().st_size > 600_000
+    assert peak < 300_000
 
 
 def test_how_far_a_trace_was_read(write: Write) -> None:

@@ -14,9 +14,8 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import islice
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import typer
 
 from maitred.cli.simulate_flags import Flags, command
@@ -26,6 +25,7 @@ from maitred.units import Micros, from_ms, from_seconds
 
 if TYPE_CHECKING:
     from maitred.config import Config
+    from maitred.instance import LinearLatency
     from maitred.report import OutputFile, Slo, Summary
     from maitred.workload import Job, Trace
 
@@ -90,22 +90,23 @@ def run(flags: Flags) -> None:
 def _config(flags: Flags) -> Config:
     from maitred.config import load
 
-    said: dict[str, Any] = {key: getattr(flags, name) for name, key in _CONFIG_KEYS.items()}
+    said: dict[str, object] = {key: getattr(flags, name) for name, key in _CONFIG_KEYS.items()}
     said["instance.latency"] = _latency(flags)
-    return load(flags.config, flags={key: value for key, value in said.items() if value is not None}, env=os.environ)
+    config = load(flags.config, flags=said, flag_names={"routing.policy": "--routing-policy"}, env=os.environ)
+    if flags.decision_log is not None and config.cluster.capacity is None:
+        hint = "turn admission on with --capacity SLOTS"
+        raise ConfigError("without admission there are no decisions to log", where="--decision-log", hint=hint)
+    return config
 
 
-def _latency(flags: Flags) -> dict[str, Any] | None:
-    """As a configuration file would say it."""
+def _latency(flags: Flags) -> LinearLatency | None:
     from maitred.instance import parse_latency
 
-    if flags.latency is not None and flags.beta_coeffs is not None:
+    if flags.beta_coeffs is None:
+        return None if flags.latency is None else parse_latency(flags.latency)
+    if flags.latency is not None:
         raise ConfigError("--latency and --beta-coeffs are two names for one thing", hint="give one of them")
-    text = f"linear:{flags.beta_coeffs}" if flags.beta_coeffs is not None else flags.latency
-    if text is None:
-        return None
-    as_config: dict[str, Any] = msgspec.to_builtins(parse_latency(text))
-    return as_config
+    return parse_latency(f"linear:{flags.beta_coeffs}")
 
 
 def _slo(flags: Flags) -> Slo:

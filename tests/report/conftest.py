@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from maitred.request import PriorityClass
+from maitred.sim import Outcome, Results
+
+NEVER = -1
+INTERACTIVE, BULK = PriorityClass.INTERACTIVE, PriorityClass.BULK
+COLUMNS = (
+    "request_id", "priority_class", "arrival", "scheduled", "first_token", "finished",
+    "prompt_tokens", "output_tokens", "outcome", "instance", "preemptions",
+)  # fmt: skip
+
+Row = tuple[int, ...]
+
+FIVE: tuple[Row, ...] = (
+    (0, INTERACTIVE, 0, 10_000, 100_000, 500_000, 10, 5, Outcome.COMPLETED, 0, 0),
+    (1, INTERACTIVE, 100_000, 120_000, 300_000, 300_000, 20, 1, Outcome.COMPLETED, 1, 0),
+    (2, BULK, 200_000, 230_000, 600_000, 1_600_000, 30, 11, Outcome.COMPLETED, 0, 2),
+    (3, BULK, 250_000, NEVER, NEVER, NEVER, 40, 0, Outcome.REJECTED, NEVER, 0),
+    (4, BULK, 300_000, 340_000, 1_100_000, NEVER, 50, 3, Outcome.UNFINISHED, 1, 1),
+)
+"""Two seconds in which three requests complete, one of them with a single token; one is rejected, one cut off by the end."""
+
+
+def results_of(rows: tuple[Row, ...], end: int) -> Results:
+    columns = zip(*rows, strict=True) if rows else ((),) * len(COLUMNS)
+    return Results(
+        end=end, **{name: np.array(list(column), dtype=np.int64) for name, column in zip(COLUMNS, columns, strict=True)}
+    )
+
+
+@pytest.fixture
+def make() -> Callable[[tuple[Row, ...], int], Results]:
+    return results_of
+
+
+@pytest.fixture
+def five() -> Results:
+    return results_of(FIVE, 2_000_000)
+
+
+@pytest.fixture
+def none() -> Results:
+    return results_of((), 0)
+
+
+@pytest.fixture
+def five_rows() -> tuple[Row, ...]:
+    return FIVE

@@ -1,0 +1,117 @@
+"""Result files: BLIS's keys, complete or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maitred.errors import ConfigError
+from maitred.report import OutputFile, Slo, summarise, write_metrics, write_requests
+from maitred.sim import Outcome, Results
+
+
+def requests_of(results: Results) -> Any:
+    parts: list[bytes] = []
+    write_requests(results, parts.append)
+    return json.loads(b"".join(parts))
+
+
+def metrics_of(results: Results, slo: Slo | None = None) -> Any:
+    parts: list[bytes] = []
+    write_metrics(summarise(results, slo), parts.append)
+    return json.loads(b"".join(parts), parse_constant=pytest.fail)
+
+
+def test_one_object_per_completed_request(five: Results) -> None:
+    assert requests_of(five) == [
+        {"request_id": 0, "ttft_us": 100_000, "e2e_us": 500_000, "input_tokens": 10, "output_tokens": 5},
+        {"request_id": 1, "ttft_us": 200_000, "e2e_us": 200_000, "input_tokens": 20, "output_tokens": 1},
+        {"request_id": 2, "ttft_us": 400_000, "e2e_us": 1_400_000, "input_tokens": 30, "output_tokens": 11},
+    ]
+
+
+def test_requests_are_sorted_by_id_whatever_their_order_of_arrival(make: Any, five_rows: Any) -> None:
+    shuffled = make((five_rows[2], five_rows[0], five_rows[1]), 2_000_000)
+    assert [row["request_id"] for row in requests_of(shuffled)] == [0, 1, 2]
+
+
+def test_more_requests_than_one_slice(make: Any, five_rows: Any) -> None:
+    many = make(five_rows[:1] * 25_001, 1)
+    many.request_id[:] = np.arange(25_001)
+    assert [row["request_id"] for row in requests_of(many)] == list(range(25_001))
+
+
+def test_the_figures_under_blis_keys(five: Results) -> None:
+    figures = metrics_of(five, Slo(ttft=200_000))
+    expected = {
+        "injected_requests": 5, "completed_requests": 3, "rejected_requests": 1, "unfinished_requests": 1,
+        "timed_out_requests": 0, "dropped_unservable": 0, "total_input_tokens": 110, "total_output_tokens": 20,
+        "simulated_duration_s": 2.0, "responses_per_sec": 1.5, "tokens_per_sec": 10.0,
+        "ttft_mean_ms": 375.0, "ttft_p99_ms": 788.0, "tpot_mean_ms": 100.0, "e2e_mean_ms": 700.0, "e2e_p99_ms": 1382.0,
+        "preemption_count": 3, "goodput_rps": 1.0, "slo_attainment": 0.4,
+    }  # fmt: skip
+    assert {key: figures[key] for key in expected} == pytest.approx(expected)
+    assert figures["slo"] == {"ttft_ms": 200.0, "tpot_ms": None, "e2e_ms": None}
+    assert figures["per_class"]["bulk"]["completed_requests"] == 1
+    assert figures["per_class"]["interactive"]["slo_attainment"] == 1.0
+
+
+def test_nothing_is_null_in_json_never_nan(none: Results) -> None:
+    figures = metrics_of(none)
+    assert figures["ttft_mean_ms"] is None
+    assert figures["responses_per_sec"] is None
+    assert figures["goodput_rps"] is None
+    assert requests_of(none) == []
+
+
+def test_a_run_where_nothing_completed_is_an_empty_list(make: Any, five_rows: Any) -> None:
+    results = make(five_rows[3:], 2_000_000)
+    assert Outcome.COMPLETED not in set(results.outcome)
+    assert requests_of(results) == []
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_bytes(b"before")
+    with suppress(KeyboardInterrupt), OutputFile(path) as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"before"
+    with OutputFile(path) as file:
+        file.write(b"whole")
+        assert path.read_bytes() == b"before"
+    assert path.read_bytes() == b"whole"
+    assert [left.name for left in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with OutputFile(tmp_path / "link") as file:
+        file.write(b"x")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"x"
+
+
+def test_a_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
+    pipe, received = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
+    reader.start()
+    with OutputFile(pipe) as file:
+        file.write(b"x")
+    reader.join()
+    assert received == [b"x"]
+
+
+def test_a_bad_path_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--results-path: there is no directory .*missing"):
+        OutputFile(tmp_path / "missing" / "out.json", where="--results-path")
+    with pytest.raises(ConfigError, match="is a directory"):
+        OutputFile(tmp_path)

@@ -1,0 +1,77 @@
+"""The table, as text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from maitred.report import Slo, print_summary, summarise
+from maitred.sim import Results
+
+
+def printed(results: Results, slo: Slo | None = None, width: int = 80) -> str:
+    text = io.StringIO()
+    print_summary(summarise(results, slo), Console(file=text, width=width))
+    return text.getvalue()
+
+
+def cells(text: str, *start: str) -> list[str]:
+    """The fields of the line that begins with `start`."""
+    lines = [line.split() for line in text.splitlines()]
+    return next(line[len(start) :] for line in lines if tuple(line[: len(start)]) == start)
+
+
+def test_latencies_of_every_class_and_of_all(five: Results) -> None:
+    text = printed(five)
+    assert cells(text, "latency") == ["class", "mean", "p50", "p90", "p99"]
+    assert cells(text, "TTFT", "ms") == ["interactive", "150.0", "150.0", "190.0", "199.0"]
+    assert cells(text, "E2E", "ms") == ["interactive", "350.0", "350.0", "470.0", "497.0"]
+    assert "bulk              1,400       1,400       1,400       1,400" in text
+
+
+def test_counts_of_every_class_and_of_all(five: Results) -> None:
+    text = printed(five, Slo(ttft=200_000))
+    assert cells(text, "requests") == ["interactive", "bulk", "all"]
+    assert cells(text, "arrived") == ["2", "3", "5"]
+    assert cells(text, "completed") == ["2", "1", "3"]
+    assert cells(text, "rejected") == ["0", "1", "1"]
+    assert cells(text, "unfinished") == ["0", "1", "1"]
+    assert cells(text, "completed/s") == ["1.00", "0.50", "1.50"]
+    assert cells(text, "output", "tokens/s") == ["3.00", "7.00", "10.0"]
+    assert cells(text, "goodput/s") == ["1.00", "0.00", "1.00"]
+    assert cells(text, "within", "SLO") == ["100.0%", "0.0%", "40.0%"]
+    assert text.endswith("2.0 s simulated; SLO: TTFT ≤ 200 ms\n")
+
+
+def test_what_happened_to_no_request_and_an_slo_nobody_gave_take_no_room(five: Results) -> None:
+    text = printed(five)
+    assert "timed out" not in text
+    assert "refused" not in text
+    assert "goodput" not in text
+    assert text.endswith("2.0 s simulated\n")
+
+
+def test_one_class_alone_is_not_shown_twice(make: Callable[..., Results], five_rows: Any) -> None:
+    text = printed(make(five_rows[:2], 2_000_000))
+    assert "interactive" not in text
+    assert cells(text, "arrived") == ["2"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_it_fits_and_is_plain_text_when_piped(five: Results, width: int) -> None:
+    text = printed(five, Slo(ttft=1, tpot=1, e2e=1), width)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    assert "…" not in text
+
+
+def test_nothing_completed_is_a_dash_never_nan(none: Results) -> None:
+    text = printed(none, Slo(ttft=1))
+    assert cells(text, "TTFT", "ms", "all") == ["–", "–", "–", "–"]
+    assert cells(text, "completed/s") == ["–"]
+    assert cells(text, "within", "SLO") == ["–"]
+    assert "nan" not in text.lower()
