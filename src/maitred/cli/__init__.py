@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import typer
 
@@ -24,7 +24,7 @@ USER_ERROR: Final = 2
 INTERRUPTED: Final = 130  # 128 + SIGINT
 NO_READER: Final = 141  # 128 + SIGPIPE
 
-app = typer.Typer(name="maitred", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(name="maitred", add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 for _name in ("serve", "engine", "simulate", "demo", "check"):
     try:
@@ -53,7 +53,7 @@ def _maitred(
 
 
 # typer brings its own click or uses the installed one, as its version goes; this finds UsageError in both.
-_USAGE_ERROR: Final = typer.BadParameter.__mro__[1]
+_USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
 def main() -> None:

@@ -1,0 +1,131 @@
+"""One YAML file as plain values, and where each of them stands.
+
+Text becomes values by the core schema of YAML 1.2, as JSON has it: `yes`, `on` and `010` are text. A key that wants
+something else says so, where YAML 1.1 would quietly read true, true and eight. Aliases work; tags and merge keys (`<<`)
+do not. A key given twice is an error, never "the last one wins".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import yaml
+
+from maitred.errors import ConfigError
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+"""From the root: keys of mappings and indices of lists."""
+
+_TAG: Final = "tag:yaml.org,2002:"
+_SYNTAX: Final = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?(0|[1-9](_?[0-9])*)|0x[0-9a-fA-F]+|0o[0-7]+",
+    "float": r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+}
+_SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "null": lambda text: None,
+    "bool": lambda text: text.lower() == "true",
+    "int": lambda text: int(text, 0),
+    "float": lambda text: float(re.sub(r"\.(?=[iInN])", "", text)),
+    "str": str,
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's parser with the words of YAML 1.2."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _words in _SYNTAX.items():
+    _Loader.add_implicit_resolver(_TAG + _tag, re.compile(rf"(?:{_words})\Z"), None)
+
+
+class Document:
+    """A YAML document: `value` as dicts, lists and scalars, and the line of every key in it."""
+
+    def __init__(self, text: str, name: str) -> None:
+        """`name` is what the user calls it. Raises ConfigError with `name`, line and column for what is not YAML."""
+        self.name = name
+        try:
+            self._root = yaml.compose(text, Loader=_Loader)
+            self.value = None if self._root is None else self._value(self._root, ())
+        except yaml.MarkedYAMLError as error:
+            raise self._broken(error) from None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"not YAML: {' '.join(str(error).split())}", where=name) from None
+        except RecursionError:
+            raise ConfigError("nested too deeply", where=name) from None
+
+    @classmethod
+    def read(cls, path: Path) -> Document:
+        """Raises ConfigError if the file cannot be read."""
+        try:
+            return cls(path.read_bytes().decode("utf-8-sig"), str(path))
+        except OSError as error:
+            raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(path)) from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"not UTF-8 text (byte {error.start})", where=str(path), hint="is it the right file?") from error
+
+    def where(self, path: KeyPath) -> str:
+        """`name:line` of the key at `path`, or of the nearest one above it that the document has."""
+        node, line = self._root, 1
+        for step in path:
+            found = _child(node, step)
+            if found is None:
+                break
+            mark, node = found
+            line = mark.line + 1
+        return f"{self.name}:{line}"
+
+    def _value(self, node: yaml.Node, above: tuple[yaml.Node, ...]) -> Any:
+        if node in above:
+            raise self._error(node, "an alias that contains itself")
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            return self._mapping(node, (*above, node))
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return [self._value(item, (*above, node)) for item in node.value]
+        scalar = _SCALARS.get(node.tag.removeprefix(_TAG)) if isinstance(node, yaml.ScalarNode) else None
+        if scalar is None:
+            raise self._error(node, f"the tag {node.tag.replace(_TAG, '!!')} is not supported", "leave it out")
+        try:
+            return scalar(node.value)
+        except ValueError:
+            raise self._error(node, f"{node.value!r} is not a {node.tag.removeprefix(_TAG)}") from None
+
+    def _mapping(self, node: yaml.MappingNode, above: tuple[yaml.Node, ...]) -> dict[str, Any]:
+        value: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if key_node.tag != _TAG + "str":
+                raise self._error(key_node, "a key must be text", "put it in quotes")
+            if key in value:
+                raise self._error(key_node, f"{key!r} is given twice", f"first in line {lines[key]}")
+            lines[key] = key_node.start_mark.line + 1
+            value[key] = self._value(value_node, above)
+        return value
+
+    def _error(self, node: yaml.Node, what: str, hint: str = "") -> ConfigError:
+        return ConfigError(what, where=f"{self.name}:{node.start_mark.line + 1}", hint=hint)
+
+    def _broken(self, error: yaml.MarkedYAMLError) -> ConfigError:
+        mark = error.problem_mark or error.context_mark
+        place = f"{self.name}:{mark.line + 1}:{mark.column + 1}" if mark else self.name
+        said = ", ".join(part for part in (error.context, error.problem) if part)
+        return ConfigError(f"not YAML: {said}", where=place)
+
+
+def _child(node: yaml.Node | None, step: str | int) -> tuple[yaml.Mark, yaml.Node] | None:
+    """Where a key or a list item starts, and its value."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == step:
+                return key.start_mark, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+        item = node.value[step]
+        return item.start_mark, item
+    return None

@@ -1,0 +1,89 @@
+"""All that was said, merged key by key, and for each value the place where it was said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from maitred.config.document import Document, KeyPath
+from maitred.config.problems import Problem, dotted, first_problem
+from maitred.config.schema import keys_of, may_be_null, section_of
+from maitred.config.sources import Setting, overlay
+from maitred.errors import ConfigError
+from maitred.registry import Registry
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Merged(Generic[T]):
+    """What file and settings say together, to become a `root`. `registered` are the keys that name a policy."""
+
+    def __init__(
+        self,
+        root: type[T],
+        document: Document | None,
+        settings: Sequence[Setting],
+        registered: Mapping[KeyPath, Registry[Any]],
+    ) -> None:
+        """Later settings win over earlier ones, and all over the document."""
+        self._root, self._document, self._settings, self._registered = root, document, settings, registered
+        self._tree = _without_empty(overlay(document.value if document else None, settings), root)
+
+    def value(self) -> T:
+        """Raises ConfigError for the first thing that is wrong."""
+        problem = self._problem(self._tree)
+        if problem:
+            raise problem.error
+        return msgspec.convert(self._tree, self._root)
+
+    def problems(self) -> list[ConfigError]:
+        """All that is wrong: each value to blame is set aside, to see whether the rest is right."""
+        errors: list[ConfigError] = []
+        tree, before = self._tree, None
+        while tree != before and (problem := self._problem(tree)):
+            errors.append(problem.error)
+            before, tree = tree, _without(tree, problem.path)
+        return errors
+
+    def _problem(self, tree: Any) -> Problem | None:
+        return first_problem(tree, self._root, self._where) or self._unknown_name(tree)
+
+    def _unknown_name(self, tree: Any) -> Problem | None:
+        for path, registry in self._registered.items():
+            name = tree
+            for key in path:
+                name = name.get(key) if name else None
+            try:
+                if name is not None:
+                    registry.get(name)
+            except ConfigError as error:
+                found = ConfigError(f"{dotted(path)}: {error.what}", where=self._where(path), hint=error.hint)
+                return Problem(path, found)
+        return None
+
+    def _where(self, path: KeyPath) -> str:
+        for setting in reversed(self._settings):
+            if setting.path == path[: len(setting.path)]:
+                return setting.where
+        return self._document.where(path) if self._document else ""
+
+
+def _without_empty(tree: Any, kind: Any) -> Any:
+    """A section that is there but empty (all its lines commented out) says nothing: its defaults hold."""
+    if tree is None and section_of(kind) and not may_be_null(kind):
+        return {}
+    if not isinstance(tree, dict):
+        return tree
+    kinds = keys_of(kind)
+    return {key: _without_empty(value, kinds.get(key)) for key, value in tree.items()}
+
+
+def _without(tree: Any, path: KeyPath) -> Any:
+    """`tree` without the value at `path`; without the whole list, where that is in one."""
+    if not path or not isinstance(tree, dict):
+        return {}
+    key, below = path[0], path[1:]
+    rest = {k: v for k, v in tree.items() if k != key}
+    return {**rest, key: _without(tree[key], below)} if below and isinstance(tree[key], dict) else rest

@@ -1,0 +1,112 @@
+"""What is wrong with a configuration, said for the person who wrote it.
+
+msgspec does the validation and says what it expected, in its own words and at a path into the values. This turns one such
+error into a ConfigError: the place in the file (or the variable, or the flag), the key, what was found, what was wanted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from maitred.config.document import KeyPath
+from maitred.config.schema import keys_of, kind_at
+from maitred.errors import ConfigError, nearest
+
+Locator: TypeAlias = Callable[[KeyPath], str]
+"""Where the value at a path came from, as the user would point at it."""
+
+_WORDS: Final = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "object": "a section (keys with values)",
+    "array": "a list",
+    "null": "nothing",
+}
+_STEP: Final = re.compile(r"\.(\w+)|\[(\d+)\]")
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """An error, and the path of the value that is to blame."""
+
+    path: KeyPath
+    error: ConfigError
+
+
+def first_problem(tree: Any, root: type[msgspec.Struct], locate: Locator) -> Problem | None:
+    """What msgspec finds wrong first; None when `tree` is a valid `root`."""
+    try:
+        msgspec.convert(tree, root)
+    except msgspec.ValidationError as error:
+        return _explain(str(error), tree, root, locate)
+    return None
+
+
+def dotted(path: KeyPath) -> str:
+    """As users write it: `gateway.backends[0]`."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+
+
+def _explain(said: str, tree: Any, root: type[msgspec.Struct], locate: Locator) -> Problem:
+    message, _, at = said.partition(" - at `")
+    path: KeyPath = tuple(name or int(index) for name, index in _STEP.findall(at.partition("[...]")[0]))
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", message):
+        blamed = (*path, unknown[1])
+        hint = nearest(unknown[1], keys_of(kind_at(root, path)))
+        return _problem(blamed, f"unknown key {dotted(blamed)!r}", locate, hint)
+    found = _at(tree, path)
+    if wrong := re.fullmatch(r"Expected (.*), got `.*`", message):
+        return _problem(path, f"{_name(path)}: expected {_in_words(wrong[1])}, found {_shown(found)}", locate)
+    message = _in_words(message[:1].lower() + message[1:])
+    if isinstance(found, dict):
+        return _about_section(path, found, message, locate)
+    return _problem(path, f"{_name(path)}: {message}, found {_shown(found)}", locate)
+
+
+def _about_section(path: KeyPath, section: dict[str, Any], message: str, locate: Locator) -> Problem:
+    """What a struct raised of itself. It names the key that it is about; that one's place is the one to show."""
+    key = next((word for word in re.findall(r"\w+", message) if word in section), None)
+    if key is None:
+        return _problem(path, f"{_name(path)}: {message}", locate)
+    blamed, value = (*path, key), _shown(section[key])
+    what = message if message.startswith(key) else f"{key}: {message}"
+    found = "" if value in message else f", found {value}"
+    return _problem(blamed, f"{dotted(path)}.{what}{found}", locate)
+
+
+def _problem(path: KeyPath, what: str, locate: Locator, hint: str = "") -> Problem:
+    return Problem(path, ConfigError(what, where=locate(path), hint=hint))
+
+
+def _at(tree: Any, path: KeyPath) -> Any:
+    for step in path:
+        tree = tree[step]
+    return tree
+
+
+def _name(path: KeyPath) -> str:
+    return dotted(path) or "the whole"
+
+
+def _in_words(expected: str) -> str:
+    """msgspec's "`int | null`" or "`int` >= 1" in plain words."""
+    quoted = re.sub(r"`([^`]*)`", lambda m: " or ".join(_WORDS.get(kind, kind) for kind in m[1].split(" | ")), expected)
+    return quoted.replace(" or nothing", ", or nothing")
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return "a section (keys with values)"
+        case list():
+            return "a list"
+    return repr(value)
