@@ -41,11 +41,13 @@ _STREAM_HEAD = {
 
 
 class EngineApp:
-    """A raw ASGI app. The engine lives from the server's start-up to its end."""
+    """A raw ASGI app with its engine."""
 
     def __init__(self, config: EngineConfig, instance: InstanceConfig) -> None:
+        """Raises ConfigError for an unknown scheduler."""
         self._config = config
         self._instance = instance
+        self._engine = Engine(config, instance, LoopClock())
         self._routes: dict[str, tuple[str, Handler]] = {
             "/v1/chat/completions": ("POST", self._chat),
             "/v1/completions": ("POST", self._completion),
@@ -59,7 +61,7 @@ class EngineApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await lifespan(receive, send, self._start, self._stop)
+            await lifespan(receive, send, _nothing, _nothing)
             return
         try:
             await self._handler(scope)(scope, receive, send)
@@ -67,12 +69,6 @@ class EngineApp:
             await send_error(send, error)
         except ClientGone:
             return
-
-    async def _start(self) -> None:
-        self._engine = Engine(self._config, self._instance, LoopClock())
-
-    async def _stop(self) -> None:
-        """The server has ended every answer by now."""
 
     def _handler(self, scope: Scope) -> Handler:
         """Raises ApiError 404 and 405."""
@@ -142,6 +138,10 @@ class EngineApp:
 
     async def _state(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await send_json(send, 200, self._engine.state())
+
+
+async def _nothing() -> None:
+    """An engine has nothing to prepare, and when the server stops every answer has ended."""
 
 
 def _leave(answer: Answering) -> None:

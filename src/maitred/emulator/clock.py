@@ -14,12 +14,9 @@ class LoopClock:
     """Monotonic time in full resolution, and the running loop's timers, which go off late rather than early: a timer that
     goes off a fraction too early would be set again for nothing, over and over until the instant has come."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-
     def time(self) -> float:
         return time.monotonic()
 
     def call_at(self, when: float, callback: Callable[[], object], /) -> asyncio.TimerHandle:
         delay = when - time.monotonic()
-        return self._loop.call_later(delay + TIMER_GRAIN / 2 if delay > 0 else 0, callback)
+        return asyncio.get_running_loop().call_later(delay + TIMER_GRAIN / 2 if delay > 0 else 0, callback)

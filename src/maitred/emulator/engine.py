@@ -35,7 +35,7 @@ class EngineState(msgspec.Struct, frozen=True):
 
 
 class Engine:
-    """One emulated engine. To be made in a running loop, whose clock it takes."""
+    """One emulated engine."""
 
     def __init__(self, config: EngineConfig, instance: InstanceConfig, clock: Clock) -> None:
         """Raises ConfigError for an unknown scheduler."""
