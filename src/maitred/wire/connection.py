@@ -174,6 +174,8 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status == 101:
             raise ProtocolError("the upstream switched protocols, which nobody asked for")
+        if status > 599:
+            raise ProtocolError(f"the upstream answered with the status {status}, which there is not")
         if self._chunked and self._length is not None:
             raise ProtocolError("the upstream's response has both a length and chunks")
         if status < 200:

@@ -1,0 +1,116 @@
+"""An upstream that says exactly the bytes a test tells it to: the other end of the client, without an HTTP library."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+from maitred.wire.client import Client, Origin
+from maitred.wire.limits import Limits
+from maitred.wire.response import Response
+
+T = TypeVar("T")
+
+
+class Peer:
+    """One connection, from the upstream's side."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def request(self) -> tuple[bytes, bytes]:
+        """Head and body of the next request. Raises IncompleteReadError when the connection is closed instead."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
+        return head, await self.reader.readexactly(length)
+
+    async def say(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def until_closed(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            while await self.reader.read(65_536):
+                pass
+
+    def reset(self) -> None:
+        self.writer.transport.abort()
+
+
+Script = Callable[[Peer], Awaitable[object]]
+
+
+class Upstream:
+    def __init__(self) -> None:
+        self.origin = Origin("127.0.0.1", 0)
+        self.accepted = 0
+
+
+@contextlib.asynccontextmanager
+async def upstream(*scripts: Script) -> AsyncIterator[Upstream]:
+    """The n-th connection runs the n-th script, later ones the last; a connection is closed when its script returns."""
+    self = Upstream()
+    running: set[asyncio.Task[Any]] = set()
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        script = scripts[min(self.accepted, len(scripts) - 1)]
+        self.accepted += 1
+        task = asyncio.current_task()
+        assert task is not None
+        running.add(task)
+        try:
+            await script(Peer(reader, writer))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client is done
+        finally:
+            running.discard(task)
+            writer.close()
+
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0, limit=1 << 20)
+    self.origin = Origin("127.0.0.1", server.sockets[0].getsockname()[1])
+    try:
+        yield self
+    finally:
+        server.close()
+        for task in list(running):
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def answering(*answers: bytes) -> Script:
+    """Answer one request after the other on the same connection, then close it."""
+
+    async def script(peer: Peer) -> None:
+        for answer in answers:
+            await peer.request()
+            await peer.say(answer)
+
+    return script
+
+
+@contextlib.asynccontextmanager
+async def client(**limits: Any) -> AsyncIterator[Client]:
+    made = Client(Limits(**limits))
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def whole(response: Response) -> bytes:
+    return b"".join([piece async for piece in response])
+
+
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    """On uvloop, as in production."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(15):
+            return await scenario
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(bounded())

@@ -1,0 +1,292 @@
+"""Which connection carries a request: kept ones, stale ones, and those that must not be used again."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from raw_upstream import Peer, answering, client, run, upstream, whole
+
+from maitred.errors import ConfigError
+from maitred.wire.client import Client, Origin
+from maitred.wire.failures import ConnectError, Disconnected, UpstreamTimeout
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+async def get(c: Client, origin: Origin) -> bytes:
+    return await whole(await c.request(origin, "POST", "/", body=b"{}"))
+
+
+def connections_for_two(first: bytes) -> int:
+    """How many connections two requests take when the first is answered with `first`."""
+
+    async def scenario() -> int:
+        async def script(peer: Peer) -> None:
+            await peer.request()
+            await peer.say(first)
+            await peer.request()
+            await peer.say(OK)
+
+        async with upstream(script, answering(OK)) as up, client() as c:
+            await get(c, up.origin)
+            await asyncio.sleep(0.01)
+            assert await get(c, up.origin) == b"ok"
+            return up.accepted
+
+    return run(scenario())
+
+
+def test_a_connection_is_used_again() -> None:
+    assert connections_for_two(OK) == 1
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok", id="asked to close"),
+        pytest.param(b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok", id="old protocol"),
+        pytest.param(OK + b"x", id="a byte after the end"),
+        pytest.param(OK + OK, id="a second response nobody asked for"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nokmore", id="more after asking to close"
+        ),
+    ],
+)
+def test_not_used_again(first: bytes) -> None:
+    assert connections_for_two(first) == 2
+
+
+def test_trailers_go_nowhere() -> None:
+    async def scenario() -> list[tuple[bytes, bytes]]:
+        trailers = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nx-secret: 1\r\n\r\n"
+        async with upstream(answering(trailers, OK), answering(OK)) as up, client() as c:
+            assert await get(c, up.origin) == b"ok"
+            return (await c.request(up.origin, "POST", "/")).headers
+
+    assert run(scenario()) == [(b"content-length", b"2")]
+
+
+def test_data_on_an_idle_connection_closes_it() -> None:
+    async def scenario() -> int:
+        async def chatty(peer: Peer) -> None:
+            await peer.request()
+            await peer.say(OK)
+            await asyncio.sleep(0.01)
+            await peer.say(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+            await peer.until_closed()
+
+        async with upstream(chatty, answering(OK)) as up, client() as c:
+            await get(c, up.origin)
+            await asyncio.sleep(0.03)
+            assert await get(c, up.origin) == b"ok"
+            return up.accepted
+
+    assert run(scenario()) == 2
+
+
+def test_a_stale_connection_is_replaced_without_a_word() -> None:
+    """The upstream takes the second request and closes: on a kept connection that is age, not an answer."""
+
+    async def scenario() -> int:
+        async def stale(peer: Peer) -> None:
+            await peer.request()
+            await peer.say(OK)
+            await peer.request()
+
+        async with upstream(stale, answering(OK)) as up, client() as c:
+            await get(c, up.origin)
+            assert await get(c, up.origin) == b"ok"
+            return up.accepted
+
+    assert run(scenario()) == 2
+
+
+def test_a_new_connection_that_is_closed_is_a_failure_at_once() -> None:
+    async def scenario() -> int:
+        async def rude(peer: Peer) -> None:
+            await peer.request()
+
+        async with upstream(rude) as up, client() as c:
+            with pytest.raises(Disconnected):
+                await get(c, up.origin)
+            return up.accepted
+
+    assert run(scenario()) == 1
+
+
+def test_a_stale_connection_is_replaced_only_once() -> None:
+    async def scenario() -> int:
+        async def stale(peer: Peer) -> None:
+            await peer.request()
+            await peer.say(OK)
+            await peer.request()
+
+        async def rude(peer: Peer) -> None:
+            await peer.request()
+
+        async with upstream(stale, rude, answering(OK)) as up, client() as c:
+            await get(c, up.origin)
+            with pytest.raises(Disconnected):
+                await get(c, up.origin)
+            return up.accepted
+
+    assert run(scenario()) == 2
+
+
+@pytest.mark.parametrize("begun", [b"H", b"HTTP/1.1 100 Continue\r\n\r\n"])
+def test_nothing_is_sent_again_once_an_answer_has_begun(begun: bytes) -> None:
+    async def scenario() -> int:
+        async def dies(peer: Peer) -> None:
+            await peer.request()
+            await peer.say(OK)
+            await peer.request()
+            await peer.say(begun)
+
+        async with upstream(dies, answering(OK)) as up, client() as c:
+            await get(c, up.origin)
+            with pytest.raises(Disconnected):
+                await get(c, up.origin)
+            return up.accepted
+
+    assert run(scenario()) == 1
+
+
+def test_idle_connections_are_closed_after_a_while() -> None:
+    async def scenario() -> None:
+        closed = asyncio.Event()
+
+        async def watches(peer: Peer) -> None:
+            await peer.request()
+            await peer.say(OK)
+            await peer.until_closed()
+            closed.set()
+
+        async with upstream(watches) as up, client(keep_alive_secs=0.02) as c:
+            await get(c, up.origin)
+            assert c.pool(up.origin).open == 1
+            await closed.wait()
+            await asyncio.sleep(0.01)
+            assert c.pool(up.origin).open == 0
+
+    run(scenario())
+
+
+def test_closing_the_client_closes_what_is_idle() -> None:
+    async def scenario() -> None:
+        closed = asyncio.Event()
+
+        async def watches(peer: Peer) -> None:
+            await peer.request()
+            await peer.say(OK)
+            await peer.until_closed()
+            closed.set()
+
+        async with upstream(watches) as up:
+            c = Client()
+            await get(c, up.origin)
+            await c.close()
+            await closed.wait()
+
+    run(scenario())
+
+
+def test_more_requests_than_connections_wait_in_turn() -> None:
+    async def scenario() -> tuple[int, int]:
+        at_once, most = 0, 0
+
+        async def slow(peer: Peer) -> None:
+            nonlocal at_once, most
+            while True:
+                await peer.request()
+                at_once += 1
+                most = max(most, at_once)
+                await asyncio.sleep(0.002)
+                at_once -= 1
+                await peer.say(OK)
+
+        async with upstream(slow) as up, client(max_connections=3) as c:
+            answers = await asyncio.gather(*(get(c, up.origin) for _ in range(20)))
+            assert answers == [b"ok"] * 20
+            return up.accepted, most
+
+    assert run(scenario()) == (3, 3)
+
+
+def test_places_are_not_lost_to_failures_and_cancellations() -> None:
+    async def scenario() -> None:
+        async def mute(peer: Peer) -> None:
+            await peer.until_closed()
+
+        async def rude(peer: Peer) -> None:
+            await peer.request()
+
+        async with upstream(mute, rude, answering(OK)) as up, client(max_connections=1) as c:
+            held = asyncio.create_task(get(c, up.origin))
+            waiting = [asyncio.create_task(get(c, up.origin)) for _ in range(3)]
+            await asyncio.sleep(0.01)
+            waiting[0].cancel()  # gave up in the queue
+            held.cancel()  # its connection is closed; the next in turn makes one, which fails; the last one makes another
+            results = await asyncio.gather(held, *waiting, return_exceptions=True)
+            assert isinstance(results[2], Disconnected)
+            assert results[3] == b"ok"
+
+    run(scenario())
+
+
+def test_waiting_for_a_connection_has_a_limit() -> None:
+    async def scenario() -> None:
+        async def mute(peer: Peer) -> None:
+            await peer.until_closed()
+
+        async with upstream(mute) as up, client(max_connections=1, connect_secs=0.03) as c:
+            held = asyncio.create_task(get(c, up.origin))
+            await asyncio.sleep(0.01)
+            with pytest.raises(UpstreamTimeout):
+                await get(c, up.origin)
+            held.cancel()
+
+    run(scenario())
+
+
+def test_nobody_listens() -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        async with client() as c:
+            await get(c, Origin("127.0.0.1", port))
+
+    with pytest.raises(ConnectError, match="refused"):
+        run(scenario())
+
+
+def test_a_name_that_does_not_resolve() -> None:
+    async def scenario() -> None:
+        async with client() as c:
+            await get(c, Origin("nowhere.invalid", 80))
+
+    with pytest.raises(ConnectError, match=r"nowhere\.invalid:80"):
+        run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("url", "origin", "authority"),
+    [
+        ("http://a:9001", Origin("a", 9001), "a:9001"),
+        ("http://a/", Origin("a", 80), "a"),
+        ("https://a", Origin("a", 443, tls=True), "a"),
+        ("https://a:80", Origin("a", 80, tls=True), "a:80"),
+        ("http://[::1]:9", Origin("::1", 9), "[::1]:9"),
+    ],
+)
+def test_origins(url: str, origin: Origin, authority: str) -> None:
+    assert Origin.parse(url) == origin
+    assert origin.authority == authority
+    assert Origin.parse(str(origin)) == origin
+
+
+@pytest.mark.parametrize("url", ["a:9001", "localhost", "ftp://a", "http://", "http://a/v1", "http://a:x", "http://u@a", ""])
+def test_urls_that_are_no_origin(url: str) -> None:
+    with pytest.raises(ConfigError, match="--backend"):
+        Origin.parse(url, where="--backend")
