@@ -101,6 +101,12 @@ async def client(**limits: Any) -> AsyncIterator[Client]:
         await made.close()
 
 
+async def into(pieces: list[bytes], response: Response) -> None:
+    """Read to the end, keeping what came even if it ends badly."""
+    async for piece in response:
+        pieces.append(piece)
+
+
 async def whole(response: Response) -> bytes:
     return b"".join([piece async for piece in response])
 

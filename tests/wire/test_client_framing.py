@@ -7,7 +7,7 @@ import socket
 import struct
 
 import pytest
-from raw_upstream import Peer, answering, client, run, upstream, whole
+from raw_upstream import Peer, answering, client, into, run, upstream, whole
 
 from maitred.wire.failures import Disconnected, ProtocolError, Truncated, UpstreamError
 
@@ -178,12 +178,11 @@ def test_refused(what: str) -> None:
 def test_a_bad_chunk_ends_the_response_with_an_error_after_what_was_good() -> None:
     async def scenario() -> list[bytes]:
         answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n"
-        pieces = []
+        pieces: list[bytes] = []
         async with upstream(answering(answer)) as up, client() as c:
             response = await c.request(up.origin, "POST", "/")
             with pytest.raises(ProtocolError):
-                async for piece in response:
-                    pieces.append(piece)
+                await into(pieces, response)
         return pieces
 
     assert run(scenario()) == [b"abc"]
@@ -200,12 +199,11 @@ CUT_SHORT = {
 @pytest.mark.parametrize("what", CUT_SHORT)
 def test_a_body_cut_short_is_never_a_clean_end(what: str) -> None:
     async def scenario() -> list[bytes]:
-        pieces = []
+        pieces: list[bytes] = []
         async with upstream(answering(CUT_SHORT[what])) as up, client() as c:
             response = await c.request(up.origin, "POST", "/")
             with pytest.raises(Truncated):
-                async for piece in response:
-                    pieces.append(piece)
+                await into(pieces, response)
         return pieces
 
     assert run(scenario()) == [b"abc"]
