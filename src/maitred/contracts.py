@@ -38,7 +38,7 @@ class Core(Protocol):
 # What is waiting and running inside an instance
 
 
-class Seq:
+class Seq(msgspec.Struct, eq=False, gc=False):
     """A request inside an instance: what its life there has come to. Owned by the instance, read by its policies.
 
     While a sequence decodes, `origin` alone tells how far it is: after instance step s it has emitted `s - origin` tokens
@@ -46,46 +46,26 @@ class Seq:
     are settled when it stops decoding.
     """
 
-    __slots__ = (
-        "charged",
-        "computed",
-        "decoding",
-        "emitted",
-        "first_token_at",
-        "order",
-        "origin",
-        "pending",
-        "preemptions",
-        "priority",
-        "request",
-        "scheduled_at",
-        "target",
-    )
-
-    def __init__(self, request: Request, order: int) -> None:
-        self.request = request
-        self.order = order
-        """The how-manieth request of this instance it is: breaks ties among equal arrivals."""
-        self.target = request.prompt_tokens
-        """Tokens of KV it needs before its next token can come out: the prompt, and after a preemption what it emitted."""
-        self.computed = 0
-        """Tokens of KV it holds (valid while not decoding)."""
-        self.pending = 0
-        """Tokens of its prompt that the step in progress computes; their blocks are taken."""
-        self.emitted = 0
-        """Output tokens so far (valid while not decoding). They survive a preemption; their KV does not."""
-        self.charged = 0
-        """Output tokens of which `WaitQueue.served` has been told."""
-        self.decoding = False
-        self.origin = 0
-        self.priority = request.priority
-        self.scheduled_at: Micros | None = None
-        """When it last entered the running batch."""
-        self.first_token_at: Micros | None = None
-        self.preemptions = 0
-
-    def __repr__(self) -> str:
-        return f"Seq({self.request.id}, computed={self.computed}/{self.target}, emitted={self.emitted})"
+    request: Request
+    order: int
+    """The how-manieth request of this instance it is: breaks ties among equal arrivals."""
+    target: int
+    """Tokens of KV it needs before its next token can come out: the prompt, and after a preemption what it emitted."""
+    priority: float = 0.0
+    computed: int = 0
+    """Tokens of KV it holds (valid while not decoding)."""
+    pending: int = 0
+    """Tokens of its prompt that the step in progress computes; their blocks are taken."""
+    emitted: int = 0
+    """Output tokens so far (valid while not decoding). They survive a preemption; their KV does not."""
+    charged: int = 0
+    """Output tokens of which `WaitQueue.served` has been told."""
+    decoding: bool = False
+    origin: int = 0
+    scheduled_at: Micros | None = None
+    """When it last entered the running batch."""
+    first_token_at: Micros | None = None
+    preemptions: int = 0
 
 
 class StepView(Protocol):

@@ -15,6 +15,8 @@ it was admitted when the budget held it beside all before it, and what those tak
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from maitred.contracts import BatchShape, ChunkShape, Seq, WaitQueue
@@ -42,9 +44,9 @@ class Chunk(msgspec.Struct, gc=False):
 class Step(msgspec.Struct, gc=False):
     """What one step does: a token for every decoding sequence, and these chunks. It may run `repeat` times unchanged."""
 
-    chunks: list[Chunk]
-    preempted: list[Seq]
     repeat: int
+    chunks: Sequence[Chunk] = ()
+    preempted: Sequence[Seq] = ()
 
 
 class ContinuousBatch:
@@ -89,29 +91,27 @@ class ContinuousBatch:
 
         Takes the blocks of its chunks; those of the decodes are taken as the step runs.
         """
-        if not self._prefilling and (not len(waiting) or self.full):
-            repeat = self._blocks.steps_free(limit)
-            if repeat:
-                return Step([], [], repeat)
-        chunks = self._chunks()
-        preempted: list[Seq] = []
-        needed = sum(self._new_blocks(chunk) for chunk in chunks)
-        if self._blocks.opens(1) + needed <= self._blocks.free:
-            self._take(chunks, needed)
-            if len(waiting):
-                self._admit(waiting, chunks, now)
-        else:
+        blocks = self._blocks
+        chunks = self._chunks() if self._prefilling else []
+        needed = sum([self._new_blocks(chunk) for chunk in chunks]) if chunks else 0
+        spare = blocks.free - blocks.opens(1) - needed
+        if spare < 0:
             chunks, preempted = self._make_room()
             for seq in preempted:
                 waiting.add(seq, now, front=True)
-        return Step(chunks, preempted, 1 if chunks or preempted else self._blocks.steps_free(limit))
+            return Step(1, chunks, preempted)
+        if chunks:
+            self._take(chunks, needed)
+        if not self.full and len(waiting):
+            self._admit(waiting, chunks, spare, now)
+        return Step(1, chunks) if chunks else Step(blocks.steps_free(limit))
 
     def shape(self, step: Step) -> BatchShape:
         """The work of `step`, which has just been formed."""
         if not step.chunks:
             return BatchShape(self.decodes, self.context)
-        shapes = tuple(ChunkShape(c.tokens, c.seq.computed, c.seq.request.prompt_tokens) for c in step.chunks)
-        return BatchShape(self.decodes, self.context, sum(c.tokens for c in step.chunks), shapes)
+        shapes = [ChunkShape(c.tokens, c.seq.computed, c.seq.request.prompt_tokens) for c in step.chunks]
+        return BatchShape(self.decodes, self.context, sum([c.tokens for c in shapes]), tuple(shapes))
 
     def run(self, steps: int) -> None:
         """`steps` steps are over, as far as the decoding sequences go."""
@@ -170,20 +170,21 @@ class ContinuousBatch:
         for chunk in chunks:
             chunk.seq.pending = chunk.tokens
 
-    def _admit(self, waiting: WaitQueue, chunks: list[Chunk], now: Micros) -> None:
-        """Adds a chunk for each sequence that enters the batch."""
-        blocks, sequences, limits = self._blocks, self._sequences, self._limits
-        spare = blocks.free - blocks.opens(1)
-        budget = limits.max_num_batched_tokens - self.decodes - sum(chunk.tokens for chunk in chunks)
+    def _admit(self, waiting: WaitQueue, chunks: list[Chunk], spare: int, now: Micros) -> None:
+        """Adds a chunk for each sequence that enters the batch. `spare` blocks are left for them."""
+        sequences, limits, size = self._sequences, self._limits, self._blocks.block_size
+        budget = limits.max_num_batched_tokens - self.decodes
+        if chunks:
+            budget -= sum([chunk.tokens for chunk in chunks])
         waiting.begin(self, now)
         while budget > 0 and len(sequences) < limits.max_num_seqs:
             seq = waiting.peek()
-            if seq is None or blocks.blocks(seq.target) > spare:
+            if seq is None or seq.target > spare * size:
                 return
             waiting.pop()
             tokens = min(seq.target, self._chunk_limit, budget)
-            taken = blocks.blocks(tokens)
-            blocks.take(taken)
+            taken = -(-tokens // size)
+            self._blocks.take(taken)
             spare -= taken
             budget -= tokens
             seq.pending = tokens

@@ -45,6 +45,9 @@ class EventKind(IntEnum):
     """It can never run here; `Instance.refusal` says why."""
 
 
+_FIRST_TOKEN, _FINISHED = EventKind.FIRST_TOKEN, EventKind.FINISHED  # enum members are slow to look up
+
+
 class InstanceEvent(msgspec.Struct, frozen=True, gc=False):
     """`seq` is settled: `seq.emitted` counts the tokens that came out (also for FIRST_TOKEN: those before it)."""
 
@@ -80,6 +83,7 @@ class Instance:
         """How many tokens each answer will have: known here as an engine knows it, when it is over."""
         self._ends: list[tuple[int, int, Seq]] = []
         """(step, order, sequence): who ends after which step. Stale entries are dropped when they come up."""
+        self._stale_ends = 0
         self._deadlines: list[tuple[Micros, int, Seq]] = []
         self._events: list[InstanceEvent] = []
         self._run: _Run | None = None
@@ -127,8 +131,11 @@ class Instance:
 
     def enqueue(self, request: Request, output_tokens: int, now: Micros) -> None:
         """`request` arrives; its answer will end after `output_tokens` tokens, or where it or the model length limits it."""
-        self._catch_up(now)
-        seq = Seq(request, self._count)
+        run = self._run
+        if run is None or run.end < now or self._deadlines:
+            self._catch_up(now)
+            run = self._run
+        seq = Seq(request, self._count, request.prompt_tokens, request.priority)
         self._count += 1
         late = request.deadline is not None and request.deadline <= now
         if late or self.refusal(request) is not None:
@@ -142,7 +149,6 @@ class Instance:
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, seq.order, seq))
         self._waiting.add(seq, now)
-        run = self._run
         if run is None:
             if len(self._seqs) == 1:
                 self._boundary = now
@@ -160,8 +166,12 @@ class Instance:
 
     def advance(self, now: Micros) -> list[InstanceEvent]:
         """What happened up to `now`, in the order of time. Call it before looking at blocks or `emitted`."""
-        self._catch_up(now, through=now)
-        self._settle(now)
+        run = self._run
+        if run is not None and run.end == now and not self._deadlines:
+            self._commit(run)
+        else:
+            self._catch_up(now, through=now)
+            self._settle(now)
         events, self._events = self._events, []
         return events
 
@@ -172,12 +182,17 @@ class Instance:
             if not self._seqs:
                 return None
             run = self._begin(self._boundary)
-        due = self._next_deadline()
+        due = self._next_deadline() if self._deadlines else None
         return run.end if due is None or run.end <= due else due
 
     def emitted(self, request_id: RequestId) -> int:
         """Tokens that the request has emitted, as of the last `advance`. Raises KeyError if it is not here (any more)."""
         return self._batch.emitted(self._seqs[request_id])
+
+    def look(self, request_id: RequestId) -> Seq:
+        """Its sequence, to be read, settled as of the last `advance`. Raises KeyError if it is not here (any more)."""
+        seq = self._seqs[request_id]
+        return msgspec.structs.replace(seq, emitted=self._batch.emitted(seq))
 
     def check(self) -> None:
         """Raises InvariantError if the books do not balance."""
@@ -203,31 +218,30 @@ class Instance:
     def _begin(self, now: Micros) -> _Run:
         """Form the step that begins at `now`, and find out how often it may run."""
         batch = self._batch
-        limit = min(self._step_limit, self._steps_to_end())
+        limit = min(self._step_limit, self._next_end() - batch.number) if batch.decodes else 1
         step = batch.form(self._waiting, now, limit)
         for seq in step.preempted:
             self.preemptions += 1
+            self._stale_ends += seq.emitted > seq.charged
             self._charge(seq, now)
             self._events.append(InstanceEvent(now, EventKind.PREEMPTED, seq))
-        if not batch.running:
+        if not (step.chunks or batch.decodes):
             raise InvariantError(f"{self.waiting} sequences wait and none fits an empty instance")
         shape = batch.shape(step)
         run = self._run = _Run(now, now + self._latency.run_time(shape, step.repeat), step.repeat, step, shape)
-        if len(self._waiting):
+        if run.steps > 1 and len(self._waiting):
             stable = self._waiting.stable_until(now)
             if stable is not None:
                 self._cut(run, stable)
         return run
 
-    def _steps_to_end(self) -> int:
-        """Steps until the first sequence ends."""
+    def _next_end(self) -> int:
+        """The step after which the first sequence ends; -1: none decodes."""
         ends = self._ends
-        while ends:
-            step, _, seq = ends[0]
-            if self._ends_at(seq) == step:
-                return step - self._batch.number
+        while ends and self._stale_ends and self._ends_at(ends[0][2]) != ends[0][0]:
             heappop(ends)
-        return 1
+            self._stale_ends -= 1
+        return ends[0][0] if ends else -1
 
     def _ends_at(self, seq: Seq) -> int | None:
         """The step after which a decoding sequence has emitted its answer."""
@@ -263,18 +277,19 @@ class Instance:
         now, batch = run.end, self._batch
         batch.run(run.steps)
         self._run, self._boundary = None, now
-        for chunk in run.step.chunks:
+        if run.step.chunks:
+            self._commit_chunks(run.step, now)
+        while self._next_end() == batch.number:
+            self._leave(heappop(self._ends)[2], now, _FINISHED)
+
+    def _commit_chunks(self, step: Step, now: Micros) -> None:
+        for chunk in step.chunks:
             self._waiting.served(chunk.seq, chunk.tokens, 0, now)
-        for seq in batch.prefilled(run.step):
+        for seq in self._batch.prefilled(step):
             if seq.first_token_at is None:
                 seq.first_token_at = now
-                self._events.append(InstanceEvent(now, EventKind.FIRST_TOKEN, seq))
+                self._events.append(InstanceEvent(now, _FIRST_TOKEN, seq))
             heappush(self._ends, (seq.origin + self._answers[seq.request.id], seq.order, seq))
-        ends, number = self._ends, batch.number
-        while ends and ends[0][0] <= number:
-            step, _, seq = heappop(ends)
-            if self._ends_at(seq) == step:
-                self._leave(seq, now, EventKind.FINISHED)
 
     def _expire(self, due: Micros) -> None:
         """The first of `_deadlines` is `due`."""
@@ -294,9 +309,11 @@ class Instance:
 
     def _leave(self, seq: Seq, now: Micros, kind: EventKind) -> None:
         """`seq` leaves the running batch for good."""
+        if kind is not _FINISHED and seq.decoding:
+            self._stale_ends += 1
         self._batch.drop(seq)
         self._charge(seq, now)
-        if kind is EventKind.FINISHED:
+        if kind is _FINISHED:
             self._waiting.finished(seq, now)
         self._forget(seq, now, kind)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -58,37 +59,42 @@ class Results(msgspec.Struct, frozen=True):
         return len(self.request_id)
 
 
+_BLOCK = 4096
+"""Rows are made so many at a time."""
+
+
 class Columns:
-    """Results in the making."""
+    """Results in the making. A row is reserved when its request arrives and filled when it ends."""
 
     def __init__(self) -> None:
         self.request_id, self.arrival, self.scheduled, self.first_token, self.finished = (array("q") for _ in range(5))
         self.prompt_tokens, self.output_tokens = array("q"), array("q")
         self.outcome, self.priority_class = array("b"), array("b")
         self.instance, self.preemptions = array("i"), array("i")
+        self._count = 0
 
-    def add(self, request: Request) -> int:
-        """A row for a request that has just arrived. Returns its number."""
-        row = len(self.request_id)
-        self.request_id.append(request.id)
-        self.arrival.append(request.arrival)
-        self.scheduled.append(NEVER)
-        self.first_token.append(NEVER)
-        self.finished.append(NEVER)
-        self.prompt_tokens.append(request.prompt_tokens)
-        self.output_tokens.append(0)
-        self.outcome.append(Outcome.UNFINISHED)
-        self.priority_class.append(request.priority_class)
-        self.instance.append(NEVER)
-        self.preemptions.append(0)
+    def __len__(self) -> int:
+        return self._count
+
+    def row(self) -> int:
+        """The number of a new row."""
+        row = self._count
+        self._count += 1
+        if row == len(self.request_id):
+            self._grow()
         return row
 
-    def end(self, row: int, outcome: Outcome, now: Micros) -> None:
+    def ended(self, row: int, request: Request, outcome: Outcome, now: Micros) -> None:
+        self.request_id[row] = request.id
+        self.arrival[row] = request.arrival
+        self.prompt_tokens[row] = request.prompt_tokens
+        self.priority_class[row] = request.priority_class
         self.outcome[row] = outcome
         self.finished[row] = now
 
-    def left(self, row: int, seq: Seq) -> None:
-        """Copy what became of it in its instance."""
+    def ran(self, row: int, seq: Seq, instance: int) -> None:
+        """What became of it in its instance."""
+        self.instance[row] = instance
         self.output_tokens[row] = seq.emitted
         self.preemptions[row] = seq.preemptions
         if seq.scheduled_at is not None:
@@ -96,21 +102,17 @@ class Columns:
         if seq.first_token_at is not None:
             self.first_token[row] = seq.first_token_at
 
-    def results(self, end: Micros) -> Results:
-        def ints(column: array[int]) -> Ints:
-            return np.frombuffer(column, dtype=np.int64) if column else np.empty(0, np.int64)
+    def _grow(self) -> None:
+        for column in (self.request_id, self.arrival, self.prompt_tokens, self.output_tokens):
+            column.frombytes(bytes(column.itemsize * _BLOCK))
+        for column in (self.outcome, self.priority_class, self.preemptions):
+            column.frombytes(bytes(column.itemsize * _BLOCK))
+        for column in (self.scheduled, self.first_token, self.finished, self.instance):
+            column.frombytes(b"\xff" * (column.itemsize * _BLOCK))  # NEVER
 
-        return Results(
-            request_id=ints(self.request_id),
-            arrival=ints(self.arrival),
-            scheduled=ints(self.scheduled),
-            first_token=ints(self.first_token),
-            finished=ints(self.finished),
-            prompt_tokens=ints(self.prompt_tokens),
-            output_tokens=ints(self.output_tokens),
-            outcome=np.array(self.outcome, dtype=np.int8),
-            priority_class=np.array(self.priority_class, dtype=np.int8),
-            instance=np.array(self.instance, dtype=np.int32),
-            preemptions=np.array(self.preemptions, dtype=np.int32),
-            end=end,
-        )
+    def results(self, end: Micros) -> Results:
+        def column(name: str) -> NDArray[Any]:
+            values: array[int] = getattr(self, name)
+            return np.array(values, dtype=values.typecode)[: self._count]
+
+        return Results(end=end, **{name: column(name) for name in Results.__struct_fields__ if name != "end"})

@@ -1,6 +1,8 @@
 """The event loop of the virtual world.
 
-One heap of (time, kind, sequence, whom). At one instant the kinds come in this order:
+One heap of (time, kind, whom). At one instant the kinds come in this order, and within a kind whom it concerns: never the
+order in which entries were pushed, for that depends on how many steps were skipped.
+
 
     arrival  <  deadline of one that waits for admission  <  admission's timer  <  an instance's event  <  steps begin
 
@@ -24,7 +26,7 @@ from maitred.errors import ConfigError
 from maitred.instance import EventKind, Instance, InstanceConfig, InstanceEvent
 from maitred.request import Request, RequestId
 from maitred.routing import RoutingConfig
-from maitred.sim.columns import Columns, Outcome, Results
+from maitred.sim.columns import NEVER, Columns, Outcome, Results
 from maitred.sim.config import ClusterConfig
 from maitred.units import Micros
 from maitred.workload import Job
@@ -44,6 +46,10 @@ class _Kind(IntEnum):
     DEADLINE = 1
     ADMISSION = 2
     INSTANCE = 3
+
+
+_ARRIVAL, _DEADLINE, _ADMISSION, _INSTANCE = _Kind
+_FIRST_TOKEN, _PREEMPTED, _FINISHED = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.FINISHED
 
 
 def simulate(
@@ -135,8 +141,7 @@ class _World:
             _Replica(index, Instance(instance, Random(f"{seed}/instance/{index}"))) for index in range(cluster.num_instances)
         ]
         self._touched: list[_Replica] = []
-        self._heap: list[tuple[Micros, _Kind, int, int]] = []
-        self._pushed = 0
+        self._heap: list[tuple[Micros, _Kind, int]] = []
         self._live: dict[RequestId, _Live] = {}
         self._columns = Columns()
 
@@ -144,25 +149,29 @@ class _World:
         heap, now = self._heap, 0
         self._read_job(now)
         while heap and (horizon is None or heap[0][0] <= horizon):
-            now = heap[0][0]
-            while heap and heap[0][0] == now:
-                _, kind, _, whom = heappop(heap)
-                if kind is _Kind.INSTANCE:
-                    self._instance_event(self._fleet[whom], now)
-                elif kind is _Kind.ARRIVAL:
-                    self._arrive(now)
-                elif kind is _Kind.DEADLINE:
-                    self._give_up(whom, now)
-                else:
-                    self._admission_timer(now)
-            self._begin_steps()
+            now, kind, whom = heappop(heap)
+            if kind is _INSTANCE:
+                self._instance_event(self._fleet[whom], now)
+            elif kind is _ARRIVAL:
+                self._arrive(now)
+            elif kind is _DEADLINE:
+                self._give_up(whom, now)
+            else:
+                self._admission_timer(now)
+            if self._touched and not (heap and heap[0][0] == now):
+                self._begin_steps()
+        self._unfinished()
         if self._progress is not None:
-            self._progress(len(self._columns.request_id))
+            self._progress(len(self._columns))
         return self._columns.results(now if horizon is None or not heap else horizon)
 
-    def _push(self, at: Micros, kind: _Kind, whom: int = 0) -> None:
-        self._pushed += 1
-        heappush(self._heap, (at, kind, self._pushed, whom))
+    def _unfinished(self) -> None:
+        """The rows of those who are still here."""
+        for live in self._live.values():
+            self._columns.ended(live.row, live.job.request, Outcome.UNFINISHED, NEVER)
+            if live.replica is not None:
+                seq = live.replica.instance.look(live.job.request.id)
+                self._columns.ran(live.row, seq, live.replica.index)
 
     def _read_job(self, now: Micros) -> None:
         job = self._job = next(self._jobs, None)
@@ -173,7 +182,7 @@ class _World:
                 f"request {job.request.id} arrives at {job.request.arrival} µs, after one that arrived at {now} µs",
                 hint="give the jobs in the order of arrival",
             )
-        self._push(job.request.arrival, _Kind.ARRIVAL)
+        heappush(self._heap, (job.request.arrival, _ARRIVAL, 0))
 
     def _arrive(self, now: Micros) -> None:
         job = self._job
@@ -181,7 +190,7 @@ class _World:
         request = job.request
         if request.id in self._live:
             raise ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
-        row = self._columns.add(request)
+        row = self._columns.row()
         live = self._live[request.id] = _Live(job, row)
         if self._progress is not None and row % _PROGRESS_EVERY == 0:
             self._progress(row)
@@ -195,7 +204,6 @@ class _World:
         request = live.job.request
         replica = live.replica = self._fleet[self._router.choose(request, self._fleet, now).instance]
         replica.in_flight += 1
-        self._columns.instance[live.row] = replica.index
         replica.instance.enqueue(request, live.job.output_tokens, now)
         self._touch(replica)
 
@@ -212,7 +220,7 @@ class _World:
             if due != replica.due:
                 replica.due = due
                 if due is not None:
-                    self._push(due, _Kind.INSTANCE, replica.index)
+                    heappush(self._heap, (due, _INSTANCE, replica.index))
         self._touched.clear()
 
     def _instance_event(self, replica: _Replica, now: Micros) -> None:
@@ -224,21 +232,20 @@ class _World:
             self._apply_event(event, replica)
 
     def _apply_event(self, event: InstanceEvent, replica: _Replica) -> None:
-        kind, seq = event.kind, event.seq
-        request = seq.request
-        if kind is EventKind.PREEMPTED:
+        kind, request = event.kind, event.seq.request
+        if kind is _PREEMPTED:
             return
-        if kind is EventKind.FIRST_TOKEN:
+        if kind is _FIRST_TOKEN:
             if self._admission is not None and request.stream:
                 self._admission.first_byte(request.id, event.at)
             return
         live = self._live.pop(request.id)
         replica.in_flight -= 1
-        self._columns.left(live.row, seq)
-        self._columns.end(live.row, _OUTCOMES[kind], event.at)
+        self._columns.ended(live.row, request, _OUTCOMES[kind], event.at)
+        self._columns.ran(live.row, event.seq, replica.index)
         self._router.left(request, replica.index, event.at)
         if self._admission is not None:
-            end = End.DRAINED if kind is EventKind.FINISHED else End.FAILED
+            end = End.DRAINED if kind is _FINISHED else End.FAILED
             self._obey(self._admission.release(request.id, end, event.at), event.at)
 
     def _submit(self, core: Admission, request: Request, now: Micros) -> None:
@@ -247,7 +254,7 @@ class _World:
             assert self._capacity is not None
             core.resize(request.model, self._capacity, now)
         if request.deadline is not None:
-            self._push(request.deadline, _Kind.DEADLINE, request.id)
+            heappush(self._heap, (request.deadline, _DEADLINE, request.id))
         self._obey(core.submit(Ticket(request.id, request.model, request.priority_class), now), now)
 
     def _obey(self, decisions: Sequence[Decision], now: Micros) -> None:
@@ -255,12 +262,13 @@ class _World:
             if decision.action is Action.ADMIT:
                 self._route(self._live[decision.subject], now)
             elif decision.action is Action.REJECT:
-                self._columns.end(self._live.pop(decision.subject).row, Outcome.REJECTED, now)
+                live = self._live.pop(decision.subject)
+                self._columns.ended(live.row, live.job.request, Outcome.REJECTED, now)
         assert self._admission is not None
         due = self._admission.next_deadline()
         if due is not None and (self._admission_due is None or due < self._admission_due):
             self._admission_due = due
-            self._push(due, _Kind.ADMISSION)
+            heappush(self._heap, (due, _ADMISSION, 0))
 
     def _admission_timer(self, now: Micros) -> None:
         assert self._admission is not None
@@ -274,7 +282,7 @@ class _World:
             return
         assert self._admission is not None
         del self._live[request_id]
-        self._columns.end(live.row, Outcome.TIMED_OUT, now)
+        self._columns.ended(live.row, live.job.request, Outcome.TIMED_OUT, now)
         self._obey(self._admission.release(request_id, End.CLIENT_GONE, now), now)
 
 
