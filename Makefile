@@ -1,0 +1,48 @@
+# make run    starts the demo (everything it needs is set up in .venv first); ARGS="--seconds 20 --quiet" are passed on
+# make test   runs the test suite; ARGS="-k admission" are passed on
+# make check  lint, types and import contracts
+# make bench  the benchmarks
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: run test check format bench clean
+
+run: $(VENV)/.installed
+	@$(BIN)/maitred demo $(ARGS)
+
+test: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python bench/simulate.py
+	$(BIN)/python bench/gateway.py
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "maitred needs Python 3.11 or later; say which: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@echo "setting up $(VENV) ..." >&2
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . >&2
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' >&2
+	@touch $@ $(VENV)/.installed
