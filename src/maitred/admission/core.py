@@ -38,7 +38,8 @@ class Admission:
         self._pools: dict[str, Pool] = {}
         self._tickets: dict[RequestId, Ticket] = {}
         for name, capacity in pools.items():
-            self._pool(name).resize(_slots(capacity))
+            _check_slots(capacity)
+            self._pool(name).resize(capacity)
 
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad = NO_LOAD) -> Sequence[Decision]:
         """A request asks to enter: the last decision is on it (`admit`, `queue` or `reject`).
@@ -77,9 +78,10 @@ class Admission:
     def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
         """The slots of a pool, known or new, are now `capacity`. More: waiters enter at once. Fewer: nobody is killed,
         and nobody enters before enough have ended. Raises ValueError for less than 0."""
+        _check_slots(capacity)
         settled = self._settle(now)
         resized = self._pool(pool)
-        resized.resize(_slots(capacity))
+        resized.resize(capacity)
         return [*settled, *resized.dispatch(now)]
 
     def reconfigure(self, config: AdmissionConfig, now: Micros) -> Sequence[Decision]:
@@ -143,7 +145,6 @@ class Admission:
         return decisions
 
 
-def _slots(capacity: int) -> int:
+def _check_slots(capacity: int) -> None:
     if capacity < 0:
         raise ValueError(f"capacity must be at least 0 slots, not {capacity}")
-    return capacity
