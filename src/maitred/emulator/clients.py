@@ -57,14 +57,17 @@ class Clients:
             self._flights.add(flight)
             flight.add_done_callback(self._flights.discard)
 
-    async def drain(self, seconds: float) -> None:
-        """Until all answers have come, at most `seconds`; what is left then is cancelled."""
-        if self._flights:
-            await asyncio.wait(self._flights, timeout=seconds)
-        left = tuple(self._flights)
-        for flight in left:
+    async def landed(self) -> None:
+        """Until every answer that is on its way has come."""
+        while self._flights:
+            await asyncio.wait(self._flights)
+
+    async def give_up(self) -> None:
+        """Cancel whatever is still on its way."""
+        flights = tuple(self._flights)
+        for flight in flights:
             flight.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*flights, return_exceptions=True)
 
     async def _fly(self, job: Job) -> None:
         flight = self._tally.send(job.request.priority_class, monotonic())

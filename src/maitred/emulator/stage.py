@@ -1,8 +1,8 @@
 """A stage of child processes: servers of this program, each started as a user would start it, and surely ended.
 
-    start   a child has said its URL, or it is an error that repeats what the child said
-    died    one that ends before it is told to takes the whole stage down, with its last words
-    leave   all are told to end; those that do not in time are killed
+    start     a child is begun; `listening` waits until it has said its URL, or is an error that repeats what it said
+    died      a child that ends before it is told to is to take the whole stage down, with its last words
+    leave     all are told to end; those that do not in time are killed
 
 Children have a session of their own, so that Ctrl-C in the terminal reaches the parent alone, which then ends them in order.
 """
@@ -14,8 +14,9 @@ import contextlib
 import os
 import re
 import sys
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from maitred.errors import MaitredError
 
@@ -29,54 +30,66 @@ class StageError(MaitredError):
     """A child process did not come up, or ended before its time."""
 
 
-class _Child:
-    """A child process. What it says on stderr is read to the end, so that it never waits for us, and its last line is kept."""
+class Child:
+    """A child process. What it says on stderr is read to the end, so that it never waits for us; its last line is kept."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
-        self.name = name
-        self.process = process
-        self.url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.last_words = ""
-        self.reading = asyncio.create_task(self._read())
+        self._name = name
+        self._process = process
+        self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._last_words = ""
+        self.life = asyncio.create_task(self._read())
+        """Ends with the process."""
 
-    async def _read(self) -> None:
-        """Ends with the child."""
-        assert self.process.stderr is not None
-        async for line in self.process.stderr:
-            said = line.decode(errors="replace").strip()
-            self.last_words = said or self.last_words
-            found = _URL.search(said)
-            if found and not self.url.done():
-                self.url.set_result(found[1])
-        await self.process.wait()
-        if not self.url.done():
-            self.url.set_exception(self.obituary())
+    async def listening(self) -> str:
+        """Wait until it accepts connections, and return its URL. Raises StageError."""
+        awaited: set[asyncio.Future[Any]] = {self._url, self.life}
+        await asyncio.wait(awaited, timeout=START_SECS, return_when=asyncio.FIRST_COMPLETED)
+        if self._url.done():
+            return self._url.result()
+        if self.life.done():
+            raise self.obituary()
+        raise StageError(f"the {self._name} did not come up within {START_SECS:.0f} s: {self._last_words}")
 
     def obituary(self) -> StageError:
-        status = self.process.returncode
-        how = f"was ended by signal {-status}" if status is not None and status < 0 else f"ended with exit code {status}"
-        return StageError(f"the {self.name} {how}" + (f": {self.last_words}" if self.last_words else ""))
+        """What to say of a child that ended by itself."""
+        status = self._process.returncode or 0
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with exit code {status}"
+        return StageError(f"the {self._name} {how}" + (f": {self._last_words}" if self._last_words else ""))
 
     async def end(self) -> None:
-        if self.process.returncode is None:
+        self._tell(self._process.terminate)
+        await asyncio.wait({self.life}, timeout=STOP_SECS)
+        self.kill()
+        await self.life
+
+    def kill(self) -> None:
+        self._tell(self._process.kill)
+
+    def _tell(self, signal: Callable[[], None]) -> None:
+        if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self.process.terminate()
-        _, late = await asyncio.wait({self.reading}, timeout=STOP_SECS)
-        if late:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            await self.reading
-        self.url.cancel()
+                signal()
+
+    async def _read(self) -> None:
+        assert self._process.stderr is not None
+        async for line in self._process.stderr:
+            said = line.decode(errors="replace").strip()
+            self._last_words = said or self._last_words
+            found = _URL.search(said)
+            if found and not self._url.done():
+                self._url.set_result(found[1])
+        await self._process.wait()
 
 
 class Stage:
     """Use it in an `async with`: whatever happens, no child survives the block."""
 
     def __init__(self) -> None:
-        self._children: list[_Child] = []
+        self._children: list[Child] = []
 
-    async def start(self, name: str, *arguments: str) -> str:
-        """Run `maitred ARGUMENTS` and return the URL on which it listens. Raises StageError."""
+    async def start(self, name: str, *arguments: str) -> Child:
+        """Begin `maitred ARGUMENTS`; errors will call it `name`. It does not see our MAITRED_* variables."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -88,20 +101,24 @@ class Stage:
             start_new_session=True,
             env={key: value for key, value in os.environ.items() if not key.startswith("MAITRED_")},
         )
-        child = _Child(name, process)
+        child = Child(name, process)
         self._children.append(child)
-        try:
-            return await asyncio.wait_for(asyncio.shield(child.url), START_SECS)
-        except TimeoutError:
-            raise StageError(f"the {name} did not come up within {START_SECS:.0f} s: {child.last_words}") from None
+        return child
 
     async def died(self) -> StageError:
         """Wait until a child ends by itself, and say which."""
-        await asyncio.wait({child.reading for child in self._children}, return_when=asyncio.FIRST_COMPLETED)
-        return next(child for child in self._children if child.reading.done()).obituary()
+        await asyncio.wait({child.life for child in self._children}, return_when=asyncio.FIRST_COMPLETED)
+        return next(child.obituary() for child in self._children if child.life.done())
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await asyncio.gather(*(child.end() for child in self._children))
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await asyncio.gather(*(child.end() for child in self._children))
+        except asyncio.CancelledError:
+            for child in self._children:
+                child.kill()
+            raise

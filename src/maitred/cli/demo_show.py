@@ -1,0 +1,104 @@
+"""What the demo shows: a live table, a summary, or one JSON object."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from maitred.emulator.demo import MODEL, SLOTS, DemoSummary
+from maitred.emulator.tally import Outcome, Tally
+
+_HEADLINE = "Two emulated engines of {slots} slots each; the gateway in front of them listens on [bold]{url}[/bold]"
+_CURL = """\
+curl -N {url}/v1/chat/completions -H 'content-type: application/json' -H 'x-smg-priority: interactive' \\
+  -d '{{"model": "{model}", "stream": true, "max_tokens": 20, "messages": [{{"role": "user", "content": "Hello"}}]}}'"""
+_PYTHON = """\
+from openai import OpenAI
+client = OpenAI(base_url="{url}/v1", api_key="any", default_headers={{"x-smg-priority": "interactive"}})
+print(client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello"}}]).choices[0].message)"""
+
+
+class Silence:
+    """An audience that looks away."""
+
+    refresh_secs = 60.0
+
+    def curtain(self, url: str) -> None:
+        pass
+
+    def look(self, tally: Tally, seconds: float) -> None:
+        pass
+
+
+class LiveTable:
+    """An audience at a terminal. Where there is no terminal, only the last table is printed."""
+
+    refresh_secs = 0.25
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        self._live.update("Starting two engines and a gateway ...", refresh=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._live.stop()
+
+    def curtain(self, url: str) -> None:
+        say = self._console.print
+        say(_HEADLINE.format(slots=SLOTS, url=url))
+        say("\nTry it meanwhile, in another terminal:\n", style="dim")
+        say(_CURL.format(url=url, model=MODEL), markup=False, soft_wrap=True)
+        say("\nor in Python:\n", style="dim")
+        say(_PYTHON.format(url=url, model=MODEL), markup=False, soft_wrap=True)
+        say()
+
+    def look(self, tally: Tally, seconds: float) -> None:
+        self._live.update(live_table(tally, seconds), refresh=True)
+
+
+def live_table(tally: Tally, seconds: float) -> Table:
+    """What each class has got after so many seconds."""
+    table = Table(title=f"{seconds:.0f} s · Ctrl-C ends it", title_justify="left", title_style="dim")
+    table.add_column("class")
+    for heading in ("waiting", "in flight", "TTFT p50", "TTFT p99", "done", "rejected"):
+        table.add_column(heading, justify="right", min_width=9)
+    for priority_class, counts in tally.classes.items():
+        done, rejected = counts.ended[Outcome.COMPLETED], counts.ended[Outcome.REJECTED]
+        times = (_time(counts.ttft_ms(50)), _time(counts.ttft_ms(99)))
+        table.add_row(priority_class.label, f"{counts.waiting}", f"{counts.in_flight}", *times, f"{done}", f"{rejected}")
+    return table
+
+
+def print_summary(summary: DemoSummary) -> None:
+    """The whole run as a table."""
+    table = Table(title=f"{summary.arrivals} requests in {summary.seconds:g} s", title_justify="left")
+    table.add_column("class")
+    for heading in ("completed", "rejected", "failed", "cancelled", "TTFT p50", "TTFT p99", "E2E p50"):
+        table.add_column(heading, justify="right")
+    for label, of in summary.classes.items():
+        counts = (of.completed, of.rejected, of.failed, of.cancelled)
+        times = (of.ttft_p50_ms, of.ttft_p99_ms, of.e2e_p50_ms)
+        table.add_row(label, *map(str, counts), *map(_time, times))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"Slots leaked: {summary.leaked_slots}")
+
+
+def print_json(summary: DemoSummary) -> None:
+    typer.echo(msgspec.json.encode(summary))
+
+
+def _time(milliseconds: float | None) -> str:
+    if milliseconds is None:
+        return "–"
+    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"

@@ -1,0 +1,220 @@
+"""The demo: two emulated engines, the gateway in front of them, and a mixed load that it has to sort.
+
+    bulk flood ──┐                                  ┌── engine, 16 slots
+                 ├── gateway (slots, class queues) ─┤
+    chats ───────┘                                  └── engine, 16 slots
+
+The gateway gives out as many slots as the engines run sequences, so whoever waits, waits at the gateway, where classes
+count. The flood needs more than there are; chats must not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Coroutine, Iterator
+from time import monotonic
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from maitred.emulator.clients import Clients, looped
+from maitred.emulator.stage import Stage
+from maitred.emulator.tally import ClassSummary, Tally
+from maitred.request import PriorityClass
+from maitred.units import SECOND, Micros
+from maitred.wire.client import Client, Origin
+from maitred.workload import sample
+
+MODEL = "emulated"
+SLOTS = 16
+"""Per engine."""
+LATENCY = "linear:14000,8,500"
+"""A full batch of 16 takes 22 ms a step: 1,450 tokens/s for both engines, which two shared cores carry with ease."""
+
+SAMPLE_PERIOD: Micros = 60 * SECOND
+"""The sample `mixed` is one minute."""
+
+DRAIN_SECS = 15.0
+"""For the answers that are on their way when the load ends: a whole wave of the flood needs less."""
+
+T = TypeVar("T")
+
+_LEAK_SECS = 3.0
+"""How long after the last client has left a slot may still be held before it counts as leaked."""
+
+
+class DemoSummary(msgspec.Struct, frozen=True):
+    """What came of it. Every arrival is in one of the four counts of its class."""
+
+    seconds: float
+    """How long requests were sent."""
+    arrivals: int
+    classes: dict[str, ClassSummary]
+    leaked_slots: int
+    """Held at the gateway although nobody waits for anything any more."""
+
+
+class Audience(Protocol):
+    """Who watches the demo."""
+
+    refresh_secs: float
+
+    def curtain(self, url: str) -> None:
+        """The gateway at `url` is ready and the load begins."""
+        ...
+
+    def look(self, tally: Tally, seconds: float) -> None:
+        """What it is like after so many seconds; called again and again."""
+        ...
+
+
+class Demo:
+    """One run of the demo."""
+
+    def __init__(self, audience: Audience, seconds: float | None) -> None:
+        """`seconds`: how long to send requests; None: until a signal."""
+        self._audience = audience
+        self._seconds = seconds
+        self._tally = Tally((PriorityClass.INTERACTIVE, PriorityClass.BULK))
+        self._playing = False
+        self._stop = asyncio.Event()
+
+    async def run(self) -> DemoSummary:
+        """The first SIGINT, SIGTERM or SIGHUP ends the load early; another one, or one before the load has begun, cancels
+        this. Raises StageError if a child process fails."""
+        async with contextlib.AsyncExitStack() as ends:
+            ends.enter_context(self._heeding_signals())
+            stage = await ends.enter_async_context(Stage())
+            client = Client()
+            ends.push_async_callback(client.close)
+            url = await _set_up(stage)
+            return await _unless_one_dies(stage, self._perform(client, url))
+
+    async def _perform(self, client: Client, url: str) -> DemoSummary:
+        gateway = Origin.parse(url)
+        await _until_ready(client, gateway)
+        self._audience.curtain(url)
+        seconds = await self._play(Clients(client, gateway, MODEL, self._tally))
+        leaked = await _leaked_slots(client, gateway)
+        classes = {priority_class.label: tally.summary() for priority_class, tally in self._tally.classes.items()}
+        return DemoSummary(round(seconds, 1), self._tally.arrivals, classes, leaked)
+
+    async def _play(self, clients: Clients) -> float:
+        """Send requests for as long as is wanted, and let the answers come in. Returns how long it was, in seconds."""
+        start, self._playing = monotonic(), True
+        looking = asyncio.create_task(self._keep_looking(start))
+        try:
+            await _first_of(self._seconds, clients.play(looped(sample("mixed"), SAMPLE_PERIOD)), self._stop.wait())
+            seconds = monotonic() - start
+            await _first_of(DRAIN_SECS, clients.landed(), self._stop.wait())
+        finally:
+            looking.cancel()
+            await clients.give_up()
+        self._audience.look(self._tally, monotonic() - start)
+        return seconds
+
+    async def _keep_looking(self, start: float) -> None:
+        while True:
+            self._audience.look(self._tally, monotonic() - start)
+            await asyncio.sleep(self._audience.refresh_secs)
+
+    @contextlib.contextmanager
+    def _heeding_signals(self) -> Iterator[None]:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def heed() -> None:
+            if self._playing and not self._stop.is_set():
+                self._stop.set()
+            else:
+                task.cancel()
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in numbers:
+            loop.add_signal_handler(number, heed)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+
+async def _set_up(stage: Stage) -> str:
+    """Start the engines, then the gateway; its URL. Raises StageError."""
+    engine = ("engine", "--port", "0", "--model", MODEL, "--max-num-seqs", str(SLOTS), "--latency", LATENCY)
+    engines = [await stage.start(f"{nth} engine", *engine) for nth in ("first", "second")]
+    backends = [f"--backend={await child.listening()}" for child in engines]
+    gateway = await stage.start("gateway", "serve", "--port", "0", "--slots-per-backend", str(SLOTS), *backends)
+    return await gateway.listening()
+
+
+async def _unless_one_dies(stage: Stage, performance: Coroutine[Any, Any, T]) -> T:
+    """Raises StageError if a child ends by itself meanwhile."""
+    performing, dying = asyncio.create_task(performance), asyncio.create_task(stage.died())
+    try:
+        await asyncio.wait({performing, dying}, return_when=asyncio.FIRST_COMPLETED)
+        if dying.done():
+            raise dying.result()
+        return performing.result()
+    finally:
+        await _cancelled(performing, dying)
+
+
+async def _first_of(seconds: float | None, *awaited: Coroutine[Any, Any, object]) -> None:
+    """Wait for the first of them to end, at most `seconds`, and cancel the rest. Raises what it raised."""
+    tasks = [asyncio.create_task(each) for each in awaited]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await _cancelled(*tasks)
+
+
+async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _BackendState(msgspec.Struct):
+    healthy: bool
+
+
+class _Readiness(msgspec.Struct):
+    """Of the gateway's /ready, what we look at."""
+
+    backends: list[_BackendState]
+
+
+class _GatewayState(msgspec.Struct):
+    """Of its /maitred/state."""
+
+    in_flight: int
+    waiting: int
+
+
+async def _until_ready(client: Client, gateway: Origin) -> None:
+    """Until the gateway has found all its backends healthy."""
+    while True:
+        ready = msgspec.json.decode(await _get(client, gateway, "/ready"), type=_Readiness)
+        if all(backend.healthy for backend in ready.backends):
+            return
+        await asyncio.sleep(0.05)
+
+
+async def _leaked_slots(client: Client, gateway: Origin) -> int:
+    """Slots still held when every client has left. A disconnect takes a moment to be noticed: that is no leak."""
+    patience = monotonic() + _LEAK_SECS
+    while True:
+        state = msgspec.json.decode(await _get(client, gateway, "/maitred/state"), type=_GatewayState)
+        if not (state.in_flight or state.waiting) or monotonic() > patience:
+            return state.in_flight
+        await asyncio.sleep(0.05)
+
+
+async def _get(client: Client, server: Origin, path: str) -> bytes:
+    response = await client.request(server, "GET", path)
+    return b"".join([piece async for piece in response])
