@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import islice
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -63,9 +62,7 @@ def run(flags: Flags) -> None:
     with ExitStack() as stack:
         trace = stack.enter_context(_trace(flags, flags.trace)) if flags.trace is not None else None
         jobs = _jobs(flags, trace)
-        requests_file = _output(stack, "--results-path", flags.results_path)
-        metrics_file = _output(stack, "--metrics-path", flags.metrics_path)
-        log_file = _output(stack, "--decision-log", flags.decision_log)
+        requests_file, metrics_file, log_file = _outputs(flags, stack)
         began = monotonic()
         with _watching(flags, trace) as watch:
             results = simulate(
@@ -176,10 +173,16 @@ def _forbid(flags: Flags, given: str, others: tuple[str, ...]) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} does not go with {given}", hint=_USAGE)
 
 
-def _output(stack: ExitStack, flag: str, path: Path | None) -> OutputFile | None:
+def _outputs(flags: Flags, stack: ExitStack) -> list[OutputFile | None]:
     from maitred.report import OutputFile
 
-    return None if path is None else stack.enter_context(OutputFile(path, where=flag))
+    named = {"--results-path": flags.results_path, "--metrics-path": flags.metrics_path, "--decision-log": flags.decision_log}
+    taken: dict[str, str] = {}
+    for flag, path in named.items():
+        other = taken.setdefault(os.path.realpath(path), flag) if path else flag
+        if other != flag:
+            raise ConfigError(f"{path} is already what {other} writes to", where=flag, hint="name two files")
+    return [stack.enter_context(OutputFile(path, where=flag)) if path else None for flag, path in named.items()]
 
 
 def _watching(flags: Flags, trace: Trace | None) -> AbstractContextManager[Watch | None]:
