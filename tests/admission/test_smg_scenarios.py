@@ -6,6 +6,8 @@ recorded engine ended. Where SMG has a defect, the wanted outcome stands here, a
 
 from __future__ import annotations
 
+import itertools
+
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
 
 from maitred.admission import End
@@ -75,7 +77,7 @@ def test_s17_strict_order_of_classes_and_first_come_first_served_inside() -> Non
     t.submit(0.52, "default5", DEFAULT)
 
     order = ["held", "system4", "interactive3", "default2", "default5", "bulk0", "bulk1"]
-    for n, (ended, following) in enumerate(zip(order, order[1:], strict=False)):
+    for n, (ended, following) in enumerate(itertools.pairwise(order)):
         assert t.release(0.65 + 0.05 * n, ended) == [f"{following} admit slot_free"]
 
 
