@@ -63,8 +63,8 @@ def test_sjf_lets_the_short_prompt_pass(maitred: Any, tmp_path: Path) -> None:
     order = {}
     for scheduler in ("fcfs", "sjf"):
         maitred("simulate", "--trace", "t.csv", "--max-num-seqs", 1, "--scheduler", scheduler, "--results-path", "r.json")
-        done = sorted(results(), key=lambda row: row["e2e_us"] + 100 * row["request_id"])
-        order[scheduler] = [row["request_id"] for row in done]
+        ended = {row["request_id"]: 100 * row["request_id"] + row["e2e_us"] for row in results()}
+        order[scheduler] = sorted(ended, key=ended.__getitem__)
     assert order == {"fcfs": [0, 1, 2], "sjf": [0, 2, 1]}
 
 
@@ -95,9 +95,8 @@ def test_synthetic_runs_repeat_byte_for_byte(maitred: Any) -> None:
     workload = ("--rate", 50, "--num-requests", 200, "--input-tokens", "lognormal:300,200", "--output-tokens", "uniform:1,99")
 
     def run(seed: int, *more: str) -> tuple[str, str]:
-        said = maitred(
-            "simulate", *workload, "--seed", seed, "--class-mix", "interactive:1,bulk:2", *more, "--results-path", "r"
-        )
+        classes = ("--class-mix", "interactive:1,bulk:2")
+        said = maitred("simulate", *workload, *classes, "--seed", seed, *more, "--results-path", "r")
         assert said.code == 0
         return said.out, Path("r").read_text(encoding="utf-8")
 

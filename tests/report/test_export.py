@@ -115,3 +115,10 @@ def test_a_bad_path_is_refused_at_once(tmp_path: Path) -> None:
         OutputFile(tmp_path / "missing" / "out.json", where="--results-path")
     with pytest.raises(ConfigError, match="is a directory"):
         OutputFile(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+def test_a_full_disk_is_told_in_one_line() -> None:
+    file = OutputFile(Path("/dev/full"), where="--results-path")
+    with pytest.raises(ConfigError, match="--results-path: cannot write /dev/full: No space left"), file:
+        file.write(b"x" * 100_000)
