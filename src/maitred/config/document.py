@@ -55,8 +55,9 @@ class Document:
             self.value = None if self._root is None else self._value(self._root, ())
         except yaml.MarkedYAMLError as error:
             raise self._broken(error) from None
-        except yaml.YAMLError as error:
-            raise ConfigError(f"not YAML: {' '.join(str(error).split())}", where=name) from None
+        except yaml.reader.ReaderError as error:
+            place = f"{name}:{text.count(chr(10), 0, error.position) + 1}"
+            raise ConfigError(f"not YAML: a character that text does not have (U+{error.character:04X})", where=place) from None
         except RecursionError:
             raise ConfigError("nested too deeply", where=name) from None
 
@@ -70,13 +71,13 @@ class Document:
         except UnicodeDecodeError as error:
             raise ConfigError(f"not UTF-8 text (byte {error.start})", where=str(path), hint="is it the right file?") from error
 
-    def where(self, path: KeyPath) -> str:
-        """`name:line` of the key at `path`, or of the nearest one above it that the document has."""
+    def where(self, path: KeyPath) -> str | None:
+        """`name:line` of the key at `path`; None if the document does not have it."""
         node, line = self._root, 1
         for step in path:
             found = _child(node, step)
             if found is None:
-                break
+                return None
             mark, node = found
             line = mark.line + 1
         return f"{self.name}:{line}"

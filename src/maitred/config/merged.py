@@ -64,10 +64,12 @@ class Merged(Generic[T]):
         return None
 
     def _where(self, path: KeyPath) -> str:
-        for setting in reversed(self._settings):
-            if setting.path == path[: len(setting.path)]:
-                return setting.where
-        return self._document.where(path) if self._document else ""
+        """The setting that gave this value, or the section above it; else its line in the file; else a setting inside it."""
+        latest_first = self._settings[::-1]
+        above = (s.where for s in latest_first if s.path == path[: len(s.path)])
+        inside = (s.where for s in latest_first if s.path[: len(path)] == path)
+        line = self._document.where(path) if self._document else None
+        return next(above, None) or line or next(inside, "")
 
 
 def _without_empty(tree: Any, kind: Any) -> Any:

@@ -75,7 +75,7 @@ def _about_section(path: KeyPath, section: dict[str, Any], message: str, locate:
         return _problem(path, f"{_name(path)}: {message}", locate)
     blamed, value = (*path, key), _shown(section[key])
     what = message if message.startswith(key) else f"{key}: {message}"
-    found = "" if value in message else f", found {value}"
+    found = "" if message.endswith((f"not {value}", f"found {value}")) else f", found {value}"
     return _problem(blamed, f"{dotted(path)}.{what}{found}", locate)
 
 
@@ -90,7 +90,7 @@ def _at(tree: Any, path: KeyPath) -> Any:
 
 
 def _name(path: KeyPath) -> str:
-    return dotted(path) or "the whole"
+    return dotted(path) or "the file"
 
 
 def _in_words(expected: str) -> str:

@@ -1,0 +1,177 @@
+"""File, environment and flags, merged key by key; and what is said when one of them is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from maitred import config
+from maitred.config import Config, load, problems
+from maitred.errors import ConfigError
+
+
+@pytest.fixture
+def write(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def write(text: str) -> Path:
+        path = tmp_path / "maitred.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def error(path: Path | None, flags: Mapping[str, object] = {}, env: Mapping[str, str] = {}) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, flags=flags, env=env)
+    return str(caught.value).removeprefix(f"{path}:")
+
+
+def test_nothing_said_is_all_defaults(write) -> None:  # type: ignore[no-untyped-def]
+    assert load(None) == Config()
+    assert load(write("")) == Config()
+    assert load(write("# a comment\ngateway:\nadmission:\n  classes:\n    bulk:\n")) == Config()
+
+
+def test_flags_win_over_the_environment_over_the_file_key_by_key(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("engine: {host: file, port: 1, model: file}\n")
+
+    found = load(
+        path,
+        env={"MAITRED_ENGINE__HOST": "env", "MAITRED_ENGINE__PORT": "2"},
+        flags={"engine.port": 3, "engine.model": None},
+    ).engine
+
+    assert (found.host, found.port, found.model) == ("env", 3, "file")
+
+
+def test_one_key_of_one_class_leaves_its_other_keys_at_the_defaults_of_that_class(write) -> None:  # type: ignore[no-untyped-def]
+    classes = load(write("admission: {classes: {interactive: {queue_size: 7}}}")).admission.classes
+
+    assert (classes.interactive.queue_size, classes.interactive.reserved_per_slot) == (7, 0.25)
+    assert (classes.interactive.queue_timeout_secs, classes.bulk.queue_size) == (30.0, 1024)
+
+
+def test_variables_are_read_as_the_type_of_their_key() -> None:
+    found = load(
+        None,
+        env={
+            "MAITRED_GATEWAY__BACKENDS": "[http://a:1, http://b:2]",
+            "MAITRED_ENGINE__MODEL": "123",
+            "MAITRED_ENGINE__SPEED": "0.5",
+            "MAITRED_CLUSTER__CAPACITY": "null",
+            "MAITRED_INSTANCE__STEP_BY_STEP": "true",
+            "MAITRED_ADMISSION__CLASSES__BULK": "{queue_size: 3}",
+        },
+    )
+
+    assert found.gateway.backends == ("http://a:1", "http://b:2")
+    assert (found.engine.model, found.engine.speed, found.cluster.capacity) == ("123", 0.5, None)
+    assert found.instance.step_by_step is True
+    assert (found.admission.classes.bulk.queue_size, found.admission.classes.bulk.queue_timeout_secs) == (3, 300.0)
+
+
+def test_variables_that_are_not_ours_are_left_alone() -> None:
+    """Kubernetes sets such for a service called maitred."""
+    env = {"MAITRED_PORT": "tcp://10.0.0.1:80", "MAITRED_SERVICE_HOST": "10.0.0.1", "HOME": "/", "GATEWAY__PORT": "x"}
+
+    assert load(None, env=env) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gatway: {}", "1: unknown key 'gatway' (did you mean 'gateway'?)"),
+        ("gateway:\n  host: h\n  prot: 1\n", "3: unknown key 'gateway.prot' (did you mean 'port'?)"),
+        (
+            "admission:\n  classes:\n    bulk:\n      queue_sise: 1\n",
+            "4: unknown key 'admission.classes.bulk.queue_sise' (did you mean 'queue_size'?)",
+        ),
+        ("admission: {classes: {Bulk: {}}}", "1: unknown key 'admission.classes.Bulk' (did you mean 'bulk'?)"),
+        (
+            "admission: {classes: {bulk: {wholly_else: 1}}}",
+            "1: unknown key 'admission.classes.bulk.wholly_else' "
+            "(valid: queue_size, queue_timeout_secs, reserved_floor, reserved_per_slot)",
+        ),
+        ("\ngateway:\n  port: '80'\n", "3: gateway.port: expected a whole number, found '80'"),
+        ("gateway: {port: 80.5}", "1: gateway.port: expected a whole number, found 80.5"),
+        ("engine: {speed: fast}", "1: engine.speed: expected a number, found 'fast'"),
+        ("engine: {model: 7}", "1: engine.model: expected text, found 7"),
+        ("instance: {step_by_step: yes}", "1: instance.step_by_step: expected true or false, found 'yes'"),
+        ("cluster: {capacity: many}", "1: cluster.capacity: expected a whole number, or nothing, found 'many'"),
+        ("gateway: {backends: http://a}", "1: gateway.backends: expected a list, found 'http://a'"),
+        ("gateway:\n  backends:\n    - http://a\n    - 7\n", "4: gateway.backends[1]: expected text, found 7"),
+        ("gateway: 5", "1: gateway: expected a section (keys with values), found 5"),
+        ("- gateway", "1: the file: expected a section (keys with values), found a list"),
+        (
+            "admission:\n  classes:\n    bulk:\n      queue_size: 1\n      queue_timeout_secs: 0\n",
+            "5: admission.classes.bulk.queue_timeout_secs must be more than 0 seconds, found 0",
+        ),
+        (
+            "admission: {classes: {bulk: {reserved_per_slot: .nan}}}",
+            "1: admission.classes.bulk.reserved_per_slot must be a share of at least 0, found nan",
+        ),
+        (
+            "routing:\n  policy: leest-loaded\n",
+            "2: routing.policy: unknown routing policy 'leest-loaded' (did you mean 'least-loaded'?)",
+        ),
+        ("instance: {scheduler: fcsf}", "1: instance.scheduler: unknown scheduler 'fcsf' (did you mean 'fcfs'?)"),
+    ],
+)
+def test_a_mistake_in_the_file(write, text: str, message: str) -> None:  # type: ignore[no-untyped-def]
+    assert error(write(text)) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("MAITRED_GATEWAY__PROT", "1", "unknown key 'gateway.prot' (did you mean 'port'?)"),
+        ("MAITRED_GATEWAY__PORT", "http", "gateway.port: expected a whole number, found 'http'"),
+        ("MAITRED_GATEWAY__PORT__X", "1", "gateway.port: expected a whole number, found a section (keys with values)"),
+        ("MAITRED_ENGINE__SPEED", "-1", "engine.speed must be a number above 0, found -1.0"),
+        ("MAITRED_GATEWAY_PORT", "1", "names a section but no key of it (did you mean MAITRED_GATEWAY__PORT?)"),
+        (
+            "MAITRED_ROUTING__POLICY",
+            "random",
+            "routing.policy: unknown routing policy 'random' (valid: least-loaded, round-robin)",
+        ),
+    ],
+)
+def test_a_mistake_in_the_environment_names_the_variable(name: str, value: str, message: str) -> None:
+    assert error(None, env={name: value}) == f"{name}: {message}"
+
+
+def test_a_list_in_a_variable_that_is_not_yaml() -> None:
+    assert error(None, env={"MAITRED_GATEWAY__BACKENDS": "[a"}).startswith("MAITRED_GATEWAY__BACKENDS:1:3: not YAML")
+
+
+def test_a_mistake_in_a_flag_names_the_flag() -> None:
+    assert error(None, flags={"engine.port": 99_999}).startswith("--port: engine.port must be")
+    assert error(None, flags={"cluster.num_instances": 0}).startswith("--num-instances: cluster.num_instances must be")
+    with pytest.raises(ConfigError, match=r"^--backend: gateway\.backends"):
+        load(None, flags={"gateway.backends": "http://a"}, flag_names={"gateway.backends": "--backend"})
+
+
+def test_a_mistake_is_placed_where_the_winning_value_was_said(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("engine: {port: bad}")
+
+    assert error(path, flags={"engine.port": 70_000}).startswith("--port: ")
+    assert load(path, flags={"engine.port": 7}).engine.port == 7
+    assert error(write("engine: none"), env={"MAITRED_ENGINE__PORT": "1"}).startswith("1: engine: expected a section")
+
+
+def test_all_problems_of_a_file_at_once(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("gateway:\n  prot: 1\n  host: 7\nengine: {speed: 0}\nrouting: {policy: x}\n")
+
+    found = [str(problem).removeprefix(f"{path}:").split(" ")[0] for problem in problems(path)]
+
+    assert sorted(found) == ["2:", "3:", "4:", "5:"]
+    assert problems(write("gateway: {port: 1}")) == []
+
+
+def test_loading_keeps_nothing(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("gateway: {port: 1}")
+    assert config.load(path).gateway.port == 1
+    write("gateway: {port: 2}")
+    assert config.load(path).gateway.port == 2
