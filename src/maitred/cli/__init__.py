@@ -10,7 +10,6 @@ silence. Any other exception is a defect of ours and shows its traceback.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from typing import Annotated, Final, cast
@@ -18,6 +17,7 @@ from typing import Annotated, Final, cast
 import typer
 
 from maitred import __version__
+from maitred.cli import check, demo, engine, serve, simulate
 from maitred.errors import MaitredError
 
 USER_ERROR: Final = 2
@@ -26,12 +26,11 @@ NO_READER: Final = 141  # 128 + SIGPIPE
 
 app = typer.Typer(name="maitred", add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
-for _name in ("serve", "engine", "simulate", "demo", "check"):
-    try:
-        _module = importlib.import_module(f"maitred.cli.{_name}")
-    except ModuleNotFoundError:
-        continue
-    app.command(_name)(_module.run)
+app.command("serve")(serve.run)
+app.command("engine")(engine.run)
+app.command("simulate")(simulate.run)
+app.command("demo")(demo.run)
+app.command("check")(check.run)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,0 +1,118 @@
+"""`maitred` as a user meets it: exit codes, one line per mistake, and silence where nobody listens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from maitred import __version__
+from maitred.cli import app
+
+MAITRED = [sys.executable, "-m", "maitred"]
+ENV = {k: v for k, v in os.environ.items() if not k.startswith("MAITRED_")}
+
+
+def maitred(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*MAITRED, *arguments], capture_output=True, text=True, timeout=30, check=False, env={**ENV, **(env or {})}
+    )
+
+
+def refused(*arguments: str, env: dict[str, str] | None = None) -> str:
+    """What is said on stderr, without the prefix; asserts that it is one line, and the exit code."""
+    done = maitred(*arguments, env=env)
+    assert (done.returncode, done.stdout) == (2, "")
+    prefix, *rest = done.stderr.splitlines()
+    assert not rest
+    assert prefix.startswith("maitred: error: ")
+    return prefix.removeprefix("maitred: error: ")
+
+
+def test_version_and_help() -> None:
+    assert maitred("--version").stdout == f"maitred {__version__}\n"
+    bare = maitred()
+    assert bare.returncode == 0
+    for command in ("serve", "engine", "simulate", "demo", "check"):
+        assert command in bare.stdout
+        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["srve"], "No such command 'srve'"),
+        (["serve", "--prot", "1"], "No such option: --prot"),
+        (["serve", "--port", "http"], "Invalid value for '--port'"),
+        (["check"], "Missing argument 'FILE'"),
+        (["check", "nowhere.yaml"], "nowhere.yaml: cannot be read: no such file or directory"),
+        (["serve", "--config", "nowhere.yaml"], "nowhere.yaml: cannot be read: no such file or directory"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
+    assert message in refused(*arguments)
+
+
+def test_check_says_what_a_good_file_amounts_to(tmp_path: Path) -> None:
+    path = tmp_path / "maitred.yaml"
+    path.write_text("gateway: {backends: [http://a:1, http://b:1], slots_per_backend: 10}\nrouting: {policy: round-robin}\n")
+
+    done = maitred("check", str(path))
+
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert lines[0] == f"{path}: ok"
+    assert "gateway 127.0.0.1:8080, 2 backends, 10 slots on each" in lines
+    assert "admission of 20 slots" in lines
+    assert "system 1 reserved, 64 may wait, 30 s at most" in lines
+    assert "interactive 5 reserved, 256 may wait, 30 s at most" in lines
+    assert "bulk 0 reserved, 1024 may wait, 300 s at most" in lines
+    assert "routing round-robin" in lines
+
+
+def test_check_lists_every_problem(tmp_path: Path) -> None:
+    path = tmp_path / "maitred.yaml"
+    path.write_text("gateway:\n  prot: 1\n  host: 7\n")
+
+    done = maitred("check", str(path), env={"MAITRED_ENGINE__PORT": "x"})
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sorted(done.stderr.splitlines()) == [
+        f"maitred: error: {path}:2: unknown key 'gateway.prot' (did you mean 'port'?)",
+        f"maitred: error: {path}:3: gateway.host: expected text, found 7",
+        "maitred: error: MAITRED_ENGINE__PORT: engine.port: expected a whole number, found 'x'",
+    ]
+
+
+def test_broken_yaml_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "maitred.yaml"
+    path.write_text("gateway: [1\nengine: 2")
+
+    for command in (["check", str(path)], ["serve", "--config", str(path)]):
+        assert refused(*command).startswith(f"{path}:2:7: not YAML: ")
+
+
+def test_ctrl_c_is_130_without_a_traceback(tmp_path: Path) -> None:
+    fifo = tmp_path / "never.yaml"
+    os.mkfifo(fifo)
+    running = subprocess.Popen([*MAITRED, "check", str(fifo)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=ENV)
+    with running, fifo.open("wb", buffering=0):  # opens when the command has opened it too: it reads now
+        running.send_signal(signal.SIGINT)
+        _, stderr = running.communicate(timeout=30)
+
+    assert (running.returncode, stderr) == (130, b"")
+
+
+def test_a_reader_that_went_away_is_no_error() -> None:
+    gone, output = os.pipe()
+    os.close(gone)
+    done = subprocess.run([*MAITRED, "--version"], stdout=output, stderr=subprocess.PIPE, timeout=30, check=False, env=ENV)
+    os.close(output)
+
+    assert done.stderr == b""
+    assert done.returncode in (1, 141)
