@@ -16,12 +16,17 @@ from maitred.emulator.tally import Outcome, Tally
 
 _HEADLINE = "Two emulated engines of {slots} slots each; the gateway in front of them listens on [bold]{url}[/bold]"
 _CURL = """\
-curl -N {url}/v1/chat/completions -H 'content-type: application/json' -H 'x-smg-priority: interactive' \\
-  -d '{{"model": "{model}", "stream": true, "max_tokens": 20, "messages": [{{"role": "user", "content": "Hello"}}]}}'"""
+curl -N {url}/v1/chat/completions \\
+  -H 'content-type: application/json' -H 'x-smg-priority: interactive' \\
+  -d '{{"model": "{model}", "stream": true, "max_tokens": 20,
+       "messages": [{{"role": "user", "content": "Hello"}}]}}'"""
 _PYTHON = """\
 from openai import OpenAI
-client = OpenAI(base_url="{url}/v1", api_key="any", default_headers={{"x-smg-priority": "interactive"}})
-print(client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello"}}]).choices[0].message)"""
+client = OpenAI(base_url="{url}/v1", api_key="any")
+answer = client.chat.completions.create(
+    model="{model}", messages=[{{"role": "user", "content": "Hello"}}],
+    extra_headers={{"x-smg-priority": "interactive"}})
+print(answer.choices[0].message.content)"""
 
 
 class Silence:
@@ -37,13 +42,13 @@ class Silence:
 
 
 class LiveTable:
-    """An audience at a terminal. Where there is no terminal, only the last table is printed."""
+    """An audience at a terminal. The table goes when the show is over; where there is no terminal it never comes."""
 
     refresh_secs = 0.25
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
         self._live.start()

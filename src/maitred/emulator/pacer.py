@@ -19,7 +19,7 @@ from maitred.emulator.endings import Ending, FinishReason
 from maitred.emulator.metrics import EngineMetrics
 from maitred.instance import EventKind, Instance, InstanceEvent
 from maitred.request import Request, RequestId
-from maitred.units import SECOND, Micros
+from maitred.units import Micros, from_seconds, to_seconds
 
 Listener: TypeAlias = Callable[[int], object]
 """Is told how many tokens of an answer are out, whenever there are more. It must not call the pacer back."""
@@ -70,7 +70,7 @@ class Pacer:
 
     def now(self) -> Micros:
         """Virtual time."""
-        return int((self._clock.time() - self._origin) * self._speed * SECOND)
+        return from_seconds((self._clock.time() - self._origin) * self._speed)
 
     def submit(self, request: Request, ending: Ending, listener: Listener) -> None:
         """`request` enters the wait queue. It must be one that the instance does not refuse, with `now()` as its arrival."""
@@ -152,5 +152,5 @@ class Pacer:
             self._timer = None
         due = self._instance.next_event()
         if due is not None:
-            when = self._origin + (due / SECOND) / self._speed
+            when = self._origin + to_seconds(due) / self._speed
             self._timer = self._clock.call_at(when, self._wake)

@@ -1,0 +1,220 @@
+"""The pacer on a clock that is moved by hand.
+
+The latency model is β = (10 ms, 0.1 ms, 1 ms): a prompt of 10 tokens is read in one step of 11 ms, which also gives the first
+token; a step with one sequence decoding takes 11 ms, with two 12 ms.
+"""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maitred.emulator.endings import Ending, FinishReason
+from maitred.emulator.pacer import Pacer
+from maitred.instance import Instance, InstanceConfig, LinearLatency
+from maitred.request import Request
+
+LATENCY = LinearLatency((10_000.0, 100.0, 1_000.0))
+
+
+class HandClock:
+    """Time stands still until it is moved. Timers can be made to go off late."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.timers = []
+
+    def time(self):
+        return self.now
+
+    def call_at(self, when, callback):
+        timer = HandTimer(when, callback, self.timers)
+        self.timers.append(timer)
+        return timer
+
+    def move_to(self, ms):
+        """Every timer goes off when it is due."""
+        target = ms / 1000
+        while (timer := min(self.timers, key=lambda t: t.when, default=None)) and timer.when <= target:
+            self.now = max(self.now, timer.when)
+            self.timers.remove(timer)
+            timer.callback()
+        self.now = target
+
+    def jump_to(self, ms):
+        """The process was held up: what was due meanwhile goes off now."""
+        self.now = ms / 1000
+        self.move_to(ms)
+
+    def next_ms(self):
+        (timer,) = self.timers
+        return round(timer.when * 1000, 6)
+
+
+class HandTimer:
+    def __init__(self, when, callback, timers):
+        self.when, self.callback, self.timers = when, callback, timers
+
+    def cancel(self):
+        if self in self.timers:
+            self.timers.remove(self)
+
+
+class Books:
+    """In place of the metrics: what the pacer reports, with virtual times in ms."""
+
+    def __init__(self):
+        self.finishes, self.gaps, self.aborts, self.tokens = {}, [], 0, 0
+        self.first_tokens = {}
+
+    def first_token(self, request, at, scheduled):
+        self.first_tokens[request.id] = (scheduled / 1000, at / 1000)
+
+    def token_gap(self, span):
+        self.gaps.append(span / 1000)
+
+    def generated(self, tokens):
+        self.tokens += tokens
+
+    def preempted(self):
+        pass
+
+    def finished(self, request, output_tokens, reason, at):
+        self.finishes[request.id] = (output_tokens, at / 1000)
+
+    def ended(self, reason):
+        assert reason is FinishReason.ABORT
+        self.aborts += 1
+
+
+class Scene:
+    def __init__(self, *, speed=1.0, **instance):
+        self.clock, self.books, self.told = HandClock(), Books(), []
+        self.instance = Instance(InstanceConfig(latency=LATENCY, step_by_step=True, **instance), Random(1))
+        self.pacer = Pacer(self.instance, self.clock, self.books, speed=speed)
+
+    def submit(self, number, tokens, *, prompt=10):
+        request = Request(id=number, arrival=self.pacer.now(), prompt_tokens=prompt)
+        self.pacer.submit(request, Ending(tokens, FinishReason.STOP), lambda emitted: self.hear(number, emitted))
+
+    def hear(self, number, emitted):
+        self.told.append((round(self.clock.now * 1000, 3), number, emitted))
+
+
+def test_each_token_is_told_at_the_end_of_its_step():
+    scene = Scene()
+    scene.submit(0, tokens=3)
+    scene.clock.move_to(100)
+    assert scene.told == [(11.0, 0, 1), (22.0, 0, 2), (33.0, 0, 3)]
+    assert scene.books.finishes == {0: (3, 33.0)}
+    assert scene.books.gaps == [11.0, 11.0]
+    assert scene.clock.timers == []
+
+
+def test_a_late_timer_tells_all_that_was_due_at_once_and_the_next_step_is_not_late():
+    scene = Scene()
+    scene.submit(0, tokens=5)
+    scene.clock.jump_to(30)
+    assert scene.told == [(30.0, 0, 2)]
+    assert scene.clock.next_ms() == 33
+    scene.clock.move_to(100)
+    assert scene.books.finishes == {0: (5, 55.0)}
+
+
+def test_twice_the_speed_is_half_the_time():
+    scene = Scene(speed=2)
+    scene.submit(0, tokens=2)
+    scene.clock.move_to(100)
+    assert scene.told == [(5.5, 0, 1), (11.0, 0, 2)]
+    assert scene.books.finishes == {0: (2, 22.0)}
+
+
+def test_who_comes_during_a_step_joins_the_next_one():
+    scene = Scene()
+    scene.submit(0, tokens=3)
+    scene.clock.move_to(5)
+    scene.submit(1, tokens=1)
+    scene.clock.move_to(100)
+    # step 2 decodes one and reads ten tokens: 10 + 1 + 1 ms
+    assert scene.told == [(11.0, 0, 1), (23.0, 0, 2), (23.0, 1, 1), (34.0, 0, 3)]
+    assert scene.books.first_tokens[1] == (11.0, 23.0)
+
+
+def test_one_that_is_aborted_while_it_waits_is_never_told_anything_and_holds_up_nobody():
+    scene = Scene(max_num_seqs=1)
+    for number in range(3):
+        scene.submit(number, tokens=1)
+    assert scene.pacer.abort(1)
+    scene.clock.move_to(100)
+    assert scene.told == [(11.0, 0, 1), (22.0, 2, 1)]
+    assert scene.books.aborts == 1
+
+
+def test_one_that_is_aborted_while_it_runs_leaves_its_place_at_once():
+    scene = Scene(max_num_seqs=1)
+    scene.submit(0, tokens=50)
+    scene.submit(1, tokens=1)
+    scene.clock.move_to(15)
+    assert scene.pacer.abort(0)
+    assert (scene.instance.running, scene.instance.waiting) == (0, 1)
+    scene.clock.move_to(100)
+    assert scene.told == [(11.0, 0, 1), (33.0, 1, 1)]
+    assert not scene.pacer.abort(0)
+
+
+def test_a_listener_that_fails_does_not_stop_the_clock():
+    scene = Scene()
+
+    def fail(emitted):
+        raise RuntimeError(f"at token {emitted}")
+
+    scene.pacer.submit(Request(id=7, arrival=0, prompt_tokens=10), Ending(2, FinishReason.STOP), fail)
+    with pytest.raises(RuntimeError, match="at token 1"):
+        scene.clock.move_to(11)
+    with pytest.raises(RuntimeError, match="at token 2"):
+        scene.clock.move_to(100)
+    assert scene.books.finishes == {7: (2, 22.0)}
+
+
+ARRIVALS = st.lists(
+    st.tuples(st.integers(0, 200), st.integers(1, 12), st.integers(1, 60), st.none() | st.integers(0, 150)), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=60)
+@given(ARRIVALS, st.lists(st.integers(1, 40), min_size=1, max_size=40))
+def test_lateness_changes_what_is_told_together_and_nothing_else(arrivals, hops):
+    def play(move):
+        scene = Scene(max_num_seqs=3, max_num_batched_tokens=32, total_kv_blocks=8)
+        acts = []
+        for number, (at, tokens, prompt, patience) in enumerate(sorted(arrivals, key=lambda a: a[0])):
+            acts.append((at, number, lambda n=number, t=tokens, p=prompt: scene.submit(n, t, prompt=p)))
+            if patience is not None:
+                acts.append((at + patience, number, lambda n=number: scene.pacer.abort(n)))
+        for at, _, act in sorted(acts, key=lambda a: a[:2]):
+            move(scene.clock, at)
+            act()
+            scene.instance.check()
+        move(scene.clock, 60_000)
+        assert (scene.instance.running, scene.instance.waiting) == (0, 0)
+        return scene
+
+    def stumble(clock, until):
+        at = clock.now * 1000
+        for hop in hops:
+            at += hop
+            if at >= until:
+                break
+            clock.jump_to(at)
+        clock.jump_to(until)
+
+    punctual, late = play(HandClock.move_to), play(stumble)
+    assert late.books.finishes == punctual.books.finishes
+    assert late.books.gaps == punctual.books.gaps
+    assert late.books.first_tokens == punctual.books.first_tokens
+    for number, (tokens, _) in late.books.finishes.items():
+        heard = [emitted for _, who, emitted in late.told if who == number]
+        assert heard == sorted(set(heard))
+        assert heard[-1] == tokens
+    assert len(late.books.finishes) + late.books.aborts == len(arrivals)

@@ -1,0 +1,23 @@
+"""One rule counts what comes in and what goes out."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maitred.emulator import tokens
+
+
+def test_four_bytes_of_utf8_are_a_token_and_a_rest_is_one_more():
+    assert [tokens.count(text) for text in ("", "a", "four", "fives", "ééé")] == [0, 1, 1, 2, 2]
+
+
+@given(st.integers(0, 500))
+def test_filler_of_n_tokens_is_n_words_and_counts_as_n_when_it_is_sent_back(n):
+    text = tokens.filler(n)
+    assert len(text.split()) == n
+    assert tokens.count(text) == n
+    assert "".join(tokens.piece(position) for position in range(n)) == text
+
+
+@given(st.text())
+def test_any_text_a_client_can_send_is_counted(text):
+    assert tokens.count(text) == -(-len(text.encode("utf-8", "surrogatepass")) // 4)
