@@ -3,8 +3,46 @@
 It answers five questions about a request: may it enter now (admission), may its agent program hold memory (programs),
 which instance (routing), in what order (queueing), what fits in this step (batching). The code that answers is the same
 in a live gateway, inside a real engine and in a simulator.
+
+    from maitred import ClusterConfig, simulate, synthetic
+
+    results = simulate(synthetic(rate=20, num_requests=1_000), ClusterConfig(num_instances=4))
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "AdmissionConfig": "maitred.admission",
+    "ClusterConfig": "maitred.sim",
+    "ConfigError": "maitred.errors",
+    "InstanceConfig": "maitred.instance",
+    "Job": "maitred.workload",
+    "LinearLatency": "maitred.instance",
+    "MaitredError": "maitred.errors",
+    "Outcome": "maitred.sim",
+    "PriorityClass": "maitred.request",
+    "Request": "maitred.request",
+    "Results": "maitred.sim",
+    "RoutingConfig": "maitred.routing",
+    "open_trace": "maitred.workload",
+    "simulate": "maitred.sim",
+    "synthetic": "maitred.workload",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, when it is asked for: `import maitred` alone stays cheap."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'maitred' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

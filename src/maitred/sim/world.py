@@ -160,13 +160,16 @@ class _World:
                 self._admission_timer(now)
             if self._touched and not (heap and heap[0][0] == now):
                 self._begin_steps()
-        self._unfinished()
+        end = now if horizon is None or not heap else horizon
+        self._unfinished(end)
         if self._progress is not None:
             self._progress(len(self._columns))
-        return self._columns.results(now if horizon is None or not heap else horizon)
+        return self._columns.results(end)
 
-    def _unfinished(self) -> None:
-        """The rows of those who are still here."""
+    def _unfinished(self, end: Micros) -> None:
+        """The rows of those who are still here at `end`, before which nothing is due any more."""
+        for replica in self._fleet:
+            replica.instance.advance(end)
         for live in self._live.values():
             self._columns.ended(live.row, live.job.request, Outcome.UNFINISHED, NEVER)
             if live.replica is not None:

@@ -1,0 +1,87 @@
+"""What every room stands on: errors, units, registry, decisions."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import pytest
+
+from maitred.decisions import Decision, DecisionLog
+from maitred.errors import ConfigError, MaitredError, nearest
+from maitred.registry import Registry
+from maitred.request import PriorityClass
+from maitred.units import from_ms, from_seconds, to_ms, to_seconds
+
+
+def test_an_error_says_where_what_and_what_would_be_right() -> None:
+    error = ConfigError("unknown key 'prot'", where="maitred.yaml:3", hint="did you mean 'port'?")
+    assert str(error) == "maitred.yaml:3: unknown key 'prot' (did you mean 'port'?)"
+    assert str(ConfigError("no backend")) == "no backend"
+    assert isinstance(error, MaitredError)
+
+
+def test_nearest_names_one_or_shows_the_choice() -> None:
+    assert nearest("intercative", ["interactive", "bulk"]) == "did you mean 'interactive'?"
+    assert nearest("urgent", ["bulk", "default"]) == "valid: bulk, default"
+    assert nearest("x", []) == "there is nothing to choose from"
+
+
+def test_seconds_become_whole_microseconds_and_back() -> None:
+    assert from_seconds(0.1) == 100_000
+    assert from_seconds(1e-6 * 0.6) == 1
+    assert from_ms(2.5) == 2500
+    assert to_seconds(1_500_000) == 1.5
+    assert to_ms(1500) == 1.5
+    with pytest.raises(ValueError, match="NaN"):
+        from_seconds(float("nan"))
+
+
+def test_classes_are_ordered_and_named_as_users_type_them() -> None:
+    assert PriorityClass.SYSTEM > PriorityClass.INTERACTIVE > PriorityClass.DEFAULT > PriorityClass.BULK
+    assert [c.label for c in PriorityClass] == ["bulk", "default", "interactive", "system"]
+
+
+def test_a_policy_is_found_by_name_or_by_path() -> None:
+    registry: Registry[object] = Registry("colour", group="maitred.tests.none")
+    registry.register("red")(dict)
+    assert registry.get("red") is dict
+    assert list(registry) == ["red"]
+    assert "red" in registry
+    assert registry.get("collections:OrderedDict").__name__ == "OrderedDict"
+    with pytest.raises(ValueError, match="'red' is registered twice"):
+        registry.register("red")(list)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rad", r"unknown colour 'rad' \(did you mean 'red'\?\)"),
+        ("no.such.module:Red", r"cannot load colour 'no.such.module:Red'.*package.module:Class"),
+        ("collections:Nothing", r"cannot load colour .*has no attribute 'Nothing'"),
+        (":", r"cannot load colour ':'"),
+    ],
+)
+def test_an_unknown_policy_is_one_clear_error(name: str, message: str) -> None:
+    registry: Registry[object] = Registry("colour", group="maitred.tests.none")
+    registry.register("red")(dict)
+    with pytest.raises(ConfigError, match=message):
+        registry.get(name)
+
+
+class Action(StrEnum):
+    ADMIT = "admit"
+
+
+class Reason(StrEnum):
+    SLOT_FREE = "slot_free"
+
+
+def test_a_decision_log_is_lines_of_json_in_a_fixed_order() -> None:
+    lines: list[bytes] = []
+    log = DecisionLog(lines.append)
+    log.told("admission", "submit", 7, id=3, cls="bulk")
+    log.decided("admission", [Decision(7, 3, Action.ADMIT, Reason.SLOT_FREE)])
+    assert lines == [
+        b'{"at":7,"cls":"bulk","id":3,"input":"submit","room":"admission"}\n',
+        b'{"decision":{"at":7,"subject":3,"action":"admit","reason":"slot_free","other":null},"room":"admission"}\n',
+    ]
