@@ -61,12 +61,14 @@ def test_variables_are_read_as_the_type_of_their_key() -> None:
             "MAITRED_ENGINE__MODEL": "123",
             "MAITRED_ENGINE__SPEED": "0.5",
             "MAITRED_CLUSTER__CAPACITY": "null",
+            "MAITRED_GATEWAY__QUEUE_TIMEOUT_STATUS": "503",
             "MAITRED_INSTANCE__STEP_BY_STEP": "true",
             "MAITRED_ADMISSION__CLASSES__BULK": "{queue_size: 3}",
         },
     )
 
     assert found.gateway.backends == ("http://a:1", "http://b:2")
+    assert found.gateway.queue_timeout_status == 503
     assert (found.engine.model, found.engine.speed, found.cluster.capacity) == ("123", 0.5, None)
     assert found.instance.step_by_step is True
     assert (found.admission.classes.bulk.queue_size, found.admission.classes.bulk.queue_timeout_secs) == (3, 300.0)
@@ -116,6 +118,10 @@ def test_variables_that_are_not_ours_are_left_alone() -> None:
             "routing:\n  policy: leest-loaded\n",
             "2: routing.policy: unknown routing policy 'leest-loaded' (did you mean 'least-loaded'?)",
         ),
+        ("gateway: {queue_timeout_status: 500}", "1: gateway.queue_timeout_status: 500 cannot be chosen (valid: 408, 503)"),
+        ("instance: {latency: {modle: linear}}", "1: unknown key 'instance.latency.modle' (did you mean 'model'?)"),
+        ("instance: {latency: {model: liner}}", "1: instance.latency.model: 'liner' cannot be chosen (did you mean 'linear'?)"),
+        ("instance: {latency: {beta: [1, 2]}}", "1: instance.latency.beta: expected a list of length 3, got 2"),
         ("instance: {scheduler: fcsf}", "1: instance.scheduler: unknown scheduler 'fcsf' (did you mean 'fcfs'?)"),
     ],
 )
@@ -129,7 +135,7 @@ def test_a_mistake_in_the_file(write, text: str, message: str) -> None:  # type:
         ("MAITRED_GATEWAY__PROT", "1", "unknown key 'gateway.prot' (did you mean 'port'?)"),
         ("MAITRED_GATEWAY__PORT", "http", "gateway.port: expected a whole number, found 'http'"),
         ("MAITRED_GATEWAY__PORT__X", "1", "gateway.port: expected a whole number, found a section (keys with values)"),
-        ("MAITRED_ENGINE__SPEED", "-1", "engine.speed must be a number above 0, found -1.0"),
+        ("MAITRED_ENGINE__SPEED", "-1", "engine.speed must be a number above 0, found -1"),
         ("MAITRED_GATEWAY_PORT", "1", "names a section but no key of it (did you mean MAITRED_GATEWAY__PORT?)"),
         (
             "MAITRED_ROUTING__POLICY",

@@ -9,7 +9,7 @@ import msgspec
 
 from maitred.config.document import Document, KeyPath
 from maitred.config.problems import Problem, dotted, first_problem
-from maitred.config.schema import keys_of, may_be_null, section_of
+from maitred.config.schema import is_section, keys_of, may_be_null
 from maitred.config.sources import Setting, overlay
 from maitred.errors import ConfigError
 from maitred.registry import Registry
@@ -74,7 +74,7 @@ class Merged(Generic[T]):
 
 def _without_empty(tree: Any, kind: Any) -> Any:
     """A section that is there but empty (all its lines commented out) says nothing: its defaults hold."""
-    if tree is None and section_of(kind) and not may_be_null(kind):
+    if tree is None and is_section(kind) and not may_be_null(kind):
         return {}
     if not isinstance(tree, dict):
         return tree

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from maitred.config.document import KeyPath
-from maitred.config.schema import keys_of, kind_at
+from maitred.config.schema import choices, keys_of, kind_at
 from maitred.errors import ConfigError, nearest
 
 Locator: TypeAlias = Callable[[KeyPath], str]
@@ -62,10 +62,13 @@ def _explain(said: str, tree: Any, root: type[msgspec.Struct], locate: Locator) 
     found = _at(tree, path)
     if wrong := re.fullmatch(r"Expected (.*), got `.*`", message):
         return _problem(path, f"{_name(path)}: expected {_in_words(wrong[1])}, found {_shown(found)}", locate)
+    if message.startswith("Invalid "):
+        hint = nearest(found if isinstance(found, str) else "", [str(choice) for choice in choices(kind_at(root, path))])
+        return _problem(path, f"{_name(path)}: {_shown(found)} cannot be chosen", locate, hint)
     message = _in_words(message[:1].lower() + message[1:])
     if isinstance(found, dict):
         return _about_section(path, found, message, locate)
-    return _problem(path, f"{_name(path)}: {message}, found {_shown(found)}", locate)
+    return _problem(path, f"{_name(path)}: {message}", locate)
 
 
 def _about_section(path: KeyPath, section: dict[str, Any], message: str, locate: Locator) -> Problem:
@@ -75,7 +78,7 @@ def _about_section(path: KeyPath, section: dict[str, Any], message: str, locate:
         return _problem(path, f"{_name(path)}: {message}", locate)
     blamed, value = (*path, key), _shown(section[key])
     what = message if message.startswith(key) else f"{key}: {message}"
-    found = "" if message.endswith((f"not {value}", f"found {value}")) else f", found {value}"
+    found = "" if message.endswith(f"not {value}") or isinstance(section[key], (dict, list)) else f", found {value}"
     return _problem(blamed, f"{dotted(path)}.{what}{found}", locate)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -22,32 +22,32 @@ def kind_at(root: Any, path: KeyPath) -> Any:
 
 
 def keys_of(kind: Any) -> dict[str, Any]:
-    """The keys of a section with their types; empty for what is not a section."""
-    struct = section_of(kind)
-    return {field.encode_name: field.type for field in msgspec.structs.fields(struct)} if struct else {}
+    """The keys of a section with their types, and the one that tells its alternatives apart; empty for other kinds."""
+    keys: dict[str, Any] = {}
+    for section in _sections(kind):
+        tag_field, tag = section.__struct_config__.tag_field, section.__struct_config__.tag
+        if tag_field:
+            keys[tag_field] = keys[tag_field] | Literal[tag] if tag_field in keys else Literal[tag]
+        keys |= {field.encode_name: field.type for field in msgspec.structs.fields(section)}
+    return keys
 
 
-def section_of(kind: Any) -> type[msgspec.Struct] | None:
-    """The struct that `kind` is, or may be."""
-    return next((k for k in _alternatives(kind) if isinstance(k, type) and issubclass(k, msgspec.Struct)), None)
+def is_section(kind: Any) -> bool:
+    """Whether it has keys of its own."""
+    return bool(_sections(kind))
 
 
-def is_single(kind: Any) -> bool:
-    """Whether a value of this kind is written without brackets."""
-    return section_of(kind) is None and _item_of(kind) is None
+def choices(kind: Any) -> list[Any]:
+    """The values of a closed set; empty for other kinds."""
+    return [value for k in _alternatives(kind) if get_origin(k) is Literal for value in get_args(k)]
 
 
 def may_be_null(kind: Any) -> bool:
     return type(None) in _alternatives(kind)
 
 
-def leaves(root: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Every key that holds a value, in the order in which the structs declare them."""
-    for key, kind in keys_of(root).items():
-        if section_of(kind):
-            yield from leaves(kind, (*path, key))
-        else:
-            yield (*path, key)
+def _sections(kind: Any) -> list[type[msgspec.Struct]]:
+    return [k for k in _alternatives(kind) if isinstance(k, type) and issubclass(k, msgspec.Struct)]
 
 
 def _item_of(kind: Any) -> Any:

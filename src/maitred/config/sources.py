@@ -1,9 +1,9 @@
 """Values from the environment and from flags, and how they overlay those of the file.
 
-`MAITRED_GATEWAY__PORT=9000` sets `gateway.port`: two underscores for each dot. A value is read as the type that its key
-has; a list or a section is written as in YAML's one-line form (`[http://a, http://b]`). A variable that does not begin
-with a section of ours belongs to somebody else (Kubernetes sets MAITRED_PORT for a service called maitred) and is left
-alone.
+`MAITRED_GATEWAY__PORT=9000` sets `gateway.port`: two underscores for each dot. A key that takes text gets the value as it
+is; any other value is read as YAML (`503`, `true`, `null`, `[http://a, http://b]`, `{queue_size: 3}`). A variable that does
+not begin with a section of ours belongs to somebody else (Kubernetes sets MAITRED_PORT for a service called maitred) and
+is left alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from maitred.config.document import Document, KeyPath
-from maitred.config.schema import is_single, keys_of, kind_at
+from maitred.config.schema import keys_of, kind_at
 from maitred.errors import ConfigError
 
 PREFIX: Final = "MAITRED_"
@@ -29,7 +29,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 def from_environment(root: Any, env: Mapping[str, str]) -> Iterator[Setting]:
-    """Raises ConfigError, naming the variable, for a section without a key and for a list that is not YAML. What is wrong
+    """Raises ConfigError, naming the variable, for a section without a key and for what is not YAML. What is wrong
     with a key or its value shows when the whole is validated."""
     sections = tuple(f"{section}_" for section in keys_of(root))
     for name in sorted(env):
@@ -70,11 +70,8 @@ def _put(tree: Any, path: KeyPath, value: Any) -> Any:
 
 
 def _read(text: str, kind: Any, name: str) -> Any:
-    if kind is None:
-        return text
-    if not is_single(kind):
-        return Document(text, name).value
+    """Text where the key takes this text; else what YAML makes of it."""
     try:
-        return msgspec.convert(text, kind, strict=False)
+        return msgspec.convert(text, kind)
     except msgspec.ValidationError:
-        return text
+        return Document(text, name).value

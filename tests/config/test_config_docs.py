@@ -1,0 +1,64 @@
+"""docs/config.md names every key with the default that the code has, and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from maitred.config import Config, load
+from maitred.config.document import Document
+from maitred.config.schema import keys_of, kind_at
+from maitred.request import PriorityClass
+
+DOC = Path(__file__).parents[2] / "docs" / "config.md"
+CLASSES = ("system", "interactive", "default", "bulk")
+
+
+def documented() -> dict[str, Any]:
+    """Dotted key → default, as the tables have it."""
+    found: dict[str, Any] = {}
+    section = ""
+    for line in DOC.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            section = line.lstrip("# ").split()[0]
+        if line.startswith("| `"):
+            key, *cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+            for place, cell in zip(_places(section), cells, strict=False):
+                found[f"{place}.{key.strip('`')}"] = Document(cell.strip("`"), "config.md").value
+    return found
+
+
+def _places(section: str) -> list[str]:
+    return [section.replace("CLASS", c) for c in CLASSES] if "CLASS" in section else [section]
+
+
+def defaults(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {".".join(path): tree}
+    return {dotted: value for key, below in tree.items() for dotted, value in defaults(below, (*path, key)).items()}
+
+
+def test_every_key_is_documented_with_its_default_and_nothing_else_is() -> None:
+    actual = defaults(msgspec.to_builtins(Config()))
+
+    assert {key: list(value) if isinstance(value, tuple) else value for key, value in actual.items()} == documented()
+
+
+def test_classes_are_those_of_the_code() -> None:
+    assert tuple(keys_of(kind_at(Config, ("admission", "classes")))) == CLASSES
+    assert set(CLASSES) == {c.label for c in PriorityClass}
+
+
+def test_the_example_loads(tmp_path: Path) -> None:
+    example = DOC.read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0]
+    path = tmp_path / "maitred.yaml"
+    path.write_text(example)
+
+    found = load(path)
+
+    assert len(found.gateway.backends) == 2
+    assert found.admission.classes.interactive.reserved_per_slot == pytest.approx(0.4)
+    assert (found.admission.classes.bulk.queue_size, found.routing.policy) == (5000, "round-robin")
