@@ -53,7 +53,7 @@ def test_an_arrival_joins_at_the_next_step_boundary() -> None:
     assert engine.next_event() == 150 + 9 * 110  # nine decodes, skipped in one run
     engine.enqueue(request(1, prompt=30), output_tokens=1, now=300)
     assert engine.next_event() == 370  # 150 + 2 * 110: the step in progress ends
-    assert engine.advance(370) == []
+    assert not engine.advance(370)
     # one step of both: 100 + 10 + 30; then six decodes are left for the first
     assert run(engine) == [(510, FIRST, 1), (510, FINISHED, 1), (510 + 6 * 110, FINISHED, 0)]
 

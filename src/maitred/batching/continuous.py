@@ -52,13 +52,13 @@ class Step(msgspec.Struct, gc=False):
 class ContinuousBatch:
     """The running batch of one instance. It is the `StepView` of the step about to be formed."""
 
-    __slots__ = ("_blocks", "_chunk_limit", "_limits", "_prefilling", "_sequences", "context", "decodes", "number")
+    __slots__ = ("_blocks", "_chunk_limit", "_limits", "_prefilling", "context", "decodes", "number", "sequences")
 
     def __init__(self, limits: BatchLimits, blocks: BlockCounts) -> None:
         self._limits = limits
         self._chunk_limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         self._blocks = blocks
-        self._sequences: dict[RequestId, Seq] = {}
+        self.sequences: dict[RequestId, Seq] = {}
         """In order of admission: the last one is the first to be preempted."""
         self._prefilling: list[Seq] = []
         self.number = 0
@@ -68,7 +68,7 @@ class ContinuousBatch:
 
     @property
     def running(self) -> int:
-        return len(self._sequences)
+        return len(self.sequences)
 
     @property
     def free_blocks(self) -> int:
@@ -77,32 +77,32 @@ class ContinuousBatch:
     @property
     def full(self) -> bool:
         """Nobody can be admitted, whoever comes."""
-        return len(self._sequences) >= self._limits.max_num_seqs
-
-    def __contains__(self, request_id: RequestId) -> bool:
-        return request_id in self._sequences
+        return len(self.sequences) >= self._limits.max_num_seqs
 
     def emitted(self, seq: Seq) -> int:
         """Tokens that `seq` has emitted by now."""
         return self.number - seq.origin if seq.decoding else seq.emitted
 
-    def form(self, waiting: WaitQueue, now: Micros, limit: int) -> Step:
-        """The step that begins at `now`, to be repeated at most `limit` times.
+    def form(self, waiting: WaitQueue | None, now: Micros, limit: int) -> Step:
+        """The step that begins at `now`, to be repeated at most `limit` times. `waiting`: None when nobody waits.
 
-        Takes the blocks of its chunks; those of the decodes are taken as the step runs.
+        Takes the blocks of its chunks; those of the decodes are taken as the step runs. Who is preempted has left the batch,
+        and is the caller's to put back into the wait queue.
         """
-        blocks = self._blocks
-        chunks = self._chunks() if self._prefilling else []
-        needed = sum([self._new_blocks(chunk) for chunk in chunks]) if chunks else 0
+        blocks, chunks, needed = self._blocks, [], 0
+        if self._prefilling:
+            chunks = self._chunks()
+            needed = sum([self._new_blocks(chunk) for chunk in chunks])
+        elif waiting is None:
+            repeat = blocks.steps_free(limit)
+            if repeat:
+                return Step(repeat)
         spare = blocks.free - blocks.opens(1) - needed
         if spare < 0:
-            chunks, preempted = self._make_room()
-            for seq in preempted:
-                waiting.add(seq, now, front=True)
-            return Step(1, chunks, preempted)
+            return Step(1, *self._make_room())
         if chunks:
             self._take(chunks, needed)
-        if not self.full and len(waiting):
+        if waiting is not None and not self.full:
             self._admit(waiting, chunks, spare, now)
         return Step(1, chunks) if chunks else Step(blocks.steps_free(limit))
 
@@ -125,7 +125,7 @@ class ContinuousBatch:
         complete: list[Seq] = []
         for chunk in step.chunks:
             seq = chunk.seq
-            if seq.request.id not in self._sequences:
+            if seq.request.id not in self.sequences:
                 continue
             seq.computed += chunk.tokens
             seq.pending = 0
@@ -137,7 +137,7 @@ class ContinuousBatch:
 
     def drop(self, seq: Seq) -> None:
         """`seq` leaves the batch, finished or not: its blocks are free, its progress is settled."""
-        del self._sequences[seq.request.id]
+        del self.sequences[seq.request.id]
         if seq.decoding:
             self._stop_decoding(seq)
         else:
@@ -146,7 +146,7 @@ class ContinuousBatch:
 
     def check(self) -> None:
         """Raises InvariantError if the sums do not follow from the sequences."""
-        held = {seq: self._held(seq) for seq in self._sequences.values()}
+        held = {seq: self._held(seq) for seq in self.sequences.values()}
         self._blocks.check(sum(self._blocks.blocks(tokens + seq.pending) for seq, tokens in held.items()))
         decoding = [seq for seq in held if seq.decoding]
         if len(decoding) != self.decodes or sum(held[seq] for seq in decoding) != self.context:
@@ -172,7 +172,7 @@ class ContinuousBatch:
 
     def _admit(self, waiting: WaitQueue, chunks: list[Chunk], spare: int, now: Micros) -> None:
         """Adds a chunk for each sequence that enters the batch. `spare` blocks are left for them."""
-        sequences, limits, size = self._sequences, self._limits, self._blocks.block_size
+        sequences, limits, size = self.sequences, self._limits, self._blocks.block_size
         budget = limits.max_num_batched_tokens - self.decodes
         if chunks:
             budget -= sum([chunk.tokens for chunk in chunks])
@@ -195,7 +195,7 @@ class ContinuousBatch:
 
     def _make_room(self) -> tuple[list[Chunk], list[Seq]]:
         """Running sequences take their blocks in order; while one finds none, the last admitted is preempted."""
-        order = list(self._sequences.values())
+        order = list(self.sequences.values())
         ready = {chunk.seq: chunk for chunk in self._chunks()}
         spare, preempted, served = self._blocks.free, [], 0
         while served < len(order):

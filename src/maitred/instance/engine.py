@@ -16,6 +16,7 @@ driver asks it when all that happens at this instant has been said.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from heapq import heappop, heappush
 from random import Random
@@ -84,6 +85,8 @@ class Instance:
         self._ends: list[tuple[int, int, Seq]] = []
         """(step, order, sequence): who ends after which step. Stale entries are dropped when they come up."""
         self._stale_ends = 0
+        self._end_step = -1
+        """No sequence ends before this step; -1: none decodes."""
         self._deadlines: list[tuple[Micros, int, Seq]] = []
         self._events: list[InstanceEvent] = []
         self._run: _Run | None = None
@@ -94,11 +97,11 @@ class Instance:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._seqs) - len(self._batch.sequences)
 
     @property
     def running(self) -> int:
-        return self._batch.running
+        return len(self._batch.sequences)
 
     @property
     def total_blocks(self) -> int:
@@ -152,7 +155,7 @@ class Instance:
         if run is None:
             if len(self._seqs) == 1:
                 self._boundary = now
-        elif not self._batch.full:
+        elif run.steps > 1 and not self._batch.full:
             self._cut(run, now)
 
     def abort(self, request_id: RequestId, now: Micros) -> bool:
@@ -164,7 +167,7 @@ class Instance:
         self._withdraw(seq, now, EventKind.ABORTED)
         return True
 
-    def advance(self, now: Micros) -> list[InstanceEvent]:
+    def advance(self, now: Micros) -> Sequence[InstanceEvent]:
         """What happened up to `now`, in the order of time. Call it before looking at blocks or `emitted`."""
         run = self._run
         if run is not None and run.end == now and not self._deadlines:
@@ -172,6 +175,8 @@ class Instance:
         else:
             self._catch_up(now, through=now)
             self._settle(now)
+        if not self._events:
+            return ()
         events, self._events = self._events, []
         return events
 
@@ -197,8 +202,8 @@ class Instance:
     def check(self) -> None:
         """Raises InvariantError if the books do not balance."""
         self._batch.check()
-        if self.waiting + self.running != len(self._seqs) or self._seqs.keys() != self._answers.keys():
-            raise InvariantError(f"{self.waiting} wait + {self.running} run, but {len(self._seqs)} sequences are here")
+        if len(self._waiting) + self.running != len(self._seqs) or self._seqs.keys() != self._answers.keys():
+            raise InvariantError(f"{len(self._waiting)} wait + {self.running} run, but {len(self._seqs)} sequences are here")
 
     def _catch_up(self, now: Micros, *, through: Micros = -1) -> None:
         """All that is due before `now`, and what ends or expires at `through`."""
@@ -218,22 +223,27 @@ class Instance:
     def _begin(self, now: Micros) -> _Run:
         """Form the step that begins at `now`, and find out how often it may run."""
         batch = self._batch
-        limit = min(self._step_limit, self._next_end() - batch.number) if batch.decodes else 1
-        step = batch.form(self._waiting, now, limit)
+        limit = self._end_step - batch.number if batch.decodes else 1
+        waiting = self._waiting if len(self._seqs) > len(batch.sequences) else None
+        step = batch.form(waiting, now, limit if limit < self._step_limit else self._step_limit)
         for seq in step.preempted:
-            self.preemptions += 1
-            self._stale_ends += seq.emitted > seq.charged
-            self._charge(seq, now)
-            self._events.append(InstanceEvent(now, EventKind.PREEMPTED, seq))
+            self._preempted(seq, now)
         if not (step.chunks or batch.decodes):
             raise InvariantError(f"{self.waiting} sequences wait and none fits an empty instance")
         shape = batch.shape(step)
         run = self._run = _Run(now, now + self._latency.run_time(shape, step.repeat), step.repeat, step, shape)
-        if run.steps > 1 and len(self._waiting):
-            stable = self._waiting.stable_until(now)
+        if run.steps > 1 and waiting is not None:
+            stable = waiting.stable_until(now)
             if stable is not None:
                 self._cut(run, stable)
         return run
+
+    def _preempted(self, seq: Seq, now: Micros) -> None:
+        self.preemptions += 1
+        self._stale_ends += seq.emitted > seq.charged
+        self._charge(seq, now)
+        self._waiting.add(seq, now, front=True)
+        self._events.append(InstanceEvent(now, EventKind.PREEMPTED, seq))
 
     def _next_end(self) -> int:
         """The step after which the first sequence ends; -1: none decodes."""
@@ -251,12 +261,10 @@ class Instance:
         """End the run at the first step boundary at or after `now`, and not before its first step is over."""
         if run.steps == 1 or run.end <= now:
             return
-        steps = self._latency.steps_within(run.shape, now - run.start, run.steps)
-        end = run.start + self._latency.run_time(run.shape, steps)
-        if end < now or not steps:
-            steps += 1
-            end = run.start + self._latency.run_time(run.shape, steps)
-        run.steps, run.end = steps, end
+        steps = 1 + self._latency.steps_within(run.shape, max(now - run.start, 1) - 1, run.steps - 1)
+        if steps < run.steps:
+            run.steps = steps
+            run.end = run.start + self._latency.run_time(run.shape, steps)
 
     def _settle(self, now: Micros) -> None:
         """Commit the steps of a run in progress that ended by `now`. The rest stays a run."""
@@ -279,8 +287,9 @@ class Instance:
         self._run, self._boundary = None, now
         if run.step.chunks:
             self._commit_chunks(run.step, now)
-        while self._next_end() == batch.number:
+        while (end := self._next_end()) == batch.number:
             self._leave(heappop(self._ends)[2], now, _FINISHED)
+        self._end_step = end
 
     def _commit_chunks(self, step: Step, now: Micros) -> None:
         for chunk in step.chunks:
@@ -301,7 +310,7 @@ class Instance:
         self._settle(now)
         if self._run is not None:
             self._cut(self._run, now)
-        if seq.request.id in self._batch:
+        if seq.request.id in self._batch.sequences:
             self._leave(seq, now, kind)
         else:
             self._waiting.remove(seq.request.id)

@@ -46,7 +46,7 @@ class BlockCounts:
         self._opening[(self._phase - tokens) % self.block_size] += 1
 
     def leave(self, tokens: int) -> None:
-        """A decoding sequence, which holds `tokens` tokens by now, decodes no more. Its blocks stay taken."""
+        """A decoding sequence, which holds `tokens` tokens by now, decodes no more. Its blocks stay taken until given back."""
         self._decoders -= 1
         self._opening[(self._phase - tokens) % self.block_size] -= 1
 
