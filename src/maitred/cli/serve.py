@@ -51,8 +51,9 @@ def run(
         "gateway.decision_log": None if decision_log is None else str(decision_log),
         "routing.policy": router,
     }
-    flags = {key: value for key, value in flags.items() if value is not None}
-    settings = load(config, flags=flags, env=os.environ)
+    settings = load(
+        config, flags=flags, env=os.environ, flag_names={"gateway.backends": "--backend", "routing.policy": "--router"}
+    )
     gateway = Gateway(settings.gateway, settings.admission, settings.routing)
 
     def ready(url: str) -> None:

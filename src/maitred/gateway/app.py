@@ -50,17 +50,17 @@ class Gateway:
             raise ConfigError("no backend is named", where="--backend", hint="--backend http://127.0.0.1:9001, once for each")
         self.config = config
         self.counts = Counts()
-        self._router = (routing or RoutingConfig()).router(random.Random(seed))
+        self._client = Client(config.upstream)
+        self._fleet = Fleet(config, self._client, self._resize)
         self._log = _open_log(config.decision_log)
         self.core = _core(admission or AdmissionConfig(), self._log)
+        self._driver = Driver(self.core)
+        router = (routing or RoutingConfig()).router(random.Random(seed))
+        self._relay = Relay(self._client, self._fleet, router, self._driver, self.counts)
+        self._watch: asyncio.Task[None] | None = None
         self._collector = GatewayCollector(self.counts, self.state)
         self._ids = itertools.count()
         self._id_prefix = f"maitred-{secrets.token_hex(6)}-".encode()
-        self._fleet: Fleet
-        self._driver: Driver
-        self._relay: Relay
-        self._client: Client
-        self._watch: asyncio.Task[None]
         self._routes: dict[str, tuple[str, Handler]] = {
             "/v1/chat/completions": ("POST", self._proxy),
             "/v1/completions": ("POST", self._proxy),
@@ -74,16 +74,14 @@ class Gateway:
 
     async def start(self) -> None:
         """Begin to watch the backends. Called by the lifespan protocol."""
-        self._client = Client(self.config.upstream)
-        self._driver = Driver(self.core)
-        self._fleet = Fleet(self.config, self._client, self._resize)
-        self._relay = Relay(self._client, self._fleet, self._router, self._driver, self.counts)
         self._watch = asyncio.create_task(self._fleet.watch())
 
     async def stop(self) -> None:
-        self._watch.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._watch
+        """Let go of everything. Called by the lifespan protocol, when the last request has ended."""
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
         self._driver.close()
         await self._client.close()
         if self._log is not None:

@@ -26,11 +26,10 @@ class Refused(MaitredError):  # noqa: N818  (an answer, not a fault)
 
 
 class Driver:
-    """One per core, inside the loop."""
+    """One per core; used inside one loop."""
 
     def __init__(self, core: Admission) -> None:
         self.core = core
-        self._loop = asyncio.get_running_loop()
         self._waiting: dict[RequestId, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -51,7 +50,7 @@ class Driver:
             return None
         if own.action is Action.REJECT:
             raise Refused(own.reason)
-        future = self._waiting[request.id] = self._loop.create_future()
+        future = self._waiting[request.id] = asyncio.get_running_loop().create_future()
         self._set_timer()
         return future
 
@@ -90,12 +89,13 @@ class Driver:
         deadline = self.core.next_deadline()
         if deadline is None:
             return
+        loop = asyncio.get_running_loop()
         delay = to_seconds(deadline - self.now()) + 0.001  # the loop may ring a millisecond early
         if self._timer is not None:
-            if self._timer.when() <= self._loop.time() + delay:
+            if self._timer.when() <= loop.time() + delay:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_later(delay, self._ring)
+        self._timer = loop.call_later(delay, self._ring)
 
     def _ring(self) -> None:
         self._timer = None

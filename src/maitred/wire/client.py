@@ -60,7 +60,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Client:
-    """One per event loop; made inside it."""
+    """Used inside one event loop."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()

@@ -50,7 +50,7 @@ async def serving(app: App, *, host: str = "127.0.0.1", port: int = 0, drain_sec
         if up.is_set():
             yield url_of(listener)
     finally:
-        server.should_exit = True
+        server.stop()
         await running
 
 
@@ -104,26 +104,33 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, up: Callable[[], object]) -> None:
         super().__init__(config)
         self._up = up
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Accept no more, and let what is in flight end. The second time: end at once."""
+        if self.should_exit:
+            self.force_exit = True
+            for task in self.server_state.tasks:
+                task.cancel()
+        self.should_exit = True
+        self._stopping.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._up()
+
+    async def main_loop(self) -> None:
+        """uvicorn's own looks ten times a second whether it should exit, to no other end that is used here."""
+        await self._stopping.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """uvicorn's own raises the signal again afterwards, so that a server told to stop would die of it."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._told_to_stop)
+            loop.add_signal_handler(number, self.stop)
         try:
             yield
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
-
-    def _told_to_stop(self) -> None:
-        if self.should_exit:
-            self.force_exit = True
-            for task in self.server_state.tasks:
-                task.cancel()
-        self.should_exit = True

@@ -1,0 +1,263 @@
+"""Backends that are down, die, lie or fall silent; and a gateway that is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from world import ANSWER, STREAM_HEAD, Backend, Turn, World, chunk, run, whole, world
+
+
+async def refusal(w: World, body: object = None) -> tuple[int, str]:
+    status, headers, answered = await w.ask(body=body)
+    assert msgspec.json.decode(answered)["error"]["message"]
+    return status, headers["x-smg-error-code"]
+
+
+async def dies(turn: Turn) -> None:
+    raise ConnectionError
+
+
+async def dies_after_its_head(turn: Turn) -> None:
+    await turn.say(STREAM_HEAD)
+    await asyncio.sleep(0.005)
+    raise ConnectionError
+
+
+async def dies_after_a_comment(turn: Turn) -> None:
+    await turn.say(STREAM_HEAD + chunk(b": still working\n\n"))
+    await asyncio.sleep(0.005)
+    raise ConnectionError
+
+
+def test_it_starts_with_backends_down_and_recovers_when_they_come() -> None:
+    async def scenario() -> None:
+        backend = Backend()
+        async with world(backend) as w:
+            await backend.stop()
+            await w.until(lambda: not w.state.ready)
+            status, _, body = await w.ask("/ready", method="GET")
+            state = msgspec.json.decode(body)
+            assert (status, state["ready"], state["backends"][0]["healthy"]) == (503, False, False)
+            assert "refused" in state["backends"][0]["problem"]
+            assert (await w.ask("/health", method="GET"))[0] == 200
+            assert await refusal(w) == (503, "no_healthy_backend")
+            assert (await w.ask("/v1/models", method="GET"))[0] == 503
+            assert w.state.capacity == 0
+            await backend.start()
+            await w.until(lambda: w.state.ready)
+            assert (await w.ask("/ready", method="GET"))[0] == 200
+            assert (await w.ask())[0] == 200
+
+    run(scenario())
+
+
+def test_before_any_backend_was_seen_every_model_may_still_come() -> None:
+    async def scenario() -> tuple[int, str]:
+        backend = Backend()
+        backend.status = b"503 Service Unavailable"
+        async with world(backend, ready=False) as w:
+            await w.until(lambda: "503" in w.state.backends[0].problem)
+            return await refusal(w)
+
+    assert run(scenario()) == (503, "no_healthy_backend")
+
+
+def test_one_failed_poll_is_no_reason_to_panic() -> None:
+    async def scenario() -> None:
+        backend = Backend()
+        async with world(backend, health_failures=3) as w:
+            state = w.gateway._fleet.backends[0]
+            backend.status = b"500 Internal Server Error"
+            await w.until(lambda: state.failures == 2)
+            assert state.healthy
+            await w.until(lambda: not state.healthy)
+            assert state.failures == 3
+
+    run(scenario())
+
+
+def test_models_that_come_and_go() -> None:
+    async def scenario() -> None:
+        backend = Backend(models=("a",))
+        async with world(backend, slots=4) as w:
+            backend.models = ("b",)
+            await w.until(lambda: w.state.pools.get("b"))
+            assert {name: pool.capacity for name, pool in w.state.pools.items()} == {"a": 0, "b": 4}
+            assert await refusal(w, {"model": "a"}) == (503, "no_healthy_backend")
+            assert (await w.ask(body={"model": "b"}))[0] == 200
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("act", [dies, dies_after_its_head, dies_after_a_comment])
+def test_another_backend_takes_over_before_the_first_data(act) -> None:  # type: ignore[no-untyped-def]
+    async def scenario() -> None:
+        async with world(Backend(act), Backend()) as w:
+            for _ in range(3):
+                status, _, body = await w.ask(body={"model": "m", "stream": True})
+                assert (status, body) == (200, ANSWER)
+            assert w.gateway.counts.retries > 0
+            assert len(w.backends[0].turns) >= w.gateway.counts.retries  # a kept connection is first suspected of being stale
+            assert w.state.classes["default"].completed == 3
+
+    run(scenario())
+
+
+def test_a_refused_connection_is_tried_elsewhere_and_marks_the_backend_down() -> None:
+    async def scenario() -> None:
+        first, second = Backend(), Backend()
+        async with world(first, second, health_interval_secs=30.0, slots=5) as w:
+            await first.stop()
+            for _ in range(3):
+                assert (await w.ask())[0] == 200
+            assert [backend.healthy for backend in w.state.backends] == [False, True]
+            assert w.state.capacity == 5
+            assert w.gateway.counts.retries == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [
+        (dies, (502, "upstream_disconnected")),
+        (dies_after_its_head, (502, "upstream_truncated")),
+    ],
+)
+def test_no_backend_left(act, expected) -> None:  # type: ignore[no-untyped-def]
+    async def scenario() -> tuple[int, str]:
+        async with world(Backend(act), Backend(act)) as w:
+            refused = await refusal(w, {"model": "m", "stream": True})
+            assert all(backend.turns for backend in w.backends)
+            assert w.gateway.counts.retries == 1
+            assert w.state.classes["default"].failed == 1
+            return refused
+
+    assert run(scenario()) == expected
+
+
+def test_all_connections_refused() -> None:
+    async def scenario() -> tuple[int, str]:
+        backends = Backend(), Backend()
+        async with world(*backends, health_interval_secs=30.0) as w:
+            for backend in backends:
+                await backend.stop()
+            return await refusal(w)
+
+    assert run(scenario()) == (503, "no_healthy_backend")
+
+
+def test_garbage_is_not_asked_for_twice() -> None:
+    async def scenario() -> tuple[int, str]:
+        async def garbage(turn: Turn) -> None:
+            await turn.say(b"?!\r\n\r\n")
+
+        async with world(Backend(garbage), Backend(garbage)) as w:
+            refused = await refusal(w)
+            assert sum(len(backend.turns) for backend in w.backends) == 1
+            return refused
+
+    assert run(scenario()) == (502, "upstream_protocol_error")
+
+
+def test_silence() -> None:
+    async def scenario() -> tuple[int, str]:
+        from maitred.wire.limits import Limits
+
+        async def mute(turn: Turn) -> None:
+            await turn.until_gone()
+
+        async with world(Backend(mute), Backend(mute), upstream=Limits(head_secs=0.05)) as w:
+            refused = await refusal(w)
+            assert sum(len(backend.turns) for backend in w.backends) == 1
+            return refused
+
+    assert run(scenario()) == (504, "upstream_timeout")
+
+
+@pytest.mark.parametrize("framing", ["chunks", "a length", "the end of the connection, by a reset"])
+def test_an_answer_that_breaks_off_ends_visibly_cut(framing: str) -> None:
+    """By whatever means the backend's body should have ended, the client must be able to tell that it did not."""
+
+    async def scenario() -> None:
+        async def breaks_off(turn: Turn) -> None:
+            if framing == "chunks":
+                await turn.say(STREAM_HEAD + chunk(b"data: 1\n\n"))
+            elif framing == "a length":
+                await turn.say(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\ndata: 1\n\n")
+            else:
+                await turn.say(b"HTTP/1.1 200 OK\r\n\r\ndata: 1\n\n")
+            await asyncio.sleep(0.01)
+            if framing.startswith("the end"):
+                import socket
+                import struct
+
+                linger = struct.pack("ii", 1, 0)
+                turn.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                turn.writer.transport.abort()
+            raise ConnectionError
+
+        async with world(Backend(breaks_off), Backend(breaks_off)) as w:
+            wire = await w.asking({"model": "m", "stream": True})
+            status, headers = await wire.head()
+            rest = await wire.reader.read()  # to the end of the connection
+            assert status == 200
+            if framing == "a length":
+                assert (headers["content-length"], rest) == ("100", b"data: 1\n\n")
+            else:
+                assert (headers["transfer-encoding"], rest) == ("chunked", b"9\r\ndata: 1\n\n\r\n")
+            await w.idle()
+            assert w.state.classes["default"].failed == 1
+            assert w.gateway.counts.upstream_failures == {"truncated": 1}
+
+    run(scenario())
+
+
+def test_comments_are_shown_with_the_first_data() -> None:
+    async def scenario() -> bytes:
+        async def act(turn: Turn) -> None:
+            await turn.say(STREAM_HEAD + chunk(b": ping\n\n"))
+            await asyncio.sleep(0.01)
+            await turn.say(chunk(b": pong\n\n"))
+            await asyncio.sleep(0.01)
+            await turn.say(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
+
+        async with world(Backend(act)) as w:
+            return (await w.ask(body={"model": "m", "stream": True}))[2]
+
+    assert run(scenario()) == b": ping\n\n: pong\n\ndata: 1\n\n"
+
+
+def test_what_is_in_flight_when_told_to_stop_is_finished() -> None:
+    async def scenario() -> tuple[int, bytes]:
+        gate = asyncio.Event()
+
+        async def slow(turn: Turn) -> None:
+            await gate.wait()
+            await turn.say(whole(ANSWER))
+
+        from world import Wire
+
+        from maitred.gateway import GatewayConfig
+        from maitred.gateway.app import Gateway
+        from maitred.wire.server import serving
+
+        backend = Backend(slow)
+        await backend.start()
+        gateway = Gateway(GatewayConfig(backends=(backend.url,), health_interval_secs=0.01))
+        async with serving(gateway, drain_secs=5.0) as url:
+            while not gateway.state().ready:
+                await asyncio.sleep(0.001)
+            wire = Wire(*await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1])))
+            await wire.ask()
+            while not backend.turns:
+                await asyncio.sleep(0.001)
+            asyncio.get_running_loop().call_later(0.2, gate.set)
+        status, _, body = await wire.reply()
+        wire.leave()
+        await backend.stop()
+        return status, body
+
+    assert run(scenario()) == (200, ANSWER)

@@ -1,0 +1,296 @@
+"""What passes through the gateway, and what it says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from world import ANSWER, CHAT, STREAM_HEAD, Backend, Turn, chunk, run, whole, world
+
+from maitred.errors import ConfigError
+from maitred.gateway import GatewayConfig
+from maitred.gateway.app import Gateway
+
+
+def test_the_body_goes_through_byte_for_byte() -> None:
+    async def scenario() -> None:
+        odd = b'{ "model" : "m",\n "x": [1.50, "\\u00e9"], "x": 2 }'
+        async with world() as w:
+            status, headers, body = await w.ask(body=odd)
+            assert (status, body) == (200, ANSWER)
+            assert headers["content-length"] == str(len(ANSWER))
+            assert w.backends[0].turns[0].body == odd
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings", CHAT + "?a=%20b"])
+def test_paths(path: str) -> None:
+    async def scenario() -> bytes:
+        async with world() as w:
+            assert (await w.ask(path))[0] == 200
+            return w.backends[0].turns[0].head.split(b"\r\n")[0]
+
+    assert run(scenario()) == b"POST %b HTTP/1.1" % path.encode()
+
+
+def test_request_headers() -> None:
+    """What belongs to one hop, or to us, ends here; everything else passes."""
+
+    async def scenario() -> dict[bytes, bytes]:
+        async with world() as w:
+            await w.ask(
+                authorization="Bearer k",
+                traceparent="00-a-b-01",
+                x_custom="1",
+                connection="keep-alive, x-of-this-hop",
+                x_of_this_hop="1",
+                te="trailers",
+                proxy_authorization="p",
+                x_smg_priority="bulk",
+                x_maitred_priority="bulk",
+            )
+            return w.backends[0].turns[0].headers
+
+    headers = run(scenario())
+    assert headers.pop(b"x-request-id").startswith(b"maitred-")
+    assert headers.pop(b"host").startswith(b"127.0.0.1:")
+    assert headers == {
+        b"authorization": b"Bearer k",
+        b"traceparent": b"00-a-b-01",
+        b"x-custom": b"1",
+        b"content-length": b"13",
+    }
+
+
+def test_response_headers() -> None:
+    async def scenario() -> dict[str, str]:
+        async def act(turn: Turn) -> None:
+            await turn.say(whole(b"{}", headers=b"x-custom: 1\r\nkeep-alive: timeout=5\r\nconnection: x-hop\r\nx-hop: 1\r\n"))
+
+        async with world(Backend(act)) as w:
+            return (await w.ask(x_request_id="mine"))[1]
+
+    assert run(scenario()) == {
+        "content-type": "application/json",
+        "content-length": "2",
+        "x-custom": "1",
+        "x-request-id": "mine",
+    }
+
+
+def test_a_request_id_is_passed_or_made() -> None:
+    async def scenario() -> tuple[str, list[bytes]]:
+        async with world() as w:
+            given = (await w.ask(x_request_id="abc"))[1]["x-request-id"]
+            made = (await w.ask())[1]["x-request-id"]
+            assert made.startswith("maitred-")
+            seen = [turn.headers[b"x-request-id"] for turn in w.backends[0].turns]
+            assert seen[1].decode() == made
+            return given, seen[:1]
+
+    assert run(scenario()) == ("abc", [b"abc"])
+
+
+def test_a_backends_error_is_an_answer_like_any_other() -> None:
+    async def scenario() -> tuple[int, bytes, int]:
+        async def act(turn: Turn) -> None:
+            await turn.say(whole(b'{"error":{}}', b"422 Unprocessable Entity"))
+
+        async with world(Backend(act)) as w:
+            status, _, body = await w.ask()
+            return status, body, w.state.classes["default"].completed
+
+    assert run(scenario()) == (422, b'{"error":{}}', 1)
+
+
+def test_a_stream_arrives_event_by_event() -> None:
+    async def scenario() -> None:
+        step = asyncio.Event()
+
+        async def act(turn: Turn) -> None:
+            await turn.say(STREAM_HEAD)
+            for event in (b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n"):
+                await turn.say(chunk(event))
+                await step.wait()
+                step.clear()
+            await turn.say(b"0\r\n\r\n")
+
+        async with world(Backend(act)) as w:
+            wire = await w.asking({"model": "m", "stream": True})
+            status, headers = await wire.head()
+            assert (status, headers["transfer-encoding"]) == (200, "chunked")
+            for event in (b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n"):
+                assert await wire.chunk() == event  # the next is not sent before the step that follows
+                step.set()
+            assert await wire.chunk() == b""
+            await wire.ask()  # the connection is good for another
+            step.set()
+            assert w.state.classes["default"].completed == 1
+
+    run(scenario())
+
+
+def test_bodies_of_every_kind_are_counted_as_drained() -> None:
+    async def scenario() -> int:
+        async def until_close(turn: Turn) -> None:
+            await turn.say(b"HTTP/1.1 200 OK\r\n\r\nall")
+            raise ConnectionError
+
+        async def empty(turn: Turn) -> None:
+            await turn.say(whole(b""))
+
+        async def two_halves(turn: Turn) -> None:
+            await turn.say(whole(ANSWER)[:-5])
+            await asyncio.sleep(0.01)
+            await turn.say(ANSWER[-5:])
+
+        async with world() as w:
+            for act, body in ((until_close, b"all"), (empty, b""), (two_halves, ANSWER)):
+                w.backends[0].act = act
+                assert (await w.ask())[2] == body
+            await w.idle()
+            return w.state.classes["default"].completed
+
+    assert run(scenario()) == 3
+
+
+def test_models_are_merged_and_each_listed_once() -> None:
+    async def scenario() -> list[str]:
+        async with world(Backend(models=("a", "b")), Backend(models=("b", "c"))) as w:
+            status, _, body = await w.ask("/v1/models", method="GET")
+            assert status == 200
+            return [model["id"] for model in msgspec.json.decode(body)["data"]]
+
+    assert run(scenario()) == ["a", "b", "c"]
+
+
+def test_each_model_has_its_backends_and_its_slots() -> None:
+    async def scenario() -> None:
+        async with world(Backend(models=("a", "b")), Backend(models=("b",)), slots=3) as w:
+            assert {name: pool.capacity for name, pool in w.state.pools.items()} == {"a": 3, "b": 6}
+            for _ in range(4):
+                await w.ask(body={"model": "a"})
+            assert [len(backend.turns) for backend in w.backends] == [4, 0]
+
+    run(scenario())
+
+
+def test_least_loaded() -> None:
+    async def scenario() -> list[int]:
+        gate = asyncio.Event()
+
+        async def act(turn: Turn) -> None:
+            await gate.wait()
+            await turn.say(whole(ANSWER))
+
+        async with world(Backend(act), Backend(act)) as w:
+            wires = [await w.asking() for _ in range(6)]
+            await w.until(lambda: sum(len(backend.turns) for backend in w.backends) == 6)
+            gate.set()
+            for wire in wires:
+                await wire.reply()
+            return [len(backend.turns) for backend in w.backends]
+
+    assert run(scenario()) == [3, 3]
+
+
+BAD = {
+    "no JSON": (b'{"model": ', 400, None, None),
+    "no object": (b"[1]", 400, None, None),
+    "no UTF-8": (b'{"model": "\xff"}', 400, None, None),
+    "no body": (b"", 400, None, None),
+    "no model": (b"{}", 400, None, "model"),
+    "an empty model": (b'{"model": ""}', 400, None, "model"),
+    "a model that is no text": (b'{"model": 5}', 400, None, "model"),
+    "an unknown model": (b'{"model": "x"}', 404, "model_not_found", "model"),
+    "too large": (b'{"model": "m", "x": "' + b"y" * 1_000 + b'"}', 413, "request_too_large", None),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_requests_get_an_error_object_and_cost_no_slot(what: str) -> None:
+    body, expected, code, param = BAD[what]
+
+    async def scenario() -> tuple[int, dict[str, Any], int]:
+        async with world(max_body_bytes=1_000) as w:
+            wire = await w.asking(body)
+            status, _, answered = await wire.reply()
+            await wire.ask()  # and the connection is still good
+            assert (await wire.reply())[0] == 200
+            error = msgspec.json.decode(answered)["error"]
+            assert w.gateway.counts.refused.total() == 1
+            return status, error, w.state.classes["default"].admitted
+
+    status, error, admitted = run(scenario())
+    assert status == expected
+    assert error.pop("message")
+    assert error == {"type": "invalid_request_error", "param": param, "code": code}
+    assert admitted == 1
+
+
+def test_a_large_body_in_chunks_is_refused_too() -> None:
+    async def scenario() -> int:
+        async with world(max_body_bytes=1_000) as w:
+            wire = await w.connect()
+            wire.writer.write(b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+            wire.writer.write(chunk(b"x" * 1_001))
+            return (await wire.head())[0]
+
+    assert run(scenario()) == 413
+
+
+def test_a_client_that_leaves_while_it_sends_its_body() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            wire = await w.connect()
+            wire.writer.write(b"POST " + CHAT.encode() + b' HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"model"')
+            await asyncio.sleep(0.01)
+            wire.leave()
+            assert (await w.ask())[0] == 200
+            assert w.state.classes["default"].admitted == 1
+
+    run(scenario())
+
+
+def test_routes() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            status, _, body = await w.ask("/v1/nothing", method="GET")
+            assert (status, msgspec.json.decode(body)["error"]["code"]) == (404, "unknown_url")
+            status, headers, _ = await w.ask(CHAT, method="GET")
+            assert (status, headers["allow"]) == (405, "POST")
+            status, _, body = await w.ask("/health", method="GET")
+            assert (status, body) == (200, b'{"status":"ok"}')
+
+    run(scenario())
+
+
+def test_state_and_metrics() -> None:
+    async def scenario() -> tuple[dict[str, Any], str]:
+        async with world(slots=3) as w:
+            await w.ask(x_smg_priority="interactive")
+            await w.ask(body={"model": "m", "stream": True}, x_smg_priority="bulk")
+            await w.ask(body=b"?")
+            state = msgspec.json.decode((await w.ask("/maitred/state", method="GET"))[2])
+            return state, (await w.ask("/metrics", method="GET"))[2].decode()
+
+    state, metrics = run(scenario())
+    assert (state["ready"], state["capacity"], state["in_flight"]) == (True, 3, 0)
+    assert state["classes"]["interactive"]["completed"] == 1
+    lines = set(metrics.splitlines())
+    assert 'smg_scheduler_admit_total{class="interactive",outcome="admitted"} 1.0' in lines
+    assert 'maitred_requests_ended_total{class="interactive",end="drained"} 1.0' in lines
+    assert 'maitred_ttft_seconds_count{class="bulk"} 1.0' in lines
+    assert 'maitred_ttft_seconds_count{class="interactive"} 0.0' in lines
+    assert 'smg_scheduler_inflight{class="bulk"} 0.0' in lines
+    assert 'maitred_capacity{model="m"} 3.0' in lines
+    assert 'maitred_refused_total{code="invalid_request"} 1.0' in lines
+
+
+@pytest.mark.parametrize("backends", [(), ("127.0.0.1:9001",), ("http://a:1", "http://a:1/")])
+def test_backends_that_cannot_be(backends: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="--backend"):
+        Gateway(GatewayConfig(backends=backends))

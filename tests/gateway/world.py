@@ -1,0 +1,237 @@
+"""A gateway between raw sockets: backends that do what a test tells them, and a client that sees every byte."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+import uvloop
+
+from maitred.admission import AdmissionConfig
+from maitred.gateway import GatewayConfig
+from maitred.gateway.app import Gateway
+from maitred.gateway.state import GatewayState
+from maitred.wire.server import serving
+
+T = TypeVar("T")
+CHAT = "/v1/chat/completions"
+ANSWER = b'{"answer":42}'
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def whole(body: bytes, status: bytes = b"200 OK", headers: bytes = b"") -> bytes:
+    """A response with a length."""
+    fixed = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+    return b"HTTP/1.1 " + status + b"\r\n" + fixed + headers + b"\r\n" + body
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class Turn:
+    """One request at a backend, and the connection it came on."""
+
+    def __init__(self, head: bytes, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.head, self.body = head, body
+        self.reader, self.writer = reader, writer
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(line.split(b": ", 1) for line in self.head.split(b"\r\n")[1:] if line)
+
+    async def say(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def until_gone(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            while await self.reader.read(65_536):
+                pass
+
+
+Act = Callable[[Turn], Awaitable[object]]
+
+
+async def answer(turn: Turn) -> None:
+    await turn.say(whole(ANSWER))
+
+
+class Backend:
+    """Healthy, serving `models`, and answering each request by `act`, which may be changed at any time. An act that returns
+    leaves the connection open; one that raises ConnectionError closes it."""
+
+    def __init__(self, act: Act = answer, models: tuple[str, ...] = ("m",)) -> None:
+        self.act = act
+        self.models = models
+        self.status = b"200 OK"
+        self.turns: list[Turn] = []
+        self.port = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self.port, limit=1 << 26)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening and close every connection."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next((int(x[15:]) for x in head.lower().split(b"\r\n") if x.startswith(b"content-length:")), 0)
+                turn = Turn(head[:-4], await reader.readexactly(length), reader, writer)
+                await self._act(turn)
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _act(self, turn: Turn) -> None:
+        if turn.head.startswith(b"GET /health"):
+            await turn.say(whole(b"{}", self.status))
+        elif turn.head.startswith(b"GET /v1/models"):
+            listed = [{"id": model, "object": "model", "created": 1, "owned_by": "test"} for model in self.models]
+            await turn.say(whole(msgspec.json.encode({"object": "list", "data": listed})))
+        else:
+            self.turns.append(turn)
+            await self.act(turn)
+
+
+class Wire:
+    """A client's connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def ask(self, path: str = CHAT, body: object = None, method: str = "POST", **headers: str) -> None:
+        data = body if isinstance(body, bytes) else msgspec.json.encode({"model": "m"} if body is None else body)
+        named = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+        self.writer.write(f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n{named}\r\n".encode() + data)
+        await self.writer.drain()
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        return int(lines[0].split(" ")[1]), dict(line.split(": ", 1) for line in lines[1:] if line)
+
+    async def reply(self) -> tuple[int, dict[str, str], bytes]:
+        """A whole response, with a length or in chunks."""
+        status, headers = await self.head()
+        if "content-length" in headers:
+            return status, headers, await self.reader.readexactly(int(headers["content-length"]))
+        body = b""
+        while piece := await self.chunk():
+            body += piece
+        return status, headers, body
+
+    async def chunk(self) -> bytes:
+        """The next chunk; b"" for the last. Raises IncompleteReadError if the connection ends instead."""
+        size = int(await self.reader.readuntil(b"\r\n"), 16)
+        return (await self.reader.readexactly(size + 2))[:-2]
+
+    def leave(self) -> None:
+        self.writer.close()
+
+
+class World:
+    def __init__(self, gateway: Gateway, url: str, backends: tuple[Backend, ...]) -> None:
+        self.gateway, self.url, self.backends = gateway, url, backends
+        self._wires: list[Wire] = []
+
+    async def connect(self) -> Wire:
+        host, port = self.url.removeprefix("http://").split(":")
+        self._wires.append(Wire(*await asyncio.open_connection(host, int(port), limit=1 << 26)))
+        return self._wires[-1]
+
+    async def ask(
+        self, path: str = CHAT, body: object = None, method: str = "POST", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        """On a connection of its own."""
+        wire = await self.connect()
+        await wire.ask(path, body, method, **headers)
+        return await wire.reply()
+
+    async def asking(self, body: object = None, **headers: str) -> Wire:
+        wire = await self.connect()
+        await wire.ask(CHAT, body, **headers)
+        return wire
+
+    @property
+    def state(self) -> GatewayState:
+        return self.gateway.state()
+
+    async def until(self, true: Callable[[], object]) -> None:
+        while not true():
+            await asyncio.sleep(0.001)
+
+    async def idle(self) -> None:
+        """Until nothing is in flight or waiting, on either side's books, and the core's books balance."""
+        await self.until(lambda: not (self.state.in_flight or self.state.waiting or self._at_backends()))
+        self.gateway.core.check()
+
+    def _at_backends(self) -> int:
+        return sum(backend.in_flight for backend in self.state.backends)
+
+    def close(self) -> None:
+        for wire in self._wires:
+            wire.leave()
+
+
+@contextlib.asynccontextmanager
+async def world(
+    *backends: Backend, slots: int = 64, admission: dict[str, Any] | None = None, ready: bool = True, **config: Any
+) -> AsyncIterator[World]:
+    """`admission`: by class, the keys of its section. Leaves only when nothing has leaked."""
+    backends = backends or (Backend(),)
+    for backend in backends:
+        await backend.start()
+    settings = GatewayConfig(
+        backends=tuple(backend.url for backend in backends),
+        slots_per_backend=slots,
+        **{"health_interval_secs": 0.01, "health_timeout_secs": 1.0, **config},
+    )
+    classes = {name: {"reserved_per_slot": 0.0, **keys} for name, keys in (admission or {}).items()}
+    gateway = Gateway(settings, msgspec.convert({"classes": classes}, AdmissionConfig))
+    try:
+        async with serving(gateway) as url:
+            here = World(gateway, url, backends)
+            if ready:
+                await here.until(lambda: all(backend.healthy for backend in here.state.backends))
+            try:
+                yield here
+            finally:
+                here.close()
+            await here.idle()
+    finally:
+        for backend in backends:
+            await backend.stop()
+
+
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    """On uvloop, as in production."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(20):
+            return await scenario
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(bounded())
