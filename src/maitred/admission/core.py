@@ -37,6 +37,8 @@ class Admission:
         self._config = config
         self._pools: dict[str, Pool] = {}
         self._tickets: dict[RequestId, Ticket] = {}
+        self._earliest: Micros | None = None
+        """No waiter's time is up before this instant (it may be later: heads leave). None: nobody waits."""
         for name, capacity in pools.items():
             _check_slots(capacity)
             self._pool(name).resize(capacity)
@@ -54,7 +56,9 @@ class Admission:
         decision = pool.enter(ticket, now)
         if decision.action is not Action.REJECT:
             self._tickets[ticket.id] = ticket
-        return [*settled, decision]
+        if decision.action is Action.QUEUE:
+            self._expect(pool.deadline(ticket))
+        return [*settled, decision] if settled else [decision]
 
     def first_byte(self, request_id: RequestId, now: Micros) -> bool:
         """The first byte of its body is about to go out. False: it holds no slot any more, send nothing.
@@ -73,7 +77,8 @@ class Admission:
         ticket = self._tickets.pop(request_id, None)
         if ticket is None:
             return settled
-        return [*settled, *self._pools[ticket.pool].leave(ticket, end, now)]
+        decisions = self._pools[ticket.pool].leave(ticket, end, now)
+        return [*settled, *decisions] if settled else decisions
 
     def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
         """The slots of a pool, known or new, are now `capacity`. More: waiters enter at once. Fewer: nobody is killed,
@@ -92,6 +97,7 @@ class Admission:
         for pool in self._pools.values():
             pool.configure(config)
             admitted += pool.dispatch(now)
+            self._expect(pool.next_deadline())
         return [*settled, *admitted, *self._settle(now)]
 
     def advance(self, now: Micros) -> Sequence[Decision]:
@@ -99,10 +105,12 @@ class Admission:
         return self._settle(now)
 
     def next_deadline(self) -> Micros | None:
-        """When to call `advance` next; None when nobody waits. O(pools in which somebody waits)."""
-        return min(
-            (at for pool in self._pools.values() if pool.waiting and (at := pool.next_deadline()) is not None), default=None
-        )
+        """When to call `advance` next; None when nobody waits. O(pools) while somebody does."""
+        if self._earliest is not None:
+            self._earliest = None
+            for pool in self._pools.values():
+                self._expect(pool.next_deadline())
+        return self._earliest
 
     @property
     def config(self) -> AdmissionConfig:
@@ -133,15 +141,19 @@ class Admission:
             self._pools = dict(sorted(self._pools.items()))  # decisions must not hang on the order in which pools came
         return self._pools[name]
 
+    def _expect(self, deadline: Micros | None) -> None:
+        if deadline is not None and (self._earliest is None or deadline < self._earliest):
+            self._earliest = deadline
+
     def _settle(self, now: Micros) -> list[Decision]:
         """Reject those who have waited too long, in the order in which their time was up."""
-        due = [late for pool in self._pools.values() if pool.waiting for late in pool.due(now)]
-        if not due:
+        if self._earliest is None or now < self._earliest:
             return []
-        due.sort(key=lambda late: late[0])
+        due = sorted((late for pool in self._pools.values() for late in pool.due(now)), key=lambda late: late[0])
         decisions = [self._pools[ticket.pool].time_out(ticket, now) for _, ticket in due]
         for _, ticket in due:
             del self._tickets[ticket.id]
+        self.next_deadline()
         return decisions
 
 

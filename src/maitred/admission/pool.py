@@ -121,18 +121,23 @@ class Pool:
     # Time.
 
     def next_deadline(self) -> Micros | None:
-        """When the first waiter will have waited too long."""
-        return min((at for queue in self.queues if (at := queue.deadline()) is not None), default=None)
+        """When the first waiter will have waited too long; None when nobody waits."""
+        if not self.waiting:
+            return None
+        return min(self.deadline(queue.head) for queue in self.queues if queue.head is not None)
+
+    def deadline(self, ticket: Ticket) -> Micros:
+        """When a waiter will have waited too long."""
+        return ticket.submitted_at + self.queues[ticket.priority_class].timeout
 
     def due(self, now: Micros) -> Iterator[tuple[Micros, Ticket]]:
         """Who has waited too long by `now`, and since when: most urgent class first, oldest first."""
         for k in MOST_URGENT_FIRST:
             queue = self.queues[k]
             for ticket in queue:
-                deadline = ticket.submitted_at + queue.timeout
-                if deadline > now:
+                if self.deadline(ticket) > now:
                     break
-                yield deadline, ticket
+                yield self.deadline(ticket), ticket
 
     def time_out(self, ticket: Ticket, now: Micros) -> Decision:
         ticket.on(Event.REJECT)

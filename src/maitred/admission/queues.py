@@ -50,7 +50,3 @@ class ClassQueue:
         del self._waiting[ticket.id]
         if ticket is self.head:
             self.head = next(iter(self._waiting.values()), None)
-
-    def deadline(self) -> Micros | None:
-        """When the head will have waited too long; None when nobody waits."""
-        return None if self.head is None else self.head.submitted_at + self.timeout

@@ -68,7 +68,8 @@ class Slots:
             unused = self.reserved[c] - self.in_flight[c]
             if unused > 0:
                 held += unused
-        return max(0, self.capacity - self.used - held)
+        room = self.capacity - self.used - held
+        return room if room > 0 else 0
 
     def take(self, k: PriorityClass) -> None:
         """One more in flight. The caller has seen `free(k)`."""
