@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.emulator.endings import Ending, FinishReason
-from maitred.emulator.pacer import Pacer
+from maitred.emulator.pacer import Answer, Pacer
 from maitred.instance import Instance, InstanceConfig, LinearLatency
 from maitred.request import Request
 
@@ -96,7 +96,7 @@ class Scene:
 
     def submit(self, number, tokens, *, prompt=10):
         request = Request(id=number, arrival=self.pacer.now(), prompt_tokens=prompt)
-        self.pacer.submit(request, Ending(tokens, FinishReason.STOP), lambda emitted: self.hear(number, emitted))
+        self.pacer.submit(Answer(request, Ending(tokens, FinishReason.STOP), lambda emitted: self.hear(number, emitted)))
 
     def hear(self, number, emitted):
         self.told.append((round(self.clock.now * 1000, 3), number, emitted))
@@ -169,7 +169,7 @@ def test_a_listener_that_fails_does_not_stop_the_clock():
     def fail(emitted):
         raise RuntimeError(f"at token {emitted}")
 
-    scene.pacer.submit(Request(id=7, arrival=0, prompt_tokens=10), Ending(2, FinishReason.STOP), fail)
+    scene.pacer.submit(Answer(Request(id=7, arrival=0, prompt_tokens=10), Ending(2, FinishReason.STOP), fail))
     with pytest.raises(RuntimeError, match="at token 1"):
         scene.clock.move_to(11)
     with pytest.raises(RuntimeError, match="at token 2"):
@@ -178,7 +178,9 @@ def test_a_listener_that_fails_does_not_stop_the_clock():
 
 
 ARRIVALS = st.lists(
-    st.tuples(st.integers(0, 200), st.integers(1, 12), st.integers(1, 60), st.none() | st.integers(0, 150)), min_size=1, max_size=12
+    st.tuples(st.integers(0, 200), st.integers(1, 12), st.integers(1, 60), st.none() | st.integers(0, 150)),
+    min_size=1,
+    max_size=12,
 )
 
 

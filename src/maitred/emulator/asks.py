@@ -144,9 +144,15 @@ def parse(body: bytes, kind: type[A]) -> A:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise bad_request(str(error), str(error).rpartition("$.")[2].rstrip("`") or None) from error
+        raise bad_request(str(error), _place(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"the body is not JSON: {error}") from error
+
+
+def _place(message: str) -> str | None:
+    """The field that a validation error is about, where it says so (`... - at `$.n``)."""
+    _, found, path = message.rpartition("`$.")
+    return path.rstrip("`") if found else None
 
 
 def items(content: _Content, param: str) -> list[Item]:

@@ -15,7 +15,7 @@ from maitred.emulator.asks import Ask, bad_request
 from maitred.emulator.config import EngineConfig
 from maitred.emulator.endings import Ending, Endings, FinishReason
 from maitred.emulator.metrics import EngineMetrics
-from maitred.emulator.pacer import Clock, Pacer
+from maitred.emulator.pacer import Answer, Clock, Pacer
 from maitred.emulator.replies import Answering, Dialect, Reply
 from maitred.instance import Instance, InstanceConfig
 from maitred.request import Request, RequestId
@@ -74,10 +74,10 @@ class Engine:
         return reply, requests
 
     def start(self, reply: Reply, requests: Sequence[Request], answer: Answering) -> None:
-        """Enqueue them; `answer` is told of each choice's progress."""
+        """Enqueue them, all at once; `answer` is told of each choice's progress."""
         self._accepted += len(requests)
-        for index, (request, ending) in enumerate(zip(requests, reply.endings, strict=True)):
-            self._pacer.submit(request, ending, partial(answer.progress, index))
+        each = enumerate(zip(requests, reply.endings, strict=True))
+        self._pacer.submit(*(Answer(request, ending, partial(answer.progress, index)) for index, (request, ending) in each))
 
     def abort(self, requests: Sequence[Request]) -> None:
         """Take out those that are still there. Idempotent."""

@@ -39,8 +39,8 @@ class Clock(Protocol):
     def call_at(self, when: float, callback: Callable[[], object], /) -> Timer: ...
 
 
-class _Answer:
-    """An answer on its way."""
+class Answer:
+    """An answer on its way, and how far it is."""
 
     __slots__ = ("emitted", "ending", "last_token_at", "listener", "request", "told")
 
@@ -63,8 +63,8 @@ class Pacer:
         self._metrics = metrics
         self._speed = speed
         self._origin = clock.time()
-        self._answers: dict[RequestId, _Answer] = {}
-        self._started: dict[RequestId, _Answer] = {}
+        self._answers: dict[RequestId, Answer] = {}
+        self._started: dict[RequestId, Answer] = {}
         """Those that have had their first token: only they can have new ones."""
         self._timer: Timer | None = None
 
@@ -72,11 +72,13 @@ class Pacer:
         """Virtual time."""
         return from_seconds((self._clock.time() - self._origin) * self._speed)
 
-    def submit(self, request: Request, ending: Ending, listener: Listener) -> None:
-        """`request` enters the wait queue. It must be one that the instance does not refuse, with `now()` as its arrival."""
+    def submit(self, *answers: Answer) -> None:
+        """Their requests enter the wait queue in the same instant. The instance must not refuse them, and `now()` must be
+        their arrival."""
         now = self._catch_up()
-        self._answers[request.id] = _Answer(request, ending, listener)
-        self._instance.enqueue(request, ending.tokens, now)
+        for answer in answers:
+            self._answers[answer.request.id] = answer
+            self._instance.enqueue(answer.request, answer.ending.tokens, now)
         self._arm()
 
     def abort(self, request_id: RequestId) -> bool:
@@ -100,13 +102,13 @@ class Pacer:
     def _catch_up(self) -> Micros:
         """End every step that is due, tell the listeners, and say what time it is."""
         now = self.now()
-        ended: list[_Answer] = []
+        ended: list[Answer] = []
         while (due := self._instance.next_event()) is not None and due <= now:
             self._step_ended(due, ended)
         self._tell(ended)
         return now
 
-    def _step_ended(self, due: Micros, ended: list[_Answer]) -> None:
+    def _step_ended(self, due: Micros, ended: list[Answer]) -> None:
         for event in self._instance.advance(due):
             if event.kind is EventKind.FIRST_TOKEN:
                 self._first_token(event)
@@ -123,14 +125,14 @@ class Pacer:
         self._started[request.id] = self._answers[request.id]
         self._metrics.first_token(request, event.at, seq.scheduled_at)
 
-    def _finished(self, event: InstanceEvent) -> _Answer:
+    def _finished(self, event: InstanceEvent) -> Answer:
         answer = self._answers.pop(event.seq.request.id)
         del self._started[event.seq.request.id]
         self._count(answer, event.seq.emitted, event.at)
         self._metrics.finished(answer.request, answer.emitted, answer.ending.reason, event.at)
         return answer
 
-    def _count(self, answer: _Answer, emitted: int, at: Micros) -> None:
+    def _count(self, answer: Answer, emitted: int, at: Micros) -> None:
         fresh = emitted - answer.emitted
         if not fresh:
             return
@@ -139,7 +141,7 @@ class Pacer:
         self._metrics.generated(fresh)
         answer.emitted, answer.last_token_at = emitted, at
 
-    def _tell(self, ended: list[_Answer]) -> None:
+    def _tell(self, ended: list[Answer]) -> None:
         for answer in (*self._started.values(), *ended):
             if answer.emitted > answer.told:
                 answer.told = answer.emitted

@@ -1,0 +1,180 @@
+"""The emulated engine on the wire: heads, order, disconnects, refusals, metrics."""
+
+import asyncio
+import contextlib
+
+import pytest
+from emulated import FROZEN, chat, emulated, events, play, whole
+from prometheus_client.parser import text_string_to_metric_families
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def test_the_head_of_a_stream_leaves_before_there_is_any_token():
+    async def scenario():
+        async with emulated(latency=FROZEN) as engine:
+            response = await engine.ask(CHAT, chat(5, stream=True))
+            state = await engine.state_with(running=1)
+            response.close()
+            return response.status, dict(response.headers)[b"content-type"], state["running"], state["steps"]
+
+    assert play(scenario()) == (200, b"text/event-stream; charset=utf-8", 1, 0)
+
+
+def test_a_client_that_leaves_frees_its_place_whether_it_runs_or_waits():
+    async def scenario():
+        async with emulated(latency=FROZEN, max_num_seqs=1) as engine:
+            runs = await engine.ask(CHAT, chat(5, stream=True))
+            waits = await engine.ask(CHAT, chat(5, stream=True))
+            before = await engine.state_with(running=1, waiting=1)
+            waits.close()
+            after_waiting = await engine.state_with(waiting=0)
+            runs.close()
+            return before, after_waiting, await engine.state_with(running=0)
+
+    before, after_waiting, after_both = play(scenario())
+    assert (before["running"], before["waiting"], before["aborted"]) == (1, 1, 0)
+    assert (after_waiting["running"], after_waiting["waiting"], after_waiting["aborted"]) == (1, 0, 1)
+    assert (after_both["running"], after_both["aborted"], after_both["kv_usage"]) == (0, 2, 0.0)
+
+
+def test_a_client_that_does_not_stream_and_leaves_is_noticed_too():
+    async def scenario():
+        async with emulated(latency=FROZEN) as engine:
+            asking = asyncio.create_task(engine.answer(TEXT, {"prompt": ["a", "b"], "max_tokens": 5}))
+            before = await engine.state_with(running=2)
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asking
+            return before["running"], await engine.state_with(running=0)
+
+    before, after = play(scenario())
+    assert before == 2
+    assert (after["running"], after["aborted"], after["accepted"]) == (0, 2, 2)
+
+
+@pytest.mark.parametrize(("scheduler", "order"), [("fcfs", ["long", "short"]), ("sjf", ["short", "long"])])
+def test_one_place_is_given_in_the_order_of_the_scheduler(scheduler, order):
+    async def scenario():
+        ended = []
+        async with emulated(max_num_seqs=1, scheduler=scheduler) as engine:
+
+            async def ask(name, said):
+                await whole(await engine.ask(CHAT, chat(2, said=said, stream=True)))
+                ended.append(name)
+
+            holds_the_place = await engine.ask(CHAT, chat(100_000, stream=True))
+            asking = []
+            for waiting, (name, said) in enumerate([("long", "x" * 400), ("short", "x")], start=1):
+                asking.append(asyncio.create_task(ask(name, said)))
+                await engine.state_with(running=1, waiting=waiting)
+            holds_the_place.close()
+            await asyncio.gather(*asking)
+        return ended
+
+    assert play(scenario()) == order
+
+
+def test_two_streams_share_every_step():
+    async def scenario():
+        heard = []
+        async with emulated() as engine:
+            responses = [await engine.ask(CHAT, chat(40, stream=True)) for _ in range(2)]
+
+            async def listen(name, response):
+                async for piece in response:
+                    heard.extend([name] * piece.count(b'"content":" '))
+
+            await asyncio.gather(*(listen(name, response) for name, response in enumerate(responses)))
+        return heard
+
+    heard = play(scenario())
+    assert heard.count(0) == heard.count(1) == 39
+    assert set(heard[:30]) == {0, 1}
+    assert set(heard[-30:]) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "payload", "status", "code", "param", "said"),
+    [
+        (CHAT, b'{"messages": [', 400, None, None, "the body is not JSON"),
+        (CHAT, b"\xff\xfe", 400, None, None, "the body is not JSON"),
+        (CHAT, {"model": "emulated"}, 400, None, None, "missing required field `messages`"),
+        (CHAT, chat(max_tokens=0), 400, None, "max_tokens", ">= 1"),
+        (CHAT, chat(n=2), 400, None, "n", "n must be 1"),
+        (CHAT, chat(logprobs=True), 400, None, "logprobs", "not emulated"),
+        (CHAT, chat(min_tokens=9, max_tokens=8), 400, None, "min_tokens", "more than max_tokens 8"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "messages", "only text"),
+        (CHAT, chat(max_tokens=100), 400, "context_length_exceeded", None, "model length of 64"),
+        (TEXT, {"prompt": "x" * 4000}, 400, "context_length_exceeded", None, "1000 prompt and 16 output tokens"),
+        (TEXT, {"prompt": []}, 400, None, "prompt", "prompt must be a text"),
+        (TEXT, {"prompt": ["x", 3]}, 400, None, "prompt", "prompt must be a text"),
+        (TEXT, {"prompt": ""}, 400, "context_length_exceeded", None, "no tokens"),
+        (TEXT, {"prompt": "x", "echo": True}, 400, None, "echo", "not emulated"),
+        (TEXT, {"prompt": "x", "model": "other"}, 404, "model_not_found", "model", "'other' does not exist"),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, 400, None, "encoding_format", "hex"),
+        ("/v1/nothing", {}, 404, "not_found", None, "there is no /v1/nothing here"),
+        ("/v1/models", {}, 405, "method_not_allowed", None, "takes GET, not POST"),
+        (TEXT, b" " * 9000, 413, "request_too_large", None, "8000 bytes"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_told_why(path, payload, status, code, param, said):
+    async def scenario():
+        async with emulated(engine={"max_body_bytes": 8000}, max_model_len=64) as engine:
+            got = await engine.answer(path, payload)
+            return got, await engine.state_with(accepted=0)
+
+    (got_status, answer), state = play(scenario())
+    error = answer["error"]
+    assert (got_status, error["code"], error["param"]) == (status, code, param)
+    assert said in error["message"]
+    assert state["accepted"] == 0
+
+
+def test_metrics_carry_vllms_names_and_the_true_numbers():
+    async def scenario():
+        async with emulated(engine={"model": "tiny", "output_tokens": "3"}, total_kv_blocks=100) as engine:
+            await engine.answer(TEXT, {"prompt": [1] * 20, "max_tokens": 8})
+            await engine.answer(TEXT, {"prompt": [1] * 30, "max_tokens": 2})
+            return await engine.get("/metrics")
+
+    samples = {}
+    for family in text_string_to_metric_families(play(scenario())):
+        for sample in family.samples:
+            extra = {k: v for k, v in sample.labels.items() if k not in ("engine", "model_name")}
+            assert (sample.labels["engine"], sample.labels["model_name"]) == ("0", "tiny")
+            samples[sample.name.removeprefix("vllm:"), *sorted(extra.values())] = sample.value
+    assert samples["num_requests_running",] == samples["num_requests_waiting",] == samples["kv_cache_usage_perc",] == 0
+    assert (samples["prompt_tokens_total",], samples["generation_tokens_total",]) == (50, 5)
+    assert (samples["request_success_total", "stop"], samples["request_success_total", "length"]) == (1, 1)
+    assert (samples["request_prompt_tokens_sum",], samples["request_generation_tokens_sum",]) == (50, 5)
+    assert (samples["time_to_first_token_seconds_count",], samples["e2e_request_latency_seconds_count",]) == (2, 2)
+    assert (samples["inter_token_latency_seconds_count",], samples["request_queue_time_seconds_count",]) == (3, 2)
+    assert samples["inter_token_latency_seconds_sum",] == pytest.approx(0.003)
+    assert samples["cache_config_info", "100", "16", "1600", "False"] == 1
+
+
+def test_gauges_show_who_runs_and_who_waits():
+    async def scenario():
+        async with emulated(latency=FROZEN, max_num_seqs=1, total_kv_blocks=10) as engine:
+            responses = [await engine.ask(TEXT, {"prompt": [1] * 32, "stream": True}) for _ in range(3)]
+            await engine.state_with(waiting=2)
+            page = await engine.get("/metrics")
+            for response in responses:
+                response.close()
+            return page
+
+    families = {family.name: family.samples[0].value for family in text_string_to_metric_families(play(scenario()))}
+    assert (families["vllm:num_requests_running"], families["vllm:num_requests_waiting"]) == (1, 2)
+    assert families["vllm:kv_cache_usage_perc"] == pytest.approx(0.2)
+
+
+def test_a_stream_ends_with_done_and_carries_no_usage_unless_it_was_asked_for():
+    async def scenario():
+        async with emulated() as engine:
+            return events(await whole(await engine.ask(CHAT, chat(2, stream=True))))
+
+    said, done = play(scenario())
+    assert done
+    assert len(said) == 4  # the role, two words, the reason
+    assert not any("usage" in event for event in said)
