@@ -32,6 +32,7 @@ from maitred.units import Micros
 from maitred.workload import Job
 
 _PROGRESS_EVERY = 1_000
+_NO_HORIZON: Micros = 1 << 62
 
 _OUTCOMES = {
     EventKind.FINISHED: Outcome.COMPLETED,
@@ -146,12 +147,15 @@ class _World:
         self._columns = Columns()
 
     def run(self, horizon: Micros | None) -> Results:
-        heap, now = self._heap, 0
+        heap, fleet, now = self._heap, self._fleet, 0
+        last = _NO_HORIZON if horizon is None else horizon
         self._read_job(now)
-        while heap and (horizon is None or heap[0][0] <= horizon):
+        while heap and heap[0][0] <= last:
             now, kind, whom = heappop(heap)
             if kind is _INSTANCE:
-                self._instance_event(self._fleet[whom], now)
+                replica = fleet[whom]
+                if replica.due == now:
+                    self._instance_event(replica, now)
             elif kind is _ARRIVAL:
                 self._arrive(now)
             elif kind is _DEADLINE:
@@ -160,7 +164,7 @@ class _World:
                 self._admission_timer(now)
             if self._touched and not (heap and heap[0][0] == now):
                 self._begin_steps()
-        end = now if horizon is None or not heap else horizon
+        end = last if heap else now
         self._unfinished(end)
         if self._progress is not None:
             self._progress(len(self._columns))
@@ -227,8 +231,6 @@ class _World:
         self._touched.clear()
 
     def _instance_event(self, replica: _Replica, now: Micros) -> None:
-        if replica.due != now:
-            return
         replica.due = None
         self._touch(replica)
         for event in replica.instance.advance(now):
