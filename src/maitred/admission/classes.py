@@ -11,9 +11,9 @@ def parse_class(text: str | None) -> PriorityClass | None:
     """The class named by `text`: any case, surrounding white space ignored. Never raises.
 
     None: the text names no class. The caller takes `default`, and counts it. A missing header (None), an empty one and one
-    that is not ASCII ask for nothing: `default`, and nothing to count (SMG's contract).
+    with anything but visible ASCII ask for nothing: `default`, and nothing to count (SMG's contract).
     """
-    label = (text or "").strip().lower()
-    if not label or not label.isascii():
+    label = (text or "").strip()
+    if not label or not label.isascii() or not label.isprintable():
         return PriorityClass.DEFAULT
-    return _BY_LABEL.get(label)
+    return _BY_LABEL.get(label.lower())
