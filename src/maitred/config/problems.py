@@ -62,13 +62,12 @@ def _explain(said: str, tree: Any, root: type[msgspec.Struct], locate: Locator) 
     found = _at(tree, path)
     if wrong := re.fullmatch(r"Expected (.*), got `.*`", message):
         return _problem(path, f"{_name(path)}: expected {_in_words(wrong[1])}, found {_shown(found)}", locate)
+    if isinstance(found, dict):
+        return _about_section(path, found, message, locate)
     if message.startswith("Invalid "):
         hint = nearest(found if isinstance(found, str) else "", [str(choice) for choice in choices(kind_at(root, path))])
         return _problem(path, f"{_name(path)}: {_shown(found)} cannot be chosen", locate, hint)
-    message = _in_words(message[:1].lower() + message[1:])
-    if isinstance(found, dict):
-        return _about_section(path, found, message, locate)
-    return _problem(path, f"{_name(path)}: {message}", locate)
+    return _problem(path, f"{_name(path)}: {_in_words(message[:1].lower() + message[1:])}", locate)
 
 
 def _about_section(path: KeyPath, section: dict[str, Any], message: str, locate: Locator) -> Problem:
