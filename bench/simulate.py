@@ -3,7 +3,9 @@
     python bench/simulate.py [--requests 20000] [--rounds 5]
 
 Four instances, prompts of about 500 tokens, answers of about 64, 250 and 1000 tokens, at the request rates at which BLIS's
-figures were taken, prefix cache off. The busier the instances, the more requests share a step, and the less each costs. Rounds are interleaved: each runs every case once, beside a calibration loop (pure
+figures were taken, prefix cache off. The busier the instances, the more requests share a step, and the less each costs.
+
+Rounds are interleaved: each runs every case once, beside a calibration loop (pure
 Python, no work of ours) and a baseline (the heap operations that any event loop would make for the same arrivals and ends).
 Medians over the rounds; CPU time, not wall time. `per calibration` is the cost of a request in units of the calibration
 loop: it is what can be compared between machines.

@@ -54,6 +54,15 @@ def test_chunked_prefill_and_the_metrics_by_hand(maitred: Any, samples: Path) ->
     assert figures["total_output_tokens"] == 3 + 1 + 10 + 2 + 5
 
 
+def test_goodput_is_shown_against_a_usual_slo_when_none_is_given(maitred: Any, samples: Path) -> None:
+    """Steps of 3 s bring no first token within 2 s."""
+    slow = maitred("simulate", "--trace", samples / "azure_tiny.csv", "--beta-coeffs", "3000000,0,0")
+    quick = maitred("simulate", "--trace", samples / "azure_tiny.csv", *BETA)
+    assert "SLO: TTFT ≤ 2,000 ms, TPOT ≤ 200 ms" in quick.out
+    within = [next(line.split()[-1] for line in said.out.splitlines() if "within SLO" in line) for said in (slow, quick)]
+    assert within == ["0.0%", "100.0%"]
+
+
 def test_sjf_lets_the_short_prompt_pass(maitred: Any, tmp_path: Path) -> None:
     """Room for one at a time; the long prompt came first among those that wait."""
     (tmp_path / "t.csv").write_text(

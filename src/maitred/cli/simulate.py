@@ -107,13 +107,14 @@ def _latency(flags: Flags) -> LinearLatency | None:
 
 
 def _slo(flags: Flags) -> Slo:
-    from maitred.report import Slo
+    from maitred.report import USUAL_SLO, Slo
 
-    return Slo(
+    said = Slo(
         ttft=_positive("--slo-ttft-ms", flags.slo_ttft_ms, from_ms),
         tpot=_positive("--slo-tpot-ms", flags.slo_tpot_ms, from_ms),
         e2e=_positive("--slo-e2e-ms", flags.slo_e2e_ms, from_ms),
     )
+    return said or USUAL_SLO
 
 
 def _horizon(flags: Flags) -> Micros | None:

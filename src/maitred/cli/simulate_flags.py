@@ -22,7 +22,7 @@ _TRACE = "Workload: a recorded trace"
 _SYNTHETIC = "Workload: synthetic"
 _CLUSTER = "Cluster"
 _INSTANCE = "Each instance"
-_SLO = "Service level objective"
+_SLO = "Service level objective (default: TTFT within 2,000 ms, TPOT within 200 ms)"
 _RUN = "The run and its output"
 _LENGTHS = "TOKENS, normal:MEAN,SD, lognormal:MEAN,SD (both of the lengths) or uniform:LOW,HIGH. Default: normal:512,256."
 

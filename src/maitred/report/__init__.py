@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from maitred.report.export import write_metrics, write_requests
 from maitred.report.files import OutputFile
-from maitred.report.summary import Group, Slo, Spread, Summary, summarise
+from maitred.report.summary import USUAL_SLO, Group, Slo, Spread, Summary, summarise
 from maitred.report.table import print_summary
 
 __all__ = [
+    "USUAL_SLO",
     "Group",
     "OutputFile",
     "Slo",

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from maitred.request import PriorityClass
 from maitred.sim import Outcome, Results
-from maitred.units import Micros, to_seconds
+from maitred.units import MILLISECOND, SECOND, Micros, to_seconds
 
 Column = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -35,6 +35,10 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
     def __bool__(self) -> bool:
         return self != Slo()
+
+
+USUAL_SLO = Slo(ttft=2 * SECOND, tpot=200 * MILLISECOND)
+"""For those who state none: what MLPerf Inference asks of its "server" scenario with Llama 2 70B."""
 
 
 class Spread(msgspec.Struct, frozen=True):
