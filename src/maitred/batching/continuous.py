@@ -138,11 +138,16 @@ class ContinuousBatch:
     def drop(self, seq: Seq) -> None:
         """`seq` leaves the batch, finished or not: its blocks are free, its progress is settled."""
         del self.sequences[seq.request.id]
-        if seq.decoding:
-            self._stop_decoding(seq)
-        else:
+        if not seq.decoding:
             self._prefilling.remove(seq)
-        self._blocks.give(self._blocks.blocks(seq.computed + seq.pending))
+            self._blocks.give(self._blocks.blocks(seq.computed + seq.pending))
+            return
+        seq.decoding = False
+        seq.emitted = emitted = self.number - seq.origin
+        seq.computed = held = seq.request.prompt_tokens + emitted - 1
+        self.decodes -= 1
+        self.context -= held
+        self._blocks.leave(held)
 
     def check(self) -> None:
         """Raises InvariantError if the sums do not follow from the sequences."""
@@ -230,11 +235,3 @@ class ContinuousBatch:
         self.decodes += 1
         self.context += seq.computed
         self._blocks.join(seq.computed)
-
-    def _stop_decoding(self, seq: Seq) -> None:
-        seq.computed = self._held(seq)
-        seq.emitted = self.number - seq.origin
-        seq.decoding = False
-        self.decodes -= 1
-        self.context -= seq.computed
-        self._blocks.leave(seq.computed)

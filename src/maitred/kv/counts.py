@@ -46,7 +46,8 @@ class BlockCounts:
         self._opening[(self._phase - tokens) % self.block_size] += 1
 
     def leave(self, tokens: int) -> None:
-        """A decoding sequence, which holds `tokens` tokens by now, decodes no more. Its blocks stay taken until given back."""
+        """A decoding sequence, which holds `tokens` tokens by now, leaves and gives its blocks back."""
+        self.free += -(-tokens // self.block_size)
         self._decoders -= 1
         self._opening[(self._phase - tokens) % self.block_size] -= 1
 

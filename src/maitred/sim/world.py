@@ -155,7 +155,10 @@ class _World:
             if kind is _INSTANCE:
                 replica = fleet[whom]
                 if replica.due == now:
-                    self._instance_event(replica, now)
+                    replica.due = None
+                    self._touch(replica)
+                    for event in replica.instance.advance(now):
+                        self._apply_event(event, replica)
             elif kind is _ARRIVAL:
                 self._arrive(now)
             elif kind is _DEADLINE:
@@ -229,12 +232,6 @@ class _World:
                 if due is not None:
                     heappush(self._heap, (due, _INSTANCE, replica.index))
         self._touched.clear()
-
-    def _instance_event(self, replica: _Replica, now: Micros) -> None:
-        replica.due = None
-        self._touch(replica)
-        for event in replica.instance.advance(now):
-            self._apply_event(event, replica)
 
     def _apply_event(self, event: InstanceEvent, replica: _Replica) -> None:
         kind, request = event.kind, event.seq.request
