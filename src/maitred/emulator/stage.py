@@ -41,6 +41,10 @@ class Child:
         self.life = asyncio.create_task(self._read())
         """Ends with the process."""
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def listening(self) -> str:
         """Wait until it accepts connections, and return its URL. Raises StageError."""
         awaited: set[asyncio.Future[Any]] = {self._url, self.life}

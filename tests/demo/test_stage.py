@@ -1,0 +1,55 @@
+"""Child processes: they come up, say why when they do not, and never outlive the stage."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from maitred.emulator.stage import Stage, StageError
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_no_child_survives_the_block_even_when_it_fails():
+    async def scenario():
+        async with Stage() as stage:
+            child = await stage.start("engine", "engine", "--port", "0")
+            url = await child.listening()
+            pids.append(child.pid)
+            urls.append(url)
+            raise LookupError
+
+    pids, urls = [], []
+    with pytest.raises(LookupError):
+        asyncio.run(scenario())
+    assert urls[0].startswith("http://127.0.0.1:")
+    assert not is_alive(pids[0])
+
+
+def test_a_child_that_does_not_come_up_is_quoted():
+    async def scenario():
+        async with Stage() as stage:
+            child = await stage.start("first engine", "engine", "--port", "0", "--scheduler", "sfj")
+            await child.listening()
+
+    with pytest.raises(StageError, match=r"^the first engine ended with exit code 2: maitred: error: .*did you mean 'sjf'\?"):
+        asyncio.run(scenario())
+
+
+def test_a_child_that_dies_early_is_noticed():
+    async def scenario():
+        async with Stage() as stage:
+            children = [await stage.start(name, "engine", "--port", "0") for name in ("first engine", "second engine")]
+            for child in children:
+                await child.listening()
+            os.kill(children[1].pid, signal.SIGKILL)
+            return str(await stage.died())
+
+    assert asyncio.run(scenario()).startswith("the second engine was ended by signal 9")
