@@ -119,7 +119,7 @@ def test_an_answer_ends_where_the_client_or_the_model_length_limits_it() -> None
     engine = instance(max_model_len=60)
     engine.enqueue(request(0, prompt=50, max_output_tokens=3), output_tokens=100, now=0)
     engine.enqueue(request(1, prompt=50), output_tokens=100, now=0)
-    emitted = {}
+    emitted: dict[int, int] = {}
     while (now := engine.next_event()) is not None:
         emitted |= {e.seq.request.id: e.seq.emitted for e in engine.advance(now) if e.kind is FINISHED}
     assert emitted == {0: 3, 1: 10}

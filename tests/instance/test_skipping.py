@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -53,7 +54,7 @@ def drive(config: InstanceConfig, jobs: list[tuple[Request, int]], aborts: list[
     )
     seen: Seen = []
 
-    def note(events: list[InstanceEvent]) -> None:
+    def note(events: Sequence[InstanceEvent]) -> None:
         seen.extend((e.at, int(e.kind), e.seq.request.id, e.seq.emitted) for e in events)
 
     while True:
