@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,6 +37,8 @@ def run(
 
 
 def _run(audience: Audience, seconds: float | None) -> DemoSummary:
+    import asyncio
+
     import uvloop
 
     from maitred.emulator.demo import Demo

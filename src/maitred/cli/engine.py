@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 _SERVER = "Server"
@@ -87,6 +86,8 @@ def _latency(text: str | None) -> dict[str, Any] | None:
     """As a configuration file would say it."""
     if text is None:
         return None
+    import msgspec
+
     from maitred.instance import parse_latency
 
     said: dict[str, Any] = msgspec.to_builtins(parse_latency(text))
