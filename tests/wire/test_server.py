@@ -1,0 +1,141 @@
+"""Serving: addresses that cannot be had, and how a server is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from raw_upstream import run
+
+from maitred.errors import ConfigError
+from maitred.wire import asgi
+from maitred.wire.asgi import Receive, Scope, Send
+from maitred.wire.server import listen, serving
+
+SERVER = """
+import asyncio
+from maitred.wire import asgi
+from maitred.wire.server import serve
+
+async def say(what): print(what, flush=True)
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        return await asgi.lifespan(receive, send, lambda: say("start"), lambda: say("stop"))
+    await say("asked")
+    await asyncio.sleep(float(scope["path"].strip("/")))
+    await asgi.send_json(send, 200, "done")
+
+serve(app, host="127.0.0.1", port=0, drain_secs=DRAIN, ready=lambda url: print(url, flush=True))
+print("after", flush=True)
+"""
+
+
+@contextmanager
+def server(drain_secs: float = 10) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    code = SERVER.replace("DRAIN", str(drain_secs))
+    running = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "start\n"
+        yield running, int(running.stdout.readline().rsplit(":", 1)[1])
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def ask(running: subprocess.Popen[str], port: int, secs: float) -> socket.socket:
+    """A request that takes `secs`, under way."""
+    asking = socket.create_connection(("127.0.0.1", port))
+    asking.sendall(b"GET /%g HTTP/1.1\r\nhost: x\r\n\r\n" % secs)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "asked\n"
+    return asking
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_told_to_stop_it_finishes_what_is_in_flight_and_accepts_no_more(number: signal.Signals) -> None:
+    with server() as (running, port), ask(running, port, 0.5) as asking:
+        running.send_signal(number)
+        time.sleep(0.2)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        answer = b"".join(iter(lambda: asking.recv(65_536), b""))
+        assert answer.endswith(b'"done"')
+        assert running.communicate(timeout=5) == ("stop\nafter\n", "")
+        assert running.returncode == 0
+
+
+def test_told_twice_it_ends_at_once() -> None:
+    with server() as (running, port), ask(running, port, 60):
+        running.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        assert running.communicate(timeout=5)[0].endswith("after\n")
+        assert running.returncode == 0
+
+
+def test_draining_has_a_limit() -> None:
+    with server(drain_secs=0.2) as (running, port), ask(running, port, 60):
+        running.send_signal(signal.SIGTERM)
+        assert running.communicate(timeout=5)[0].endswith("after\n")
+
+
+def test_a_port_in_use() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port: port {port} is in use"):
+            listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(("host", "port", "where"), [("nowhere.invalid", 0, "--host"), ("192.0.2.1", 0, "--host")])
+def test_addresses_that_cannot_be_had(host: str, port: int, where: str) -> None:
+    with pytest.raises(ConfigError, match=where):
+        listen(host, port)
+
+
+async def two_parts(scope: Scope, receive: Receive, send: Send) -> None:
+    async def nothing() -> None: ...
+
+    if scope["type"] == "lifespan":
+        await asgi.lifespan(receive, send, nothing, nothing)
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+    if scope["path"] == "/slow":
+        await asyncio.sleep(0.05)
+    await send({"type": "http.response.body", "body": b"ab", "more_body": True})
+    await send({"type": "http.response.body", "body": b"HTTP/1.1 "[:2]})
+
+
+@pytest.mark.parametrize("path", ["/", "/slow"])
+def test_head_and_body_arrive_whole_and_in_order(path: str) -> None:
+    async def scenario() -> tuple[bytes, bytes]:
+        async with serving(two_parts) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * 2)  # two, pipelined
+            answers = [await reader.readuntil(b"\r\n\r\nabHT") for _ in range(2)]
+            writer.close()
+            return answers[0], answers[1]
+
+    assert run(scenario()) == (b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nabHT",) * 2
+
+
+def test_a_head_alone_is_not_held_back() -> None:
+    async def scenario() -> bytes:
+        async with serving(two_parts) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+            writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+            first = await reader.read(1_000)
+            await reader.readexactly(4)
+            writer.close()
+            return first
+
+    assert run(scenario()).endswith(b"\r\n\r\n")
