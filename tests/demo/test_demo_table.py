@@ -1,19 +1,21 @@
 """The live table and the summary, as text."""
 
 import io
+import re
 
 from rich.console import Console
 
 from maitred.cli.demo_show import live_table, print_summary
 from maitred.emulator.demo import DemoSummary
-from maitred.emulator.tally import Outcome, Tally
+from maitred.emulator.tally import ClassSummary, Outcome, Tally
 from maitred.request import PriorityClass
 
 
 def rows(table):
     out = io.StringIO()
-    Console(file=out, width=120).print(table)
-    return [line.strip(" │").split("│") for line in out.getvalue().splitlines() if line.startswith("│")]
+    Console(file=out, width=80).print(table)
+    lines = [re.split(r"\s{2,}", line.strip()) for line in out.getvalue().splitlines()]
+    return [line for line in lines if line[0] in ("interactive", "bulk")]
 
 
 def test_a_row_per_class_says_who_waits_and_how_long_the_others_waited():
@@ -25,13 +27,17 @@ def test_a_row_per_class_says_who_waits_and_how_long_the_others_waited():
     tally.send(PriorityClass.BULK, 0.0)
     tally.send(PriorityClass.BULK, 0.0).token(1.0)
     tally.send(PriorityClass.BULK, 0.0).end(Outcome.REJECTED, 1.0)
-    chats, bulk = [[cell.strip() for cell in row] for row in rows(live_table(tally, 3.0))]
+    chats, bulk = rows(live_table(tally, 3.0))
     assert chats == ["interactive", "0", "0", "200 ms", "1.5 s", "2", "0"]
     assert bulk == ["bulk", "1", "1", "–", "–", "0", "1"]
 
 
-def test_the_summary_names_the_slots_that_leaked(capsys):
-    print_summary(DemoSummary(seconds=4.0, arrivals=0, classes={}, leaked_slots=3))
+def test_the_summary_fits_a_terminal_and_names_the_slots_that_leaked(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    of = ClassSummary(completed=123, rejected=4, failed=5, cancelled=6, ttft_p50_ms=31.2, ttft_p99_ms=48.0, e2e_p50_ms=10_500.0)
+    print_summary(DemoSummary(seconds=4.0, arrivals=138, classes={"interactive": of}, leaked_slots=3))
     said = capsys.readouterr().out
-    assert "0 requests in 4 s" in said
+    assert "138 requests in 4 s" in said
+    (row,) = [line.split() for line in said.splitlines() if "interactive" in line]
+    assert row == ["interactive", "123", "4", "5", "6", "31", "ms", "48", "ms", "10.5", "s"]
     assert "Slots leaked: 3" in said

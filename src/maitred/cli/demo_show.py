@@ -7,6 +7,7 @@ from typing import Self
 
 import msgspec
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -73,10 +74,7 @@ class LiveTable:
 
 def live_table(tally: Tally, seconds: float) -> Table:
     """What each class has got after so many seconds."""
-    table = Table(title=f"{seconds:.0f} s · Ctrl-C ends it", title_justify="left", title_style="dim")
-    table.add_column("class")
-    for heading in ("waiting", "in flight", "TTFT p50", "TTFT p99", "done", "rejected"):
-        table.add_column(heading, justify="right", min_width=9)
+    table = _table(f"{seconds:.0f} s · Ctrl-C ends it", "waiting", "in flight", "TTFT p50", "TTFT p99", "done", "rejected")
     for priority_class, counts in tally.classes.items():
         done, rejected = counts.ended[Outcome.COMPLETED], counts.ended[Outcome.REJECTED]
         times = (_time(counts.ttft_ms(50)), _time(counts.ttft_ms(99)))
@@ -86,14 +84,11 @@ def live_table(tally: Tally, seconds: float) -> Table:
 
 def print_summary(summary: DemoSummary) -> None:
     """The whole run as a table."""
-    table = Table(title=f"{summary.arrivals} requests in {summary.seconds:g} s", title_justify="left")
-    table.add_column("class")
-    for heading in ("completed", "rejected", "failed", "cancelled", "TTFT p50", "TTFT p99", "E2E p50"):
-        table.add_column(heading, justify="right")
+    ends, times = ("done", "rejected", "failed", "cancelled"), ("TTFT p50", "TTFT p99", "E2E p50")
+    table = _table(f"{summary.arrivals} requests in {summary.seconds:g} s", *ends, *times)
     for label, of in summary.classes.items():
         counts = (of.completed, of.rejected, of.failed, of.cancelled)
-        times = (of.ttft_p50_ms, of.ttft_p99_ms, of.e2e_p50_ms)
-        table.add_row(label, *map(str, counts), *map(_time, times))
+        table.add_row(label, *map(str, counts), *map(_time, (of.ttft_p50_ms, of.ttft_p99_ms, of.e2e_p50_ms)))
     console = Console(highlight=False)
     console.print(table)
     console.print(f"Slots leaked: {summary.leaked_slots}")
@@ -101,6 +96,15 @@ def print_summary(summary: DemoSummary) -> None:
 
 def print_json(summary: DemoSummary) -> None:
     typer.echo(msgspec.json.encode(summary))
+
+
+def _table(title: str, *headings: str) -> Table:
+    """A row per class, in no more than 80 columns."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("class", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
 
 def _time(milliseconds: float | None) -> str:
