@@ -1,0 +1,260 @@
+"""Any OpenAI client works unchanged: the real `openai` package against `maitred serve` in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from world import STREAM_HEAD, Backend, Turn, chunk, whole
+
+from maitred.cli import main
+
+WORDS = ["Hello", ",", " world", "!"]
+
+
+def completion(content: str, **more: Any) -> dict[str, Any]:
+    message = {"role": "assistant", "content": content}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], **more}
+
+
+def part(text: str) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+    event = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    return chunk(b"data: " + msgspec.json.encode(event) + b"\n\n")
+
+
+async def engine(turn: Turn) -> None:
+    asked = msgspec.json.decode(turn.body)
+    if b"/embeddings" in turn.head:
+        item = {"object": "embedding", "index": 0, "embedding": [0.5, -0.5]}
+        answer = {"object": "list", "data": [item], "model": "m", "usage": {"prompt_tokens": 1, "total_tokens": 1}}
+    elif b"/v1/completions" in turn.head:
+        choice = {"index": 0, "text": "Hello", "finish_reason": "stop", "logprobs": None}
+        answer = {"id": "t", "object": "text_completion", "created": 1, "model": "m", "choices": [choice]}
+    elif asked.get("stream"):
+        await turn.say(STREAM_HEAD)
+        for word in WORDS:
+            await turn.say(part(word))
+            await asyncio.sleep(0.002)
+        if asked.get("user") == "unlucky":
+            raise ConnectionError
+        await turn.say(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        return
+    elif asked.get("temperature") == 9:
+        refused = {"error": {"message": "too hot", "type": "BadRequestError", "param": "temperature", "code": 400}}
+        await turn.say(whole(msgspec.json.encode(refused), b"400 Bad Request"))
+        return
+    else:
+        answer = completion("".join(WORDS), usage={"prompt_tokens": 1, "completion_tokens": 4, "total_tokens": 5})
+    await turn.say(whole(msgspec.json.encode(answer)))
+
+
+@contextlib.contextmanager
+def backend() -> Iterator[Backend]:
+    """In a loop of its own, so that the blocking client can be tested."""
+    made, up, down = Backend(engine), threading.Event(), asyncio.Event()
+    loop: asyncio.AbstractEventLoop | None = None
+
+    async def live() -> None:
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        await made.start()
+        up.set()
+        await down.wait()
+        await made.stop()
+
+    thread = threading.Thread(target=asyncio.run, args=(live(),))
+    thread.start()
+    up.wait(5)
+    try:
+        yield made
+    finally:
+        assert loop is not None
+        loop.call_soon_threadsafe(down.set)
+        thread.join(5)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with backend() as engine, gateway("--backend", engine.url) as served:
+        wait_until_ready(served)
+        yield served
+
+
+@contextlib.contextmanager
+def gateway(*flags: str, env: dict[str, str] | None = None) -> Iterator[str]:
+    """`maitred serve` on a free port; checks that it leaves in peace, with nothing more to say."""
+    command = [sys.executable, "-c", "from maitred.cli import main; main()", "serve", "--port", "0", *flags]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
+    try:
+        assert running.stderr is not None
+        line = running.stderr.readline()
+        assert line.startswith("maitred: gateway on http://127.0.0.1:"), line
+        yield line.split(" ")[3].rstrip(",")
+        running.send_signal(signal.SIGTERM)
+        assert running.communicate(timeout=10)[1] == ""
+        assert running.returncode == 0
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def wait_until_ready(url: str) -> None:
+    for _ in range(200):
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/ready"):
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError("the gateway did not get ready")
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as made:
+        yield made
+
+
+def chat(client: OpenAI, **more: Any) -> Any:
+    return client.chat.completions.create(**{"model": "m", "messages": [{"role": "user", "content": "hi"}], **more})
+
+
+def test_chat(client: OpenAI) -> None:
+    answer = chat(client, extra_headers={"x-smg-priority": "interactive"})
+    assert answer.choices[0].message.content == "Hello, world!"
+    assert answer.usage.total_tokens == 5
+    assert answer._request_id.startswith("maitred-")
+
+
+def test_chat_streamed(client: OpenAI) -> None:
+    assert [event.choices[0].delta.content for event in chat(client, stream=True)] == WORDS
+
+
+def test_completions(client: OpenAI) -> None:
+    assert client.completions.create(model="m", prompt="hi").choices[0].text == "Hello"
+
+
+def test_embeddings(client: OpenAI) -> None:
+    made = client.embeddings.create(model="m", input="hi", encoding_format="float")
+    assert made.data[0].embedding == [0.5, -0.5]
+
+
+def test_models(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["m"]
+
+
+def test_an_unknown_model(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        chat(client, model="x")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+def test_what_the_backend_refuses(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="too hot"):
+        chat(client, temperature=9)
+
+
+def test_a_stream_that_breaks_off_is_an_error_for_the_client(client: OpenAI) -> None:
+    words: list[str] = []
+    with pytest.raises(openai.APIConnectionError):
+        words.extend(event.choices[0].delta.content for event in chat(client, stream=True, user="unlucky"))
+    assert words == WORDS
+
+
+def test_the_asynchronous_client(url: str) -> None:
+    async def scenario() -> tuple[list[str], str]:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
+            messages: Any = [{"role": "user", "content": "hi"}]
+            many = [client.chat.completions.create(model="m", messages=messages) for _ in range(20)]
+            stream = await client.chat.completions.create(model="m", messages=messages, stream=True)
+            words = [event.choices[0].delta.content async for event in stream]
+            answers = {answer.choices[0].message.content for answer in await asyncio.gather(*many)}
+            assert len(answers) == 1
+            return words, answers.pop()
+
+    assert asyncio.run(scenario()) == (WORDS, "Hello, world!")
+
+
+def test_nothing_has_leaked(url: str) -> None:
+    """Runs last in this file: after everything above, the cut and the refused included, no slot is in use."""
+    state = msgspec.json.decode(urllib.request.urlopen(f"{url}/maitred/state").read())
+    assert state["in_flight"] == state["waiting"] == 0
+    assert state["classes"]["interactive"]["completed"] == 1
+    assert state["classes"]["default"]["failed"] == 1
+    assert state["classes"]["default"]["completed"] == 25
+
+
+def test_not_ready_is_a_server_error_and_the_gateway_waits_for_its_backends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with (
+        gateway("--backend", f"http://127.0.0.1:{port}") as url,
+        OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.InternalServerError) as caught:
+            chat(client)
+        assert caught.value.code == "no_healthy_backend"
+        assert caught.value.response.headers["retry-after"] == "2"
+
+
+def test_flags_files_and_environment(tmp_path: Any) -> None:
+    file = tmp_path / "maitred.yaml"
+    with backend() as engine:
+        file.write_text(f"gateway:\n  backends: ['{engine.url}']\n  slots_per_backend: 5\n")
+        with gateway("--config", str(file), env={"MAITRED_GATEWAY__SLOTS_PER_BACKEND": "7"}) as url:
+            wait_until_ready(url)
+            assert capacity(url) == 7
+        with gateway("--config", str(file), "--slots-per-backend", "9") as url:
+            wait_until_ready(url)
+            assert capacity(url) == 9
+
+
+def capacity(url: str) -> int:
+    found: int = msgspec.json.decode(urllib.request.urlopen(f"{url}/maitred/state").read())["capacity"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ([], "--backend: no backend is named"),
+        (["--backend", "localhost:9"], "--backend: 'localhost:9' is no http or https URL"),
+        (["--backend", "http://a:1", "--router", "least-loded"], "did you mean 'least-loaded'?"),
+        (["--backend", "http://a:1", "--port", "70000"], "port"),
+        (["--backend", "http://a:1", "--config", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["--backend", "http://a:1", "--decision-log", "/nowhere/log"], "cannot write /nowhere/log"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(flags: list[str], complaint: str, capsys: Any, monkeypatch: Any) -> None:
+    assert complaint in refused(flags, capsys, monkeypatch)
+
+
+def test_a_port_in_use_is_said_in_one_line(capsys: Any, monkeypatch: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused(["--backend", "http://a:1", "--port", str(port)], capsys, monkeypatch)
+    assert f"port {port} is in use" in said
+
+
+def refused(flags: list[str], capsys: Any, monkeypatch: Any) -> str:
+    """What `maitred serve` says on stderr when it does not start."""
+    monkeypatch.setattr(sys, "argv", ["maitred", "serve", *flags])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    said: str = capsys.readouterr().err
+    assert said.startswith("maitred: error: ")
+    assert said.count("\n") == 1
+    return said
