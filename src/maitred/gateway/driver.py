@@ -43,9 +43,10 @@ class Driver:
 
         Raises Refused. Release it afterwards, even if it was refused or never waited for.
         """
-        *others, own = self.core.submit(Ticket(request.id, request.model, request.priority_class), self.now())
-        if others:
-            self._apply(others)
+        decisions = self.core.submit(Ticket(request.id, request.model, request.priority_class), self.now())
+        own = decisions[-1]
+        if len(decisions) > 1:
+            self._apply(decisions[:-1])
         if own.action is Action.ADMIT:
             return None
         if own.action is Action.REJECT:
@@ -60,8 +61,11 @@ class Driver:
 
     def release(self, request_id: RequestId, end: End) -> None:
         """It is over. Idempotent."""
-        self._waiting.pop(request_id, None)
-        self._apply(self.core.release(request_id, end, self.now()))
+        if self._waiting:
+            self._waiting.pop(request_id, None)
+        decisions = self.core.release(request_id, end, self.now())
+        if decisions:
+            self._apply(decisions)
 
     def resize(self, pool: str, capacity: int) -> None:
         """The pool has `capacity` slots now."""

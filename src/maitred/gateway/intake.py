@@ -85,10 +85,15 @@ def read_headers(headers: Headers) -> Inbound:
 
 def end_to_end(headers: Headers) -> Headers:
     """The headers of a response that are meant for the client."""
-    kept = [header for header in headers if header[0] not in HOP_BY_HOP]
-    for name, value in headers:
-        if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
-            kept = _without(kept, value)
+    kept: Headers = []
+    connection = None
+    for header in headers:
+        if header[0] not in HOP_BY_HOP:
+            kept.append(header)
+        elif header[0] == b"connection":
+            connection = header[1]
+    if connection is not None and connection.lower() not in (b"keep-alive", b"close"):
+        return _without(kept, connection)
     return kept
 
 

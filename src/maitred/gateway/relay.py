@@ -8,7 +8,6 @@ to the client piece by piece, and if it breaks off, so must the client's connect
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from maitred.admission import End
 from maitred.contracts import Router
@@ -76,16 +75,18 @@ class Relay:
     async def _through(self, backend: Backend, call: Call, send: Send, departure: Departure) -> End:
         """Raises UpstreamError only while nothing has been sent."""
         backend.in_flight += 1
+        response: Response | None = None
         try:
             response = await self._client.request(backend.origin, "POST", call.path, call.headers, call.body)
-            with contextlib.closing(response):
-                piece = await (_first_data(response) if call.request.stream else response.read())
-                if not self._driver.first_byte(call.request.id):
-                    raise refusals.preempted()
-                if await self._begin(call, response, piece, send):
-                    return End.DRAINED
-                return await self._finish(backend, response, send, departure)
+            piece = await (_first_data(response) if call.request.stream else response.read())
+            if not self._driver.first_byte(call.request.id):
+                raise refusals.preempted()
+            if await self._begin(call, response, piece, send):
+                return End.DRAINED
+            return await self._finish(backend, response, send, departure)
         finally:
+            if response is not None:
+                response.close()
             backend.in_flight -= 1
             self._router.left(call.request, backend.index, self._driver.now())
 
@@ -95,7 +96,10 @@ class Relay:
             waited = self._driver.now() - call.request.arrival
             self._counts.ttft[call.request.priority_class].observe(waited)
         headers = end_to_end(response.headers)
-        if not any(name == REQUEST_ID for name, _ in headers):
+        for name, _ in headers:
+            if name == REQUEST_ID:
+                break
+        else:
             headers.append((REQUEST_ID, call.request_id))
         whole = response.complete
         call.answered = True

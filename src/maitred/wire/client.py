@@ -82,10 +82,10 @@ class Client:
         """
         if origin.tls:
             return await self._over_tls().request(str(origin), method, target, headers, body)
-        head = _head(origin, method, target, headers, body)
-        bodiless = method == "HEAD"
         pool = self.pool(origin)
-        connection = await pool.take()
+        head = _head(pool.authority, method, target, headers, body)
+        bodiless = method == "HEAD"
+        connection = pool.take_idle() or await pool.take()
         try:
             return await _begun(connection.send(head, body, bodiless=bodiless))
         except Disconnected:
@@ -98,7 +98,7 @@ class Client:
     def pool(self, origin: Origin) -> Pool:
         pool = self._pools.get(origin)
         if pool is None:
-            pool = self._pools[origin] = Pool(origin.host, origin.port, self.limits)
+            pool = self._pools[origin] = Pool(origin.host, origin.port, origin.authority, self.limits)
         return pool
 
     async def close(self) -> None:
@@ -125,8 +125,8 @@ async def _begun(response: Response) -> Response:
     return response
 
 
-def _head(origin: Origin, method: str, target: str, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:
-    lines = [f"{method} {target} HTTP/1.1\r\nhost: {origin.authority}".encode("latin-1")]
+def _head(authority: str, method: str, target: str, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:
+    lines = [f"{method} {target} HTTP/1.1\r\nhost: {authority}".encode("latin-1")]
     lines += [b"%b: %b" % header for header in headers]
     if body or method not in ("GET", "HEAD"):
         lines.append(b"content-length: %d" % len(body))

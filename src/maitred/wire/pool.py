@@ -14,7 +14,9 @@ from maitred.wire.limits import Limits
 
 
 class Pool:
-    def __init__(self, host: str, port: int, limits: Limits) -> None:
+    def __init__(self, host: str, port: int, authority: str, limits: Limits) -> None:
+        self.authority = authority
+        """For the Host header."""
         self._host, self._port, self._limits = host, port, limits
         self._loop = asyncio.get_running_loop()
         self._idle: list[Connection] = []
@@ -30,12 +32,19 @@ class Pool:
         """Connections that are open, idle or not."""
         return len(self._open)
 
-    async def take(self) -> Connection:
-        """An idle connection, or else one made now. Raises ConnectError or UpstreamTimeout."""
+    def take_idle(self) -> Connection | None:
+        """An idle connection, if there is one. It has been used before, and so may turn out to be closed."""
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
                 return connection
+        return None
+
+    async def take(self) -> Connection:
+        """An idle connection, or else one made now. Raises ConnectError or UpstreamTimeout."""
+        connection = self.take_idle()
+        if connection is not None:
+            return connection
         if self._places:
             self._places -= 1
             return await self._connect()

@@ -128,13 +128,17 @@ class Response:
 
     def on_body(self, data: bytes, more: bool) -> None:
         """`data` may be empty when it only says that there is no more. The source is free after that."""
+        write = self._write
+        if write is not None and more and self._busy is None:  # the usual case of a stream, and all that it costs
+            self._hand(write, data)
+            return
         if data:
             self._buffer.append(data)
             self._buffered += len(data)
         if not more:
             self._ended = True
             self._source = None
-        if self._write is None:
+        if write is None:
             if self._buffered >= self._high_water:
                 self._pause()
             self._wake()
@@ -161,8 +165,13 @@ class Response:
     def _push(self) -> None:
         assert self._write is not None
         self._finished = self._ended
+        self._hand(self._write, self._take())
+        if self._busy is None and (self._finished or self._error is not None):
+            self._wake()
+
+    def _hand(self, write: Write, piece: bytes) -> None:
         try:
-            busy = self._write(self._take(), not self._ended)
+            busy = write(piece, not self._ended)
         except Exception as error:
             self._broken(error)
             return
@@ -170,8 +179,6 @@ class Response:
             self._busy = busy
             self._pause()
             busy.add_done_callback(self._written)
-        elif self._finished or self._error is not None:
-            self._wake()
 
     def _written(self, busy: asyncio.Future[None]) -> None:
         self._busy = None

@@ -77,8 +77,8 @@ def url_of(listener: socket.socket) -> str:
 
 
 def _spare_the_collector() -> None:
-    """A request leaves no cycles behind, so what the collector looks through, over and over, is what was imported: take that out
-    of its sight, and let it look less often at the rest."""
+    """A request leaves no cycles behind, so what the collector would look through, over and over, is what was imported. Take
+    that out of its sight, and let it look less often at the rest."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -126,22 +126,24 @@ class _HeadWithBody:
     after which nothing comes is sent in the next turn of the loop; a body that looks like a head only waits for that as well.
     """
 
-    __slots__ = ("_held", "_transport", "is_closing")
+    __slots__ = ("_held", "_later", "_transport", "_write", "_writelines", "is_closing")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self._write, self._writelines = transport.write, transport.writelines
+        self._later = asyncio.get_running_loop().call_soon
         self._held = b""
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
         if self._held:
             held, self._held = self._held, b""
-            self._transport.writelines((held, data))
+            self._writelines((held, data))
         elif data.startswith(b"HTTP/1.1 "):
             self._held = data
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._later(self._flush)
         else:
-            self._transport.write(data)
+            self._write(data)
 
     def close(self) -> None:
         self._flush()
