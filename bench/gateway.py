@@ -1,0 +1,310 @@
+"""What the gateway costs: CPU per request and per SSE event, requests/s, and what it adds to latency.
+
+    python bench/gateway.py [--rounds 5] [--seconds 1]
+
+Three processes on loopback: a backend that answers fixed bytes, a load client, and `maitred serve` between them with admission
+and metrics on. Every round measures each scenario directly and through the gateway, one after the other, so that a busy machine
+disturbs both alike; the medians over the rounds are printed. CPU is the scheduler's account of the gateway process
+(/proc/PID/schedstat, hence Linux only) and the figure to trust; a calibration loop tells how fast the machine is just now.
+With two cores or more the gateway has one to itself and the others share the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+
+import uvloop
+
+MODEL = "bench"
+EVENT = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"token "}}]}\n\n'
+EVENTS, GAP_SECS = 100, 0.002
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    connections: int
+    body_bytes: int
+    stream: bool = False
+
+    @property
+    def request(self) -> bytes:
+        fields = {"model": MODEL, "stream": self.stream, "messages": [{"role": "user", "content": ""}]}
+        fields["messages"] = [{"role": "user", "content": "x" * (self.body_bytes - len(json.dumps(fields)))}]
+        body = json.dumps(fields).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: %d\r\n" % len(body)
+        return head + b"content-type: application/json\r\naccept: */*\r\nuser-agent: bench\r\n\r\n" + body
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("1 KB, 1 connection", 1, 1_000),
+        Scenario("1 KB, 32 connections", 32, 1_000),
+        Scenario("200 KB, 4 connections", 4, 200_000),
+        Scenario("SSE, 96 streams", 96, 1_000, stream=True),
+    )
+}
+
+
+# The backend
+
+
+class Backend(asyncio.Protocol):
+    """Answers by the path and by whether the body asks for a stream; reads no more of HTTP than its own client needs."""
+
+    json_body = b'{"id":"c","object":"chat.completion","choices":[{"message":{"content":"' + b"x" * 900 + b'"}}]}'
+    answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(json_body), json_body)
+    listed = b'{"object":"list","data":[{"id":"bench","object":"model","created":0,"owned_by":"bench"}]}'
+    models = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(listed), listed)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    chunk = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.missing = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self.loop = asyncio.get_running_loop()
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        if len(self.data) < self.missing:
+            return
+        end = self.data.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        if self.data.startswith(b"GET"):
+            self.transport.write(self.models)
+        else:
+            at = self.data.lower().find(b"content-length:", 0, end) + 15
+            self.missing = end + 4 + int(self.data[at : self.data.find(b"\r", at)])
+            if len(self.data) < self.missing:
+                return
+            if b'"stream": true' in self.data[end : end + 100]:
+                self.transport.write(self.head)
+                self.emit(EVENTS)
+            else:
+                self.transport.write(self.answer)
+        self.data.clear()
+        self.missing = 0
+
+    def emit(self, left: int) -> None:
+        if left:
+            self.transport.write(self.chunk)
+            self.loop.call_later(GAP_SECS, self.emit, left - 1)
+        else:
+            self.transport.write(b"0\r\n\r\n")
+
+
+async def backend(port: int) -> None:
+    server = await asyncio.get_running_loop().create_server(Backend, "127.0.0.1", port)
+    await server.serve_forever()
+
+
+# The load client
+
+
+@dataclass
+class Tally:
+    deadline: float
+    latencies: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    requests: int = 0
+    events: int = 0
+
+
+class Load(asyncio.Protocol):
+    """One request after the other until the deadline. Finds the end of an answer by what it knows of the backend's."""
+
+    def __init__(self, scenario: Scenario, tally: Tally, done: asyncio.Future[None]) -> None:
+        self.scenario, self.tally, self.done = scenario, tally, done
+        self.request = scenario.request
+        self.size = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self.ask()
+
+    def ask(self) -> None:
+        if time.perf_counter() > self.tally.deadline:
+            self.transport.close()
+            self.done.set_result(None)
+            return
+        self.got = bytearray()
+        self.end = 0
+        self.began = time.perf_counter()
+        self.transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.got:
+            self.tally.first.append(time.perf_counter() - self.began)
+        self.got += data
+        if self.scenario.stream:
+            whole = self.got.endswith(b"\r\n0\r\n\r\n")
+        else:
+            if not self.end:
+                head = self.got.find(b"\r\n\r\n") + 4
+                self.end = head + len(Backend.json_body) if head > 3 else 0
+            whole = 0 < self.end <= len(self.got)
+        if whole:
+            self.tally.latencies.append(time.perf_counter() - self.began)
+            self.tally.requests += 1
+            self.tally.events += self.got.count(b"data: ") if self.scenario.stream else 0
+            assert self.got.startswith(b"HTTP/1.1 200"), bytes(self.got[:300])
+            self.ask()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(ConnectionError("the connection was closed"))
+
+
+async def client(port: int, scenario: Scenario, seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    tally = Tally(time.perf_counter() + seconds)
+    dones = [loop.create_future() for _ in range(scenario.connections)]
+    for done in dones:
+        await loop.create_connection(lambda done=done: Load(scenario, tally, done), "127.0.0.1", port)
+    await asyncio.gather(*dones)
+    quantiles = statistics.quantiles(tally.latencies, n=100)
+    took = {"p50": quantiles[49], "p99": quantiles[98], "ttfb": statistics.median(tally.first)}
+    print(json.dumps({"requests": tally.requests, "events": tally.events, **took}))
+
+
+# The measurement
+
+
+@dataclass(frozen=True)
+class Window:
+    """One scenario measured once. Times are in seconds; `cpu` is the gateway's, 0 for direct access."""
+
+    requests: int
+    events: int
+    p50: float
+    p99: float
+    ttfb: float
+    cpu: float
+    wall: float
+
+
+def cpu_of(pid: int) -> float:
+    """CPU seconds that all threads of a process have used."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def calibrate() -> float:
+    """Milliseconds of CPU for a fixed loop of plain Python."""
+    began = time.process_time()
+    total = 0
+    for number in range(1_000_000):
+        total += number * number & 7
+    return (time.process_time() - began) * 1e3
+
+
+@contextlib.contextmanager
+def process(arguments: list[str], core: int | None) -> Iterator[int]:
+    running = subprocess.Popen(arguments)
+    try:
+        if core is not None:
+            os.sched_setaffinity(running.pid, {core})
+        yield running.pid
+    finally:
+        running.send_signal(signal.SIGTERM)
+        running.wait(10)
+
+
+def measure(port: int, scenario: Scenario, seconds: float, gateway: int | None) -> Window:
+    before, began = cpu_of(gateway) if gateway else 0.0, time.perf_counter()
+    arguments = ["--role", "client", "--port", str(port), "--scenario", scenario.name, "--seconds", str(seconds)]
+    out = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE).stdout
+    spent = cpu_of(gateway) - before if gateway else 0.0
+    return Window(**json.loads(out), cpu=spent, wall=time.perf_counter() - began)
+
+
+def wait_until_ready(url: str) -> None:
+    for _ in range(200):
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/ready") as answer:
+            if answer.status == 200:
+                return
+        time.sleep(0.05)
+    sys.exit("the gateway did not get ready")
+
+
+COLUMNS = ("CPU µs/req", "CPU µs/event", "req/s", "direct", "added p50 µs", "added p99 µs", "added TTFB µs")
+
+
+def median(windows: list[Window], what: Callable[[Window], float]) -> float:
+    return statistics.median(what(window) for window in windows)
+
+
+def row(direct: list[Window], through: list[Window], seconds: float) -> list[str]:
+    per_request = median(through, lambda window: window.cpu / window.requests) * 1e6
+    per_event = median(through, lambda window: window.cpu / window.events if window.events else 0.0) * 1e6
+    rates = [median(windows, lambda window: window.requests) / seconds for windows in (through, direct)]
+    added = [(median(through, attrgetter(what)) - median(direct, attrgetter(what))) * 1e6 for what in ("p50", "p99", "ttfb")]
+    return [f"{per_request:.1f}", f"{per_event:.1f}" if per_event else "–", *(f"{value:.0f}" for value in (*rates, *added))]
+
+
+def report(results: dict[str, tuple[list[Window], list[Window]]], calibrations: list[float], seconds: float) -> None:
+    low, middle, high = min(calibrations), statistics.median(calibrations), max(calibrations)
+    print(f"calibration loop: {middle:.1f} ms (min {low:.1f}, max {high:.1f})")
+    print(f"{'':<22}" + "".join(f"{title:>14}" for title in COLUMNS))
+    for name, (direct, through) in results.items():
+        print(f"{name:<22}" + "".join(f"{cell:>14}" for cell in row(direct, through, seconds)))
+
+
+def main(rounds: int, seconds: float, only: str) -> None:
+    chosen = [scenario for scenario in SCENARIOS.values() if only in scenario.name]
+    cores = sorted(os.sched_getaffinity(0))
+    mine, others = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
+    if others is not None:
+        os.sched_setaffinity(0, {others})  # the clients that this process starts inherit it
+    direct, through = 19_301, 19_300
+    backend_args = [sys.executable, __file__, "--role", "backend", "--port", str(direct)]
+    maitred = [sys.executable, "-c", "from maitred.cli import main; main()", "serve", "--slots-per-backend", "512"]
+    gateway_args = [*maitred, "--backend", f"http://127.0.0.1:{direct}", "--port", str(through)]
+    results: dict[str, tuple[list[Window], list[Window]]] = {scenario.name: ([], []) for scenario in chosen}
+    calibrations = []
+    with process(backend_args, others), process(gateway_args, mine) as gateway:
+        wait_until_ready(f"http://127.0.0.1:{through}")
+        for scenario in chosen:  # warm up
+            measure(through, scenario, 0.3, gateway)
+        for _ in range(rounds):
+            calibrations.append(calibrate())
+            for scenario in chosen:
+                results[scenario.name][0].append(measure(direct, scenario, seconds, None))
+                results[scenario.name][1].append(measure(through, scenario, seconds, gateway))
+    report(results, calibrations, seconds)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
+    parser.add_argument("--only", default="", help="scenarios whose name contains this")
+    parser.add_argument("--role", choices=("main", "backend", "client"), default="main", help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--scenario", default="", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.role == "backend":
+        uvloop.run(backend(asked.port))
+    elif asked.role == "client":
+        uvloop.run(client(asked.port, SCENARIOS[asked.scenario], asked.seconds))
+    else:
+        main(asked.rounds, asked.seconds, asked.only)
