@@ -242,6 +242,21 @@ def test_a_large_body_in_chunks_is_refused_too() -> None:
     assert run(scenario()) == 413
 
 
+def test_a_client_that_asks_before_it_sends_a_large_body() -> None:
+    async def scenario() -> None:
+        body = b'{"model": "m"}'
+        async with world() as w:
+            wire = await w.connect()
+            head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n"
+            wire.writer.write(head.encode())
+            assert (await wire.head())[0] == 100
+            wire.writer.write(body)
+            assert (await wire.reply())[0] == 200
+            assert b"expect" not in w.backends[0].turns[0].headers
+
+    run(scenario())
+
+
 def test_a_client_that_leaves_while_it_sends_its_body() -> None:
     async def scenario() -> None:
         async with world() as w:

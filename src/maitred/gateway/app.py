@@ -120,6 +120,7 @@ class Gateway:
         try:
             await self._serve(call, send, departure)
         except ApiError as error:
+            departure.stop()
             await asgi.send_error(send, error, [(REQUEST_ID, call.request_id)])
         except asyncio.CancelledError:
             if not departure.happened:

@@ -92,7 +92,7 @@ class Relay:
 
     async def _begin(self, call: Call, response: Response, piece: bytes, send: Send) -> bool:
         """Send the head and the first piece. Whether that was all."""
-        if call.request.stream:
+        if call.request.stream and response.status == 200:
             waited = self._driver.now() - call.request.arrival
             self._counts.ttft[call.request.priority_class].observe(waited)
         headers = end_to_end(response.headers)
