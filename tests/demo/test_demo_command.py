@@ -68,8 +68,8 @@ def test_a_signal_ends_the_show_early_with_a_summary():
         pass
     time.sleep(1.5)  # let chats and the first bulk requests be on their way
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (0, "")
+    out, err = process.stdout.read(), process.stderr.read()  # not communicate(): readline() has buffered what follows
+    assert (process.wait(timeout=30), err) == (0, "")
     assert "curl -N http://127.0.0.1:" in out
     assert "extra_headers" in out
     assert "Slots leaked: 0" in out
