@@ -32,6 +32,11 @@ class PriorityClass(IntEnum):
         """The name that users type and read: `system`, `interactive`, `default`, `bulk`."""
         return self.name.lower()
 
+    @classmethod
+    def of(cls, label: str) -> PriorityClass | None:
+        """The class called `label`, in any case and with any white space around it; None if there is none."""
+        return cls.__members__.get(label.strip().upper())
+
 
 class PrefixKeys(Protocol):
     """The content of a prompt as a chain of keys, made only when a prefix cache asks for it.

@@ -39,6 +39,8 @@ def test_seconds_become_whole_microseconds_and_back() -> None:
 def test_classes_are_ordered_and_named_as_users_type_them() -> None:
     assert PriorityClass.SYSTEM > PriorityClass.INTERACTIVE > PriorityClass.DEFAULT > PriorityClass.BULK
     assert [c.label for c in PriorityClass] == ["bulk", "default", "interactive", "system"]
+    assert PriorityClass.of(" Interactive\t") is PriorityClass.INTERACTIVE
+    assert PriorityClass.of("urgent") is PriorityClass.of("") is None
 
 
 def test_a_policy_is_found_by_name_or_by_path() -> None:

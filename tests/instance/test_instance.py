@@ -132,6 +132,7 @@ def test_what_can_never_run_is_refused() -> None:
     assert engine.refusal(request(0, prompt=50, max_output_tokens=11)) is not None
     assert engine.refusal(request(0, prompt=0)) == "the prompt has no tokens"
     engine.enqueue(request(0, prompt=60), output_tokens=1, now=5)
+    assert engine.next_event() == 5  # there is something to be fetched
     assert [(e.at, e.kind) for e in engine.advance(5)] == [(5, EventKind.REFUSED)]
     assert engine.next_event() is None
 

@@ -66,6 +66,22 @@ def test_every_request_is_accounted_for() -> None:
     assert results.end == 50_000
 
 
+@pytest.mark.parametrize("capacity", [None, 1])
+def test_what_can_never_run_ends_as_it_arrives_and_takes_no_slot(capacity: int | None) -> None:
+    jobs = [job(0, prompt=10**9), job(1, arrival=1), job(2, arrival=5, deadline=5), job(3, arrival=9, prompt=0)]
+    results = simulate(jobs, ClusterConfig(capacity=capacity), INSTANCE)
+    assert outcomes(results) == [Outcome.REFUSED, Outcome.COMPLETED, Outcome.TIMED_OUT, Outcome.REFUSED]
+    assert results.finished.tolist() == [0, 261, 5, 9]
+    assert len(simulate([job(0, prompt=10**9)], ClusterConfig(capacity=capacity), INSTANCE, horizon=5)) == 1
+
+
+def test_the_end_is_when_the_last_request_ended_and_not_a_timer_that_nobody_needed() -> None:
+    results = simulate([job(0, deadline=10**9), job(1)], ClusterConfig(capacity=1), INSTANCE)
+    assert results.finished.tolist() == [260, 520]
+    assert results.end == 520
+    assert simulate([job(0)], ClusterConfig(), INSTANCE, horizon=10**9).end == 260
+
+
 def test_nothing_to_do() -> None:
     results = simulate([])
     assert len(results) == 0

@@ -181,7 +181,10 @@ class Instance:
         return events
 
     def next_event(self) -> Micros | None:
-        """When something will happen by itself; None: never. Begins the step that is due, so ask when all inputs are in."""
+        """When to call `advance` next; None: nothing will happen by itself. Begins the step that is due, so ask when all inputs
+        of this instant are in. An instant that has come already: there are events to be fetched first."""
+        if self._events:
+            return self._events[0].at
         run = self._run
         if run is None:
             if not self._seqs:

@@ -53,7 +53,7 @@ class Results(msgspec.Struct, frozen=True):
     """Where it ran; -1: it never came that far."""
     preemptions: NDArray[np.int32]
     end: Micros
-    """The instant of the last event."""
+    """When the last request ended; the horizon, if some had not."""
 
     def __len__(self) -> int:
         return len(self.request_id)

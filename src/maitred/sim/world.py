@@ -145,11 +145,13 @@ class _World:
         self._heap: list[tuple[Micros, _Kind, int]] = []
         self._live: dict[RequestId, _Live] = {}
         self._columns = Columns()
+        self._ended: Micros = 0
+        """When the last request ended."""
 
     def run(self, horizon: Micros | None) -> Results:
-        heap, fleet, now = self._heap, self._fleet, 0
+        heap, fleet = self._heap, self._fleet
         last = _NO_HORIZON if horizon is None else horizon
-        self._read_job(now)
+        self._read_job(0)
         while heap and heap[0][0] <= last:
             now, kind, whom = heappop(heap)
             if kind is _INSTANCE:
@@ -167,11 +169,12 @@ class _World:
                 self._admission_timer(now)
             if self._touched and not (heap and heap[0][0] == now):
                 self._begin_steps()
-        end = last if heap else now
-        self._unfinished(end)
+        if self._job is not None or self._live:
+            self._unfinished(last)
+            self._ended = last
         if self._progress is not None:
             self._progress(len(self._columns))
-        return self._columns.results(end)
+        return self._columns.results(self._ended)
 
     def _unfinished(self, end: Micros) -> None:
         """The rows of those who are still here at `end`, before which nothing is due any more."""
@@ -205,10 +208,20 @@ class _World:
         if self._progress is not None and row % _PROGRESS_EVERY == 0:
             self._progress(row)
         self._read_job(now)
-        if self._admission is None:
+        if request.deadline is not None and request.deadline <= now:
+            self._end(live, Outcome.TIMED_OUT, now)
+        elif self._fleet[0].instance.refusal(request) is not None:
+            self._end(live, Outcome.REFUSED, now)
+        elif self._admission is None:
             self._route(live, now)
         else:
             self._submit(self._admission, request, now)
+
+    def _end(self, live: _Live, outcome: Outcome, now: Micros) -> None:
+        """It is over, and has its row."""
+        del self._live[live.job.request.id]
+        self._columns.ended(live.row, live.job.request, outcome, now)
+        self._ended = now
 
     def _route(self, live: _Live, now: Micros) -> None:
         request = live.job.request
@@ -241,9 +254,9 @@ class _World:
             if self._admission is not None and request.stream:
                 self._admission.first_byte(request.id, event.at)
             return
-        live = self._live.pop(request.id)
+        live = self._live[request.id]
         replica.in_flight -= 1
-        self._columns.ended(live.row, request, _OUTCOMES[kind], event.at)
+        self._end(live, _OUTCOMES[kind], event.at)
         self._columns.ran(live.row, event.seq, replica.index)
         self._router.left(request, replica.index, event.at)
         if self._admission is not None:
@@ -264,8 +277,7 @@ class _World:
             if decision.action is Action.ADMIT:
                 self._route(self._live[decision.subject], now)
             elif decision.action is Action.REJECT:
-                live = self._live.pop(decision.subject)
-                self._columns.ended(live.row, live.job.request, Outcome.REJECTED, now)
+                self._end(self._live[decision.subject], Outcome.REJECTED, now)
         assert self._admission is not None
         due = self._admission.next_deadline()
         if due is not None and (self._admission_due is None or due < self._admission_due):
@@ -283,8 +295,7 @@ class _World:
         if live is None or live.replica is not None:
             return
         assert self._admission is not None
-        del self._live[request_id]
-        self._columns.ended(live.row, live.job.request, Outcome.TIMED_OUT, now)
+        self._end(live, Outcome.TIMED_OUT, now)
         self._obey(self._admission.release(request_id, End.CLIENT_GONE, now), now)
 
 
