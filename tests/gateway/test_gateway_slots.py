@@ -117,6 +117,22 @@ def test_queue_timeout(status: int) -> None:
     assert run(scenario()) == (status, "scheduler_queue_timeout", "2")
 
 
+def test_one_queue_timeout_after_the_other() -> None:
+    async def scenario() -> None:
+        backend, admission = Backend(gate := Gate()), {"default": {"queue_timeout_secs": 0.05}}
+        async with world(backend, slots=1, admission=admission, health_interval_secs=30.0) as w:
+            wires = await fill(w, 1)
+            for _ in range(3):
+                wires.append(await w.asking())
+                await asyncio.sleep(0.02)
+            for wire in wires[1:]:  # nothing else happens meanwhile: it is the timer that wakes the core each time
+                assert (await code(wire))[0] == 408
+            gate.open.set()
+            assert (await wires[0].reply())[0] == 200
+
+    run(scenario())
+
+
 def test_a_client_that_leaves_the_queue_frees_its_place_at_once() -> None:
     async def scenario() -> None:
         async with world(Backend(gate := Gate()), slots=1, admission={"default": {"queue_size": 1}}) as w:

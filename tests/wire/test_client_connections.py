@@ -30,7 +30,7 @@ def connections_for_two(first: bytes) -> int:
             await peer.say(OK)
 
         async with upstream(script, answering(OK)) as up, client() as c:
-            await get(c, up.origin)
+            assert await get(c, up.origin) == b"ok"
             await asyncio.sleep(0.01)
             assert await get(c, up.origin) == b"ok"
             return up.accepted
@@ -48,7 +48,7 @@ def test_a_connection_is_used_again() -> None:
         pytest.param(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok", id="asked to close"),
         pytest.param(b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok", id="old protocol"),
         pytest.param(OK + b"x", id="a byte after the end"),
-        pytest.param(OK + OK, id="a second response nobody asked for"),
+        pytest.param(OK + b"HTTP/1.1 500 No\r\ncontent-length: 3\r\n\r\nbad", id="a second response nobody asked for"),
         pytest.param(
             b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nokmore", id="more after asking to close"
         ),
@@ -61,11 +61,20 @@ def test_not_used_again(first: bytes) -> None:
 def test_trailers_go_nowhere() -> None:
     async def scenario() -> list[tuple[bytes, bytes]]:
         trailers = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nx-secret: 1\r\n\r\n"
-        async with upstream(answering(trailers, OK), answering(OK)) as up, client() as c:
+        async with upstream(answering(trailers, OK)) as up, client() as c:
             assert await get(c, up.origin) == b"ok"
             return (await c.request(up.origin, "POST", "/")).headers
 
     assert run(scenario()) == [(b"content-length", b"2")]
+
+
+def test_a_second_response_does_not_change_the_first() -> None:
+    async def scenario() -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        async with upstream(answering(OK + b"HTTP/1.1 500 No\r\nx: y\r\ncontent-length: 3\r\n\r\nbad")) as up, client() as c:
+            response = await c.request(up.origin, "POST", "/")
+            return response.status, response.headers, await whole(response)
+
+    assert run(scenario()) == (200, [(b"content-length", b"2")], b"ok")
 
 
 def test_data_on_an_idle_connection_closes_it() -> None:
@@ -233,6 +242,28 @@ def test_places_are_not_lost_to_failures_and_cancellations() -> None:
             assert results[3] == b"ok"
 
     run(scenario())
+
+
+@pytest.mark.parametrize("given", ["a connection", "a place"])
+def test_what_was_given_to_somebody_who_left_in_the_same_instant_goes_to_the_next(given: str) -> None:
+    async def scenario() -> bool:
+        async with upstream(answering(OK, OK)) as up, client(max_connections=1) as c:
+            pool = c.pool(up.origin)
+            held = await pool.take()
+            leaving, staying = (asyncio.create_task(pool.take()) for _ in range(2))
+            await asyncio.sleep(0.005)
+            if given == "a connection":
+                pool._freed(held)
+            else:
+                pool._lost(held)
+            leaving.cancel()
+            took = await staying
+            assert leaving.cancelled()
+            held.close()
+            took.close()
+            return took is held
+
+    assert run(scenario()) == (given == "a connection")
 
 
 def test_waiting_for_a_connection_has_a_limit() -> None:

@@ -161,6 +161,7 @@ REFUSED = {
     "another coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nabc",
     "chunked twice": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "a switch of protocols": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+    "a switch of protocols that does not say to which": b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
     "a status that is none": b"HTTP/1.1 999 What\r\nContent-Length: 0\r\n\r\n",
     "a large header": b"HTTP/1.1 200 OK\r\nx: " + b"a" * 2_000 + b"\r\nContent-Length: 0\r\n\r\n",
     "many headers": b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 300 + b"Content-Length: 0\r\n\r\n",

@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
         self._headers: Headers = []
         self._head_size = 0  # of the reads until the head was complete
         self._header_size = 0  # of its headers
-        self._length: bytes | None = None
+        self._has_length = False
         self._chunked = False
         self._until_close = False
         self._ended = False
@@ -158,32 +158,29 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._status:
-            self._reusable = False  # a trailer: not forwarded, and httptools may keep the last one for the next response
-            return
+            return  # a trailer, which HTTP/1.1 lets a proxy drop, or the head of something that nobody asked for
         self._header_size += len(name) + len(value) + 4
         if self._header_size > self.limits.max_head:
             raise self._head_too_large()
         name = name.lower()
         self._headers.append((name, value))
         if name == b"content-length":
-            if self._length is not None and self._length != value:
-                raise ProtocolError("the upstream's response has two lengths")
-            self._length = value
+            self._has_length = True
         elif name == b"transfer-encoding":
             if self._chunked or value.strip().lower() != b"chunked":
                 raise ProtocolError("the upstream's response has a transfer coding other than chunked")
             self._chunked = True
 
     def on_headers_complete(self) -> None:
+        if self._ended:
+            return
         status = self._parser.get_status_code()
         if status == 101:
             raise ProtocolError("the upstream switched protocols, which nobody asked for")
         if status > 599:
             raise ProtocolError(f"the upstream answered with the status {status}, which there is not")
-        if self._chunked and self._length is not None:
-            raise ProtocolError("the upstream's response has both a length and chunks")
         if status < 200:
-            self._headers, self._length, self._chunked = [], None, False
+            self._headers, self._has_length, self._chunked = [], False, False
             return
         self._status = status
         assert self._response is not None
@@ -191,10 +188,11 @@ class Connection(asyncio.Protocol):
         if self._bodiless:
             self._ended, self._reusable = True, False  # httptools cannot be told that no body follows
         else:
-            self._until_close = not self._chunked and self._length is None and status not in (204, 304)
+            self._until_close = not self._chunked and not self._has_length and status not in (204, 304)
 
     def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
+        if not self._ended:
+            self._pieces.append(body)
 
     def on_message_begin(self) -> None:
         if self._ended:
@@ -203,7 +201,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._status and not self._ended:
             self._ended = True
-            self._reusable = self._reusable and self._parser.should_keep_alive()
+            self._reusable = self._parser.should_keep_alive()
 
     # Inside
 
@@ -225,8 +223,6 @@ class Connection(asyncio.Protocol):
         if not self._reusable or transport.is_closing() or transport.get_write_buffer_size():
             transport.abort()
             return
-        if self._paused:
-            transport.resume_reading()
         self.used = True
         self.idle_since = self._loop.time()
         self._on_idle(self)

@@ -165,8 +165,6 @@ class _Server(uvicorn.Server):
         """Accept no more, and let what is in flight end. The second time: end at once."""
         if self.should_exit:
             self.force_exit = True
-            for task in self.server_state.tasks:
-                task.cancel()
         self.should_exit = True
         self._stopping.set()
 
