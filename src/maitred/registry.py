@@ -7,7 +7,7 @@ A policy is registered by a decorator in its own file; others install theirs und
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
@@ -17,11 +17,12 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names to policy classes (or factories) of one kind."""
+    """Names to policy classes (or factories) of one kind. `methods`: what a class named by its path must have."""
 
-    def __init__(self, kind: str, *, group: str) -> None:
+    def __init__(self, kind: str, *, group: str, methods: Sequence[str] = ()) -> None:
         self.kind = kind
         self.group = group
+        self.methods = methods
         self._known: dict[str, Callable[..., T]] = {}
 
     def register(self, name: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -60,4 +61,8 @@ class Registry(Generic[T]):
         except (ImportError, AttributeError, ValueError) as error:
             hint = "write it as package.module:Class, importable from here"
             raise ConfigError(f"cannot load {self.kind} {path!r}: {error}", hint=hint) from error
+        missing = [method for method in self.methods if not callable(getattr(found, method, None))]
+        if missing or not isinstance(found, type):
+            hint = f"a class with {' and '.join(f'{method}()' for method in self.methods)}" if self.methods else "a class"
+            raise ConfigError(f"{path!r} is no {self.kind}", hint=hint)
         return found

@@ -70,6 +70,13 @@ def test_an_unknown_policy_is_one_clear_error(name: str, message: str) -> None:
         registry.get(name)
 
 
+@pytest.mark.parametrize("path", ["os:path", "os:getcwd", "collections:OrderedDict"])
+def test_what_a_path_names_must_be_such_a_policy(path: str) -> None:
+    registry: Registry[object] = Registry("router", group="maitred.tests.none", methods=["choose", "left"])
+    with pytest.raises(ConfigError, match=rf"'{path}' is no router \(a class with choose\(\) and left\(\)\)"):
+        registry.get(path)
+
+
 class Action(StrEnum):
     ADMIT = "admit"
 

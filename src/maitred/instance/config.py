@@ -6,6 +6,14 @@ import msgspec
 
 from maitred.instance.latency import LinearLatency
 
+_MOST = {
+    "max_num_seqs": 1_000_000,
+    "max_num_batched_tokens": 1_000_000_000,
+    "total_kv_blocks": 1_000_000_000,
+    "block_size_in_tokens": 65_536,
+}
+"""Far more than any engine has: what is above is a slip of the keyboard, and would only exhaust memory."""
+
 
 class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Names and meanings as vLLM's and BLIS's flags; defaults as theirs, KV as an 80 GB GPU has beside an 8B model."""
@@ -25,9 +33,9 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Make every step by itself. Slower, and the same results: for pacing in real time, and to check the skipping."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "total_kv_blocks", "block_size_in_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, most in _MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be from 1 to {most:,}, not {getattr(self, name)}")
         if self.long_prefill_token_threshold < 0:
             raise ValueError(f"long_prefill_token_threshold must be at least 0, not {self.long_prefill_token_threshold}")
         if self.max_model_len is not None and self.max_model_len < 2:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import msgspec
 
 from maitred.contracts import BatchShape
 from maitred.errors import ConfigError, nearest
-from maitred.units import Micros
+from maitred.units import SECOND, Micros
+
+_HOUR = 3600 * SECOND
 
 
 class LinearLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="model", tag="linear"):
@@ -18,8 +19,8 @@ class LinearLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     beta: tuple[float, float, float] = (5000.0, 17.5, 60.0)
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(b) and b >= 0 for b in self.beta):
-            raise ValueError(f"beta must be three numbers of at least 0 (µs), not {self.beta}")
+        if not all(0 <= b <= _HOUR for b in self.beta):
+            raise ValueError(f"beta must be three numbers from 0 to {_HOUR:g} (µs: an hour), not {self.beta}")
 
     def step_time(self, batch: BatchShape) -> Micros:
         b0, b1, b2 = self.beta
@@ -45,7 +46,7 @@ def _parse_linear(text: str) -> LinearLatency:
         b0, b1, b2 = (float(part) for part in text.split(","))
         return LinearLatency((b0, b1, b2))
     except ValueError as error:
-        hint = "three numbers of at least 0: linear:β0,β1,β2, as in linear:5000,17.5,60 (µs; per step, prefill token, decode)"
+        hint = "three numbers from 0 to 3.6e9: linear:β0,β1,β2, as in linear:5000,17.5,60 (µs; per step, prefill token, decode)"
         raise ConfigError(f"cannot read the latency model 'linear:{text}'", hint=hint) from error
 
 

@@ -10,7 +10,7 @@ from maitred.registry import Registry
 from maitred.request import RequestId
 from maitred.units import Micros
 
-SCHEDULERS: Registry[QueuePolicy] = Registry("scheduler", group="maitred.schedulers")
+SCHEDULERS: Registry[QueuePolicy] = Registry("scheduler", group="maitred.schedulers", methods=["queue"])
 
 
 class Queue(WaitQueue):

@@ -9,7 +9,7 @@ import msgspec
 from maitred.contracts import Router
 from maitred.registry import Registry
 
-ROUTERS: Registry[Router] = Registry("routing policy", group="maitred.routers")
+ROUTERS: Registry[Router] = Registry("routing policy", group="maitred.routers", methods=["choose", "left"])
 
 
 class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
