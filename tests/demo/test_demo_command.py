@@ -63,13 +63,13 @@ def test_a_signal_before_the_load_begins_leaves_nothing_behind(number):
 
 
 def test_a_signal_ends_the_show_early_with_a_summary():
-    process = demo()
-    while (line := process.stdout.readline()) and "listens on" not in line:
-        pass
-    time.sleep(1.5)  # let chats and the first bulk requests be on their way
-    process.send_signal(signal.SIGINT)
-    out, err = process.stdout.read(), process.stderr.read()  # not communicate(): readline() has buffered what follows
-    assert (process.wait(timeout=30), err) == (0, "")
+    with demo() as process:
+        while (line := process.stdout.readline()) and "listens on" not in line:
+            pass
+        time.sleep(1.5)  # let chats and the first bulk requests be on their way
+        process.send_signal(signal.SIGINT)
+        out, err = process.stdout.read(), process.stderr.read()  # not communicate(): readline() has buffered what follows
+    assert (process.returncode, err) == (0, "")
     assert "curl -N http://127.0.0.1:" in out
     assert "extra_headers" in out
     assert "Slots leaked: 0" in out
