@@ -117,6 +117,45 @@ def test_a_bad_path_is_refused_at_once(tmp_path: Path) -> None:
         OutputFile(tmp_path)
 
 
+def test_a_name_that_is_too_long_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--results-path: cannot write .*: File name too long"):
+        OutputFile(tmp_path / ("n" * 300), where="--results-path")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may enter every directory")
+def test_a_directory_that_one_may_not_enter_is_told_in_one_line(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        OutputFile(closed / "out.json")
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_bytes(b"before")
+    path.chmod(0o600)
+    with OutputFile(path) as file:
+        file.write(b"after")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"after", 0o600)
+
+
+def test_a_descriptor_is_written_to_where_it_stands(tmp_path: Path) -> None:
+    """As `>> log` opened it: what was there before stays, and the descriptor stays open."""
+    log = tmp_path / "log"
+    log.write_bytes(b"before ")
+    with log.open("ab") as appending:
+        with OutputFile(Path(f"/dev/fd/{appending.fileno()}")) as file:
+            file.write(b"ours ")
+        appending.write(b"after")
+    assert log.read_bytes() == b"before ours after"
+    assert list(tmp_path.iterdir()) == [log]
+
+
+def test_a_descriptor_that_is_not_open_is_told_in_one_line() -> None:
+    with pytest.raises(ConfigError, match="cannot write /dev/fd/999999: Bad file descriptor"):
+        OutputFile(Path("/dev/fd/999999"))
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
 def test_a_full_disk_is_told_in_one_line() -> None:
     file = OutputFile(Path("/dev/full"), where="--results-path")
