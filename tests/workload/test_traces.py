@@ -121,7 +121,8 @@ def test_an_ambiguous_first_line_lists_the_formats(write: Write) -> None:
 
 
 def test_an_unknown_format_suggests_the_nearest() -> None:
-    assert "did you mean 'azure'?" in str(refusal("azur:conv.csv"))
+    assert refusal("azur:conv.csv").hint == "did you mean 'azure'? Write it as FORMAT:FILE"
+    assert refusal("qqq:conv.csv").hint == "valid: azure, maitred, mooncake, sample; write it as FORMAT:FILE"
 
 
 @pytest.mark.parametrize("spec", ["azure:no/such.csv", "no/such.csv"])
@@ -133,10 +134,49 @@ def test_a_missing_file_is_named_at_once(spec: str) -> None:
 def test_a_directory_or_an_empty_file_is_no_trace(tmp_path: Path, write: Write) -> None:
     assert "Is a directory" in str(refusal(f"azure:{tmp_path}"))
     assert "empty" in str(refusal(write("")))
+    assert "empty" in str(refusal(write("\n \r\n\n")))
 
 
 def test_what_is_no_text_is_said_to_be_none(write: Write) -> None:
     assert "not text" in str(refusal(f"azure:{write(b'PK' + bytes([3, 4, 255, 254]))}"))
+
+
+def test_a_row_that_is_no_text_is_a_bad_row_like_others(write: Write) -> None:
+    header = b"TIMESTAMP,ContextTokens,GeneratedTokens,Model\n"
+    path = write(header + b"2023-11-17 00:00:00,1,2,\xff\n2023-11-17 00:00:00,3,4,\xc3\xa9\n")
+    assert str(refusal(f"azure:{path}")).startswith(f"{path}:2: this row is not text (UTF-8) (is the file damaged?")
+    with open_trace(f"azure:{path}", bad_rows=BadRows.SKIP) as trace:
+        assert [job.request.prompt_tokens for job in trace] == [3]
+        assert trace.skipped == 1
+
+
+@pytest.mark.parametrize("rows", ["", "\n\n"])
+def test_a_trace_without_rows_is_an_error(write: Write, rows: str) -> None:
+    path = write(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    assert str(refusal(f"azure:{path}")) == f"{path}: there is no row in it"
+
+
+def test_a_trace_of_bad_rows_only_is_an_error_although_they_are_skipped(write: Write) -> None:
+    path = write("TIMESTAMP,ContextTokens,GeneratedTokens\nrubbish\nmore,rubbish\n")
+    with pytest.raises(ConfigError) as raised:
+        jobs(f"azure:{path}", BadRows.SKIP)
+    assert str(raised.value).startswith(f"{path}: no row could be used; the first: {path}:2: 1 field in 'rubbish' (")
+
+
+@pytest.mark.parametrize("spec", ["", "azure:"])
+def test_no_name_is_no_trace(spec: str) -> None:
+    assert str(refusal(spec)) == f"{spec!r} names no trace (write it as FORMAT:FILE)"
+
+
+@pytest.mark.parametrize("spec", ["n" * 300, "azure:" + "n" * 300])
+def test_a_name_that_is_too_long_is_no_file(spec: str) -> None:
+    assert "cannot be read: File name too long" in str(refusal(spec))
+    assert "unknown trace format 'x'" in str(refusal(f"x:{spec}"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="only Linux has a file that opens and cannot be read")
+def test_a_file_that_opens_and_cannot_be_read_is_named() -> None:
+    assert "/proc/self/mem: cannot be read: " in str(refusal("azure:/proc/self/mem"))
 
 
 def test_a_gzip_file_cut_short_is_said_to_be_cut(write: Write) -> None:
@@ -197,14 +237,17 @@ def test_a_bad_mooncake_row_is_named_by_its_line(write: Write, row: str, what: s
 
 
 def test_blank_lines_are_nothing_but_count_as_lines(write: Write) -> None:
-    path = write("TIMESTAMP,ContextTokens,GeneratedTokens\n\n2023-11-17 00:00:00,1,2\n\nrubbish\n\n")
-    assert refusal(f"azure:{path}").where == f"{path}:5"
+    path = write("\nTIMESTAMP,ContextTokens,GeneratedTokens\n\n2023-11-17 00:00:00,1,2\n  \t\nrubbish\n\n")
+    assert refusal(path).where == f"{path}:6"
+    assert refusal(write("\n\nx\n")).where == f"{path}:3"
+    write(" \nx")
+    assert refusal(f"azure:{path}").where == f"{path}:2"
 
 
 def test_a_class_that_is_none_suggests_the_nearest(write: Write) -> None:
     path = write("arrival_secs,class,prompt_tokens,output_tokens\n0,bulky,1,1\n")
     error = refusal(f"maitred:{path}")
-    assert "did you mean 'bulk'?" in error.hint
+    assert error.hint == "did you mean 'bulk'? --skip-bad-rows leaves such rows out"
 
 
 @pytest.mark.parametrize("secs", ["", "nan", "inf", "-1", "soon"])

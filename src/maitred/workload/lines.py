@@ -1,7 +1,9 @@
 """Text files as numbered lines: plain or gzipped, by content and not by name, never held whole.
 
-The first line can be looked at before it is taken, without opening the file twice, so pipes work too. A file that cannot be
-opened is a ConfigError at once; one that turns out to be broken later is a ConfigError at its line.
+The first line can be looked at before it is taken, without opening the file twice, so pipes work too. Blank lines count as
+lines and are passed over. A file that cannot be opened, or does not begin as text, is a ConfigError at once; one that turns
+out to be broken later is a ConfigError at its line. Bytes that are not UTF-8 further on spoil no more than their line: they
+come as lone surrogates (`is_text` tells), for whoever reads the rows to judge.
 """
 
 from __future__ import annotations
@@ -23,26 +25,37 @@ LONGEST_LINE = 64 * 1024 * 1024
 
 
 class Lines:
-    """Iterates over the lines of a file, without their line ends (LF or CRLF; the last one needs none)."""
+    """Iterates over the lines of a file that are not blank, without their ends (LF or CRLF; the last one needs none)."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file cannot be read."""
         self.path = path
         self.number = 0
         """Of the line that was given last, counted from 1 as an editor does."""
+        self.next_number = 0
+        """Of the line that comes next."""
         try:
-            raw = path.open("rb")
+            self._raw = path.open("rb")
         except OSError as error:
             raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
-        self._raw = raw
-        self._size = os.fstat(raw.fileno()).st_size
-        zipped = raw.peek(2)[:2] == _GZIP_MAGIC
-        self._file: BinaryIO = io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=raw))) if zipped else raw
+        self._file: BinaryIO = self._raw
         try:
-            self._ahead: str | None = self._read()
+            self._begin()
+        except OSError as error:
+            self.close()
+            raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
         except ConfigError:
             self.close()
             raise
+
+    def _begin(self) -> None:
+        self._size = os.fstat(self._raw.fileno()).st_size
+        if self._raw.peek(2)[:2] == _GZIP_MAGIC:
+            self._file = io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=self._raw)))
+        self._ahead = self._read()
+        if not is_text(self.first):
+            hint = "a trace is a text file, plain or gzipped"
+            raise ConfigError("this is not text (UTF-8)", where=f"{self.path}:{self.next_number}", hint=hint)
 
     @property
     def first(self) -> str:
@@ -69,7 +82,7 @@ class Lines:
         if line is None:
             self.close()
             raise StopIteration
-        self.number += 1
+        self.number = self.next_number
         self._ahead = self._read()
         return line
 
@@ -78,18 +91,33 @@ class Lines:
         self._raw.close()
 
     def _read(self) -> str | None:
-        where = f"{self.path}:{self.number + 1}"
+        """The next line that is not blank; None at the end."""
+        while line := self._read_one():
+            text = line.decode("utf-8-sig", "surrogateescape").rstrip("\r\n")
+            if text and not text.isspace():
+                return text
+        return None
+
+    def _read_one(self) -> bytes:
+        self.next_number += 1
+        where = f"{self.path}:{self.next_number}"
         try:
             line = self._file.readline(LONGEST_LINE)
-            text = line.decode("utf-8-sig")
         except EOFError as error:
             raise ConfigError("the gzip file ends in the middle", where=where, hint="is the download complete?") from error
         except (OSError, zlib.error) as error:
             raise ConfigError(f"cannot be read: {error}", where=where) from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(
-                "this is not text (UTF-8)", where=where, hint="a trace is a text file, plain or gzipped"
-            ) from error
         if len(line) == LONGEST_LINE:
             raise ConfigError("this line has no end", where=where, hint="a trace is a text file of one row per line")
-        return text.rstrip("\r\n") if line else None
+        return line
+
+
+def is_text(line: str) -> bool:
+    """Whether a line that `Lines` gave was UTF-8 in the file."""
+    if line.isascii():
+        return True
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -84,12 +84,18 @@ class Columns:
         """The fields of a row in the order of `names`. Raises RowError if it has more or fewer than the header."""
         fields = line.split(",")
         if len(fields) != self._width:
-            raise RowError(f"{len(fields)} fields in {shortened(line)}", f"the header has {self._width}")
+            fields_found = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
+            raise RowError(f"{fields_found} in {shortened(line)}", f"the header has {self._width}")
         return [fields[index] for index in self._indices]
 
 
 def split(header: str) -> list[str]:
     return [name.strip() for name in header.split(",")]
+
+
+def joined(hint: str, more: str) -> str:
+    """Two hints as one."""
+    return f"{hint} {more[0].upper()}{more[1:]}" if hint.endswith("?") else f"{hint}; {more}"
 
 
 def shortened(line: str) -> str:

@@ -5,7 +5,8 @@ tells the format, or as `sample:NAME` for one that comes with maitred. Rows beco
 with ids 0, 1, 2, ...
 
 A row that cannot be used, or that goes back in time, is an error that names its line; `BadRows.SKIP` counts it instead and
-goes on. It is never mended: a trace that is quietly sorted or patched is not the one that was recorded.
+goes on. It is never mended: a trace that is quietly sorted or patched is not the one that was recorded. A trace of which no
+row can be used is an error too: it is the wrong file, and not a workload in which nothing happens.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from maitred.errors import ConfigError, nearest
 from maitred.request import Request
 from maitred.units import Micros
 from maitred.workload.job import Job
-from maitred.workload.lines import Lines
-from maitred.workload.row import FORMATS, Row, RowError, RowParser, TraceFormat
+from maitred.workload.lines import Lines, is_text
+from maitred.workload.row import FORMATS, Row, RowError, RowParser, TraceFormat, joined
 
 _SAMPLES = Path(__file__).parent / "samples"
 
@@ -46,7 +47,7 @@ class Trace:
         """What was wrong with the first of them, and where."""
 
     def __iter__(self) -> Iterator[Job]:
-        """Raises ConfigError at a row that cannot be used, unless they are skipped."""
+        """Raises ConfigError at a row that cannot be used, unless they are skipped, and at the end if there was no other."""
         number, start, latest = 0, None, None
         for row in self._rows():
             if latest is not None and row.at < latest:
@@ -56,14 +57,14 @@ class Trace:
             start = row.at if start is None else start
             yield Job(_request(number, row, row.at - start), row.output_tokens)
             number += 1
+        if not number:
+            raise self._useless()
 
     def _rows(self) -> Iterator[Row]:
         try:
             for line in self._lines:
-                if not line:
-                    continue
                 try:
-                    row = self._parse(line)
+                    row = self._parse(_text(line))
                 except RowError as bad:
                     self._bad(bad)
                 else:
@@ -72,11 +73,20 @@ class Trace:
             self.close()
 
     def _bad(self, row: RowError) -> None:
-        error = ConfigError(row.what, where=self._lines.place, hint=f"{row.hint}; --skip-bad-rows leaves such rows out")
+        hint = joined(row.hint, "--skip-bad-rows leaves such rows out")
+        error = ConfigError(row.what, where=self._lines.place, hint=hint)
         if self._bad_rows is BadRows.REFUSE:
             raise error from row
         self.skipped += 1
         self.first_skipped = self.first_skipped or error
+
+    def _useless(self) -> ConfigError:
+        what = f"no row could be used; the first: {self.first_skipped}" if self.first_skipped else "there is no row in it"
+        return ConfigError(what, where=str(self.path))
+
+    @property
+    def path(self) -> Path:
+        return self._lines.path
 
     @property
     def share_read(self) -> float:
@@ -91,6 +101,12 @@ class Trace:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _text(line: str) -> str:
+    if not is_text(line):
+        raise RowError("this row is not text (UTF-8)", "is the file damaged?")
+    return line
 
 
 def _request(number: int, row: Row, arrival: Micros) -> Request:
@@ -109,11 +125,24 @@ def open_trace(spec: str, *, bad_rows: BadRows = BadRows.REFUSE) -> Trace:
     if colon and prefix == "sample":
         return _opened(_sample_path(rest), FORMATS.get("maitred")(), bad_rows)
     if colon and prefix in FORMATS:
-        return _opened(Path(rest), FORMATS.get(prefix)(), bad_rows)
-    if colon and not Path(spec).exists():
-        hint = f"{nearest(prefix, [*FORMATS, 'sample'])} write FORMAT:FILE; formats: {', '.join(FORMATS)}"
+        return _opened(_named(rest, spec), FORMATS.get(prefix)(), bad_rows)
+    if colon and not _exists(Path(spec)):
+        hint = joined(nearest(prefix, [*FORMATS, "sample"]), "write it as FORMAT:FILE")
         raise ConfigError(f"unknown trace format {prefix!r}", where=spec, hint=hint)
-    return _opened(Path(spec), None, bad_rows)
+    return _opened(_named(spec, spec), None, bad_rows)
+
+
+def _named(path: str, spec: str) -> Path:
+    if not path:
+        raise ConfigError(f"{spec!r} names no trace", hint="write it as FORMAT:FILE")
+    return Path(path)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _opened(path: Path, trace_format: TraceFormat | None, bad_rows: BadRows) -> Trace:
@@ -125,7 +154,7 @@ def _opened(path: Path, trace_format: TraceFormat | None, bad_rows: BadRows) -> 
         parse = trace_format.begin(lines)
     except RowError as bad:
         lines.close()
-        raise ConfigError(bad.what, where=f"{path}:1", hint=bad.hint) from bad
+        raise ConfigError(bad.what, where=lines.place, hint=bad.hint) from bad
     except ConfigError:
         lines.close()
         raise
@@ -138,7 +167,7 @@ def _guessed(lines: Lines) -> TraceFormat:
     if len(matching) == 1:
         return matching[0]
     hint = f"name it as FORMAT:{lines.path}; formats: {', '.join(known)}"
-    raise ConfigError("the first line does not tell the format", where=f"{lines.path}:1", hint=hint)
+    raise ConfigError("the first line does not tell the format", where=f"{lines.path}:{lines.next_number}", hint=hint)
 
 
 def sample_names() -> list[str]:
