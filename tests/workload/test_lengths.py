@@ -69,10 +69,12 @@ def test_every_draw_is_a_length(text: str, uniforms: list[float]) -> None:
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("many", "TOKENS"),
-        ("", "TOKENS"),
-        ("0", "TOKENS"),
-        ("nan", "TOKENS"),
+        ("many", "write a number of tokens, such as 500, or lognormal:MEAN,SD, normal:MEAN,SD, uniform:LOW,HIGH"),
+        ("", "tokens, such as 500"),
+        ("0", "tokens, such as 500"),
+        ("nan", "tokens, such as 500"),
+        ("-5", "tokens, such as 500"),
+        ("5,6", "tokens, such as 500"),
         ("gauss:5,1", "normal:MEAN,SD"),
         ("normal:500", "normal:MEAN,SD"),
         ("normal:500,150,1", "normal:MEAN,SD"),
@@ -88,3 +90,8 @@ def test_what_is_no_length_is_told_what_would_be(text: str, hint: str) -> None:
         parse_lengths(text, where="--input-tokens")
     assert raised.value.where == "--input-tokens"
     assert hint in raised.value.hint
+
+
+def test_a_single_number_is_one_number() -> None:
+    with pytest.raises(ConfigError, match=r"^'normal:500' has 1 number \(write normal:MEAN,SD\)"):
+        parse_lengths("normal:500")

@@ -89,7 +89,7 @@ def test_mooncake_without_hash_ids_has_no_prefix(write: Write) -> None:
 
 
 def test_our_own_format_carries_classes(write: Write) -> None:
-    text = "arrival_secs,class,prompt_tokens,output_tokens\n10.5,bulk,9,8\n10.500001,system,7,6\n"
+    text = "arrival_secs,class,prompt_tokens,output_tokens\n10.5, Bulk ,9,8\n10.500001,system,7,6\n"
     first, second = jobs(f"maitred:{write(text)}")
     assert (first.request.priority_class, second.request.priority_class) == (PriorityClass.BULK, PriorityClass.SYSTEM)
     assert second.request.arrival == 1
@@ -221,10 +221,11 @@ def test_a_bad_row_is_named_by_its_line_and_can_be_skipped(write: Write, row: st
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        ('{"timestamp": 0, "input_length": 600', "truncated"),
-        ('{"timestamp": 0, "input_length": 600}', "output_length"),
-        ('{"timestamp": 0, "input_length": "600", "output_length": 1}', "input_length"),
-        ('{"timestamp": 0, "input_length": 0, "output_length": 1}', "input_length"),
+        ('{"timestamp": 0, "input_length": 600', "it ends in the middle of its JSON"),
+        ("timestamp=0", "not JSON: invalid character (byte 4)"),
+        ('{"timestamp": 0, "input_length": 600}', "it has no output_length"),
+        ('{"timestamp": 0, "input_length": "600", "output_length": 1}', "input_length: expected a whole number, found text"),
+        ('{"timestamp": 0, "input_length": 0, "output_length": 1}', "input_length: expected a whole number >= 1"),
         ('{"timestamp": 1e300, "input_length": 1, "output_length": 1}', "timestamp"),
         ('{"timestamp": 0, "input_length": 1200, "output_length": 1, "hash_ids": [4]}', "1 hash_ids for 1200 tokens"),
     ],

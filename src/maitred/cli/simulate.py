@@ -99,11 +99,13 @@ def _config(flags: Flags) -> Config:
 def _latency(flags: Flags) -> LinearLatency | None:
     from maitred.instance import parse_latency
 
-    if flags.beta_coeffs is None:
-        return None if flags.latency is None else parse_latency(flags.latency)
-    if flags.latency is not None:
+    if flags.beta_coeffs is not None and flags.latency is not None:
         raise ConfigError("--latency and --beta-coeffs are two names for one thing", hint="give one of them")
-    return parse_latency(f"linear:{flags.beta_coeffs}")
+    given = f"linear:{flags.beta_coeffs}" if flags.latency is None and flags.beta_coeffs is not None else flags.latency
+    try:
+        return None if given is None else parse_latency(given)
+    except ConfigError as error:
+        raise _of_flag("--latency" if flags.beta_coeffs is None else "--beta-coeffs", error) from error
 
 
 def _slo(flags: Flags) -> Slo:
@@ -158,14 +160,21 @@ def _synthetic(flags: Flags) -> Iterator[Job]:
         missing = "--rate" if flags.rate is None else "--num-requests"
         raise ConfigError(f"{missing} is missing", hint=_USAGE)
     _forbid(flags, "--rate", ("max_requests", "skip_bad_rows"))
-    return synthetic(
-        flags.rate,
-        flags.num_requests,
-        seed=flags.seed,
-        input_tokens=_DEFAULT_LENGTHS if flags.input_tokens is None else flags.input_tokens,
-        output_tokens=_DEFAULT_LENGTHS if flags.output_tokens is None else flags.output_tokens,
-        class_mix=flags.class_mix,
-    )
+    try:
+        return synthetic(
+            flags.rate,
+            flags.num_requests,
+            seed=flags.seed,
+            input_tokens=_DEFAULT_LENGTHS if flags.input_tokens is None else flags.input_tokens,
+            output_tokens=_DEFAULT_LENGTHS if flags.output_tokens is None else flags.output_tokens,
+            class_mix=flags.class_mix,
+        )
+    except ConfigError as error:  # it names the argument, and a flag is called after its argument
+        raise _of_flag(f"--{error.where.replace('_', '-')}", error) from error
+
+
+def _of_flag(flag: str, error: ConfigError) -> ConfigError:
+    return ConfigError(error.what, where=flag, hint=error.hint)
 
 
 def _forbid(flags: Flags, given: str, others: tuple[str, ...]) -> None:

@@ -15,19 +15,11 @@ import msgspec
 from maitred.config.document import KeyPath
 from maitred.config.schema import choices, keys_of, kind_at
 from maitred.errors import ConfigError, nearest
+from maitred.wording import in_words
 
 Locator: TypeAlias = Callable[[KeyPath], str]
 """Where the value at a path came from, as the user would point at it."""
 
-_WORDS: Final = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-    "object": "a section (keys with values)",
-    "array": "a list",
-    "null": "nothing",
-}
 _STEP: Final = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
@@ -61,13 +53,13 @@ def _explain(said: str, tree: Any, root: type[msgspec.Struct], locate: Locator) 
         return _problem(blamed, f"unknown key {dotted(blamed)!r}", locate, hint)
     found = _at(tree, path)
     if wrong := re.fullmatch(r"Expected (.*), got `.*`", message):
-        return _problem(path, f"{_name(path)}: expected {_in_words(wrong[1])}, found {_shown(found)}", locate)
+        return _problem(path, f"{_name(path)}: expected {in_words(wrong[1])}, found {_shown(found)}", locate)
     if isinstance(found, dict):
         return _about_section(path, found, message, locate)
     if message.startswith("Invalid "):
         hint = nearest(found if isinstance(found, str) else "", [str(choice) for choice in choices(kind_at(root, path))])
         return _problem(path, f"{_name(path)}: {_shown(found)} cannot be chosen", locate, hint)
-    return _problem(path, f"{_name(path)}: {_in_words(message[:1].lower() + message[1:])}", locate)
+    return _problem(path, f"{_name(path)}: {in_words(message[:1].lower() + message[1:])}", locate)
 
 
 def _about_section(path: KeyPath, section: dict[str, Any], message: str, locate: Locator) -> Problem:
@@ -93,12 +85,6 @@ def _at(tree: Any, path: KeyPath) -> Any:
 
 def _name(path: KeyPath) -> str:
     return dotted(path) or "the file"
-
-
-def _in_words(expected: str) -> str:
-    """msgspec's "`int | null`" or "`int` >= 1" in plain words."""
-    quoted = re.sub(r"`([^`]*)`", lambda m: " or ".join(_WORDS.get(kind, kind) for kind in m[1].split(" | ")), expected)
-    return quoted.replace(" or nothing", ", or nothing")
 
 
 def _shown(value: Any) -> str:

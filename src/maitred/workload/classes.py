@@ -12,9 +12,7 @@ import msgspec
 from maitred.errors import ConfigError, nearest
 from maitred.request import PriorityClass
 from maitred.workload.job import Job
-from maitred.workload.lengths import Uniform
-
-CLASS_LABELS: Mapping[str, PriorityClass] = {cls.label: cls for cls in PriorityClass}
+from maitred.workload.lengths import UnitDraw
 
 _FORM = "write it as interactive:0.3,bulk:0.7; the shares are relative"
 
@@ -31,7 +29,7 @@ class ClassMix:
         self._classes = list(present)
         self._bounds = list(accumulate(share / total for share in present.values()))[:-1]
 
-    def draw(self, uniform: Uniform) -> PriorityClass:
+    def draw(self, uniform: UnitDraw) -> PriorityClass:
         return self._classes[bisect_right(self._bounds, uniform())]
 
 
@@ -39,15 +37,19 @@ def parse_mix(text: str, *, where: str = "") -> ClassMix:
     """Raises ConfigError that says what is right."""
     shares: dict[PriorityClass, float] = {}
     for part in text.split(","):
-        label, _, share = (piece.strip() for piece in part.partition(":"))
-        if label.lower() not in CLASS_LABELS:
-            raise ConfigError(f"unknown class {label!r} in {text!r}", where=where, hint=nearest(label, CLASS_LABELS))
-        if CLASS_LABELS[label.lower()] in shares:
+        label, colon, share = (piece.strip() for piece in part.partition(":"))
+        cls = PriorityClass.of(label)
+        if cls is None:
+            hint = nearest(label, (known.label for known in PriorityClass))
+            raise ConfigError(f"unknown class {label!r} in {text!r}", where=where, hint=hint)
+        if cls in shares:
             raise ConfigError(f"class {label!r} appears twice in {text!r}", where=where, hint=_FORM)
+        if not colon:
+            raise ConfigError(f"{label!r} has no share", where=where, hint=_FORM)
         try:
-            shares[CLASS_LABELS[label.lower()]] = float(share)
+            shares[cls] = float(share)
         except ValueError as error:
-            raise ConfigError(f"{part.strip()!r} has no share", where=where, hint=_FORM) from error
+            raise ConfigError(f"the share of {label!r} is {share!r}, not a number", where=where, hint=_FORM) from error
     try:
         return ClassMix(shares)
     except ValueError as error:

@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol, TypeAlias
 from maitred.errors import ConfigError
 from maitred.registry import Registry
 
-Uniform: TypeAlias = Callable[[], float]
+UnitDraw: TypeAlias = Callable[[], float]
 """Draws from [0, 1): the `random` method of a `random.Random`."""
 
 MOST_TOKENS = 100_000_000
@@ -30,7 +30,7 @@ class Lengths(Protocol):
     form: ClassVar[str]
     """How users write it."""
 
-    def draw(self, uniform: Uniform) -> int:
+    def draw(self, uniform: UnitDraw) -> int:
         """At least 1."""
         ...
 
@@ -48,21 +48,23 @@ def parse_lengths(text: str | int, *, where: str = "") -> Lengths:
         raise ConfigError(f"unknown length distribution {name!r}", where=where, hint=f"write {_forms()}")
     factory = LENGTHS.get(name)
     form = getattr(factory, "form", name)
+    hint = f"write {form}" if colon else f"write {_forms()}"
     try:
         numbers = [float(value) for value in values.split(",")]
     except ValueError as error:
-        hint = f"write {form}" if colon else f"write {_forms()}"
         raise ConfigError(f"{text!r} is not a length in tokens", where=where, hint=hint) from error
     if len(numbers) != form.count(",") + 1:
-        raise ConfigError(f"{text!r} has {len(numbers)} numbers", where=where, hint=f"write {form}")
+        count = "1 number" if len(numbers) == 1 else f"{len(numbers)} numbers"
+        raise ConfigError(f"{text!r} has {count}", where=where, hint=hint)
     try:
         return factory(*numbers)
     except ValueError as error:
-        raise ConfigError(f"{text!r}: {error}", where=where, hint=f"write {form}") from error
+        raise ConfigError(f"{text!r}: {error}", where=where, hint=hint) from error
 
 
 def _forms() -> str:
-    return ", ".join(getattr(LENGTHS.get(name), "form", name) for name in LENGTHS)
+    named = (getattr(LENGTHS.get(name), "form", name) for name in LENGTHS if name != "constant")
+    return f"a number of tokens, such as 500, or {', '.join(named)}"
 
 
 def _whole(length: float) -> int:
@@ -75,7 +77,7 @@ def _within(value: float, low: float, name: str) -> float:
     return value
 
 
-def _standard_normal(uniform: Uniform) -> float:
+def _standard_normal(uniform: UnitDraw) -> float:
     """Box and Muller (1958). Two draws each; the second normal they could give is left, so that no state is kept."""
     radius = math.sqrt(-2.0 * math.log(1.0 - uniform()))
     return radius * math.cos(math.tau * uniform())
@@ -90,12 +92,12 @@ class Constant(Lengths):
     def __init__(self, tokens: float) -> None:
         self._tokens = _whole(_within(tokens, 1, "a length"))
 
-    def draw(self, uniform: Uniform) -> int:
+    def draw(self, uniform: UnitDraw) -> int:
         return self._tokens
 
 
 @LENGTHS.register("uniform")
-class Uniformly(Lengths):
+class Uniform(Lengths):
     """Every whole number from LOW to HIGH, both included, equally often."""
 
     form = "uniform:LOW,HIGH"
@@ -104,7 +106,7 @@ class Uniformly(Lengths):
         self._low = _whole(_within(low, 1, "LOW"))
         self._span = _whole(_within(high, low, "HIGH")) - self._low + 1
 
-    def draw(self, uniform: Uniform) -> int:
+    def draw(self, uniform: UnitDraw) -> int:
         return self._low + int(uniform() * self._span)
 
 
@@ -117,7 +119,7 @@ class Normal(Lengths):
     def __init__(self, mean: float, deviation: float) -> None:
         self._mean, self._deviation = _within(mean, 1, "MEAN"), _within(deviation, 0, "SD")
 
-    def draw(self, uniform: Uniform) -> int:
+    def draw(self, uniform: UnitDraw) -> int:
         return _whole(self._mean + self._deviation * _standard_normal(uniform))
 
 
@@ -132,5 +134,5 @@ class LogNormal(Lengths):
         variance = math.log1p((_within(deviation, 0, "SD") / _within(mean, 1, "MEAN")) ** 2)
         self._location, self._scale = math.log(mean) - variance / 2, math.sqrt(variance)
 
-    def draw(self, uniform: Uniform) -> int:
+    def draw(self, uniform: UnitDraw) -> int:
         return _whole(math.exp(min(self._location + self._scale * _standard_normal(uniform), 50.0)))

@@ -8,6 +8,7 @@ answers see the same arrivals.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from random import Random
 
@@ -34,17 +35,26 @@ def synthetic(
     """`num_requests` jobs whose gaps are exponential with mean 1/`rate` (`rate` in requests per second).
 
     Lengths are given as users write them (see `lengths`), in tokens; `class_mix` likewise (`interactive:0.3,bulk:0.7`),
-    None: every request is `default`. Raises ConfigError at once, not at the first job.
+    None: every request is `default`. Raises ConfigError at once, not at the first job; its `where` is the name of the argument.
     """
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
         hint = f"a number between {LOWEST_RATE:g} and {HIGHEST_RATE:g} requests per second"
-        raise ConfigError(f"a rate of {rate:g} cannot be used", where="--rate", hint=hint)
-    if num_requests < 0:
-        raise ConfigError(f"{num_requests} requests cannot be made", where="--num-requests", hint="0 or more")
-    prompts = parse_lengths(input_tokens, where="--input-tokens") if isinstance(input_tokens, str | int) else input_tokens
-    answers = parse_lengths(output_tokens, where="--output-tokens") if isinstance(output_tokens, str | int) else output_tokens
-    mix = parse_mix(class_mix, where="--class-mix") if isinstance(class_mix, str) else class_mix
-    return _jobs(rate, num_requests, seed, prompts=prompts, answers=answers, mix=mix or ClassMix({PriorityClass.DEFAULT: 1.0}))
+        raise ConfigError(f"a rate of {rate:g} cannot be used", where="rate", hint=hint)
+    count = _count(num_requests)
+    prompts = parse_lengths(input_tokens, where="input_tokens") if isinstance(input_tokens, str | int) else input_tokens
+    answers = parse_lengths(output_tokens, where="output_tokens") if isinstance(output_tokens, str | int) else output_tokens
+    mix = parse_mix(class_mix, where="class_mix") if isinstance(class_mix, str) else class_mix
+    return _jobs(rate, count, seed, prompts=prompts, answers=answers, mix=mix or ClassMix({PriorityClass.DEFAULT: 1.0}))
+
+
+def _count(num_requests: int) -> int:
+    try:
+        count = operator.index(num_requests)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise ConfigError(f"{num_requests} requests cannot be made", where="num_requests", hint="a whole number, 0 or more")
+    return count
 
 
 def _jobs(rate: float, count: int, seed: int, *, prompts: Lengths, answers: Lengths, mix: ClassMix) -> Iterator[Job]:

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 from maitred.errors import nearest
+from maitred.request import PriorityClass
 from maitred.units import from_seconds
-from maitred.workload.classes import CLASS_LABELS
 from maitred.workload.lines import Lines
 from maitred.workload.row import FORMATS, Columns, Row, RowError, RowParser, TraceFormat, split, tokens
 
@@ -29,16 +29,21 @@ class Maitred(TraceFormat):
 
         def parse(line: str) -> Row:
             arrival, label, prompt, answer = columns.pick(line)
-            if label not in CLASS_LABELS:
-                raise RowError(f"unknown class {label!r}", nearest(label, CLASS_LABELS))
             return Row(
                 from_seconds(_seconds(arrival)),
                 tokens(prompt, "prompt_tokens"),
                 tokens(answer, "output_tokens"),
-                CLASS_LABELS[label],
+                _class(label),
             )
 
         return parse
+
+
+def _class(label: str) -> PriorityClass:
+    found = PriorityClass.of(label)
+    if found is None:
+        raise RowError(f"unknown class {label!r}", nearest(label, (cls.label for cls in PriorityClass)))
+    return found
 
 
 def _seconds(text: str) -> float:

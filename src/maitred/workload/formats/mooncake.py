@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from maitred.units import from_ms
+from maitred.wording import plainly
 from maitred.workload.lengths import MOST_TOKENS
 from maitred.workload.lines import Lines
 from maitred.workload.prefix import BlockIds
@@ -46,7 +47,7 @@ def _parse(line: str) -> Row:
     try:
         said = _decode(line)
     except msgspec.DecodeError as error:
-        raise RowError(str(error), f"a row looks like {Mooncake.example}") from error
+        raise RowError(plainly(str(error)), f"a row looks like {Mooncake.example}") from error
     prefix = None if said.hash_ids is None else _prefix(said.hash_ids, said.input_length)
     return Row(from_ms(said.timestamp), said.input_length, said.output_length, prefix=prefix)
 
