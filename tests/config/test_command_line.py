@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -115,4 +116,54 @@ def test_a_reader_that_went_away_is_no_error() -> None:
     os.close(output)
 
     assert done.stderr == b""
-    assert done.returncode in (1, 141)
+    assert done.returncode == 1
+
+
+def in_a_shell(line: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """`line` with $MAITRED for the command."""
+    return subprocess.run(
+        ["/bin/sh", "-c", line.replace("$MAITRED", shlex.join(MAITRED))],
+        capture_output=True, timeout=30, check=False, env={**ENV, **env}, encoding="utf-8",
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+@pytest.mark.parametrize("arguments", ["--version", "simulate --rate 9 --num-requests 9", "simulate --help"])
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_2(arguments: str) -> None:
+    done = in_a_shell(f"$MAITRED {arguments} > /dev/full")
+
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "maitred: error: cannot write the output: No space left on device"
+    assert "Traceback" not in done.stderr
+    assert in_a_shell("$MAITRED check nowhere.yaml 2> /dev/full").returncode == 2
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_output_that_was_closed_goes_nowhere(closed: str) -> None:
+    done = in_a_shell(f"$MAITRED simulate --rate 9 --num-requests 9 {closed}")
+
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+)
+def test_what_a_terminal_cannot_show_is_a_question_mark(env: dict[str, str]) -> None:
+    done = in_a_shell("$MAITRED simulate --rate 9 --num-requests 9", **env)
+    refused = in_a_shell("$MAITRED simulate --latency linear:5", **env)
+
+    assert (done.returncode, refused.returncode) == (0, 2)
+    assert "TTFT ? 2,000 ms" in done.stdout
+    assert refused.stderr.startswith("maitred: error: --latency: ")
+    assert refused.stderr.count("\n") == 1
+
+
+def test_control_characters_in_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    name = str(tmp_path / "a\x1b[31mb")
+
+    assert refused("check", name).startswith(f"{tmp_path}/a\\x1b[31mb: cannot be read")
+    Path(name).touch()
+    assert maitred("check", name).stdout.startswith(f"{tmp_path}/a\\x1b[31mb: ok\n")
+    assert refused("check", "") == "FILE: '' names no file (name the YAML file to check)"

@@ -4,25 +4,31 @@
 typer and the standard library are imported at the top of these modules; what a command works with is imported inside `run`,
 so that `maitred --help` does not wait for an HTTP server.
 
-A mistake of the user ends in one line on stderr and exit code 2; Ctrl-C in 130; a reader that went away (`| head`) in
-silence. Any other exception is a defect of ours and shows its traceback.
+A mistake of the user ends in one line on stderr and exit code 2, and so does output that cannot be written (a full disk);
+Ctrl-C in 130; a reader that went away (`| head`) in silence and 1, as typer and rich have it. What the encoding of the
+terminal cannot show is shown as `?`. Any other exception is a defect of ours and shows its traceback.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated, Final, cast
 
 import typer
 
 from maitred import __version__
 from maitred.cli import check, demo, engine, serve, simulate
+from maitred.cli.printable import printable
 from maitred.errors import MaitredError
 
 USER_ERROR: Final = 2
 INTERRUPTED: Final = 130  # 128 + SIGINT
-NO_READER: Final = 141  # 128 + SIGPIPE
+NO_READER: Final = 1
+CANNOT_WRITE: Final = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
 
 app = typer.Typer(name="maitred", add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -57,6 +63,7 @@ _USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 def main() -> None:
     """The entry point `maitred`. Always raises SystemExit."""
+    _be_lenient_with_output()
     try:
         code = typer.main.get_command(app).main(prog_name="maitred", standalone_mode=False)
         sys.stdout.flush()
@@ -67,13 +74,20 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except BrokenPipeError:
-        code = _hang_up()
+        code = NO_READER
+        _throw_output_away()
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        _throw_output_away()
+        code = complain(f"cannot write the output: {os.strerror(error.errno)}")
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def complain(message: str) -> int:
     """Say what is wrong, in one line on stderr. Returns the exit code for it."""
-    typer.echo(f"maitred: error: {' '.join(message.split())}", err=True)
+    with suppress(OSError):  # nowhere left to say it
+        typer.echo(f"maitred: error: {printable(' '.join(message.split()))}", err=True)
     return USER_ERROR
 
 
@@ -84,7 +98,23 @@ def _usage(error: BaseException) -> str:
     return f"{said.rstrip('.')}; see {command} --help"
 
 
-def _hang_up() -> int:
-    """Nobody reads our output any more: throw the rest away, else the interpreter complains when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return NO_READER
+def _be_lenient_with_output() -> None:
+    """Output that was closed (`>&-`) goes nowhere, and no character is too much for any encoding."""
+    sys.stdout = sys.stdout or _nowhere()
+    sys.stderr = sys.stderr or _nowhere()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _nowhere() -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.FileIO(os.open(os.devnull, os.O_WRONLY), "w"), encoding="utf-8")
+
+
+def _throw_output_away() -> None:
+    """What is still buffered cannot be written either: without this the interpreter complains when it flushes at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

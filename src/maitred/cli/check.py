@@ -9,25 +9,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from maitred.cli.printable import printable
+from maitred.errors import ConfigError
+
 if TYPE_CHECKING:
     from maitred.config import Config
 
 
-def run(file: Annotated[Path, typer.Argument(help="The YAML file to check.", metavar="FILE")]) -> None:
+def run(file: Annotated[str, typer.Argument(help="The YAML file to check.", metavar="FILE")]) -> None:
     """Check a configuration file, together with the MAITRED_ variables, and show what it amounts to.
 
     If it cannot be used, prints every error with its place, and exits with 2.
     """
     from maitred import config
 
-    problems = config.problems(file, env=os.environ)
+    if not file:
+        raise ConfigError("'' names no file", where="FILE", hint="name the YAML file to check")
+    path = Path(file)
+    problems = config.problems(path, env=os.environ)
     for problem in problems:
-        typer.echo(f"maitred: error: {problem}", err=True)
+        typer.echo(f"maitred: error: {printable(str(problem))}", err=True)
     if problems:
         raise typer.Exit(2)
-    typer.echo(f"{file}: ok")
-    for line in _summary(config.load(file, env=os.environ)):
-        typer.echo(f"  {line}")
+    typer.echo(f"{printable(file)}: ok")
+    for line in _summary(config.load(path, env=os.environ)):
+        typer.echo(f"  {printable(line)}")
 
 
 def _summary(config: Config) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from maitred.cli.printable import printable
 from maitred.cli.simulate_flags import Flags, command
 from maitred.cli.simulate_progress import Watch, watching
 from maitred.errors import ConfigError
@@ -210,7 +211,7 @@ def _watching(flags: Flags, trace: Trace | None) -> AbstractContextManager[Watch
 def _print(flags: Flags, trace: Trace | None, summary: Summary, took: float) -> None:
     if trace and trace.first_skipped:
         rows = "1 row was" if trace.skipped == 1 else f"{trace.skipped:,} rows were"
-        typer.echo(f"maitred: {rows} skipped; the first: {trace.first_skipped}", err=True)
+        typer.echo(f"maitred: {rows} skipped; the first: {printable(str(trace.first_skipped))}", err=True)
     if flags.quiet:
         return
     from rich.console import Console
