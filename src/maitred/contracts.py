@@ -117,11 +117,19 @@ class WaitQueue(Protocol):
         ...
 
     def served(self, seq: Seq, prefill: int, decode: int, now: Micros) -> None:
-        """`seq` was given `prefill` and `decode` tokens of work: what fairness policies count."""
+        """`seq` was given `prefill` and `decode` tokens of work: what fairness policies count.
+
+        Each token once, recomputation included: prefill as each chunk ends (also of one aborted meanwhile), decode when the
+        sequence stops decoding. How far those that decode now have come follows from `StepView.number` and their `origin`.
+        """
         ...
 
     def finished(self, seq: Seq, now: Micros) -> None:
         """`seq` is complete: what length predictors learn."""
+        ...
+
+    def left(self, seq: Seq, now: Micros) -> None:
+        """`seq` is gone for good, complete or not: nothing about it need be kept."""
         ...
 
     def stable_until(self, now: Micros) -> Micros | None:
@@ -159,7 +167,8 @@ class PriorityPolicy(Protocol):
 
 
 class ChunkShape(msgspec.Struct, frozen=True, gc=False):
-    """One chunk of prefill: `tokens` new ones after `start` that are in KV already, of a prompt of `prompt` tokens."""
+    """One chunk of prefill: `tokens` new ones after `start` that are in KV already, of `prompt` in all (after a
+    preemption: with the tokens that the sequence has emitted)."""
 
     tokens: int
     start: int

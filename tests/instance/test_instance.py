@@ -181,6 +181,13 @@ def test_emitted_counts_tokens_in_the_middle_of_a_run() -> None:
         engine.emitted(1)
 
 
+def test_an_id_that_is_here_already_is_the_drivers_mistake() -> None:
+    engine = instance()
+    engine.enqueue(request(0), output_tokens=1, now=0)
+    with pytest.raises(ValueError, match="request 0 is here already"):
+        engine.enqueue(request(0), output_tokens=1, now=0)
+
+
 def test_a_driver_that_comes_late_gets_the_same_events() -> None:
     engine = instance()
     engine.enqueue(request(0), output_tokens=3, now=0)

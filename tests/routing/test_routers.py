@@ -1,3 +1,5 @@
+"""Routers: whom each policy chooses, among what it is shown."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -132,6 +132,8 @@ def test_the_decision_log_replays_to_the_same_bytes() -> None:
 def test_jobs_out_of_order_are_an_error() -> None:
     with pytest.raises(ConfigError, match="request 1 arrives at 5 µs, after one that arrived at 9 µs"):
         simulate([job(0, arrival=9), job(1, arrival=5)])
+    with pytest.raises(ConfigError, match="request 0 arrives at -1 µs, before the run begins at 0"):
+        simulate([job(0, arrival=-1)])
     with pytest.raises(ConfigError, match="two requests of the workload have the id 3"):
         simulate([job(3), job(3)])
 

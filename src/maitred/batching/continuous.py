@@ -110,7 +110,7 @@ class ContinuousBatch:
         """The work of `step`, which has just been formed."""
         if not step.chunks:
             return BatchShape(self.decodes, self.context)
-        shapes = [ChunkShape(c.tokens, c.seq.computed, c.seq.request.prompt_tokens) for c in step.chunks]
+        shapes = [ChunkShape(c.tokens, c.seq.computed, c.seq.target) for c in step.chunks]
         return BatchShape(self.decodes, self.context, sum([c.tokens for c in shapes]), tuple(shapes))
 
     def run(self, steps: int) -> None:

@@ -27,6 +27,7 @@ from maitred.batching import BatchLimits, ContinuousBatch, Step
 from maitred.contracts import BatchShape, Seq
 from maitred.errors import InvariantError
 from maitred.instance.config import InstanceConfig
+from maitred.instance.ends import Ends
 from maitred.kv import BlockCounts
 from maitred.queueing import SCHEDULERS
 from maitred.request import Request, RequestId
@@ -50,7 +51,7 @@ _FIRST_TOKEN, _FINISHED = EventKind.FIRST_TOKEN, EventKind.FINISHED  # enum memb
 
 
 class InstanceEvent(msgspec.Struct, frozen=True, gc=False):
-    """`seq` is settled: `seq.emitted` counts the tokens that came out (also for FIRST_TOKEN: those before it)."""
+    """With all kinds but FIRST_TOKEN, `seq` is settled: `seq.emitted` counts the tokens that came out."""
 
     at: Micros
     kind: EventKind
@@ -82,9 +83,7 @@ class Instance:
         self._seqs: dict[RequestId, Seq] = {}
         self._answers: dict[RequestId, int] = {}
         """How many tokens each answer will have: known here as an engine knows it, when it is over."""
-        self._ends: list[tuple[int, int, Seq]] = []
-        """(step, order, sequence): who ends after which step. Stale entries are dropped when they come up."""
-        self._stale_ends = 0
+        self._ends = Ends()
         self._end_step = -1
         """No sequence ends before this step; -1: none decodes."""
         self._deadlines: list[tuple[Micros, int, Seq]] = []
@@ -133,7 +132,12 @@ class Instance:
         return None
 
     def enqueue(self, request: Request, output_tokens: int, now: Micros) -> None:
-        """`request` arrives; its answer will end after `output_tokens` tokens, or where it or the model length limits it."""
+        """`request` arrives; its answer will end after `output_tokens` tokens, or where it or the model length limits it.
+
+        Raises ValueError for an id that is here already.
+        """
+        if request.id in self._seqs:
+            raise ValueError(f"request {request.id} is here already")
         run = self._run
         if run is None or run.end < now or self._deadlines:
             self._catch_up(now)
@@ -174,7 +178,7 @@ class Instance:
             self._commit(run)
         else:
             self._catch_up(now, through=now)
-            self._settle(now)
+            self.settle(now)
         if not self._events:
             return ()
         events, self._events = self._events, []
@@ -183,13 +187,13 @@ class Instance:
     def next_event(self) -> Micros | None:
         """When to call `advance` next; None: nothing will happen by itself. Begins the step that is due, so ask when all inputs
         of this instant are in. An instant that has come already: there are events to be fetched first."""
+        if self._run is None and self._seqs and not self._events:
+            self._begin(self._boundary)
         if self._events:
             return self._events[0].at
         run = self._run
         if run is None:
-            if not self._seqs:
-                return None
-            run = self._begin(self._boundary)
+            return None
         due = self._next_deadline() if self._deadlines else None
         return run.end if due is None or run.end <= due else due
 
@@ -216,10 +220,10 @@ class Instance:
             due = self._next_deadline() if self._deadlines else None
             if run is not None and run.end <= last and (due is None or run.end <= due):
                 self._commit(run)
+            elif run is None and self._seqs and self._boundary < (now if due is None or due > last else due):
+                self._begin(self._boundary)
             elif due is not None and due <= last:
                 self._expire(due)
-            elif run is None and self._seqs and self._boundary < now:
-                self._begin(self._boundary)
             else:
                 return
 
@@ -243,22 +247,11 @@ class Instance:
 
     def _preempted(self, seq: Seq, now: Micros) -> None:
         self.preemptions += 1
-        self._stale_ends += seq.emitted > seq.charged
+        if seq.emitted > seq.charged:  # it was decoding: prefill emits nothing
+            self._ends.forsake()
         self._charge(seq, now)
         self._waiting.add(seq, now, front=True)
         self._events.append(InstanceEvent(now, EventKind.PREEMPTED, seq))
-
-    def _next_end(self) -> int:
-        """The step after which the first sequence ends; -1: none decodes."""
-        ends = self._ends
-        while ends and self._stale_ends and self._ends_at(ends[0][2]) != ends[0][0]:
-            heappop(ends)
-            self._stale_ends -= 1
-        return ends[0][0] if ends else -1
-
-    def _ends_at(self, seq: Seq) -> int | None:
-        """The step after which a decoding sequence has emitted its answer."""
-        return seq.origin + self._answers[seq.request.id] if seq.decoding else None
 
     def _cut(self, run: _Run, now: Micros) -> None:
         """End the run at the first step boundary at or after `now`, and not before its first step is over."""
@@ -269,8 +262,9 @@ class Instance:
             run.steps = steps
             run.end = run.start + self._latency.run_time(run.shape, steps)
 
-    def _settle(self, now: Micros) -> None:
-        """Commit the steps of a run in progress that ended by `now`. The rest stays a run."""
+    def settle(self, now: Micros) -> None:
+        """Count the steps of the run in progress that ended by `now`, which is before its end: `free_blocks` and `emitted` are
+        as of then. The rest stays a run."""
         run = self._run
         if run is None or run.steps == 1 or run.start >= now:
             return
@@ -290,8 +284,8 @@ class Instance:
         self._run, self._boundary = None, now
         if run.step.chunks:
             self._commit_chunks(run.step, now)
-        while (end := self._next_end()) == batch.number:
-            self._leave(heappop(self._ends)[2], now, _FINISHED)
+        while (end := self._ends.first()) == batch.number:
+            self._leave(self._ends.pop(), now, _FINISHED)
         self._end_step = end
 
     def _commit_chunks(self, step: Step, now: Micros) -> None:
@@ -301,7 +295,7 @@ class Instance:
             if seq.first_token_at is None:
                 seq.first_token_at = now
                 self._events.append(InstanceEvent(now, _FIRST_TOKEN, seq))
-            heappush(self._ends, (seq.origin + self._answers[seq.request.id], seq.order, seq))
+            self._ends.add(seq, seq.origin + self._answers[seq.request.id])
 
     def _expire(self, due: Micros) -> None:
         """The first of `_deadlines` is `due`."""
@@ -310,7 +304,7 @@ class Instance:
     def _withdraw(self, seq: Seq, now: Micros, kind: EventKind) -> None:
         """Take `seq` out at `now`, wherever it is. The step in progress goes on and is the last of its run: the room that is
         made, or the place at the head of the queue, may let another in."""
-        self._settle(now)
+        self.settle(now)
         if self._run is not None:
             self._cut(self._run, now)
         if seq.request.id in self._batch.sequences:
@@ -322,7 +316,7 @@ class Instance:
     def _leave(self, seq: Seq, now: Micros, kind: EventKind) -> None:
         """`seq` leaves the running batch for good."""
         if kind is not _FINISHED and seq.decoding:
-            self._stale_ends += 1
+            self._ends.forsake()
         self._batch.drop(seq)
         self._charge(seq, now)
         if kind is _FINISHED:
@@ -331,6 +325,7 @@ class Instance:
 
     def _forget(self, seq: Seq, now: Micros, kind: EventKind) -> None:
         del self._seqs[seq.request.id], self._answers[seq.request.id]
+        self._waiting.left(seq, now)
         self._events.append(InstanceEvent(now, kind, seq))
 
     def _charge(self, seq: Seq, now: Micros) -> None:

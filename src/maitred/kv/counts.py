@@ -82,7 +82,7 @@ class BlockCounts:
             if left < 0:
                 break
             steps += 1
-        return min(steps, limit)
+        return steps
 
     def check(self, held: int) -> None:
         """Raises InvariantError unless `held`, the blocks that sequences say they hold, and the free ones are all there are."""

@@ -25,6 +25,9 @@ class Queue(WaitQueue):
     def finished(self, seq: Seq, now: Micros) -> None:
         pass
 
+    def left(self, seq: Seq, now: Micros) -> None:
+        pass
+
     def stable_until(self, now: Micros) -> Micros | None:
         return None
 

@@ -3,7 +3,6 @@
 One heap of (time, kind, whom). At one instant the kinds come in this order, and within a kind whom it concerns: never the
 order in which entries were pushed, for that depends on how many steps were skipped.
 
-
     arrival  <  deadline of one that waits for admission  <  admission's timer  <  an instance's event  <  steps begin
 
 so whatever enters an instance at t joins the step that begins at t, and a step that ends at t has freed its room by then.
@@ -84,11 +83,12 @@ def simulate(
 
 
 class _Replica:
-    """An instance in the cluster, and the `InstanceView` that routers see: live, never stale."""
+    """An instance in the cluster, and the `InstanceView` that routers see: as of the steps that ended before this instant."""
 
-    __slots__ = ("due", "in_flight", "index", "instance", "touched")
+    __slots__ = ("_clock", "due", "in_flight", "index", "instance", "touched")
 
-    def __init__(self, index: int, instance: Instance) -> None:
+    def __init__(self, index: int, instance: Instance, clock: Callable[[], Micros]) -> None:
+        self._clock = clock
         self.index = index
         self.instance = instance
         self.in_flight = 0
@@ -107,6 +107,7 @@ class _Replica:
 
     @property
     def kv_usage(self) -> float:
+        self.instance.settle(self._clock() - 1)
         return self.instance.kv_usage
 
 
@@ -139,8 +140,10 @@ class _World:
         self._pools: set[str] = set()
         self._router = routing.router(Random(f"{seed}/routing"))
         self._fleet = [
-            _Replica(index, Instance(instance, Random(f"{seed}/instance/{index}"))) for index in range(cluster.num_instances)
+            _Replica(index, Instance(instance, Random(f"{seed}/instance/{index}")), lambda: self._now)
+            for index in range(cluster.num_instances)
         ]
+        self._now: Micros = 0
         self._touched: list[_Replica] = []
         self._heap: list[tuple[Micros, _Kind, int]] = []
         self._live: dict[RequestId, _Live] = {}
@@ -154,6 +157,7 @@ class _World:
         self._read_job(0)
         while heap and heap[0][0] <= last:
             now, kind, whom = heappop(heap)
+            self._now = now
             if kind is _INSTANCE:
                 replica = fleet[whom]
                 if replica.due == now:
@@ -191,10 +195,9 @@ class _World:
         if job is None:
             return
         if job.request.arrival < now:
-            raise ConfigError(
-                f"request {job.request.id} arrives at {job.request.arrival} µs, after one that arrived at {now} µs",
-                hint="give the jobs in the order of arrival",
-            )
+            before = f"after one that arrived at {now} µs" if self._columns else "before the run begins at 0"
+            what = f"request {job.request.id} arrives at {job.request.arrival} µs, {before}"
+            raise ConfigError(what, hint="give the jobs in the order of arrival")
         heappush(self._heap, (job.request.arrival, _ARRIVAL, 0))
 
     def _arrive(self, now: Micros) -> None:
@@ -274,10 +277,13 @@ class _World:
 
     def _obey(self, decisions: Sequence[Decision], now: Micros) -> None:
         for decision in decisions:
+            live = self._live.get(decision.subject)
+            if live is None:
+                continue  # it gave up at this very instant
             if decision.action is Action.ADMIT:
-                self._route(self._live[decision.subject], now)
+                self._route(live, now)
             elif decision.action is Action.REJECT:
-                self._end(self._live[decision.subject], Outcome.REJECTED, now)
+                self._end(live, Outcome.REJECTED, now)
         assert self._admission is not None
         due = self._admission.next_deadline()
         if due is not None and (self._admission_due is None or due < self._admission_due):
