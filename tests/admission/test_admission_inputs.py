@@ -52,10 +52,14 @@ def test_an_entry_keeps_the_defaults_of_its_class_where_it_says_nothing() -> Non
     [
         ("reserved_floor", -1),
         ("reserved_per_slot", -0.1),
+        ("reserved_per_slot", 1.01),
+        ("reserved_per_slot", 1e308),
         ("reserved_per_slot", float("nan")),
         ("reserved_per_slot", float("inf")),
         ("queue_size", -1),
         ("queue_timeout_secs", 0),
+        ("queue_timeout_secs", 1.1e9),
+        ("queue_timeout_secs", 1e308),
         ("queue_timeout_secs", float("nan")),
         ("queue_timeout_secs", float("inf")),
     ],
@@ -65,8 +69,8 @@ def test_what_a_class_cannot_be_given(key: str, value: float) -> None:
         ClassConfig(**{key: value})  # type: ignore[arg-type]
 
 
-def test_shares_above_one_and_no_queue_are_legal() -> None:
-    assert ClassConfig(reserved_per_slot=3.0, queue_size=0).queue_size == 0
+def test_everything_reserved_no_queue_and_a_lifetime_of_patience_are_legal() -> None:
+    assert ClassConfig(reserved_per_slot=1, queue_size=0, queue_timeout_secs=1e9).queue_size == 0
 
 
 def test_a_log_that_does_not_say_how_the_core_was_made_cannot_run_again() -> None:
@@ -75,3 +79,11 @@ def test_a_log_that_does_not_say_how_the_core_was_made_cannot_run_again() -> Non
     replay([b'{"room": "routing", "input": "choose", "at": 0}\n'], log)
     with pytest.raises(ValueError, match="how this core was made"):
         replay([b'{"room": "admission", "input": "advance", "at": 0}\n'], log)
+
+
+def test_a_log_of_a_class_that_is_none_cannot_run_again() -> None:
+    pools, classes = b'{"room": "admission", "input": "open", "at": 0, "config": {}, "pools": {"m": 1}}\n', b"urgent"
+    submit = b'{"room": "admission", "input": "submit", "at": 0, "id": 1, "pool": "m", "class": "%s", "load": {}}\n' % classes
+
+    with pytest.raises(ValueError, match="the log speaks of a class 'urgent'"):
+        replay([pools, submit], DecisionLog(lambda line: None))

@@ -30,7 +30,7 @@ configs = st.builds(
         }
     ),
     st.lists(st.integers(0, 4), min_size=4, max_size=4),
-    st.lists(st.sampled_from((0.0, 0.25, 0.5, 2.0)), min_size=4, max_size=4),
+    st.lists(st.sampled_from((0.0, 0.25, 0.5, 1.0)), min_size=4, max_size=4),
     st.lists(st.integers(0, 4), min_size=4, max_size=4),
     st.lists(st.sampled_from((0.001, 0.005, 0.02, 1.0)), min_size=4, max_size=4),
 )

@@ -74,7 +74,7 @@ def test_a_pool_above_its_capacity_has_nothing_free() -> None:
         (0, 0.07, 100, 7),  # 0.07 × 100 is above 7 in binary
         (0, 0.05, 1, 1),
         (32, 0.0, 4, 4),  # never more than there is
-        (0, 3.0, 4, 4),
+        (0, 1.0, 4, 4),
         (2, 0.5, 0, 0),
     ],
 )

@@ -46,6 +46,14 @@ def test_aliases_stand_for_what_they_name() -> None:
     assert Document("a: &x {k: 1}\nb: *x\n", "f.yaml").value == {"a": {"k": 1}, "b": {"k": 1}}
 
 
+def test_aliases_of_aliases_are_not_followed_for_ever() -> None:
+    """Eleven lines that stand for 10^10 values."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 11)]
+
+    assert said("\n".join(lines)) == "f.yaml:1: more than 100,000 values (do aliases repeat each other?)"
+
+
 def test_a_place_is_the_line_of_the_key() -> None:
     document = Document("a:\n  b:\n    - x\n    - y\nc: 1\n", "f.yaml")
 

@@ -75,8 +75,9 @@ def test_variables_are_read_as_the_type_of_their_key() -> None:
 
 
 def test_variables_that_are_not_ours_are_left_alone() -> None:
-    """Kubernetes sets such for a service called maitred."""
+    """Kubernetes sets such for services called maitred and maitred-gateway."""
     env = {"MAITRED_PORT": "tcp://10.0.0.1:80", "MAITRED_SERVICE_HOST": "10.0.0.1", "HOME": "/", "GATEWAY__PORT": "x"}
+    env |= {"MAITRED_GATEWAY_PORT": "tcp://10.0.0.1:80", "MAITRED_GATEWAY_SERVICE_HOST": "10.0.0.1", "MAITRED_GATEWAY": "{}"}
 
     assert load(None, env=env) == Config()
 
@@ -108,11 +109,11 @@ def test_variables_that_are_not_ours_are_left_alone() -> None:
         ("- gateway", "1: the file: expected a section (keys with values), found a list"),
         (
             "admission:\n  classes:\n    bulk:\n      queue_size: 1\n      queue_timeout_secs: 0\n",
-            "5: admission.classes.bulk.queue_timeout_secs must be more than 0 seconds, found 0",
+            "5: admission.classes.bulk.queue_timeout_secs must be more than 0 and at most 1e9 seconds, found 0",
         ),
         (
             "admission: {classes: {bulk: {reserved_per_slot: .nan}}}",
-            "1: admission.classes.bulk.reserved_per_slot must be a share of at least 0, found nan",
+            "1: admission.classes.bulk.reserved_per_slot must be a share from 0 to 1, found nan",
         ),
         (
             "routing:\n  policy: leest-loaded\n",
@@ -136,7 +137,17 @@ def test_a_mistake_in_the_file(write, text: str, message: str) -> None:  # type:
         ("MAITRED_GATEWAY__PORT", "http", "gateway.port: expected a whole number, found 'http'"),
         ("MAITRED_GATEWAY__PORT__X", "1", "gateway.port: expected a whole number, found a section (keys with values)"),
         ("MAITRED_ENGINE__SPEED", "-1", "engine.speed must be a number above 0, found -1"),
-        ("MAITRED_GATEWAY_PORT", "1", "names a section but no key of it (did you mean MAITRED_GATEWAY__PORT?)"),
+        ("MAITRED_ENGINE__PORT__X__Y", "1", "engine.port: expected a whole number, found a section (keys with values)"),
+        ("MAITRED_GATEWAY__BACKENDS__0", "a", "gateway.backends: expected a list, found a section (keys with values)"),
+        ("MAITRED_GATEWY__PORT", "1", "unknown key 'gatewy' (did you mean 'gateway'?)"),
+        (
+            "MAITRED_FOO__BAR",
+            "1",
+            "unknown key 'foo' (valid: admission, cluster, engine, gateway, instance, routing)",
+        ),
+        ("MAITRED_GATEWAY__PORT", "\udcff", "this is not text (UTF-8)"),
+        ("MAITRED_ENGINE__MODEL", "\udcff", "this is not text (UTF-8)"),
+        ("MAITRED_GATEWAY__\udcff", "1", "this is not text (UTF-8)"),
         (
             "MAITRED_ROUTING__POLICY",
             "random",
@@ -165,6 +176,23 @@ def test_a_mistake_is_placed_where_the_winning_value_was_said(write) -> None:  #
     assert error(path, flags={"engine.port": 70_000}).startswith("--port: ")
     assert load(path, flags={"engine.port": 7}).engine.port == 7
     assert error(write("engine: none"), env={"MAITRED_ENGINE__PORT": "1"}).startswith("1: engine: expected a section")
+
+
+def test_what_is_set_below_a_value_is_an_error_whatever_else_is_said(write) -> None:  # type: ignore[no-untyped-def]
+    said = "MAITRED_GATEWAY__PORT__X: gateway.port: expected a whole number, found a section (keys with values)"
+
+    assert error(write("gateway: {port: 81}"), env={"MAITRED_GATEWAY__PORT__X": "1"}) == said
+    assert error(None, env={"MAITRED_GATEWAY__PORT": "81", "MAITRED_GATEWAY__PORT__X": "1"}) == said
+    backends = error(write("gateway: {backends: [http://a]}"), env={"MAITRED_GATEWAY__BACKENDS__0": "http://b"})
+    assert backends.startswith("MAITRED_GATEWAY__BACKENDS__0: gateway.backends: expected a list")
+
+
+@pytest.mark.parametrize("key", ["x - at `$.engine`", "x - at `$.engine", "x` - at `$.engine", "x` - at `$.nowhere"])
+def test_a_key_that_reads_like_a_message_is_an_unknown_key(write, key: str) -> None:  # type: ignore[no-untyped-def]
+    path = write(f'"{key}": 1\n')
+
+    assert "unknown key" in error(path)
+    assert len(problems(path)) == 1
 
 
 def test_all_problems_of_a_file_at_once(write) -> None:  # type: ignore[no-untyped-def]

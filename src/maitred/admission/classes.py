@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from maitred.request import PriorityClass
 
-_BY_LABEL = {c.label: c for c in PriorityClass}
-
 
 def parse_class(text: str | None) -> PriorityClass | None:
     """The class named by `text`: any case, surrounding white space ignored. Never raises.
@@ -16,4 +14,4 @@ def parse_class(text: str | None) -> PriorityClass | None:
     label = (text or "").strip()
     if not label or not label.isascii() or not label.isprintable():
         return PriorityClass.DEFAULT
-    return _BY_LABEL.get(label.lower())
+    return PriorityClass.of(label)

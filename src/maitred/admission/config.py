@@ -6,8 +6,6 @@ Our reservations are shares, so they fit a fleet of any size; `default` and `bul
 
 from __future__ import annotations
 
-from math import isfinite
-
 import msgspec
 
 from maitred.request import PriorityClass
@@ -28,12 +26,12 @@ class ClassConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         if self.reserved_floor < 0:
             raise ValueError("reserved_floor must be at least 0 slots")
-        if not (isfinite(self.reserved_per_slot) and self.reserved_per_slot >= 0):
-            raise ValueError("reserved_per_slot must be a share of at least 0")
+        if not 0 <= self.reserved_per_slot <= 1:
+            raise ValueError("reserved_per_slot must be a share from 0 to 1")
         if self.queue_size < 0:
             raise ValueError("queue_size must be at least 0")
-        if not (isfinite(self.queue_timeout_secs) and self.queue_timeout_secs > 0):
-            raise ValueError("queue_timeout_secs must be more than 0 seconds")
+        if not 0 < self.queue_timeout_secs <= 1e9:
+            raise ValueError("queue_timeout_secs must be more than 0 and at most 1e9 seconds")
 
 
 class SystemClass(ClassConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,6 +65,8 @@ class ClassesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What each class may count on."""
+
     classes: ClassesConfig = ClassesConfig()
 
     def of(self, priority_class: PriorityClass) -> ClassConfig:

@@ -109,7 +109,6 @@ class Pool:
 
     def _admit(self, ticket: Ticket, now: Micros) -> Decision:
         ticket.on(Event.ADMIT)
-        ticket.admitted_at = now
         self.slots.take(ticket.priority_class)
         self.totals[ticket.priority_class].admitted += 1
         return Decision(now, ticket.id, Action.ADMIT, Reason.SLOT_FREE)

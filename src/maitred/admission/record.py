@@ -61,7 +61,7 @@ class RecordedAdmission(Admission):
 
 def replay(lines: Iterable[bytes], log: DecisionLog) -> None:
     """Run the inputs of admission in `lines` (as a DecisionLog writes them) again, writing a new log. Decisions and other
-    rooms' lines are skipped. Raises ValueError if the inputs do not begin with `open`."""
+    rooms' lines are skipped. Raises ValueError if the inputs do not begin with `open`, or name a class that is none."""
     core: RecordedAdmission | None = None
     for line in lines:
         entry = msgspec.json.decode(line)
@@ -80,7 +80,10 @@ def _config(entry: dict[str, Any]) -> AdmissionConfig:
 
 
 def _ticket(entry: dict[str, Any]) -> Ticket:
-    return Ticket(entry["id"], entry["pool"], PriorityClass[entry["class"].upper()])
+    priority_class = PriorityClass.of(entry["class"])
+    if priority_class is None:
+        raise ValueError(f"the log speaks of a class {entry['class']!r}, and there is none")
+    return Ticket(entry["id"], entry["pool"], priority_class)
 
 
 _VERBS: Final[Mapping[str, Callable[[RecordedAdmission, dict[str, Any]], object]]] = {

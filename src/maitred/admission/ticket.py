@@ -64,7 +64,7 @@ class TransitionError(MaitredError):
 class Ticket:
     """One request, as admission knows it. A driver makes it, hands it to `submit`, and from then on only reads it."""
 
-    __slots__ = ("admitted_at", "id", "pool", "priority_class", "state", "submitted_at")
+    __slots__ = ("id", "pool", "priority_class", "state", "submitted_at")
 
     def __init__(self, request_id: RequestId, pool: str, priority_class: PriorityClass = PriorityClass.DEFAULT) -> None:
         self.id = request_id
@@ -75,7 +75,6 @@ class Ticket:
         self.state = State.NEW
         self.submitted_at: Micros = 0
         """Since when it is here; its queue timeout counts from here."""
-        self.admitted_at: Micros | None = None
 
     def on(self, event: Event) -> None:
         """Raises TransitionError if `event` cannot happen in this state."""

@@ -19,6 +19,9 @@ from maitred.errors import ConfigError
 KeyPath: TypeAlias = tuple[str | int, ...]
 """From the root: keys of mappings and indices of lists."""
 
+MOST_VALUES: Final = 100_000
+"""Aliases of aliases make a short file say endlessly much."""
+
 _TAG: Final = "tag:yaml.org,2002:"
 _SYNTAX: Final = {
     "null": r"~|null|Null|NULL|",
@@ -50,6 +53,7 @@ class Document:
     def __init__(self, text: str, name: str) -> None:
         """`name` is what the user calls it. Raises ConfigError with `name`, line and column for what is not YAML."""
         self.name = name
+        self._values = 0
         try:
             self._root = yaml.compose(text, Loader=_Loader)
             self.value = None if self._root is None else self._value(self._root, ())
@@ -85,6 +89,9 @@ class Document:
     def _value(self, node: yaml.Node, above: tuple[yaml.Node, ...]) -> Any:
         if node in above:
             raise self._error(node, "an alias that contains itself")
+        self._values += 1
+        if self._values > MOST_VALUES:
+            raise self._error(node, f"more than {MOST_VALUES:,} values", "do aliases repeat each other?")
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             return self._mapping(node, (*above, node))
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":

@@ -88,4 +88,4 @@ def _without(tree: Any, path: KeyPath) -> Any:
         return {}
     key, below = path[0], path[1:]
     rest = {k: v for k, v in tree.items() if k != key}
-    return {**rest, key: _without(tree[key], below)} if below and isinstance(tree[key], dict) else rest
+    return {**rest, key: _without(tree[key], below)} if below and isinstance(tree.get(key), dict) else rest

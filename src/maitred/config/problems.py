@@ -45,12 +45,11 @@ def dotted(path: KeyPath) -> str:
 
 
 def _explain(said: str, tree: Any, root: type[msgspec.Struct], locate: Locator) -> Problem:
+    if said.startswith("Object contains unknown field") and (blamed := _unknown_key(tree, root, ())):
+        hint = nearest(str(blamed[-1]), keys_of(kind_at(root, blamed[:-1])))
+        return _problem(blamed, f"unknown key {dotted(blamed)!r}", locate, hint)
     message, _, at = said.partition(" - at `")
     path: KeyPath = tuple(name or int(index) for name, index in _STEP.findall(at.partition("[...]")[0]))
-    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", message):
-        blamed = (*path, unknown[1])
-        hint = nearest(unknown[1], keys_of(kind_at(root, path)))
-        return _problem(blamed, f"unknown key {dotted(blamed)!r}", locate, hint)
     found = _at(tree, path)
     if wrong := re.fullmatch(r"Expected (.*), got `.*`", message):
         return _problem(path, f"{_name(path)}: expected {in_words(wrong[1])}, found {_shown(found)}", locate)
@@ -60,6 +59,20 @@ def _explain(said: str, tree: Any, root: type[msgspec.Struct], locate: Locator) 
         hint = nearest(found if isinstance(found, str) else "", [str(choice) for choice in choices(kind_at(root, path))])
         return _problem(path, f"{_name(path)}: {_shown(found)} cannot be chosen", locate, hint)
     return _problem(path, f"{_name(path)}: {in_words(message[:1].lower() + message[1:])}", locate)
+
+
+def _unknown_key(tree: Any, root: Any, path: KeyPath) -> KeyPath | None:
+    """The first key that its section does not have, in msgspec's order. Looked for in the values and not in what msgspec
+    says, because a key may read like anything."""
+    known = keys_of(kind_at(root, path))
+    steps = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for step, below in steps:
+        here = (*path, step)
+        if known and step not in known:
+            return here
+        if found := _unknown_key(below, root, here):
+            return found
+    return None
 
 
 def _about_section(path: KeyPath, section: dict[str, Any], message: str, locate: Locator) -> Problem:

@@ -37,6 +37,12 @@ def is_section(kind: Any) -> bool:
     return bool(_sections(kind))
 
 
+def holds_keys(kind: Any) -> bool:
+    """Whether there may be keys below it: a section, or a mapping with keys of the user's own."""
+    origins = (get_origin(k) for k in _alternatives(kind))
+    return is_section(kind) or any(isinstance(origin, type) and issubclass(origin, Mapping) for origin in origins)
+
+
 def choices(kind: Any) -> list[Any]:
     """The values of a closed set; empty for other kinds."""
     return [value for k in _alternatives(kind) if get_origin(k) is Literal for value in get_args(k)]

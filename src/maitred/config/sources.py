@@ -1,9 +1,9 @@
 """Values from the environment and from flags, and how they overlay those of the file.
 
 `MAITRED_GATEWAY__PORT=9000` sets `gateway.port`: two underscores for each dot. A key that takes text gets the value as it
-is; any other value is read as YAML (`503`, `true`, `null`, `[http://a, http://b]`, `{queue_size: 3}`). A variable that does
-not begin with a section of ours belongs to somebody else (Kubernetes sets MAITRED_PORT for a service called maitred) and
-is left alone.
+is; any other value is read as YAML (`503`, `true`, `null`, `[http://a, http://b]`, `{queue_size: 3}`). The two underscores
+tell that a variable is meant for us, and then it must be right. One without them belongs to somebody else and is left alone:
+Kubernetes sets MAITRED_GATEWAY_PORT for a service called maitred-gateway.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from maitred.config.document import Document, KeyPath
-from maitred.config.schema import keys_of, kind_at
+from maitred.config.schema import holds_keys, kind_at
 from maitred.errors import ConfigError
 
 PREFIX: Final = "MAITRED_"
@@ -29,19 +29,28 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 def from_environment(root: Any, env: Mapping[str, str]) -> Iterator[Setting]:
-    """Raises ConfigError, naming the variable, for a section without a key and for what is not YAML. What is wrong
-    with a key or its value shows when the whole is validated."""
-    sections = tuple(f"{section}_" for section in keys_of(root))
+    """Raises ConfigError, naming the variable, for what is not text or not YAML. What is wrong with a section, a key or
+    its value shows when the whole is validated."""
     for name in sorted(env):
         rest = name.removeprefix(PREFIX).lower()
-        if not (name.startswith(PREFIX) and rest.startswith(sections)):
+        if not name.startswith(PREFIX) or "__" not in rest:
             continue
-        if "__" not in rest:
-            section = next(s for s in sections if rest.startswith(s))
-            meant = f"{PREFIX}{section.upper()}_{rest.removeprefix(section).upper()}"
-            raise ConfigError("names a section but no key of it", where=name, hint=f"did you mean {meant}?")
         path = tuple(rest.split("__"))
-        yield Setting(path, _read(env[name], kind_at(root, path), name), name)
+        value = _read(env[name], kind_at(root, path), name)
+        above = _value_above(root, path)
+        yield Setting(path[:above], _nested(path[above:], value), name)
+
+
+def _value_above(root: Any, path: KeyPath) -> int:
+    """How many steps of `path` lead to a value that has no keys; all of them if it goes below none."""
+    known = (depth for depth in range(1, len(path)) if (kind := kind_at(root, path[:depth])) and not holds_keys(kind))
+    return next(known, len(path))
+
+
+def _nested(keys: KeyPath, value: Any) -> Any:
+    for key in reversed(keys):
+        value = {key: value}
+    return value
 
 
 def from_flags(flags: Mapping[str, object], names: Mapping[str, str]) -> Iterator[Setting]:
@@ -71,6 +80,10 @@ def _put(tree: Any, path: KeyPath, value: Any) -> Any:
 
 def _read(text: str, kind: Any, name: str) -> Any:
     """Text where the key takes this text; else what YAML makes of it."""
+    try:
+        (name + text).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError("this is not text (UTF-8)", where=name) from error
     try:
         return msgspec.convert(text, kind)
     except msgspec.ValidationError:

@@ -22,7 +22,6 @@ from maitred.request import PriorityClass
 from maitred.sim import Outcome, Results
 from maitred.units import MILLISECOND, SECOND, Micros, to_seconds
 
-Column = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 

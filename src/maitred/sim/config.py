@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+MOST_INSTANCES = 10_000
+"""A guard against slips of the keyboard, beyond any fleet behind one router."""
+
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Equal instances behind one router; what each is made of says the `instance` section."""
@@ -13,7 +16,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Slots per model of the admission in front of the router; None: no admission, all enter."""
 
     def __post_init__(self) -> None:
-        if self.num_instances < 1:
-            raise ValueError(f"num_instances must be at least 1, not {self.num_instances}")
+        if not 1 <= self.num_instances <= MOST_INSTANCES:
+            raise ValueError(f"num_instances must be from 1 to {MOST_INSTANCES:,}, not {self.num_instances}")
         if self.capacity is not None and self.capacity < 1:
             raise ValueError(f"capacity must be at least 1 slot, not {self.capacity}")
