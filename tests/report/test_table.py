@@ -69,6 +69,16 @@ def test_it_fits_and_is_plain_text_when_piped(five: Results, width: int) -> None
     assert "…" not in text
 
 
+@pytest.mark.parametrize("width", [60, 40, 1])
+def test_nothing_is_lost_on_a_narrow_terminal(five: Results, width: int) -> None:
+    def tables(text: str) -> list[str]:
+        return [line.rstrip() for line in text.splitlines() if "simulated" not in line]
+
+    full = tables(printed(five, Slo(ttft=200_000)))[:-1]
+    assert tables(printed(five, Slo(ttft=200_000), width))[: len(full)] == full
+    assert cells("\n".join(full), "within", "SLO") == ["100.0%", "0.0%", "40.0%"]
+
+
 def test_nothing_completed_is_a_dash_never_nan(none: Results) -> None:
     text = printed(none, Slo(ttft=1))
     assert cells(text, "TTFT", "ms", "all") == ["–", "–", "–", "–"]

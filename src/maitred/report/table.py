@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from maitred.report.summary import Group, Slo, Spread, Summary
@@ -15,6 +16,7 @@ from maitred.sim import Outcome
 from maitred.units import Micros, to_ms, to_seconds
 
 _NOTHING = "–"
+_WIDEST = 1_000
 
 Line: TypeAlias = tuple[str, Callable[[Group], str]]
 
@@ -26,11 +28,16 @@ _LATENCIES: tuple[tuple[str, Callable[[Group], Spread | None]], ...] = (
 
 
 def print_summary(summary: Summary, console: Console) -> None:
-    """Two tables within 80 columns and a line below them; plain text where the console is no terminal."""
+    """Two tables within 80 columns and a line below them; plain text where the console is no terminal.
+
+    No figure is ever cut or left out: on a console that is narrower than a table, its lines run on as they are.
+    """
     groups = {cls.label: group for cls, group in summary.classes.items()} if len(summary.classes) > 1 else {}
     groups["all"] = summary.total
-    console.print(_latencies(groups))
-    console.print(_requests(summary, groups))
+    for table in (_latencies(groups), _requests(summary, groups)):
+        wide = console.options.update(max_width=_WIDEST)
+        table.width = Measurement.get(console, wide, table).maximum
+        console.print(table, no_wrap=True, crop=False, overflow="ignore")
     console.print(_closing(summary), style="dim", highlight=False)
 
 
