@@ -34,6 +34,10 @@ def test_nothing_said_is_all_defaults(write) -> None:  # type: ignore[no-untyped
     assert load(write("# a comment\ngateway:\nadmission:\n  classes:\n    bulk:\n")) == Config()
 
 
+def test_lengths_may_be_a_number(write) -> None:  # type: ignore[no-untyped-def]
+    assert load(write("engine: {output_tokens: 500}")).engine.output_tokens == 500
+
+
 def test_flags_win_over_the_environment_over_the_file_key_by_key(write) -> None:  # type: ignore[no-untyped-def]
     path = write("engine: {host: file, port: 1, model: file}\n")
 
@@ -71,6 +75,7 @@ def test_variables_are_read_as_the_type_of_their_key() -> None:
     assert found.gateway.queue_timeout_status == 503
     assert (found.engine.model, found.engine.speed, found.cluster.capacity) == ("123", 0.5, None)
     assert found.instance.step_by_step is True
+    assert load(None, env={"MAITRED_ENGINE__OUTPUT_TOKENS": "500"}).engine.output_tokens == "500"
     assert (found.admission.classes.bulk.queue_size, found.admission.classes.bulk.queue_timeout_secs) == (3, 300.0)
 
 
@@ -105,6 +110,28 @@ def test_variables_that_are_not_ours_are_left_alone() -> None:
         ("cluster: {capacity: many}", "1: cluster.capacity: expected a whole number, or nothing, found 'many'"),
         ("gateway: {backends: http://a}", "1: gateway.backends: expected a list, found 'http://a'"),
         ("gateway:\n  backends:\n    - http://a\n    - 7\n", "4: gateway.backends[1]: expected text, found 7"),
+        (
+            "gateway:\n  host: h\n  backends: [foo]\n",
+            "3: gateway.backends: 'foo' is no http or https URL (write it as http://host:port)",
+        ),
+        (
+            "gateway: {backends: [ftp://a]}",
+            "1: gateway.backends: 'ftp://a' is no http or https URL (write it as http://host:port)",
+        ),
+        (
+            "gateway: {backends: ['http://:80']}",
+            "1: gateway.backends: 'http://:80' is no http or https URL (write it as http://host:port)",
+        ),
+        (
+            "gateway: {backends: ['http://a:99999']}",
+            "1: gateway.backends: 'http://a:99999' is no URL: Port out of range 0-65535 (write it as http://host:port)",
+        ),
+        (
+            "gateway: {backends: [http://a, http://a:80/]}",
+            "1: gateway.backends: http://a is named twice (name each backend once)",
+        ),
+        ("gateway: {port: 70000}", "1: gateway.port must be from 0 to 65535, found 70000"),
+        ("engine: {port: 70000}", "1: engine.port must be from 0 to 65535, found 70000"),
         ("gateway: 5", "1: gateway: expected a section (keys with values), found 5"),
         ("- gateway", "1: the file: expected a section (keys with values), found a list"),
         (

@@ -230,7 +230,7 @@ def capacity(url: str) -> int:
     ("flags", "complaint"),
     [
         ([], "--backend: no backend is named"),
-        (["--backend", "localhost:9"], "--backend: 'localhost:9' is no http or https URL"),
+        (["--backend", "localhost:9"], "--backend: gateway.backends: 'localhost:9' is no http or https URL"),
         (["--backend", "http://a:1", "--router", "least-loded"], "did you mean 'least-loaded'?"),
         (["--backend", "http://a:1", "--port", "70000"], "port"),
         (["--backend", "http://a:1", "--config", "/nowhere.yaml"], "/nowhere.yaml"),

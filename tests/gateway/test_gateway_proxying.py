@@ -305,7 +305,12 @@ def test_state_and_metrics() -> None:
     assert 'maitred_refused_total{code="invalid_request"} 1.0' in lines
 
 
-@pytest.mark.parametrize("backends", [(), ("127.0.0.1:9001",), ("http://a:1", "http://a:1/")])
+@pytest.mark.parametrize("backends", [("127.0.0.1:9001",), ("http://a:1", "http://a:1/")])
 def test_backends_that_cannot_be(backends: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="--backend"):
-        Gateway(GatewayConfig(backends=backends))
+    with pytest.raises(ValueError, match=r"^backends: "):
+        GatewayConfig(backends=backends)
+
+
+def test_no_backend_at_all() -> None:
+    with pytest.raises(ConfigError, match="--backend: no backend is named"):
+        Gateway(GatewayConfig())

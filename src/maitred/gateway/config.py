@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from maitred.errors import ConfigError
 from maitred.wire.limits import Limits
 
 
@@ -35,7 +36,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
-            raise ValueError("port must be 0 to 65535")
+            raise ValueError("port must be from 0 to 65535")
         for name in ("slots_per_backend", "max_body_bytes", "health_failures"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
@@ -44,3 +45,18 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ValueError(f"{name} must be more than 0 seconds")
         if not self.drain_secs >= 0:
             raise ValueError("drain_secs must be at least 0 seconds")
+        if self.backends:
+            self._check_backends()
+
+    def _check_backends(self) -> None:
+        from maitred.wire.client import Origin  # not at the top: a simulation needs no client
+
+        seen: set[Origin] = set()
+        for url in self.backends:
+            try:
+                origin = Origin.parse(url)
+            except ConfigError as error:
+                raise ValueError(f"backends: {error}") from error
+            if origin in seen:
+                raise ValueError(f"backends: {origin} is named twice (name each backend once)")
+            seen.add(origin)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from maitred.errors import ConfigError
 from maitred.gateway.config import GatewayConfig
 from maitred.wire.client import Client, Origin
 from maitred.wire.failures import ConnectError, ProtocolError, UpstreamError
@@ -52,16 +50,13 @@ class Backend:
 
 
 class Fleet:
-    """`changed` is called after every change of who is healthy or serves what. Raises ConfigError for URLs that cannot be."""
+    """`changed` is called after every change of who is healthy or serves what."""
 
     def __init__(self, config: GatewayConfig, client: Client, changed: Callable[[], object]) -> None:
         self._config = config
         self._client = client
         self._changed = changed
         self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
-        for backend, other in itertools.combinations(self.backends, 2):
-            if backend.origin == other.origin:
-                raise ConfigError(f"{backend.url} is named twice", where="--backend", hint="name each backend once")
         self._serving: dict[str, tuple[Backend, ...]] = {}
 
     @property
