@@ -18,7 +18,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     """0: any free port; the line that says it is listening names it."""
     model: str = "emulated"
     """The one model it serves; any other is answered with 404."""
-    output_tokens: str = "lognormal:200,150"
+    output_tokens: str | int = "lognormal:200,150"
     """How long answers are when nobody cuts them: a length distribution, in tokens. `max_tokens` caps it; with `ignore_eos`
     an answer has exactly `max_tokens`."""
     seed: int = 42
@@ -28,8 +28,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     max_body_bytes: int = 32 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ValueError("port must be 0..65535")
+        if not 0 <= self.port <= 65_535:
+            raise ValueError("port must be from 0 to 65535")
         if not (math.isfinite(self.speed) and self.speed > 0):
             raise ValueError("speed must be a number above 0")
         if self.max_body_bytes < 1:

@@ -33,7 +33,7 @@ class Ending(msgspec.Struct, frozen=True):
 class Endings:
     """Draws endings."""
 
-    def __init__(self, lengths: str, seed: int) -> None:
+    def __init__(self, lengths: str | int, seed: int) -> None:
         """Raises ConfigError unless `lengths` is a length distribution."""
         self._lengths = parse_lengths(lengths)
         self._uniform = Random(f"{seed}/answers").random
