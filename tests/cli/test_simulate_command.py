@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +202,11 @@ MISTAKES = [
     (["--rate", "5", "--num-requests", "-5"], "--num-requests: -5 requests cannot be made"),
     (["--rate", "5", "--num-requests", "5", "--class-mix", "bulc:1"], "--class-mix: unknown class 'bulc'"),
     (["--trace", "sample:mixed", "--beta-coeffs", "1,2,3", "--latency", "linear:1,2,3"], "two names for one thing"),
-    (["--trace", "sample:mixed", "--horizon", "nan"], "--horizon: nan cannot be used (a number above 0)"),
+    (["--trace", "sample:mixed", "--horizon", "nan"], "--horizon: nan cannot be used (from a microsecond up to 1e+11)"),
+    (["--trace", "sample:mixed", "--horizon", "inf"], "--horizon: inf cannot be used (from a microsecond up to 1e+11)"),
+    (["--trace", "sample:mixed", "--horizon", "1e-7"], "--horizon: 1e-07 cannot be used"),
+    (["--trace", "sample:mixed", "--slo-ttft-ms", "1e12"], "1e+12 cannot be used (from a microsecond up to 1e+11)"),
+    (["--trace", ""], "'' names no trace (write it as FORMAT:FILE)"),
     (["--trace", "sample:mixed", "--slo-tpot-ms", "-1"], "--slo-tpot-ms: -1 cannot be used"),
     (["--trace", "sample:mixed", "--results-path", "no/r.json"], "--results-path: there is no directory no (create it first)"),
     (["--trace", "sample:mixed", "--results-path", "a", "--metrics-path", "./a"], "is already what --results-path writes to"),
@@ -226,12 +232,26 @@ def test_a_bad_output_path_is_found_before_the_trace_is_simulated(maitred: Any) 
     assert "--metrics-path" in maitred("simulate", "--trace", "azure:t.csv", "--metrics-path", "no/m.json").err
 
 
+@pytest.mark.parametrize("flag", ["--results-path", "--metrics-path"])
+def test_what_is_read_is_not_written_over(maitred: Any, flag: str) -> None:
+    text = "arrival_secs,class,prompt_tokens,output_tokens\n0,default,50,2\n"
+    Path("t.csv").write_text(text, encoding="utf-8")
+    Path("c.yaml").touch()
+    Path("link").symlink_to("t.csv")
+    run = ("simulate", "--trace", "t.csv", "--config", "c.yaml", flag)
+    assert maitred(*run, "link").err == f"maitred: error: {flag}: link is already what --trace reads (name another file)\n"
+    assert f"{flag}: c.yaml is already what --config reads" in maitred(*run, "c.yaml").err
+    assert Path("t.csv").read_text(encoding="utf-8") == text
+
+
 def test_help_is_grouped_and_names_every_flag_once(maitred: Any) -> None:
     said = maitred("simulate", "--help", env={"COLUMNS": "120"})
     assert said.code == 0
     for group in ("Workload: a recorded trace", "Workload: synthetic", "Cluster", "Each instance", "Service level objective"):
         assert said.out.count(group) == 1
-    assert "lognormal:MEAN,SD (both of the lengths)" in " ".join(said.out.replace("│", " ").split())
+    words = said.out.replace("│", " ").split()
+    assert "lognormal:MEAN,SD (both of the lengths)" in " ".join(words)
+    assert words[words.index("--quiet") + 1] == "No"
 
 
 def simulate_in_a_process(*flags: str, stderr: int) -> subprocess.CompletedProcess[bytes]:
@@ -257,3 +277,44 @@ def test_results_can_go_down_a_pipe() -> None:
     done = simulate_in_a_process("--trace", "sample:mixed", "--results-path", "/dev/stdout", "--quiet", stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, b"")
     assert len(json.loads(done.stdout)) == 476
+
+
+def test_a_redirected_descriptor_is_appended_to(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"before\n")
+    command = [
+        sys.executable,
+        "-m",
+        "maitred",
+        "simulate",
+        "--trace",
+        "sample:mixed",
+        "--quiet",
+        "--results-path",
+        "/dev/stdout",
+    ]
+    with log.open("ab") as appending:
+        subprocess.run(command, stdout=appending, timeout=60, check=True)
+    before, written = log.read_text(encoding="utf-8").split("\n", 1)
+    assert before == "before"
+    assert len(json.loads(written)) == 476
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_half_written_behind(tmp_path: Path, number: signal.Signals) -> None:
+    """The trace comes from a pipe that stays open after a row, so the run waits until it is told to end."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "maitred", "simulate", "--trace", f"maitred:{pipe}", "--results-path", "out.json"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as running, pipe.open("wb", buffering=0) as feed:
+        feed.write(b"arrival_secs,class,prompt_tokens,output_tokens\n0,bulk,1,1\n1,bulk,1,1\n")
+        for _ in range(1000):
+            if list(tmp_path.glob(".out.json.*.part")):
+                break
+            time.sleep(0.01)
+        assert list(tmp_path.glob(".out.json.*.part"))
+        time.sleep(0.1)  # the file is there a moment before it is in the hands of who discards it
+        running.send_signal(number)
+        _, stderr = running.communicate(timeout=30)
+    assert (running.returncode, stderr) == (128 + number, b"")
+    assert list(tmp_path.iterdir()) == [pipe]

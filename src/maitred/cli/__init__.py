@@ -49,7 +49,7 @@ def _show_version(wanted: bool) -> None:
 def _maitred(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", metavar="", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """One scheduling stack for LLM serving: gateway, emulated engine and simulator."""

@@ -20,6 +20,7 @@ import typer
 from maitred.cli.printable import printable
 from maitred.cli.simulate_flags import Flags, command
 from maitred.cli.simulate_progress import Watch, watching
+from maitred.cli.unwinding import unwinding
 from maitred.errors import ConfigError
 from maitred.units import Micros, from_ms, from_seconds
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 _USAGE = "give --trace FORMAT:FILE, or --rate RATE --num-requests N"
 _DEFAULT_LENGTHS = "normal:512,256"
-_FOREVER = 1e12
+_LONGEST = 1e11
+"""Of a span that a flag gives, in whatever unit: three thousand years of seconds."""
 
 _CONFIG_KEYS = {
     "num_instances": "cluster.num_instances",
@@ -60,10 +62,10 @@ def run(flags: Flags) -> None:
     from maitred.sim import simulate
 
     config, slo, horizon = _config(flags), _slo(flags), _horizon(flags)
-    with ExitStack() as stack:
+    with unwinding(), ExitStack() as stack:
         trace = stack.enter_context(_trace(flags, flags.trace)) if flags.trace is not None else None
         jobs = _jobs(flags, trace)
-        requests_file, metrics_file, log_file = _outputs(flags, stack)
+        requests_file, metrics_file, log_file = _outputs(flags, trace, stack)
         began = monotonic()
         with _watching(flags, trace) as watch:
             results = simulate(
@@ -127,8 +129,8 @@ def _horizon(flags: Flags) -> Micros | None:
 def _positive(flag: str, value: float | None, convert: Callable[[float], Micros]) -> Micros | None:
     if value is None:
         return None
-    if not 0 < value < _FOREVER:
-        raise ConfigError(f"{value:g} cannot be used", where=flag, hint="a number above 0")
+    if not (0 < value <= _LONGEST and convert(value)):
+        raise ConfigError(f"{value:g} cannot be used", where=flag, hint=f"from a microsecond up to {_LONGEST:g}")
     return convert(value)
 
 
@@ -184,15 +186,17 @@ def _forbid(flags: Flags, given: str, others: tuple[str, ...]) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} does not go with {given}", hint=_USAGE)
 
 
-def _outputs(flags: Flags, stack: ExitStack) -> list[OutputFile | None]:
+def _outputs(flags: Flags, trace: Trace | None, stack: ExitStack) -> list[OutputFile | None]:
     from maitred.report import OutputFile
 
     named = {"--results-path": flags.results_path, "--metrics-path": flags.metrics_path, "--decision-log": flags.decision_log}
-    taken: dict[str, str] = {}
+    inputs = {"--trace": trace.path if trace else None, "--config": flags.config}
+    taken = {os.path.realpath(path): f"{flag} reads" for flag, path in inputs.items() if path and path.is_file()}
     for flag, path in named.items():
-        other = taken.setdefault(os.path.realpath(path), flag) if path else flag
-        if other != flag:
-            raise ConfigError(f"{path} is already what {other} writes to", where=flag, hint="name two files")
+        use = f"{flag} writes to"
+        other = taken.setdefault(os.path.realpath(path), use) if path else use
+        if other != use:
+            raise ConfigError(f"{path} is already what {other}", where=flag, hint="name another file")
     return [stack.enter_context(OutputFile(path, where=flag)) if path else None for flag, path in named.items()]
 
 

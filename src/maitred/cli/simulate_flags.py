@@ -18,6 +18,7 @@ def _flag(panel: str, name: str, text: str, metavar: str | None = None) -> Any:
     return typer.Option(name, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
 
 
+_NO_VALUE = ""
 _TRACE = "Workload: a recorded trace"
 _SYNTHETIC = "Workload: synthetic"
 _CLUSTER = "Cluster"
@@ -37,7 +38,7 @@ class Flags:
     ] = None
     max_requests: Annotated[int | None, _flag(_TRACE, "--max-requests", "Read no more than so many requests.", "N")] = None
     skip_bad_rows: Annotated[
-        bool | None, _flag(_TRACE, "--skip-bad-rows", "Leave out rows that cannot be used, and count them.")
+        bool | None, _flag(_TRACE, "--skip-bad-rows", "Leave out rows that cannot be used, and count them.", _NO_VALUE)
     ] = None
 
     rate: Annotated[float | None, _flag(_SYNTHETIC, "--rate", "Requests per second, Poisson arrivals.", "RATE")] = None
@@ -87,7 +88,7 @@ class Flags:
         int | None, _flag(_INSTANCE, "--max-model-len", "Longest prompt and answer together.", "TOKENS")
     ] = None
     step_by_step: Annotated[
-        bool | None, _flag(_INSTANCE, "--step-by-step", "Make every step by itself: slower, same results.")
+        bool | None, _flag(_INSTANCE, "--step-by-step", "Make every step by itself: slower, same results.", _NO_VALUE)
     ] = None
 
     slo_ttft_ms: Annotated[float | None, _flag(_SLO, "--slo-ttft-ms", "First token within so many ms.", "MS")] = None
@@ -105,7 +106,9 @@ class Flags:
     decision_log: Annotated[
         Path | None, _flag(_RUN, "--decision-log", "Write every decision and its reason as JSON lines.", "FILE")
     ] = None
-    quiet: Annotated[bool | None, _flag(_RUN, "--quiet", "No table, no progress bar: files and warnings only.")] = None
+    quiet: Annotated[bool | None, _flag(_RUN, "--quiet", "No table, no progress bar: files and warnings only.", _NO_VALUE)] = (
+        None
+    )
 
 
 def command(act: Callable[[Flags], None]) -> Callable[..., None]:
