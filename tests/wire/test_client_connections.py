@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from raw_upstream import Peer, answering, client, run, upstream, whole
 
 from maitred.errors import ConfigError
 from maitred.wire.client import Client, Origin
-from maitred.wire.failures import ConnectError, Disconnected, UpstreamTimeout
+from maitred.wire.failures import ConnectError, Disconnected, LocalError, UpstreamTimeout
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -298,6 +301,35 @@ def test_a_name_that_does_not_resolve() -> None:
             await get(c, Origin("nowhere.invalid", 80))
 
     with pytest.raises(ConnectError, match=r"nowhere\.invalid:80"):
+        run(scenario())
+
+
+@contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_lack_of_descriptors_is_no_fault_of_the_upstream() -> None:
+    async def scenario() -> bytes:
+        async with upstream(answering(OK)) as up, client(max_connections=1) as c:
+            with no_more_descriptors(), pytest.raises(LocalError, match="too many open files"):
+                await get(c, up.origin)
+            return await get(c, up.origin)
+
+    assert run(scenario()) == b"ok"
+
+
+def test_a_name_that_cannot_be_one_is_a_failure_to_connect() -> None:
+    async def scenario() -> None:
+        async with client() as c:
+            await get(c, Origin("a..b", 80))
+
+    with pytest.raises(ConnectError, match=r"'a\.\.b' is no host name"):
         run(scenario())
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 from maitred.errors import MaitredError
+
+_OUR_OWN_LIMITS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL))
 
 
 class UpstreamError(MaitredError):
@@ -16,6 +20,13 @@ class ConnectError(UpstreamError):
     """No connection could be made: the upstream has not seen the request."""
 
     reason = "connect_failed"
+
+
+class LocalError(UpstreamError):
+    """This machine could not make a connection (no descriptors, buffers or ports left), which says nothing of the upstream: it
+    has not seen the request, and another one would not either."""
+
+    reason = "local"
 
 
 class Disconnected(UpstreamError):  # noqa: N818  (the peer's act, by its usual name)
@@ -40,3 +51,8 @@ class UpstreamTimeout(UpstreamError):  # noqa: N818
     """The upstream was silent for too long: while connecting, before the head, or between two pieces of the body."""
 
     reason = "timeout"
+
+
+def not_connected(error: OSError, words: str) -> ConnectError | LocalError:
+    """What it means that a connection could not be made."""
+    return LocalError(words) if error.errno in _OUR_OWN_LIMITS else ConnectError(words)

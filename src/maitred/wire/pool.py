@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 
 from maitred.wire.connection import Connection
-from maitred.wire.failures import ConnectError, UpstreamTimeout
+from maitred.wire.failures import ConnectError, UpstreamTimeout, not_connected
 from maitred.wire.limits import Limits
 
 
@@ -41,7 +41,7 @@ class Pool:
         return None
 
     async def take(self) -> Connection:
-        """An idle connection, or else one made now. Raises ConnectError or UpstreamTimeout."""
+        """An idle connection, or else one made now. Raises ConnectError, LocalError or UpstreamTimeout."""
         connection = self.take_idle()
         if connection is not None:
             return connection
@@ -76,7 +76,9 @@ class Pool:
             if isinstance(error, TimeoutError):
                 raise self._timed_out() from None
             if isinstance(error, OSError):
-                raise ConnectError(f"cannot connect to {self._host}:{self._port}: {_words(error)}") from error
+                raise not_connected(error, f"cannot connect to {self._host}:{self._port}: {_words(error)}") from error
+            if isinstance(error, UnicodeError):
+                raise ConnectError(f"{self._host!r} is no host name: {error}") from error
             raise
         self._open.add(connection)
         return connection

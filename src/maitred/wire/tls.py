@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import aiohttp
 from yarl import URL
 
-from maitred.wire.failures import ConnectError, Disconnected, ProtocolError, Truncated, UpstreamError, UpstreamTimeout
+from maitred.wire.failures import Disconnected, ProtocolError, Truncated, UpstreamError, UpstreamTimeout, not_connected
 from maitred.wire.limits import Limits
 from maitred.wire.response import Response
 
@@ -98,7 +98,7 @@ def _known(error: Exception, begun: bool) -> UpstreamError:
     if isinstance(error, TimeoutError):
         return UpstreamTimeout(f"the upstream was silent for too long: {words}")
     if isinstance(error, aiohttp.ClientConnectorError):
-        return ConnectError(words)
+        return not_connected(error, words)
     if begun:
         return Truncated(f"the upstream broke off in the middle of its response: {words}")
     if isinstance(error, aiohttp.ClientConnectionError):
