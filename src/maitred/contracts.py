@@ -7,7 +7,6 @@ neighbour is passed in by whoever owns both. So the same object decides in a liv
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from random import Random
 from typing import Protocol, TypeAlias
@@ -146,15 +145,6 @@ class QueuePolicy(Protocol):
 
 
 SortKey: TypeAlias = tuple[float | int | str, ...]
-
-
-class KeyPolicy(QueuePolicy, Protocol):
-    """A policy whose order is a key that time does not change: the common case is five lines."""
-
-    @abstractmethod
-    def key(self, seq: Seq) -> SortKey:
-        """Smaller goes first. Must end in something unique (`seq.order`)."""
-        ...
 
 
 class PriorityPolicy(Protocol):

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
 import pytest
+from instance_timeline import ABORTED, FINISHED, FIRST, PREEMPTED, TIMED_OUT, instance, request, run
 
 from maitred.errors import ConfigError
 from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency, parse_latency
-from maitred.request import Request
-
-FIRST, PREEMPTED, FINISHED = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.FINISHED
-
-
-def instance(**config: Any) -> Instance:
-    return Instance(InstanceConfig(latency=LinearLatency((100, 1, 10)), **config), Random(0))
-
-
-def request(number: int, prompt: int = 50, arrival: int = 0, **fields: Any) -> Request:
-    return Request(id=number, arrival=arrival, prompt_tokens=prompt, **fields)
-
-
-def run(engine: Instance) -> list[tuple[int, EventKind, int]]:
-    """Everything that happens until nothing does."""
-    events = []
-    while (now := engine.next_event()) is not None:
-        events += [(e.at, e.kind, e.seq.request.id) for e in engine.advance(now)]
-        engine.check()
-    return events
 
 
 def test_a_prompt_is_prefilled_then_each_step_emits_a_token() -> None:
@@ -142,7 +122,7 @@ def test_a_deadline_takes_a_request_out_and_the_step_in_progress_goes_on() -> No
     engine.enqueue(request(0, deadline=200), output_tokens=50, now=0)
     engine.enqueue(request(1, prompt=20), output_tokens=3, now=0)
     # prefill of both 170; the first decode, of both, 170..290, goes on without 0; then one decode of 110
-    assert run(engine) == [(170, FIRST, 0), (170, FIRST, 1), (200, EventKind.TIMED_OUT, 0), (400, FINISHED, 1)]
+    assert run(engine) == [(170, FIRST, 0), (170, FIRST, 1), (200, TIMED_OUT, 0), (400, FINISHED, 1)]
 
 
 def test_what_ends_at_its_deadline_is_complete() -> None:
@@ -154,7 +134,7 @@ def test_what_ends_at_its_deadline_is_complete() -> None:
 def test_a_request_that_comes_after_its_deadline_is_timed_out() -> None:
     engine = instance()
     engine.enqueue(request(0, deadline=10), output_tokens=1, now=20)
-    assert [(e.at, e.kind) for e in engine.advance(20)] == [(20, EventKind.TIMED_OUT)]
+    assert [(e.at, e.kind) for e in engine.advance(20)] == [(20, TIMED_OUT)]
 
 
 def test_an_aborted_request_frees_its_blocks_at_once() -> None:
@@ -165,7 +145,7 @@ def test_an_aborted_request_frees_its_blocks_at_once() -> None:
     assert engine.free_blocks == engine.total_blocks
     assert not engine.abort(0, now=60)
     engine.enqueue(request(1), output_tokens=1, now=70)  # the prefill in progress ends at 150 all the same
-    assert run(engine) == [(60, EventKind.ABORTED, 0), (300, FIRST, 1), (300, FINISHED, 1)]
+    assert run(engine) == [(60, ABORTED, 0), (300, FIRST, 1), (300, FINISHED, 1)]
 
 
 def test_emitted_counts_tokens_in_the_middle_of_a_run() -> None:

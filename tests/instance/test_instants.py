@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from random import Random
-from typing import Any
-
 import pytest
+from instance_timeline import ABORTED, FINISHED, FIRST, TIMED_OUT, instance, request, run
 
 from maitred.contracts import BatchShape
-from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency
-from maitred.request import Request
-
-FIRST, PREEMPTED, FINISHED = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.FINISHED
-TIMED_OUT, ABORTED = EventKind.TIMED_OUT, EventKind.ABORTED
-
-
-def instance(**config: Any) -> Instance:
-    return Instance(InstanceConfig(latency=LinearLatency((100, 1, 10)), **config), Random(0))
-
-
-def request(number: int, prompt: int = 50, **fields: Any) -> Request:
-    return Request(id=number, arrival=0, prompt_tokens=prompt, **fields)
-
-
-def run(engine: Instance) -> list[tuple[int, EventKind, int]]:
-    events = []
-    while (now := engine.next_event()) is not None:
-        events += [(e.at, e.kind, e.seq.request.id) for e in engine.advance(now)]
-        engine.check()
-    return events
+from maitred.instance import EventKind, LinearLatency
 
 
 def test_step_by_step_every_step_is_an_event() -> None:

@@ -1,7 +1,7 @@
 """In what order? The wait queue of one instance.
 
 A policy is registered under the name that users type (`SCHEDULERS`) and makes the queue of one instance. Where its order is
-a key that time does not change, it is a `KeyOrder` and only says the key; its queue is a heap, never sorted anew.
+a key that time does not change, it is a `KeyPolicy` and only says the key; its queue is a heap, never sorted anew.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from heapq import heapify, heappop, heappush
 from random import Random
 
-from maitred.contracts import KeyPolicy, PrefixView, QueuePolicy, Seq, SortKey, StepView, WaitQueue
+from maitred.contracts import PrefixView, QueuePolicy, Seq, SortKey, StepView, WaitQueue
 from maitred.registry import Registry
 from maitred.request import RequestId
 from maitred.units import Micros
@@ -32,8 +33,12 @@ class Queue(WaitQueue):
         return None
 
 
-class KeyOrder(KeyPolicy):
-    """A policy that is a key: smaller first, fixed while the sequence waits."""
+class KeyPolicy(QueuePolicy):
+    """A policy whose order is a key that time does not change: the common case is five lines."""
+
+    @abstractmethod
+    def key(self, seq: Seq) -> SortKey:
+        """Smaller goes first, and is fixed while `seq` waits. Must end in something unique (`seq.order`)."""
 
     def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
         return _KeyQueue(self)
@@ -42,7 +47,7 @@ class KeyOrder(KeyPolicy):
 class _KeyQueue(Queue):
     """A heap of (key, sequence). One that is removed stays in the heap until it comes up or half of the heap is gone."""
 
-    def __init__(self, policy: KeyOrder) -> None:
+    def __init__(self, policy: KeyPolicy) -> None:
         self._key = policy.key
         self._heap: list[tuple[SortKey, Seq]] = []
         self._waiting: dict[RequestId, Seq] = {}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from maitred.contracts import Seq, SortKey
-from maitred.queueing.policy import SCHEDULERS, KeyOrder
+from maitred.queueing.policy import SCHEDULERS, KeyPolicy
 
 
 @SCHEDULERS.register("sjf")
-class ShortestJobFirst(KeyOrder):
+class ShortestJobFirst(KeyPolicy):
     """By prompt length, then arrival, then order (BLIS `sjf`). Long prompts starve under load."""
 
     def key(self, seq: Seq) -> SortKey:
