@@ -132,6 +132,15 @@ def test_variables_that_are_not_ours_are_left_alone() -> None:
         ),
         ("gateway: {port: 70000}", "1: gateway.port must be from 0 to 65535, found 70000"),
         ("engine: {port: 70000}", "1: engine.port must be from 0 to 65535, found 70000"),
+        ("cluster: {capacity: 0}", "1: cluster.capacity must be from 1 to 1,000,000,000 slots, not 0"),
+        (
+            f"cluster: {{capacity: 1{'0' * 400}}}",
+            f"1: cluster.capacity must be from 1 to 1,000,000,000 slots, not 1{'0' * 400}",
+        ),
+        (
+            f"gateway: {{slots_per_backend: 1{'0' * 400}}}",
+            f"1: gateway.slots_per_backend must be at most 1,000,000,000, found 1{'0' * 400}",
+        ),
         ("gateway: 5", "1: gateway: expected a section (keys with values), found 5"),
         ("- gateway", "1: the file: expected a section (keys with values), found a list"),
         (

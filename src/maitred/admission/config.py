@@ -10,6 +10,9 @@ import msgspec
 
 from maitred.request import PriorityClass
 
+MOST_SLOTS = 1_000_000_000
+"""No pool is larger: a guard against slips of the keyboard, far beyond any fleet."""
+
 
 class ClassConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one class may count on. Raises ValueError for what cannot be."""

@@ -99,6 +99,7 @@ class Document:
         scalar = _SCALARS.get(node.tag.removeprefix(_TAG)) if isinstance(node, yaml.ScalarNode) else None
         if scalar is None:
             raise self._error(node, f"the tag {node.tag.replace(_TAG, '!!')} is not supported", "leave it out")
+        self._refuse_halves(node)
         try:
             return scalar(node.value)
         except ValueError:
@@ -111,11 +112,18 @@ class Document:
             key = key_node.value
             if key_node.tag != _TAG + "str":
                 raise self._error(key_node, "a key must be text", "put it in quotes")
+            self._refuse_halves(key_node)
             if key in value:
                 raise self._error(key_node, f"{key!r} is given twice", f"first in line {lines[key]}")
             lines[key] = key_node.start_mark.line + 1
             value[key] = self._value(value_node, above)
         return value
+
+    def _refuse_halves(self, scalar: yaml.Node) -> None:
+        """An escape may write half of a surrogate pair, which nobody can encode."""
+        half = re.search("[\ud800-\udfff]", scalar.value)
+        if half:
+            raise self._error(scalar, f"a character that text does not have (U+{ord(half[0]):04X})")
 
     def _error(self, node: yaml.Node, what: str, hint: str = "") -> ConfigError:
         return ConfigError(what, where=f"{self.name}:{node.start_mark.line + 1}", hint=hint)

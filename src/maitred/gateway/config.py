@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from maitred.admission.config import MOST_SLOTS
 from maitred.errors import ConfigError
 from maitred.wire.limits import Limits
 
@@ -40,6 +41,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in ("slots_per_backend", "max_body_bytes", "health_failures"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.slots_per_backend > MOST_SLOTS:
+            raise ValueError(f"slots_per_backend must be at most {MOST_SLOTS:,}")
         for name in ("health_interval_secs", "health_timeout_secs"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be more than 0 seconds")

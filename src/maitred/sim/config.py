@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from maitred.admission.config import MOST_SLOTS
+
 MOST_INSTANCES = 10_000
 """A guard against slips of the keyboard, beyond any fleet behind one router."""
 
@@ -18,5 +20,5 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if not 1 <= self.num_instances <= MOST_INSTANCES:
             raise ValueError(f"num_instances must be from 1 to {MOST_INSTANCES:,}, not {self.num_instances}")
-        if self.capacity is not None and self.capacity < 1:
-            raise ValueError(f"capacity must be at least 1 slot, not {self.capacity}")
+        if self.capacity is not None and not 1 <= self.capacity <= MOST_SLOTS:
+            raise ValueError(f"capacity must be from 1 to {MOST_SLOTS:,} slots, not {self.capacity}")
