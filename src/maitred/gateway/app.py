@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import random
@@ -75,13 +74,13 @@ class Gateway:
     async def start(self) -> None:
         """Begin to watch the backends. Called by the lifespan protocol."""
         self._watch = asyncio.create_task(self._fleet.watch())
+        self._watch.add_done_callback(_watch_ended)
 
     async def stop(self) -> None:
         """Let go of everything. Called by the lifespan protocol, when the last request has ended."""
         if self._watch is not None:
             self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
+            await asyncio.wait({self._watch})
         self._driver.close()
         await self._client.close()
         if self._log is not None:
@@ -215,6 +214,11 @@ class Gateway:
 
     async def _state(self, scope: Scope, receive: Receive, send: Send) -> None:
         await asgi.send_json(send, 200, self.state())
+
+
+def _watch_ended(watch: asyncio.Task[None]) -> None:
+    if not watch.cancelled():
+        log.critical("backends are watched no more: restart the gateway", exc_info=watch.exception())
 
 
 def _core(config: AdmissionConfig, file: BinaryIO | None) -> Admission:

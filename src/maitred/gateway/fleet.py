@@ -1,21 +1,28 @@
 """The backends: which are up, and which models they serve.
 
-Each is polled for `/health` and `/v1/models`. One good answer makes it healthy; a refused connection, in a poll or in service,
-makes it down at once, and other failures after some in a row, because a busy engine is slow to answer and not down.
+Each is polled for `/health` and `/v1/models`, in a loop of its own: what one does delays and harms no other. One good answer
+makes it healthy; a refused connection, in a poll or in service, makes it down at once, and other failures after some in a row,
+because a busy engine is slow to answer and not down.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from maitred.errors import MaitredError
 from maitred.gateway.config import GatewayConfig
 from maitred.wire.client import Client, Origin
-from maitred.wire.failures import ConnectError, ProtocolError, UpstreamError
+from maitred.wire.failures import ConnectError, ProtocolError
+
+log = logging.getLogger("maitred.gateway")
+MOST_POLLED = 1024 * 1024
+"""Bytes that the answer to a poll may have."""
 
 
 class ModelList(msgspec.Struct):
@@ -82,16 +89,22 @@ class Fleet:
 
     async def watch(self) -> None:
         """Poll for ever."""
-        while True:
-            await asyncio.gather(*(self._poll(backend) for backend in self.backends))
-            await asyncio.sleep(self._config.health_interval_secs)
+        async with asyncio.TaskGroup() as polls:
+            for backend in self.backends:
+                polls.create_task(self._watch(backend))
 
     def down(self, backend: Backend, problem: str) -> None:
         """It cannot be reached."""
         backend.problem = problem
         if backend.healthy:
+            log.warning("backend %s is down: %s", backend.url, problem)
             backend.healthy = False
             self._settle()
+
+    async def _watch(self, backend: Backend) -> None:
+        while True:
+            await self._poll(backend)
+            await asyncio.sleep(self._config.health_interval_secs)
 
     async def _poll(self, backend: Backend) -> None:
         try:
@@ -100,26 +113,38 @@ class Fleet:
                 models = msgspec.json.decode(await self._get(backend, "/v1/models"), type=ModelList)
         except ConnectError as error:
             self.down(backend, str(error))
-        except (UpstreamError, msgspec.DecodeError, TimeoutError) as error:
-            backend.failures += 1
-            if backend.failures >= self._config.health_failures or not backend.healthy:
-                self.down(backend, str(error) or f"no answer within {self._config.health_timeout_secs:g} s")
+        except TimeoutError:
+            self._failed(backend, f"no answer within {self._config.health_timeout_secs:g} s")
+        except Exception as error:  # there is no end to what a backend may answer, and no poll may be the last
+            self._failed(backend, f"{type(error).__name__}: {error}" if not isinstance(error, MaitredError) else str(error))
         else:
             self._up(backend, {model["id"]: model for model in models.data if isinstance(model.get("id"), str)})
 
     async def _get(self, backend: Backend, path: str) -> bytes:
         response = await self._client.request(backend.origin, "GET", path)
+        body = b""
         with contextlib.closing(response):
-            body = b"".join([piece async for piece in response])
+            async for piece in response:
+                body += piece
+                if len(body) > MOST_POLLED:
+                    raise ProtocolError(f"{path} answered with more than {MOST_POLLED} bytes")
         if response.status != 200:
             raise ProtocolError(f"{path} answered {response.status}")
         return body
+
+    def _failed(self, backend: Backend, problem: str) -> None:
+        backend.failures += 1
+        if backend.failures == 1:
+            log.warning("backend %s: %s", backend.url, problem)
+        if backend.failures >= self._config.health_failures or not backend.healthy:
+            self.down(backend, problem)
 
     def _up(self, backend: Backend, models: dict[str, dict[str, Any]]) -> None:
         backend.failures, backend.problem = 0, ""
         changed = not backend.healthy or models.keys() != backend.models.keys()
         backend.healthy, backend.models = True, models
         if changed:
+            log.info("backend %s is up, serving %s", backend.url, ", ".join(models) or "no model")
             self._settle()
 
     def _settle(self) -> None:

@@ -1,0 +1,105 @@
+"""The watch over backends: no answer of one ends it, or delays what is known of another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from world import Backend, Turn, run, whole, world
+
+from maitred.gateway.fleet import MOST_POLLED
+
+
+class Odd(Backend):
+    """Answers polls for its models with `odd`, and is asked for nothing else."""
+
+    odd = b""
+
+    async def _act(self, turn: Turn) -> None:
+        if turn.head.startswith(b"GET /v1/models") and self.odd:
+            await turn.say(whole(self.odd))
+        else:
+            await super()._act(turn)
+
+
+class Mute(Backend):
+    """Accepts, and says nothing to a poll while `mute`."""
+
+    mute = True
+
+    async def _act(self, turn: Turn) -> None:
+        if self.mute and turn.head.startswith(b"GET "):
+            await turn.until_gone()
+        await super()._act(turn)
+
+
+ODD = {
+    "no UTF-8": (b'{"data": [{"id": "\xff"}]}', "UnicodeDecodeError"),
+    "a thousand brackets in each other": (b'{"data": [{"id": ' + b"[" * 100_000, "RecursionError"),
+    "no list": (b"[]", "ValidationError"),
+    "more than is read of it": (b'{"data": []}' + b" " * MOST_POLLED, "more than 1048576 bytes"),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_an_odd_answer_is_a_failure_of_its_backend_alone(what: str, caplog: Any) -> None:
+    async def scenario() -> None:
+        odd, good = Odd(), Backend()
+        odd.odd, problem = ODD[what]
+        async with world(odd, good, ready=False) as w:
+            await w.until(lambda: problem in w.state.backends[0].problem and w.state.backends[1].healthy)
+            assert any(problem in record.message and odd.url in record.message for record in caplog.records)
+            odd.odd = b""
+            await good.stop()
+            await w.until(lambda: [backend.healthy for backend in w.state.backends] == [True, False])
+
+    run(scenario())
+
+
+def test_a_host_that_cannot_be_a_name_harms_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        from maitred.wire.pool import Pool
+
+        connect = Pool.take
+
+        async def take(pool: Pool) -> Any:
+            if pool.authority.endswith(str(bad.port)):
+                "a..b".encode("idna")
+            return await connect(pool)
+
+        bad, good = Backend(), Backend()
+        monkeypatch.setattr(Pool, "take", take)
+        async with world(bad, good, ready=False) as w:
+            await w.until(lambda: "UnicodeError" in w.state.backends[0].problem and w.state.backends[1].healthy)
+            await good.stop()
+            await w.until(lambda: not w.state.backends[1].healthy)
+
+    run(scenario())
+
+
+def test_a_silent_backend_delays_nobody_elses_discovery() -> None:
+    async def scenario() -> None:
+        silent, late = Mute(), Backend()
+        async with world(silent, late, ready=False, health_timeout_secs=15.0) as w:
+            await w.until(lambda: w.state.backends[1].healthy)
+            await late.stop()
+            await w.until(lambda: not w.state.backends[1].healthy)  # though the poll of the first has not ended
+
+    async def bounded() -> None:
+        async with asyncio.timeout(5):
+            await scenario()
+
+    run(bounded())
+
+
+def test_a_watch_that_ends_is_said_loudly(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            monkeypatch.setattr(w.gateway._fleet, "_up", lambda *_: 1 / 0)
+            await w.until(lambda: any(record.levelno == logging.CRITICAL for record in caplog.records))
+            monkeypatch.undo()
+
+    run(scenario())
+    assert "watched no more" in caplog.text
