@@ -162,6 +162,7 @@ REFUSED = {
     "chunked twice": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "a switch of protocols": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
     "a switch of protocols that does not say to which": b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
+    "a status of three zeros": b"HTTP/1.1 000 What\r\nContent-Length: 0\r\n\r\n",
     "a status that is none": b"HTTP/1.1 999 What\r\nContent-Length: 0\r\n\r\n",
     "a large header": b"HTTP/1.1 200 OK\r\nx: " + b"a" * 2_000 + b"\r\nContent-Length: 0\r\n\r\n",
     "many headers": b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 300 + b"Content-Length: 0\r\n\r\n",
@@ -174,6 +175,16 @@ REFUSED = {
 def test_refused(what: str) -> None:
     with pytest.raises(ProtocolError):
         run(fetch(REFUSED[what], max_head=1_000))
+
+
+SECRET = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nSECRET"
+CHUNKED_SECRET = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nSECRET\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("answer", [OK, CHUNKED])
+@pytest.mark.parametrize("after", [SECRET, CHUNKED_SECRET, b"SECRET", OK + SECRET])
+def test_what_follows_a_response_in_the_same_read_is_no_part_of_it(answer: bytes, after: bytes) -> None:
+    assert run(fetch(answer + after)) == run(fetch(answer))
 
 
 def test_a_bad_chunk_ends_the_response_with_an_error_after_what_was_good() -> None:
@@ -227,4 +238,4 @@ def test_a_header_with_a_line_end_is_never_sent() -> None:
 
 def test_every_failure_is_an_upstream_error_with_a_reason() -> None:
     kinds = UpstreamError.__subclasses__()
-    assert len({kind.reason for kind in kinds}) == len(kinds) == 5
+    assert len({kind.reason for kind in kinds}) == len(kinds) == 6

@@ -1,15 +1,14 @@
 """The upstream client: HTTP/1.1 over kept connections, for whoever must stream, cancel and hold back without waste.
 
 A request is sent again, once and over a new connection, in one case only: it went out on a connection that had been idle, and
-that was closed before a single byte of an answer. Then the upstream closed it for its age at the moment we used it, and
-the request was never looked at. Every other failure is the caller's to judge.
+that was closed before a single byte of an answer. Most likely the upstream closed it for its age at the moment we used it. It
+may also have died of the request: then it is asked a second time, and no more. Every other failure is the caller's to judge.
 
 `https://` origins go through aiohttp's client, behind the same `Response`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -87,13 +86,13 @@ class Client:
         bodiless = method == "HEAD"
         connection = pool.take_idle() or await pool.take()
         try:
-            return await _begun(connection.send(head, body, bodiless=bodiless))
+            return await connection.send(head, body, bodiless=bodiless).begun()
         except Disconnected:
             if not connection.used or connection.heard:
                 raise
         pool.drop_idle()
         connection = await pool.take()
-        return await _begun(connection.send(head, body, bodiless=bodiless))
+        return await connection.send(head, body, bodiless=bodiless).begun()
 
     def pool(self, origin: Origin) -> Pool:
         pool = self._pools.get(origin)
@@ -114,15 +113,6 @@ class Client:
 
             self._tls = TlsClient(self.limits)
         return self._tls
-
-
-async def _begun(response: Response) -> Response:
-    try:
-        await response.head()
-    except asyncio.CancelledError:
-        response.close()
-        raise
-    return response
 
 
 def _head(authority: str, method: str, target: str, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:

@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status == 101:
             raise ProtocolError("the upstream switched protocols, which nobody asked for")
-        if status > 599:
+        if not 100 <= status <= 599:
             raise ProtocolError(f"the upstream answered with the status {status}, which there is not")
         if status < 200:
             self._headers, self._has_length, self._chunked = [], False, False

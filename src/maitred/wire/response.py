@@ -78,9 +78,14 @@ class Response:
         """Whether all of the body has come and been read."""
         return self._ended and not self._buffer
 
-    async def head(self) -> None:
-        """Until `status` and `headers` are there. Raises UpstreamError."""
-        await self._head
+    async def begun(self) -> Response:
+        """Itself, as soon as `status` and `headers` are there. If this is cancelled it is closed. Raises UpstreamError."""
+        try:
+            await self._head
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        return self
 
     async def read(self) -> bytes:
         """All that has come since the last read, or the next piece to come; b"" at the end. Raises UpstreamError."""

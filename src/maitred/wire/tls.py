@@ -36,12 +36,7 @@ class TlsClient:
         source.task = asyncio.create_task(_feed(call, source, response))
         self._feeding.add(source.task)
         source.task.add_done_callback(self._feeding.discard)
-        try:
-            await response.head()
-        except asyncio.CancelledError:
-            response.close()
-            raise
-        return response
+        return await response.begun()
 
     async def close(self) -> None:
         if self._session is not None:
