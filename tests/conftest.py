@@ -1,4 +1,4 @@
-"""Hypothesis looks for new examples on a developer's machine, and repeats the same ones in CI: a change fails for what it did."""
+"""Hypothesis looks for new examples on a developer's machine, and repeats the same in CI: a change fails for what it did."""
 
 from __future__ import annotations
 
