@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from maitred.batching import BatchLimits, ContinuousBatch, Step
-from maitred.contracts import BatchShape, ChunkShape, Seq, WaitQueue
+from maitred.contracts import Seq, WaitQueue
 from maitred.errors import InvariantError
 from maitred.kv import BlockCounts
 from maitred.queueing import SCHEDULERS
@@ -58,7 +58,9 @@ def test_the_shape_of_a_step_says_what_it_costs() -> None:
     bench = Bench(30, 90, budget=100)
     bench.step()
     step = bench.form()
-    assert bench.batch.shape(step) == BatchShape(decodes=1, context=30, prefill=20, chunks=(ChunkShape(20, 70, 90),))
+    shape = bench.batch.shape(step)
+    assert (shape.decodes, shape.context, shape.prefill) == (1, 30, 20)
+    assert [(chunk.tokens, chunk.start, chunk.prompt) for chunk in shape.chunks] == [(20, 70, 90)]
 
 
 def test_a_step_without_chunks_may_run_until_the_blocks_run_out() -> None:

@@ -34,11 +34,10 @@ class BatchLimits(msgspec.Struct, frozen=True):
     long_prefill_token_threshold: int
 
 
-class Chunk(msgspec.Struct, gc=False):
-    """Prefill work of one sequence in one step, in tokens."""
+class Chunk(ChunkShape, frozen=True, gc=False):
+    """Prefill work of one sequence in one step."""
 
     seq: Seq
-    tokens: int
 
 
 class Step(msgspec.Struct, gc=False):
@@ -46,6 +45,8 @@ class Step(msgspec.Struct, gc=False):
 
     repeat: int
     chunks: Sequence[Chunk] = ()
+    prefill: int = 0
+    """Tokens of the chunks, summed."""
     preempted: Sequence[Seq] = ()
 
 
@@ -90,28 +91,27 @@ class ContinuousBatch:
         and is the caller's to put back into the wait queue.
         """
         blocks, chunks, needed = self._blocks, [], 0
+        budget = room = self._limits.max_num_batched_tokens - self.decodes
         if self._prefilling:
-            chunks = self._chunks()
+            chunks = self._chunks(budget)
             needed = sum([self._new_blocks(chunk) for chunk in chunks])
+            budget -= sum([chunk.tokens for chunk in chunks])
         elif waiting is None:
             repeat = blocks.steps_free(limit)
             if repeat:
                 return Step(repeat)
         spare = blocks.free - blocks.opens(1) - needed
         if spare < 0:
-            return Step(1, *self._make_room())
+            return self._make_room(chunks)
         if chunks:
             self._take(chunks, needed)
         if waiting is not None and not self.full:
-            self._admit(waiting, chunks, spare, now)
-        return Step(1, chunks) if chunks else Step(blocks.steps_free(limit))
+            budget = self._admit(waiting, chunks, spare, budget, now)
+        return Step(1, chunks, room - budget) if chunks else Step(blocks.steps_free(limit))
 
     def shape(self, step: Step) -> BatchShape:
         """The work of `step`, which has just been formed."""
-        if not step.chunks:
-            return BatchShape(self.decodes, self.context)
-        shapes = [ChunkShape(c.tokens, c.seq.computed, c.seq.target) for c in step.chunks]
-        return BatchShape(self.decodes, self.context, sum([c.tokens for c in shapes]), tuple(shapes))
+        return BatchShape(self.decodes, self.context, step.prefill, tuple(step.chunks))
 
     def run(self, steps: int) -> None:
         """`steps` steps are over, as far as the decoding sequences go."""
@@ -159,14 +159,13 @@ class ContinuousBatch:
         if [seq for seq in held if not seq.decoding] != self._prefilling or len(held) > self._limits.max_num_seqs:
             raise InvariantError("the prefilling sequences are not the running ones that do not decode")
 
-    def _chunks(self) -> list[Chunk]:
-        """The chunks of the sequences that prefill already. What decodes has its token of the budget."""
+    def _chunks(self, budget: int) -> list[Chunk]:
+        """The chunks of the sequences that prefill already, `budget` tokens at most."""
         chunks: list[Chunk] = []
-        budget = self._limits.max_num_batched_tokens - self.decodes
         for seq in self._prefilling:
             tokens = min(seq.target - seq.computed, self._chunk_limit, budget)
             budget -= tokens
-            chunks.append(Chunk(seq, tokens))
+            chunks.append(Chunk(tokens, seq.computed, seq.target, seq))
         return chunks
 
     def _take(self, chunks: list[Chunk], blocks: int) -> None:
@@ -175,17 +174,15 @@ class ContinuousBatch:
         for chunk in chunks:
             chunk.seq.pending = chunk.tokens
 
-    def _admit(self, waiting: WaitQueue, chunks: list[Chunk], spare: int, now: Micros) -> None:
-        """Adds a chunk for each sequence that enters the batch. `spare` blocks are left for them."""
-        sequences, limits, size = self.sequences, self._limits, self._blocks.block_size
-        budget = limits.max_num_batched_tokens - self.decodes
-        if chunks:
-            budget -= sum([chunk.tokens for chunk in chunks])
+    def _admit(self, waiting: WaitQueue, chunks: list[Chunk], spare: int, budget: int, now: Micros) -> int:
+        """Adds a chunk for each sequence that enters the batch, within `spare` blocks and `budget` tokens. Returns what is left
+        of the budget."""
+        sequences, most, size = self.sequences, self._limits.max_num_seqs, self._blocks.block_size
         waiting.begin(self, now)
-        while budget > 0 and len(sequences) < limits.max_num_seqs:
+        while budget > 0 and len(sequences) < most:
             seq = waiting.peek()
             if seq is None or seq.target > spare * size:
-                return
+                break
             waiting.pop()
             tokens = min(seq.target, self._chunk_limit, budget)
             taken = -(-tokens // size)
@@ -196,12 +193,14 @@ class ContinuousBatch:
             seq.scheduled_at = now
             sequences[seq.request.id] = seq
             self._prefilling.append(seq)
-            chunks.append(Chunk(seq, tokens))
+            chunks.append(Chunk(tokens, 0, seq.target, seq))
+        return budget
 
-    def _make_room(self) -> tuple[list[Chunk], list[Seq]]:
-        """Running sequences take their blocks in order; while one finds none, the last admitted is preempted."""
+    def _make_room(self, chunks: Sequence[Chunk]) -> Step:
+        """Running sequences take their blocks in order, for their token or their chunk of `chunks`; while one finds none, the
+        last admitted is preempted."""
         order = list(self.sequences.values())
-        ready = {chunk.seq: chunk for chunk in self._chunks()}
+        ready = {chunk.seq: chunk for chunk in chunks}
         spare, preempted, served = self._blocks.free, [], 0
         while served < len(order):
             seq = order[served]
@@ -217,13 +216,12 @@ class ContinuousBatch:
             victim.target = victim.request.prompt_tokens + victim.emitted
             victim.computed = 0
             victim.preemptions += 1
-        chunks = [ready[seq] for seq in self._prefilling]
-        self._take(chunks, sum(self._new_blocks(chunk) for chunk in chunks))
-        return chunks, preempted
+        left = [ready[seq] for seq in self._prefilling]
+        self._take(left, sum(self._new_blocks(chunk) for chunk in left))
+        return Step(1, left, sum(chunk.tokens for chunk in left), preempted)
 
     def _new_blocks(self, chunk: Chunk) -> int:
-        computed = chunk.seq.computed
-        return self._blocks.blocks(computed + chunk.tokens) - self._blocks.blocks(computed)
+        return self._blocks.blocks(chunk.start + chunk.tokens) - self._blocks.blocks(chunk.start)
 
     def _held(self, seq: Seq) -> int:
         """Tokens of KV that `seq` holds."""

@@ -144,17 +144,19 @@ class Instance:
             run = self._run
         seq = Seq(request, self._count, request.prompt_tokens, request.priority)
         self._count += 1
-        late = request.deadline is not None and request.deadline <= now
-        if late or self.refusal(request) is not None:
-            self._events.append(InstanceEvent(now, EventKind.TIMED_OUT if late else EventKind.REFUSED, seq))
+        if self.refusal(request) is not None:
+            self._events.append(InstanceEvent(now, EventKind.REFUSED, seq))
             return
+        if request.deadline is not None:
+            if request.deadline <= now:
+                self._events.append(InstanceEvent(now, EventKind.TIMED_OUT, seq))
+                return
+            heappush(self._deadlines, (request.deadline, seq.order, seq))
         longest = self._model_len - request.prompt_tokens
         if request.max_output_tokens is not None:
             longest = min(longest, request.max_output_tokens)
         self._seqs[request.id] = seq
         self._answers[request.id] = max(1, min(output_tokens, longest))
-        if request.deadline is not None:
-            heappush(self._deadlines, (request.deadline, seq.order, seq))
         self._waiting.add(seq, now)
         if run is None:
             if len(self._seqs) == 1:
