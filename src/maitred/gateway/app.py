@@ -7,7 +7,7 @@ import itertools
 import logging
 import random
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -55,7 +55,7 @@ class Gateway:
         self.core = _core(admission or AdmissionConfig(), self._log)
         self._driver = Driver(self.core)
         router = (routing or RoutingConfig()).router(random.Random(seed))
-        self._relay = Relay(self._client, self._fleet, router, self._driver, self.counts)
+        self._relay = Relay(config, self._client, self._fleet, router, self._driver, self.counts)
         self._watch: asyncio.Task[None] | None = None
         self._collector = GatewayCollector(self.counts, self.state)
         self._ids = itertools.count()
@@ -188,11 +188,10 @@ class Gateway:
         if not call.answered:
             await asgi.send_error(send, error, [(REQUEST_ID, call.request_id)])
 
-    def _resize(self) -> None:
-        """Capacity follows the fleet, model by model."""
-        for model in self._fleet.models:
-            healthy = self._fleet.serving(model) or ()
-            self._driver.resize(model, self.config.slots_per_backend * len(healthy))
+    def _resize(self, models: Iterable[str]) -> None:
+        """Capacity follows the fleet."""
+        for model in models:
+            self._driver.resize(model, self._fleet.slots(model))
 
     # What it says of itself
 

@@ -27,6 +27,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     health_timeout_secs: float = 3.0
     health_failures: int = 3
     """Polls in a row that must fail before a backend counts as down. A refused connection needs no second."""
+    max_attempts: int = 2
+    """Backends that may lose one request before its answer began. One that refused the connection does not count."""
     queue_timeout_status: Literal[408, 503] = 408
     """What a request is answered that waited too long. 408 as SMG documents it; some proxies repeat a 408 at once."""
     drain_secs: float = 30.0
@@ -38,7 +40,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ValueError("port must be from 0 to 65535")
-        for name in ("slots_per_backend", "max_body_bytes", "health_failures"):
+        for name in ("slots_per_backend", "max_body_bytes", "health_failures", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.slots_per_backend > MOST_SLOTS:

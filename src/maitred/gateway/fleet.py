@@ -3,6 +3,11 @@
 Each is polled for `/health` and `/v1/models`, in a loop of its own: what one does delays and harms no other. One good answer
 makes it healthy; a refused connection, in a poll or in service, makes it down at once, and other failures after some in a row,
 because a busy engine is slow to answer and not down.
+
+What is in flight at a backend that is down. Where connections are refused the process has gone, and the requests with it, or it
+ends what it has and takes no more: they are left to it. Where polls fail otherwise it may never answer, so requests that have
+shown their clients nothing are taken away, as soon as another backend serves their model. What stays there brings slots of its
+own until it has ended: it must not use up those of the healthy ones.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +23,7 @@ import msgspec
 from maitred.errors import MaitredError
 from maitred.gateway.config import GatewayConfig
 from maitred.wire.client import Client, Origin
-from maitred.wire.failures import ConnectError, ProtocolError
+from maitred.wire.failures import ConnectError, LocalError, ProtocolError
 
 log = logging.getLogger("maitred.gateway")
 MOST_POLLED = 1024 * 1024
@@ -34,7 +39,7 @@ class ModelList(msgspec.Struct):
 class Backend:
     """An instance reached over HTTP, as routers see it (InstanceView)."""
 
-    __slots__ = ("failures", "healthy", "in_flight", "index", "models", "origin", "problem", "url")
+    __slots__ = ("failures", "flights", "healthy", "index", "models", "origin", "problem", "url")
 
     kv_usage = 0.0
     waiting = 0
@@ -43,7 +48,7 @@ class Backend:
         self.index = index
         self.origin = Origin.parse(url, where="--backend")
         self.url = str(self.origin)
-        self.in_flight = 0
+        self.flights: set[Flight] = set()
         self.healthy = False
         self.models: dict[str, dict[str, Any]] = {}
         """What it served when last asked, by id; kept while it is down."""
@@ -52,24 +57,48 @@ class Backend:
         """Why it is not healthy."""
 
     @property
+    def in_flight(self) -> int:
+        return len(self.flights)
+
+    @property
     def running(self) -> int:
-        return self.in_flight
+        return len(self.flights)
+
+
+class Flight:
+    """One request at one backend, made by the task that waits for the answer."""
+
+    __slots__ = ("_task", "abandoned", "backend", "model", "shown")
+
+    def __init__(self, backend: Backend, model: str) -> None:
+        self.backend = backend
+        self.model = model
+        self.shown = False
+        """Whether the client has seen anything of the answer."""
+        self.abandoned = False
+        self._task = asyncio.current_task()
+
+    def abandon(self) -> None:
+        """Cancel its task, which then asks `taken`."""
+        assert self._task is not None
+        self.abandoned = True
+        self._task.cancel()
+
+    def taken(self) -> bool:
+        """Whether the task was cancelled by `abandon` and by nobody else. To be asked once; then it may go on."""
+        assert self._task is not None
+        return self.abandoned and self._task.uncancel() == 0
 
 
 class Fleet:
-    """`changed` is called after every change of who is healthy or serves what."""
+    """`changed` is called with the models whose slots may have become more or fewer."""
 
-    def __init__(self, config: GatewayConfig, client: Client, changed: Callable[[], object]) -> None:
+    def __init__(self, config: GatewayConfig, client: Client, changed: Callable[[Iterable[str]], object]) -> None:
         self._config = config
         self._client = client
         self._changed = changed
         self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
         self._serving: dict[str, tuple[Backend, ...]] = {}
-
-    @property
-    def models(self) -> Sequence[str]:
-        """All that were ever seen, whether or not a backend is up that serves them."""
-        return list(self._serving)
 
     @property
     def healthy(self) -> Sequence[Backend]:
@@ -78,6 +107,24 @@ class Fleet:
     def serving(self, model: str) -> tuple[Backend, ...] | None:
         """The healthy backends that serve `model`; None: it was never seen."""
         return self._serving.get(model)
+
+    def slots(self, model: str) -> int:
+        """How many requests for `model` may be in flight."""
+        serving = self._serving.get(model, ())
+        left = sum(flight.model == model for b in self.backends if b not in serving for flight in b.flights)
+        return self._config.slots_per_backend * len(serving) + left
+
+    def sent(self, backend: Backend, model: str) -> Flight:
+        """A request is about to be sent there by the current task."""
+        flight = Flight(backend, model)
+        backend.flights.add(flight)
+        return flight
+
+    def ended(self, flight: Flight) -> None:
+        """It is over there, whatever became of it."""
+        flight.backend.flights.remove(flight)
+        if flight.backend not in self._serving.get(flight.model, ()):
+            self._changed((flight.model,))
 
     def listed(self) -> Sequence[dict[str, Any]]:
         """What `/v1/models` says: the healthy backends' models, each once."""
@@ -113,6 +160,12 @@ class Fleet:
                 models = msgspec.json.decode(await self._get(backend, "/v1/models"), type=ModelList)
         except ConnectError as error:
             self.down(backend, str(error))
+            if not isinstance(error.__cause__, ConnectionRefusedError):
+                self._failed(backend, str(error))
+        except LocalError as error:
+            if backend.problem != str(error):
+                backend.problem = str(error)
+                log.error("backend %s cannot be polled: %s", backend.url, error)
         except TimeoutError:
             self._failed(backend, f"no answer within {self._config.health_timeout_secs:g} s")
         except Exception as error:  # there is no end to what a backend may answer, and no poll may be the last
@@ -136,8 +189,16 @@ class Fleet:
         backend.failures += 1
         if backend.failures == 1:
             log.warning("backend %s: %s", backend.url, problem)
-        if backend.failures >= self._config.health_failures or not backend.healthy:
+        enough = backend.failures >= self._config.health_failures
+        if enough or not backend.healthy:
             self.down(backend, problem)
+        if enough:
+            self._abandon(backend)
+
+    def _abandon(self, backend: Backend) -> None:
+        for flight in backend.flights:
+            if not (flight.shown or flight.abandoned) and self.serving(flight.model):
+                flight.abandon()
 
     def _up(self, backend: Backend, models: dict[str, dict[str, Any]]) -> None:
         backend.failures, backend.problem = 0, ""
@@ -150,4 +211,4 @@ class Fleet:
     def _settle(self) -> None:
         names = dict.fromkeys([*self._serving, *(name for backend in self.backends for name in backend.models)])
         self._serving = {name: tuple(b for b in self.backends if b.healthy and name in b.models) for name in names}
-        self._changed()
+        self._changed(names)

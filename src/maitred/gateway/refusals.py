@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from maitred.admission import Reason
 from maitred.wire.asgi import ApiError
-from maitred.wire.failures import ConnectError, UpstreamError, UpstreamTimeout
+from maitred.wire.failures import ConnectError, LocalError, UpstreamError, UpstreamTimeout
 
 RETRY_SOON = ((b"retry-after", b"1"),)
 RETRY_LATER = ((b"retry-after", b"2"),)
@@ -44,6 +44,8 @@ def unanswered(error: UpstreamError | None) -> ApiError:
     if error is None or isinstance(error, ConnectError):
         message = "no backend could be reached" if error is None else str(error)
         return ApiError(503, message, kind="server_error", code="no_healthy_backend", headers=RETRY_LATER)
+    if isinstance(error, LocalError):
+        return ApiError(503, str(error), kind="server_error", code="upstream_local", headers=RETRY_LATER)
     status = 504 if isinstance(error, UpstreamTimeout) else 502
     return ApiError(status, str(error), kind="server_error", code=f"upstream_{error.reason}")
 

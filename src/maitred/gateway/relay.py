@@ -1,17 +1,21 @@
 """Send an admitted request on, and its answer back.
 
 The head of the answer is withheld until the first data of its body: comments that only keep a stream alive do not count. Up to
-there nothing has been shown, so a backend that fails can be replaced by the next one. From there on the answer belongs
-to the client piece by piece, and if it breaks off, so must the client's connection: an answer cut short must not look whole.
+there nothing has been shown, so a backend that fails can be replaced by the next one: by any number of those that could not be
+reached, but only by few that had the request, since it may be the request that brings them down. From there on the answer
+belongs to the client piece by piece, and if it breaks off, so must the client's connection: an answer cut short must not look
+whole.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from maitred.admission import End
 from maitred.contracts import Router
 from maitred.gateway import refusals
+from maitred.gateway.config import GatewayConfig
 from maitred.gateway.driver import Driver
 from maitred.gateway.fleet import Backend, Fleet
 from maitred.gateway.intake import REQUEST_ID, end_to_end
@@ -25,8 +29,17 @@ from maitred.wire.response import Response
 
 WITHHELD_BYTES = 16_384
 """Of comments before the first data of a stream; with more of them the head goes out anyway."""
-REPLACEABLE = (ConnectError, Disconnected, Truncated)
-"""The failures after which another backend is tried. After a timeout it would only be kept busy as well."""
+
+
+class Abandoned(UpstreamError):  # noqa: N818
+    """The upstream was declared down before its answer began."""
+
+    reason = "abandoned"
+
+
+REPLACEABLE = (Disconnected, Truncated, Abandoned)
+"""The failures of a backend that had the request after which another is tried. After a timeout it would only be kept busy as
+well."""
 
 
 class Call:
@@ -46,7 +59,10 @@ class Call:
 
 
 class Relay:
-    def __init__(self, client: Client, fleet: Fleet, router: Router, driver: Driver, counts: Counts) -> None:
+    def __init__(
+        self, config: GatewayConfig, client: Client, fleet: Fleet, router: Router, driver: Driver, counts: Counts
+    ) -> None:
+        self._max_attempts = config.max_attempts
         self._client = client
         self._fleet = fleet
         self._router = router
@@ -56,38 +72,47 @@ class Relay:
     async def serve(self, call: Call, send: Send, departure: Departure) -> End:
         """Until the answer has been handed to the client whole (DRAINED), or broke off after it had begun (FAILED: the caller
         must cut the connection). Raises ApiError when there is none, and nothing has been sent."""
-        untried = list(self._fleet.serving(call.request.model) or ())
+        untried: Sequence[Backend] = self._fleet.serving(call.request.model) or ()
+        tried: list[Backend] = []
         failure: UpstreamError | None = None
+        attempts = 0
         while untried:
             if failure is not None:
                 self._counts.retries += 1
             choice = self._router.choose(call.request, untried, self._driver.now())
             backend = self._fleet.backends[choice.instance]
-            untried.remove(backend)
             try:
                 return await self._through(backend, call, send, departure)
             except UpstreamError as error:
                 failure = self._failed(backend, error)
-                if not isinstance(error, REPLACEABLE):
-                    break
+            attempts += not isinstance(failure, ConnectError)
+            if attempts == self._max_attempts or not isinstance(failure, (ConnectError, *REPLACEABLE)):
+                break
+            tried.append(backend)
+            untried = [other for other in self._fleet.serving(call.request.model) or () if other not in tried]
         raise refusals.unanswered(failure)
 
     async def _through(self, backend: Backend, call: Call, send: Send, departure: Departure) -> End:
         """Raises UpstreamError only while nothing has been sent."""
-        backend.in_flight += 1
+        flight = self._fleet.sent(backend, call.request.model)
         response: Response | None = None
         try:
             response = await self._client.request(backend.origin, "POST", call.path, call.headers, call.body)
             piece = await (_first_data(response) if call.request.stream else response.read())
+            flight.shown = True
             if not self._driver.first_byte(call.request.id):
                 raise refusals.preempted()
             if await self._begin(call, response, piece, send):
                 return End.DRAINED
             return await self._finish(backend, response, send, departure)
+        except asyncio.CancelledError:
+            if not flight.taken():
+                raise
+            raise Abandoned(f"{backend.url} is down: {backend.problem}") from None
         finally:
             if response is not None:
                 response.close()
-            backend.in_flight -= 1
+            self._fleet.ended(flight)
             self._router.left(call.request, backend.index, self._driver.now())
 
     async def _begin(self, call: Call, response: Response, piece: bytes, send: Send) -> bool:
