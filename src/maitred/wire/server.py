@@ -14,13 +14,12 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from maitred.errors import ConfigError
 from maitred.wire.asgi import App
+from maitred.wire.protocol import Protocol
 
 KEEP_ALIVE_SECS = 75
 """How long a client's idle connection is kept: longer than clients keep theirs, so that they are the ones to close."""
@@ -100,7 +99,7 @@ def _config(app: App, drain_secs: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=_Protocol,
+        http=Protocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -111,48 +110,6 @@ def _config(app: App, drain_secs: float) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_SECS,
         timeout_graceful_shutdown=drain_secs,  # type: ignore[arg-type]  # typed int, handed to wait_for as it is
     )
-
-
-class _Protocol(HttpToolsProtocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(cast(asyncio.Transport, transport))
-        self.transport = cast(asyncio.Transport, _HeadWithBody(self.transport))
-
-
-class _HeadWithBody:
-    """A transport, as far as uvicorn uses it for answers, that sends the head of one together with the body that follows.
-
-    uvicorn writes them apart and uvloop sends each write at once, so every small answer would cost a second system call. A head
-    after which nothing comes is sent in the next turn of the loop; a body that looks like a head only waits for that as well.
-    """
-
-    __slots__ = ("_held", "_later", "_transport", "_write", "_writelines", "is_closing")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._write, self._writelines = transport.write, transport.writelines
-        self._later = asyncio.get_running_loop().call_soon
-        self._held = b""
-        self.is_closing = transport.is_closing
-
-    def write(self, data: bytes) -> None:
-        if self._held:
-            held, self._held = self._held, b""
-            self._writelines((held, data))
-        elif data.startswith(b"HTTP/1.1 "):
-            self._held = data
-            self._later(self._flush)
-        else:
-            self._write(data)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        if self._held:
-            held, self._held = self._held, b""
-            self._transport.write(held)
 
 
 class _Server(uvicorn.Server):

@@ -1,0 +1,212 @@
+"""What a server makes of requests that are large, slow, old, broken, or that offer to speak something else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+import pytest
+from raw_upstream import run
+
+from maitred.wire import asgi, protocol
+from maitred.wire.asgi import ClientGone, Departure, Receive, Scope, Send
+from maitred.wire.server import serving
+
+T = TypeVar("T")
+Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[T]]
+
+
+async def nothing() -> None: ...
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the path and the body, in two pieces of no declared length."""
+    if scope["type"] == "lifespan":
+        await asgi.lifespan(receive, send, nothing, nothing)
+        return
+    try:
+        body = await asgi.read_body(scope, receive, 1 << 20)
+    except ClientGone:
+        GONE.append(scope["path"])
+        return
+    if scope["path"] == "/slow":
+        await asyncio.sleep(0.15)
+    if scope["path"] == "/measured":
+        await asgi.send_bytes(send, 200, body, b"text/plain")
+        return
+    if scope["path"] == "/hangs":
+        left = asyncio.Event()
+        departure = Departure(receive, left.set)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        await left.wait()
+        departure.stop()
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": scope["path"].encode() + b":", "more_body": True})
+    await send({"type": "http.response.body", "body": body})
+
+
+GONE: list[str] = []
+
+
+def with_server(script: Script[T]) -> T:
+    async def scenario() -> T:
+        async with serving(echo, drain_secs=0.1) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+            try:
+                return await script(reader, writer)
+            finally:
+                writer.close()
+
+    return run(scenario())
+
+
+def saying(*pieces: bytes) -> bytes:
+    """All that the server says to these pieces, sent one by one, until it closes."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0.005)
+        return await reader.read(-1)
+
+    return with_server(script)
+
+
+def refusal(answer: bytes) -> tuple[int, str]:
+    """The status and code of an answer that is an OpenAI error object."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"\r\nconnection: close" in head
+    assert b"\r\ncontent-type: application/json\r\n" in head
+    error = msgspec.json.decode(body)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    return int(head.split(b" ")[1]), error["code"]
+
+
+CURL = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nUser-Agent: curl/8.5.0\r\nAccept: */*\r\n"
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 12\r\n\r\n"
+)
+"""What `curl --http2` sends."""
+BODY = b'{"say":"hi"}'
+ANSWER = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n15\r\n/v1/chat/completions:\r\nc\r\n" + BODY + b"\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, len(CURL) - 1, len(CURL), len(CURL) + 5])
+def test_an_offer_to_upgrade_is_ignored_and_the_body_kept(cut: int) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        whole = CURL + BODY
+        writer.write(whole[:cut])
+        await asyncio.sleep(0.005)
+        writer.write(whole[cut:] + CURL + BODY)  # and another one on the same connection
+        return await reader.readexactly(2 * len(ANSWER))
+
+    assert with_server(script) == ANSWER * 2
+
+
+def test_a_web_socket_gets_an_answer_too() -> None:
+    request = b"GET /x HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n"
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(request)
+        return await reader.readuntil(b"0\r\n\r\n")
+
+    assert with_server(script).startswith(b"HTTP/1.1 200 OK")
+
+
+START = b"GET / HTTP/1.1\r\nhost: x\r\n"
+LARGE = {
+    "one header without an end": (START + b"x: ", *[b"a" * 10_000] * 8),
+    "many headers": (START, *[b"x: y\r\n" * 1_000] * 20),
+    "a long path": (b"GET /" + b"a" * 70_000, b" HTTP/1.1\r\nhost: x\r\n\r\n"),
+    "all in one read": (START + b"x: " + b"a" * 65_536 + b"\r\n\r\n",),
+    "the last piece": (START + b"x: " + b"a" * 40_000, b"a" * 26_000 + b"\r\n\r\n"),
+    "an upgrade": (START + b"connection: upgrade\r\nupgrade: h2c\r\nx: " + b"a" * 40_000, b"a" * 26_000 + b"\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_a_head_has_a_limit(what: str) -> None:
+    assert refusal(saying(*LARGE[what])) == (431, "headers_too_large")
+
+
+@pytest.mark.parametrize("size", [1_000, 65_000])
+def test_large_heads_within_the_limit_and_large_bodies_are_served(size: int) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        for _ in range(3):  # bodies and heads that share reads
+            request = b"POST /measured HTTP/1.1\r\nhost: x\r\nx: %b\r\ncontent-length: 500000\r\n\r\n" % (b"a" * size)
+            writer.write(request + b"b" * 500_000)
+        answers = [await reader.readuntil(b"\r\n\r\n" + b"b" * 500_000) for _ in range(3)]
+        return answers[-1][:15]
+
+    async def scenario() -> bytes:
+        async with serving(echo, drain_secs=0.1) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]), limit=1 << 20)
+            try:
+                return await script(reader, writer)
+            finally:
+                writer.close()
+
+    assert run(scenario()) == b"HTTP/1.1 200 OK"
+
+
+def test_a_head_has_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECS", 0.05)
+    assert refusal(saying(b"GET / HT", b"TP/1.1\r\nhost")) == (408, "request_timeout")
+
+
+def test_the_time_of_a_head_is_over_when_the_head_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECS", 0.05)
+    answer = saying(b"GET /slow HTTP/1.1\r\nho", b"st: x\r\nconnection: close\r\n\r\n")
+    assert answer.endswith(b"0\r\n\r\n")
+
+
+def test_a_second_head_may_be_incomplete_as_long_as_the_first_answer_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECS", 0.05)
+    first = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n"
+    answer = saying(first + b"GET /sec")
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert refusal(answer.partition(b"0\r\n\r\n")[2]) == (408, "request_timeout")
+
+
+BROKEN = {
+    "garbage": b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "a path that is none": b"GET http://[ HTTP/1.1\r\nhost: x\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
+    "a tunnel": b"CONNECT example.com:80 HTTP/1.1\r\nhost: x\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_no_http_is_told_so_as_an_error_object(what: str) -> None:
+    assert refusal(saying(BROKEN[what])) == (400, "bad_request")
+
+
+def test_a_body_that_breaks_off_badly_is_refused_and_the_app_is_told_that_its_client_left() -> None:
+    GONE.clear()
+    answer = saying(b"POST /bad HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n", b"zz\r\n")
+    assert refusal(answer) == (400, "bad_request")
+    assert GONE == ["/bad"]
+
+
+def test_nothing_is_written_into_an_answer_under_way() -> None:
+    answer = saying(b"GET /hangs HTTP/1.1\r\nhost: x\r\n\r\n", b"\x00\x00\r\n")
+    assert answer.endswith(b"\r\n\r\n5\r\nbegun\r\n")
+
+
+@pytest.mark.parametrize("keep_alive", [b"", b"connection: keep-alive\r\n"])
+def test_an_old_client_gets_no_chunks(keep_alive: bytes) -> None:
+    answer = saying(b"POST /x HTTP/1.0\r\n" + keep_alive + b"content-length: 2\r\n\r\nhi")
+    assert answer == b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n/x:hi"
+
+
+def test_an_old_client_gets_a_length_where_there_is_one() -> None:
+    answer = saying(b"POST /measured HTTP/1.0\r\ncontent-length: 2\r\n\r\nhi")
+    assert answer.endswith(b"content-length: 2\r\nconnection: close\r\n\r\nhi")
