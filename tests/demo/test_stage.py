@@ -6,7 +6,9 @@ import signal
 
 import pytest
 
+from maitred.emulator.demo import _get
 from maitred.emulator.stage import Stage, StageError
+from maitred.wire.client import Client, Origin
 
 
 def is_alive(pid):
@@ -52,4 +54,18 @@ def test_a_child_that_dies_early_is_noticed():
             os.kill(children[1].pid, signal.SIGKILL)
             return str(await stage.died())
 
-    assert asyncio.run(scenario()).startswith("the second engine was ended by signal 9")
+    assert asyncio.run(scenario()) == "the second engine was ended by signal 9"  # where it listened explains nothing
+
+
+def test_an_answer_that_is_none_is_said_and_its_connection_used_again():
+    async def scenario():
+        async with Stage() as stage:
+            server = Origin.parse(await (await stage.start("engine", "engine", "--port", "0")).listening())
+            client = Client()
+            with pytest.raises(StageError, match="answered /ready with the status 404"):
+                await _get(client, server, "/ready")
+            connections = client.pool(server).open
+            await client.close()
+            return connections
+
+    assert asyncio.run(scenario()) == 1

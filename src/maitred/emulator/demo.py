@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from maitred.emulator.clients import Clients, looped
-from maitred.emulator.stage import Stage
+from maitred.emulator.stage import Stage, StageError
 from maitred.emulator.tally import ClassSummary, Tally
 from maitred.request import PriorityClass
 from maitred.units import SECOND, Micros
@@ -216,5 +216,12 @@ async def _leaked_slots(client: Client, gateway: Origin) -> int:
 
 
 async def _get(client: Client, server: Origin, path: str) -> bytes:
+    """Raises UpstreamError, and StageError unless it is answered with 200, or with 503 by a gateway that is not ready."""
     response = await client.request(server, "GET", path)
-    return b"".join([piece async for piece in response])
+    try:
+        body = b"".join([piece async for piece in response])
+    finally:
+        response.close()
+    if response.status not in (200, 503):
+        raise StageError(f"the gateway answered {path} with the status {response.status}")
+    return body

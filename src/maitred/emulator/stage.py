@@ -5,6 +5,7 @@
     leave     all are told to end; those that do not in time are killed
 
 Children have a session of their own, so that Ctrl-C in the terminal reaches the parent alone, which then ends them in order.
+Where the parent cannot (SIGKILL), their standard input ends with it, and they with that (`maitred.cli.demo_child`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class StageError(MaitredError):
 
 
 class Child:
-    """A child process. What it says on stderr is read to the end, so that it never waits for us; its last line is kept."""
+    """A child process. What it says on stderr is read to the end, so that it never waits for us; the last line is kept,
+    unless it only says the URL."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self._name = name
@@ -79,10 +81,11 @@ class Child:
         assert self._process.stderr is not None
         async for line in self._process.stderr:
             said = line.decode(errors="replace").strip()
-            self._last_words = said or self._last_words
             found = _URL.search(said)
             if found and not self._url.done():
                 self._url.set_result(found[1])
+            elif said:
+                self._last_words = said
         await self._process.wait()
 
 
@@ -97,9 +100,9 @@ class Stage:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "maitred",
+            "maitred.cli.demo_child",
             *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
