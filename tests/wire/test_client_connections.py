@@ -341,6 +341,8 @@ def test_a_name_that_cannot_be_one_is_a_failure_to_connect() -> None:
         ("https://a", Origin("a", 443, tls=True), "a"),
         ("https://a:80", Origin("a", 80, tls=True), "a:80"),
         ("http://[::1]:9", Origin("::1", 9), "[::1]:9"),
+        ("http://Engine_1.local.:9", Origin("engine_1.local.", 9), "engine_1.local.:9"),
+        ("http://b\u00fccher", Origin("xn--bcher-kva", 80), "xn--bcher-kva"),
     ],
 )
 def test_origins(url: str, origin: Origin, authority: str) -> None:
@@ -349,7 +351,21 @@ def test_origins(url: str, origin: Origin, authority: str) -> None:
     assert Origin.parse(str(origin)) == origin
 
 
-@pytest.mark.parametrize("url", ["a:9001", "localhost", "ftp://a", "http://", "http://a/v1", "http://a:x", "http://u@a", ""])
+NO_ORIGINS = ["a:9001", "localhost", "ftp://a", "http://", "http://a/v1", "http://a:x", "http://u@a", "", "http://h:0"]
+NO_HOSTS = [
+    "http://a b:80",
+    "http://h\r\nx:80",
+    "http://h\tx",
+    " http://h",
+    "http://a..b",
+    "http://.a",
+    "http://a{b}",
+    "http://" + "a" * 64 + ".b",
+]
+
+
+@pytest.mark.parametrize("url", NO_ORIGINS + NO_HOSTS)
 def test_urls_that_are_no_origin(url: str) -> None:
-    with pytest.raises(ConfigError, match="--backend"):
+    with pytest.raises(ConfigError, match="--backend") as refused:
         Origin.parse(url, where="--backend")
+    assert str(refused.value).isprintable()

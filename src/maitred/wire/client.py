@@ -9,6 +9,7 @@ may also have died of the request: then it is asked a second time, and no more. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from maitred.wire.tls import TlsClient
 
 
+_HOST = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
+
+
 class Origin(msgspec.Struct, frozen=True):
     """Scheme, host and port: what a connection belongs to."""
 
@@ -36,6 +40,8 @@ class Origin(msgspec.Struct, frozen=True):
     def parse(cls, url: str, *, where: str = "") -> Origin:
         """From `http://host:port` or `https://...`. Raises ConfigError for anything else, a path included."""
         hint = "write it as http://host:port"
+        if not url.isprintable() or " " in url:  # urlsplit would drop some of them silently
+            raise ConfigError(f"{url!r} has a space or control character in it", where=where, hint=hint)
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -45,8 +51,13 @@ class Origin(msgspec.Struct, frozen=True):
             raise ConfigError(f"{url!r} is no http or https URL", where=where, hint=hint)
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
             raise ConfigError(f"{url!r} has more than a host and a port", where=where, hint=hint)
+        if port == 0:
+            raise ConfigError(f"{url!r} has port 0, on which nothing can listen", where=where, hint=hint)
+        host = _ascii_host(parts.hostname)
+        if host is None:
+            raise ConfigError(f"{url!r} has no valid host name", where=where, hint=hint)
         tls = parts.scheme == "https"
-        return cls(parts.hostname, port or (443 if tls else 80), tls)
+        return cls(host, port or (443 if tls else 80), tls)
 
     @property
     def authority(self) -> str:
@@ -113,6 +124,15 @@ class Client:
 
             self._tls = TlsClient(self.limits)
         return self._tls
+
+
+def _ascii_host(host: str) -> str | None:
+    """As DNS and the Host header have it; None if it cannot be one, as with an empty label."""
+    try:
+        named = host.encode("idna").decode()
+    except UnicodeError:
+        return None
+    return named if ":" in host or _HOST.fullmatch(named) else None
 
 
 def _head(authority: str, method: str, target: str, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:
