@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import msgspec
@@ -12,6 +13,8 @@ from world import ANSWER, CHAT, STREAM_HEAD, Backend, Turn, chunk, run, whole, w
 from maitred.errors import ConfigError
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
+from maitred.gateway.intake import end_to_end, read_fields, read_headers
+from maitred.wire.asgi import ApiError
 
 
 def test_the_body_goes_through_byte_for_byte() -> None:
@@ -63,6 +66,13 @@ def test_request_headers() -> None:
         b"x-custom": b"1",
         b"content-length": b"13",
     }
+
+
+def test_a_connection_header_given_twice() -> None:
+    """Two lines mean what one with a comma does."""
+    headers = [(b"connection", b"x-a"), (b"x-a", b"1"), (b"x-b", b"1"), (b"x-c", b"1"), (b"connection", b"close, X-B")]
+    assert read_headers(headers).forward == [(b"x-c", b"1")]
+    assert end_to_end(headers) == [(b"x-c", b"1")]
 
 
 def test_response_headers() -> None:
@@ -201,12 +211,15 @@ BAD = {
     "no JSON": (b'{"model": ', 400, None, None),
     "no object": (b"[1]", 400, None, None),
     "no UTF-8": (b'{"model": "\xff"}', 400, None, None),
+    "a number that is none": (b'{"model": "m", "max_tokens": 1e400}', 400, None, None),
+    "a number of many digits": (b'{"model": "m", "max_tokens": ' + b"9" * 5_000 + b"}", 400, None, None),
+    "brackets in each other": (b'{"model": "m", "x": ' + b"[" * 5_000, 400, None, None),
     "no body": (b"", 400, None, None),
     "no model": (b"{}", 400, None, "model"),
     "an empty model": (b'{"model": ""}', 400, None, "model"),
     "a model that is no text": (b'{"model": 5}', 400, None, "model"),
     "an unknown model": (b'{"model": "x"}', 404, "model_not_found", "model"),
-    "too large": (b'{"model": "m", "x": "' + b"y" * 1_000 + b'"}', 413, "request_too_large", None),
+    "too large": (b'{"model": "m", "x": "' + b"y" * 10_000 + b'"}', 413, "request_too_large", None),
 }
 
 
@@ -215,7 +228,7 @@ def test_bad_requests_get_an_error_object_and_cost_no_slot(what: str) -> None:
     body, expected, code, param = BAD[what]
 
     async def scenario() -> tuple[int, dict[str, Any], int]:
-        async with world(max_body_bytes=1_000) as w:
+        async with world(max_body_bytes=10_000) as w:
             wire = await w.asking(body)
             status, _, answered = await wire.reply()
             await wire.ask()  # and the connection is still good
@@ -229,6 +242,30 @@ def test_bad_requests_get_an_error_object_and_cost_no_slot(what: str) -> None:
     assert error.pop("message")
     assert error == {"type": "invalid_request_error", "param": param, "code": code}
     assert admitted == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"[1]", "Expected `object`"),
+        (b'{"model": "m", "max_tokens": 1e400}', "Number out of range - at `$.max_tokens`"),
+        (b'{"model": "m", "x": ' + b"[" * 5_000, "nested too deeply"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said(body: bytes, words: str) -> None:
+    with pytest.raises(ApiError, match=re.escape(words)):
+        read_fields(body)
+
+
+def test_our_own_mistakes_are_answered_in_openais_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> tuple[int, str]:
+        async with world() as w:
+            monkeypatch.setattr("maitred.gateway.app.read_fields", lambda body: 1 / 0)
+            status, headers, body = await w.ask()
+            assert msgspec.json.decode(body)["error"]["type"] == "server_error"
+            return status, headers["x-smg-error-code"]
+
+    assert run(scenario()) == (500, "internal_error")
 
 
 def test_a_large_body_in_chunks_is_refused_too() -> None:

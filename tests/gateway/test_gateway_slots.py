@@ -11,6 +11,7 @@ from world import ANSWER, STREAM_HEAD, Backend, Turn, Wire, World, chunk, run, w
 
 from maitred.admission import replay
 from maitred.decisions import DecisionLog
+from maitred.gateway.decision_file import DecisionFile
 
 
 class Gate:
@@ -289,3 +290,39 @@ def test_the_decision_log_replays_to_the_same_bytes(tmp_path: Path) -> None:
     assert b"".join(again) == log
     assert log.count(b'"reason":"queue_timeout"') == 2
     assert log.count(b'"reason":"queue_full"') == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_ends_the_decision_log_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> str:
+        async with world(Backend(gate := Gate()), slots=1, decision_log="/dev/full") as w:
+            await w.until(lambda: w.state.decision_log_failed)
+            wires = [*await fill(w, 1), await w.asking(), await w.asking()]
+            await w.until(lambda: w.state.waiting == 2)
+            gate.open.set()
+            assert [(await wire.reply())[0] for wire in wires] == [200] * 3
+            assert w.state.classes["default"].completed == 3
+            return (await w.ask("/metrics", method="GET"))[2].decode()
+
+    assert "maitred_decision_log_failed 1.0" in run(scenario()).splitlines()
+    assert [record.message for record in caplog.records if "recorded" in record.message] == [
+        "decisions are recorded no more: cannot write /dev/full: No space left on device"
+    ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_disk_that_is_full_in_the_middle_of_a_decision_raises_nothing() -> None:
+    file = DecisionFile("/dev/full")
+    for _ in range(100):
+        file.write(b"x" * 999 + b"\n")  # more than its buffer holds
+    assert file.failed
+    file.close()
+
+
+def test_decisions_do_not_stay_in_a_buffer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(decision_log=str(tmp_path / "log")) as w:
+            await w.ask()
+            await w.until(lambda: b'"end":"drained"' in (tmp_path / "log").read_bytes())
+
+    run(scenario())

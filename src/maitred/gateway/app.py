@@ -8,14 +8,14 @@ import logging
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
 from maitred.admission import Admission, AdmissionConfig, End, RecordedAdmission
 from maitred.decisions import DecisionLog
 from maitred.errors import ConfigError
 from maitred.gateway import refusals
 from maitred.gateway.config import GatewayConfig
+from maitred.gateway.decision_file import DecisionFile
 from maitred.gateway.driver import Driver, Refused
 from maitred.gateway.fleet import Fleet
 from maitred.gateway.intake import REQUEST_ID, read_fields, read_headers
@@ -51,7 +51,7 @@ class Gateway:
         self.counts = Counts()
         self._client = Client(config.upstream)
         self._fleet = Fleet(config, self._client, self._resize)
-        self._log = _open_log(config.decision_log)
+        self._log = None if config.decision_log is None else DecisionFile(config.decision_log)
         self.core = _core(admission or AdmissionConfig(), self._log)
         self._driver = Driver(self.core)
         router = (routing or RoutingConfig()).router(random.Random(seed))
@@ -73,6 +73,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Begin to watch the backends. Called by the lifespan protocol."""
+        if self._log is not None:
+            self._log.start()
         self._watch = asyncio.create_task(self._fleet.watch())
         self._watch.add_done_callback(_watch_ended)
 
@@ -88,7 +90,7 @@ class Gateway:
 
     def state(self) -> GatewayState:
         """What is waiting, in flight and done, and how the backends are."""
-        return observe(self.core, self._fleet.backends)
+        return observe(self.core, self._fleet.backends, decision_log_failed=self._log is not None and self._log.failed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -105,13 +107,8 @@ class Gateway:
     # One request
 
     async def _proxy(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            call = self._take_in(scope, await asgi.read_body(scope, receive, self.config.max_body_bytes))
-        except ApiError as error:
-            self.counts.refused[error.code or "invalid_request"] += 1
-            await asgi.send_error(send, error)
-            return
-        except asgi.ClientGone:
+        call = await self._received(scope, receive, send)
+        if call is None:
             return
         task = asyncio.current_task()
         assert task is not None
@@ -131,6 +128,21 @@ class Gateway:
             await self._break_off(call, send, refusals.internal())
         finally:
             departure.stop()
+
+    async def _received(self, scope: Scope, receive: Receive, send: Send) -> Call | None:
+        """None: it was answered already, or there is nobody to answer."""
+        try:
+            return self._take_in(scope, await asgi.read_body(scope, receive, self.config.max_body_bytes))
+        except ApiError as error:
+            refused = error
+        except asgi.ClientGone:
+            return None
+        except Exception:
+            log.exception("a request could not be taken in")
+            refused = refusals.internal()
+        self.counts.refused[refused.code or "invalid_request"] += 1
+        await asgi.send_error(send, refused)
+        return None
 
     def _take_in(self, scope: Scope, body: bytes) -> Call:
         """Raises ApiError for what can be said to be wrong already."""
@@ -220,16 +232,7 @@ def _watch_ended(watch: asyncio.Task[None]) -> None:
         log.critical("backends are watched no more: restart the gateway", exc_info=watch.exception())
 
 
-def _core(config: AdmissionConfig, file: BinaryIO | None) -> Admission:
+def _core(config: AdmissionConfig, file: DecisionFile | None) -> Admission:
     if file is None:
         return Admission(config, {})
     return RecordedAdmission(config, {}, DecisionLog(file.write), Driver.now())
-
-
-def _open_log(path: str | None) -> BinaryIO | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).open("ab")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}", where="gateway.decision_log") from error

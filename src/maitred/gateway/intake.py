@@ -26,6 +26,8 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
+_NAMING_NONE = (b"keep-alive,", b"close,")
+"""The usual headers `Connection`: they name no other header."""
 PRIORITY = frozenset((b"x-smg-priority", b"x-maitred-priority"))
 REQUEST_ID = b"x-request-id"
 _NOT_FORWARDED = HOP_BY_HOP | PRIORITY | {b"host", b"content-length", b"expect", REQUEST_ID}
@@ -67,7 +69,8 @@ _decode = msgspec.json.Decoder(Fields).decode
 
 def read_headers(headers: Headers) -> Inbound:
     forward: Headers = []
-    request_id = priority = connection = None
+    request_id = priority = None
+    connection = b""
     for header in headers:
         name = header[0]
         if name not in _NOT_FORWARDED:
@@ -75,10 +78,10 @@ def read_headers(headers: Headers) -> Inbound:
         elif name == REQUEST_ID:
             request_id = header[1]
         elif name == b"connection":
-            connection = header[1]
+            connection += header[1] + b","
         elif priority is None and name in PRIORITY:
             priority = header[1]
-    if connection is not None and connection.lower() not in (b"keep-alive", b"close"):
+    if connection and connection.lower() not in _NAMING_NONE:
         forward = _without(forward, connection)
     return Inbound(forward, request_id, priority)
 
@@ -86,13 +89,13 @@ def read_headers(headers: Headers) -> Inbound:
 def end_to_end(headers: Headers) -> Headers:
     """The headers of a response that are meant for the client."""
     kept: Headers = []
-    connection = None
+    connection = b""
     for header in headers:
         if header[0] not in HOP_BY_HOP:
             kept.append(header)
         elif header[0] == b"connection":
-            connection = header[1]
-    if connection is not None and connection.lower() not in (b"keep-alive", b"close"):
+            connection += header[1] + b","
+    if connection and connection.lower() not in _NAMING_NONE:
         return _without(kept, connection)
     return kept
 
@@ -102,7 +105,9 @@ def read_fields(body: bytes) -> Fields:
     try:
         fields = _decode(body)
     except msgspec.ValidationError as error:
-        raise _invalid("the request body must be a JSON object") from error
+        raise _invalid(f"the request body is not what it should be: {error}") from error
+    except RecursionError as error:
+        raise _invalid("the request body is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _invalid(f"the request body is not valid JSON: {error}") from error
     if not isinstance(fields.model, str) or not fields.model:

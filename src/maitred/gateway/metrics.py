@@ -77,6 +77,8 @@ class GatewayCollector(Collector):
         yield from self._scheduler(state)
         yield from self._histograms()
         yield from self._backends(state)
+        failed = "1 if the decision log could not be written: nothing is recorded any more."
+        yield GaugeMetricFamily("maitred_decision_log_failed", failed, value=state.decision_log_failed)
         yield _counter("maitred_refused", "Requests refused before admission.", ["code"], self._counts.refused)
         yield _counter("maitred_upstream_failures", "Failed attempts.", ["reason"], self._counts.upstream_failures)
         yield _counter("maitred_retries", "Requests tried on another backend.", [], {(): self._counts.retries})

@@ -52,9 +52,11 @@ class GatewayState(msgspec.Struct):
     pools: dict[str, PoolState]
     """By model."""
     backends: list[BackendState]
+    decision_log_failed: bool
+    """Whether decisions are recorded no more, though they should be."""
 
 
-def observe(core: Admission, backends: Sequence[Backend]) -> GatewayState:
+def observe(core: Admission, backends: Sequence[Backend], *, decision_log_failed: bool) -> GatewayState:
     """Sum up the books."""
     classes = {c.label: ClassState() for c in reversed(PriorityClass)}
     pools: dict[str, PoolState] = {}
@@ -81,4 +83,5 @@ def observe(core: Admission, backends: Sequence[Backend]) -> GatewayState:
         classes=classes,
         pools=pools,
         backends=[BackendState(b.url, b.healthy, b.in_flight, list(b.models), b.problem) for b in backends],
+        decision_log_failed=decision_log_failed,
     )
