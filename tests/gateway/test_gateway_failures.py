@@ -64,6 +64,23 @@ def test_before_any_backend_was_seen_every_model_may_still_come() -> None:
     assert run(scenario()) == (503, "no_healthy_backend")
 
 
+def test_a_model_is_unknown_only_when_every_backend_has_been_heard() -> None:
+    async def scenario() -> None:
+        first, second = Backend(models=("a",)), Backend(models=("b",))
+        second.status = b"503 Service Unavailable"
+        async with world(first, second, ready=False) as w:
+            await w.until(lambda: w.state.backends[0].healthy and "503" in w.state.backends[1].problem)
+            assert await refusal(w, {"model": "b"}) == (503, "no_healthy_backend")
+            assert (await w.ask(body={"model": "b"}))[1]["retry-after"] == "2"
+            assert (await w.ask("/v1/models/b", method="GET"))[0] == 503
+            second.status = b"200 OK"
+            await w.until(lambda: w.state.backends[1].healthy)
+            assert (await w.ask(body={"model": "b"}))[0] == 200
+            assert await refusal(w, {"model": "c"}) == (404, "model_not_found")
+
+    run(scenario())
+
+
 def test_one_failed_poll_is_no_reason_to_panic() -> None:
     async def scenario() -> None:
         backend = Backend()

@@ -12,6 +12,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -153,6 +154,9 @@ def test_embeddings(client: OpenAI) -> None:
 
 def test_models(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["m"]
+    assert client.models.retrieve("m").id == "m"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("x")
 
 
 def test_an_unknown_model(client: OpenAI) -> None:
@@ -207,6 +211,21 @@ def test_not_ready_is_a_server_error_and_the_gateway_waits_for_its_backends() ->
             chat(client)
         assert caught.value.code == "no_healthy_backend"
         assert caught.value.response.headers["retry-after"] == "2"
+
+
+@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="reads the limits of another process")
+def test_it_takes_all_the_descriptors_that_it_may_have() -> None:
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    command = [sys.executable, "-c", "from maitred.cli import main; main()", "serve", "--port", "0", "--backend", "http://a:1"]
+    fewer = ["prlimit", f"--nofile=256:{hard}", *command]
+    with subprocess.Popen(fewer, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        running.stderr.readline()
+        limits = Path(f"/proc/{running.pid}/limits").read_text()
+        running.terminate()
+    assert [line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files")] == [[str(hard)] * 2]
 
 
 def test_flags_files_and_environment(tmp_path: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, CHAT, STREAM_HEAD, Backend, Turn, chunk, run, whole, world
+from world import ANSWER, CHAT, STREAM_HEAD, Backend, Turn, answer, chunk, run, whole, world
 
 from maitred.errors import ConfigError
 from maitred.gateway import GatewayConfig
@@ -177,6 +177,18 @@ def test_models_are_merged_and_each_listed_once() -> None:
     assert run(scenario()) == ["a", "b", "c"]
 
 
+def test_one_model() -> None:
+    async def scenario() -> None:
+        async with world(Backend(models=("a/b", "c"))) as w:
+            for path in ("/v1/models/a/b", "/v1/models/a%2Fb"):
+                status, _, body = await w.ask(path, method="GET")
+                assert (status, msgspec.json.decode(body)["id"]) == (200, "a/b")
+            status, _, body = await w.ask("/v1/models/a", method="GET")
+            assert (status, msgspec.json.decode(body)["error"]["code"]) == (404, "model_not_found")
+
+    run(scenario())
+
+
 def test_each_model_has_its_backends_and_its_slots() -> None:
     async def scenario() -> None:
         async with world(Backend(models=("a", "b")), Backend(models=("b",)), slots=3) as w:
@@ -314,10 +326,46 @@ def test_routes() -> None:
             assert (status, msgspec.json.decode(body)["error"]["code"]) == (404, "unknown_url")
             status, headers, _ = await w.ask(CHAT, method="GET")
             assert (status, headers["allow"]) == (405, "POST")
+            status, headers, _ = await w.ask("/health")
+            assert (status, headers["allow"]) == (405, "GET, HEAD")
             status, _, body = await w.ask("/health", method="GET")
             assert (status, body) == (200, b'{"status":"ok"}')
 
     run(scenario())
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models", "/maitred/state"])
+def test_head(path: str) -> None:
+    async def scenario() -> tuple[int, int]:
+        async with world() as w:
+            wire = await w.connect()
+            await wire.ask(path, method="HEAD")
+            status, headers = await wire.head()
+            await wire.ask()  # no body has come in between
+            assert (await wire.reply())[2] == ANSWER
+            return status, int(headers["content-length"])
+
+    status, length = run(scenario())
+    assert (status, length > 10) == (200, True)
+
+
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+def test_answers_that_have_no_body_but_speak_of_its_length(status: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async def act(turn: Turn) -> None:
+            await turn.say(b"HTTP/1.1 " + status + b"\r\ncontent-length: 5\r\n\r\n")
+
+        async with world(Backend(act)) as w:
+            wire = await w.asking()
+            answered, headers = await wire.head()
+            assert answered == int(status[:3])
+            assert not {"content-length", "transfer-encoding"} & headers.keys()
+            w.backends[0].act = answer
+            await wire.ask()
+            assert (await wire.reply())[2] == ANSWER
+
+    run(scenario())
+    assert not caplog.records
 
 
 def test_state_and_metrics() -> None:

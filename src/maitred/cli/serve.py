@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Annotated
@@ -54,6 +55,7 @@ def run(
     settings = load(
         config, flags=flags, env=os.environ, flag_names={"gateway.backends": "--backend", "routing.policy": "--router"}
     )
+    _use_every_descriptor()
     gateway = Gateway(settings.gateway, settings.admission, settings.routing)
 
     def ready(url: str) -> None:
@@ -66,3 +68,14 @@ def run(
         drain_secs=settings.gateway.drain_secs,
         ready=ready,
     )
+
+
+def _use_every_descriptor() -> None:
+    """Two connections for each request, and 1024 files by default: take what this process may have without asking anybody."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS refuses what it calls unlimited
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -7,8 +7,7 @@ import itertools
 import logging
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeAlias
+from collections.abc import Iterable
 
 from maitred.admission import Admission, AdmissionConfig, End, RecordedAdmission
 from maitred.decisions import DecisionLog
@@ -20,6 +19,7 @@ from maitred.gateway.driver import Driver, Refused
 from maitred.gateway.fleet import Fleet
 from maitred.gateway.intake import REQUEST_ID, read_fields, read_headers
 from maitred.gateway.metrics import Counts, GatewayCollector
+from maitred.gateway.pages import Pages
 from maitred.gateway.relay import Call, Relay
 from maitred.gateway.state import GatewayState, observe
 from maitred.request import PriorityClass, Request
@@ -29,7 +29,7 @@ from maitred.wire.asgi import ApiError, Receive, Scope, Send
 from maitred.wire.client import Client
 
 log = logging.getLogger("maitred.gateway")
-Handler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+PROXIED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embeddings"))
 BYTES_PER_TOKEN = 4
 """Of a request body, when a prompt's length is guessed from it."""
 
@@ -57,19 +57,9 @@ class Gateway:
         router = (routing or RoutingConfig()).router(random.Random(seed))
         self._relay = Relay(config, self._client, self._fleet, router, self._driver, self.counts)
         self._watch: asyncio.Task[None] | None = None
-        self._collector = GatewayCollector(self.counts, self.state)
+        self._pages = Pages(self._fleet, GatewayCollector(self.counts, self.state), self.state)
         self._ids = itertools.count()
         self._id_prefix = f"maitred-{secrets.token_hex(6)}-".encode()
-        self._routes: dict[str, tuple[str, Handler]] = {
-            "/v1/chat/completions": ("POST", self._proxy),
-            "/v1/completions": ("POST", self._proxy),
-            "/v1/embeddings": ("POST", self._proxy),
-            "/v1/models": ("GET", self._models),
-            "/health": ("GET", self._health),
-            "/ready": ("GET", self._ready),
-            "/metrics": ("GET", self._metrics),
-            "/maitred/state": ("GET", self._state),
-        }
 
     async def start(self) -> None:
         """Begin to watch the backends. Called by the lifespan protocol."""
@@ -96,15 +86,20 @@ class Gateway:
         if scope["type"] != "http":
             await asgi.lifespan(receive, send, self.start, self.stop)
             return
-        method, handler = self._routes.get(scope["path"], ("", None))
-        if handler is None:
-            await asgi.send_error(send, refusals.no_route(scope["path"]))
-        elif scope["method"] != method:
-            await asgi.send_error(send, refusals.wrong_method(scope["method"], method))
+        method, path = scope["method"], scope["path"]
+        if path in PROXIED:
+            if method == "POST":
+                await self._proxy(scope, receive, send)
+            else:
+                await asgi.send_error(send, refusals.wrong_method(method, "POST"))
+            return
+        page = self._pages.find(path)
+        if page is None:
+            await asgi.send_error(send, refusals.no_route(path))
+        elif method in ("GET", "HEAD"):
+            await page(scope, send)
         else:
-            await handler(scope, receive, send)
-
-    # One request
+            await asgi.send_error(send, refusals.wrong_method(method, "GET, HEAD"))
 
     async def _proxy(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = await self._received(scope, receive, send)
@@ -147,10 +142,8 @@ class Gateway:
     def _take_in(self, scope: Scope, body: bytes) -> Call:
         """Raises ApiError for what can be said to be wrong already."""
         fields = read_fields(body)
-        serving = self._fleet.serving(fields.model)
-        if not serving:
-            unknown = serving is None and bool(self._fleet.healthy)
-            raise refusals.unknown_model(fields.model) if unknown else refusals.not_ready(fields.model)
+        if not self._fleet.serving(fields.model):
+            raise refusals.not_served(self._fleet, fields.model)
         inbound = read_headers(scope["headers"])
         priority_class = inbound.priority_class
         if priority_class is None:
@@ -204,27 +197,6 @@ class Gateway:
         """Capacity follows the fleet."""
         for model in models:
             self._driver.resize(model, self._fleet.slots(model))
-
-    # What it says of itself
-
-    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._fleet.healthy:
-            await asgi.send_json(send, 200, {"object": "list", "data": self._fleet.listed()})
-        else:
-            await asgi.send_error(send, refusals.unanswered(None))
-
-    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await asgi.send_json(send, 200, {"status": "ok"})
-
-    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        state = self.state()
-        await asgi.send_json(send, 200 if state.ready else 503, {"ready": state.ready, "backends": state.backends})
-
-    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await asgi.send_bytes(send, 200, self._collector.text(), b"text/plain; version=0.0.4; charset=utf-8")
-
-    async def _state(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await asgi.send_json(send, 200, self.state())
 
 
 def _watch_ended(watch: asyncio.Task[None]) -> None:

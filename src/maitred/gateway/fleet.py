@@ -39,7 +39,7 @@ class ModelList(msgspec.Struct):
 class Backend:
     """An instance reached over HTTP, as routers see it (InstanceView)."""
 
-    __slots__ = ("failures", "flights", "healthy", "index", "models", "origin", "problem", "url")
+    __slots__ = ("failures", "flights", "healthy", "index", "models", "origin", "problem", "seen", "url")
 
     kv_usage = 0.0
     waiting = 0
@@ -50,6 +50,8 @@ class Backend:
         self.url = str(self.origin)
         self.flights: set[Flight] = set()
         self.healthy = False
+        self.seen = False
+        """Whether it ever was."""
         self.models: dict[str, dict[str, Any]] = {}
         """What it served when last asked, by id; kept while it is down."""
         self.failures = 0
@@ -107,6 +109,10 @@ class Fleet:
     def serving(self, model: str) -> tuple[Backend, ...] | None:
         """The healthy backends that serve `model`; None: it was never seen."""
         return self._serving.get(model)
+
+    def may_serve(self, model: str) -> bool:
+        """Whether a backend has ever served `model`, or one that was never up yet might."""
+        return model in self._serving or not all(backend.seen for backend in self.backends)
 
     def slots(self, model: str) -> int:
         """How many requests for `model` may be in flight."""
@@ -203,7 +209,7 @@ class Fleet:
     def _up(self, backend: Backend, models: dict[str, dict[str, Any]]) -> None:
         backend.failures, backend.problem = 0, ""
         changed = not backend.healthy or models.keys() != backend.models.keys()
-        backend.healthy, backend.models = True, models
+        backend.healthy, backend.seen, backend.models = True, True, models
         if changed:
             log.info("backend %s is up, serving %s", backend.url, ", ".join(models) or "no model")
             self._settle()

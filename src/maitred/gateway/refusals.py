@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from maitred.admission import Reason
+from maitred.gateway.fleet import Fleet
 from maitred.wire.asgi import ApiError
 from maitred.wire.failures import ConnectError, LocalError, UpstreamError, UpstreamTimeout
 
@@ -10,15 +11,13 @@ RETRY_SOON = ((b"retry-after", b"1"),)
 RETRY_LATER = ((b"retry-after", b"2"),)
 
 
-def unknown_model(model: str) -> ApiError:
-    return ApiError(
-        404, f"The model `{model}` does not exist", kind="invalid_request_error", code="model_not_found", param="model"
-    )
-
-
-def not_ready(model: str) -> ApiError:
-    message = f"no backend that serves `{model}` is up"
-    return ApiError(503, message, kind="server_error", code="no_healthy_backend", headers=RETRY_LATER)
+def not_served(fleet: Fleet, model: str) -> ApiError:
+    """No backend serves `model` now. That there is no such model is said only if no backend could turn up with it."""
+    if fleet.may_serve(model):
+        message = f"no backend that serves `{model}` is up"
+        return ApiError(503, message, kind="server_error", code="no_healthy_backend", headers=RETRY_LATER)
+    message = f"The model `{model}` does not exist"
+    return ApiError(404, message, kind="invalid_request_error", code="model_not_found", param="model")
 
 
 def by_admission(reason: str, timeout_status: int) -> ApiError:

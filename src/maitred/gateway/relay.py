@@ -121,6 +121,8 @@ class Relay:
             waited = self._driver.now() - call.request.arrival
             self._counts.ttft[call.request.priority_class].observe(waited)
         headers = end_to_end(response.headers)
+        if response.status in (204, 304):  # have no body, whatever they say of its length
+            headers = [header for header in headers if header[0] != b"content-length"]
         for name, _ in headers:
             if name == REQUEST_ID:
                 break
