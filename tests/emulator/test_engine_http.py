@@ -99,6 +99,8 @@ def test_two_streams_share_every_step():
     [
         (CHAT, b'{"messages": [', 400, None, None, "the body is not JSON"),
         (CHAT, b"\xff\xfe", 400, None, None, "the body is not JSON"),
+        (CHAT, b'{"messages": [{"content": "\\ud800"}]}', 400, None, None, "half of a surrogate pair"),
+        (CHAT, b'{"messages": [{"content": "\\ud83d', 400, None, None, "half of a surrogate pair"),
         (CHAT, {"model": "emulated"}, 400, None, None, "missing required field `messages`"),
         (CHAT, chat(max_tokens=0), 400, None, "max_tokens", ">= 1"),
         (CHAT, chat(n=2), 400, None, "n", "n must be 1"),
@@ -151,6 +153,15 @@ def test_metrics_carry_vllms_names_and_the_true_numbers():
     assert (samples["time_to_first_token_seconds_count",], samples["e2e_request_latency_seconds_count",]) == (2, 2)
     assert (samples["inter_token_latency_seconds_count",], samples["request_queue_time_seconds_count",]) == (3, 2)
     assert samples["inter_token_latency_seconds_sum",] == pytest.approx(0.003)
+    assert (samples["request_prefill_time_seconds_count",], samples["request_inference_time_seconds_count",]) == (2, 2)
+    # a step takes a millisecond: 3 + 2 steps, of which the first of each is the prompt's
+    assert samples["request_prefill_time_seconds_sum",] == pytest.approx(0.002)
+    assert samples["request_decode_time_seconds_sum",] == pytest.approx(0.003)
+    assert samples["request_inference_time_seconds_sum",] == pytest.approx(0.005)
+    assert samples["request_time_per_output_token_seconds_sum",] == pytest.approx(0.002)
+    assert (samples["request_params_max_tokens_sum",], samples["request_params_n_sum",]) == (10, 2)
+    assert (samples["request_num_preemptions_count",], samples["request_num_preemptions_sum",]) == (2, 0)
+    assert samples["prefix_cache_queries_total",] == samples["prefix_cache_hits_total",] == 0
     assert samples["cache_config_info", "100", "16", "1600", "False"] == 1
 
 
@@ -166,7 +177,35 @@ def test_gauges_show_who_runs_and_who_waits():
 
     families = {family.name: family.samples[0].value for family in text_string_to_metric_families(play(scenario()))}
     assert (families["vllm:num_requests_running"], families["vllm:num_requests_waiting"]) == (1, 2)
+    assert families["vllm:num_requests_waiting_by_reason"] == 2
     assert families["vllm:kv_cache_usage_perc"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("path", ["/v1/models/org/tiny", "/v1/models/org%2Ftiny"])
+def test_one_model_is_described_as_in_the_list(path):
+    async def scenario():
+        async with emulated(engine={"model": "org/tiny"}) as engine:
+            _, everything = await engine.answer("/v1/models", method="GET")
+            one = await engine.answer(path, method="GET")
+            return everything["data"], one, await engine.answer("/v1/models/other", method="GET")
+
+    (card,), one, other = play(scenario())
+    assert one == (200, card)
+    assert card["id"] == "org/tiny"
+    assert (other[0], other[1]["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/v1/models/emulated"])
+def test_head_is_get_without_the_body(path):
+    async def scenario():
+        async with emulated() as engine:
+            head = await engine.ask(path, b"", method="HEAD")
+            get = await engine.ask(path, b"", method="GET")
+            return head.status, head.headers, await whole(head), get.headers, len(await whole(get))
+
+    status, head, body, get, _ = play(scenario())
+    assert (status, body) == (200, b"")
+    assert [name for name, _ in head] == [name for name, _ in get]
 
 
 def test_a_stream_ends_with_done_and_carries_no_usage_unless_it_was_asked_for():

@@ -66,7 +66,7 @@ class Books:
 
     def __init__(self):
         self.finishes, self.gaps, self.aborts, self.tokens = {}, [], 0, 0
-        self.first_tokens = {}
+        self.first_tokens, self.courses = {}, {}
 
     def first_token(self, request, at, scheduled):
         self.first_tokens[request.id] = (scheduled / 1000, at / 1000)
@@ -80,8 +80,9 @@ class Books:
     def preempted(self):
         pass
 
-    def finished(self, request, output_tokens, reason, at):
-        self.finishes[request.id] = (output_tokens, at / 1000)
+    def finished(self, request, course, reason):
+        self.finishes[request.id] = (course.output_tokens, course.last_token / 1000)
+        self.courses[request.id] = course
 
     def ended(self, reason):
         assert reason is FinishReason.ABORT
@@ -110,6 +111,17 @@ def test_each_token_is_told_at_the_end_of_its_step():
     assert scene.books.finishes == {0: (3, 33.0)}
     assert scene.books.gaps == [11.0, 11.0]
     assert scene.clock.timers == []
+
+
+def test_the_course_of_a_request_that_lost_its_place_to_another():
+    scene = Scene(total_kv_blocks=3)  # both fit until they have 16 tokens each; then one of them must wait for the other
+    for number in (0, 1):
+        scene.submit(number, tokens=10)
+    scene.clock.move_to(1_000)
+    first, second = scene.books.courses[0], scene.books.courses[1]
+    assert (first.scheduled, first.first_token, first.output_tokens, first.preemptions) == (0, 11_000, 10, 0)
+    assert (second.scheduled, second.first_token, second.output_tokens, second.preemptions) == (11_000, 23_000, 10, 1)
+    assert second.last_token > first.last_token
 
 
 def test_a_late_timer_tells_all_that_was_due_at_once_and_the_next_step_is_not_late():

@@ -32,6 +32,11 @@ from maitred.wire.asgi import (
 )
 
 Handler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+Route: TypeAlias = tuple[tuple[str, ...], Handler]
+"""The methods it takes, and who answers."""
+
+_GET, _POST = ("GET", "HEAD"), ("POST",)  # the server sends no body in answer to HEAD
+_ONE_MODEL = "/v1/models/"
 
 _STREAM_HEAD = {
     "type": "http.response.start",
@@ -48,15 +53,16 @@ class EngineApp:
         self._config = config
         self._instance = instance
         self._engine = Engine(config, instance, LoopClock())
-        self._routes: dict[str, tuple[str, Handler]] = {
-            "/v1/chat/completions": ("POST", self._chat),
-            "/v1/completions": ("POST", self._completion),
-            "/v1/embeddings": ("POST", self._embeddings),
-            "/v1/models": ("GET", self._models),
-            "/health": ("GET", self._health),
-            "/version": ("GET", self._version),
-            "/metrics": ("GET", self._metrics),
-            "/emulator/state": ("GET", self._state),
+        self._one_model: Route = (_GET, self._model)
+        self._routes: dict[str, Route] = {
+            "/v1/chat/completions": (_POST, self._chat),
+            "/v1/completions": (_POST, self._completion),
+            "/v1/embeddings": (_POST, self._embeddings),
+            "/v1/models": (_GET, self._models),
+            "/health": (_GET, self._health),
+            "/version": (_GET, self._version),
+            "/metrics": (_GET, self._metrics),
+            "/emulator/state": (_GET, self._state),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,12 +79,13 @@ class EngineApp:
     def _handler(self, scope: Scope) -> Handler:
         """Raises ApiError 404 and 405."""
         path, method = scope["path"], scope["method"]
-        if path not in self._routes:
+        route = self._one_model if path.startswith(_ONE_MODEL) else self._routes.get(path)
+        if route is None:
             raise ApiError(404, f"there is no {path} here", kind="invalid_request_error", code="not_found")
-        allowed, handler = self._routes[path]
-        if method != allowed:
-            allow = [(b"allow", allowed.encode())]
-            message = f"{path} takes {allowed}, not {method}"
+        allowed, handler = route
+        if method not in allowed:
+            allow = [(b"allow", ", ".join(allowed).encode())]
+            message = f"{path} takes {allowed[0]}, not {method}"
             raise ApiError(405, message, kind="invalid_request_error", code="method_not_allowed", headers=allow)
         return handler
 
@@ -118,14 +125,20 @@ class EngineApp:
         await send_json(send, 200, payload)
 
     async def _models(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        card = {
+        await send_json(send, 200, {"object": "list", "data": [self._card()]})
+
+    async def _model(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        self._engine.check_model(scope["path"].removeprefix(_ONE_MODEL))
+        await send_json(send, 200, self._card())
+
+    def _card(self) -> dict[str, object]:
+        return {
             "id": self._config.model,
             "object": "model",
             "created": 0,
             "owned_by": "maitred",
             "max_model_len": self._instance.model_len,
         }
-        await send_json(send, 200, {"object": "list", "data": [card]})
 
     async def _health(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await send_bytes(send, 200, b"", b"text/plain")

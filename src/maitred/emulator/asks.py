@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 import msgspec
 
 from maitred.emulator import tokens
-from maitred.wire.asgi import ApiError
+from maitred.wire.asgi import ApiError, not_json
 
 MOST_PROMPTS = 2048
 """Prompts or embedding inputs in one request; OpenAI's own limit for embeddings."""
@@ -146,7 +146,7 @@ def parse(body: bytes, kind: type[A]) -> A:
     except msgspec.ValidationError as error:
         raise bad_request(str(error), _place(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"the body is not JSON: {error}") from error
+        raise bad_request(f"the body is not JSON: {not_json(error, body)}") from error
 
 
 def _place(message: str) -> str | None:

@@ -16,12 +16,12 @@ from maitred.emulator import tokens
 from maitred.emulator.tally import Flight, Outcome, Tally
 from maitred.request import Request
 from maitred.units import Micros, to_seconds
+from maitred.wire import sse
 from maitred.wire.client import Client, Origin
 from maitred.wire.failures import UpstreamError
 from maitred.workload import Job
 
 _REJECTIONS = frozenset((408, 429, 503))
-_LAST_EVENT = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -88,7 +88,7 @@ class Clients:
         def heard(piece: bytes, _more: bool) -> None:
             nonlocal tail
             flight.token(monotonic())
-            tail = (tail + piece)[-len(_LAST_EVENT) :]
+            tail = (tail + piece)[-len(sse.DONE) :]
 
         try:
             if response.status != 200:
@@ -98,7 +98,7 @@ class Clients:
             await response.pipe(heard)
         finally:
             response.close()
-        return Outcome.COMPLETED if tail == _LAST_EVENT else Outcome.FAILED
+        return Outcome.COMPLETED if tail == sse.DONE else Outcome.FAILED
 
     def _body(self, job: Job) -> bytes:
         return _encode(

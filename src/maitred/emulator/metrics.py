@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from maitred.emulator.endings import FinishReason
@@ -20,6 +21,20 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
 _GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _LONG = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+
+
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+
+
+class Course(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request went that got its whole answer. Virtual times."""
+
+    scheduled: Micros
+    """When it entered the running batch, to get its first token."""
+    first_token: Micros
+    last_token: Micros
+    output_tokens: int
+    preemptions: int
 
 
 class Load(Protocol):
@@ -50,11 +65,21 @@ class EngineMetrics:
         self._gap = self._histogram("inter_token_latency_seconds", "One output token to the next.", _GAP)
         self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _LONG)
         self._queue = self._histogram("request_queue_time_seconds", "Arrival to running batch.", _LONG)
+        self._prefill = self._histogram("request_prefill_time_seconds", "Running batch to first token.", _LONG)
+        self._decode = self._histogram("request_decode_time_seconds", "First token to last token.", _LONG)
+        self._inference = self._histogram("request_inference_time_seconds", "Running batch to last token.", _LONG)
+        self._mean_gap = self._histogram("request_time_per_output_token_seconds", "Mean gap of a request's tokens.", _GAP)
+        self._request_preemptions = self._histogram("request_num_preemptions", "Preemptions per request.", _PREEMPTIONS)
         lengths = tuple(_one_two_five(config.model_len))
         self._prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens per request.", lengths)
         self._output_length = self._histogram("request_generation_tokens", "Output tokens per request.", lengths)
+        self._most_tokens = self._histogram("request_params_max_tokens", "max_tokens, where a request has it.", lengths)
+        self._n = self._histogram("request_params_n", "Answers per prompt.", (1, 2, 5, 10, 20))
+        self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache: there is none.")
+        self._counter("prefix_cache_hits", "Prompt tokens found there.")
         self._gauge("num_requests_running", "Requests in the running batch.", lambda: load.running)
         self._gauge("num_requests_waiting", "Requests in the wait queue.", lambda: load.waiting)
+        self._gauge("num_requests_waiting_by_reason", "And why.", lambda: load.waiting, reason="capacity")
         self._gauge("kv_cache_usage_perc", "Used share of the KV blocks, 0 to 1.", lambda: load.kv_usage)
         self._cache_info(config)
 
@@ -76,10 +101,20 @@ class EngineMetrics:
     def preempted(self) -> None:
         self._preemptions.inc()
 
-    def finished(self, request: Request, output_tokens: int, reason: FinishReason, at: Micros) -> None:
-        self._e2e.observe(self._seconds(at - request.arrival))
+    def finished(self, request: Request, course: Course, reason: FinishReason) -> None:
+        decode = self._seconds(course.last_token - course.first_token)
+        self._e2e.observe(self._seconds(course.last_token - request.arrival))
+        self._prefill.observe(self._seconds(course.first_token - course.scheduled))
+        self._decode.observe(decode)
+        self._inference.observe(self._seconds(course.last_token - course.scheduled))
+        if course.output_tokens > 1:
+            self._mean_gap.observe(decode / (course.output_tokens - 1))
+        self._request_preemptions.observe(course.preemptions)
         self._prompt_length.observe(request.prompt_tokens)
-        self._output_length.observe(output_tokens)
+        self._output_length.observe(course.output_tokens)
+        if request.max_output_tokens is not None:
+            self._most_tokens.observe(request.max_output_tokens)
+        self._n.observe(1)
         self.ended(reason)
 
     def ended(self, reason: FinishReason) -> None:
@@ -99,8 +134,9 @@ class EngineMetrics:
         family = Histogram(f"vllm:{name}", what, self._labels, registry=self._registry, buckets=buckets)
         return family.labels(**self._labels)
 
-    def _gauge(self, name: str, what: str, read: Callable[[], float]) -> None:
-        Gauge(f"vllm:{name}", what, self._labels, registry=self._registry).labels(**self._labels).set_function(read)
+    def _gauge(self, name: str, what: str, read: Callable[[], float], **extra: str) -> None:
+        labels = {**self._labels, **extra}
+        Gauge(f"vllm:{name}", what, labels, registry=self._registry).labels(**labels).set_function(read)
 
     def _cache_info(self, config: InstanceConfig) -> None:
         """A gauge of 1 that says all in its labels."""

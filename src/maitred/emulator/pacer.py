@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from maitred.emulator.endings import Ending, FinishReason
-from maitred.emulator.metrics import EngineMetrics
+from maitred.emulator.metrics import Course, EngineMetrics
 from maitred.instance import EventKind, Instance, InstanceEvent
 from maitred.request import Request, RequestId
 from maitred.units import Micros, from_seconds, to_seconds
@@ -42,7 +42,7 @@ class Clock(Protocol):
 class Answer:
     """An answer on its way, and how far it is."""
 
-    __slots__ = ("emitted", "ending", "last_token_at", "listener", "request", "told")
+    __slots__ = ("emitted", "ending", "first_token_at", "last_token_at", "listener", "request", "scheduled_at", "told")
 
     def __init__(self, request: Request, ending: Ending, listener: Listener) -> None:
         self.request = request
@@ -51,6 +51,8 @@ class Answer:
         self.emitted = 0
         self.told = 0
         """The part of `emitted` that the listener knows of."""
+        self.scheduled_at: Micros = 0
+        self.first_token_at: Micros = 0
         self.last_token_at: Micros = 0
 
 
@@ -122,14 +124,22 @@ class Pacer:
     def _first_token(self, event: InstanceEvent) -> None:
         seq, request = event.seq, event.seq.request
         assert seq.scheduled_at is not None
-        self._started[request.id] = self._answers[request.id]
+        answer = self._started[request.id] = self._answers[request.id]
+        answer.scheduled_at, answer.first_token_at = seq.scheduled_at, event.at
         self._metrics.first_token(request, event.at, seq.scheduled_at)
 
     def _finished(self, event: InstanceEvent) -> Answer:
         answer = self._answers.pop(event.seq.request.id)
         del self._started[event.seq.request.id]
         self._count(answer, event.seq.emitted, event.at)
-        self._metrics.finished(answer.request, answer.emitted, answer.ending.reason, event.at)
+        course = Course(
+            scheduled=answer.scheduled_at,
+            first_token=answer.first_token_at,
+            last_token=event.at,
+            output_tokens=answer.emitted,
+            preemptions=event.seq.preemptions,
+        )
+        self._metrics.finished(answer.request, course, answer.ending.reason)
         return answer
 
     def _count(self, answer: Answer, emitted: int, at: Micros) -> None:

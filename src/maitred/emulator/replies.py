@@ -12,6 +12,7 @@ import msgspec
 
 from maitred.emulator import tokens
 from maitred.emulator.endings import Ending
+from maitred.wire import sse
 from maitred.wire.asgi import Send, send_now
 
 Json: TypeAlias = dict[str, object]
@@ -104,13 +105,13 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     def closing(self) -> bytes:
         """The events after those of all choices."""
         usage = {**self._head(self.dialect.chunk_object), "choices": [], "usage": self.usage()}
-        return (_event(_encode(usage)) if self.usage_wanted else b"") + _event(b"[DONE]")
+        return (sse.event(_encode(usage)) if self.usage_wanted else b"") + sse.DONE
 
     def _chunk(self, index: int, said: Json, finish_reason: str | None = None) -> bytes:
         chunk: Json = {**self._head(self.dialect.chunk_object), "choices": [self._choice(index, said, finish_reason)]}
         if self.usage_wanted:
             chunk["usage"] = None
-        return _event(_encode(chunk))
+        return sse.event(_encode(chunk))
 
     @staticmethod
     def _choice(index: int, said: Json, finish_reason: str | None) -> Json:
@@ -118,10 +119,6 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
     def _head(self, kind: str) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-
-
-def _event(data: bytes) -> bytes:
-    return b"data: %b\n\n" % data
 
 
 class Answering(Protocol):

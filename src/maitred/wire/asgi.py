@@ -13,6 +13,7 @@ each would cost several microseconds per request, so they are stepped by hand he
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, MutableMapping
 from typing import Any, TypeAlias
 
@@ -29,6 +30,7 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 """In the order of the wire; names in lower case."""
 
 _encode = msgspec.json.Encoder().encode
+_HALF_PAIR = re.compile(rb"\\u[dD][89abAB]", re.ASCII)
 
 
 class ApiError(MaitredError):
@@ -102,6 +104,13 @@ def body_too_large(limit: int) -> ApiError:
         kind="invalid_request_error",
         code="request_too_large",
     )
+
+
+def not_json(error: msgspec.DecodeError | UnicodeDecodeError, body: bytes) -> str:
+    """What is wrong with a body that msgspec could not decode, in a few words."""
+    if _HALF_PAIR.search(body[-11:]) and "truncated" in str(error):  # msgspec waits for the other half
+        return "half of a surrogate pair in a text is no character"
+    return str(error)
 
 
 async def send_bytes(
