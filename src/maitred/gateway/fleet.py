@@ -106,9 +106,9 @@ class Fleet:
     def healthy(self) -> Sequence[Backend]:
         return [backend for backend in self.backends if backend.healthy]
 
-    def serving(self, model: str) -> tuple[Backend, ...] | None:
-        """The healthy backends that serve `model`; None: it was never seen."""
-        return self._serving.get(model)
+    def serving(self, model: str) -> tuple[Backend, ...]:
+        """The healthy backends that serve `model`."""
+        return self._serving.get(model, ())
 
     def may_serve(self, model: str) -> bool:
         """Whether a backend has ever served `model`, or one that was never up yet might."""
@@ -116,7 +116,7 @@ class Fleet:
 
     def slots(self, model: str) -> int:
         """How many requests for `model` may be in flight."""
-        serving = self._serving.get(model, ())
+        serving = self.serving(model)
         left = sum(flight.model == model for b in self.backends if b not in serving for flight in b.flights)
         return self._config.slots_per_backend * len(serving) + left
 
@@ -129,7 +129,7 @@ class Fleet:
     def ended(self, flight: Flight) -> None:
         """It is over there, whatever became of it."""
         flight.backend.flights.remove(flight)
-        if flight.backend not in self._serving.get(flight.model, ()):
+        if flight.backend not in self.serving(flight.model):
             self._changed((flight.model,))
 
     def listed(self) -> Sequence[dict[str, Any]]:
@@ -147,7 +147,7 @@ class Fleet:
                 polls.create_task(self._watch(backend))
 
     def down(self, backend: Backend, problem: str) -> None:
-        """It cannot be reached."""
+        """Send it nothing more until a poll succeeds."""
         backend.problem = problem
         if backend.healthy:
             log.warning("backend %s is down: %s", backend.url, problem)
@@ -179,9 +179,9 @@ class Fleet:
         else:
             self._up(backend, {model["id"]: model for model in models.data if isinstance(model.get("id"), str)})
 
-    async def _get(self, backend: Backend, path: str) -> bytes:
+    async def _get(self, backend: Backend, path: str) -> bytearray:
         response = await self._client.request(backend.origin, "GET", path)
-        body = b""
+        body = bytearray()
         with contextlib.closing(response):
             async for piece in response:
                 body += piece
@@ -202,6 +202,7 @@ class Fleet:
             self._abandon(backend)
 
     def _abandon(self, backend: Backend) -> None:
+        """Take away what it has shown nothing of, if it can go elsewhere."""
         for flight in backend.flights:
             if not (flight.shown or flight.abandoned) and self.serving(flight.model):
                 flight.abandon()

@@ -72,7 +72,7 @@ class Relay:
     async def serve(self, call: Call, send: Send, departure: Departure) -> End:
         """Until the answer has been handed to the client whole (DRAINED), or broke off after it had begun (FAILED: the caller
         must cut the connection). Raises ApiError when there is none, and nothing has been sent."""
-        untried: Sequence[Backend] = self._fleet.serving(call.request.model) or ()
+        untried: Sequence[Backend] = self._fleet.serving(call.request.model)
         tried: list[Backend] = []
         failure: UpstreamError | None = None
         attempts = 0
@@ -89,7 +89,7 @@ class Relay:
             if attempts == self._max_attempts or not isinstance(failure, (ConnectError, *REPLACEABLE)):
                 break
             tried.append(backend)
-            untried = [other for other in self._fleet.serving(call.request.model) or () if other not in tried]
+            untried = [other for other in self._fleet.serving(call.request.model) if other not in tried]
         raise refusals.unanswered(failure)
 
     async def _through(self, backend: Backend, call: Call, send: Send, departure: Departure) -> End:
