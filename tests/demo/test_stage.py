@@ -3,12 +3,18 @@
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import pytest
+import uvloop
 
 from maitred.emulator.demo import _get
 from maitred.emulator.stage import Stage, StageError
 from maitred.wire.client import Client, Origin
+
+
+def children():
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
 
 
 def is_alive(pid):
@@ -33,6 +39,23 @@ def test_no_child_survives_the_block_even_when_it_fails():
         asyncio.run(scenario())
     assert urls[0].startswith("http://127.0.0.1:")
     assert not is_alive(pids[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to see child processes")
+@pytest.mark.parametrize("turns", range(4))
+def test_a_start_that_is_cancelled_leaves_nothing_behind(turns):
+    async def scenario():
+        async with Stage() as stage:
+            starting = asyncio.create_task(stage.start("engine", "engine", "--port", "0"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            starting.cancel()
+            await asyncio.wait({starting})
+        assert starting.cancelled()
+
+    before = children()
+    uvloop.run(scenario())
+    assert children() == before
 
 
 def test_a_child_that_does_not_come_up_is_quoted():

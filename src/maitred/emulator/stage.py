@@ -97,19 +97,12 @@ class Stage:
 
     async def start(self, name: str, *arguments: str) -> Child:
         """Begin `maitred ARGUMENTS`; errors will call it `name`. It does not see our MAITRED_* variables."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "maitred.cli.demo_child",
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            env={key: value for key, value in os.environ.items() if not key.startswith("MAITRED_")},
-        )
-        child = Child(name, process)
-        self._children.append(child)
+        spawning = asyncio.create_task(_spawn(arguments))
+        try:
+            await asyncio.shield(spawning)
+        finally:  # if this is cancelled, the process is begun all the same, and has to be ended
+            child = Child(name, await spawning)
+            self._children.append(child)
         return child
 
     async def died(self) -> StageError:
@@ -129,3 +122,17 @@ class Stage:
             for child in self._children:
                 child.kill()
             raise
+
+
+async def _spawn(arguments: tuple[str, ...]) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "maitred.cli.demo_child",
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        env={key: value for key, value in os.environ.items() if not key.startswith("MAITRED_")},
+    )
