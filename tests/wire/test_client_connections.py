@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import resource
 import socket
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from raw_upstream import Peer, answering, client, run, upstream, whole
 
 from maitred.errors import ConfigError
 from maitred.wire.client import Client, Origin
-from maitred.wire.failures import ConnectError, Disconnected, LocalError, UpstreamTimeout
+from maitred.wire.failures import ConnectError, Disconnected, LocalError, UpstreamError, UpstreamTimeout, not_connected
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -322,6 +323,24 @@ def test_a_lack_of_descriptors_is_no_fault_of_the_upstream() -> None:
             return await get(c, up.origin)
 
     assert run(scenario()) == b"ok"
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.EMFILE, LocalError),
+        (errno.ENFILE, LocalError),
+        (errno.ENOBUFS, LocalError),
+        (errno.EADDRNOTAVAIL, LocalError),
+        (errno.ECONNREFUSED, ConnectError),
+        (errno.EHOSTUNREACH, ConnectError),
+        (None, ConnectError),
+    ],
+)
+def test_whose_fault_it_is_that_there_is_no_connection(number: int | None, kind: type[UpstreamError]) -> None:
+    error = not_connected(OSError(number, "words"), "no connection")
+    assert type(error) is kind
+    assert not issubclass(LocalError, ConnectError)
 
 
 def test_a_name_that_cannot_be_one_is_a_failure_to_connect() -> None:
