@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -166,7 +167,7 @@ class Fleet:
                 models = msgspec.json.decode(await self._get(backend, "/v1/models"), type=ModelList)
         except ConnectError as error:
             self.down(backend, str(error))
-            if not isinstance(error.__cause__, ConnectionRefusedError):
+            if not _refused(error):
                 self._failed(backend, str(error))
         except LocalError as error:
             if backend.problem != str(error):
@@ -219,3 +220,8 @@ class Fleet:
         names = dict.fromkeys([*self._serving, *(name for backend in self.backends for name in backend.models)])
         self._serving = {name: tuple(b for b in self.backends if b.healthy and name in b.models) for name in names}
         self._changed(names)
+
+
+def _refused(error: ConnectError) -> bool:
+    """Whether the host answered that nobody listens; else nothing is known of the process."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ECONNREFUSED
