@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from maitred.wire.client import Client, Limits, Origin
+from maitred.wire.failures import ConnectError
 
 CASES = r"""
 import asyncio, sys
@@ -91,3 +96,18 @@ def test_requests_over_tls(tmp_path: Path) -> None:
 
     lines = asyncio.run(scenario()).splitlines()
     assert lines == ["200 b'/echo?a=%20b' b'body' b''", "b'abc'", "cut False", "b'piped' False", "not trusted"]
+
+
+def test_a_refused_connection_is_known_by_its_cause() -> None:
+    async def scenario() -> ConnectError:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))  # and nobody listens
+            client = Client(Limits(connect_secs=5))
+            with pytest.raises(ConnectError) as raised:
+                await client.request(Origin.parse(f"https://127.0.0.1:{nobody.getsockname()[1]}"), "GET", "/")
+            await client.close()
+            return raised.value
+
+    cause = asyncio.run(scenario()).__cause__
+    assert isinstance(cause, OSError)
+    assert cause.errno == errno.ECONNREFUSED

@@ -11,7 +11,7 @@ import msgspec
 
 from maitred.admission import parse_class
 from maitred.request import PriorityClass
-from maitred.wire.asgi import ApiError, Headers
+from maitred.wire.asgi import ApiError, Headers, not_json
 
 HOP_BY_HOP = frozenset(
     (
@@ -109,7 +109,7 @@ def read_fields(body: bytes) -> Fields:
     except RecursionError as error:
         raise _invalid("the request body is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _invalid(f"the request body is not valid JSON: {error}") from error
+        raise _invalid(f"the request body is not valid JSON: {not_json(error, body)}") from error
     if not isinstance(fields.model, str) or not fields.model:
         raise _invalid("you must name a model", param="model")
     return fields

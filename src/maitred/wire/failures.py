@@ -54,5 +54,7 @@ class UpstreamTimeout(UpstreamError):  # noqa: N818
 
 
 def not_connected(error: OSError, words: str) -> ConnectError | LocalError:
-    """What it means that a connection could not be made."""
-    return LocalError(words) if error.errno in _OUR_OWN_LIMITS else ConnectError(words)
+    """What it means that a connection could not be made; `error` is its cause."""
+    failure = LocalError(words) if error.errno in _OUR_OWN_LIMITS else ConnectError(words)
+    failure.__cause__ = error
+    return failure
