@@ -72,7 +72,7 @@ def test_a_host_that_cannot_be_a_name_harms_nobody_else(monkeypatch: pytest.Monk
         bad, good = Backend(), Backend()
         monkeypatch.setattr(Pool, "take", take)
         async with world(bad, good, ready=False) as w:
-            await w.until(lambda: "UnicodeError" in w.state.backends[0].problem and w.state.backends[1].healthy)
+            await w.until(lambda: "idna" in w.state.backends[0].problem and w.state.backends[1].healthy)
             await good.stop()
             await w.until(lambda: not w.state.backends[1].healthy)
 

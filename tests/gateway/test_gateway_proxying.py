@@ -261,7 +261,7 @@ def test_bad_requests_get_an_error_object_and_cost_no_slot(what: str) -> None:
     [
         (b"[1]", "Expected `object`"),
         (b'{"model": "m", "max_tokens": 1e400}', "Number out of range - at `$.max_tokens`"),
-        (b'{"model": "m", "x": ' + b"[" * 5_000, "nested too deeply"),
+        (b'{"model": "m", "x": ' + b"[" * 200_000, "nested too deeply"),  # how deep is too deep depends on the Python
     ],
 )
 def test_what_is_wrong_with_a_body_is_said(body: bytes, words: str) -> None:

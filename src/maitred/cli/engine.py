@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from maitred.config import Config
 
 _SERVER = "Server"
 _INSTANCE = "The instance behind it"
@@ -55,8 +58,6 @@ def run(
     Chat and text completions, streaming or not, embeddings, models, and /metrics under vLLM's names.
     """
     from maitred.config import load
-    from maitred.emulator.app import EngineApp
-    from maitred.wire.server import serve
 
     said = {
         "engine.port": port,
@@ -73,13 +74,20 @@ def run(
         "instance.block_size_in_tokens": block_size_in_tokens,
         "instance.max_model_len": max_model_len,
     }
-    known = load(config, flags={key: value for key, value in said.items() if value is not None}, env=os.environ)
-    app = EngineApp(known.engine, known.instance)
+    _serve(load(config, flags={key: value for key, value in said.items() if value is not None}, env=os.environ))
+
+
+def _serve(config: Config) -> None:
+    from maitred.emulator.app import EngineApp
+    from maitred.wire.server import serve
+
+    engine = config.engine
 
     def ready(url: str) -> None:
-        typer.echo(f"maitred: engine on {url}, model: {known.engine.model}", err=True)
+        typer.echo(f"maitred: engine on {url}, model: {engine.model}", err=True)
 
-    serve(app, host=known.engine.host, port=known.engine.port, drain_secs=_DRAIN_SECS, ready=ready)
+    app = EngineApp(engine, config.instance)
+    serve(app, host=engine.host, port=engine.port, drain_secs=_DRAIN_SECS, ready=ready)
 
 
 def _latency(text: str | None) -> dict[str, Any] | None:

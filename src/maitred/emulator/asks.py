@@ -30,7 +30,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = False
 
 
-class Ask(msgspec.Struct, kw_only=True):
+class _Common(msgspec.Struct, kw_only=True):
     """What chat and text completions have in common. Tokens throughout."""
 
     model: str | None = None
@@ -53,10 +53,6 @@ class Ask(msgspec.Struct, kw_only=True):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
-
-    def prompts(self) -> list[int]:
-        """The tokens of each prompt: one answer each."""
-        raise NotImplementedError
 
     def refuse_what_is_not_emulated(self) -> None:
         """Raises ApiError 400."""
@@ -89,7 +85,7 @@ class Message(msgspec.Struct):
         return calls + sum(tokens.count(part.text or "") for part in self.content or ())
 
 
-class ChatAsk(Ask):
+class ChatAsk(_Common):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
@@ -101,11 +97,12 @@ class ChatAsk(Ask):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def prompts(self) -> list[int]:
+        """The tokens of each prompt, one answer each: a chat is a single one."""
         said = sum(message.tokens() + tokens.CHAT_TOKENS_PER_MESSAGE for message in self.messages)
         return [said + _raw_size(self.tools) + tokens.CHAT_TOKENS_FOR_ANSWER]
 
 
-class CompletionAsk(Ask):
+class CompletionAsk(_Common):
     """The body of /v1/completions."""
 
     prompt: _Content
@@ -117,6 +114,7 @@ class CompletionAsk(Ask):
         return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     def prompts(self) -> list[int]:
+        """The tokens of each prompt: one answer each."""
         return [size(item) for item in items(self.prompt, "prompt")]
 
     def refuse_what_is_not_emulated(self) -> None:
@@ -125,6 +123,10 @@ class CompletionAsk(Ask):
             raise bad_request("echo is not emulated", "echo")
         if self.suffix:
             raise bad_request("suffix is not emulated", "suffix")
+
+
+Ask: TypeAlias = ChatAsk | CompletionAsk
+"""The body of a request that is answered with tokens."""
 
 
 class EmbeddingAsk(msgspec.Struct, kw_only=True):
