@@ -1,77 +1,235 @@
-"""The `admission` section: one entry per class, with SMG's names for the keys.
+"""The `admission` section: how requests enter, and what each class and tenant may count on, with SMG's names for the keys.
 
-A class that a file leaves out, and a key that an entry leaves out, keep the values below (SMG replaces whole entries).
-Our reservations are shares, so they fit a fleet of any size; `default` and `bulk` reserve nothing.
+SMG's own YAML is this section (`classes`, `tenant_policies`) and loads unchanged. What a class leaves out keeps the value of
+the flavour (see `flavours`). Under `flavour: smg` an entry replaces the whole class, as SMG has it, and must be complete.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
+from typing import Final, Literal, TypeAlias
+
 import msgspec
 
+from maitred.admission.flavours import BUILT_IN, ClassRules, Flavour
 from maitred.request import PriorityClass
 
 MOST_SLOTS = 1_000_000_000
 """No pool is larger: a guard against slips of the keyboard, far beyond any fleet."""
+LONGEST_SECS = 1e9
+
+ClassName: TypeAlias = Literal["system", "interactive", "default", "bulk"]
+
+
+def class_named(name: ClassName) -> PriorityClass:
+    """The class of a checked name."""
+    return PriorityClass[name.upper()]
 
 
 class ClassConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one class may count on. Raises ValueError for what cannot be."""
+    """What is said of one class; null: what the flavour has. Raises ValueError for what cannot be."""
 
-    reserved_floor: int = 0
+    reserved_floor: int | None = None
     """Slots reserved, whatever the capacity."""
-    reserved_per_slot: float = 0.0
+    reserved_per_slot: float | None = None
     """Slots reserved as a share of the capacity, rounded up; the larger of the two counts."""
-    queue_size: int = 512
+    queue_size: int | None = None
     """How many may wait; 0: none, reject at once."""
-    queue_timeout_secs: float = 60.0
+    queue_timeout_secs: float | None = None
     """How long one may wait, in seconds (fractions allowed)."""
+    starvation_threshold_secs: float | None = None
+    """One that has waited longer may be promoted (not `system`)."""
+    can_preempt: bool | None = None
+    """Whether one that finds no slot may take that of a lower class's request that has shown its client nothing yet."""
 
     def __post_init__(self) -> None:
-        if self.reserved_floor < 0:
-            raise ValueError("reserved_floor must be at least 0 slots")
-        if not 0 <= self.reserved_per_slot <= 1:
-            raise ValueError("reserved_per_slot must be a share from 0 to 1")
-        if self.queue_size < 0:
-            raise ValueError("queue_size must be at least 0")
-        if not 0 < self.queue_timeout_secs <= 1e9:
-            raise ValueError("queue_timeout_secs must be more than 0 and at most 1e9 seconds")
-
-
-class SystemClass(ClassConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    reserved_per_slot: float = 0.05
-    queue_size: int = 64
-    queue_timeout_secs: float = 30.0
-
-
-class InteractiveClass(ClassConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    reserved_per_slot: float = 0.25
-    queue_size: int = 256
-    queue_timeout_secs: float = 30.0
-
-
-class DefaultClass(ClassConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class BulkClass(ClassConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    queue_size: int = 1024
-    queue_timeout_secs: float = 300.0
+        _at_least_0(self, "reserved_floor", "queue_size")
+        if self.reserved_floor is not None and self.reserved_floor > MOST_SLOTS:
+            raise ValueError(f"reserved_floor must be at most {MOST_SLOTS:,} slots")
+        if self.reserved_per_slot is not None and not 0 <= self.reserved_per_slot < float("inf"):
+            raise ValueError("reserved_per_slot must be a share, 0 or more")
+        for key in ("queue_timeout_secs", "starvation_threshold_secs"):
+            secs = getattr(self, key)
+            if secs is not None and not 0 < secs <= LONGEST_SECS:
+                raise ValueError(f"{key} must be > 0, and at most {LONGEST_SECS:g} seconds")
 
 
 class ClassesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The classes, most urgent first."""
+    """The classes, most urgent first. Null, like a class that is not named: what the flavour has."""
 
-    system: SystemClass = SystemClass()
-    interactive: InteractiveClass = InteractiveClass()
-    default: DefaultClass = DefaultClass()
-    bulk: BulkClass = BulkClass()
+    system: ClassConfig | None = None
+    interactive: ClassConfig | None = None
+    default: ClassConfig | None = None
+    bulk: ClassConfig | None = None
+
+
+class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one tenant may do; null: as everybody. Raises ValueError for what cannot be."""
+
+    max_class: ClassName | None = None
+    """The highest class its requests can have; null: `default_max_class`."""
+    max_in_flight: int | None = None
+    """Slots it may hold at once, over all models. More of its requests wait, and others pass them."""
+    max_queued: int | None = None
+    """Requests of it that may wait at once, over all models and classes; 0: none."""
+    weight: float | None = None
+    """Its share among the tenants of a class, in proportion. As soon as one tenant has a weight, those without have 1."""
+
+    def __post_init__(self) -> None:
+        _at_least_0(self, "max_queued")
+        if self.max_in_flight is not None and self.max_in_flight < 1:
+            raise ValueError("max_in_flight must be at least 1 slot")
+        if self.weight is not None and not 1e-6 <= self.weight <= 1e6:
+            raise ValueError("weight must be from 1e-6 to 1e6")
+
+
+class LegacyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Admission without classes: one limit and one FIFO queue for all requests. Raises ValueError for what cannot be."""
+
+    max_concurrent_requests: int = -1
+    """Requests in flight at once, over all models; 0 or less: no limit. Also the burst of the request rate."""
+    rate_limit_tokens_per_second: float = 0.0
+    """Requests that may enter per second on average; 0: no limit. With classes: a gate in front of them."""
+    queue_size: int = 100
+    """How many may wait; 0: none, reject at once."""
+    queue_timeout_secs: float = 60.0
+    """How long one may wait, in seconds."""
+
+    def __post_init__(self) -> None:
+        _at_least_0(self, "queue_size")
+        if self.max_concurrent_requests > MOST_SLOTS:
+            raise ValueError(f"max_concurrent_requests must be at most {MOST_SLOTS:,}")
+        if not 0 <= self.rate_limit_tokens_per_second <= 1e6:
+            raise ValueError("rate_limit_tokens_per_second must be from 0 to 1e6 requests per second")
+        if not 0 < self.queue_timeout_secs <= LONGEST_SECS:
+            raise ValueError(f"queue_timeout_secs must be > 0, and at most {LONGEST_SECS:g} seconds")
+
+    @property
+    def burst(self) -> float:
+        """Requests that may enter at once when the bucket is full."""
+        if self.max_concurrent_requests > 0:
+            return float(self.max_concurrent_requests)
+        return max(1.0, self.rate_limit_tokens_per_second)
+
+
+Mode: TypeAlias = Literal["off", "legacy", "priority"]
+SlotCost: TypeAlias = Literal["requests", "tokens"]
+OnPreempt: TypeAlias = Literal["reject", "retry"]
 
 
 class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What each class may count on."""
+    """Who may be in flight. Raises ValueError for what cannot be."""
 
+    mode: Mode = "legacy"
+    """`off`: everybody; `legacy`: one limit for all; `priority`: classes, a pool of slots per model."""
+    flavour: Flavour = "maitred"
+    """`smg`: SMG's numbers, and its rules where ours are others."""
     classes: ClassesConfig = ClassesConfig()
+    default_max_class: ClassName = "default"
+    """The highest class for tenants that no policy names."""
+    tenant_policies: dict[str, TenantPolicy] = {}
+    """By tenant: `auth:ID`, `header:VALUE`, `ip:ADDRESS` or `anonymous`."""
+    service_tiers: dict[str, ClassName] = {}
+    """What OpenAI's `service_tier` in a body means, for requests without the header."""
+    on_overcommit: Literal["legacy", "clamp"] = "legacy"
+    """When the reservations exceed the capacity at start-up: serve without classes, or scale the reservations down."""
+    promotion_share: float | None = None
+    """Share of the admissions from the queues that may be promotions of starved requests; null: 0.25 (smg: 1, no bound)."""
+    promotion_burst: int = 2
+    """Promotions that may come in a row."""
+    preemption_budget_ms: float = 50.0
+    """How long a preemptor waits for its victim's slot before it queues."""
+    on_preempt: OnPreempt = "reject"
+    """What becomes of a victim: 503, or it waits again at the head of its class, once, and is then left alone."""
+    slot_cost: SlotCost = "requests"
+    """What a slot is: one request, or `slot_tokens` tokens of prompt and answer."""
+    slot_tokens: int = 2048
+    """Tokens that one slot stands for, with `slot_cost: tokens`."""
+    legacy: LegacyConfig = LegacyConfig()
 
-    def of(self, priority_class: PriorityClass) -> ClassConfig:
-        found: ClassConfig = getattr(self.classes, priority_class.label)
-        return found
+    def __post_init__(self) -> None:
+        if self.promotion_share is not None and not 0 <= self.promotion_share <= 1:
+            raise ValueError("promotion_share must be from 0 to 1")
+        _at_least_0(self, "promotion_burst")
+        if not 0 <= self.preemption_budget_ms <= 60_000:
+            raise ValueError("preemption_budget_ms must be from 0 to 60000")
+        if not 1 <= self.slot_tokens <= 1_000_000:
+            raise ValueError("slot_tokens must be from 1 to 1000000")
+        for c in PriorityClass:
+            self.rules(c)
+        if self.flavour != "smg":
+            for tenant in self.tenant_policies:
+                problem = tenant_problem(tenant)
+                if problem:
+                    raise ValueError(f"tenant_policies: {problem}")
+
+    def rules(self, c: PriorityClass) -> ClassRules:
+        """What class `c` may count on, complete."""
+        said: ClassConfig | None = getattr(self.classes, c.label)
+        built_in = BUILT_IN[self.flavour][c]
+        if said is None:
+            return built_in
+        given = {key: value for key in said.__struct_fields__ if (value := getattr(said, key)) is not None}
+        if self.flavour == "smg":
+            missing = [key for key in _REQUIRED_BY_SMG if key not in given]
+            if missing:
+                raise ValueError(f"classes.{c.label}: missing field `{missing[0]}` (flavour smg replaces whole classes)")
+            return ClassRules(**given)
+        if given.get("reserved_per_slot", 0) > 1:
+            raise ValueError(f"classes.{c.label}: reserved_per_slot must be a share from 0 to 1")
+        return msgspec.structs.replace(built_in, **given)
+
+    def cap(self, tenant: str) -> PriorityClass:
+        """The highest class that requests of `tenant` can have."""
+        policy = self.tenant_policies.get(tenant)
+        return class_named((policy and policy.max_class) or self.default_max_class)
+
+    @property
+    def share_of_promotions(self) -> float:
+        if self.promotion_share is not None:
+            return self.promotion_share
+        return _SMG_PROMOTION_SHARE if self.flavour == "smg" else _PROMOTION_SHARE
+
+    def warnings(self) -> Iterator[str]:
+        """What is allowed and probably not meant, each as one line."""
+        if self.mode == "priority" and self.default_max_class == "system":
+            yield "default_max_class is system: every tenant can use the class meant for the control plane"
+        if self.mode != "priority" and (self.tenant_policies or self.classes != ClassesConfig()):
+            yield f"mode is {self.mode}: classes and tenant_policies have no effect (mode: priority)"
+        for tenant in self.tenant_policies:
+            problem = tenant_problem(tenant)
+            if problem:
+                yield f"tenant_policies: {problem}"
+
+
+_REQUIRED_BY_SMG: Final = ("reserved_floor", "queue_size", "queue_timeout_secs", "starvation_threshold_secs", "can_preempt")
+_PROMOTION_SHARE: Final = 0.25
+_SMG_PROMOTION_SHARE: Final = 1.0
+_TENANTS: Final[Mapping[str, str]] = {"auth": "auth:ID", "header": "header:VALUE", "ip": "ip:ADDRESS"}
+
+
+def tenant_problem(tenant: str) -> str | None:
+    """Why no request can ever come from a tenant of that name; None if one can."""
+    kind, colon, name = tenant.partition(":")
+    if tenant == "anonymous":
+        return None
+    if not colon or kind not in _TENANTS:
+        return f"{tenant!r} matches nobody: write auth:{tenant}, header:{tenant}, ip:ADDRESS or anonymous"
+    if not name or name != name.strip():
+        return f"{tenant!r} matches nobody: write {_TENANTS[kind]}, without spaces around it"
+    if kind == "ip":
+        try:
+            normal = str(ip_address(name))
+        except ValueError:
+            return f"{tenant!r} matches nobody: {name!r} is not an IP address"
+        if normal != name:
+            return f"{tenant!r} matches nobody: write ip:{normal}"
+    return None
+
+
+def _at_least_0(config: msgspec.Struct, *keys: str) -> None:
+    for key in keys:
+        value = getattr(config, key)
+        if value is not None and value < 0:
+            raise ValueError(f"{key} must be at least 0")

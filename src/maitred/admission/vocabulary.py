@@ -11,17 +11,23 @@ class Action(StrEnum):
     ADMIT = "admit"
     """It holds a slot now, until it is released."""
     QUEUE = "queue"
-    """It waits; another decision will follow."""
+    """It waits; another decision will follow. A victim that is to be tried again waits from here on, too."""
     REJECT = "reject"
     """It may not enter. It has left."""
     CANCEL = "cancel"
     """It was released while it waited. It has left."""
+    PREEMPT = "preempt"
+    """Its slot is wanted by `other`: stop its work, show its client nothing of it, and release it as preempted."""
 
 
 class Reason(StrEnum):
-    """Why. The first group goes with `admit`, then `queue`, `reject`, `cancel`."""
+    """Why. In groups: with `admit`, `queue`, `reject`, `cancel`, `preempt`."""
 
     SLOT_FREE = "slot_free"
+    VICTIM_GONE = "victim_gone"
+    """The slot of its victim (`other`) was kept for it."""
+    STARVED = "starved"
+    """Promoted: it waited longer than its class's threshold, and goes before more urgent classes or into a reserved slot."""
 
     NO_CAPACITY = "no_capacity"
     """The pool has no slots at all: no backend is up."""
@@ -31,11 +37,28 @@ class Reason(StrEnum):
     """A slot is idle, but a higher class has reserved it."""
     BEHIND_QUEUE = "behind_queue"
     """Peers of its own or a higher class wait already."""
+    TENANT_LIMIT = "tenant_limit"
+    """Its tenant has as many in flight as it may have."""
+    RATE_LIMIT = "rate_limit"
+    """The token bucket of the legacy path is empty."""
+    VICTIM_LEAVING = "victim_leaving"
+    """`other` was preempted for it, and its slot is about to be free."""
+    BUDGET_SPENT = "budget_spent"
+    """Its victim did not leave in time: it waits like everybody else."""
+    TO_BE_RETRIED = "to_be_retried"
+    """It was preempted and is first in its class now."""
 
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    TENANT_QUEUE_FULL = "tenant_queue_full"
+    """As many of its tenant wait as may."""
+    RATE_LIMITED = "rate_limited"
+    """The request-rate gate in front of the scheduler is closed."""
 
     CLIENT_GONE = "client_gone"
+
+    HIGHER_CLASS = "higher_class"
+    """A request of a higher class found no slot."""
 
 
 class End(StrEnum):
@@ -46,3 +69,5 @@ class End(StrEnum):
     CLIENT_GONE = "client_gone"
     FAILED = "failed"
     """The backend, or the gateway itself, could not finish it."""
+    PREEMPTED = "preempted"
+    """Its slot was taken away before its first byte. The end of every victim that is not tried again, whatever the driver says."""
