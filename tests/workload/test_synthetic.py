@@ -9,7 +9,7 @@ import pytest
 
 from maitred.errors import ConfigError
 from maitred.request import PriorityClass
-from maitred.workload import parse_mix, reclassed, synthetic
+from maitred.workload import parse_mix, parse_tenant_mix, reclassed, synthetic, with_tenants
 
 
 def test_gaps_are_exponential_with_the_mean_of_the_rate() -> None:
@@ -74,6 +74,35 @@ def test_a_workload_can_be_given_other_classes_and_nothing_else() -> None:
     assert [job.request.arrival for job in after] == [job.request.arrival for job in before]
 
 
+def test_tenants_come_in_their_shares_and_move_nothing_else() -> None:
+    before = list(synthetic(10, 5_000, class_mix="bulk:1,default:1"))
+    after = list(synthetic(10, 5_000, class_mix="bulk:1,default:1", tenant_mix="auth:acme:1, ip:::1:3"))
+    tenants = [job.request.tenant for job in after]
+    assert tenants.count("auth:acme") == pytest.approx(1_250, abs=120)
+    assert tenants.count("ip:::1") == 5_000 - tenants.count("auth:acme")
+    assert [(j.request.arrival, j.request.priority_class) for j in before] == [
+        (j.request.arrival, j.request.priority_class) for j in after
+    ]
+    assert {job.request.tenant for job in before} == {""}
+    assert list(with_tenants(before, parse_tenant_mix("auth:acme:1,ip:::1:3"), seed=42)) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("acme:1", "'acme' matches nobody: write auth:acme, header:acme, ip:ADDRESS or anonymous"),
+        ("auth:acme", "write it as auth:acme:0.3,auth:umbrella:0.7"),
+        ("auth:acme:x", "the share of 'auth:acme' is 'x', not a number"),
+        ("auth:acme:1,auth:acme:2", "tenant 'auth:acme' appears twice"),
+        ("anonymous:0", "not all of them 0"),
+    ],
+)
+def test_a_mix_of_tenants_that_no_policy_could_name_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match="--tenant-mix") as raised:
+        parse_tenant_mix(text, where="--tenant-mix")
+    assert said in str(raised.value)
+
+
 @pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf"), 1e-9])
 def test_a_rate_that_cannot_be_is_refused_at_once(rate: float) -> None:
     with pytest.raises(ConfigError, match=r"^rate: "):
@@ -87,6 +116,8 @@ def test_other_mistakes_are_refused_at_once_under_their_names() -> None:
         synthetic(1, 1, output_tokens="long")
     with pytest.raises(ConfigError, match=r"^class_mix: "):
         synthetic(1, 1, class_mix="bulk")
+    with pytest.raises(ConfigError, match=r"^tenant_mix: "):
+        synthetic(1, 1, tenant_mix="acme:1")
     with pytest.raises(ConfigError, match=r"^num_requests: 1\.5 requests cannot be made \(a whole number, 0 or more\)"):
         synthetic(1, 1.5)  # type: ignore[arg-type]
 

@@ -95,6 +95,20 @@ def test_our_own_format_carries_classes(write: Write) -> None:
     assert second.request.arrival == 1
 
 
+def test_our_own_format_may_carry_tenants_and_what_clients_allowed(write: Write) -> None:
+    text = "tenant,arrival_secs,class,prompt_tokens,output_tokens,max_output_tokens\nauth:acme,0,bulk,9,8,100\n,1,bulk,7,6,\n"
+    first, second = (job.request for job in jobs(f"maitred:{write(text)}"))
+    assert (first.tenant, first.max_output_tokens) == ("auth:acme", 100)
+    assert (second.tenant, second.max_output_tokens) == ("", None)
+
+
+def test_a_tenant_that_no_policy_could_name_is_a_bad_row(write: Write) -> None:
+    path = write("arrival_secs,class,prompt_tokens,output_tokens,tenant\n0,bulk,1,1,acme\n")
+    error = refusal(f"maitred:{path}")
+    assert error.what == "tenant 'acme' matches nobody: write auth:acme, header:acme, ip:ADDRESS or anonymous"
+    assert error.hint == "empty: nobody knows who it was; --skip-bad-rows leaves such rows out"
+
+
 def test_the_first_line_tells_the_format(write: Write, samples: Path) -> None:
     assert jobs(write(AZURE)) == jobs(f"azure:{write(AZURE)}")
     assert jobs(samples / "mooncake_tiny.jsonl") == jobs(f"mooncake:{samples / 'mooncake_tiny.jsonl'}")

@@ -10,9 +10,9 @@ Formats (`FORMATS`) and length distributions (`LENGTHS`) are registered by name,
 from __future__ import annotations
 
 from maitred.workload import formats as _formats
-from maitred.workload.classes import ClassMix, parse_mix, reclassed
 from maitred.workload.job import Job
 from maitred.workload.lengths import LENGTHS, Lengths, parse_lengths
+from maitred.workload.mixes import ClassMix, Mix, TenantMix, parse_mix, parse_tenant_mix, reclassed, with_tenants
 from maitred.workload.row import FORMATS, Row, RowError, TraceFormat
 from maitred.workload.synthetic import synthetic
 from maitred.workload.trace import BadRows, Trace, open_trace, sample, sample_names
@@ -24,17 +24,21 @@ __all__ = [
     "ClassMix",
     "Job",
     "Lengths",
+    "Mix",
     "Row",
     "RowError",
+    "TenantMix",
     "Trace",
     "TraceFormat",
     "open_trace",
     "parse_lengths",
     "parse_mix",
+    "parse_tenant_mix",
     "reclassed",
     "sample",
     "sample_names",
     "synthetic",
+    "with_tenants",
 ]
 
 del _formats

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol, TypeAlias
 
 import msgspec
@@ -24,6 +24,9 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int
     priority_class: PriorityClass = PriorityClass.DEFAULT
     prefix: PrefixKeys | None = None
+    tenant: str = ""
+    max_output_tokens: int | None = None
+    """What the client allowed."""
 
 
 class RowError(MaitredError):
@@ -71,21 +74,24 @@ def tokens(text: str, name: str) -> int:
 class Columns:
     """The columns of a comma-separated file by name, in whatever order its header has them. Others are ignored."""
 
-    def __init__(self, header: str, *names: str) -> None:
+    def __init__(self, header: str, *names: str, optional: Sequence[str] = ()) -> None:
         """Raises RowError if `header` lacks one of `names`."""
         found = split(header)
         missing = [name for name in names if name not in found]
         if missing:
             raise RowError(f"the header has no column {missing[0]}", f"the first line should be {','.join(names)}")
-        self._indices = [found.index(name) for name in names]
         self._width = len(found)
+        nothing = self._width
+        self._indices = [found.index(name) if name in found else nothing for name in (*names, *optional)]
 
     def pick(self, line: str) -> list[str]:
-        """The fields of a row in the order of `names`. Raises RowError if it has more or fewer than the header."""
+        """The fields of a row in the order of the names, the optional ones last and empty where the file has no such column.
+        Raises RowError if it has more or fewer than the header."""
         fields = line.split(",")
         if len(fields) != self._width:
             fields_found = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
             raise RowError(f"{fields_found} in {shortened(line)}", f"the header has {self._width}")
+        fields.append("")
         return [fields[index] for index in self._indices]
 
 

@@ -15,9 +15,9 @@ from random import Random
 from maitred.errors import ConfigError
 from maitred.request import PriorityClass, Request
 from maitred.units import SECOND
-from maitred.workload.classes import ClassMix, parse_mix
 from maitred.workload.job import Job
 from maitred.workload.lengths import Lengths, parse_lengths
+from maitred.workload.mixes import ClassMix, TenantMix, parse_mix, parse_tenant_mix, with_tenants
 
 LOWEST_RATE, HIGHEST_RATE = 1e-6, 1e9
 """Requests per second. Outside, no span of simulated time makes sense any more."""
@@ -31,11 +31,13 @@ def synthetic(
     input_tokens: str | int | Lengths = 512,
     output_tokens: str | int | Lengths = 128,
     class_mix: str | ClassMix | None = None,
+    tenant_mix: str | TenantMix | None = None,
 ) -> Iterator[Job]:
     """`num_requests` jobs whose gaps are exponential with mean 1/`rate` (`rate` in requests per second).
 
     Lengths are given as users write them (see `lengths`), in tokens; `class_mix` likewise (`interactive:0.3,bulk:0.7`),
-    None: every request is `default`. Raises ConfigError at once, not at the first job; its `where` is the name of the argument.
+    None: every request is `default`. `tenant_mix` (`auth:acme:0.3,auth:umbrella:0.7`): None: nobody knows whose they are.
+    Raises ConfigError at once, not at the first job; its `where` is the name of the argument.
     """
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
         hint = f"a number between {LOWEST_RATE:g} and {HIGHEST_RATE:g} requests per second"
@@ -44,7 +46,9 @@ def synthetic(
     prompts = parse_lengths(input_tokens, where="input_tokens") if isinstance(input_tokens, str | int) else input_tokens
     answers = parse_lengths(output_tokens, where="output_tokens") if isinstance(output_tokens, str | int) else output_tokens
     mix = parse_mix(class_mix, where="class_mix") if isinstance(class_mix, str) else class_mix
-    return _jobs(rate, count, seed, prompts=prompts, answers=answers, mix=mix or ClassMix({PriorityClass.DEFAULT: 1.0}))
+    tenants = parse_tenant_mix(tenant_mix, where="tenant_mix") if isinstance(tenant_mix, str) else tenant_mix
+    jobs = _jobs(rate, count, seed, prompts=prompts, answers=answers, mix=mix or ClassMix({PriorityClass.DEFAULT: 1.0}))
+    return jobs if tenants is None else with_tenants(jobs, tenants, seed)
 
 
 def _count(num_requests: int) -> int:

@@ -114,7 +114,9 @@ def _request(number: int, row: Row, arrival: Micros) -> Request:
         id=number,
         arrival=arrival,
         prompt_tokens=row.prompt_tokens,
+        max_output_tokens=row.max_output_tokens,
         priority_class=row.priority_class,
+        tenant=row.tenant,
         prefix=row.prefix,
     )
 

@@ -1,11 +1,13 @@
 """maitred: our own plain trace, for samples and for whoever writes a workload by hand: CSV with a header.
 
 `arrival_secs` (seconds, to the microsecond; only differences count), `class` (`system`, `interactive`, `default` or
-`bulk`), `prompt_tokens`, `output_tokens`.
+`bulk`), `prompt_tokens`, `output_tokens`. And where they are known: `tenant`, as policies name it (`auth:acme`;
+empty: nobody knows), and `max_output_tokens`, what the client allowed (empty: it did not say).
 """
 
 from __future__ import annotations
 
+from maitred.admission.config import tenant_problem
 from maitred.errors import nearest
 from maitred.request import PriorityClass
 from maitred.units import from_seconds
@@ -13,6 +15,7 @@ from maitred.workload.lines import Lines
 from maitred.workload.row import FORMATS, Columns, Row, RowError, RowParser, TraceFormat, split, tokens
 
 NAMES = ("arrival_secs", "class", "prompt_tokens", "output_tokens")
+OPTIONAL = ("tenant", "max_output_tokens")
 
 _LATEST_SECS = 1e10
 
@@ -25,15 +28,17 @@ class Maitred(TraceFormat):
         return set(NAMES) <= set(split(first_line))
 
     def begin(self, lines: Lines) -> RowParser:
-        columns = Columns(next(lines), *NAMES)
+        columns = Columns(next(lines), *NAMES, optional=OPTIONAL)
 
         def parse(line: str) -> Row:
-            arrival, label, prompt, answer = columns.pick(line)
+            arrival, label, prompt, answer, tenant, most = columns.pick(line)
             return Row(
                 from_seconds(_seconds(arrival)),
                 tokens(prompt, "prompt_tokens"),
                 tokens(answer, "output_tokens"),
                 _class(label),
+                tenant=_tenant(tenant),
+                max_output_tokens=tokens(most, "max_output_tokens") if most.strip() else None,
             )
 
         return parse
@@ -44,6 +49,14 @@ def _class(label: str) -> PriorityClass:
     if found is None:
         raise RowError(f"unknown class {label!r}", nearest(label, (cls.label for cls in PriorityClass)))
     return found
+
+
+def _tenant(text: str) -> str:
+    tenant = text.strip()
+    problem = tenant_problem(tenant) if tenant else None
+    if problem:
+        raise RowError(f"tenant {problem}", "empty: nobody knows who it was")
+    return tenant
 
 
 def _seconds(text: str) -> float:
