@@ -37,10 +37,13 @@ def run(file: Annotated[str, typer.Argument(help="The YAML file to check.", meta
 
 
 def _summary(config: Config) -> Iterator[str]:
+    from maitred.gateway.config import DEFAULT_SLOTS
+
     gateway, engine, instance, cluster = config.gateway, config.engine, config.instance, config.cluster
     backends = len(gateway.backends)
-    yield f"gateway    {gateway.host}:{gateway.port}, {_count(backends, 'backend')}, {gateway.slots_per_backend} slots on each"
-    yield from _classes(config, max(1, backends) * gateway.slots_per_backend)
+    slots = gateway.slots_per_backend or DEFAULT_SLOTS
+    yield f"gateway    {gateway.host}:{gateway.port}, {_count(backends, 'backend')}, {slots} slots on each"
+    yield from _classes(config, max(1, backends) * slots)
     yield f"routing    {config.routing.policy}"
     yield f"instance   {instance.scheduler}, {instance.max_num_seqs} sequences, {instance.max_num_batched_tokens} tokens a step"
     yield f"engine     {engine.model!r} on {engine.host}:{engine.port}"

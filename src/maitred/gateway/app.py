@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
-import secrets
 from collections.abc import Iterable
 
 from maitred.admission import Admission, AdmissionConfig, End, RecordedAdmission
 from maitred.decisions import DecisionLog
 from maitred.errors import ConfigError
 from maitred.gateway import refusals
+from maitred.gateway.call import Call
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.decision_file import DecisionFile
 from maitred.gateway.driver import Driver, Refused
 from maitred.gateway.fleet import Fleet
-from maitred.gateway.intake import REQUEST_ID, read_fields, read_headers
+from maitred.gateway.intake import REQUEST_ID
 from maitred.gateway.metrics import Counts, GatewayCollector
 from maitred.gateway.pages import Pages
-from maitred.gateway.relay import Call, Relay
+from maitred.gateway.reception import Reception
+from maitred.gateway.relay import Relay
+from maitred.gateway.routes import ROUTES
 from maitred.gateway.state import GatewayState, observe
-from maitred.request import PriorityClass, Request
+from maitred.request import Request
 from maitred.routing import RoutingConfig
 from maitred.wire import asgi
 from maitred.wire.asgi import ApiError, Receive, Scope, Send
 from maitred.wire.client import Client
 
 log = logging.getLogger("maitred.gateway")
-PROXIED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embeddings"))
-BYTES_PER_TOKEN = 4
-"""Of a request body, when a prompt's length is guessed from it."""
 
 
 class Gateway:
@@ -58,8 +56,7 @@ class Gateway:
         self._relay = Relay(config, self._client, self._fleet, router, self._driver, self.counts)
         self._watch: asyncio.Task[None] | None = None
         self._pages = Pages(self._fleet, GatewayCollector(self.counts, self.state), self.state)
-        self._ids = itertools.count()
-        self._id_prefix = f"maitred-{secrets.token_hex(6)}-".encode()
+        self._reception = Reception(config, lambda: self.core.config, self._fleet, self.counts, self._driver.now)
 
     async def start(self) -> None:
         """Begin to watch the backends. Called by the lifespan protocol."""
@@ -87,7 +84,7 @@ class Gateway:
             await asgi.lifespan(receive, send, self.start, self.stop)
             return
         method, path = scope["method"], scope["path"]
-        if path in PROXIED:
+        if path in ROUTES:
             if method == "POST":
                 await self._proxy(scope, receive, send)
             else:
@@ -102,7 +99,7 @@ class Gateway:
             await asgi.send_error(send, refusals.wrong_method(method, "GET, HEAD"))
 
     async def _proxy(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = await self._received(scope, receive, send)
+        call = await self._reception.receive(scope, receive, send)
         if call is None:
             return
         task = asyncio.current_task()
@@ -123,48 +120,7 @@ class Gateway:
             await self._break_off(call, send, refusals.internal())
         finally:
             departure.stop()
-
-    async def _received(self, scope: Scope, receive: Receive, send: Send) -> Call | None:
-        """None: it was answered already, or there is nobody to answer."""
-        try:
-            return self._take_in(scope, await asgi.read_body(scope, receive, self.config.max_body_bytes))
-        except ApiError as error:
-            refused = error
-        except asgi.ClientGone:
-            return None
-        except Exception:
-            log.exception("a request could not be taken in")
-            refused = refusals.internal()
-        self.counts.refused[refused.code or "invalid_request"] += 1
-        await asgi.send_error(send, refused)
-        return None
-
-    def _take_in(self, scope: Scope, body: bytes) -> Call:
-        """Raises ApiError for what can be said to be wrong already."""
-        fields = read_fields(body)
-        if not self._fleet.serving(fields.model):
-            raise refusals.not_served(self._fleet, fields.model)
-        inbound = read_headers(scope["headers"])
-        priority_class = inbound.priority_class
-        if priority_class is None:
-            self.counts.unknown_class += 1
-            priority_class = PriorityClass.DEFAULT
-        number = next(self._ids)
-        request_id = inbound.request_id or b"%b%d" % (self._id_prefix, number)
-        inbound.forward.append((REQUEST_ID, request_id))
-        request = Request(
-            id=number,
-            arrival=self._driver.now(),
-            prompt_tokens=len(body) // BYTES_PER_TOKEN,
-            max_output_tokens=fields.max_output_tokens,
-            client_id=request_id.decode("latin-1"),
-            model=fields.model,
-            priority_class=priority_class,
-            stream=fields.stream is True,
-        )
-        query = scope["query_string"]
-        path = f"{scope['path']}?{query.decode('latin-1')}" if query else scope["path"]
-        return Call(request, path, inbound.forward, body, request_id)
+            self._reception.done(call)
 
     async def _serve(self, call: Call, send: Send, departure: asgi.Departure) -> None:
         """Hold a slot while the answer is made, and give it back exactly once."""

@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from maitred.admission.config import MOST_SLOTS
+from maitred.admission.config import LONGEST_SECS, MOST_SLOTS
 from maitred.errors import ConfigError
+from maitred.gateway.auth import hashed, sendable
 from maitred.wire.limits import Limits
+
+DEFAULT_SLOTS: Final = 64
+"""Requests that a backend may have in flight for each model, if nothing better is known."""
+ForwardPriority: TypeAlias = Literal["off", "vllm", "sglang"]
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The live gateway. Raises ValueError for what cannot be."""
+    """The live gateway. Raises ValueError for what cannot be. Of the keys that clients show it keeps only hashes."""
 
     backends: tuple[str, ...] = ()
     """Base URLs, as http://host:port."""
     host: str = "127.0.0.1"
     port: int = 8080
     """0 takes any free one."""
-    slots_per_backend: int = 64
-    """Requests that one backend may have in flight, for each model it serves."""
+    slots_per_backend: int | None = None
+    """Requests that one backend may have in flight, for each model it serves. Null: what it reports, else 64."""
+    api_key: str | None = None
+    """The key that all clients share, as it is or as sha256:HEX; the only one that opens /admin/*."""
+    tenant_api_keys: dict[str, str] = {}
+    """Keys of single tenants, by the tenant's id."""
+    upstream_api_key: str | None = None
+    """What is sent to the backends as `Authorization: Bearer`."""
+    trust_tenant_header: bool = False
+    """Whether a request without a key is of the tenant that its header names."""
+    tenant_header_name: str = "x-smg-tenant-id"
+    tenant_metric_top_n: int = 32
+    """Tenants with metrics of their own; the others are summed up as `other`."""
     max_body_bytes: int = 32 * 1024 * 1024
+    max_parked_body_bytes: int = 1024 * 1024 * 1024
+    """Of all request bodies that are being read or kept, together."""
+    forward_priority: ForwardPriority = "off"
+    """In whose polarity the class is written into the body's `priority`, for the queue of the engine."""
     health_interval_secs: float = 1.0
     """Between two polls of a backend's health and models."""
     health_timeout_secs: float = 3.0
@@ -31,6 +53,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Backends that may lose one request before its answer began. One that refused the connection does not count."""
     queue_timeout_status: Literal[408, 503] = 408
     """What a request is answered that waited too long. 408 as SMG documents it; some proxies repeat a 408 at once."""
+    sse_keepalive_secs: float = 0.0
+    """A comment is sent on a stream that has been silent for so long; 0: never."""
     drain_secs: float = 30.0
     """How long requests in flight may go on after the first SIGINT or SIGTERM."""
     decision_log: str | None = None
@@ -40,18 +64,46 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ValueError("port must be from 0 to 65535")
-        for name in ("slots_per_backend", "max_body_bytes", "health_failures", "max_attempts"):
+        for name in ("max_body_bytes", "health_failures", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if self.slots_per_backend > MOST_SLOTS:
-            raise ValueError(f"slots_per_backend must be at most {MOST_SLOTS:,}")
+        if self.slots_per_backend is not None and not 1 <= self.slots_per_backend <= MOST_SLOTS:
+            raise ValueError(f"slots_per_backend must be from 1 to {MOST_SLOTS:,}")
+        if self.max_parked_body_bytes < self.max_body_bytes:
+            raise ValueError(f"max_parked_body_bytes must be at least max_body_bytes ({self.max_body_bytes})")
+        if self.tenant_metric_top_n < 0:
+            raise ValueError("tenant_metric_top_n must be at least 0")
+        if not _HEADER_NAME.fullmatch(self.tenant_header_name):
+            raise ValueError("tenant_header_name must be the name of a header")
+        self._check_times()
+        self._hash_keys()
+        if self.backends:
+            self._check_backends()
+
+    def _check_times(self) -> None:
         for name in ("health_interval_secs", "health_timeout_secs"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be more than 0 seconds")
         if not self.drain_secs >= 0:
             raise ValueError("drain_secs must be at least 0 seconds")
-        if self.backends:
-            self._check_backends()
+        if not 0 <= self.sse_keepalive_secs <= LONGEST_SECS:
+            raise ValueError("sse_keepalive_secs must be at least 0 seconds")
+
+    def _hash_keys(self) -> None:
+        for tenant in self.tenant_api_keys:
+            if not tenant or tenant != tenant.strip():
+                raise ValueError(f"tenant_api_keys: {tenant!r} is no id of a tenant: write it without spaces around it")
+        shared = None if self.api_key is None else _hashed("api_key", self.api_key)
+        keys = {tenant: _hashed(f"tenant_api_keys.{tenant}", key) for tenant, key in self.tenant_api_keys.items()}
+        owners = {} if shared is None else {shared: "api_key"}
+        for tenant, key in keys.items():
+            if key in owners:
+                raise ValueError(f"tenant_api_keys.{tenant} is the same key as {owners[key]}")
+            owners[key] = f"tenant_api_keys.{tenant}"
+        msgspec.structs.force_setattr(self, "api_key", shared)
+        msgspec.structs.force_setattr(self, "tenant_api_keys", keys)
+        if self.upstream_api_key is not None and not sendable(self.upstream_api_key):
+            raise ValueError("upstream_api_key must be visible ASCII characters without spaces")
 
     def _check_backends(self) -> None:
         from maitred.wire.client import Origin  # not at the top: a simulation needs no client
@@ -65,3 +117,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             if origin in seen:
                 raise ValueError(f"backends: {origin} is named twice (name each backend once)")
             seen.add(origin)
+
+
+def _hashed(name: str, key: str) -> str:
+    try:
+        return hashed(key)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None

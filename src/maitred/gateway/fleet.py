@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from maitred.errors import MaitredError
-from maitred.gateway.config import GatewayConfig
+from maitred.gateway.config import DEFAULT_SLOTS, GatewayConfig
 from maitred.wire.client import Client, Origin
 from maitred.wire.failures import ConnectError, LocalError, ProtocolError
 
@@ -119,7 +119,7 @@ class Fleet:
         """How many requests for `model` may be in flight."""
         serving = self.serving(model)
         left = sum(flight.model == model for b in self.backends if b not in serving for flight in b.flights)
-        return self._config.slots_per_backend * len(serving) + left
+        return (self._config.slots_per_backend or DEFAULT_SLOTS) * len(serving) + left
 
     def sent(self, backend: Backend, model: str) -> Flight:
         """A request is about to be sent there by the current task."""

@@ -1,0 +1,35 @@
+"""One request on its way through the gateway: what it is, and what is sent on for it."""
+
+from __future__ import annotations
+
+from maitred.gateway.routes import Route
+from maitred.request import Request
+from maitred.wire.asgi import Headers
+
+
+class Call:
+    """Made by the reception, carried through admission and relay, and handed back to the reception when it has ended."""
+
+    __slots__ = ("answered", "body", "headers", "parked", "path", "request", "request_id", "route")
+
+    def __init__(
+        self, route: Route, request: Request, path: str, headers: Headers, body: bytes, request_id: bytes, parked: int = 0
+    ) -> None:
+        self.route = route
+        self.request = request
+        self.path = path
+        """With its query string."""
+        self.headers = headers
+        """For the backend, complete."""
+        self.body = body
+        """For the backend."""
+        self.request_id = request_id
+        self.parked = parked
+        """Bytes of the budget for bodies that it holds."""
+        self.answered = False
+        """Whether the head of an answer has gone out."""
+
+    @property
+    def cost(self) -> int:
+        """Tokens of its prompt and of its answer, as far as they can be known."""
+        return max(1, self.request.prompt_tokens + max(0, self.request.max_output_tokens or 0))
