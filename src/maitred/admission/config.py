@@ -27,6 +27,13 @@ def class_named(name: ClassName) -> PriorityClass:
     return PriorityClass[name.upper()]
 
 
+def _at_least_0(config: msgspec.Struct, *keys: str) -> None:
+    for key in keys:
+        value = getattr(config, key)
+        if value is not None and value < 0:
+            raise ValueError(f"{key} must be at least 0")
+
+
 class ClassConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is said of one class; null: what the flavour has. Raises ValueError for what cannot be."""
 
@@ -226,10 +233,3 @@ def tenant_problem(tenant: str) -> str | None:
         if normal != name:
             return f"{tenant!r} matches nobody: write ip:{normal}"
     return None
-
-
-def _at_least_0(config: msgspec.Struct, *keys: str) -> None:
-    for key in keys:
-        value = getattr(config, key)
-        if value is not None and value < 0:
-            raise ValueError(f"{key} must be at least 0")
