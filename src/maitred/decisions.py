@@ -25,6 +25,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     reason: StrEnum
     other: RequestId | None = None
     """The other request it was about: the victim's preemptor, the preemptor's victim."""
+    retry_after: Micros | None = None
+    """With a rejection: after how long it should be worth while to ask again."""
 
 
 class DecisionLog:

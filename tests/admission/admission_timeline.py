@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
-from maitred.admission import Admission, AdmissionConfig, End, Ticket
+from maitred.admission import Admission, AdmissionConfig, ClassView, End, Ticket
 from maitred.decisions import Decision
 from maitred.request import PriorityClass
 from maitred.units import from_seconds, to_seconds
@@ -14,23 +15,37 @@ from maitred.units import from_seconds, to_seconds
 BULK, DEFAULT, INTERACTIVE, SYSTEM = PriorityClass
 
 
-def classes(**given: dict[str, float]) -> AdmissionConfig:
-    """The base of SMG's recorded scenarios: nobody reserves, 8 may wait, 20 s at most; and what is `given` per class."""
-    base = {"reserved_floor": 0, "reserved_per_slot": 0.0, "queue_size": 8, "queue_timeout_secs": 20}
-    entries = {c.label: {**base, **given.get(c.label, {})} for c in PriorityClass}
-    return msgspec.convert({"classes": entries}, AdmissionConfig)
+BASE = {
+    "reserved_floor": 0,
+    "reserved_per_slot": 0.0,
+    "queue_size": 8,
+    "queue_timeout_secs": 20,
+    "starvation_threshold_secs": 600,
+}
+
+
+def classes(said: dict[str, Any] | None = None, **given: dict[str, float]) -> AdmissionConfig:
+    """The base of SMG's recorded scenarios: nobody reserves, 8 may wait, 20 s at most, system and interactive may preempt;
+    what is `given` per class; and what else is `said` in the section."""
+    entries = {c.label: {**BASE, "can_preempt": c >= INTERACTIVE, **given.get(c.label, {})} for c in PriorityClass}
+    return msgspec.convert({"mode": "priority", "classes": entries, **(said or {})}, AdmissionConfig)
 
 
 class Timeline:
     """One core with the pool `m`. Every input is followed by `check()`."""
 
-    def __init__(self, slots: int, **given: dict[str, float]) -> None:
-        self.core = Admission(classes(**given), {"m": slots})
+    def __init__(self, slots: int, said: dict[str, Any] | None = None, **given: dict[str, float]) -> None:
+        self.core = Admission(classes(said, **given), {"m": slots})
         self._names: list[str] = []
+        self.last: list[Decision] = []
+        """What the last input was answered with."""
 
-    def submit(self, at: float, name: str, k: PriorityClass = DEFAULT, pool: str = "m") -> list[str]:
+    def submit(
+        self, at: float, name: str, k: PriorityClass = DEFAULT, pool: str = "m", tenant: str = "", cost: int = 1
+    ) -> list[str]:
         self._names.append(name)
-        return self._lines(self.core.submit(Ticket(len(self._names) - 1, pool, k), from_seconds(at)))
+        ticket = Ticket(len(self._names) - 1, pool, k, tenant, cost)
+        return self._lines(self.core.submit(ticket, from_seconds(at)))
 
     def first_byte(self, at: float, name: str) -> bool:
         return self.core.first_byte(self._names.index(name), from_seconds(at))
@@ -41,8 +56,8 @@ class Timeline:
     def resize(self, at: float, slots: int, pool: str = "m") -> list[str]:
         return self._lines(self.core.resize(pool, slots, from_seconds(at)))
 
-    def reconfigure(self, at: float, **given: dict[str, float]) -> list[str]:
-        return self._lines(self.core.reconfigure(classes(**given), from_seconds(at)))
+    def reconfigure(self, at: float, said: dict[str, Any] | None = None, **given: dict[str, float]) -> list[str]:
+        return self._lines(self.core.reconfigure(classes(said, **given), from_seconds(at)))
 
     def advance(self, at: float) -> list[str]:
         return self._lines(self.core.advance(from_seconds(at)))
@@ -54,6 +69,14 @@ class Timeline:
     def reserved(self) -> dict[str, int]:
         return {c.label: view.reserved for c, view in self.core.view("m").classes.items()}
 
+    def of(self, k: PriorityClass, pool: str = "m") -> ClassView:
+        return self.core.view(pool).classes[k]
+
     def _lines(self, decisions: Iterable[Decision]) -> list[str]:
         self.core.check()
-        return [f"{self._names[d.subject]} {d.action} {d.reason}" for d in decisions]
+        self.last = list(decisions)
+        return [self._line(d) for d in self.last]
+
+    def _line(self, d: Decision) -> str:
+        about = "" if d.other is None else f" {self._names[d.other]}"
+        return f"{self._names[d.subject]} {d.action} {d.reason}{about}"

@@ -2,46 +2,73 @@
 
 One core for every world: a plain state machine that is told what happens (`submit`, `first_byte`, `release`, `resize`,
 `reconfigure`, and time) and answers with decisions. Each model has a pool of slots of its own; inside a pool a request is
-admitted if a slot is free for its class, else it waits in the FIFO queue of its class, else it is rejected.
+admitted if a slot is free for its class; else it may take the slot of a victim of a lower class; else it waits in the queue of
+its class; else it is rejected.
 
     ticket.py       the record of one request's life here, and the table of its transitions
     slots.py        the arithmetic of slots and reservations
-    queues.py       the FIFO queue of one class
-    pool.py         slots and queues of one model: who enters, who waits, who is next
+    queues.py       the queue of one class: first come first served, or shared fairly among tenants
+    promotions.py   how many starved requests may go before more urgent ones
+    forecast.py     when it will be worth while to ask again
+    bucket.py       so many at once, and so many per second
+    tenants.py      what the tenants that have limits use of them
+    pool.py         slots and queues of one model: who enters, who waits, who is next, who must go
     books.py        what became of every request: totals, and views for metrics
     core.py         Admission: all pools, time, and the books
     record.py       the same core, writing a log that can be replayed
     config.py       the keys of the `admission` section, under SMG's names
+    flavours.py     what classes may count on by default: our numbers, SMG's numbers
+    rules.py        the configuration, resolved into what a pool goes by
     classes.py      the class a header asks for
     vocabulary.py   actions, reasons and ends: the closed sets of this room
 
 The driver acts on decisions: `admit` (a slot is taken; it is held until `release`), `queue` (wait for a later decision),
-`reject` and `cancel` (the request has left, nothing of it is kept).
+`preempt` (stop the work of one that holds a slot, and release it), `reject` and `cancel` (the request has left, nothing of it
+is kept).
 """
 
 from __future__ import annotations
 
 from maitred.admission.books import ClassView, PoolView
 from maitred.admission.classes import parse_class
-from maitred.admission.config import AdmissionConfig, ClassConfig
-from maitred.admission.core import Admission
+from maitred.admission.config import (
+    AdmissionConfig,
+    ClassConfig,
+    ClassesConfig,
+    LegacyConfig,
+    TenantPolicy,
+    class_named,
+    tenant_problem,
+)
+from maitred.admission.core import EVERYBODY, Admission
+from maitred.admission.flavours import BUILT_IN, SMG_BOOTSTRAP_CAPACITY
 from maitred.admission.record import RecordedAdmission, replay
+from maitred.admission.rules import overcommit
 from maitred.admission.ticket import State, Ticket, TransitionError
 from maitred.admission.vocabulary import Action, End, Reason
 
 __all__ = [
+    "BUILT_IN",
+    "EVERYBODY",
+    "SMG_BOOTSTRAP_CAPACITY",
     "Action",
     "Admission",
     "AdmissionConfig",
     "ClassConfig",
     "ClassView",
+    "ClassesConfig",
     "End",
+    "LegacyConfig",
     "PoolView",
     "Reason",
     "RecordedAdmission",
     "State",
+    "TenantPolicy",
     "Ticket",
     "TransitionError",
+    "class_named",
+    "overcommit",
     "parse_class",
     "replay",
+    "tenant_problem",
 ]

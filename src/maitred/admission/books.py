@@ -1,39 +1,76 @@
-"""The books of a pool: what became of every request, and what the pool looks like now.
+"""The books: what became of every request, per model and class; and what a pool looks like now.
 
-arrived  = admitted + queue_full + queue_timeout + cancelled + waiting
-admitted = ended + in flight
+    arrived  = queue_full + tenant_queue_full + queue_timeout + cancelled + sum(ended) + waiting + in_flight
+    admitted = sum(ended) + in_flight + retried
+
+A request that the rate gate stops has not arrived: it is counted beside.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from maitred.admission.vocabulary import End
+from maitred.histogram import ERRORS, Histogram
 from maitred.request import PriorityClass
 
 
 class Totals:
-    """What became of the requests of one class of one pool. Requests that have left live on here, as numbers."""
+    """What became of the requests of one class of one model. Requests that have left live on here, as numbers."""
 
-    __slots__ = ("admitted", "arrived", "cancelled", "ended", "queue_full", "queue_timeout")
+    __slots__ = (
+        "admitted",
+        "arrived",
+        "cancelled",
+        "ended",
+        "in_flight",
+        "preempted_by",
+        "promoted",
+        "queue_full",
+        "queue_timeout",
+        "queue_wait",
+        "rate_limited",
+        "retried",
+        "slot_hold",
+        "tenant_queue_full",
+        "waiting",
+        "wasted",
+    )
 
     def __init__(self) -> None:
-        self.arrived = 0
+        self.arrived = self.waiting = self.in_flight = 0
         self.admitted = 0
-        self.queue_full = 0
-        self.queue_timeout = 0
+        """Slots taken: more than requests if some were tried again."""
+        self.queue_full = self.tenant_queue_full = self.queue_timeout = 0
         self.cancelled = 0
         """Left while they waited."""
+        self.rate_limited = 0
         self.ended = dict.fromkeys(End, 0)
-        """Held a slot and gave it back."""
+        """Held a slot and gave it back, for good."""
+        self.promoted = 0
+        self.retried = 0
+        """Victims that wait, or waited, again."""
+        self.preempted_by = dict.fromkeys(PriorityClass, 0)
+        """Victims, by the class that wanted their slot."""
+        self.queue_wait = Histogram()
+        """Of those who queued, whatever became of them."""
+        self.slot_hold = Histogram()
+        self.wasted = Histogram()
+        """Slot time of victims: work that was thrown away."""
 
-    def balance(self, waiting: int, in_flight: int) -> bool:
+    def balance(self) -> bool:
         """Every request that came is accounted for, once."""
-        left = self.queue_full + self.queue_timeout + self.cancelled
-        return self.arrived == self.admitted + left + waiting and self.admitted == sum(self.ended.values()) + in_flight
+        refused = self.queue_full + self.tenant_queue_full + self.queue_timeout + self.cancelled
+        ended = sum(self.ended.values())
+        return (
+            self.arrived == refused + ended + self.waiting + self.in_flight
+            and self.admitted == ended + self.in_flight + self.retried
+        )
 
 
-class ClassView(msgspec.Struct, frozen=True):
+class ClassView(msgspec.Struct, frozen=True, kw_only=True):
     """One class of one pool: slots and requests at this instant, and totals since the start (see Totals)."""
 
     waiting: int
@@ -42,20 +79,73 @@ class ClassView(msgspec.Struct, frozen=True):
     reserved: int
     desired: int
     """What it would reserve if the capacity allowed: more than `reserved` means that reservations were scaled down."""
+    pressure: float
+    """0 to 1: how full its queue is, or how far it is above its reservation, whichever is more."""
     arrived: int
     admitted: int
     queue_full: int
+    tenant_queue_full: int
     queue_timeout: int
     cancelled: int
+    rate_limited: int
     ended: dict[End, int]
+    promoted: int
+    retried: int
+    preempted_by: dict[PriorityClass, int]
+    queue_wait: Histogram
+    slot_hold: Histogram
+    wasted: Histogram
+    retry_after_error: Histogram
+    """What rejections promised minus what it took."""
 
 
 class PoolView(msgspec.Struct, frozen=True):
     """One pool at this instant."""
 
     capacity: int
+    """Slots; 1,000,000,000 where there is no limit."""
     in_flight: int
-    """Above `capacity` after a shrink, until enough have ended."""
+    """Requests that hold a slot. May be above `capacity` after a shrink, until enough have ended."""
     waiting: int
     classes: dict[PriorityClass, ClassView]
     """Most urgent first."""
+
+
+def merged(books: Iterable[Totals]) -> Totals:
+    """One account of several."""
+    whole = Totals()
+    for one in books:
+        for name in _NUMBERS:
+            setattr(whole, name, getattr(whole, name) + getattr(one, name))
+        for end, n in one.ended.items():
+            whole.ended[end] += n
+        for c, n in one.preempted_by.items():
+            whole.preempted_by[c] += n
+        for name in _HISTOGRAMS:
+            getattr(whole, name).add(getattr(one, name))
+    return whole
+
+
+_HISTOGRAMS = ("queue_wait", "slot_hold", "wasted")
+_NUMBERS = tuple(name for name in Totals.__slots__ if name not in (*_HISTOGRAMS, "ended", "preempted_by"))
+
+
+def class_view(totals: Totals, queue_size: int, reserved: int, desired: int, pressure: float, errors: Histogram) -> ClassView:
+    """What the totals of one class say, beside its slots and its queue."""
+    said = {name: getattr(totals, name) for name in (*_NUMBERS, *_HISTOGRAMS)}
+    return ClassView(
+        queue_size=queue_size,
+        reserved=reserved,
+        desired=desired,
+        pressure=pressure,
+        ended=dict(totals.ended),
+        preempted_by=dict(totals.preempted_by),
+        retry_after_error=_copy(errors),
+        **said,
+    )
+
+
+def _copy(errors: Histogram) -> Histogram:
+    copied = Histogram(ERRORS)
+    copied.add(errors)
+    return copied

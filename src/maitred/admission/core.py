@@ -1,8 +1,11 @@
 """Admission: one core for all pools, driven by inputs and time.
 
-Each input first settles what is due by `now` (waiters whose time is up are rejected), then takes effect, and answers with
-every decision that came of both. So what is decided depends on the inputs alone, and not on how promptly a driver's timer
-fires: calling `advance` more often never changes a decision, only when it is taken.
+Each input first settles what is due by `now`, in the order in which it fell due, then takes effect, and answers with every
+decision that came of both. So what is decided depends on the inputs alone, and not on how promptly a driver's timer fires:
+calling `advance` more often never changes a decision, only when it is taken. A decision bears the instant at which it fell due.
+
+With classes each model has a pool of its own; without, all models share one. Which of the two, like everything else in the
+configuration, may change at any time: the pools are made anew, and whoever is here moves over in the state in which he is.
 
 The core keeps a ticket from `submit` until it has left. A driver may therefore release a request twice, or one that was
 rejected meanwhile; both are ignored. It will also be handed decisions on requests that it has given up in the same instant,
@@ -13,91 +16,117 @@ and must ignore those.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from maitred.admission.books import PoolView
+from maitred.admission.books import PoolView, Totals, class_view, merged
+from maitred.admission.bucket import TokenBucket
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.pool import Pool
-from maitred.admission.ticket import Event, State, Ticket, TransitionError
-from maitred.admission.vocabulary import Action, End
+from maitred.admission.rules import LANES, MOST_URGENT_FIRST, SMG_RETRY_AFTER, PoolRules, rules_of
+from maitred.admission.tenants import Tenant, limited
+from maitred.admission.ticket import HOLDING, Event, State, Ticket, TransitionError
+from maitred.admission.vocabulary import Action, End, Reason
 from maitred.contracts import FleetLoad
 from maitred.decisions import Decision
 from maitred.errors import InvariantError
-from maitred.request import RequestId
-from maitred.units import Micros
+from maitred.request import PriorityClass, RequestId
+from maitred.units import SECOND, Micros
 
 NO_LOAD: Final = FleetLoad()
+EVERYBODY: Final = "*"
+"""The name of the pool that all models share without classes."""
 
 
 class Admission:
-    """Decides who may be in flight. `pools` gives each pool's capacity in slots; `resize` adds more pools."""
+    """Decides who may be in flight. `pools` gives each model's capacity in slots; `resize` adds more models."""
 
     def __init__(self, config: AdmissionConfig, pools: Mapping[str, int]) -> None:
-        self._config = config
-        self._pools: dict[str, Pool] = {}
+        self._capacities: dict[str, int] = {}
+        self._books: dict[str, Sequence[Totals]] = {}
         self._tickets: dict[RequestId, Ticket] = {}
         self._earliest: Micros | None = None
-        """No waiter's time is up before this instant (it may be later: heads leave). None: nobody waits."""
+        """Time changes nothing before this instant (it may be later). None: it changes nothing at all."""
+        self._gate: TokenBucket | None = None
+        self._pools: dict[str, Pool] = {}
+        self._configure(config)
         for name, capacity in pools.items():
             _check_slots(capacity)
-            self._pool(name).resize(capacity)
+            self._set_capacity(name, capacity)
+
+    # Inputs.
 
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad = NO_LOAD) -> Sequence[Decision]:
         """A request asks to enter: the last decision is on it (`admit`, `queue` or `reject`).
 
-        `load` is for policies that weigh the fleet's load; slots do not. Raises KeyError for an unknown pool and
+        `load` is for policies that weigh the fleet's load; slots do not. Raises KeyError for an unknown model and
         TransitionError for a ticket, or an id, that is here already.
         """
-        pool = self._pools[ticket.pool]
-        if ticket.state is not State.NEW or ticket.id in self._tickets:
+        books = self._books[ticket.pool]
+        if ticket.was_submitted or ticket.id in self._tickets:
             raise TransitionError(f"{ticket} was submitted before")
         settled = self._settle(now)
-        decision = pool.enter(ticket, now)
-        if decision.action is not Action.REJECT:
+        ticket.totals = books[ticket.priority_class]
+        if self._gate is not None:
+            if not self._gate.ready(now):
+                return [*settled, self._stopped_at_gate(ticket, now)]
+            self._gate.take(now)
+        if self._tenants:
+            ticket.share = self._tenants.get(ticket.tenant)
+        pool = self._shared or self._pools[ticket.pool]
+        decisions = pool.enter(ticket, now)
+        if ticket.state is not State.LEFT:
             self._tickets[ticket.id] = ticket
-        if decision.action is Action.QUEUE:
-            self._expect(pool.deadline(ticket))
-        return [*settled, decision] if settled else [decision]
+            if ticket.state is not State.ADMITTED:
+                self._expect(pool.first_due(ticket))
+        return [*settled, *decisions] if settled else decisions
 
     def first_byte(self, request_id: RequestId, now: Micros) -> bool:
-        """The first byte of its body is about to go out. False: it holds no slot any more, send nothing.
+        """The first byte of its body is about to go out. True: it will never be a victim. False: it is one, or has left: send
+        nothing of it.
 
         Raises TransitionError if it still waits.
         """
         ticket = self._tickets.get(request_id)
-        if ticket is None:
+        if ticket is None or ticket.state is State.VICTIM:
             return False
         ticket.on(Event.FIRST_BYTE)
+        self._pool_of(ticket).first_byte(ticket)
         return True
 
     def release(self, request_id: RequestId, end: End, now: Micros) -> Sequence[Decision]:
-        """A request is over: its slot is free, or its place in the queue. Ignored if it is not here (any more)."""
+        """A request is over: its slot is free, or its place in the queue. Ignored if it is not here (any more).
+
+        PREEMPTED is how a driver lets go of a victim: it may be tried again (`queue`), and is here still. Raises
+        TransitionError for a request that is no victim.
+        """
         settled = self._settle(now)
-        ticket = self._tickets.pop(request_id, None)
+        ticket = self._tickets.get(request_id)
         if ticket is None:
             return settled
-        decisions = self._pools[ticket.pool].leave(ticket, end, now)
-        return [*settled, *decisions] if settled else decisions
+        if end is End.PREEMPTED and ticket.state is not State.VICTIM:
+            raise TransitionError(f"{ticket} was not preempted")
+        decisions = self._pool_of(ticket).leave(ticket, end, now)
+        if ticket.state is State.LEFT:
+            del self._tickets[request_id]
+        else:
+            self._expect(self._pool_of(ticket).first_due(ticket))
+        return [*settled, *decisions, *self._follow_up(ticket, now)]
 
     def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
-        """The slots of a pool, known or new, are now `capacity`. More: waiters enter at once. Fewer: nobody is killed,
+        """The slots of a model, known or new, are now `capacity`. More: waiters enter at once. Fewer: nobody is killed,
         and nobody enters before enough have ended. Raises ValueError for less than 0."""
         _check_slots(capacity)
         settled = self._settle(now)
-        resized = self._pool(pool)
-        resized.resize(capacity)
-        return [*settled, *resized.dispatch(now)]
+        self._set_capacity(pool, capacity)
+        return [*settled, *self._dispatch([self._shared or self._pools[pool]], now)]
 
     def reconfigure(self, config: AdmissionConfig, now: Micros) -> Sequence[Decision]:
-        """Limits and reservations change for all pools at once; nobody loses a slot or a place in a queue."""
+        """Everything that is configured changes at once, for all pools; nobody loses a slot or a place in a queue."""
         settled = self._settle(now)
-        self._config = config
-        admitted: list[Decision] = []
-        for pool in self._pools.values():
-            pool.configure(config)
-            admitted += pool.dispatch(now)
-            self._expect(pool.next_deadline())
+        self._configure(config)
+        admitted = self._dispatch(self._pools.values(), now)
+        self._earliest = self._next_due()
         return [*settled, *admitted, *self._settle(now)]
 
     def advance(self, now: Micros) -> Sequence[Decision]:
@@ -105,12 +134,12 @@ class Admission:
         return self._settle(now)
 
     def next_deadline(self) -> Micros | None:
-        """When to call `advance` next; None when nobody waits. O(pools) while somebody does."""
-        if self._earliest is not None:
-            self._earliest = None
-            for pool in self._pools.values():
-                self._expect(pool.next_deadline())
+        """When to call `advance` next; it may find nothing to do. None when nobody waits. O(1)."""
+        if not any(pool.waiting for pool in self._pools.values()):
+            return None
         return self._earliest
+
+    # Looking.
 
     @property
     def config(self) -> AdmissionConfig:
@@ -118,43 +147,172 @@ class Admission:
 
     @property
     def pools(self) -> Sequence[str]:
-        """Names, in alphabetical order."""
+        """Names, in alphabetical order: of models; or EVERYBODY, where they share one pool."""
         return list(self._pools)
 
     def view(self, pool: str) -> PoolView:
         """What one pool looks like now, for metrics. Raises KeyError for an unknown pool."""
-        return self._pools[pool].view()
+        seen = self._pools[pool]
+        slots, unit = seen.slots, seen.slots.unit
+        books = self._books_of(pool)
+        classes = {}
+        for c in MOST_URGENT_FIRST:
+            lane, totals = seen.rules.lane_of[c], books[c]
+            classes[c] = class_view(
+                totals,
+                queue_size=seen.rules.lanes[lane].queue_size,
+                reserved=slots.reserved[c] // unit,
+                desired=slots.wanted[c] // unit,
+                pressure=seen.pressure(lane, totals.waiting),
+                errors=seen.forecasts[lane].errors,
+            )
+        in_flight = sum(totals.in_flight for totals in books)
+        return PoolView(slots.capacity // unit, in_flight, seen.waiting, classes)
 
     def check(self) -> None:
         """Raises InvariantError if the books do not balance. For tests; O(n)."""
-        for pool in self._pools.values():
-            pool.check()
         for name, pool in self._pools.items():
-            mine = [ticket for ticket in self._tickets.values() if ticket.pool == name]
-            held = sum(ticket.state in (State.ADMITTED, State.STREAMING) for ticket in mine)
-            if held != pool.slots.used or len(mine) - held != pool.waiting:
+            pool.check()
+            mine = [ticket for ticket in self._tickets.values() if self._pool_of(ticket) is pool]
+            held = [ticket for ticket in mine if ticket.state in HOLDING]
+            if sum(ticket.charge for ticket in held) != pool.slots.used or len(mine) - len(held) != pool.waiting:
                 raise InvariantError(f"pool {name!r}: tickets {mine} do not match its slots and queues")
+            books = self._books_of(name)
+            if (sum(t.in_flight for t in books), sum(t.waiting for t in books)) != (len(held), pool.waiting):
+                raise InvariantError(f"pool {name!r}: its books do not match its slots and queues")
+        if not all(totals.balance() for books in self._books.values() for totals in books):
+            raise InvariantError("requests do not add up")
+        for tenant in self._tenants.values():
+            mine = [ticket for ticket in self._tickets.values() if ticket.share is tenant]
+            held = [ticket for ticket in mine if ticket.state in HOLDING]
+            if (tenant.in_flight, tenant.queued) != (len(held), len(mine) - len(held)):
+                raise InvariantError(f"tenant {tenant.name!r}: its account does not match its requests")
 
-    def _pool(self, name: str) -> Pool:
-        if name not in self._pools:
-            self._pools[name] = Pool(name, self._config)
-            self._pools = dict(sorted(self._pools.items()))  # decisions must not hang on the order in which pools came
-        return self._pools[name]
+    # Inside.
 
-    def _expect(self, deadline: Micros | None) -> None:
-        if deadline is not None and (self._earliest is None or deadline < self._earliest):
-            self._earliest = deadline
+    def _pool_of(self, ticket: Ticket) -> Pool:
+        return self._shared or self._pools[ticket.pool]
+
+    def _books_of(self, pool: str) -> Sequence[Totals]:
+        if self._shared is None:
+            return self._books[pool]
+        return [merged(books[c] for books in self._books.values()) for c in PriorityClass]
+
+    def _stopped_at_gate(self, ticket: Ticket, now: Micros) -> Decision:
+        assert self._gate is not None
+        ticket.on(Event.REJECT)
+        ticket.totals.rate_limited += 1
+        wait = max(SECOND, self._gate.ready_at(now) - now)
+        retry_after = SMG_RETRY_AFTER if self._config.flavour == "smg" else wait
+        return Decision(now, ticket.id, Action.REJECT, Reason.RATE_LIMITED, None, retry_after)
+
+    def _set_capacity(self, name: str, capacity: int) -> None:
+        if name not in self._capacities:
+            self._books[name] = [Totals() for _ in LANES]
+            if self._shared is None:
+                self._pools[name] = Pool(name, self._rules)
+                self._pools = dict(sorted(self._pools.items()))  # decisions must not hang on the order in which models came
+        self._capacities[name] = capacity
+        if self._shared is None:
+            self._pools[name].resize(capacity)
+
+    def _configure(self, config: AdmissionConfig) -> None:
+        """New rules, new pools, the same requests."""
+        self._config = config
+        self._rules: PoolRules = rules_of(config)
+        self._tenants: dict[str, Tenant] = limited(config.tenant_policies) if config.mode == "priority" else {}
+        self._gate = _gate(config, self._gate)
+        shared = config.mode != "priority"
+        names = [EVERYBODY] if shared else sorted(self._capacities)
+        self._pools = {name: Pool(name, self._rules) for name in names}
+        self._shared: Pool | None = self._pools[EVERYBODY] if shared else None
+        for name, capacity in self._capacities.items():
+            if not shared:
+                self._pools[name].resize(capacity)
+        for ticket in sorted(self._tickets.values(), key=_seniority):
+            self._move(ticket)
+
+    def _move(self, ticket: Ticket) -> None:
+        """Into the pool it belongs to now."""
+        ticket.share = self._tenants.get(ticket.tenant)
+        ticket.totals.in_flight -= ticket.state in HOLDING  # counted again where it comes to
+        self._pool_of(ticket).adopt(ticket)
+        if ticket.share is not None:
+            if ticket.state in HOLDING:
+                ticket.share.in_flight += 1
+            else:
+                ticket.share.queued += 1
+
+    def _follow_up(self, ticket: Ticket, now: Micros) -> list[Decision]:
+        """What the leaving of one means beyond its pool: its tenant may be below its limit again."""
+        pool = self._pool_of(ticket)
+        if ticket.share is None or ticket.share.max_in_flight is None:
+            self._look_again(pool)
+            return []
+        others = [other for other in self._pools.values() if other is not pool]
+        for other in others:
+            other.unblock(ticket.share.name)
+        self._look_again(pool)
+        return self._dispatch(others, now)
+
+    def _dispatch(self, pools: Iterable[Pool], now: Micros) -> list[Decision]:
+        admitted: list[Decision] = []
+        for pool in pools:
+            admitted += pool.dispatch(now)
+            self._look_again(pool)
+        return admitted
+
+    def _look_again(self, pool: Pool) -> None:
+        """Where somebody waits beside idle slots, time may let him in: he may starve, or a bucket fill."""
+        if pool.waiting and pool.slots.used < pool.slots.capacity:
+            self._expect(pool.next_due())
+
+    def _expect(self, due: Micros | None) -> None:
+        if due is not None and (self._earliest is None or due < self._earliest):
+            self._earliest = due
+
+    def _next_due(self) -> Micros | None:
+        return min((due for pool in self._pools.values() if (due := pool.next_due()) is not None), default=None)
 
     def _settle(self, now: Micros) -> list[Decision]:
-        """Reject those who have waited too long, in the order in which their time was up."""
-        if self._earliest is None or now < self._earliest:
-            return []
-        due = sorted((late for pool in self._pools.values() for late in pool.due(now)), key=lambda late: late[0])
-        decisions = [self._pools[ticket.pool].time_out(ticket, now) for _, ticket in due]
-        for _, ticket in due:
-            del self._tickets[ticket.id]
-        self.next_deadline()
+        """Everything that fell due by `now`, each thing at its own time."""
+        decisions: list[Decision] = []
+        while self._earliest is not None and self._earliest <= now:
+            due = self._earliest = self._next_due()
+            if due is not None and due <= now:
+                decisions += self._fire(due)
+                self._earliest = due
         return decisions
+
+    def _fire(self, due: Micros) -> list[Decision]:
+        decisions: list[Decision] = []
+        for pool in self._pools.values():
+            for ticket, decision in pool.fire(due):
+                decisions.append(decision)
+                if ticket.state is State.LEFT:
+                    del self._tickets[ticket.id]
+            decisions += pool.dispatch(due)
+        return decisions
+
+
+def _seniority(ticket: Ticket) -> tuple[int, Micros, int, RequestId]:
+    """In which order requests move: holders as they were admitted, waiters as they stand in their queues."""
+    if ticket.state in HOLDING:
+        return (0, ticket.admitted_at or 0, 0, ticket.id)
+    if ticket.state is State.AWAITING:
+        return (1, ticket.submitted_at, 0, ticket.id)
+    first = ticket.turn < 0
+    return (2 if first else 3, ticket.submitted_at, ticket.turn, ticket.id)
+
+
+def _gate(config: AdmissionConfig, current: TokenBucket | None) -> TokenBucket | None:
+    """The request-rate gate in front of the classes; the one there is, if nothing about it changes."""
+    legacy = config.legacy
+    if config.mode != "priority" or not legacy.rate_limit_tokens_per_second:
+        return None
+    if current is not None and (current.rate, current.burst) == (legacy.rate_limit_tokens_per_second, legacy.burst):
+        return current
+    return TokenBucket(legacy.rate_limit_tokens_per_second, legacy.burst)
 
 
 def _check_slots(capacity: int) -> None:

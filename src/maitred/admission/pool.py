@@ -1,191 +1,451 @@
 """Pool: the slots of one model and the queues before them.
 
-A newcomer is admitted if a slot is free for its class and nobody of its own or a higher class waits; else it queues; else,
-the queue being full, it is rejected. Whenever slots may have become free, waiters are admitted in strict order of class,
-and in order of arrival inside a class, until no slot is free for any of them. So after every event:
+A newcomer is admitted if a slot is free for its class and nobody of its own or a higher class waits. If it finds no slot and
+its class may preempt, it takes the slot of somebody of a lower class who has shown his client nothing yet: the victim is told
+to stop, and the slot is kept for its preemptor. Else the newcomer queues; else, the queue being full, it is rejected.
 
-    nobody waits while a slot is free for his class
+Whenever slots may have become free, waiters are admitted, most urgent class first, until no slot is free for any of them. Who
+has starved may be promoted (see `promotions`). So after every event:
+
+    nobody waits while a slot is free for his class, unless his tenant is at its limit
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 
-from maitred.admission.books import ClassView, PoolView, Totals
-from maitred.admission.config import AdmissionConfig
-from maitred.admission.queues import ClassQueue
-from maitred.admission.slots import CLASSES, MOST_URGENT_FIRST, Slots, desired, effective
-from maitred.admission.ticket import Event, State, Ticket
+from maitred.admission.bucket import TokenBucket
+from maitred.admission.forecast import Forecast
+from maitred.admission.promotions import Promotions
+from maitred.admission.queues import LaneQueue
+from maitred.admission.rules import LANES, MOST_URGENT_FIRST, PoolRules
+from maitred.admission.slots import Slots
+from maitred.admission.ticket import HOLDING, Event, State, Ticket
 from maitred.admission.vocabulary import Action, End, Reason
 from maitred.decisions import Decision
 from maitred.errors import InvariantError
-from maitred.request import PriorityClass
-from maitred.units import Micros, from_seconds
+from maitred.request import PriorityClass, RequestId
+from maitred.units import Micros
+
+_NO_ROOM = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
+"""What a preemption can help against."""
+_LEAST_URGENT_FIRST = LANES
+_SYSTEM = PriorityClass.SYSTEM
 
 
 class Pool:
     """One model's slots and queues. Its core finds the tickets and tells the time."""
 
-    def __init__(self, name: str, config: AdmissionConfig) -> None:
+    def __init__(self, name: str, rules: PoolRules) -> None:
         self.name = name
+        self.rules = rules
         self.slots = Slots()
-        self.queues = [ClassQueue() for _ in CLASSES]
-        self.totals = [Totals() for _ in CLASSES]
+        self.queues = [LaneQueue(rules.weights) for _ in LANES]
+        self.awaiting: list[OrderedDict[RequestId, Ticket]] = [OrderedDict() for _ in LANES]
+        """Preemptors whose victims have not left yet, by lane, oldest first."""
+        self.takeable: list[OrderedDict[RequestId, Ticket]] = [OrderedDict() for _ in LANES]
+        """Who may become a victim, by lane, in the order of admission."""
+        self.forecasts = [Forecast() for _ in LANES]
+        self.promotions = Promotions(rules.promotion_share, rules.promotion_burst)
         self.waiting = 0
-        self.configure(config)
-
-    # What changes the room there is: `dispatch` is due after these two.
-
-    def configure(self, config: AdmissionConfig) -> None:
-        """Those who wait keep their places, and get the new timeout."""
-        self._config = config
-        for c in CLASSES:
-            self.queues[c].size = config.of(c).queue_size
-            self.queues[c].timeout = from_seconds(config.of(c).queue_timeout_secs)
-        self.resize(self.slots.capacity)
+        """In the queues, and awaiting a victim."""
+        self.clock: Micros = 0
+        """Who starved by then has been looked at."""
+        self._bucket = TokenBucket(rules.rate, rules.burst) if rules.rate else None
+        self.resize(0)
 
     def resize(self, capacity: int) -> None:
-        """Reservations follow the capacity."""
-        self.slots.capacity = capacity
-        self.slots.reserved = effective(self._wishes(), capacity)
+        """Reservations follow the capacity (slots). `dispatch` is due then."""
+        self.slots.resize(capacity if self.rules.capacity is None else self.rules.capacity, self.rules)
 
-    def _wishes(self) -> list[int]:
-        return [desired(self._config.of(c), self.slots.capacity) for c in CLASSES]
+    # Coming and leaving.
 
-    # Coming, leaving, and who is next.
-
-    def enter(self, ticket: Ticket, now: Micros) -> Decision:
-        """A newcomer: admitted, queued or rejected."""
-        k = ticket.priority_class
+    def enter(self, ticket: Ticket, now: Micros) -> list[Decision]:
+        """A newcomer: admitted, queued or rejected; or it awaits a victim, who is told first."""
+        lane = ticket.lane = self.rules.lane_of[ticket.priority_class]
         ticket.submitted_at = now
-        behind = self.waiting > 0 and self._somebody_waits(k)
-        if not behind and self.slots.free(k):
-            decision = self._admit(ticket, now)
-        elif self.queues[k].full:
-            ticket.on(Event.REJECT)
-            self.totals[k].queue_full += 1
-            decision = Decision(now, ticket.id, Action.REJECT, Reason.QUEUE_FULL)
-        else:
-            ticket.on(Event.QUEUE)
-            self.queues[k].push(ticket)
-            self.waiting += 1
-            decision = Decision(now, ticket.id, Action.QUEUE, Reason.BEHIND_QUEUE if behind else self._obstacle())
-        self.totals[k].arrived += 1
-        return decision
-
-    def _somebody_waits(self, k: PriorityClass) -> bool:
-        return any(queue.head is not None for queue in self.queues[k:])
-
-    def _obstacle(self) -> Reason:
-        if not self.slots.capacity:
-            return Reason.NO_CAPACITY
-        return Reason.NO_SLOT if self.slots.used >= self.slots.capacity else Reason.HELD_BY_RESERVATION
+        ticket.totals.arrived += 1
+        obstacle = self._obstacle(ticket, now)
+        if obstacle is None:
+            return [self._admit(ticket, Reason.SLOT_FREE, now)]
+        if obstacle in _NO_ROOM and self.rules.lanes[lane].can_preempt:
+            victim = self._victim_for(ticket)
+            if victim is not None:
+                return self._preempt(victim, ticket, now)
+        if ticket.share is not None and ticket.share.queue_full:
+            return [self._reject(ticket, Reason.TENANT_QUEUE_FULL, now)]
+        if len(self.queues[lane]) >= self.rules.lanes[lane].queue_size:
+            return [self._reject(ticket, Reason.QUEUE_FULL, now)]
+        ticket.on(Event.QUEUE)
+        self._wait(ticket)
+        self._join(ticket, now)
+        return [Decision(now, ticket.id, Action.QUEUE, obstacle)]
 
     def leave(self, ticket: Ticket, end: End, now: Micros) -> list[Decision]:
-        """It is released: from the queue, where nobody gains by it, or from its slot, which passes on."""
-        queued = ticket.state is State.QUEUED
+        """It is released: from the queue, or from its slot, which passes on. A victim that is tried again has not left."""
+        if ticket.state in HOLDING:
+            return self._give_back(ticket, end, now)
+        if ticket.state is State.AWAITING:
+            self._await_no_more(ticket)
+        else:
+            self._unqueue(ticket, now)
+            self.forecasts[ticket.lane].left(now)
         ticket.on(Event.RELEASE)
-        totals = self.totals[ticket.priority_class]
-        if queued:
-            self._unqueue(ticket)
-            totals.cancelled += 1
-            return [Decision(now, ticket.id, Action.CANCEL, Reason.CLIENT_GONE)]
-        self.slots.give_back(ticket.priority_class)
-        totals.ended[end] += 1
-        return self.dispatch(now)
+        self._wait_no_more(ticket)
+        ticket.totals.cancelled += 1
+        return [Decision(now, ticket.id, Action.CANCEL, Reason.CLIENT_GONE), *self.dispatch(now)]
+
+    def first_byte(self, ticket: Ticket) -> None:
+        """It can be taken back no more."""
+        self.takeable[ticket.lane].pop(ticket.id, None)
+
+    def adopt(self, ticket: Ticket) -> None:
+        """A request that other rules let in, in the state in which it is; those who queue, in the order they stand in."""
+        lane = ticket.lane = self.rules.lane_of[ticket.priority_class]
+        if ticket.state in HOLDING:
+            self._hold(ticket)
+        elif ticket.state is State.AWAITING:
+            self.awaiting[lane][ticket.id] = ticket
+            self.waiting += 1
+        else:
+            self.queues[lane].push(ticket)
+            self.waiting += 1
+
+    # Who may enter.
+
+    def _obstacle(self, ticket: Ticket, now: Micros) -> Reason | None:
+        """Why a newcomer cannot be admitted; None: it can."""
+        if ticket.share is not None and ticket.share.at_limit:
+            return Reason.TENANT_LIMIT
+        if self.waiting and any(self.queues[c].peek() is not None for c in range(ticket.lane, len(LANES))):
+            return Reason.BEHIND_QUEUE
+        slots = self.slots
+        if slots.free(ticket.lane) < self._charge(ticket):
+            if not slots.capacity:
+                return Reason.NO_CAPACITY
+            return Reason.HELD_BY_RESERVATION if slots.used < slots.capacity else Reason.NO_SLOT
+        if self.waiting and any(self.awaiting[c] for c in range(ticket.lane, len(LANES))):
+            return Reason.BEHIND_QUEUE
+        if self._bucket is not None and not self._bucket.ready(now):
+            return Reason.RATE_LIMIT
+        return None
+
+    def _charge(self, ticket: Ticket) -> int:
+        """Units that it needs; of one that is larger than all its lane can ever have, all of that."""
+        if self.rules.tokens_per_slot is None:
+            return 1
+        return max(1, min(ticket.cost, self.slots.reachable(ticket.lane)))
 
     def dispatch(self, now: Micros) -> list[Decision]:
-        """Admit waiters, most urgent class first, while slots are free for them."""
+        """Admit waiters while slots are free for them."""
+        self.clock = now
         admitted: list[Decision] = []
-        if not self.waiting or self.slots.used >= self.slots.capacity:
-            return admitted
-        for k in MOST_URGENT_FIRST:
-            queue = self.queues[k]
-            while queue.head is not None and self.slots.free(k):
-                ticket = queue.head
-                self._unqueue(ticket)
-                admitted.append(self._admit(ticket, now))
+        while self.waiting and self.slots.used < self.slots.capacity:
+            if self._bucket is not None and not self._bucket.ready(now):
+                break
+            regular = self._next()
+            starved = self._starved(regular, now)
+            if starved is not None:
+                self.promotions.promote()
+                starved.promoted = True
+                starved.totals.promoted += 1
+                admitted.append(self._dispatch(starved, Reason.STARVED, now))
+            elif regular is not None:
+                admitted.append(self._dispatch(regular, Reason.SLOT_FREE, now))
+            else:
+                break
         return admitted
 
-    def _admit(self, ticket: Ticket, now: Micros) -> Decision:
-        ticket.on(Event.ADMIT)
-        self.slots.take(ticket.priority_class)
-        self.totals[ticket.priority_class].admitted += 1
-        return Decision(now, ticket.id, Action.ADMIT, Reason.SLOT_FREE)
+    def _next(self) -> Ticket | None:
+        """Whom the order of classes lets in next. Nobody passes a more urgent one who needs more than there is."""
+        for lane in MOST_URGENT_FIRST:
+            head = self._head(lane)
+            if head is not None:
+                return head if self.slots.free(lane) >= self._charge(head) else None
+        return None
 
-    def _unqueue(self, ticket: Ticket) -> None:
-        self.queues[ticket.priority_class].remove(ticket)
+    def _head(self, lane: int) -> Ticket | None:
+        """Who is next of one lane: a preemptor before those who queue, as he found no queue."""
+        if self.awaiting[lane]:
+            first = next(iter(self.awaiting[lane].values()))
+            if first.share is None or not first.share.at_limit:
+                return first
+        return self.queues[lane].peek()
+
+    def _starved(self, regular: Ticket | None, now: Micros) -> Ticket | None:
+        """Who is to be promoted now: the head of the least urgent class that starves. Not who is next in any case."""
+        if not self.promotions.allowed:
+            return None
+        for lane in _LEAST_URGENT_FIRST:
+            threshold = self.rules.lanes[lane].starvation
+            if threshold is None:
+                continue
+            head = self.queues[lane].peek()
+            if head is None or now - head.submitted_at <= threshold:
+                continue
+            if (head is not regular or self.rules.promotes_always) and self.slots.room >= self._charge(head):
+                return head
+        return None
+
+    def _dispatch(self, ticket: Ticket, reason: Reason, now: Micros) -> Decision:
+        """A waiter gets a slot."""
+        if ticket.state is State.AWAITING:
+            self._await_no_more(ticket)
+        else:
+            self._unqueue(ticket, now, served=True)
+            self.forecasts[ticket.lane].moved(now)
+            self.promotions.dispatch()
+        self._wait_no_more(ticket)
+        return self._admit(ticket, reason, now)
+
+    def _admit(self, ticket: Ticket, reason: Reason, now: Micros, other: RequestId | None = None) -> Decision:
+        ticket.on(Event.ADMIT)
+        ticket.admitted_at = now
+        ticket.totals.admitted += 1
+        self._hold(ticket)
+        if ticket.share is not None:
+            ticket.share.in_flight += 1
+        if self._bucket is not None:
+            self._bucket.take(now)
+        return Decision(now, ticket.id, Action.ADMIT, reason, other)
+
+    def _hold(self, ticket: Ticket) -> None:
+        ticket.charge = self._charge(ticket)
+        self.slots.take(ticket.lane, ticket.charge)
+        ticket.totals.in_flight += 1
+        if ticket.state is State.ADMITTED and not (ticket.promoted or ticket.retried):
+            self.takeable[ticket.lane][ticket.id] = ticket
+
+    # Preemption.
+
+    def _victim_for(self, ticket: Ticket) -> Ticket | None:
+        """Lowest class first, newest first; nobody whose slot would not help. O(1)."""
+        for lane in range(ticket.lane):
+            if self.takeable[lane]:
+                victim = next(reversed(self.takeable[lane].values()))
+                if self.slots.free(ticket.lane, leaving=victim.charge) >= self._charge(ticket):
+                    return victim
+        return None
+
+    def _preempt(self, victim: Ticket, ticket: Ticket, now: Micros) -> list[Decision]:
+        victim.on(Event.PREEMPT)
+        del self.takeable[victim.lane][victim.id]
+        victim.totals.preempted_by[ticket.priority_class] += 1
+        victim.other, ticket.other = ticket, victim
+        ticket.on(Event.AWAIT)
+        self._wait(ticket)
+        self.awaiting[ticket.lane][ticket.id] = ticket
+        return [
+            Decision(now, victim.id, Action.PREEMPT, Reason.HIGHER_CLASS, ticket.id),
+            Decision(now, ticket.id, Action.QUEUE, Reason.VICTIM_LEAVING, victim.id),
+        ]
+
+    def _await_no_more(self, ticket: Ticket) -> None:
+        """Its victim leaves for nobody in particular."""
+        del self.awaiting[ticket.lane][ticket.id]
+        victim, ticket.other = ticket.other, None
+        if victim is not None:
+            victim.other = None
+
+    def _give_back(self, ticket: Ticket, end: End, now: Micros) -> list[Decision]:
+        """A slot is free: for whom it was kept, and else for whoever is next."""
+        preemptor = ticket.other
+        decisions = self._retry(ticket, now) if self._comes_back(ticket, end) else self._end(ticket, end, now)
+        if preemptor is not None:
+            ticket.other = preemptor.other = None
+            if self._has_slot_for(preemptor):
+                self._await_no_more(preemptor)
+                self._wait_no_more(preemptor)
+                decisions.append(self._admit(preemptor, Reason.VICTIM_GONE, now, ticket.id))
+        return decisions + self.dispatch(now)
+
+    def _has_slot_for(self, ticket: Ticket) -> bool:
+        if ticket.share is not None and ticket.share.at_limit:
+            return False
+        return self.slots.free(ticket.lane) >= self._charge(ticket)
+
+    def _comes_back(self, ticket: Ticket, end: End) -> bool:
+        return ticket.state is State.VICTIM and end is End.PREEMPTED and self.rules.retries and not ticket.retried
+
+    def _release(self, ticket: Ticket, now: Micros) -> None:
+        """What it held is free."""
+        self.slots.give_back(ticket.lane, ticket.charge)
+        self.takeable[ticket.lane].pop(ticket.id, None)
+        ticket.totals.in_flight -= 1
+        held = now - (now if ticket.admitted_at is None else ticket.admitted_at)
+        ticket.totals.slot_hold.observe(held)
+        if ticket.state is State.VICTIM:
+            ticket.totals.wasted.observe(held)
+        if ticket.share is not None:
+            ticket.share.in_flight -= 1
+            self.unblock(ticket.share.name)
+
+    def unblock(self, tenant: str) -> None:
+        """The tenant may be below its limit again. `dispatch` is due then."""
+        for queue in self.queues:
+            queue.unblock(tenant)
+
+    def _end(self, ticket: Ticket, end: End, now: Micros) -> list[Decision]:
+        self._release(ticket, now)
+        ticket.totals.ended[End.PREEMPTED if ticket.state is State.VICTIM else end] += 1
+        ticket.on(Event.RELEASE)
+        return []
+
+    def _retry(self, ticket: Ticket, now: Micros) -> list[Decision]:
+        self._release(ticket, now)
+        ticket.on(Event.RETRY)
+        ticket.retried = True
+        ticket.totals.retried += 1
+        self._wait(ticket)
+        self._join(ticket, now, front=True)
+        return [Decision(now, ticket.id, Action.QUEUE, Reason.TO_BE_RETRIED)]
+
+    # Waiting.
+
+    def _wait(self, ticket: Ticket) -> None:
+        self.waiting += 1
+        ticket.totals.waiting += 1
+        if ticket.share is not None:
+            ticket.share.queued += 1
+
+    def _wait_no_more(self, ticket: Ticket) -> None:
         self.waiting -= 1
+        ticket.totals.waiting -= 1
+        if ticket.share is not None:
+            ticket.share.queued -= 1
+
+    def _join(self, ticket: Ticket, now: Micros, *, front: bool = False) -> None:
+        ticket.queued_at = now
+        queue = self.queues[ticket.lane]
+        if not queue:
+            self.forecasts[ticket.lane].began(now)
+        if front:
+            queue.push_front(ticket)
+        else:
+            queue.push(ticket)
+
+    def _unqueue(self, ticket: Ticket, now: Micros, *, served: bool = False) -> None:
+        queue = self.queues[ticket.lane]
+        if served:
+            queue.take(ticket)
+        else:
+            queue.remove(ticket)
+        ticket.totals.queue_wait.observe(now - (now if ticket.queued_at is None else ticket.queued_at))
+
+    def _reject(self, ticket: Ticket, reason: Reason, now: Micros) -> Decision:
+        ticket.on(Event.REJECT)
+        totals = ticket.totals
+        if reason is Reason.QUEUE_FULL:
+            totals.queue_full += 1
+        elif reason is Reason.TENANT_QUEUE_FULL:
+            totals.tenant_queue_full += 1
+        else:
+            totals.queue_timeout += 1
+        return Decision(now, ticket.id, Action.REJECT, reason, None, self._retry_after(ticket, now))
+
+    def _retry_after(self, ticket: Ticket, now: Micros) -> Micros:
+        if self.rules.retry_after is not None:
+            return self.rules.retry_after
+        lane = ticket.lane
+        return self.forecasts[lane].promise(len(self.queues[lane]), now, self.rules.lanes[lane].timeout)
 
     # Time.
 
-    def next_deadline(self) -> Micros | None:
-        """When the first waiter will have waited too long; None when nobody waits."""
+    def next_due(self) -> Micros | None:
+        """When time alone changes something here; None: never."""
         if not self.waiting:
             return None
-        return min(self.deadline(queue.head) for queue in self.queues if queue.head is not None)
+        return min(self._instants(), default=None)
 
-    def deadline(self, ticket: Ticket) -> Micros:
-        """When a waiter will have waited too long."""
-        return ticket.submitted_at + self.queues[ticket.priority_class].timeout
+    def _instants(self) -> Iterator[Micros]:
+        idle = self.slots.used < self.slots.capacity
+        if idle and self._bucket is not None:
+            ready = self._bucket.ready_at(self.clock)
+            if ready > self.clock:
+                yield ready
+        for lane, rules in zip(LANES, self.rules.lanes, strict=True):
+            oldest = self.queues[lane].oldest()
+            if oldest is not None:
+                yield oldest.submitted_at + rules.timeout
+                head = self.queues[lane].peek() if idle and rules.starvation is not None else None
+                if head is not None and rules.starvation is not None:
+                    starves = head.submitted_at + rules.starvation + 1
+                    if starves > self.clock:
+                        yield starves
+            if self.awaiting[lane]:
+                yield next(iter(self.awaiting[lane].values())).submitted_at + self.rules.budget
 
-    def due(self, now: Micros) -> Iterator[tuple[Micros, Ticket]]:
-        """Who has waited too long by `now`, and since when: most urgent class first, oldest first."""
-        for k in MOST_URGENT_FIRST:
-            queue = self.queues[k]
-            for ticket in queue:
-                if self.deadline(ticket) > now:
-                    break
-                yield self.deadline(ticket), ticket
+    def first_due(self, ticket: Ticket) -> Micros:
+        """When time may first do something to one who has just come to wait."""
+        rules = self.rules.lanes[ticket.lane]
+        if ticket.state is State.AWAITING:
+            return ticket.submitted_at + self.rules.budget
+        due = ticket.submitted_at + rules.timeout
+        return due if rules.starvation is None else min(due, ticket.submitted_at + rules.starvation + 1)
 
-    def time_out(self, ticket: Ticket, now: Micros) -> Decision:
-        ticket.on(Event.REJECT)
-        self._unqueue(ticket)
-        self.totals[ticket.priority_class].queue_timeout += 1
-        return Decision(now, ticket.id, Action.REJECT, Reason.QUEUE_TIMEOUT)
+    def fire(self, now: Micros) -> list[tuple[Ticket, Decision]]:
+        """What is due at `now` and not before: timeouts, preemptors whose budget is spent, and the starved."""
+        done: list[tuple[Ticket, Decision]] = []
+        for lane in MOST_URGENT_FIRST:
+            queue, rules = self.queues[lane], self.rules.lanes[lane]
+            while (oldest := queue.oldest()) is not None and oldest.submitted_at + rules.timeout <= now:
+                done.append((oldest, self._time_out(oldest, now)))
+            awaiting = self.awaiting[lane]
+            while awaiting and next(iter(awaiting.values())).submitted_at + self.rules.budget <= now:
+                preemptor = next(iter(awaiting.values()))
+                done.append((preemptor, self._budget_spent(preemptor, now)))
+        return done
+
+    def _time_out(self, ticket: Ticket, now: Micros) -> Decision:
+        self._unqueue(ticket, now)
+        self._wait_no_more(ticket)
+        self.forecasts[ticket.lane].left(now)
+        return self._reject(ticket, Reason.QUEUE_TIMEOUT, now)
+
+    def _budget_spent(self, ticket: Ticket, now: Micros) -> Decision:
+        self._await_no_more(ticket)
+        if len(self.queues[ticket.lane]) >= self.rules.lanes[ticket.lane].queue_size:
+            self._wait_no_more(ticket)
+            return self._reject(ticket, Reason.QUEUE_FULL, now)
+        ticket.on(Event.QUEUE)
+        self._join(ticket, now)
+        return Decision(now, ticket.id, Action.QUEUE, Reason.BUDGET_SPENT)
 
     # Looking.
 
-    def view(self) -> PoolView:
-        wishes = self._wishes()
-        return PoolView(
-            self.slots.capacity, self.slots.used, self.waiting, {c: self._class_view(c, wishes[c]) for c in MOST_URGENT_FIRST}
-        )
-
-    def _class_view(self, c: PriorityClass, wish: int) -> ClassView:
-        totals = self.totals[c]
-        return ClassView(
-            waiting=len(self.queues[c]),
-            queue_size=self.queues[c].size,
-            in_flight=self.slots.in_flight[c],
-            reserved=self.slots.reserved[c],
-            desired=wish,
-            arrived=totals.arrived,
-            admitted=totals.admitted,
-            queue_full=totals.queue_full,
-            queue_timeout=totals.queue_timeout,
-            cancelled=totals.cancelled,
-            ended=dict(totals.ended),
-        )
+    def pressure(self, lane: int, waiting: int) -> float:
+        """SMG's measure, 0 to 1: the fuller of its queue and of what it may use beyond its reservation."""
+        slots, size = self.slots, self.rules.lanes[lane].queue_size
+        above = max(0, slots.in_flight[lane] - slots.reserved[lane])
+        reach = max(1, slots.capacity - sum(slots.reserved[lane + 1 :]))
+        return min(1.0, max(waiting / size if size else 0.0, above / reach))
 
     def check(self) -> None:
-        """Raises InvariantError if a slot or a request was lost, or somebody waits for nothing."""
+        """Raises InvariantError if a slot was lost, or somebody waits for nothing."""
         slots = self.slots
         if slots.used != sum(slots.in_flight) or min(slots.in_flight) < 0:
-            raise InvariantError(f"pool {self.name!r}: {slots.used} slots used, but in flight {slots.in_flight}")
-        if slots.capacity and sum(slots.reserved) >= slots.capacity:
-            raise InvariantError(f"pool {self.name!r}: reservations {slots.reserved} leave none of {slots.capacity} slots")
-        if self.waiting != sum(len(queue) for queue in self.queues):
+            raise InvariantError(f"pool {self.name!r}: {slots.used} used, but in flight {slots.in_flight}")
+        if sum(slots.reserved) > slots.capacity or (
+            slots.capacity and not self.rules.keeps_exact_fit and sum(slots.reserved) > slots.capacity - slots.unit
+        ):
+            raise InvariantError(f"pool {self.name!r}: reservations {slots.reserved} leave nothing of {slots.capacity}")
+        if self.waiting != sum(map(len, self.queues)) + sum(map(len, self.awaiting)):
             raise InvariantError(f"pool {self.name!r}: {self.waiting} counted as waiting, but queues differ")
-        for c in CLASSES:
-            self._check_class(c)
+        if not self.promotions.within_bounds:
+            raise InvariantError(f"pool {self.name!r}: more promotions than their share")
+        if self._bucket is None or self._bucket.ready(self.clock):
+            head = self._next()
+            if head is not None and not (head.share and head.share.at_limit):
+                raise InvariantError(f"pool {self.name!r}: {head} waits while a slot is free for it")
+        for lane in LANES:
+            self._check_lane(lane)
 
-    def _check_class(self, c: PriorityClass) -> None:
-        queue = self.queues[c]
-        if queue.head is not None and self.slots.free(c):
-            raise InvariantError(f"pool {self.name!r}: {queue.head} waits while a slot is free for it")
-        since = [ticket.submitted_at for ticket in queue]
-        if since != sorted(since) or any(ticket.state is not State.QUEUED for ticket in queue):
-            raise InvariantError(f"pool {self.name!r}: the queue of {c.label} is out of order")
-        if not self.totals[c].balance(len(queue), self.slots.in_flight[c]):
-            raise InvariantError(f"pool {self.name!r}: {c.label} requests do not add up")
+    def _check_lane(self, lane: int) -> None:
+        if any(ticket.state is not State.QUEUED or ticket.lane != lane for ticket in self.queues[lane]):
+            raise InvariantError(f"pool {self.name!r}: somebody in the queue of lane {lane} does not queue")
+        if any(ticket.state is not State.AWAITING for ticket in self.awaiting[lane].values()):
+            raise InvariantError(f"pool {self.name!r}: somebody in lane {lane} awaits no victim")
+        for ticket in self.takeable[lane].values():
+            if ticket.state is not State.ADMITTED or ticket.promoted or ticket.retried:
+                raise InvariantError(f"pool {self.name!r}: {ticket} cannot be a victim")

@@ -1,52 +1,204 @@
-"""The FIFO queue of one class.
+"""The queue of one lane: who is next, and whose time is up.
 
-First in, first out, and any waiter may leave from the middle at once, without a trace. All wait equally long at most, so
-the head is always the one whose time is up next, and no heap of deadlines is needed. A change of `timeout` holds for those
-who wait already.
+First come, first served; or, once tenants have weights, shared fairly among them (start-time fair queueing: each tenant's line
+has a virtual time that grows by cost/weight with everyone served, and the line that is least far goes next; one that comes back
+from idleness starts at the present and neither saves up nor owes for it).
+
+Waiters stand in lines: one for everybody, or one per tenant where tenants have weights or where the tenant may have only so
+many in flight, so that it can be passed over while it has them. A heap knows the line whose turn it is. Whoever was preempted
+and is to be tried again goes before everybody.
+
+Any waiter may leave from the middle at once, without a trace. All wait equally long at most, so whose time is up next is the
+oldest, and only those who came back are looked up in a heap of their own.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heappush
 
+from maitred.admission.tenants import Tenant
 from maitred.admission.ticket import Ticket
 from maitred.request import RequestId
 from maitred.units import Micros
 
+_EVERYBODY = ""
 
-class ClassQueue:
-    """Waiters of one class, oldest first. Every operation is O(1)."""
 
-    # OrderedDict, not dict: a dict finds its first key by walking over those deleted before it.
-    __slots__ = ("_waiting", "head", "size", "timeout")
+class _Line:
+    """Waiters who can only be served one after another."""
 
-    def __init__(self) -> None:
-        self.size = 0
-        """How many may wait. Lowered below `len`: those who wait stay, nobody joins."""
-        self.timeout: Micros = 0
-        self.head: Ticket | None = None
-        """Who is next; None when nobody waits."""
-        self._waiting: OrderedDict[RequestId, Ticket] = OrderedDict()
+    __slots__ = ("entry", "name", "share", "virtual", "waiting")
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __iter__(self) -> Iterator[Ticket]:
-        return iter(self._waiting.values())
+    def __init__(self, name: str, share: Tenant | None, virtual: float) -> None:
+        self.name = name
+        self.share = share
+        """The account of a tenant that may be passed over while it is at its limit."""
+        self.virtual = virtual
+        """How far it has been served, in cost by weight."""
+        # OrderedDict, not dict: a dict finds its first key by walking over those deleted before it.
+        self.waiting: OrderedDict[RequestId, Ticket] = OrderedDict()
+        self.entry = 0
+        """Its valid entry in the heap; 0: it is passed over."""
 
     @property
-    def full(self) -> bool:
-        return len(self._waiting) >= self.size
+    def head(self) -> Ticket:
+        return next(iter(self.waiting.values()))
+
+
+class LaneQueue:
+    """Waiters of one lane. Every operation is O(log lines) at most, amortised."""
+
+    __slots__ = (
+        "_clock",
+        "_count",
+        "_entries",
+        "_first",
+        "_heap",
+        "_lines",
+        "_owed",
+        "_retried",
+        "_turn",
+        "_waiting",
+        "_weights",
+    )
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        """`weights` by tenant, 1 for others; None: first come, first served."""
+        self._weights = weights
+        self._count = 0
+        self._waiting: OrderedDict[RequestId, Ticket] = OrderedDict()
+        """All, but for those who came back, in the order in which they came."""
+        self._retried: list[tuple[Micros, RequestId, Ticket]] = []
+        """Those who came back, a heap by age; who is not QUEUED any more is dropped when it comes up."""
+        self._lines: dict[str, _Line] = {}
+        self._heap: list[tuple[float, int, _Line]] = []
+        self._entries = 0
+        self._turn = 0
+        self._first = 0
+        self._clock = 0.0
+        """The virtual time of the line served last."""
+        self._owed: dict[str, float] = {}
+        """Where tenants have got to whose line is empty, if that is ahead of the clock."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """Everybody, in no particular order."""
+        for line in self._lines.values():
+            yield from line.waiting.values()
 
     def push(self, ticket: Ticket) -> None:
         """To the end of the line."""
+        self._turn += 1
+        self._count += 1
+        ticket.turn = self._turn
         self._waiting[ticket.id] = ticket
-        if self.head is None:
-            self.head = ticket
+        line = self._line(ticket)
+        line.waiting[ticket.id] = ticket
+        if len(line.waiting) == 1:
+            self._rank(line)
+
+    def push_front(self, ticket: Ticket) -> None:
+        """Before everybody."""
+        self._first -= 1
+        self._count += 1
+        ticket.turn = self._first
+        heappush(self._retried, (ticket.submitted_at, ticket.id, ticket))
+        line = self._line(ticket)
+        line.waiting[ticket.id] = ticket
+        line.waiting.move_to_end(ticket.id, last=False)
+        self._rank(line)
+
+    def peek(self) -> Ticket | None:
+        """Who is next, among those whose tenant is not at its limit."""
+        heap = self._heap
+        while heap:
+            _, entry, line = heap[0]
+            if entry == line.entry:
+                if line.share is None or not line.share.at_limit:
+                    return line.head
+                line.entry = 0
+            heappop(heap)
+        return None
+
+    def take(self, ticket: Ticket) -> None:
+        """Serve one, whose tenant's line moves on by its cost."""
+        if self._weights is not None:
+            line = self._lines[self._name(ticket)]
+            self._clock = max(self._clock, line.virtual)
+            line.virtual += ticket.cost / self._weights.get(ticket.tenant, 1.0)
+        self.remove(ticket)
 
     def remove(self, ticket: Ticket) -> None:
         """Take a waiter out, wherever it stands. Raises KeyError if it does not wait here."""
-        del self._waiting[ticket.id]
-        if ticket is self.head:
-            self.head = next(iter(self._waiting.values()), None)
+        line = self._lines[self._name(ticket)]
+        led = line.head is ticket
+        del line.waiting[ticket.id]
+        self._count -= 1
+        if ticket.turn > 0:
+            del self._waiting[ticket.id]
+        if not line.waiting:
+            self._close(line)
+        elif led and line.entry:
+            self._rank(line)
+
+    def unblock(self, tenant: str) -> None:
+        """The tenant is below its limit again."""
+        line = self._lines.get(tenant)
+        if line is not None and not line.entry:
+            self._rank(line)
+
+    def oldest(self) -> Ticket | None:
+        """Whose time is up next."""
+        first = next(iter(self._waiting.values()), None)
+        if not self._retried:
+            return first
+        while self._retried and self._retried[0][2].id not in self._line_of(self._retried[0][2]):
+            heappop(self._retried)
+        if not self._retried:
+            return first
+        back = self._retried[0][2]
+        return back if first is None or back.submitted_at <= first.submitted_at else first
+
+    def _line_of(self, ticket: Ticket) -> Mapping[RequestId, Ticket]:
+        line = self._lines.get(self._name(ticket))
+        return {} if line is None else line.waiting
+
+    def _name(self, ticket: Ticket) -> str:
+        share = ticket.share
+        if self._weights is not None or (share is not None and share.max_in_flight is not None):
+            return ticket.tenant
+        return _EVERYBODY
+
+    def _line(self, ticket: Ticket) -> _Line:
+        name = self._name(ticket)
+        line = self._lines.get(name)
+        if line is None:
+            line = self._lines[name] = _Line(name, ticket.share, max(self._clock, self._owed.pop(name, 0.0)))
+        return line
+
+    def _close(self, line: _Line) -> None:
+        """Nobody waits in it."""
+        line.entry = 0
+        del self._lines[line.name]
+        if not self._lines:  # the end of a busy spell: nobody owes anybody
+            self._owed.clear()
+            self._heap.clear()
+        elif self._weights is not None and line.virtual > self._clock:
+            self._owed[line.name] = line.virtual
+            if len(self._owed) > 1024 + 2 * len(self._lines):
+                self._owed = {name: virtual for name, virtual in self._owed.items() if virtual > self._clock}
+
+    def _rank(self, line: _Line) -> None:
+        """Its head, or how far it is, has changed."""
+        turn = line.head.turn
+        key = line.virtual if self._weights is not None and turn > 0 else turn
+        self._entries += 1
+        line.entry = self._entries
+        heappush(self._heap, (key, line.entry, line))
+        if len(self._heap) > 64 + 4 * len(self._lines):
+            self._heap = [entry for entry in self._heap if entry[1] == entry[2].entry]
+            heapify(self._heap)

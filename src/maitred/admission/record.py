@@ -38,8 +38,8 @@ class RecordedAdmission(Admission):
 
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad = NO_LOAD) -> Sequence[Decision]:
         decisions = super().submit(ticket, now, load)
-        what = {"id": ticket.id, "pool": ticket.pool, "class": ticket.priority_class.label, "load": load}
-        return self._write("submit", now, decisions, **what)
+        what = {"id": ticket.id, "pool": ticket.pool, "class": ticket.priority_class.label, "tenant": ticket.tenant}
+        return self._write("submit", now, decisions, **what, cost=ticket.cost, load=load)
 
     def first_byte(self, request_id: RequestId, now: Micros) -> bool:
         self._write("first_byte", now, (), id=request_id)
@@ -83,7 +83,7 @@ def _ticket(entry: dict[str, Any]) -> Ticket:
     priority_class = PriorityClass.of(entry["class"])
     if priority_class is None:
         raise ValueError(f"the log speaks of a class {entry['class']!r}, and there is none")
-    return Ticket(entry["id"], entry["pool"], priority_class)
+    return Ticket(entry["id"], entry["pool"], priority_class, entry["tenant"], entry["cost"])
 
 
 _VERBS: Final[Mapping[str, Callable[[RecordedAdmission, dict[str, Any]], object]]] = {

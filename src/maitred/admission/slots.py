@@ -11,71 +11,85 @@ a higher one. So free() never grows from a class to the one below: whoever waits
 A fleet may be smaller than what the classes have reserved. Then each keeps the same fraction of its reservation, and at
 least one slot stays unreserved, so that no class is ever locked out of an idle pool. The wishes are kept and the
 reservations derived from them at every change of capacity: what a dip took, recovery gives back.
+
+All of it counts in units: one for each slot, or, where requests are charged by their tokens, one for each token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 
-from maitred.admission.config import ClassConfig
-from maitred.request import PriorityClass
-
-CLASSES = tuple(PriorityClass)
-"""Least urgent first: a class is its own index."""
-MOST_URGENT_FIRST = CLASSES[::-1]
+from maitred.admission.rules import LANES, PoolRules
 
 
-def desired(config: ClassConfig, capacity: int) -> int:
-    """Slots that a class would reserve of `capacity`: `min(capacity, max(floor, ceil(share × capacity)))`."""
-    share = ceil(round(config.reserved_per_slot * capacity, 6))  # 0.07 × 100 is 7.000000000000001 in binary
-    return min(capacity, max(config.reserved_floor, share))
+def effective(wanted: Sequence[int], capacity: int, *, unit: int = 1, keeps_exact_fit: bool = False) -> list[int]:
+    """Reservations that fit `capacity`, from what each lane wants (least urgent first). All in units, `unit` to a slot.
 
-
-def effective(wishes: Sequence[int], capacity: int) -> list[int]:
-    """Reservations that fit `capacity`, from what each class desires (least urgent first).
-
-    Too many in sum: each is scaled to `floor(desired × capacity / sum)`. None left over: the highest class that has one
-    gives up one slot. SMG 1.13.0 does the first alone when the sum exceeds the capacity, and locks out the lower classes
-    when it is equal.
+    Too many in sum: each is scaled to `floor(desired × capacity / sum)`, where what one lane desires is at most the capacity.
+    Less than a slot left over: the highest lane that has some gives it up. SMG 1.13.0 does so only when the sum exceeds the
+    capacity (`keeps_exact_fit`); it also locks lower classes out when a single floor does (we do not).
     """
-    total = sum(wishes)
-    if total < capacity:
-        return list(wishes)
-    reserved = [wish * capacity // total if total else 0 for wish in wishes]
-    if capacity and sum(reserved) == capacity:
-        highest = max(c for c in CLASSES if reserved[c])
-        reserved[highest] -= 1
+    desired = [min(capacity, wish) for wish in wanted]
+    total = sum(desired)
+    exact = keeps_exact_fit and total == capacity and desired == list(wanted)
+    if total <= capacity - unit or exact:
+        return desired
+    reserved = [wish * capacity // total if total else 0 for wish in desired] if total > capacity else desired
+    missing = min(unit, capacity) - (capacity - sum(reserved))
+    for lane in reversed(LANES):
+        given_up = max(0, min(missing, reserved[lane]))
+        reserved[lane] -= given_up
+        missing -= given_up
     return reserved
 
 
 class Slots:
-    """How many slots there are, reserved and in flight, per class (index: the class). No queues, no time."""
+    """How many units there are, reserved and in flight, per lane. No queues, no time."""
 
-    __slots__ = ("capacity", "in_flight", "reserved", "used")
+    __slots__ = ("capacity", "in_flight", "reserved", "unit", "used", "wanted")
 
     def __init__(self) -> None:
         self.capacity = 0
-        self.reserved = [0] * len(CLASSES)
-        self.in_flight = [0] * len(CLASSES)
+        self.unit = 1
+        """Units that a slot has."""
+        self.wanted = [0] * len(LANES)
+        """What the lanes would reserve."""
+        self.reserved = [0] * len(LANES)
+        self.in_flight = [0] * len(LANES)
         self.used = 0
         """The sum of `in_flight`. Above `capacity` after a shrink: nobody is killed, nobody enters."""
 
-    def free(self, k: PriorityClass) -> int:
-        """Slots that class `k` could take now; never negative."""
+    def resize(self, slots: int, rules: PoolRules) -> None:
+        """There are so many slots now; reservations follow."""
+        self.unit = rules.unit
+        self.capacity = slots * self.unit
+        self.wanted = [lane.wanted(slots) * self.unit for lane in rules.lanes]
+        self.reserved = effective(self.wanted, self.capacity, unit=self.unit, keeps_exact_fit=rules.keeps_exact_fit)
+
+    @property
+    def room(self) -> int:
+        """What is not in flight, reserved or not."""
+        return max(0, self.capacity - self.used)
+
+    def free(self, lane: int, leaving: int = 0) -> int:
+        """What `lane` could take now, or once `leaving` units of lower lanes have left; never negative."""
         held = 0
-        for c in range(k + 1, len(CLASSES)):
+        for c in range(lane + 1, len(LANES)):
             unused = self.reserved[c] - self.in_flight[c]
             if unused > 0:
                 held += unused
-        room = self.capacity - self.used - held
+        room = self.capacity - self.used + leaving - held
         return room if room > 0 else 0
 
-    def take(self, k: PriorityClass) -> None:
-        """One more in flight. The caller has seen `free(k)`."""
-        self.in_flight[k] += 1
-        self.used += 1
+    def reachable(self, lane: int) -> int:
+        """What `lane` could ever take: all that higher lanes do not reserve; at least 1."""
+        return max(1, self.capacity - sum(self.reserved[lane + 1 :]))
 
-    def give_back(self, k: PriorityClass) -> None:
-        self.in_flight[k] -= 1
-        self.used -= 1
+    def take(self, lane: int, units: int = 1) -> None:
+        """So much more in flight. The caller has seen `free(lane)`."""
+        self.in_flight[lane] += units
+        self.used += units
+
+    def give_back(self, lane: int, units: int = 1) -> None:
+        self.in_flight[lane] -= units
+        self.used -= units

@@ -166,5 +166,9 @@ class Ticket:
         except KeyError:
             raise TransitionError(f"request {self.id} is {self.state.name}: {event.name} cannot happen") from None
 
+    @property
+    def was_submitted(self) -> bool:
+        return self.state is not State.NEW
+
     def __repr__(self) -> str:
         return f"Ticket({self.id}, {self.pool!r}, {self.priority_class.name}, {self.state.name})"

@@ -70,4 +70,4 @@ class End(StrEnum):
     FAILED = "failed"
     """The backend, or the gateway itself, could not finish it."""
     PREEMPTED = "preempted"
-    """Its slot was taken away before its first byte. The end of every victim that is not tried again, whatever the driver says."""
+    """Its slot was taken away before its first byte: the end of every victim that is not tried again."""
