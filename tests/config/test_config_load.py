@@ -10,6 +10,7 @@ import pytest
 from maitred import config
 from maitred.config import Config, load, problems
 from maitred.errors import ConfigError
+from maitred.request import PriorityClass
 
 
 @pytest.fixture
@@ -51,10 +52,11 @@ def test_flags_win_over_the_environment_over_the_file_key_by_key(write) -> None:
 
 
 def test_one_key_of_one_class_leaves_its_other_keys_at_the_defaults_of_that_class(write) -> None:  # type: ignore[no-untyped-def]
-    classes = load(write("admission: {classes: {interactive: {queue_size: 7}}}")).admission.classes
+    admission = load(write("admission: {classes: {interactive: {queue_size: 7}}}")).admission
+    interactive, bulk = admission.rules(PriorityClass.INTERACTIVE), admission.rules(PriorityClass.BULK)
 
-    assert (classes.interactive.queue_size, classes.interactive.reserved_per_slot) == (7, 0.25)
-    assert (classes.interactive.queue_timeout_secs, classes.bulk.queue_size) == (30.0, 1024)
+    assert (interactive.queue_size, interactive.reserved_per_slot) == (7, 0.25)
+    assert (interactive.queue_timeout_secs, bulk.queue_size) == (30.0, 1024)
 
 
 def test_variables_are_read_as_the_type_of_their_key() -> None:
@@ -76,7 +78,8 @@ def test_variables_are_read_as_the_type_of_their_key() -> None:
     assert (found.engine.model, found.engine.speed, found.cluster.capacity) == ("123", 0.5, None)
     assert found.instance.step_by_step is True
     assert load(None, env={"MAITRED_ENGINE__OUTPUT_TOKENS": "500"}).engine.output_tokens == "500"
-    assert (found.admission.classes.bulk.queue_size, found.admission.classes.bulk.queue_timeout_secs) == (3, 300.0)
+    bulk = found.admission.rules(PriorityClass.BULK)
+    assert (bulk.queue_size, bulk.queue_timeout_secs) == (3, 300.0)
 
 
 def test_variables_that_are_not_ours_are_left_alone() -> None:
@@ -100,7 +103,8 @@ def test_variables_that_are_not_ours_are_left_alone() -> None:
         (
             "admission: {classes: {bulk: {wholly_else: 1}}}",
             "1: unknown key 'admission.classes.bulk.wholly_else' "
-            "(valid: queue_size, queue_timeout_secs, reserved_floor, reserved_per_slot)",
+            "(valid: can_preempt, queue_size, queue_timeout_secs, reserved_floor, reserved_per_slot, "
+            "starvation_threshold_secs)",
         ),
         ("\ngateway:\n  port: '80'\n", "3: gateway.port: expected a whole number, found '80'"),
         ("gateway: {port: 80.5}", "1: gateway.port: expected a whole number, found 80.5"),
@@ -139,17 +143,17 @@ def test_variables_that_are_not_ours_are_left_alone() -> None:
         ),
         (
             f"gateway: {{slots_per_backend: 1{'0' * 400}}}",
-            f"1: gateway.slots_per_backend must be at most 1,000,000,000, found 1{'0' * 400}",
+            f"1: gateway.slots_per_backend must be from 1 to 1,000,000,000, found 1{'0' * 400}",
         ),
         ("gateway: 5", "1: gateway: expected a section (keys with values), found 5"),
         ("- gateway", "1: the file: expected a section (keys with values), found a list"),
         (
             "admission:\n  classes:\n    bulk:\n      queue_size: 1\n      queue_timeout_secs: 0\n",
-            "5: admission.classes.bulk.queue_timeout_secs must be more than 0 and at most 1e9 seconds, found 0",
+            "5: admission.classes.bulk.queue_timeout_secs must be > 0, and at most 1e+09 seconds, found 0",
         ),
         (
             "admission: {classes: {bulk: {reserved_per_slot: .nan}}}",
-            "1: admission.classes.bulk.reserved_per_slot must be a share from 0 to 1, found nan",
+            "1: admission.classes.bulk.reserved_per_slot must be a share, 0 or more, found nan",
         ),
         (
             "routing:\n  policy: leest-loaded\n",

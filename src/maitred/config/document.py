@@ -7,8 +7,9 @@ do not. A key given twice is an error, never "the last one wins".
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -48,11 +49,15 @@ for _tag, _words in _SYNTAX.items():
 
 
 class Document:
-    """A YAML document: `value` as dicts, lists and scalars, and the line of every key in it."""
+    """A YAML document: `value` as dicts, lists and scalars, and the line of every key in it.
 
-    def __init__(self, text: str, name: str) -> None:
+    One that holds a `section` only has the values of that section, and is asked for places by their whole path.
+    """
+
+    def __init__(self, text: str, name: str, section: str | None = None) -> None:
         """`name` is what the user calls it. Raises ConfigError with `name`, line and column for what is not YAML."""
         self.name = name
+        self.section = section
         self._values = 0
         try:
             self._root = yaml.compose(text, Loader=_Loader)
@@ -66,17 +71,35 @@ class Document:
             raise ConfigError("nested too deeply", where=name) from None
 
     @classmethod
-    def read(cls, path: Path) -> Document:
+    def read(cls, path: Path, section: str | None = None) -> Document:
         """Raises ConfigError if the file cannot be read."""
         try:
-            return cls(path.read_bytes().decode("utf-8-sig"), str(path))
+            return cls(path.read_bytes().decode("utf-8-sig"), str(path), section)
         except OSError as error:
             raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(path)) from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"not UTF-8 text (byte {error.start})", where=str(path), hint="is it the right file?") from error
 
+    @property
+    def tree(self) -> Any:
+        """`value` at its place in the whole."""
+        return self.value if self.section is None else {self.section: self.value}
+
+    def only(self, section: str, keys: Collection[str]) -> Document:
+        """The same document with no more than these keys in `section`."""
+        less = copy.copy(self)
+        if isinstance(self.value, dict) and section in self.value:
+            held = self.value[section]
+            kept = {key: held[key] for key in held if key in keys} if isinstance(held, dict) else {}
+            less.value = {**self.value, section: kept}
+        return less
+
     def where(self, path: KeyPath) -> str | None:
         """`name:line` of the key at `path`; None if the document does not have it."""
+        if self.section is not None:
+            if path[:1] != (self.section,):
+                return None
+            path = path[1:]
         node, line = self._root, 1
         for step in path:
             found = _child(node, step)

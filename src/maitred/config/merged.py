@@ -9,7 +9,7 @@ import msgspec
 
 from maitred.config.document import Document, KeyPath
 from maitred.config.problems import Problem, dotted, first_problem
-from maitred.config.schema import is_section, keys_of, may_be_null
+from maitred.config.schema import holds_keys, keys_of, may_be_null
 from maitred.config.sources import Setting, overlay
 from maitred.errors import ConfigError
 from maitred.registry import Registry
@@ -18,18 +18,21 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Merged(Generic[T]):
-    """What file and settings say together, to become a `root`. `registered` are the keys that name a policy."""
+    """What documents and settings say together, to become a `root`. `registered` are the keys that name a policy."""
 
     def __init__(
         self,
         root: type[T],
-        document: Document | None,
+        documents: Sequence[Document],
         settings: Sequence[Setting],
         registered: Mapping[KeyPath, Registry[Any]],
     ) -> None:
-        """Later settings win over earlier ones, and all over the document."""
-        self._root, self._document, self._settings, self._registered = root, document, settings, registered
-        self._tree = _without_empty(overlay(document.value if document else None, settings), root)
+        """Later documents win over earlier ones, later settings over earlier ones, and all settings over the documents."""
+        self._root, self._documents, self._settings, self._registered = root, documents, settings, registered
+        tree: Any = {}
+        for document in documents:
+            tree = _over(tree, _without_empty(document.tree, root))
+        self._tree = _without_empty(overlay(tree, settings), root)
 
     def value(self) -> T:
         """Raises ConfigError for the first thing that is wrong."""
@@ -64,17 +67,31 @@ class Merged(Generic[T]):
         return None
 
     def _where(self, path: KeyPath) -> str:
-        """The setting that gave this value, or the section above it; else its line in the file; else a setting inside it."""
+        """The setting that gave this value, or the section above it; else its line in a file; else a setting inside it."""
         latest_first = self._settings[::-1]
         above = (s.where for s in latest_first if s.path == path[: len(s.path)])
         inside = (s.where for s in latest_first if s.path[: len(path)] == path)
-        line = self._document.where(path) if self._document else None
-        return next(above, None) or line or next(inside, "")
+        lines = (line for document in self._documents[::-1] if (line := document.where(path)))
+        return next(above, None) or next(lines, None) or next(inside, "")
+
+
+def _over(below: Any, above: Any) -> Any:
+    """`above` where it says something, key by key; else `below`."""
+    match below, above:
+        case dict(), dict():
+            return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
+        case (dict(), None):
+            return below
+        case (None, _):
+            return above
+        case (_, dict()):
+            return below  # something else where a section belongs: let that be the error
+    return above
 
 
 def _without_empty(tree: Any, kind: Any) -> Any:
     """A section that is there but empty (all its lines commented out) says nothing: its defaults hold."""
-    if tree is None and is_section(kind) and not may_be_null(kind):
+    if tree is None and holds_keys(kind) and not may_be_null(kind):
         return {}
     if not isinstance(tree, dict):
         return tree

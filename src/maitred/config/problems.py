@@ -20,6 +20,8 @@ from maitred.wording import in_words
 Locator: TypeAlias = Callable[[KeyPath], str]
 """Where the value at a path came from, as the user would point at it."""
 
+_SECRETS: Final = ("api_key", "api_keys")
+"""How the keys end whose values are shown to nobody."""
 _STEP: Final = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
@@ -52,12 +54,12 @@ def _explain(said: str, tree: Any, root: type[msgspec.Struct], locate: Locator) 
     path: KeyPath = tuple(name or int(index) for name, index in _STEP.findall(at.partition("[...]")[0]))
     found = _at(tree, path)
     if wrong := re.fullmatch(r"Expected (.*), got `.*`", message):
-        return _problem(path, f"{_name(path)}: expected {in_words(wrong[1])}, found {_shown(found)}", locate)
+        return _problem(path, f"{_name(path)}: expected {in_words(wrong[1])}, found {_shown(found, path)}", locate)
     if isinstance(found, dict):
         return _about_section(path, found, message, locate)
     if message.startswith("Invalid "):
         hint = nearest(found if isinstance(found, str) else "", [str(choice) for choice in choices(kind_at(root, path))])
-        return _problem(path, f"{_name(path)}: {_shown(found)} cannot be chosen", locate, hint)
+        return _problem(path, f"{_name(path)}: {_shown(found, path)} cannot be chosen", locate, hint)
     return _problem(path, f"{_name(path)}: {in_words(message[:1].lower() + message[1:])}", locate)
 
 
@@ -77,13 +79,24 @@ def _unknown_key(tree: Any, root: Any, path: KeyPath) -> KeyPath | None:
 
 def _about_section(path: KeyPath, section: dict[str, Any], message: str, locate: Locator) -> Problem:
     """What a struct raised of itself. It names the key that it is about; that one's place is the one to show."""
-    key = next((word for word in re.findall(r"\w+", message) if word in section), None)
-    if key is None:
+    inside, value = _blamed(section, message)
+    if not inside:
         return _problem(path, f"{_name(path)}: {message}", locate)
-    blamed, value = (*path, key), _shown(section[key])
-    what = message if message.startswith(key) else f"{key}: {message}"
-    found = "" if message.endswith(f"not {value}") or isinstance(section[key], (dict, list)) else f", found {value}"
+    blamed, shown = (*path, *inside), _shown(value, (*path, *inside))
+    what = message if message.startswith(inside[0]) else f"{inside[0]}: {message}"
+    found = "" if message.endswith(f"not {shown}") or isinstance(value, (dict, list)) or _secret(blamed) else f", found {shown}"
     return _problem(blamed, f"{dotted(path)}.{what}{found}", locate)
+
+
+def _blamed(section: dict[str, Any], message: str) -> tuple[tuple[str, ...], Any]:
+    """The keys that `message` names, each below the one before, and the value there."""
+    path: list[str] = []
+    value: Any = section
+    for quoted, word in re.findall(r"'([^']*)'|(\w+)", message):
+        if isinstance(value, dict) and (quoted or word) in value:
+            path.append(quoted or word)
+            value = value[path[-1]]
+    return tuple(path), value
 
 
 def _problem(path: KeyPath, what: str, locate: Locator, hint: str = "") -> Problem:
@@ -100,10 +113,16 @@ def _name(path: KeyPath) -> str:
     return dotted(path) or "the file"
 
 
-def _shown(value: Any) -> str:
+def _secret(path: KeyPath) -> bool:
+    return any(isinstance(step, str) and step.endswith(_SECRETS) for step in path)
+
+
+def _shown(value: Any, path: KeyPath) -> str:
     match value:
         case None:
             return "nothing"
+        case _ if _secret(path):
+            return "***"
         case bool():
             return str(value).lower()
         case dict():

@@ -54,12 +54,17 @@ def _nested(keys: KeyPath, value: Any) -> Any:
 
 
 def from_flags(flags: Mapping[str, object], names: Mapping[str, str]) -> Iterator[Setting]:
-    """A flag that was left out is None and sets nothing. Flags are called after their keys, but for those in `names`."""
+    """A flag that was left out is None and sets nothing. Flags are called after their keys, but for those in `names`. One that
+    gives keys with values leaves the other keys there as they are."""
     for key, value in flags.items():
         if value is not None:
             path = tuple(key.split("."))
             flag = names.get(key, f"--{path[-1].replace('_', '-')}")
-            yield Setting(path, msgspec.to_builtins(value, enc_hook=str), flag)
+            plain = msgspec.to_builtins(value, enc_hook=str)
+            if isinstance(value, dict):
+                yield from (Setting((*path, below), plain[below], flag) for below in plain)
+            else:
+                yield Setting(path, plain, flag)
 
 
 def overlay(tree: Any, settings: Iterable[Setting]) -> Any:

@@ -1,0 +1,35 @@
+"""The whole configuration: the structs of rooms and worlds, by section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from maitred.admission import AdmissionConfig
+from maitred.config.document import KeyPath
+from maitred.emulator.config import EngineConfig
+from maitred.gateway.config import GatewayConfig
+from maitred.instance import InstanceConfig
+from maitred.queueing import SCHEDULERS
+from maitred.registry import Registry
+from maitred.routing import ROUTERS, RoutingConfig
+from maitred.sim.config import ClusterConfig
+
+REGISTERED: Final[Mapping[KeyPath, Registry[Any]]] = {
+    ("routing", "policy"): ROUTERS,
+    ("instance", "scheduler"): SCHEDULERS,
+}
+"""Keys whose value is the name of a policy."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole. `admission`, `routing` and `instance` mean the same in every world."""
+
+    gateway: GatewayConfig = GatewayConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    routing: RoutingConfig = RoutingConfig()
+    instance: InstanceConfig = InstanceConfig()
+    engine: EngineConfig = EngineConfig()
+    cluster: ClusterConfig = ClusterConfig()
