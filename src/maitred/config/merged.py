@@ -41,6 +41,13 @@ class Merged(Generic[T]):
             raise problem.error
         return msgspec.convert(self._tree, self._root)
 
+    def says(self, *path: str) -> bool:
+        """Whether anybody says this key; for those who have a default of their own."""
+        value = self._tree
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value is not None
+
     def problems(self) -> list[ConfigError]:
         """All that is wrong: each value to blame is set aside, to see whether the rest is right."""
         errors: list[ConfigError] = []

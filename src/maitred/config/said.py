@@ -34,13 +34,14 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
     def load(self) -> Config:
         """What all of them say together. Raises ConfigError for the first thing that is wrong."""
-        return self._merged().value()
+        return self.read().value()
 
     def problems(self) -> Sequence[ConfigError]:
         """Everything that is wrong. Raises ConfigError if a file cannot be read as YAML."""
-        return self._merged().problems()
+        return self.read().problems()
 
-    def _merged(self) -> Merged[Config]:
+    def read(self) -> Merged[Config]:
+        """What is said, before it is judged. Raises ConfigError if a file cannot be read as YAML."""
         settings = [*from_environment(Config, self.env), *from_flags(self.flags, self.flag_names)]
         return Merged(Config, [*self._documents()], settings, REGISTERED)
 
