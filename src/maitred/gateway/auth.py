@@ -1,6 +1,6 @@
-"""API keys: who may ask, and as whom.
+"""Who may ask, and as whom: by the API key that a request shows.
 
-Of a key that clients show, only its SHA-256 is kept. A key that was shown is hashed and looked up, so a check costs the same
+A key that was shown is hashed and looked up, so a check costs the same
 with one tenant and with ten thousand. The table's own comparisons could tell an attacker something of the hash they hit, so
 it is indexed by a tag that nobody outside can compute, and the hash found there is compared in constant time.
 """
@@ -9,35 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import re
 import secrets
 from collections.abc import Mapping
 from enum import Enum, auto
+from ipaddress import ip_address
 from typing import Final
 
 import msgspec
 
-HASHED: Final = "sha256:"
-"""Before the hash of a key, in hexadecimal."""
-_DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
-_SENDABLE: Final = re.compile(r"[!-~]+")
-_BEARER: Final = b"bearer "
-
-
-def hashed(key: str) -> str:
-    """`key` as sha256:HEX, if it is not that already. Raises ValueError for what cannot be a key; it is not repeated there."""
-    if key.startswith(HASHED):
-        if not _DIGEST.fullmatch(key.removeprefix(HASHED)):
-            raise ValueError("must have 64 hexadecimal digits after sha256:")
-        return key.lower()
-    if not sendable(key):
-        raise ValueError("must be visible ASCII characters without spaces")
-    return HASHED + hashlib.sha256(key.encode()).hexdigest()
-
-
-def sendable(key: str) -> bool:
-    """Whether it can stand in a header."""
-    return bool(_SENDABLE.fullmatch(key))
+from maitred.gateway import refusals
+from maitred.gateway.keys import HASHED
+from maitred.wire.asgi import Scope
 
 
 class Rights(Enum):
@@ -60,7 +42,7 @@ class Keys:
     def __init__(self, shared: str | None, tenants: Mapping[str, str]) -> None:
         """`shared` and the values of `tenants` (by the tenant's id) as `hashed` has them."""
         self._secret = secrets.token_bytes(32)
-        self._callers: dict[bytes, tuple[bytes, Caller]] = {}
+        self._callers: dict[bytes, tuple[bytes, Caller | None]] = {}
         for tenant, key in tenants.items():
             self._add(key, Caller(f"auth:{tenant}", Rights.TENANT))
         if shared is not None:
@@ -69,15 +51,30 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._callers)
 
-    def caller(self, authorization: bytes) -> Caller | None:
-        """Whose key the header `authorization` shows; None: nobody's."""
-        if authorization[: len(_BEARER)].lower() != _BEARER:
+    def caller(self, authorization: bytes | None) -> Caller | None:
+        """Whose key the header `authorization` shows; None if nobody needs one. Raises ApiError 401."""
+        if not self._callers:
             return None
-        digest = hashlib.sha256(authorization[len(_BEARER) :].strip()).digest()
-        found = self._callers.get(self._tag(digest))
-        if found is None or not hmac.compare_digest(found[0], digest):
-            return None
-        return found[1]
+        if authorization is None:
+            raise refusals.missing_key()
+        scheme, _, key = authorization.strip().partition(b" ")
+        if scheme.lower() != b"bearer":
+            raise refusals.missing_key()
+        digest = hashlib.sha256(key.strip()).digest()
+        expected, caller = self._callers.get(self._tag(digest), _NOBODY)
+        if not hmac.compare_digest(expected, digest) or caller is None:
+            raise refusals.wrong_key()
+        return caller
+
+    def administrator(self, authorization: bytes | None, scope: Scope) -> None:
+        """Raises ApiError 401 or 403 if this request may not administrate: only the shared key may; as long as there are no
+        keys at all, whoever asks from this machine."""
+        caller = self.caller(authorization)
+        if caller is None:
+            if not _is_loopback(scope):
+                raise refusals.not_admin("without an api_key this is allowed from the gateway's own machine only")
+        elif caller.rights is not Rights.ALL:
+            raise refusals.not_admin("this needs the gateway's own api_key; the key of a tenant is not enough")
 
     def _add(self, key: str, caller: Caller) -> None:
         digest = bytes.fromhex(key.removeprefix(HASHED))
@@ -85,3 +82,14 @@ class Keys:
 
     def _tag(self, digest: bytes) -> bytes:
         return hmac.digest(self._secret, digest, "sha256")
+
+
+_NOBODY: Final[tuple[bytes, Caller | None]] = (bytes(32), None)
+
+
+def _is_loopback(scope: Scope) -> bool:
+    peer = scope.get("client")
+    try:
+        return peer is not None and ip_address(peer[0]).is_loopback
+    except ValueError:
+        return False

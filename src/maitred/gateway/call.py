@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from maitred.gateway.budget import Lease
 from maitred.gateway.routes import Route
 from maitred.request import Request
 from maitred.wire.asgi import Headers
@@ -10,10 +11,10 @@ from maitred.wire.asgi import Headers
 class Call:
     """Made by the reception, carried through admission and relay, and handed back to the reception when it has ended."""
 
-    __slots__ = ("answered", "body", "headers", "parked", "path", "request", "request_id", "route")
+    __slots__ = ("answered", "body", "headers", "lease", "path", "request", "request_id", "route")
 
     def __init__(
-        self, route: Route, request: Request, path: str, headers: Headers, body: bytes, request_id: bytes, parked: int = 0
+        self, route: Route, request: Request, path: str, headers: Headers, body: bytes, request_id: bytes, lease: Lease
     ) -> None:
         self.route = route
         self.request = request
@@ -24,8 +25,8 @@ class Call:
         self.body = body
         """For the backend."""
         self.request_id = request_id
-        self.parked = parked
-        """Bytes of the budget for bodies that it holds."""
+        self.lease = lease
+        """What its body holds of the budget."""
         self.answered = False
         """Whether the head of an answer has gone out."""
 

@@ -9,7 +9,7 @@ import msgspec
 
 from maitred.admission.config import LONGEST_SECS, MOST_SLOTS
 from maitred.errors import ConfigError
-from maitred.gateway.auth import hashed, sendable
+from maitred.gateway.keys import hashed, sendable
 from maitred.wire.limits import Limits
 
 DEFAULT_SLOTS: Final = 64

@@ -5,12 +5,12 @@ Headers are gone through once, as bytes. Those of one hop (RFC 9110, 7.6.1) end 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
 
-from maitred.admission import parse_class
-from maitred.request import PriorityClass
+from maitred.gateway.routes import Route
 from maitred.wire.asgi import ApiError, Headers, not_json
 
 HOP_BY_HOP = frozenset(
@@ -30,6 +30,7 @@ _NAMING_NONE = (b"keep-alive,", b"close,")
 """The usual headers `Connection`: they name no other header."""
 PRIORITY = frozenset((b"x-smg-priority", b"x-maitred-priority"))
 REQUEST_ID = b"x-request-id"
+AUTHORIZATION = b"authorization"
 _NOT_FORWARDED = HOP_BY_HOP | PRIORITY | {b"host", b"content-length", b"expect", REQUEST_ID}
 
 
@@ -38,52 +39,74 @@ class Fields(msgspec.Struct, gc=False):
 
     model: Any = None
     stream: Any = None
+    service_tier: Any = None
     max_completion_tokens: Any = None
     max_tokens: Any = None
+    max_output_tokens: Any = None
 
     @property
-    def max_output_tokens(self) -> int | None:
-        for limit in (self.max_completion_tokens, self.max_tokens):
+    def output_limit(self) -> int | None:
+        """Tokens; None: the client sets no limit that we can read."""
+        for limit in (self.max_completion_tokens, self.max_tokens, self.max_output_tokens):
             if isinstance(limit, int):
                 return limit
         return None
 
 
-class Inbound(msgspec.Struct, gc=False):
-    """The headers of a request, sorted."""
-
-    forward: Headers
-    """For the backend; without x-request-id."""
-    request_id: bytes | None
-    priority: bytes | None
-    """The first of the headers that name a class."""
-
-    @property
-    def priority_class(self) -> PriorityClass | None:
-        """None: it names a class that there is not."""
-        return parse_class(None if self.priority is None else self.priority.decode("latin-1"))
-
-
 _decode = msgspec.json.Decoder(Fields).decode
 
 
-def read_headers(headers: Headers) -> Inbound:
-    forward: Headers = []
-    request_id = priority = None
-    connection = b""
-    for header in headers:
-        name = header[0]
-        if name not in _NOT_FORWARDED:
-            forward.append(header)
+class Inbound(msgspec.Struct, gc=False):
+    """The headers of a request, sorted. Of those that are given twice the first counts."""
+
+    forward: Headers
+    """For the backend; without x-request-id."""
+    request_id: bytes | None = None
+    priority: bytes | None = None
+    """Of the headers that name a class."""
+    authorization: bytes | None = None
+    tenant: bytes | None = None
+
+    @property
+    def asked(self) -> str | None:
+        """The class that is asked for. None: no header asks for one, or none that can be read as text."""
+        named = (self.priority or b"").strip()
+        return named.decode("latin-1") if named and named.isascii() and named.decode("ascii").isprintable() else None
+
+
+class HeaderReader:
+    """Sorts headers. `tenant_header` names the caller, where that is to be believed; `kept_back` are further headers that the
+    backend does not get."""
+
+    def __init__(self, tenant_header: bytes | None = None, kept_back: Collection[bytes] = ()) -> None:
+        self._tenant = tenant_header
+        self._kept_back = _NOT_FORWARDED.union(kept_back, [tenant_header] if tenant_header else [])
+
+    def read(self, headers: Headers) -> Inbound:
+        inbound = Inbound([])
+        kept_back, forward = self._kept_back, inbound.forward
+        connection = b""
+        for header in headers:
+            name = header[0]
+            if name not in kept_back:
+                forward.append(header)
+            elif name == b"connection":
+                connection += header[1] + b","
+            else:
+                self._ours(inbound, name, header[1])
+        if connection and connection.lower() not in _NAMING_NONE:
+            inbound.forward = _without(forward, connection)
+        return inbound
+
+    def _ours(self, inbound: Inbound, name: bytes, value: bytes) -> None:
+        if name == AUTHORIZATION:
+            inbound.authorization = inbound.authorization or value
         elif name == REQUEST_ID:
-            request_id = header[1]
-        elif name == b"connection":
-            connection += header[1] + b","
-        elif priority is None and name in PRIORITY:
-            priority = header[1]
-    if connection and connection.lower() not in _NAMING_NONE:
-        forward = _without(forward, connection)
-    return Inbound(forward, request_id, priority)
+            inbound.request_id = inbound.request_id or value
+        elif name == self._tenant:
+            inbound.tenant = inbound.tenant or value
+        elif name in PRIORITY and inbound.priority is None:
+            inbound.priority = value
 
 
 def end_to_end(headers: Headers) -> Headers:
@@ -100,7 +123,7 @@ def end_to_end(headers: Headers) -> Headers:
     return kept
 
 
-def read_fields(body: bytes) -> Fields:
+def read_fields(body: bytes, route: Route) -> Fields:
     """Raises ApiError 400."""
     try:
         fields = _decode(body)
@@ -110,9 +133,15 @@ def read_fields(body: bytes) -> Fields:
         raise _invalid("the request body is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _invalid(f"the request body is not valid JSON: {not_json(error, body)}") from error
+    if fields.model is None and not route.needs_model:
+        return fields
     if not isinstance(fields.model, str) or not fields.model:
-        raise _invalid("you must name a model", param="model")
+        raise must_name_a_model()
     return fields
+
+
+def must_name_a_model() -> ApiError:
+    return _invalid("you must name a model", param="model")
 
 
 def _without(headers: Headers, connection: bytes) -> Headers:

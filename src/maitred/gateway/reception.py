@@ -1,7 +1,13 @@
 """Reception: from the first byte of a request to a `Call` that asks for a slot, or to the answer that refuses it.
 
-All that can be said of a request by itself is said here, before it costs anyone a slot: its body is read whole, within a limit,
-and the few fields that decisions depend on are parsed.
+All that can be said of a request by itself is said here, before it costs anyone a slot. In this order:
+
+    1. who it is from     an API key, if any are needed; else 401, and nothing else is looked at
+    2. its body           read whole, within its limit and the budget for all bodies: a slow upload holds no slot
+    3. what it asks for   only the fields that decisions depend on are parsed; an invalid body is refused
+    4. its class          by the header, else by `service_tier`, else `default`; never above the cap of its tenant
+
+What is refused here is counted by its code, and never seen by admission.
 """
 
 from __future__ import annotations
@@ -11,14 +17,19 @@ import logging
 import secrets
 from collections.abc import Callable
 
-from maitred.admission import AdmissionConfig
+from maitred.admission import AdmissionConfig, parse_class
+from maitred.admission.config import class_named
 from maitred.gateway import refusals
+from maitred.gateway.auth import Keys
+from maitred.gateway.budget import BodyBudget, Lease
 from maitred.gateway.call import Call
 from maitred.gateway.config import GatewayConfig
+from maitred.gateway.counts import Counts
 from maitred.gateway.fleet import Fleet
-from maitred.gateway.intake import REQUEST_ID, read_fields, read_headers
-from maitred.gateway.metrics import Counts
-from maitred.gateway.routes import ROUTES
+from maitred.gateway.forwarding import engine_priority, with_priority
+from maitred.gateway.intake import AUTHORIZATION, REQUEST_ID, Fields, HeaderReader, Inbound, must_name_a_model, read_fields
+from maitred.gateway.routes import ROUTES, Route
+from maitred.gateway.tenants import tenant_of
 from maitred.request import PriorityClass, Request
 from maitred.units import Micros
 from maitred.wire import asgi
@@ -32,6 +43,9 @@ BYTES_PER_TOKEN = 4
 class Reception:
     """`core_config` tells the admission config in force, `now` the time."""
 
+    keys: Keys
+    """Who may enter."""
+
     def __init__(
         self,
         config: GatewayConfig,
@@ -40,18 +54,34 @@ class Reception:
         counts: Counts,
         now: Callable[[], Micros],
     ) -> None:
-        self._config = config
         self._core_config = core_config
         self._fleet = fleet
         self._counts = counts
         self._now = now
+        self._budget = BodyBudget(config.max_parked_body_bytes)
         self._ids = itertools.count()
         self._id_prefix = f"maitred-{secrets.token_hex(6)}-".encode()
+        self.configure(config)
+
+    def configure(self, config: GatewayConfig) -> None:
+        """From now on by this configuration; what was received already stays as it is."""
+        self._config = config
+        self._budget.limit = config.max_parked_body_bytes
+        self.keys = Keys(config.api_key, config.tenant_api_keys)
+        checked = self.keys or config.upstream_api_key is not None
+        self._headers = HeaderReader(
+            config.tenant_header_name.lower().encode() if config.trust_tenant_header else None,
+            kept_back=[AUTHORIZATION] if checked else [],
+        )
+        self._authorization = [(AUTHORIZATION, f"Bearer {config.upstream_api_key}".encode())] if config.upstream_api_key else []
 
     async def receive(self, scope: Scope, receive: Receive, send: Send) -> Call | None:
         """None: it was answered already, or there is nobody to answer. A call must be handed to `done` when it has ended."""
+        lease = self._budget.lease()
+        call: Call | None = None
         try:
-            return self._take_in(scope, await asgi.read_body(scope, receive, self._config.max_body_bytes))
+            call = await self._take_in(scope, receive, lease)
+            return call
         except ApiError as error:
             refused = error
         except asgi.ClientGone:
@@ -59,36 +89,83 @@ class Reception:
         except Exception:
             log.exception("a request could not be taken in")
             refused = refusals.internal()
+        finally:
+            if call is None:
+                lease.give_back()
         self._counts.refused[refused.code or "invalid_request"] += 1
         await asgi.send_error(send, refused)
         return None
 
     def done(self, call: Call) -> None:
-        """It has ended, and its body is kept no longer."""
+        """It has ended, and its body is kept no longer. Idempotent."""
+        call.lease.give_back()
 
-    def _take_in(self, scope: Scope, body: bytes) -> Call:
-        """Raises ApiError for what can be said to be wrong already."""
-        fields = read_fields(body)
-        if not self._fleet.serving(fields.model):
-            raise refusals.not_served(self._fleet, fields.model)
-        inbound = read_headers(scope["headers"])
-        priority_class = inbound.priority_class
-        if priority_class is None:
-            self._counts.unknown_class += 1
-            priority_class = PriorityClass.DEFAULT
+    async def _take_in(self, scope: Scope, receive: Receive, lease: Lease) -> Call:
+        """Raises ApiError for what can be said to be wrong already, and ClientGone."""
+        route = ROUTES[scope["path"]]
+        inbound = self._headers.read(scope["headers"])
+        tenant = tenant_of(self.keys.caller(inbound.authorization), inbound.tenant, scope)
+        body = await asgi.read_body(scope, receive, self._config.max_body_bytes, lease.take)
+        fields = read_fields(body, route)
+        model = self._model(fields)
+        if not self._fleet.serving(model):
+            raise refusals.not_served(self._fleet, model)
+        priority_class = self._class(inbound, fields, tenant) if route.needs_slot else PriorityClass.DEFAULT
         number = next(self._ids)
         request_id = inbound.request_id or b"%b%d" % (self._id_prefix, number)
-        inbound.forward.append((REQUEST_ID, request_id))
         request = Request(
             id=number,
             arrival=self._now(),
             prompt_tokens=len(body) // BYTES_PER_TOKEN,
-            max_output_tokens=fields.max_output_tokens,
+            max_output_tokens=fields.output_limit,
             client_id=request_id.decode("latin-1"),
-            model=fields.model,
+            model=model,
             priority_class=priority_class,
+            tenant=tenant,
             stream=fields.stream is True,
         )
-        query = scope["query_string"]
-        path = f"{scope['path']}?{query.decode('latin-1')}" if query else scope["path"]
-        return Call(ROUTES[scope["path"]], request, path, inbound.forward, body, request_id)
+        forward = [*inbound.forward, *self._authorization, (REQUEST_ID, request_id)]
+        return Call(route, request, _target(scope), forward, self._forwarded(body, route, priority_class), request_id, lease)
+
+    def _model(self, fields: Fields) -> str:
+        """The one it names; the only one that is served, if it need not name one. Raises ApiError."""
+        if fields.model is not None:
+            return str(fields.model)
+        served = self._fleet.listed()
+        if not served:
+            raise refusals.unanswered(None)
+        if len(served) > 1:
+            raise must_name_a_model()
+        return str(served[0]["id"])
+
+    def _class(self, inbound: Inbound, fields: Fields, tenant: str) -> PriorityClass:
+        """The class that it gets: what it asks for, and no more than its tenant may have. Counted where classes count."""
+        config = self._core_config()
+        asked = self._asked(inbound.asked, fields.service_tier, config)
+        known = PriorityClass.DEFAULT if asked is None else asked
+        effective = min(known, config.cap(tenant))
+        if config.mode == "priority":
+            label = self._counts.tenant_label(tenant)
+            if asked is None:
+                self._counts.unknown_class[label] += 1
+            if effective < known:
+                self._counts.clamps[label, known.label, effective.label] += 1
+        return effective
+
+    @staticmethod
+    def _asked(named: str | None, tier: object, config: AdmissionConfig) -> PriorityClass | None:
+        """None: the header names a class that there is not."""
+        if named is None and isinstance(tier, str) and tier in config.service_tiers:
+            return class_named(config.service_tiers[tier])
+        return parse_class(named)
+
+    def _forwarded(self, body: bytes, route: Route, c: PriorityClass) -> bytes:
+        if self._config.forward_priority == "off" or not route.needs_slot:
+            return body
+        return with_priority(body, engine_priority(c, self._config.forward_priority))
+
+
+def _target(scope: Scope) -> str:
+    query = scope["query_string"]
+    path: str = scope["path"]
+    return f"{path}?{query.decode('latin-1')}" if query else path

@@ -71,11 +71,15 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole request body, at most `limit` bytes.
+def _as_much_as_you_like(size: int) -> None:
+    """No bookkeeping."""
 
-    Raises ApiError 413 as soon as it is known to be longer, and ClientGone. What is left of a body refused is read and thrown
-    away by the server: to close the connection on a client that still sends could cost it the answer.
+
+async def read_body(scope: Scope, receive: Receive, limit: int, take: Callable[[int], object] = _as_much_as_you_like) -> bytes:
+    """The whole request body, at most `limit` bytes. `take` is called with the size of each piece, and may refuse it.
+
+    Raises ApiError 413 as soon as it is known to be longer, ClientGone, and what `take` raises. What is left of a body refused
+    is read and thrown away by the server: to close the connection on a client that still sends could cost it the answer.
     """
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
@@ -83,17 +87,19 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     message = await receive()
     body: bytes = message.get("body", b"")
     if message["type"] == "http.request" and not message.get("more_body", False) and len(body) <= limit:
+        take(len(body))
         return body
-    pieces, size = [body], len(body)
+    pieces, size = [], 0
     while message["type"] == "http.request":
+        piece = message.get("body", b"")
+        size += len(piece)
         if size > limit:
             raise body_too_large(limit)
+        take(len(piece))
+        pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
         message = await receive()
-        piece = message.get("body", b"")
-        pieces.append(piece)
-        size += len(piece)
     raise ClientGone
 
 
