@@ -7,9 +7,11 @@ from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
 
 from maitred.admission import Admission, AdmissionConfig, End, State, Ticket, TransitionError
 
+PRIORITY = AdmissionConfig(mode="priority")
+
 
 def test_the_shipped_reservations_are_shares_that_fit_any_fleet() -> None:
-    core = Admission(AdmissionConfig(), {"large": 128, "small": 4, "single": 1})
+    core = Admission(PRIORITY, {"large": 128, "small": 4, "single": 1})
 
     reserved = {pool: [view.reserved for view in core.view(pool).classes.values()] for pool in core.pools}
 
@@ -93,7 +95,7 @@ def test_ends_are_told_apart() -> None:
     t.release(1, "b", End.CLIENT_GONE)
     t.release(1, "c", End.FAILED)
 
-    assert t.core.view("m").classes[DEFAULT].ended == {End.DRAINED: 1, End.CLIENT_GONE: 1, End.FAILED: 1}
+    assert t.core.view("m").classes[DEFAULT].ended == {End.DRAINED: 1, End.CLIENT_GONE: 1, End.FAILED: 1, End.PREEMPTED: 0}
 
 
 def test_a_slot_that_frees_at_the_deadline_comes_too_late() -> None:
@@ -151,7 +153,7 @@ def test_the_first_byte_needs_a_slot() -> None:
 
 
 def test_a_ticket_serves_once() -> None:
-    core = Admission(AdmissionConfig(), {"m": 1})
+    core = Admission(PRIORITY, {"m": 1})
     ticket = Ticket(7, "m")
     core.submit(ticket, 0)
 
@@ -167,7 +169,7 @@ def test_a_ticket_serves_once() -> None:
 
 
 def test_an_unknown_pool_and_a_negative_capacity_are_refused_and_change_nothing() -> None:
-    core = Admission(AdmissionConfig(), {"m": 1})
+    core = Admission(PRIORITY, {"m": 1})
 
     with pytest.raises(KeyError):
         core.submit(Ticket(1, "other"), 0)
@@ -206,7 +208,7 @@ def test_a_shorter_timeout_holds_for_those_who_wait_already() -> None:
 
 def test_decisions_do_not_depend_on_the_order_in_which_pools_were_named() -> None:
     def run(names: list[str]) -> list[int]:
-        core = Admission(AdmissionConfig(), dict.fromkeys(names, 0))
+        core = Admission(PRIORITY, dict.fromkeys(names, 0))
         for n, pool in enumerate(("a", "b", "c")):
             core.submit(Ticket(n, pool), 0)
         return [d.subject for d in core.advance(10**9)]
@@ -226,4 +228,4 @@ def test_nothing_of_a_request_stays_when_it_has_left() -> None:
 
     core = t.core
     assert not core._tickets
-    assert all(not len(queue) and queue.head is None for pool in core._pools.values() for queue in pool.queues)
+    assert all(not len(queue) and queue.peek() is None for pool in core._pools.values() for queue in pool.queues)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.admission import ClassConfig
-from maitred.admission.slots import Slots, desired, effective
+from maitred.admission.rules import LaneRules
+from maitred.admission.slots import Slots, effective
 from maitred.request import PriorityClass
 
 BULK, DEFAULT, INTERACTIVE, SYSTEM = PriorityClass
@@ -73,13 +73,13 @@ def test_a_pool_above_its_capacity_has_nothing_free() -> None:
         (0, 0.10, 256, 26),
         (0, 0.07, 100, 7),  # 0.07 × 100 is above 7 in binary
         (0, 0.05, 1, 1),
-        (32, 0.0, 4, 4),  # never more than there is
+        (32, 0.0, 4, 32),  # more than there is: the clamp sees to it
         (0, 1.0, 4, 4),
-        (2, 0.5, 0, 0),
+        (2, 0.5, 0, 2),
     ],
 )
 def test_what_a_class_would_reserve(floor: int, share: float, capacity: int, wish: int) -> None:
-    assert desired(ClassConfig(reserved_floor=floor, reserved_per_slot=share), capacity) == wish
+    assert LaneRules(8, 1, floor=floor, share=share).wanted(capacity) == wish
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,8 @@ def test_what_a_class_would_reserve(floor: int, share: float, capacity: int, wis
         # exactly the capacity: SMG locks out bulk here, we leave one slot
         (4, 0, 4, 0, (0, 3, 0)),
         (2, 1, 1, 0, (0, 1, 0)),
+        # a floor above the whole capacity (s44)
+        (4, 0, 100, 0, (0, 3, 0)),
         (0, 0, 0, 0, (0, 0, 0)),
     ],
 )
@@ -105,9 +107,27 @@ def test_reservations_that_do_not_fit(
     assert effective([0, default, interactive, system], capacity) == [0, reserved[2], reserved[1], reserved[0]]
 
 
+@pytest.mark.parametrize(
+    ("capacity", "interactive", "reserved"),
+    [
+        (4, 4, 4),  # as it is said: only starvation lets others in
+        (4, 100, 3),  # said for a larger fleet: one slot stays within reach
+        (4, 3, 3),
+        (1, 1, 1),
+    ],
+)
+def test_smg_keeps_reservations_that_fit_exactly(capacity: int, interactive: int, reserved: int) -> None:
+    assert effective([0, 0, interactive, 0], capacity, keeps_exact_fit=True) == [0, 0, reserved, 0]
+
+
+def test_with_tokens_a_whole_slot_stays_unreserved() -> None:
+    """4 slots of 100 tokens, all wanted by system: a fourth of it is given up."""
+    assert effective([0, 0, 0, 400], 400, unit=100) == [0, 0, 0, 300]
+    assert effective([0, 0, 250, 100], 400, unit=100) == [0, 0, 250, 50]
+
+
 @given(st.lists(st.integers(0, 50), min_size=4, max_size=4), st.integers(0, 50))
 def test_a_slot_is_always_unreserved_and_nobody_gets_more_than_wished(wishes: list[int], capacity: int) -> None:
-    wishes = [min(wish, capacity) for wish in wishes]
     reserved = effective(wishes, capacity)
 
     assert all(0 <= got <= wish for got, wish in zip(reserved, wishes, strict=True))

@@ -83,7 +83,7 @@ def test_s17_strict_order_of_classes_and_first_come_first_served_inside() -> Non
 
 def test_s22_floors_above_the_capacity_shrink_in_proportion() -> None:
     """Two floors of 3 on 4 slots: 3 x 4 / 6 = 2 each, and system gives one up to leave one unreserved."""
-    t = Timeline(4, system={"reserved_floor": 3}, interactive={"reserved_floor": 3})
+    t = Timeline(4, system={"reserved_floor": 3}, interactive={"reserved_floor": 3, "can_preempt": False})
 
     assert t.reserved() == {"system": 1, "interactive": 2, "default": 0, "bulk": 0}
     assert t.submit(0, "b", BULK) == ["b admit slot_free"]

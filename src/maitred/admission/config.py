@@ -54,7 +54,7 @@ class ClassConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _at_least_0(self, "reserved_floor", "queue_size")
         if self.reserved_floor is not None and self.reserved_floor > MOST_SLOTS:
             raise ValueError(f"reserved_floor must be at most {MOST_SLOTS:,} slots")
-        if self.reserved_per_slot is not None and not 0 <= self.reserved_per_slot < float("inf"):
+        if self.reserved_per_slot is not None and not 0 <= self.reserved_per_slot <= 1e6:
             raise ValueError("reserved_per_slot must be a share, 0 or more")
         for key in ("queue_timeout_secs", "starvation_threshold_secs"):
             secs = getattr(self, key)

@@ -23,6 +23,7 @@ from maitred.admission.books import PoolView, Totals, class_view, merged
 from maitred.admission.bucket import TokenBucket
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.pool import Pool
+from maitred.admission.queues import Turns
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, SMG_RETRY_AFTER, PoolRules, rules_of
 from maitred.admission.tenants import Tenant, limited
 from maitred.admission.ticket import HOLDING, Event, State, Ticket, TransitionError
@@ -47,6 +48,7 @@ class Admission:
         self._tickets: dict[RequestId, Ticket] = {}
         self._earliest: Micros | None = None
         """Time changes nothing before this instant (it may be later). None: it changes nothing at all."""
+        self._turns = Turns()
         self._gate: TokenBucket | None = None
         self._pools: dict[str, Pool] = {}
         self._configure(config)
@@ -79,6 +81,7 @@ class Admission:
             self._tickets[ticket.id] = ticket
             if ticket.state is not State.ADMITTED:
                 self._expect(pool.first_due(ticket))
+                self._look_again(pool)
         return [*settled, *decisions] if settled else decisions
 
     def first_byte(self, request_id: RequestId, now: Micros) -> bool:
@@ -210,7 +213,7 @@ class Admission:
         if name not in self._capacities:
             self._books[name] = [Totals() for _ in LANES]
             if self._shared is None:
-                self._pools[name] = Pool(name, self._rules)
+                self._pools[name] = Pool(name, self._rules, self._turns)
                 self._pools = dict(sorted(self._pools.items()))  # decisions must not hang on the order in which models came
         self._capacities[name] = capacity
         if self._shared is None:
@@ -224,7 +227,7 @@ class Admission:
         self._gate = _gate(config, self._gate)
         shared = config.mode != "priority"
         names = [EVERYBODY] if shared else sorted(self._capacities)
-        self._pools = {name: Pool(name, self._rules) for name in names}
+        self._pools = {name: Pool(name, self._rules, self._turns) for name in names}
         self._shared: Pool | None = self._pools[EVERYBODY] if shared else None
         for name, capacity in self._capacities.items():
             if not shared:
@@ -301,8 +304,7 @@ def _seniority(ticket: Ticket) -> tuple[int, Micros, int, RequestId]:
         return (0, ticket.admitted_at or 0, 0, ticket.id)
     if ticket.state is State.AWAITING:
         return (1, ticket.submitted_at, 0, ticket.id)
-    first = ticket.turn < 0
-    return (2 if first else 3, ticket.submitted_at, ticket.turn, ticket.id)
+    return (2, 0, ticket.turn, ticket.id)
 
 
 def _gate(config: AdmissionConfig, current: TokenBucket | None) -> TokenBucket | None:

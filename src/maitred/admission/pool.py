@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from maitred.admission.bucket import TokenBucket
 from maitred.admission.forecast import Forecast
 from maitred.admission.promotions import Promotions
-from maitred.admission.queues import LaneQueue
+from maitred.admission.queues import LaneQueue, Turns
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, PoolRules
 from maitred.admission.slots import Slots
 from maitred.admission.ticket import HOLDING, Event, State, Ticket
@@ -37,11 +37,11 @@ _SYSTEM = PriorityClass.SYSTEM
 class Pool:
     """One model's slots and queues. Its core finds the tickets and tells the time."""
 
-    def __init__(self, name: str, rules: PoolRules) -> None:
+    def __init__(self, name: str, rules: PoolRules, turns: Turns) -> None:
         self.name = name
         self.rules = rules
         self.slots = Slots()
-        self.queues = [LaneQueue(rules.weights) for _ in LANES]
+        self.queues = [LaneQueue(turns, rules.weights) for _ in LANES]
         self.awaiting: list[OrderedDict[RequestId, Ticket]] = [OrderedDict() for _ in LANES]
         """Preemptors whose victims have not left yet, by lane, oldest first."""
         self.takeable: list[OrderedDict[RequestId, Ticket]] = [OrderedDict() for _ in LANES]
@@ -109,7 +109,7 @@ class Pool:
             self.awaiting[lane][ticket.id] = ticket
             self.waiting += 1
         else:
-            self.queues[lane].push(ticket)
+            self.queues[lane].restore(ticket)
             self.waiting += 1
 
     # Who may enter.

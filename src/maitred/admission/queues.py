@@ -26,6 +26,24 @@ from maitred.units import Micros
 _EVERYBODY = ""
 
 
+class Turns:
+    """Numbers for those who queue, in all queues of a core: who has the smaller one came first, or came back."""
+
+    __slots__ = ("_first", "_last")
+
+    def __init__(self) -> None:
+        self._first = self._last = 0
+
+    def last(self) -> int:
+        self._last += 1
+        return self._last
+
+    def first(self) -> int:
+        """Before everybody; less than 0."""
+        self._first -= 1
+        return self._first
+
+
 class _Line:
     """Waiters who can only be served one after another."""
 
@@ -54,18 +72,18 @@ class LaneQueue:
         "_clock",
         "_count",
         "_entries",
-        "_first",
         "_heap",
         "_lines",
         "_owed",
         "_retried",
-        "_turn",
+        "_turns",
         "_waiting",
         "_weights",
     )
 
-    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, turns: Turns, weights: Mapping[str, float] | None = None) -> None:
         """`weights` by tenant, 1 for others; None: first come, first served."""
+        self._turns = turns
         self._weights = weights
         self._count = 0
         self._waiting: OrderedDict[RequestId, Ticket] = OrderedDict()
@@ -75,8 +93,6 @@ class LaneQueue:
         self._lines: dict[str, _Line] = {}
         self._heap: list[tuple[float, int, _Line]] = []
         self._entries = 0
-        self._turn = 0
-        self._first = 0
         self._clock = 0.0
         """The virtual time of the line served last."""
         self._owed: dict[str, float] = {}
@@ -92,25 +108,21 @@ class LaneQueue:
 
     def push(self, ticket: Ticket) -> None:
         """To the end of the line."""
-        self._turn += 1
-        self._count += 1
-        ticket.turn = self._turn
-        self._waiting[ticket.id] = ticket
-        line = self._line(ticket)
-        line.waiting[ticket.id] = ticket
-        if len(line.waiting) == 1:
-            self._rank(line)
+        ticket.turn = self._turns.last()
+        self.restore(ticket)
 
     def push_front(self, ticket: Ticket) -> None:
         """Before everybody."""
-        self._first -= 1
-        self._count += 1
-        ticket.turn = self._first
-        heappush(self._retried, (ticket.submitted_at, ticket.id, ticket))
-        line = self._line(ticket)
-        line.waiting[ticket.id] = ticket
+        ticket.turn = self._turns.first()
+        line = self._stand(ticket)
         line.waiting.move_to_end(ticket.id, last=False)
         self._rank(line)
+
+    def restore(self, ticket: Ticket) -> None:
+        """One who had his turn in another queue. To be called in the order of turns."""
+        line = self._stand(ticket)
+        if len(line.waiting) == 1:
+            self._rank(line)
 
     def peek(self) -> Ticket | None:
         """Who is next, among those whose tenant is not at its limit."""
@@ -166,6 +178,17 @@ class LaneQueue:
     def _line_of(self, ticket: Ticket) -> Mapping[RequestId, Ticket]:
         line = self._lines.get(self._name(ticket))
         return {} if line is None else line.waiting
+
+    def _stand(self, ticket: Ticket) -> _Line:
+        """At the end of a line."""
+        self._count += 1
+        if ticket.turn < 0:
+            heappush(self._retried, (ticket.submitted_at, ticket.id, ticket))
+        else:
+            self._waiting[ticket.id] = ticket
+        line = self._line(ticket)
+        line.waiting[ticket.id] = ticket
+        return line
 
     def _name(self, ticket: Ticket) -> str:
         share = ticket.share

@@ -85,12 +85,14 @@ def rules_of(config: AdmissionConfig) -> PoolRules:
 
 def overcommit(config: AdmissionConfig, capacity: int) -> str | None:
     """What is wrong if the classes reserve more than `capacity` slots; None: they fit."""
-    wanted = [_lane(config.rules(c)).wanted(capacity) for c in LANES]
+    rules = [config.rules(c) for c in LANES]
     if config.flavour == "smg":  # counts what a class can have at most
-        wanted = [min(capacity, slots) for slots in wanted]
-    if sum(wanted) <= capacity:
+        wanted: float = sum(min(capacity, _lane(r).wanted(capacity)) for r in rules)
+    else:  # before rounding up: shares fit a fleet of any size
+        wanted = round(sum(max(r.reserved_floor, r.reserved_per_slot * capacity) for r in rules), 6)
+    if wanted <= capacity:
         return None
-    return f"sum of class reservations ({sum(wanted)}) exceeds capacity ({capacity})"
+    return f"sum of class reservations ({wanted:g}) exceeds capacity ({capacity})"
 
 
 def _with_classes(config: AdmissionConfig) -> PoolRules:

@@ -1,0 +1,196 @@
+"""What a core is held to: naive books of everything it was told and decided, by the plain words of its contract.
+
+Slow and simple on purpose. It is fed each input with its decisions (settle what is due first, so that they are the input's
+own), and asserts for each decision that it was allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from maitred.admission import AdmissionConfig, End, Reason
+from maitred.admission.rules import rules_of
+from maitred.admission.slots import effective
+from maitred.decisions import Decision
+from maitred.request import PriorityClass
+from maitred.units import Micros
+
+SYSTEM = PriorityClass.SYSTEM
+
+
+class Known:
+    """One request."""
+
+    def __init__(self, number: int, pool: str, k: PriorityClass, tenant: str, now: Micros) -> None:
+        self.number, self.pool, self.k, self.tenant, self.submitted_at = number, pool, k, tenant, now
+        self.state = "new"
+        self.turn = 0
+        self.admission = 0
+        self.safe = False
+        """Promoted or tried again: never a victim."""
+        self.retried = False
+
+    @property
+    def holds(self) -> bool:
+        return self.state in ("admitted", "shown", "victim")
+
+    @property
+    def waits(self) -> bool:
+        return self.state in ("queued", "awaiting")
+
+
+class Model:
+    def __init__(self, config: AdmissionConfig, capacities: dict[str, int]) -> None:
+        self.capacities = dict(capacities)
+        self.everybody: dict[int, Known] = {}
+        self.turns = self.firsts = self.admissions = 0
+        self.configure(config)
+
+    def configure(self, config: AdmissionConfig) -> None:
+        self.config, self.rules = config, rules_of(config)
+        self.dispatched = dict.fromkeys(self.capacities, 0)
+        self.promoted = dict.fromkeys(self.capacities, 0)
+
+    # What is known of the slots
+
+    @property
+    def classes(self) -> bool:
+        return self.config.mode == "priority"
+
+    def lane(self, one: Known) -> int:
+        return one.k if self.classes else 0
+
+    def together(self, one: Known) -> list[Known]:
+        """All who share its slots."""
+        return [other for other in self.everybody.values() if not self.classes or other.pool == one.pool]
+
+    def capacity(self, one: Known) -> int:
+        if self.rules.capacity is not None:
+            return self.rules.capacity
+        return self.capacities[one.pool]
+
+    def used(self, one: Known) -> int:
+        return sum(other.holds for other in self.together(one))
+
+    def free(self, one: Known) -> int:
+        capacity = self.capacity(one)
+        reserved = effective(
+            [lane.wanted(capacity) for lane in self.rules.lanes], capacity, keeps_exact_fit=self.rules.keeps_exact_fit
+        )
+        held = [sum(other.holds and self.lane(other) == c for other in self.together(one)) for c in range(4)]
+        kept_back = sum(max(0, reserved[c] - held[c]) for c in range(self.lane(one) + 1, 4))
+        return capacity - sum(held) - kept_back
+
+    def at_limit(self, one: Known) -> bool:
+        policy = self.config.tenant_policies.get(one.tenant) if self.classes else None
+        if policy is None or policy.max_in_flight is None:
+            return False
+        return sum(other.holds and other.tenant == one.tenant for other in self.everybody.values()) >= policy.max_in_flight
+
+    def queued_of(self, tenant: str) -> int:
+        return sum(other.waits and other.tenant == tenant for other in self.everybody.values())
+
+    def peers(self, one: Known) -> list[Known]:
+        """Those of its own or a higher class who queue before it and could go."""
+        return [
+            other
+            for other in self.together(one)
+            if other is not one and other.state == "queued" and self.lane(other) >= self.lane(one) and not self.at_limit(other)
+        ]
+
+    # Inputs
+
+    def came(self, number: int, pool: str, k: PriorityClass, tenant: str, now: Micros) -> None:
+        self.everybody[number] = Known(number, pool, k, tenant, now)
+
+    def decided(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            one = self.everybody[decision.subject]
+            getattr(self, f"_{decision.action}")(one, decision)
+
+    def released(self, number: int, end: End) -> None:
+        """Before its decisions are applied."""
+        one = self.everybody[number]
+        if not one.holds:
+            return
+        comes_back = one.state == "victim" and end is End.PREEMPTED and self.rules.retries and not one.retried
+        one.state = "coming back" if comes_back else "left"
+
+    # Decisions
+
+    def _admit(self, one: Known, decision: Decision) -> None:
+        assert one.state in ("new", "queued", "awaiting")
+        assert not self.at_limit(one), "its tenant is at its limit"
+        queued = one.state == "queued"
+        if decision.reason is Reason.STARVED:
+            self._promotion(one, decision.at)
+        else:
+            assert self.free(one) > 0, "no slot was free for its class"
+        if one.state == "new":
+            assert not self.peers(one), "a newcomer passed the queue"
+        if queued:
+            self.dispatched[one.pool] += 1
+            if not self.rules.weights:
+                ahead = [o for o in self.together(one) if o.state == "queued" and self.lane(o) == self.lane(one)]
+                assert not any(o.turn < one.turn and not self.at_limit(o) for o in ahead), "not first come, first served"
+            if decision.reason is Reason.SLOT_FREE:
+                higher = [o for o in self.peers(one) if self.lane(o) > self.lane(one)]
+                assert not higher, "a more urgent class was passed over"
+        if decision.reason is Reason.VICTIM_GONE:
+            assert one.state == "awaiting"
+        self.admissions += 1
+        one.state, one.admission = "admitted", self.admissions
+
+    def _promotion(self, one: Known, at: Micros) -> None:
+        threshold = self.rules.lanes[self.lane(one)].starvation
+        assert one.k is not SYSTEM
+        assert threshold is not None
+        assert at - one.submitted_at > threshold, "it has not starved"
+        assert self.used(one) < self.capacity(one), "promotion needs an idle slot"
+        self.promoted[one.pool] += 1
+        bound = self.rules.promotion_burst + self.rules.promotion_share * (self.dispatched[one.pool] + 1)
+        assert self.promoted[one.pool] <= bound, "promoted beyond its share"
+        one.safe = True
+
+    def _queue(self, one: Known, decision: Decision) -> None:
+        if decision.reason is Reason.VICTIM_LEAVING:
+            assert one.state == "new"
+            one.state = "awaiting"
+            return
+        if decision.reason is Reason.TO_BE_RETRIED:
+            assert one.state == "coming back"
+            one.retried = one.safe = True
+            self.firsts -= 1
+            one.turn, one.state = self.firsts, "queued"
+            return
+        assert one.state == ("awaiting" if decision.reason is Reason.BUDGET_SPENT else "new")
+        self.turns += 1
+        one.turn, one.state = self.turns, "queued"
+
+    def _preempt(self, victim: Known, decision: Decision) -> None:
+        assert decision.other is not None
+        preemptor = self.everybody[decision.other]
+        assert preemptor.state == "new"
+        assert self.rules.lanes[self.lane(preemptor)].can_preempt
+        assert victim.state == "admitted"
+        assert not victim.safe
+        assert self.free(preemptor) <= 0, "there was a slot"
+        assert not self.peers(preemptor), "a preemptor passed the queue"
+        order = [
+            (other.k, -other.admission)
+            for other in self.together(preemptor)
+            if other.state == "admitted" and not other.safe and other.k < preemptor.k
+        ]
+        assert (victim.k, -victim.admission) == min(order), "lowest class first, newest first"
+        victim.state = "victim"
+        assert self.free(preemptor) + 1 > 0, "the slot does not help"
+
+    def _reject(self, one: Known, decision: Decision) -> None:
+        assert one.state in ("new", "queued", "awaiting")
+        assert decision.retry_after is not None
+        assert decision.retry_after > 0
+        one.state = "left"
+
+    def _cancel(self, one: Known, decision: Decision) -> None:
+        assert one.waits
+        one.state = "left"

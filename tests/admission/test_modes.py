@@ -1,0 +1,167 @@
+"""Without classes: one limit for all, a rate, or nothing; and moving between the modes while requests are here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
+
+from maitred.admission import EVERYBODY, AdmissionConfig, End, Reason
+
+
+def legacy(**said: Any) -> dict[str, Any]:
+    return {"mode": "legacy", "legacy": said}
+
+
+def test_it_is_the_mode_one_gets() -> None:
+    assert AdmissionConfig().mode == "legacy"
+
+
+def test_l01_one_limit_one_queue_for_all_classes_and_models() -> None:
+    t = Timeline(64, legacy(max_concurrent_requests=1, queue_size=1, queue_timeout_secs=1))
+    t.resize(0, 64, pool="other")
+
+    assert t.submit(0, "held", BULK) == ["held admit slot_free"]
+    assert t.submit(0.02, "queued", SYSTEM, pool="other") == ["queued queue no_slot"]
+    assert t.submit(0.22, "overflow", INTERACTIVE) == ["overflow reject queue_full"]
+    assert t.advance(1.02) == ["queued reject queue_timeout"]
+    assert t.core.pools == [EVERYBODY]
+    assert t.of(SYSTEM, EVERYBODY).queue_timeout == 1
+    assert t.of(INTERACTIVE, EVERYBODY).queue_full == 1
+
+
+def test_without_classes_first_come_is_first_served_and_nobody_is_preempted() -> None:
+    t = Timeline(1, legacy(max_concurrent_requests=1))
+    t.submit(0, "held", BULK)
+    t.submit(1, "b", BULK)
+    assert t.submit(2, "s", SYSTEM) == ["s queue behind_queue"]
+
+    assert t.release(3, "held") == ["b admit slot_free"]
+    assert t.release(4, "b") == ["s admit slot_free"]
+
+
+@pytest.mark.parametrize("said", [legacy(), legacy(max_concurrent_requests=0), {"mode": "off"}])
+def test_without_a_limit_everybody_enters(said: dict[str, Any]) -> None:
+    t = Timeline(1, said)
+
+    assert all(t.submit(0, f"r{n}") == [f"r{n} admit slot_free"] for n in range(50))
+
+
+def test_l04_a_rate_lets_so_many_in_at_once_and_so_many_per_second() -> None:
+    """Burst 3, 2 per second, 1 may wait: of six at once four are served."""
+    t = Timeline(1, legacy(max_concurrent_requests=3, rate_limit_tokens_per_second=2, queue_size=1))
+    first = [t.submit(0, f"r{n}")[0].split()[1:] for n in range(6)]
+
+    assert first == [["admit", "slot_free"]] * 3 + [["queue", "no_slot"]] + [["reject", "queue_full"]] * 2
+    for n in range(3):
+        assert t.release(0.1, f"r{n}") == []  # their slots are free, the bucket is empty
+    assert t.next_deadline() == 0.5
+    assert t.advance(0.5) == ["r3 admit slot_free"]
+    assert t.submit(0.6, "r6") == ["r6 queue rate_limit"]
+    assert t.advance(1.0) == ["r6 admit slot_free"]
+
+
+def test_s29_with_classes_the_rate_is_a_gate_in_front() -> None:
+    t = Timeline(8, {"legacy": {"max_concurrent_requests": 3, "rate_limit_tokens_per_second": 2}})
+
+    said = [t.submit(0, f"r{n}", SYSTEM)[0] for n in range(6)]
+
+    assert said == [f"r{n} admit slot_free" for n in range(3)] + [f"r{n} reject rate_limited" for n in range(3, 6)]
+    assert t.last[0].retry_after == 1_000_000  # at least a second, though the next token comes in half of one
+    assert (t.of(SYSTEM).arrived, t.of(SYSTEM).rate_limited) == (3, 3)
+    assert t.submit(0.5, "later", SYSTEM) == ["later admit slot_free"]
+
+
+def test_from_one_limit_to_classes_and_back_nobody_loses_a_slot_or_a_place() -> None:
+    t = Timeline(2, legacy(max_concurrent_requests=2, queue_size=10, queue_timeout_secs=100))
+    for name, k in (("b0", BULK), ("b1", BULK), ("b2", BULK), ("d", DEFAULT), ("i", INTERACTIVE)):
+        t.submit(0, name, k)
+
+    assert t.reconfigure(1) == []
+    assert t.core.pools == ["m"]
+    assert [t.of(k).waiting for k in (BULK, DEFAULT, INTERACTIVE)] == [1, 1, 1]
+    assert t.release(2, "b0") == ["i admit slot_free"]
+    assert t.reconfigure(3, legacy(max_concurrent_requests=2, queue_timeout_secs=100)) == []
+    assert t.release(4, "b1") == ["b2 admit slot_free"]
+    assert t.release(5, "i") == ["d admit slot_free"]
+    assert t.reconfigure(6, {"mode": "off"}) == []
+
+
+def test_a_victim_and_its_preemptor_survive_a_reload() -> None:
+    t = Timeline(1)
+    t.submit(0, "victim", BULK)
+    t.submit(1, "vip", INTERACTIVE)
+
+    assert t.reconfigure(1.01, interactive={"queue_size": 1}) == []
+    assert not t.first_byte(1.02, "victim")
+    assert t.release(1.03, "victim", End.PREEMPTED) == ["vip admit victim_gone victim"]
+
+
+def test_turning_classes_off_lets_the_preemptor_in_and_the_victim_is_gone_all_the_same() -> None:
+    t = Timeline(1)
+    t.submit(0, "victim", BULK)
+    t.submit(1, "vip", INTERACTIVE)
+
+    assert t.reconfigure(1.01, {"mode": "off"}) == ["vip admit slot_free"]
+    assert not t.first_byte(1.02, "victim")
+    assert t.release(1.03, "victim", End.PREEMPTED) == []
+    assert t.of(BULK, EVERYBODY).ended[End.PREEMPTED] == 1
+
+
+def test_a_reload_keeps_the_order_of_those_who_are_tried_again() -> None:
+    retry = {"on_preempt": "retry"}
+    t = Timeline(1, retry)
+    t.submit(0, "victim", BULK)
+    t.submit(0.1, "b", BULK)
+    t.submit(1, "vip", INTERACTIVE)
+    t.release(1.01, "victim", End.PREEMPTED)
+    for at in (2, 3):
+        t.reconfigure(at, retry)
+
+    assert t.release(4, "vip") == ["victim admit slot_free"]
+
+
+def test_retry_after_follows_how_fast_the_queue_moves() -> None:
+    """One leaves the queue every 2 s, four wait: come back in about 8 s."""
+    t = Timeline(1, default={"queue_size": 4, "queue_timeout_secs": 60})
+    t.submit(0, "r0")
+    for n in range(1, 5):
+        t.submit(0, f"r{n}")
+    for n in range(3):
+        t.release(2 * (n + 1), f"r{n}")
+        t.submit(2 * (n + 1), f"new{n}")
+
+    assert t.submit(6, "overflow") == ["overflow reject queue_full"]
+    assert t.last[0].retry_after == 8_000_000
+    # it keeps moving at that speed: the promise was right to the microsecond
+    for n, name in enumerate(("r3", "r4", "new0", "new1")):
+        t.release(8 + 2 * n, name)
+    errors = t.of(DEFAULT).retry_after_error
+    assert (errors.count, errors.total) == (1, 0)
+
+
+def test_retry_after_has_a_floor_and_a_ceiling() -> None:
+    t = Timeline(1, default={"queue_size": 2, "queue_timeout_secs": 7}, bulk={"queue_size": 0})
+    t.submit(0, "held")
+    t.submit(0, "b", BULK)
+    assert t.last[0].retry_after == 1_000_000  # nobody waits there: nothing is known
+    t.submit(0, "d0")
+    t.submit(0, "d1")
+    t.submit(3, "d2")
+    assert t.last[0].retry_after == 7_000_000  # it has not moved at all
+    t.release(3, "held")
+    t.submit(3, "d3")
+    for n in range(200):
+        t.release(3 + n / 1000, f"d{n if n < 2 else n + 1}" if n < 3 else f"x{n - 3}")
+        t.submit(3 + n / 1000, f"x{n}")
+    assert t.submit(3.3, "over")[0].split()[1] == "reject"
+    assert t.last[0].retry_after == 1_000_000
+
+
+def test_smg_promises_two_seconds() -> None:
+    t = Timeline(1, {"flavour": "smg"}, default={"queue_size": 0, "reserved_per_slot": 0})
+    t.submit(0, "held")
+    t.submit(0, "d")
+
+    assert (t.last[0].reason, t.last[0].retry_after) == (Reason.QUEUE_FULL, 2_000_000)

@@ -1,0 +1,117 @@
+"""Starvation: who has waited too long may go first, within bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
+
+SMG = {"flavour": "smg"}
+STARVING = {"starvation_threshold_secs": 1}
+PATIENT: dict[str, Any] = {"queue_size": 100, "queue_timeout_secs": 1000, "can_preempt": False}
+
+
+def test_s18_a_reserved_slot_that_idles_goes_to_one_who_starves() -> None:
+    t = Timeline(1, SMG, interactive={"reserved_floor": 1}, bulk=STARVING)
+
+    assert t.submit(0, "bulk", BULK) == ["bulk queue held_by_reservation"]
+    assert t.next_deadline() == 1.000001  # strictly older than the threshold
+    assert t.advance(1.0) == []
+    assert t.advance(1.1) == ["bulk admit starved"]
+    assert t.last[0].at == 1_000_001
+    assert t.of(BULK).promoted == 1
+
+
+def test_s19_the_starved_go_before_younger_ones_of_higher_classes_bulk_first() -> None:
+    t = Timeline(1, interactive={"can_preempt": False}, bulk=STARVING, default=STARVING)
+    t.submit(0, "held")
+    t.submit(0.02, "default", DEFAULT)
+    t.submit(0.07, "bulk", BULK)
+    for n, at in enumerate((0.1, 0.15, 0.2)):
+        t.submit(at, f"i{n}", INTERACTIVE)
+
+    assert t.release(1.45, "held") == ["bulk admit starved"]
+    assert t.release(1.5, "bulk") == ["default admit starved"]
+    assert t.release(1.55, "default") == ["i0 admit slot_free"]
+    assert t.release(1.6, "i0") == ["i1 admit slot_free"]
+
+
+def test_s45_an_old_backlog_does_not_turn_the_order_upside_down() -> None:
+    """Ten bulk requests have starved. Two may go in a row, and then one in four."""
+    t = Timeline(1, interactive=PATIENT, bulk={**PATIENT, **STARVING})
+    t.submit(0, "held")
+    for n in range(10):
+        t.submit(0, f"b{n}", BULK)
+    for n in range(10):
+        t.submit(0.1, f"i{n}", INTERACTIVE)
+
+    order, running = [], "held"
+    for step in range(16):
+        (line,) = t.release(10 + step, running)
+        running, _, reason = line.split()
+        order.append(f"{running}{'!' if reason == 'starved' else ''}")
+
+    assert order == ["b0!", "b1!", "i0", "i1", "b2!", "i2", "i3", "i4", "b3!", "i5", "i6", "i7", "b4!", "i8", "i9", "b5"]
+
+
+def test_s45_under_smg_it_does() -> None:
+    t = Timeline(1, SMG, interactive={**PATIENT, "reserved_per_slot": 0}, bulk={**PATIENT, **STARVING})
+    t.submit(0, "held")
+    for n in range(6):
+        t.submit(0, f"b{n}", BULK)
+    t.submit(0.1, "i", INTERACTIVE)
+
+    running = "held"
+    for n in range(6):
+        assert t.release(10 + n, running) == [f"b{n} admit starved"]
+        running = f"b{n}"
+    assert t.release(20, running) == ["i admit slot_free"]
+
+
+def test_s46_a_promoted_request_is_not_preempted() -> None:
+    t = Timeline(1, SMG, interactive={"reserved_floor": 1}, bulk=STARVING)
+    t.submit(0, "b", BULK)
+    t.advance(1.1)
+
+    assert t.submit(1.2, "i", INTERACTIVE) == ["i queue no_slot"]
+    assert t.release(4, "b") == ["i admit slot_free"]
+
+
+def test_who_is_next_in_any_case_is_not_promoted_and_can_be_preempted() -> None:
+    t = Timeline(1, bulk=STARVING)
+    t.submit(0, "held", BULK)
+    t.first_byte(0, "held")
+    t.submit(0, "b", BULK)
+
+    assert t.release(5, "held") == ["b admit slot_free"]
+    assert t.submit(6, "i", INTERACTIVE)[0] == "b preempt higher_class i"
+
+
+def test_system_is_never_promoted_it_is_first_anyway() -> None:
+    t = Timeline(1, interactive={"can_preempt": False, **STARVING}, system={"can_preempt": False, **STARVING})
+    t.submit(0, "held")
+    t.submit(0, "s", SYSTEM)
+    t.submit(5, "i", INTERACTIVE)
+
+    assert t.release(5.5, "held") == ["s admit slot_free"]
+
+
+def test_a_full_pool_promotes_nobody_and_needs_no_timer_for_it() -> None:
+    t = Timeline(1, bulk={"queue_timeout_secs": 20, **STARVING})
+    t.submit(0, "held")
+    t.submit(0, "b", BULK)
+
+    assert t.advance(2) == []
+    assert t.next_deadline() == 20
+
+
+def test_a_threshold_that_passes_while_slots_idle_is_noticed() -> None:
+    """The reserved slot becomes idle only after the waiter came."""
+    t = Timeline(2, interactive={"reserved_floor": 1, "can_preempt": False}, bulk=STARVING)
+    t.submit(0, "i", INTERACTIVE)
+    t.submit(0, "b0", BULK)
+    t.submit(0.5, "b1", BULK)
+    assert t.release(0.7, "i") == []
+
+    assert t.next_deadline() == 1.500001
+    assert t.advance(2) == ["b1 admit starved"]

@@ -1,0 +1,185 @@
+"""Tenants: how many of one may be in flight or wait, and how they share a class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from admission_timeline import BULK, DEFAULT, INTERACTIVE, Timeline
+
+LARGE = {"queue_size": 1000, "queue_timeout_secs": 1000}
+
+
+def policies(**said: dict[str, Any]) -> dict[str, Any]:
+    return {"tenant_policies": {f"auth:{name}": policy for name, policy in said.items()}}
+
+
+def test_a_tenant_at_its_limit_waits_and_others_pass_it() -> None:
+    t = Timeline(3, policies(a={"max_in_flight": 1}))
+    t.submit(0, "a0", tenant="auth:a")
+
+    assert t.submit(0, "a1", tenant="auth:a") == ["a1 queue tenant_limit"]
+    assert t.submit(0, "b0", tenant="auth:b") == ["b0 admit slot_free"]
+    assert t.submit(0, "a2", tenant="auth:a") == ["a2 queue tenant_limit"]
+    assert t.release(1, "b0") == []
+    assert t.release(2, "a0") == ["a1 admit slot_free"]
+
+
+def test_who_comes_first_goes_first_among_those_who_may() -> None:
+    t = Timeline(1, policies(a={"max_in_flight": 1}))
+    t.submit(0, "held", tenant="auth:b")
+    t.submit(0, "a0", tenant="auth:a")
+    t.submit(0, "b0", tenant="auth:b")
+    t.submit(0, "a1", tenant="auth:a")
+    t.submit(0, "b1", tenant="auth:b")
+    t.resize(1, 2)  # a0
+    assert t.resize(2, 4) == ["b0 admit slot_free", "b1 admit slot_free"]
+    assert t.release(3, "a0") == ["a1 admit slot_free"]
+
+
+def test_a_limit_holds_over_all_models() -> None:
+    t = Timeline(1, policies(a={"max_in_flight": 1}))
+    t.resize(0, 1, pool="other")
+    t.submit(0, "a0", tenant="auth:a")
+
+    assert t.submit(0, "a1", tenant="auth:a", pool="other") == ["a1 queue tenant_limit"]
+    assert t.release(1, "a0") == ["a1 admit slot_free"]
+
+
+def test_a_tenant_at_its_limit_preempts_nobody() -> None:
+    t = Timeline(2, policies(a={"max_in_flight": 1}))
+    t.submit(0, "a0", INTERACTIVE, tenant="auth:a")
+    t.submit(0, "b", BULK)
+
+    assert t.submit(0, "a1", INTERACTIVE, tenant="auth:a") == ["a1 queue tenant_limit"]
+
+
+def test_only_so_many_of_a_tenant_may_wait() -> None:
+    t = Timeline(1, policies(a={"max_queued": 1}))
+    t.submit(0, "held")
+    t.submit(0, "a0", tenant="auth:a")
+
+    assert t.submit(0, "a1", tenant="auth:a") == ["a1 reject tenant_queue_full"]
+    assert t.submit(0, "b0", tenant="auth:b") == ["b0 queue behind_queue"]
+    assert t.release(1, "held") == ["a0 admit slot_free"]
+    assert t.submit(1, "a2", tenant="auth:a") == ["a2 queue behind_queue"]
+
+
+def serve(t: Timeline, running: str, count: int) -> str:
+    """One slot, handed on `count` times: the first letters of who got it."""
+    order = ""
+    for n in range(count):
+        (line,) = t.release(10 + n, running)
+        running = line.split()[0]
+        order += running[0]
+    return order
+
+
+def flood(t: Timeline, **many: int) -> None:
+    t.submit(0, "held")
+    for name, count in many.items():
+        for n in range(count):
+            t.submit(1, f"{name}{n}", tenant=f"auth:{name}")
+
+
+def test_without_weights_it_is_first_come_first_served() -> None:
+    t = Timeline(1, default=LARGE)
+    flood(t, a=4, b=4)
+
+    assert serve(t, "held", 8) == "aaaabbbb"
+
+
+def test_weights_share_a_class_in_proportion() -> None:
+    """a has weight 2, b none, which is 1: two to one, whoever came first."""
+    t = Timeline(1, policies(a={"weight": 2}), default=LARGE)
+    flood(t, b=20, a=20)
+
+    order = serve(t, "held", 18)
+    assert (order.count("a"), order.count("b")) == (12, 6)
+
+
+def test_a_flood_of_one_tenant_delays_another_by_one_request() -> None:
+    t = Timeline(1, policies(a={"weight": 1}), default=LARGE)
+    flood(t, a=100)
+    t.release(2, "held")
+    t.submit(3, "b0", tenant="auth:b")
+
+    assert serve(t, "a0", 2) in ("ab", "ba")
+
+
+def test_shares_count_what_requests_cost() -> None:
+    """One of b's requests costs as much as ten of a's."""
+    t = Timeline(1, policies(a={"weight": 1}), default=LARGE)
+    t.submit(0, "held")
+    for n in range(20):
+        t.submit(1, f"a{n}", tenant="auth:a", cost=10)
+    for n in range(20):
+        t.submit(1, f"b{n}", tenant="auth:b", cost=100)
+
+    order = serve(t, "held", 11)
+    assert (order.count("a"), order.count("b")) in ((10, 1), (9, 2))
+
+
+def test_idleness_saves_nothing_up() -> None:
+    """b comes back after a has been served 50 times; it does not get 50 in a row."""
+    t = Timeline(1, policies(a={"weight": 1}), default=LARGE)
+    flood(t, a=80)
+    running = "held"
+    for n in range(50):
+        (line,) = t.release(2 + n / 100, running)
+        running = line.split()[0]
+    for n in range(20):
+        t.submit(5, f"b{n}", tenant="auth:b")
+
+    order = serve(t, running, 10)
+    assert 4 <= order.count("b") <= 6
+
+
+def test_a_line_that_empties_and_refills_owes_what_it_had() -> None:
+    """b sends one at a time, and is not served twice before a is served once."""
+    t = Timeline(1, policies(a={"weight": 1}), default=LARGE)
+    flood(t, a=10)
+    running, order = "held", ""
+    for n in range(8):
+        t.submit(2 + n, f"b{n}", tenant="auth:b")
+        (line,) = t.release(2 + n, running)
+        running = line.split()[0]
+        order += running[0]
+    assert "bbb" not in order
+    assert order.count("a") >= 3
+
+
+def test_a_higher_class_is_no_tenants_business() -> None:
+    t = Timeline(1, policies(a={"weight": 100}), interactive={"can_preempt": False})
+    t.submit(0, "held")
+    t.submit(0, "a0", DEFAULT, tenant="auth:a")
+    t.submit(1, "i", INTERACTIVE, tenant="auth:b")
+
+    assert t.release(2, "held") == ["i admit slot_free"]
+
+
+def test_tokens_are_what_slots_count() -> None:
+    """2 slots of 100 tokens. A prompt of 150 leaves room for one of 50; and none passes one that waits for more."""
+    t = Timeline(2, {"slot_cost": "tokens", "slot_tokens": 100})
+
+    assert t.submit(0, "long", cost=150) == ["long admit slot_free"]
+    assert t.submit(0, "short", cost=50) == ["short admit slot_free"]
+    assert t.submit(0, "large", cost=120) == ["large queue no_slot"]
+    assert t.release(1, "short") == []
+    assert t.submit(1, "tiny", cost=1) == ["tiny queue behind_queue"]
+    assert t.release(2, "long") == ["large admit slot_free", "tiny admit slot_free"]
+
+
+def test_one_larger_than_all_there_is_has_all_there_is() -> None:
+    t = Timeline(2, {"slot_cost": "tokens", "slot_tokens": 100}, interactive={"reserved_floor": 1, "can_preempt": False})
+
+    assert t.submit(0, "huge", cost=5000) == ["huge admit slot_free"]  # the 100 tokens that bulk's likes can reach
+    assert t.submit(0, "i", INTERACTIVE, cost=100) == ["i admit slot_free"]
+    assert t.submit(0, "d", cost=1) == ["d queue no_slot"]
+
+
+def test_a_victim_whose_tokens_do_not_suffice_is_left_alone() -> None:
+    t = Timeline(2, {"slot_cost": "tokens", "slot_tokens": 100})
+    t.submit(0, "large", DEFAULT, cost=190)
+    t.submit(0, "small", BULK, cost=10)
+
+    assert t.submit(1, "vip", INTERACTIVE, cost=50)[0] == "large preempt higher_class vip"
