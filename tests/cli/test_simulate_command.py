@@ -210,7 +210,7 @@ MISTAKES = [
     (["--trace", "sample:mixed", "--slo-tpot-ms", "-1"], "--slo-tpot-ms: -1 cannot be used"),
     (["--trace", "sample:mixed", "--results-path", "no/r.json"], "--results-path: there is no directory no (create it first)"),
     (["--trace", "sample:mixed", "--results-path", "a", "--metrics-path", "./a"], "is already what --results-path writes to"),
-    (["--trace", "sample:mixed", "--decision-log", "a"], "turn admission on with --capacity SLOTS"),
+    (["--trace", "sample:mixed", "--decision-log", "a"], "turn admission on with --admission priority, or --capacity SLOTS"),
     (["--trace", "sample:mixed", "--config", "none.yaml"], "none.yaml"),
     (["--tracee", "x"], "--tracee"),
 ]

@@ -63,6 +63,18 @@ def test_the_figures_under_blis_keys(five: Results) -> None:
     assert figures["per_class"]["interactive"]["slo_attainment"] == 1.0
 
 
+def test_slots_taken_back_and_retries_are_counted_by_class(preempting: Results) -> None:
+    figures = metrics_of(preempting)
+    for of, expected in (
+        (figures, (1, 1)),
+        (figures["per_class"]["bulk"], (1, 1)),
+        (figures["per_class"]["interactive"], (0, 0)),
+    ):
+        assert (of["preempted_requests"], of["retry_count"]) == expected
+        ends = ("completed_requests", "rejected_requests", "preempted_requests", "dropped_unservable", "timed_out_requests")
+        assert sum(of[end] for end in (*ends, "aborted_requests", "unfinished_requests")) == of["injected_requests"]
+
+
 def test_nothing_is_null_in_json_never_nan(none: Results) -> None:
     figures = metrics_of(none)
     assert figures["ttft_mean_ms"] is None

@@ -46,6 +46,16 @@ def test_every_request_is_accounted_for(five: Results) -> None:
     assert sum(total.outcomes.values()) == total.arrived == 5
 
 
+def test_what_was_preempted_was_let_in_and_has_no_latency(preempting: Results) -> None:
+    summary = summarise(preempting)
+    assert summary.total.outcomes[Outcome.PREEMPTED] == summary.total.retries == 1
+    assert sum(summary.total.outcomes.values()) == summary.total.arrived == 7
+    assert summary.total.prompt_tokens == 10 + 20 + 30 + 50 + 60 + 70
+    assert ms(summary.classes[PriorityClass.BULK].ttft)["mean"] == round(
+        1600 / 3, 6
+    )  # 400, 800, 400: the retried one from its arrival, not its retry
+
+
 def test_throughput_counts_all_tokens_that_came_out(five: Results) -> None:
     summary = summarise(five)
     assert summary.per_second(summary.total.completed) == 1.5

@@ -55,6 +55,15 @@ def test_what_happened_to_no_request_and_an_slo_nobody_gave_take_no_room(five: R
     assert text.endswith("2.0 s simulated\n")
 
 
+def test_requests_whose_slots_were_taken_back_and_those_tried_again(preempting: Results, five: Results) -> None:
+    text = printed(preempting)
+    assert cells(text, "preempted") == ["0", "1", "1"]
+    assert cells(text, "retries") == ["0", "1", "1"]
+    assert cells(text, "KV", "preemptions") == ["0", "3", "3"]
+    assert "retries" not in printed(five)
+    assert "preempted" not in printed(five)
+
+
 def test_one_class_alone_is_not_shown_twice(make: Callable[..., Results], five_rows: Any) -> None:
     text = printed(make(five_rows[:2], 2_000_000))
     assert "interactive" not in text

@@ -191,5 +191,5 @@ def test_skipping_changes_nothing_in_a_cluster(
 def _admission(classes: dict[str, Any]) -> AdmissionConfig:
     import msgspec
 
-    no_reservations = {name: {"reserved_per_slot": 0.0} for name in ("system", "interactive")}
-    return msgspec.convert({"classes": no_reservations | classes}, AdmissionConfig)
+    peaceful = {name: {"reserved_per_slot": 0.0, "can_preempt": False} for name in ("system", "interactive")}
+    return msgspec.convert({"mode": "priority", "classes": peaceful | classes}, AdmissionConfig)

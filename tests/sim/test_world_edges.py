@@ -31,7 +31,7 @@ def outcomes(results: Results) -> list[Outcome]:
 def admission(**default: Any) -> AdmissionConfig:
     """No reservations, and this for the class `default`."""
     nobody = {name: {"reserved_per_slot": 0.0} for name in ("system", "interactive")}
-    return msgspec.convert({"classes": nobody | {"default": default}}, AdmissionConfig)
+    return msgspec.convert({"mode": "priority", "classes": nobody | {"default": default}}, AdmissionConfig)
 
 
 def test_an_idle_instance_refuses_at_once_what_can_never_run() -> None:

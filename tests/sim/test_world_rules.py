@@ -35,9 +35,10 @@ def outcomes(results: Results) -> list[Outcome]:
 
 
 def admission(**classes: dict[str, Any]) -> AdmissionConfig:
-    """No reservations, and these settings for the classes they name."""
-    free: dict[str, dict[str, Any]] = {"system": {"reserved_per_slot": 0.0}, "interactive": {"reserved_per_slot": 0.0}}
-    return msgspec.convert({"classes": {k: free.get(k, {}) | classes.get(k, {}) for k in free | classes}}, AdmissionConfig)
+    """No reservations, no preemption, and these settings for the classes they name."""
+    free: dict[str, dict[str, Any]] = {c: {"reserved_per_slot": 0.0, "can_preempt": False} for c in ("system", "interactive")}
+    said = {"mode": "priority", "classes": {c: free.get(c, {}) | classes.get(c, {}) for c in free | classes}}
+    return msgspec.convert(said, AdmissionConfig)
 
 
 def test_what_has_ended_is_no_load_any_more() -> None:

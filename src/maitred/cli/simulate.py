@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from maitred.cli.printable import printable
+from maitred.cli.simulate_config import configured, of_flag
 from maitred.cli.simulate_flags import Flags, command
 from maitred.cli.simulate_progress import Watch, watching
 from maitred.cli.unwinding import unwinding
@@ -25,8 +26,6 @@ from maitred.errors import ConfigError
 from maitred.units import Micros, from_ms, from_seconds
 
 if TYPE_CHECKING:
-    from maitred.config import Config
-    from maitred.instance import LinearLatency
     from maitred.report import OutputFile, Slo, Summary
     from maitred.workload import Job, Trace
 
@@ -34,21 +33,6 @@ _USAGE = "give --trace FORMAT:FILE, or --rate RATE --num-requests N"
 _DEFAULT_LENGTHS = "normal:512,256"
 _LONGEST = 1e11
 """Of a span that a flag gives, in whatever unit: three thousand years of seconds."""
-
-_CONFIG_KEYS = {
-    "num_instances": "cluster.num_instances",
-    "capacity": "cluster.capacity",
-    "routing_policy": "routing.policy",
-    "scheduler": "instance.scheduler",
-    "max_num_seqs": "instance.max_num_seqs",
-    "max_num_batched_tokens": "instance.max_num_batched_tokens",
-    "long_prefill_token_threshold": "instance.long_prefill_token_threshold",
-    "total_kv_blocks": "instance.total_kv_blocks",
-    "block_size_in_tokens": "instance.block_size_in_tokens",
-    "max_model_len": "instance.max_model_len",
-    "step_by_step": "instance.step_by_step",
-}
-"""Flags that stand for one key of the configuration."""
 
 
 @command
@@ -61,7 +45,7 @@ def run(flags: Flags) -> None:
     from maitred.report import summarise, write_metrics, write_requests
     from maitred.sim import simulate
 
-    config, slo, horizon = _config(flags), _slo(flags), _horizon(flags)
+    config, slo, horizon = configured(flags), _slo(flags), _horizon(flags)
     with unwinding(), ExitStack() as stack:
         trace = stack.enter_context(_trace(flags, flags.trace)) if flags.trace is not None else None
         jobs = _jobs(flags, trace)
@@ -85,30 +69,6 @@ def run(flags: Flags) -> None:
         if metrics_file:
             write_metrics(summary, metrics_file.write)
     _print(flags, trace, summary, took)
-
-
-def _config(flags: Flags) -> Config:
-    from maitred.config import load
-
-    said: dict[str, object] = {key: getattr(flags, name) for name, key in _CONFIG_KEYS.items()}
-    said["instance.latency"] = _latency(flags)
-    config = load(flags.config, flags=said, flag_names={"routing.policy": "--routing-policy"}, env=os.environ)
-    if flags.decision_log is not None and config.cluster.capacity is None:
-        hint = "turn admission on with --capacity SLOTS"
-        raise ConfigError("without admission there are no decisions to log", where="--decision-log", hint=hint)
-    return config
-
-
-def _latency(flags: Flags) -> LinearLatency | None:
-    from maitred.instance import parse_latency
-
-    if flags.beta_coeffs is not None and flags.latency is not None:
-        raise ConfigError("--latency and --beta-coeffs are two names for one thing", hint="give one of them")
-    given = f"linear:{flags.beta_coeffs}" if flags.latency is None and flags.beta_coeffs is not None else flags.latency
-    try:
-        return None if given is None else parse_latency(given)
-    except ConfigError as error:
-        raise _of_flag("--latency" if flags.beta_coeffs is None else "--beta-coeffs", error) from error
 
 
 def _slo(flags: Flags) -> Slo:
@@ -146,12 +106,14 @@ def _trace(flags: Flags, spec: str) -> Trace:
 def _jobs(flags: Flags, trace: Trace | None) -> Iterable[Job]:
     if trace is None:
         return _synthetic(flags)
-    from maitred.workload import parse_mix, reclassed
+    from maitred.workload import parse_mix, parse_tenant_mix, reclassed, with_tenants
 
-    jobs = islice(trace, flags.max_requests)
-    if flags.class_mix is None:
-        return jobs
-    return reclassed(jobs, parse_mix(flags.class_mix, where="--class-mix"), flags.seed)
+    jobs: Iterator[Job] = islice(trace, flags.max_requests)
+    if flags.class_mix is not None:
+        jobs = reclassed(jobs, parse_mix(flags.class_mix, where="--class-mix"), flags.seed)
+    if flags.tenant_mix is not None:
+        jobs = with_tenants(jobs, parse_tenant_mix(flags.tenant_mix, where="--tenant-mix"), flags.seed)
+    return jobs
 
 
 def _synthetic(flags: Flags) -> Iterator[Job]:
@@ -171,13 +133,10 @@ def _synthetic(flags: Flags) -> Iterator[Job]:
             input_tokens=_DEFAULT_LENGTHS if flags.input_tokens is None else flags.input_tokens,
             output_tokens=_DEFAULT_LENGTHS if flags.output_tokens is None else flags.output_tokens,
             class_mix=flags.class_mix,
+            tenant_mix=flags.tenant_mix,
         )
     except ConfigError as error:  # it names the argument, and a flag is called after its argument
-        raise _of_flag(f"--{error.where.replace('_', '-')}", error) from error
-
-
-def _of_flag(flag: str, error: ConfigError) -> ConfigError:
-    return ConfigError(error.what, where=flag, hint=error.hint)
+        raise of_flag(f"--{error.where.replace('_', '-')}", error) from error
 
 
 def _forbid(flags: Flags, given: str, others: tuple[str, ...]) -> None:
@@ -190,7 +149,7 @@ def _outputs(flags: Flags, trace: Trace | None, stack: ExitStack) -> list[Output
     from maitred.report import OutputFile
 
     named = {"--results-path": flags.results_path, "--metrics-path": flags.metrics_path, "--decision-log": flags.decision_log}
-    inputs = {"--trace": trace.path if trace else None, "--config": flags.config}
+    inputs = {"--trace": trace.path if trace else None, "--config": flags.config, "--admission-config": flags.admission_config}
     taken = {os.path.realpath(path): f"{flag} reads" for flag, path in inputs.items() if path and path.is_file()}
     for flag, path in named.items():
         use = f"{flag} writes to"

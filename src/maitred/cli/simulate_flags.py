@@ -14,14 +14,16 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 
-def _flag(panel: str, name: str, text: str, metavar: str | None = None) -> Any:
-    return typer.Option(name, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
+def _flag(panel: str, name: str, text: str, metavar: str | None = None, *, alias: str | None = None) -> Any:
+    names = (name, alias) if alias else (name,)
+    return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
 
 
 _NO_VALUE = ""
 _TRACE = "Workload: a recorded trace"
 _SYNTHETIC = "Workload: synthetic"
 _CLUSTER = "Cluster"
+_ADMISSION = "Admission, in front of the router (default: none; with --capacity: priority)"
 _INSTANCE = "Each instance"
 _SLO = "Service level objective (default: TTFT within 2,000 ms, TPOT within 200 ms)"
 _RUN = "The run and its output"
@@ -55,6 +57,10 @@ class Flags:
             _SYNTHETIC, "--class-mix", "Classes by share: interactive:0.3,bulk:0.7. Over a trace: instead of its own.", "MIX"
         ),
     ] = None
+    tenant_mix: Annotated[
+        str | None,
+        _flag(_SYNTHETIC, "--tenant-mix", "Tenants by share: auth:acme:0.3,auth:umbrella:0.7. Over a trace likewise.", "MIX"),
+    ] = None
 
     config: Annotated[
         Path | None,
@@ -64,7 +70,24 @@ class Flags:
     routing_policy: Annotated[
         str | None, _flag(_CLUSTER, "--routing-policy", "Which instance: least-loaded, round-robin.", "NAME")
     ] = None
-    capacity: Annotated[int | None, _flag(_CLUSTER, "--capacity", "Slots at the gateway; turns admission on.", "SLOTS")] = None
+
+    admission: Annotated[
+        str | None,
+        _flag(_ADMISSION, "--admission", "off: all enter; legacy: one limit, one queue; priority: classes.", "MODE"),
+    ] = None
+    capacity: Annotated[
+        int | None, _flag(_ADMISSION, "--capacity", "Slots for each model. Default: what the batches hold.", "SLOTS")
+    ] = None
+    admission_config: Annotated[
+        Path | None,
+        _flag(
+            _ADMISSION,
+            "--admission-config",
+            "The section `admission` as a file of its own, such as SMG's.",
+            "FILE",
+            alias="--priority-scheduler-config",
+        ),
+    ] = None
 
     scheduler: Annotated[str | None, _flag(_INSTANCE, "--scheduler", "Order of the wait queue: fcfs, sjf.", "NAME")] = None
     latency: Annotated[

@@ -67,6 +67,7 @@ def _figures(summary: Summary, group: Group) -> dict[str, float | None]:
         "injected_requests": group.arrived,
         "completed_requests": group.completed,
         "rejected_requests": count[Outcome.REJECTED],
+        "preempted_requests": count[Outcome.PREEMPTED],
         "dropped_unservable": count[Outcome.REFUSED],
         "timed_out_requests": count[Outcome.TIMED_OUT],
         "aborted_requests": count[Outcome.ABORTED],
@@ -80,6 +81,7 @@ def _figures(summary: Summary, group: Group) -> dict[str, float | None]:
         **_spread_ms("e2e", group.e2e),
         **_spread_ms("scheduling_delay", group.scheduling_delay),
         "preemption_count": group.preemptions,
+        "retry_count": group.retries,
         "goodput_rps": summary.per_second(group.good),
         "slo_attainment": group.attainment,
     }

@@ -61,6 +61,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     """All that came out, also of requests that did not complete."""
     preemptions: int
+    """How often their instances took the KV of one of them."""
+    retries: int
+    """How often admission took the slot of one of them back and let it wait for another."""
     ttft: Spread | None
     tpot: Spread | None
     e2e: Spread | None
@@ -120,6 +123,7 @@ def _group(results: Results, slo: Slo, members: Mask) -> Group:
         prompt_tokens=int(prompts[let_in].sum()),
         output_tokens=int(tokens.sum()),
         preemptions=int(preemptions.sum()),
+        retries=int(results.retries[members].sum()),
         ttft=_spread(ttft[first >= 0]),
         tpot=_spread(tpot[completed & several]),
         e2e=_spread(e2e[completed]),

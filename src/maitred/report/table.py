@@ -85,8 +85,10 @@ def _outcomes(summary: Summary) -> list[Line]:
 
 
 def _rates(summary: Summary) -> list[Line]:
+    retries: list[Line] = [("retries", lambda group: f"{group.retries:,}")] if summary.total.retries else []
     lines: list[Line] = [
-        ("preemptions", lambda group: f"{group.preemptions:,}"),
+        *retries,
+        ("KV preemptions", lambda group: f"{group.preemptions:,}"),
         ("completed/s", lambda group: _number(summary.per_second(group.completed))),
         ("output tokens/s", lambda group: _number(summary.per_second(group.output_tokens))),
     ]

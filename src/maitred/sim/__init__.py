@@ -1,6 +1,7 @@
 """The virtual world: the same cores, driven by one heap of events instead of clocks and sockets.
 
     config.py    ClusterConfig: how many instances, how many slots in front of them
+    entrance.py  the admission in front of the router
     columns.py   Results: one row per request, in columns
     world.py     simulate: the event loop
 

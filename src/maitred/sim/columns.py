@@ -1,4 +1,4 @@
-"""Results: one row per request, in the order of arrival, in columns: 66 bytes each, however many tokens it had."""
+"""Results: one row per request, in the order of arrival, in columns: 67 bytes each, however many tokens it had."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class Outcome(IntEnum):
     COMPLETED = 0
     REJECTED = 1
     """Admission turned it away, at once or after waiting."""
+    PREEMPTED = 6
+    """Admission took its slot back, for a request of a higher class; what had come out of it was lost."""
     REFUSED = 2
     """It can never run: longer than the model length."""
     TIMED_OUT = 3
@@ -52,6 +54,9 @@ class Results(msgspec.Struct, frozen=True):
     instance: NDArray[np.int32]
     """Where it ran; -1: it never came that far."""
     preemptions: NDArray[np.int32]
+    """How often it lost its KV in its instance."""
+    retries: NDArray[np.int8]
+    """How often admission took its slot back and let it wait for another. The other columns are of its last attempt."""
     end: Micros
     """When the last request ended; the horizon, if some had not."""
 
@@ -69,7 +74,7 @@ class Columns:
     def __init__(self) -> None:
         self.request_id, self.arrival, self.scheduled, self.first_token, self.finished = (array("q") for _ in range(5))
         self.prompt_tokens, self.output_tokens = array("q"), array("q")
-        self.outcome, self.priority_class = array("b"), array("b")
+        self.outcome, self.priority_class, self.retries = array("b"), array("b"), array("b")
         self.instance, self.preemptions = array("i"), array("i")
         self._count = 0
 
@@ -105,7 +110,7 @@ class Columns:
     def _grow(self) -> None:
         for column in (self.request_id, self.arrival, self.prompt_tokens, self.output_tokens):
             column.frombytes(bytes(column.itemsize * _BLOCK))
-        for column in (self.outcome, self.priority_class, self.preemptions):
+        for column in (self.outcome, self.priority_class, self.retries, self.preemptions):
             column.frombytes(bytes(column.itemsize * _BLOCK))
         for column in (self.scheduled, self.first_token, self.finished, self.instance):
             column.frombytes(b"\xff" * (column.itemsize * _BLOCK))  # NEVER

@@ -8,6 +8,9 @@ order in which entries were pushed, for that depends on how many steps were skip
 so whatever enters an instance at t joins the step that begins at t, and a step that ends at t has freed its room by then.
 Instances are advanced only when their own next event is due; entries that an arrival has made obsolete are dropped when
 they come up.
+
+So a request whose slot is taken back at t has lost all that its instance made of it at t, its first token or its end
+included: these would have been events of the instance, and whoever took the slot was there before them.
 """
 
 from __future__ import annotations
@@ -19,14 +22,16 @@ from random import Random
 
 import msgspec
 
-from maitred.admission import Action, Admission, AdmissionConfig, End, RecordedAdmission, Ticket
+from maitred.admission import Action, AdmissionConfig, End
 from maitred.decisions import Decision, DecisionLog
 from maitred.errors import ConfigError
 from maitred.instance import EventKind, Instance, InstanceConfig, InstanceEvent
-from maitred.request import Request, RequestId
+from maitred.request import RequestId
 from maitred.routing import RoutingConfig
 from maitred.sim.columns import NEVER, Columns, Outcome, Results
 from maitred.sim.config import ClusterConfig
+from maitred.sim.entrance import entrance
+from maitred.sim.replica import Replica
 from maitred.units import Micros
 from maitred.workload import Job
 
@@ -49,7 +54,8 @@ class _Kind(IntEnum):
 
 
 _ARRIVAL, _DEADLINE, _ADMISSION, _INSTANCE = _Kind
-_FIRST_TOKEN, _PREEMPTED, _FINISHED = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.FINISHED
+_FIRST_TOKEN, _LOST_KV, _FINISHED = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.FINISHED
+_ADMIT, _REJECT, _PREEMPT = Action.ADMIT, Action.REJECT, Action.PREEMPT
 
 
 def simulate(
@@ -66,15 +72,17 @@ def simulate(
 ) -> Results:
     """Run `jobs`, given in the order of arrival, through a cluster, until all have ended or `horizon` (µs) has passed.
 
-    `progress` is told now and then how many have arrived; `log` receives admission's inputs and decisions. Jobs are read one
-    at a time. Raises ConfigError for unknown policies and for jobs out of order.
+    `admission` stands before the router, in the mode that it says; None: with the usual classes if `cluster.capacity` is
+    given, else nothing does. `progress` is told now and then how many have arrived; `log` receives admission's inputs and
+    decisions. Jobs are read one at a time. Raises ConfigError for unknown policies, for limits and reservations that cannot
+    be, and for jobs out of order.
     """
     world = _World(
         iter(jobs),
         cluster or ClusterConfig(),
         instance or InstanceConfig(),
         routing or RoutingConfig(),
-        admission or AdmissionConfig(),
+        admission,
         seed,
         progress,
         log,
@@ -82,41 +90,12 @@ def simulate(
     return world.run(horizon)
 
 
-class _Replica:
-    """An instance in the cluster, and the `InstanceView` that routers see: as of the steps that ended before this instant."""
-
-    __slots__ = ("_clock", "due", "in_flight", "index", "instance", "touched")
-
-    def __init__(self, index: int, instance: Instance, clock: Callable[[], Micros]) -> None:
-        self._clock = clock
-        self.index = index
-        self.instance = instance
-        self.in_flight = 0
-        self.due: Micros | None = None
-        """When its entry in the heap says that something happens; others are obsolete."""
-        self.touched = False
-        """Something happened to it at this instant: its next event is to be found anew."""
-
-    @property
-    def waiting(self) -> int:
-        return self.instance.waiting
-
-    @property
-    def running(self) -> int:
-        return self.instance.running
-
-    @property
-    def kv_usage(self) -> float:
-        self.instance.settle(self._clock() - 1)
-        return self.instance.kv_usage
-
-
 class _Live(msgspec.Struct, gc=False):
     """A request that has arrived and not ended."""
 
     job: Job
     row: int
-    replica: _Replica | None = None
+    replica: Replica | None = None
 
 
 class _World:
@@ -126,7 +105,7 @@ class _World:
         cluster: ClusterConfig,
         instance: InstanceConfig,
         routing: RoutingConfig,
-        admission: AdmissionConfig,
+        admission: AdmissionConfig | None,
         seed: int,
         progress: Callable[[int], None] | None,
         log: DecisionLog | None,
@@ -134,17 +113,16 @@ class _World:
         self._jobs = jobs
         self._job: Job | None = None
         self._progress = progress
-        self._capacity = cluster.capacity
-        self._admission = None if cluster.capacity is None else _admission(admission, log)
-        self._admission_due: Micros | None = None
-        self._pools: set[str] = set()
+        self._entrance = entrance(cluster, instance, admission, log)
+        self._core = None if self._entrance is None else self._entrance.core
+        self._core_due: Micros | None = None
         self._router = routing.router(Random(f"{seed}/routing"))
         self._fleet = [
-            _Replica(index, Instance(instance, Random(f"{seed}/instance/{index}")), lambda: self._now)
+            Replica(index, Instance(instance, Random(f"{seed}/instance/{index}")), lambda: self._now)
             for index in range(cluster.num_instances)
         ]
         self._now: Micros = 0
-        self._touched: list[_Replica] = []
+        self._touched: list[Replica] = []
         self._heap: list[tuple[Micros, _Kind, int]] = []
         self._live: dict[RequestId, _Live] = {}
         self._columns = Columns()
@@ -163,14 +141,14 @@ class _World:
                 if replica.due == now:
                     replica.due = None
                     self._touch(replica)
-                    for event in replica.instance.advance(now):
+                    for event in replica.events(now):
                         self._apply_event(event, replica)
             elif kind is _ARRIVAL:
                 self._arrive(now)
             elif kind is _DEADLINE:
                 self._give_up(whom, now)
             else:
-                self._admission_timer(now)
+                self._core_timer(now)
             if self._touched and not (heap and heap[0][0] == now):
                 self._begin_steps()
         if self._job is not None or self._live:
@@ -203,6 +181,8 @@ class _World:
     def _arrive(self, now: Micros) -> None:
         job = self._job
         assert job is not None
+        if self._entrance is not None:
+            job = self._entrance.identify(job)
         request = job.request
         if request.id in self._live:
             raise ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
@@ -215,10 +195,12 @@ class _World:
             self._end(live, Outcome.TIMED_OUT, now)
         elif self._fleet[0].instance.refusal(request) is not None:
             self._end(live, Outcome.REFUSED, now)
-        elif self._admission is None:
+        elif self._entrance is None:
             self._route(live, now)
         else:
-            self._submit(self._admission, request, now)
+            if request.deadline is not None:
+                heappush(self._heap, (request.deadline, _DEADLINE, request.id))
+            self._obey(self._entrance.submit(request, now), now)
 
     def _end(self, live: _Live, outcome: Outcome, now: Micros) -> None:
         """It is over, and has its row."""
@@ -233,7 +215,7 @@ class _World:
         replica.instance.enqueue(request, live.job.output_tokens, now)
         self._touch(replica)
 
-    def _touch(self, replica: _Replica) -> None:
+    def _touch(self, replica: Replica) -> None:
         if not replica.touched:
             replica.touched = True
             self._touched.append(replica)
@@ -249,61 +231,74 @@ class _World:
                     heappush(self._heap, (due, _INSTANCE, replica.index))
         self._touched.clear()
 
-    def _apply_event(self, event: InstanceEvent, replica: _Replica) -> None:
+    def _apply_event(self, event: InstanceEvent, replica: Replica) -> None:
         kind, request = event.kind, event.seq.request
-        if kind is _PREEMPTED:
+        if kind is _LOST_KV:
             return
+        core = self._core
         if kind is _FIRST_TOKEN:
-            if self._admission is not None and request.stream:
-                self._admission.first_byte(request.id, event.at)
+            if core is not None and request.stream:
+                core.first_byte(request.id, event.at)
             return
         live = self._live[request.id]
         replica.in_flight -= 1
         self._end(live, _OUTCOMES[kind], event.at)
         self._columns.ran(live.row, event.seq, replica.index)
         self._router.left(request, replica.index, event.at)
-        if self._admission is not None:
-            end = End.DRAINED if kind is _FINISHED else End.FAILED
-            self._obey(self._admission.release(request.id, end, event.at), event.at)
-
-    def _submit(self, core: Admission, request: Request, now: Micros) -> None:
-        if request.model not in self._pools:
-            self._pools.add(request.model)
-            assert self._capacity is not None
-            core.resize(request.model, self._capacity, now)
-        if request.deadline is not None:
-            heappush(self._heap, (request.deadline, _DEADLINE, request.id))
-        self._obey(core.submit(Ticket(request.id, request.model, request.priority_class), now), now)
+        if core is not None:
+            self._obey(core.release(request.id, End.DRAINED if kind is _FINISHED else End.FAILED, event.at), event.at)
 
     def _obey(self, decisions: Sequence[Decision], now: Micros) -> None:
-        for decision in decisions:
-            live = self._live.get(decision.subject)
-            if live is None:
-                continue  # it gave up at this very instant
-            if decision.action is Action.ADMIT:
-                self._route(live, now)
-            elif decision.action is Action.REJECT:
-                self._end(live, Outcome.REJECTED, now)
-        assert self._admission is not None
-        due = self._admission.next_deadline()
-        if due is not None and (self._admission_due is None or due < self._admission_due):
-            self._admission_due = due
+        """Each in its turn. What obeying brings about is decided anew, and obeyed after the rest."""
+        while decisions:
+            after: list[Decision] = []
+            for decision in decisions:
+                live = self._live.get(decision.subject)
+                if live is None:
+                    continue  # it gave up at this very instant
+                action = decision.action
+                if action is _ADMIT:
+                    self._route(live, now)
+                elif action is _REJECT:
+                    self._end(live, Outcome.REJECTED, now)
+                elif action is _PREEMPT:
+                    after += self._preempt(live, now)
+            decisions = after
+        assert self._core is not None
+        due = self._core.next_deadline()
+        if due is not None and (self._core_due is None or due < self._core_due):
+            self._core_due = due
             heappush(self._heap, (due, _ADMISSION, 0))
 
-    def _admission_timer(self, now: Micros) -> None:
-        assert self._admission is not None
-        self._admission_due = None
-        self._obey(self._admission.advance(now), now)
+    def _preempt(self, live: _Live, now: Micros) -> Sequence[Decision]:
+        """Its slot is wanted: its work ends here and now. What is decided next, of itself too if it may try again."""
+        request, replica = live.job.request, live.replica
+        assert replica is not None
+        assert self._core is not None
+        if replica.withdraw(request.id, now) and replica.due != now:
+            replica.due = now
+            heappush(self._heap, (now, _INSTANCE, replica.index))
+        live.replica = None
+        self._touch(replica)
+        self._router.left(request, replica.index, now)
+        decisions = self._core.release(request.id, End.PREEMPTED, now)
+        if any(decision.subject == request.id for decision in decisions):
+            self._columns.retries[live.row] += 1
+        else:
+            self._end(live, Outcome.PREEMPTED, now)
+            self._columns.instance[live.row] = replica.index
+        return decisions
+
+    def _core_timer(self, now: Micros) -> None:
+        assert self._core is not None
+        self._core_due = None
+        self._obey(self._core.advance(now), now)
 
     def _give_up(self, request_id: RequestId, now: Micros) -> None:
         """The deadline of a request has come; in an instance, that is the instance's affair."""
         live = self._live.get(request_id)
         if live is None or live.replica is not None:
             return
-        assert self._admission is not None
+        assert self._core is not None
         self._end(live, Outcome.TIMED_OUT, now)
-        self._obey(self._admission.release(request_id, End.CLIENT_GONE, now), now)
-
-
-def _admission(config: AdmissionConfig, log: DecisionLog | None) -> Admission:
-    return Admission(config, {}) if log is None else RecordedAdmission(config, {}, log)
+        self._obey(self._core.release(request_id, End.CLIENT_GONE, now), now)

@@ -1,0 +1,81 @@
+"""The configuration that the flags of `maitred simulate` amount to, with the files and the environment beneath them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from maitred.cli.simulate_flags import Flags
+from maitred.errors import ConfigError
+
+if TYPE_CHECKING:
+    from maitred.config import Config
+    from maitred.instance import LinearLatency
+
+_CONFIG_KEYS = {
+    "num_instances": "cluster.num_instances",
+    "capacity": "cluster.capacity",
+    "admission": "admission.mode",
+    "routing_policy": "routing.policy",
+    "scheduler": "instance.scheduler",
+    "max_num_seqs": "instance.max_num_seqs",
+    "max_num_batched_tokens": "instance.max_num_batched_tokens",
+    "long_prefill_token_threshold": "instance.long_prefill_token_threshold",
+    "total_kv_blocks": "instance.total_kv_blocks",
+    "block_size_in_tokens": "instance.block_size_in_tokens",
+    "max_model_len": "instance.max_model_len",
+    "step_by_step": "instance.step_by_step",
+}
+"""Flags that stand for one key of the configuration."""
+_ON = "--admission priority, or --capacity SLOTS"
+_FLAG_NAMES = {"routing.policy": "--routing-policy", "admission.mode": "--admission"}
+
+
+def configured(flags: Flags) -> Config:
+    """Raises ConfigError for what cannot be."""
+    from maitred.config import Said
+
+    values: dict[str, object] = {key: getattr(flags, name) for name, key in _CONFIG_KEYS.items()}
+    values["instance.latency"] = _latency(flags)
+    said = Said(
+        file=flags.config,
+        admission_file=flags.admission_config,
+        env=os.environ,
+        flags=values,
+        flag_names=_FLAG_NAMES,
+    )
+    read = said.read()
+    config = read.value()
+    if not read.says("admission", "mode"):
+        config = _in_the_usual_mode(config, flags)
+    if flags.decision_log is not None and config.admission.mode == "off":
+        hint = f"turn admission on with {_ON}"
+        raise ConfigError("without admission there are no decisions to log", where="--decision-log", hint=hint)
+    return config
+
+
+def _in_the_usual_mode(config: Config, flags: Flags) -> Config:
+    """Who says nothing of admission wants none; who says how many slots there are wants classes."""
+    if config.cluster.capacity is None and flags.admission_config is not None:
+        raise ConfigError("without admission it has no effect", where="--admission-config", hint=f"turn it on with {_ON}")
+    mode = "off" if config.cluster.capacity is None else "priority"
+    return replace(config, admission=replace(config.admission, mode=mode))
+
+
+def _latency(flags: Flags) -> LinearLatency | None:
+    from maitred.instance import parse_latency
+
+    if flags.beta_coeffs is not None and flags.latency is not None:
+        raise ConfigError("--latency and --beta-coeffs are two names for one thing", hint="give one of them")
+    given = f"linear:{flags.beta_coeffs}" if flags.latency is None and flags.beta_coeffs is not None else flags.latency
+    try:
+        return None if given is None else parse_latency(given)
+    except ConfigError as error:
+        raise of_flag("--latency" if flags.beta_coeffs is None else "--beta-coeffs", error) from error
+
+
+def of_flag(flag: str, error: ConfigError) -> ConfigError:
+    """`error`, said of a flag."""
+    return ConfigError(error.what, where=flag, hint=error.hint)

@@ -1,0 +1,129 @@
+"""Skipping is stepping, to the byte of the decision log, whatever admission does: with victims and retries, with promotions,
+tenants and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maitred.admission import AdmissionConfig, replay
+from maitred.decisions import DecisionLog
+from maitred.instance import InstanceConfig, LinearLatency
+from maitred.request import PriorityClass, Request
+from maitred.routing import RoutingConfig
+from maitred.sim import ClusterConfig, Outcome, Results, simulate
+from maitred.workload import Job
+
+TENANTS = ("auth:acme", "auth:umbrella", "ip:::1", "")
+
+
+def crowd(seed: int, size: int = 80) -> Iterator[Job]:
+    """All classes in bursts, long and short answers, streamed and not, some with a deadline, of four tenants and two models."""
+    for i in range(size):
+        mixed = (i * 7919 + seed * 104_729) % 997
+        arrival = (i // 4) * (150 + seed % 7 * 40)
+        request = Request(
+            id=i,
+            arrival=arrival,
+            prompt_tokens=1 + mixed % 90,
+            max_output_tokens=None if mixed % 3 else 1 + mixed % 30,
+            model="ab"[mixed % 5 == 0],
+            priority_class=PriorityClass(mixed % 4),
+            tenant=TENANTS[mixed % 4 - mixed % 3],
+            stream=bool(mixed % 2),
+            deadline=None if mixed % 9 else arrival + 50 * (mixed % 60) + 1,
+        )
+        yield Job(request, 1 + mixed % 37)
+
+
+sections = st.fixed_dictionaries(
+    {
+        "mode": st.sampled_from(["priority", "priority", "priority", "legacy"]),
+        "on_overcommit": st.just("clamp"),
+        "on_preempt": st.sampled_from(["reject", "retry"]),
+        "preemption_budget_ms": st.sampled_from([0, 0.05, 50]),
+        "promotion_share": st.sampled_from([0.0, 0.25, 1.0]),
+        "promotion_burst": st.integers(0, 2),
+        "slot_cost": st.sampled_from(["requests", "tokens"]),
+        "slot_tokens": st.sampled_from([20, 60, 500]),
+        "tenant_policies": st.fixed_dictionaries(
+            {},
+            optional={
+                "auth:acme": st.sampled_from(
+                    [{"max_in_flight": 1}, {"weight": 3.0}, {"max_class": "interactive", "max_queued": 2}]
+                ),
+                "auth:umbrella": st.sampled_from([{"weight": 0.5}, {"max_class": "system"}]),
+            },
+        ),
+        "classes": st.fixed_dictionaries(
+            {
+                "interactive": st.fixed_dictionaries({"can_preempt": st.booleans(), "reserved_per_slot": st.just(0.25)}),
+                "default": st.fixed_dictionaries({"can_preempt": st.booleans(), "starvation_threshold_secs": st.just(1e-3)}),
+                "bulk": st.fixed_dictionaries(
+                    {
+                        "starvation_threshold_secs": st.sampled_from([300e-6, 120]),
+                        "queue_timeout_secs": st.sampled_from([2e-3, 300]),
+                        "queue_size": st.sampled_from([3, 100]),
+                    }
+                ),
+            }
+        ),
+        "legacy": st.just({"rate_limit_tokens_per_second": 20_000, "queue_size": 30}),
+    }
+)
+
+
+def run(
+    jobs: Iterator[Job], admission: AdmissionConfig, cluster: ClusterConfig, **instance: Any
+) -> tuple[Results, list[bytes]]:
+    lines: list[bytes] = []
+    config = InstanceConfig(latency=LinearLatency((100, 1, 10)), max_num_seqs=6, **instance)
+    log = DecisionLog(lines.append)
+    return simulate(jobs, cluster, config, RoutingConfig(policy="least-loaded"), admission, log=log), lines
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    section=sections,
+    instances=st.integers(1, 3),
+    capacity=st.integers(1, 9),
+    blocks=st.sampled_from([10, 30, 1000]),
+)
+def test_skipping_changes_nothing_whatever_admission_does(
+    seed: int, section: dict[str, Any], instances: int, capacity: int, blocks: int
+) -> None:
+    admission = msgspec.convert(section, AdmissionConfig)
+    cluster = ClusterConfig(num_instances=instances, capacity=capacity)
+    skipping, said = run(crowd(seed), admission, cluster, total_kv_blocks=blocks)
+    stepping, said_stepping = run(crowd(seed), admission, cluster, total_kv_blocks=blocks, step_by_step=True)
+    for name in Results.__struct_fields__:
+        np.testing.assert_array_equal(getattr(skipping, name), getattr(stepping, name), err_msg=name)
+    assert said == said_stepping
+    again: list[bytes] = []
+    replay(said, DecisionLog(again.append))
+    assert again == said
+    assert len(skipping) == 80
+    assert Outcome.UNFINISHED not in set(skipping.outcome.tolist())
+
+
+def test_the_crowd_is_one_in_which_all_of_this_happens() -> None:
+    section = {
+        "mode": "priority",
+        "on_overcommit": "clamp",
+        "on_preempt": "retry",
+        "promotion_share": 0.5,
+        "classes": {"bulk": {"starvation_threshold_secs": 300e-6, "queue_timeout_secs": 5e-3}},
+        "tenant_policies": {"auth:acme": {"max_in_flight": 1, "weight": 2.0, "max_class": "system"}},
+    }
+    results, lines = run(crowd(3), msgspec.convert(section, AdmissionConfig), ClusterConfig(capacity=3))
+    decided = [said["decision"] for said in map(msgspec.json.decode, lines) if "decision" in said]
+    reasons = {decision["reason"] for decision in decided}
+    assert {"higher_class", "victim_gone", "to_be_retried", "starved", "tenant_limit", "queue_timeout"} <= reasons
+    assert {Outcome.COMPLETED, Outcome.REJECTED, Outcome.TIMED_OUT} <= {Outcome(value) for value in results.outcome}
+    assert results.retries.sum() > 0
