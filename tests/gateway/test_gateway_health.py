@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from world import Backend, Turn, run, whole, world
 
-from maitred.gateway.fleet import MOST_POLLED
+from maitred.gateway.polling import MOST_POLLED
 
 
 class Odd(Backend):

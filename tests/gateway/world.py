@@ -196,11 +196,19 @@ class World:
             wire.leave()
 
 
+def admission_config(**section: Any) -> AdmissionConfig:
+    bare = {name: {"reserved_floor": 0, "reserved_per_slot": 0.0} for name in ("system", "interactive")}
+    given = {"mode": "priority", "default_max_class": "system", **section}
+    given["classes"] = {**bare, **section.get("classes", {})} if given.get("flavour") != "smg" else section.get("classes", {})
+    return msgspec.convert(given, AdmissionConfig)
+
+
 @contextlib.asynccontextmanager
 async def world(
-    *backends: Backend, slots: int = 64, admission: dict[str, Any] | None = None, ready: bool = True, **config: Any
+    *backends: Backend, slots: int | None = 64, admission: dict[str, Any] | None = None, ready: bool = True, **config: Any
 ) -> AsyncIterator[World]:
-    """`admission`: by class, the keys of its section. Leaves only when nothing has leaked."""
+    """`admission`: its section, with classes and for everybody if it does not say otherwise; classes without reservations if
+    they are not named. Leaves only when nothing has leaked."""
     backends = backends or (Backend(),)
     for backend in backends:
         await backend.start()
@@ -209,8 +217,7 @@ async def world(
         slots_per_backend=slots,
         **{"health_interval_secs": 0.01, "health_timeout_secs": 1.0, **config},
     )
-    classes = {name: {"reserved_per_slot": 0.0, **keys} for name, keys in (admission or {}).items()}
-    gateway = Gateway(settings, msgspec.convert({"classes": classes}, AdmissionConfig))
+    gateway = Gateway(settings, admission_config(**(admission or {})))
     try:
         async with serving(gateway) as url:
             here = World(gateway, url, backends)

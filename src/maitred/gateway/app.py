@@ -5,25 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from maitred.admission import Admission, AdmissionConfig, End, RecordedAdmission
+import msgspec
+
+from maitred.admission import Admission, AdmissionConfig, RecordedAdmission
 from maitred.decisions import DecisionLog
 from maitred.errors import ConfigError
 from maitred.gateway import refusals
 from maitred.gateway.call import Call
+from maitred.gateway.capacity import Capacity
 from maitred.gateway.config import GatewayConfig
+from maitred.gateway.counts import Counts
 from maitred.gateway.decision_file import DecisionFile
-from maitred.gateway.driver import Driver, Refused
+from maitred.gateway.driver import Driver
 from maitred.gateway.fleet import Fleet
 from maitred.gateway.intake import REQUEST_ID
-from maitred.gateway.metrics import Counts, GatewayCollector
+from maitred.gateway.metrics import GatewayCollector
+from maitred.gateway.observer import Observer
 from maitred.gateway.pages import Pages
 from maitred.gateway.reception import Reception
 from maitred.gateway.relay import Relay
+from maitred.gateway.reload import Reloading, Settings
 from maitred.gateway.routes import ROUTES
-from maitred.gateway.state import GatewayState, observe
-from maitred.request import Request
+from maitred.gateway.service import Service
+from maitred.gateway.state import GatewayState
 from maitred.routing import RoutingConfig
 from maitred.wire import asgi
 from maitred.wire.asgi import ApiError, Receive, Scope, Send
@@ -42,21 +48,37 @@ class Gateway:
         routing: RoutingConfig | None = None,
         *,
         seed: int = 0,
+        reload: Callable[[], Settings] | None = None,
+        fallback: str | None = None,
     ) -> None:
+        """`reload` reads again where the configuration came from. `fallback` is why it is less than what was said there."""
         if not config.backends:
             raise ConfigError("no backend is named", where="--backend", hint="--backend http://127.0.0.1:9001, once for each")
         self.config = config
-        self.counts = Counts()
+        self.counts = Counts(config.tenant_metric_top_n)
         self._client = Client(config.upstream)
-        self._fleet = Fleet(config, self._client, self._resize)
+        self._fleet = Fleet(config, self._client, self._follow)
         self._log = None if config.decision_log is None else DecisionFile(config.decision_log)
         self.core = _core(admission or AdmissionConfig(), self._log)
         self._driver = Driver(self.core)
+        self._capacity = Capacity(self._fleet, self._driver, fallback)
+        self._observer = Observer(self._driver, self._fleet, self._capacity, self.counts)
         router = (routing or RoutingConfig()).router(random.Random(seed))
-        self._relay = Relay(config, self._client, self._fleet, router, self._driver, self.counts)
+        relay = Relay(config, self._client, self._fleet, router, self._driver, self.counts)
+        self._service = Service(config, self._driver, relay)
         self._watch: asyncio.Task[None] | None = None
-        self._pages = Pages(self._fleet, GatewayCollector(self.counts, self.state), self.state)
         self._reception = Reception(config, lambda: self.core.config, self._fleet, self.counts, self._driver.now)
+        settings = Settings(gateway=config, admission=self.core.config, routing=routing or RoutingConfig())
+        self._reloading = Reloading(settings, reload, self._adopt, self.counts.reloads)
+        self._pages = Pages(
+            self._fleet,
+            GatewayCollector(self.counts, self.core, self.state),
+            self.state,
+            self._reloading,
+            self.settings,
+            lambda: self._reception.keys,
+            lambda: self._capacity.fallback,
+        )
 
     async def start(self) -> None:
         """Begin to watch the backends. Called by the lifespan protocol."""
@@ -77,26 +99,32 @@ class Gateway:
 
     def state(self) -> GatewayState:
         """What is waiting, in flight and done, and how the backends are."""
-        return observe(self.core, self._fleet.backends, decision_log_failed=self._log is not None and self._log.failed)
+        return self._observer.state(decision_log_failed=self._log is not None and self._log.failed)
+
+    def settings(self) -> Settings:
+        """What is in force."""
+        return msgspec.structs.replace(self._reloading.settings, admission=self.core.config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await asgi.lifespan(receive, send, self.start, self.stop)
             return
         method, path = scope["method"], scope["path"]
-        if path in ROUTES:
-            if method == "POST":
-                await self._proxy(scope, receive, send)
-            else:
-                await asgi.send_error(send, refusals.wrong_method(method, "POST"))
-            return
-        page = self._pages.find(path)
-        if page is None:
-            await asgi.send_error(send, refusals.no_route(path))
-        elif method in ("GET", "HEAD"):
-            await page(scope, send)
+        if path not in ROUTES:
+            await self._pages.serve(scope, send)
+        elif method == "POST":
+            await self._proxy(scope, receive, send)
         else:
-            await asgi.send_error(send, refusals.wrong_method(method, "GET, HEAD"))
+            await asgi.send_error(send, refusals.wrong_method(method, "POST"))
+
+    def reload_soon(self) -> None:
+        """Read the configuration again: what SIGHUP is for. What came of it is logged."""
+        self._reloading.reload_soon()
+
+    def _adopt(self, settings: Settings) -> None:
+        """Raises ConfigError, and then nothing has changed."""
+        self._capacity.adopt(settings.admission)
+        self._reception.configure(settings.gateway)
 
     async def _proxy(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = await self._reception.receive(scope, receive, send)
@@ -106,7 +134,7 @@ class Gateway:
         assert task is not None
         departure = asgi.Departure(receive, task.cancel)
         try:
-            await self._serve(call, send, departure)
+            await self._service.serve(call, send, departure)
         except ApiError as error:
             departure.stop()
             await asgi.send_error(send, error, [(REQUEST_ID, call.request_id)])
@@ -122,37 +150,13 @@ class Gateway:
             departure.stop()
             self._reception.done(call)
 
-    async def _serve(self, call: Call, send: Send, departure: asgi.Departure) -> None:
-        """Hold a slot while the answer is made, and give it back exactly once."""
-        request, end = call.request, End.FAILED
-        try:
-            waiting = self._driver.submit(request)
-            if waiting is not None:
-                await self._wait(request, waiting)
-            end = await self._relay.serve(call, send, departure)
-        except Refused as refused:
-            raise refusals.by_admission(refused.reason, self.config.queue_timeout_status) from refused
-        except asyncio.CancelledError:
-            end = End.CLIENT_GONE
-            raise
-        finally:
-            self._driver.release(request.id, end)
-
-    async def _wait(self, request: Request, waiting: asyncio.Future[None]) -> None:
-        try:
-            await waiting
-        finally:
-            self.counts.queue_wait[request.priority_class].observe(self._driver.now() - request.arrival)
-
     async def _break_off(self, call: Call, send: Send, error: ApiError) -> None:
         """Answer with an error if nothing else was; else return without an end, and the server cuts the connection."""
         if not call.answered:
             await asgi.send_error(send, error, [(REQUEST_ID, call.request_id)])
 
-    def _resize(self, models: Iterable[str]) -> None:
-        """Capacity follows the fleet."""
-        for model in models:
-            self._driver.resize(model, self._fleet.slots(model))
+    def _follow(self, models: Iterable[str]) -> None:
+        self._capacity.follow(models)
 
 
 def _watch_ended(watch: asyncio.Task[None]) -> None:

@@ -1,16 +1,21 @@
-"""Drives an admission core in real time: one clock, one timer, and a future for each request that waits.
+"""Drives an admission core in real time: one clock, one timer, and a `Stay` for each request that is there.
 
 Everything the core is told passes here, and every decision it answers with is applied here. A decision on a request that has
 gone meanwhile is nobody's: its handler releases it in any case, and the core takes a second release for none.
+
+A request is stopped by cancelling its task, and a task may be told to stop by several at once: its client leaves, its backend
+goes down, it is preempted, the server shuts down. Who cancels also sets a mark of its own, and who catches the cancellation
+takes back, by `uncancel`, what was its own. Only if nothing is left may it go on; else the cancellation is somebody else's as
+well and passes on. So the marks may come together and in any order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from maitred.admission import Action, Admission, End, Ticket
+from maitred.admission import Action, Admission, AdmissionConfig, End, Ticket
 from maitred.decisions import Decision
 from maitred.errors import MaitredError
 from maitred.request import Request, RequestId
@@ -18,11 +23,63 @@ from maitred.units import Micros, to_seconds
 
 
 class Refused(MaitredError):  # noqa: N818  (an answer, not a fault)
-    """Admission said no, for `reason`."""
+    """Admission said no."""
 
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(f"refused: {reason}")
+    def __init__(self, decision: Decision) -> None:
+        self.reason = decision.reason
+        self.retry_after = decision.retry_after
+        """µs; None: nothing is known."""
+        super().__init__(f"refused: {decision.reason}")
+
+
+class Stay:
+    """One request in admission, from `submit` until `release`, and the task that serves it."""
+
+    __slots__ = ("_driver", "_id", "_preempted", "_task", "_turn", "tenant")
+
+    def __init__(self, driver: Driver, request: Request) -> None:
+        self.tenant = request.tenant
+        self._driver = driver
+        self._id = request.id
+        self._task = asyncio.current_task()
+        self._turn: asyncio.Future[None] | None = None
+        self._preempted = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it waits for a slot; else it holds one."""
+        return self._turn is not None and not self._turn.done()
+
+    async def turn(self) -> None:
+        """Until it holds a slot. Raises Refused."""
+        if self._turn is not None:
+            await self._turn
+
+    def taken(self) -> bool:
+        """Whether the task was cancelled because its slot is wanted, and for no other reason. To be asked once; then it may go
+        on, to `vacate`."""
+        assert self._task is not None
+        preempted, self._preempted = self._preempted, False
+        return preempted and self._task.uncancel() == 0
+
+    def vacate(self) -> bool:
+        """Give the slot up. True: it is to be tried again, in its `turn`."""
+        return self._driver.vacate(self._id)
+
+    def apply(self, decision: Decision) -> None:
+        """For the driver."""
+        if decision.action is Action.PREEMPT:
+            assert self._task is not None
+            self._preempted = True
+            self._task.cancel()
+        elif decision.action is Action.QUEUE:
+            if not self.waiting:
+                self._turn = asyncio.get_running_loop().create_future()
+        elif self._turn is not None and not self._turn.done():
+            if decision.action is Action.ADMIT:
+                self._turn.set_result(None)
+            elif decision.action is Action.REJECT:
+                self._turn.set_exception(Refused(decision))
 
 
 class Driver:
@@ -30,7 +87,7 @@ class Driver:
 
     def __init__(self, core: Admission) -> None:
         self.core = core
-        self._waiting: dict[RequestId, asyncio.Future[None]] = {}
+        self._stays: dict[RequestId, Stay] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @staticmethod
@@ -38,38 +95,49 @@ class Driver:
         """The monotonic clock. The loop's own would do, but uvloop's has only milliseconds."""
         return time.monotonic_ns() // 1000
 
-    def submit(self, request: Request) -> asyncio.Future[None] | None:
-        """Ask for a slot. None: it has one. Else a future that ends when it has one, or raises Refused.
+    @property
+    def stays(self) -> Collection[Stay]:
+        """Everybody who is here."""
+        return self._stays.values()
 
-        Raises Refused. Release it afterwards, even if it was refused or never waited for.
+    def submit(self, request: Request, cost: int) -> Stay:
+        """Ask for a slot, on behalf of the current task; `cost` in tokens, prompt and answer.
+
+        Raises Refused. Release it afterwards, even if it was refused.
         """
-        decisions = self.core.submit(Ticket(request.id, request.model, request.priority_class), self.now())
+        ticket = Ticket(request.id, request.model, request.priority_class, request.tenant, cost)
+        decisions = self.core.submit(ticket, self.now())
         own = decisions[-1]
-        if len(decisions) > 1:
-            self._apply(decisions[:-1])
-        if own.action is Action.ADMIT:
-            return None
         if own.action is Action.REJECT:
-            raise Refused(own.reason)
-        future = self._waiting[request.id] = asyncio.get_running_loop().create_future()
-        self._set_timer()
-        return future
+            self._apply(decisions)
+            raise Refused(own)
+        stay = self._stays[request.id] = Stay(self, request)
+        if own.action is not Action.ADMIT or len(decisions) > 1:
+            self._apply(decisions)
+        return stay
 
     def first_byte(self, request_id: RequestId) -> bool:
         """The first data of its body is about to go out. False: it has lost its slot, send none of it."""
         return self.core.first_byte(request_id, self.now())
 
+    def vacate(self, request_id: RequestId) -> bool:
+        """A victim's work has stopped: its slot is free. Whether it waits for another one now."""
+        decisions = self.core.release(request_id, End.PREEMPTED, self.now())
+        self._apply(decisions)
+        return any(decision.subject == request_id and decision.action is Action.QUEUE for decision in decisions)
+
     def release(self, request_id: RequestId, end: End) -> None:
         """It is over. Idempotent."""
-        if self._waiting:
-            self._waiting.pop(request_id, None)
-        decisions = self.core.release(request_id, end, self.now())
-        if decisions:
-            self._apply(decisions)
+        self._stays.pop(request_id, None)
+        self._apply(self.core.release(request_id, end, self.now()))
 
     def resize(self, pool: str, capacity: int) -> None:
         """The pool has `capacity` slots now."""
         self._apply(self.core.resize(pool, capacity, self.now()))
+
+    def reconfigure(self, config: AdmissionConfig) -> None:
+        """Other rules from now on, for those who are there as well."""
+        self._apply(self.core.reconfigure(config, self.now()))
 
     def close(self) -> None:
         """Set no more timers."""
@@ -78,15 +146,10 @@ class Driver:
 
     def _apply(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            future = self._waiting.pop(decision.subject, None)
-            if future is None or future.done():
-                continue
-            if decision.action is Action.ADMIT:
-                future.set_result(None)
-            elif decision.action is Action.REJECT:
-                future.set_exception(Refused(decision.reason))
-        if self._waiting:
-            self._set_timer()
+            stay = self._stays.get(decision.subject)
+            if stay is not None:
+                stay.apply(decision)
+        self._set_timer()
 
     def _set_timer(self) -> None:
         """Be woken at the core's next deadline. A timer that rings earlier is left alone: it sets the next one."""

@@ -1,6 +1,6 @@
 """The backends: which are up, and which models they serve.
 
-Each is polled for `/health` and `/v1/models`, in a loop of its own: what one does delays and harms no other. One good answer
+Each is polled (see `polling`) in a loop of its own: what one does delays and harms no other. One good answer
 makes it healthy; a refused connection, in a poll or in service, makes it down at once, and other failures after some in a row,
 because a busy engine is slow to answer and not down.
 
@@ -13,34 +13,35 @@ own until it has ended: it must not use up those of the healthy ones.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from maitred.errors import MaitredError
 from maitred.gateway.config import DEFAULT_SLOTS, GatewayConfig
+from maitred.gateway.polling import Found, Poller
 from maitred.wire.client import Client, Origin
-from maitred.wire.failures import ConnectError, LocalError, ProtocolError
+from maitred.wire.failures import ConnectError, LocalError
 
 log = logging.getLogger("maitred.gateway")
-MOST_POLLED = 1024 * 1024
-"""Bytes that the answer to a poll may have."""
+Source: TypeAlias = Literal["configured", "reported", "default", "mixed", "none"]
+"""How it is known how many slots there are; `none`: there are none, because no backend is up."""
 
 
-class ModelList(msgspec.Struct):
-    """The answer of `/v1/models`."""
+class ModelSlots(msgspec.Struct, frozen=True):
+    """What the healthy backends of one model offer."""
 
-    data: list[dict[str, Any]]
+    slots: int
+    source: Source
 
 
 class Backend:
     """An instance reached over HTTP, as routers see it (InstanceView)."""
 
-    __slots__ = ("failures", "flights", "healthy", "index", "models", "origin", "problem", "seen", "url")
+    __slots__ = ("failures", "flights", "healthy", "index", "models", "origin", "polled", "problem", "reported", "seen", "url")
 
     kv_usage = 0.0
     waiting = 0
@@ -50,11 +51,15 @@ class Backend:
         self.origin = Origin.parse(url, where="--backend")
         self.url = str(self.origin)
         self.flights: set[Flight] = set()
+        self.polled = False
+        """Whether a poll of it has ended, however."""
         self.healthy = False
         self.seen = False
         """Whether it ever was."""
         self.models: dict[str, dict[str, Any]] = {}
         """What it served when last asked, by id; kept while it is down."""
+        self.reported: int | None = None
+        """Requests that it says it can run at once."""
         self.failures = 0
         self.problem = "not polled yet"
         """Why it is not healthy."""
@@ -98,9 +103,9 @@ class Fleet:
 
     def __init__(self, config: GatewayConfig, client: Client, changed: Callable[[Iterable[str]], object]) -> None:
         self._config = config
-        self._client = client
         self._changed = changed
         self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
+        self._pollers = [Poller(client, backend.origin, config) for backend in self.backends]
         self._serving: dict[str, tuple[Backend, ...]] = {}
 
     @property
@@ -115,11 +120,36 @@ class Fleet:
         """Whether a backend has ever served `model`, or one that was never up yet might."""
         return model in self._serving or not all(backend.seen for backend in self.backends)
 
+    @property
+    def polled(self) -> bool:
+        """Whether every backend has been polled once."""
+        return all(backend.polled for backend in self.backends)
+
+    @property
+    def models(self) -> Sequence[str]:
+        """All that were ever served."""
+        return list(self._serving)
+
     def slots(self, model: str) -> int:
         """How many requests for `model` may be in flight."""
         serving = self.serving(model)
         left = sum(flight.model == model for b in self.backends if b not in serving for flight in b.flights)
-        return (self._config.slots_per_backend or DEFAULT_SLOTS) * len(serving) + left
+        return self.offered(model).slots + left
+
+    def offered(self, model: str) -> ModelSlots:
+        """What its healthy backends offer."""
+        offers = [self.slots_of(backend) for backend in self.serving(model)]
+        sources = {offer.source for offer in offers}
+        source = sources.pop() if len(sources) == 1 else "mixed" if sources else "none"
+        return ModelSlots(sum(offer.slots for offer in offers), source)
+
+    def slots_of(self, backend: Backend) -> ModelSlots:
+        """What one backend offers, for each model it serves."""
+        if self._config.slots_per_backend is not None:
+            return ModelSlots(self._config.slots_per_backend, "configured")
+        if backend.reported is not None:
+            return ModelSlots(backend.reported, "reported")
+        return ModelSlots(DEFAULT_SLOTS, "default")
 
     def sent(self, backend: Backend, model: str) -> Flight:
         """A request is about to be sent there by the current task."""
@@ -153,18 +183,20 @@ class Fleet:
         if backend.healthy:
             log.warning("backend %s is down: %s", backend.url, problem)
             backend.healthy = False
+            self._pollers[backend.index].forget()
             self._settle()
 
     async def _watch(self, backend: Backend) -> None:
         while True:
             await self._poll(backend)
+            if not backend.polled:
+                backend.polled = True
+                self._changed(())
             await asyncio.sleep(self._config.health_interval_secs)
 
     async def _poll(self, backend: Backend) -> None:
         try:
-            async with asyncio.timeout(self._config.health_timeout_secs):
-                await self._get(backend, "/health")
-                models = msgspec.json.decode(await self._get(backend, "/v1/models"), type=ModelList)
+            found = await self._pollers[backend.index].poll()
         except ConnectError as error:
             self.down(backend, str(error))
             if not _refused(error):
@@ -178,19 +210,7 @@ class Fleet:
         except Exception as error:  # there is no end to what a backend may answer, and no poll may be the last
             self._failed(backend, f"{type(error).__name__}: {error}" if not isinstance(error, MaitredError) else str(error))
         else:
-            self._up(backend, {model["id"]: model for model in models.data if isinstance(model.get("id"), str)})
-
-    async def _get(self, backend: Backend, path: str) -> bytearray:
-        response = await self._client.request(backend.origin, "GET", path)
-        body = bytearray()
-        with contextlib.closing(response):
-            async for piece in response:
-                body += piece
-                if len(body) > MOST_POLLED:
-                    raise ProtocolError(f"{path} answered with more than {MOST_POLLED} bytes")
-        if response.status != 200:
-            raise ProtocolError(f"{path} answered {response.status}")
-        return body
+            self._up(backend, found)
 
     def _failed(self, backend: Backend, problem: str) -> None:
         backend.failures += 1
@@ -208,12 +228,14 @@ class Fleet:
             if not (flight.shown or flight.abandoned) and self.serving(flight.model):
                 flight.abandon()
 
-    def _up(self, backend: Backend, models: dict[str, dict[str, Any]]) -> None:
+    def _up(self, backend: Backend, found: Found) -> None:
         backend.failures, backend.problem = 0, ""
-        changed = not backend.healthy or models.keys() != backend.models.keys()
-        backend.healthy, backend.seen, backend.models = True, True, models
+        changed = not backend.healthy or found.models.keys() != backend.models.keys()
+        resized = found.slots != backend.reported
+        backend.healthy, backend.seen, backend.models, backend.reported = True, True, found.models, found.slots
         if changed:
-            log.info("backend %s is up, serving %s", backend.url, ", ".join(models) or "no model")
+            log.info("backend %s is up, serving %s", backend.url, ", ".join(found.models) or "no model")
+        if changed or resized:
             self._settle()
 
     def _settle(self) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from maitred.admission import Reason
+from math import ceil
+
+from maitred.admission import AdmissionConfig, Reason
+from maitred.gateway.driver import Refused
 from maitred.gateway.fleet import Fleet
-from maitred.wire.asgi import ApiError
+from maitred.units import Micros, to_seconds
+from maitred.wire.asgi import ApiError, Headers
 from maitred.wire.failures import ConnectError, LocalError, UpstreamError, UpstreamTimeout
 
 RETRY_SOON = ((b"retry-after", b"1"),)
 RETRY_LATER = ((b"retry-after", b"2"),)
+_BEARER = ((b"www-authenticate", b"Bearer"),)
 
 
 def not_served(fleet: Fleet, model: str) -> ApiError:
@@ -20,17 +25,37 @@ def not_served(fleet: Fleet, model: str) -> ApiError:
     return ApiError(404, message, kind="invalid_request_error", code="model_not_found", param="model")
 
 
-def by_admission(reason: str, timeout_status: int) -> ApiError:
-    if reason == Reason.QUEUE_FULL:
-        message = "the queue of this priority class is full"
-        return ApiError(429, message, kind="rate_limit_error", code="scheduler_queue_full", headers=RETRY_LATER)
-    message = "timed out waiting for a slot"
-    return ApiError(timeout_status, message, kind="server_error", code="scheduler_queue_timeout", headers=RETRY_LATER)
+def by_admission(refused: Refused, config: AdmissionConfig, timeout_status: int) -> ApiError:
+    """SMG's words. Which ones depends on the mode, and on whether there is a queue at all."""
+    status, code, message = _words(refused.reason, config, timeout_status)
+    kind = "rate_limit_error" if status == 429 else "server_error"
+    return ApiError(status, message, kind=kind, code=code, headers=retry_after(refused.retry_after))
+
+
+def retry_after(span: Micros | None) -> Headers:
+    """Whole seconds, rounded up; 2 if nothing is known."""
+    secs = 2 if span is None else max(1, ceil(to_seconds(span)))
+    return [(b"retry-after", b"%d" % secs)]
+
+
+def _words(reason: str, config: AdmissionConfig, timeout_status: int) -> tuple[int, str, str]:
+    path = "scheduler" if config.mode == "priority" else "admission"
+    if reason == Reason.QUEUE_TIMEOUT:
+        return timeout_status, f"{path}_queue_timeout", "timed out waiting for an admission slot"
+    if reason == Reason.TENANT_QUEUE_FULL:
+        return 429, f"{path}_tenant_queue_full", "request queue is full for this tenant"
+    if config.mode != "priority":
+        if not config.legacy.queue_size:
+            return 429, "admission_queue_full", "concurrency limit reached and queuing is disabled"
+        return 429, "admission_queue_full", "admission queue is at capacity"
+    if reason == Reason.RATE_LIMITED and config.flavour != "smg":
+        return 429, "scheduler_rate_limited", "more requests per second than are allowed here"
+    return 429, "scheduler_queue_full", "request queue is full for this priority class"
 
 
 def preempted() -> ApiError:
     headers = ((b"x-smg-preempted", b"true"), *RETRY_SOON)
-    message = "preempted by a request of a higher class"
+    message = "request preempted by higher-priority traffic"
     return ApiError(503, message, kind="server_error", code="scheduler_preempted", headers=headers)
 
 
@@ -62,3 +87,25 @@ def wrong_method(method: str, allowed: str) -> ApiError:
 
 def internal() -> ApiError:
     return ApiError(500, "the gateway failed; its log says why", kind="server_error", code="internal_error")
+
+
+def missing_key() -> ApiError:
+    message = "an API key is needed here: send it as `Authorization: Bearer KEY`"
+    return ApiError(401, message, kind="invalid_request_error", code="missing_api_key", headers=_BEARER)
+
+
+def wrong_key() -> ApiError:
+    return ApiError(401, "this API key is not valid", kind="invalid_request_error", code="invalid_api_key", headers=_BEARER)
+
+
+def not_admin(message: str) -> ApiError:
+    return ApiError(403, message, kind="invalid_request_error", code="admin_forbidden")
+
+
+def body_budget_exhausted() -> ApiError:
+    message = "the request bodies that are being read or waiting take all the memory they may"
+    return ApiError(503, message, kind="server_error", code="body_budget_exhausted", headers=RETRY_LATER)
+
+
+def bad_reload(message: str) -> ApiError:
+    return ApiError(400, message, kind="invalid_request_error", code="invalid_config")

@@ -1,38 +1,64 @@
-"""What the gateway looks like now: for /maitred/state, /ready, metrics and tests."""
+"""What the gateway looks like now: for /maitred/state, /health, /ready, metrics and tests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
-from maitred.admission import Admission, End
-from maitred.gateway.fleet import Backend
-from maitred.request import PriorityClass
+from maitred.gateway.fleet import Source
 
 
 class ClassState(msgspec.Struct):
-    """One class, over all pools. All counts are requests; from `admitted` on they only grow."""
+    """One class, over all pools. All counts are requests; from `arrived` on they only grow."""
 
     waiting: int = 0
     in_flight: int = 0
+    queue_size: int = 0
+    """How many may wait, in sum."""
+    reserved: int = 0
+    """Slots, after scaling down."""
+    desired: int = 0
+    """Slots, as configured."""
+    pressure: float = 0.0
+    """0 to 1, of the pool where it is highest."""
+    arrived: int = 0
     admitted: int = 0
     completed: int = 0
     failed: int = 0
     client_gone: int = 0
     """Left while it held a slot."""
+    preempted: int = 0
+    """Lost its slot for good."""
     cancelled: int = 0
     """Left while it waited for one."""
     queue_full: int = 0
+    tenant_queue_full: int = 0
     queue_timeout: int = 0
     rejected: int = 0
-    """queue_full + queue_timeout"""
+    """queue_full + tenant_queue_full + queue_timeout"""
+    rate_limited: int = 0
+    """Not counted in `arrived`."""
+    promoted: int = 0
+    retried: int = 0
+    preempted_by: dict[str, int] = {}
+    """Victims, by the class that wanted their slot; those that were tried again as well."""
 
 
 class PoolState(msgspec.Struct):
-    capacity: int
+    capacity: int | None
+    """Slots; null: no limit."""
     in_flight: int
     waiting: int
+    reserved: dict[str, int]
+    """Slots by class, after scaling down."""
+    desired: dict[str, int]
+    """Slots by class, as configured."""
+
+
+class ModelState(msgspec.Struct):
+    slots: int
+    """What the healthy backends of the model offer."""
+    source: Source
+    """How that is known."""
 
 
 class BackendState(msgspec.Struct):
@@ -41,47 +67,33 @@ class BackendState(msgspec.Struct):
     in_flight: int
     models: list[str]
     problem: str
+    slots: int
+    """Requests that it may have in flight, for each model."""
+    source: Source
+    """How that is known."""
+
+
+class TenantState(msgspec.Struct):
+    in_flight: int = 0
+    waiting: int = 0
 
 
 class GatewayState(msgspec.Struct):
     ready: bool
-    capacity: int
+    mode: str
+    """Of admission: `off`, `legacy` or `priority`."""
+    config_fallback: str | None
+    """Why the mode is not the configured one; null: it is."""
+    capacity: int | None
+    """Slots of all pools; null: no limit."""
     in_flight: int
     waiting: int
     classes: dict[str, ClassState]
     pools: dict[str, PoolState]
-    """By model."""
+    """By model; one for all, `*`, where there are no classes."""
+    models: dict[str, ModelState]
+    tenants: dict[str, TenantState]
+    """Those that have requests here; the last is `other` if there are many."""
     backends: list[BackendState]
     decision_log_failed: bool
     """Whether decisions are recorded no more, though they should be."""
-
-
-def observe(core: Admission, backends: Sequence[Backend], *, decision_log_failed: bool) -> GatewayState:
-    """Sum up the books."""
-    classes = {c.label: ClassState() for c in reversed(PriorityClass)}
-    pools: dict[str, PoolState] = {}
-    for name in core.pools:
-        view = core.view(name)
-        pools[name] = PoolState(view.capacity, view.in_flight, view.waiting)
-        for priority_class, books in view.classes.items():
-            total = classes[priority_class.label]
-            total.waiting += books.waiting
-            total.in_flight += books.in_flight
-            total.admitted += books.admitted
-            total.completed += books.ended[End.DRAINED]
-            total.failed += books.ended[End.FAILED]
-            total.client_gone += books.ended[End.CLIENT_GONE]
-            total.cancelled += books.cancelled
-            total.queue_full += books.queue_full
-            total.queue_timeout += books.queue_timeout
-            total.rejected += books.queue_full + books.queue_timeout
-    return GatewayState(
-        ready=any(backend.healthy for backend in backends),
-        capacity=sum(pool.capacity for pool in pools.values()),
-        in_flight=sum(pool.in_flight for pool in pools.values()),
-        waiting=sum(pool.waiting for pool in pools.values()),
-        classes=classes,
-        pools=pools,
-        backends=[BackendState(b.url, b.healthy, b.in_flight, list(b.models), b.problem) for b in backends],
-        decision_log_failed=decision_log_failed,
-    )

@@ -1,0 +1,119 @@
+"""Capacity follows the fleet; and whether the classes' reservations fit it.
+
+Once, at start-up, the question is whether classes can be used at all: when every backend has been polled and some model has
+slots. If the reservations exceed them, the gateway serves without classes (mode `legacy`) and says so, or scales the
+reservations down, as `on_overcommit` has it. Under `flavour: smg` the question is asked before any backend is known, against
+what SMG assumes then, and the answer is always to serve without.
+
+Later the fleet may shrink below the reservations and recover. The core scales them down and back; here it is said aloud.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from maitred.admission import SMG_BOOTSTRAP_CAPACITY, AdmissionConfig, overcommit
+from maitred.errors import ConfigError
+from maitred.gateway.driver import Driver
+from maitred.gateway.fleet import Fleet, ModelSlots
+
+log = logging.getLogger("maitred.gateway")
+
+
+class Capacity:
+    """Of all models. `fallback` is None, or why classes are configured and not used."""
+
+    def __init__(self, fleet: Fleet, driver: Driver, fallback: str | None = None) -> None:
+        self.fallback = fallback
+        self._fleet = fleet
+        self._driver = driver
+        self._said: dict[str, ModelSlots] = {}
+        self._asked = False
+        """Whether the question of start-up has been answered."""
+        if self._config.flavour == "smg":
+            self._asked = True
+            self._start(bootstrap_problem(self._config), clamps=False)
+
+    def follow(self, models: Iterable[str]) -> None:
+        """The slots of these may have become more or fewer, or a backend has been polled for the first time."""
+        for model in models:
+            self._driver.resize(model, self._fleet.slots(model))
+        if not self._asked and self._fleet.polled:
+            self._ask()
+        for model in models:
+            self._tell(model)
+
+    def check(self, config: AdmissionConfig) -> None:
+        """Raises ConfigError for a configuration that could not have been started with on the present fleet."""
+        problem = bootstrap_problem(config) if config.flavour == "smg" else self._problem(config)
+        if problem is not None and (config.flavour == "smg" or config.on_overcommit == "legacy"):
+            raise ConfigError(problem, where="admission.classes", hint="reserve less, or set on_overcommit: clamp")
+
+    def adopt(self, config: AdmissionConfig) -> None:
+        """Go by `config` from now on. Raises ConfigError, and then nothing has changed."""
+        self.check(config)
+        self._driver.reconfigure(config)
+        self.fallback = None
+        for model in self._fleet.models:
+            self._warn(model)
+
+    @property
+    def _config(self) -> AdmissionConfig:
+        return self._driver.core.config
+
+    def _ask(self) -> None:
+        if any(self._fleet.offered(model).slots for model in self._fleet.models):
+            self._asked = True
+            self._start(self._problem(self._config), clamps=self._config.on_overcommit == "clamp")
+
+    def _start(self, problem: str | None, *, clamps: bool) -> None:
+        if problem is None:
+            return
+        if clamps:
+            log.warning("%s: reservations are scaled down", problem)
+            return
+        log.error("priority scheduler failed to start; falling back to legacy admission: %s", problem)
+        self.fallback = problem
+        self._driver.reconfigure(msgspec.structs.replace(self._config, mode="legacy"))
+
+    def _problem(self, config: AdmissionConfig) -> str | None:
+        """With the first model whose slots the reservations exceed."""
+        if config.mode != "priority" or not self._fleet.polled:
+            return None
+        for model in self._fleet.models:
+            slots = self._fleet.offered(model).slots
+            problem = overcommit(config, slots) if slots else None
+            if problem is not None:
+                return f"{problem} of model `{model}`"
+        return None
+
+    def _tell(self, model: str) -> None:
+        """What is offered now, if it has changed. What ends at a backend that is down is no news."""
+        before, now = self._said.get(model, ModelSlots(0, "none")), self._fleet.offered(model)
+        if now != before and self._asked | (self._config.mode != "priority"):
+            self._said[model] = now
+            log.info("capacity of model `%s`: %d slots (%s), before: %d", model, now.slots, now.source, before.slots)
+            self._warn(model)
+
+    def _warn(self, model: str) -> None:
+        if self._config.mode != "priority" or not self._fleet.offered(model).slots:
+            return
+        view = self._driver.core.view(model)
+        if any(c.reserved < c.desired for c in view.classes.values()):
+            changes = ", ".join(
+                f"{name.label} {c.reserved} instead of {c.desired}" for name, c in view.classes.items() if c.desired
+            )
+            free = view.capacity - sum(c.reserved for c in view.classes.values())
+            words = "capacity of model `%s` (%d) is below the configured reservations: %s, %d unreserved"
+            log.warning(words, model, view.capacity, changes, free)
+
+
+def bootstrap_problem(config: AdmissionConfig) -> str | None:
+    """Why SMG would not start its scheduler; None: it would."""
+    if config.mode != "priority":
+        return None
+    assumed = config.legacy.max_concurrent_requests
+    return overcommit(config, assumed if assumed > 0 else SMG_BOOTSTRAP_CAPACITY)

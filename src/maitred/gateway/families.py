@@ -1,0 +1,121 @@
+"""The families of metrics, one by one: what each is called, and what of the gateway's state it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from maitred.gateway.state import ClassState, GatewayState
+from maitred.histogram import Histogram
+
+Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
+"""Values of the labels, and the value."""
+SCHEDULER: Final = "maitred_scheduler_"
+
+
+def scheduler(state: GatewayState) -> Iterator[Metric]:
+    """What became of requests, and who is here."""
+    classes = state.classes.items()
+    outcomes = ([*_outcomes(name, c)] for name, c in classes)
+    arrivals = (([name], c.arrived) for name, c in classes)
+    victims = (([name, by], n) for name, c in classes for by, n in c.preempted_by.items() if n)
+    yield counter(SCHEDULER + "admit", "What became of requests.", ["class", "outcome"], (x for some in outcomes for x in some))
+    yield counter(SCHEDULER + "arrivals", "Requests that asked for a slot.", ["class"], arrivals)
+    yield counter(SCHEDULER + "preemption", "Slots taken away.", ["victim_class", "by_class"], victims)
+    yield counter(SCHEDULER + "starvation_promotion", "Promotions.", ["class"], (([name], c.promoted) for name, c in classes))
+    yield counter(SCHEDULER + "retry", "Victims that waited again.", ["class"], (([name], c.retried) for name, c in classes))
+    yield gauge(SCHEDULER + "inflight", "Slots in use.", ["class"], (([name], c.in_flight) for name, c in classes))
+    yield gauge(SCHEDULER + "queue_depth", "Requests waiting for a slot.", ["class"], (([n], c.waiting) for n, c in classes))
+    ends = (x for name, c in classes for x in _ends(name, c))
+    yield counter("maitred_requests_ended", "Requests that held a slot.", ["class", "end"], ends)
+
+
+def slots(state: GatewayState) -> Iterator[Metric]:
+    """How many there are, and for whom."""
+    pools = state.pools.items()
+    limited = (([model], pool.capacity) for model, pool in pools if pool.capacity is not None)
+    yield gauge(SCHEDULER + "capacity", "Slots.", ["model"], limited)
+    used = state.in_flight / state.capacity if state.capacity else 0.0
+    yield gauge(SCHEDULER + "utilization", "Slots in use over capacity.", [], [([], used)])
+    if state.mode != "priority":
+        return
+    classes = state.classes.items()
+    limits = (([name], c.queue_size) for name, c in classes)
+    yield gauge(SCHEDULER + "queue_size_limit", "Requests that may wait, over all models.", ["class"], limits)
+    pressure = (([name], c.pressure) for name, c in classes)
+    text = "0 to 1: how full its queue is, or what it may use beyond its reservation, where that is highest."
+    yield gauge(SCHEDULER + "class_capacity_pressure", text, ["class"], pressure)
+    reserved = (([name, model], n) for model, pool in pools for name, n in pool.reserved.items())
+    yield gauge(SCHEDULER + "reserved_effective", "Reserved slots, scaled down if need be.", ["class", "model"], reserved)
+
+
+def limiter(state: GatewayState) -> Iterator[Metric]:
+    """The path without classes; and the gate in front of the path with them."""
+    classes = state.classes.values()
+    total, text = "maitred_http_rate_limit", "Requests, by what the limiter said."
+    if state.mode != "legacy":
+        stopped = sum(c.rate_limited for c in classes)
+        yield counter(total, text, ["result"], [(["rejected"], stopped)] if stopped else [])
+        return
+    full, late = sum(c.queue_full for c in classes), sum(c.queue_timeout for c in classes)
+    results = [(["allowed"], sum(c.admitted for c in classes)), (["rejected"], full + late)]
+    yield counter(total, text, ["result"], results)
+    yield gauge("maitred_admission_queue_depth", "Requests waiting.", [], [([], state.waiting)])
+    yield gauge("maitred_admission_inflight", "Requests in flight.", [], [([], state.in_flight)])
+    has_queue = any(c.queue_size for c in classes)
+    reasons = [(["full"], full if has_queue else 0), (["timeout"], late)]
+    yield counter("maitred_admission_queue_rejected", "Requests that the queue turned away.", ["reason"], reasons)
+
+
+def tenants(state: GatewayState) -> Iterator[Metric]:
+    each = state.tenants.items()
+    yield gauge("maitred_tenant_inflight", "Slots in use.", ["tenant"], (([name], t.in_flight) for name, t in each))
+    yield gauge("maitred_tenant_queue_depth", "Requests waiting.", ["tenant"], (([name], t.waiting) for name, t in each))
+
+
+def backends(state: GatewayState) -> Iterator[Metric]:
+    each = state.backends
+    yield gauge("maitred_backend_healthy", "1 if it is.", ["backend"], (([b.url], b.healthy) for b in each))
+    yield gauge(
+        "maitred_backend_inflight", "Requests sent there and not ended.", ["backend"], (([b.url], b.in_flight) for b in each)
+    )
+
+
+def counter(name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def gauge(name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def histogram(name: str, text: str, by_class: Iterable[tuple[str, Histogram]]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=["class"])
+    for label, durations in by_class:
+        buckets, total = durations.export()
+        family.add_metric([label], buckets, total)
+    return family
+
+
+def _outcomes(name: str, c: ClassState) -> Iterator[tuple[Sequence[str], float]]:
+    yield [name, "admitted"], c.completed + c.failed + c.client_gone
+    yield [name, "preempted"], c.preempted
+    yield [name, "rejected_queue_full"], c.queue_full
+    yield [name, "rejected_tenant_queue_full"], c.tenant_queue_full
+    yield [name, "rejected_queue_timeout"], c.queue_timeout
+    yield [name, "client_cancelled"], c.cancelled
+
+
+def _ends(name: str, c: ClassState) -> Iterator[tuple[Sequence[str], float]]:
+    yield [name, "drained"], c.completed
+    yield [name, "failed"], c.failed
+    yield [name, "client_gone"], c.client_gone
+    yield [name, "preempted"], c.preempted

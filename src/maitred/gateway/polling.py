@@ -1,0 +1,107 @@
+"""Ask one backend how it is: whether it is healthy, which models it serves, and how many requests it can run at once.
+
+The last is optional. A backend that answers 404 does not report it, and is not asked again before it has been down; any other
+trouble with it leaves what was known, because an engine that is busy is not a smaller one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any, Final
+
+import msgspec
+
+from maitred.gateway import server_info
+from maitred.gateway.config import GatewayConfig
+from maitred.wire.client import Client, Origin
+from maitred.wire.failures import ProtocolError
+
+log = logging.getLogger("maitred.gateway")
+MOST_POLLED: Final = 1024 * 1024
+"""Bytes that the answer to a poll may have."""
+MOST_INFORMED: Final = 8 * 1024 * 1024
+"""Bytes of a /server_info, which repeats all arguments for each data-parallel rank."""
+
+
+class ModelList(msgspec.Struct):
+    """The answer of `/v1/models`."""
+
+    data: list[dict[str, Any]]
+
+
+class Found(msgspec.Struct):
+    """What a poll found."""
+
+    models: dict[str, dict[str, Any]]
+    """By id."""
+    slots: int | None
+    """Requests that it says it can run at once."""
+
+
+class Poller:
+    """Polls the backend at `origin`."""
+
+    def __init__(self, client: Client, origin: Origin, config: GatewayConfig) -> None:
+        self._client = client
+        self._origin = origin
+        self._timeout_secs = config.health_timeout_secs
+        self._wants_slots = config.slots_per_backend is None
+        key = config.upstream_api_key
+        self._headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
+        self._reports = True
+        self._slots: int | None = None
+        self._trouble = ""
+
+    async def poll(self) -> Found:
+        """Raises UpstreamError, TimeoutError, and what decoding raises if the answer is none."""
+        async with asyncio.timeout(self._timeout_secs):
+            await self._get("/health")
+            models = msgspec.json.decode(await self._get("/v1/models"), type=ModelList)
+        if self._wants_slots and self._reports:
+            await self._ask_for_slots()
+        return Found({model["id"]: model for model in models.data if isinstance(model.get("id"), str)}, self._slots)
+
+    def forget(self) -> None:
+        """It is down: what comes up again may be something else."""
+        self._reports, self._slots = True, None
+
+    async def _ask_for_slots(self) -> None:
+        trouble = ""
+        try:
+            async with asyncio.timeout(self._timeout_secs):
+                await self._look_at_server_info()
+        except TimeoutError:
+            trouble = f"no answer within {self._timeout_secs:g} s"
+        except Exception as error:  # as with any poll, there is no end to what may be answered
+            trouble = str(error)
+        if trouble and trouble != self._trouble:
+            log.warning("backend %s does not say how many requests it can run: %s", self._origin, trouble)
+        self._trouble = trouble
+
+    async def _look_at_server_info(self) -> None:
+        for path in server_info.PATHS:
+            status, body = await self._fetch(path, MOST_INFORMED)
+            if status == 200:
+                self._slots = server_info.slots_reported(body)
+                return
+            if not 400 <= status < 500:
+                raise ProtocolError(f"{path} answered {status}")
+        self._reports, self._slots = False, None
+
+    async def _get(self, path: str) -> bytearray:
+        status, body = await self._fetch(path, MOST_POLLED)
+        if status != 200:
+            raise ProtocolError(f"{path} answered {status}")
+        return body
+
+    async def _fetch(self, path: str, most: int) -> tuple[int, bytearray]:
+        response = await self._client.request(self._origin, "GET", path, self._headers)
+        body = bytearray()
+        with contextlib.closing(response):
+            async for piece in response:
+                body += piece
+                if len(body) > most:
+                    raise ProtocolError(f"{path} answered with more than {most} bytes")
+        return response.status, body
