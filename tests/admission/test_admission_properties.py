@@ -146,7 +146,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert not self.core._tickets
         for pool in self.core._pools.values():
             assert not pool.slots.used
-            assert not any(map(len, (*pool.queues, *pool.awaiting, *pool.takeable)))
+            assert not any(map(len, (*pool.queues, *pool.awaiting.lanes, *pool.takeable.lanes)))
 
 
 AnyOrder.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

@@ -12,8 +12,10 @@ its class; else it is rejected.
     forecast.py     when it will be worth while to ask again
     bucket.py       so many at once, and so many per second
     tenants.py      what the tenants that have limits use of them
+    victims.py      who may be made to go, and who waits for it
     pool.py         slots and queues of one model: who enters, who waits, who is next, who must go
     books.py        what became of every request: totals, and views for metrics
+    audit.py        what holds of a pool after every event
     core.py         Admission: all pools, time, and the books
     record.py       the same core, writing a log that can be replayed
     config.py       the keys of the `admission` section, under SMG's names

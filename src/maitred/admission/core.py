@@ -65,7 +65,8 @@ class Admission:
         TransitionError for a ticket, or an id, that is here already.
         """
         books = self._books[ticket.pool]
-        if ticket.was_submitted or ticket.id in self._tickets:
+        came = ticket.state
+        if came is not State.NEW or ticket.id in self._tickets:
             raise TransitionError(f"{ticket} was submitted before")
         settled = self._settle(now)
         ticket.totals = books[ticket.priority_class]

@@ -12,9 +12,9 @@ has starved may be promoted (see `promotions`). So after every event:
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 
+from maitred.admission.audit import problems
 from maitred.admission.bucket import TokenBucket
 from maitred.admission.forecast import Forecast
 from maitred.admission.promotions import Promotions
@@ -22,6 +22,7 @@ from maitred.admission.queues import LaneQueue, Turns
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, PoolRules
 from maitred.admission.slots import Slots
 from maitred.admission.ticket import HOLDING, Event, State, Ticket
+from maitred.admission.victims import Awaiting, Takeable
 from maitred.admission.vocabulary import Action, End, Reason
 from maitred.decisions import Decision
 from maitred.errors import InvariantError
@@ -42,10 +43,8 @@ class Pool:
         self.rules = rules
         self.slots = Slots()
         self.queues = [LaneQueue(turns, rules.weights) for _ in LANES]
-        self.awaiting: list[OrderedDict[RequestId, Ticket]] = [OrderedDict() for _ in LANES]
-        """Preemptors whose victims have not left yet, by lane, oldest first."""
-        self.takeable: list[OrderedDict[RequestId, Ticket]] = [OrderedDict() for _ in LANES]
-        """Who may become a victim, by lane, in the order of admission."""
+        self.awaiting = Awaiting()
+        self.takeable = Takeable()
         self.forecasts = [Forecast() for _ in LANES]
         self.promotions = Promotions(rules.promotion_share, rules.promotion_burst)
         self.waiting = 0
@@ -87,7 +86,7 @@ class Pool:
         if ticket.state in HOLDING:
             return self._give_back(ticket, end, now)
         if ticket.state is State.AWAITING:
-            self._await_no_more(ticket)
+            self.awaiting.remove(ticket)
         else:
             self._unqueue(ticket, now)
             self.forecasts[ticket.lane].left(now)
@@ -98,7 +97,7 @@ class Pool:
 
     def first_byte(self, ticket: Ticket) -> None:
         """It can be taken back no more."""
-        self.takeable[ticket.lane].pop(ticket.id, None)
+        self.takeable.discard(ticket)
 
     def adopt(self, ticket: Ticket) -> None:
         """A request that other rules let in, in the state in which it is; those who queue, in the order they stand in."""
@@ -106,7 +105,7 @@ class Pool:
         if ticket.state in HOLDING:
             self._hold(ticket)
         elif ticket.state is State.AWAITING:
-            self.awaiting[lane][ticket.id] = ticket
+            self.awaiting.add(ticket)
             self.waiting += 1
         else:
             self.queues[lane].restore(ticket)
@@ -125,11 +124,9 @@ class Pool:
             if not slots.capacity:
                 return Reason.NO_CAPACITY
             return Reason.HELD_BY_RESERVATION if slots.used < slots.capacity else Reason.NO_SLOT
-        if self.waiting and any(self.awaiting[c] for c in range(ticket.lane, len(LANES))):
+        if self.waiting and self.awaiting.any_from(ticket.lane):
             return Reason.BEHIND_QUEUE
-        if self._bucket is not None and not self._bucket.ready(now):
-            return Reason.RATE_LIMIT
-        return None
+        return None if self.open_at(now) else Reason.RATE_LIMIT
 
     def _charge(self, ticket: Ticket) -> int:
         """Units that it needs; of one that is larger than all its lane can ever have, all of that."""
@@ -142,9 +139,9 @@ class Pool:
         self.clock = now
         admitted: list[Decision] = []
         while self.waiting and self.slots.used < self.slots.capacity:
-            if self._bucket is not None and not self._bucket.ready(now):
+            if not self.open_at(now):
                 break
-            regular = self._next()
+            regular = self.next_in_order()
             starved = self._starved(regular, now)
             if starved is not None:
                 self.promotions.promote()
@@ -157,7 +154,11 @@ class Pool:
                 break
         return admitted
 
-    def _next(self) -> Ticket | None:
+    def open_at(self, now: Micros) -> bool:
+        """Whether the rate lets somebody in."""
+        return self._bucket is None or self._bucket.ready(now)
+
+    def next_in_order(self) -> Ticket | None:
         """Whom the order of classes lets in next. Nobody passes a more urgent one who needs more than there is."""
         for lane in MOST_URGENT_FIRST:
             head = self._head(lane)
@@ -167,10 +168,9 @@ class Pool:
 
     def _head(self, lane: int) -> Ticket | None:
         """Who is next of one lane: a preemptor before those who queue, as he found no queue."""
-        if self.awaiting[lane]:
-            first = next(iter(self.awaiting[lane].values()))
-            if first.share is None or not first.share.at_limit:
-                return first
+        first = self.awaiting.first(lane)
+        if first is not None and (first.share is None or not first.share.at_limit):
+            return first
         return self.queues[lane].peek()
 
     def _starved(self, regular: Ticket | None, now: Micros) -> Ticket | None:
@@ -191,7 +191,7 @@ class Pool:
     def _dispatch(self, ticket: Ticket, reason: Reason, now: Micros) -> Decision:
         """A waiter gets a slot."""
         if ticket.state is State.AWAITING:
-            self._await_no_more(ticket)
+            self.awaiting.remove(ticket)
         else:
             self._unqueue(ticket, now, served=True)
             self.forecasts[ticket.lane].moved(now)
@@ -214,39 +214,29 @@ class Pool:
         ticket.charge = self._charge(ticket)
         self.slots.take(ticket.lane, ticket.charge)
         ticket.totals.in_flight += 1
-        if ticket.state is State.ADMITTED and not (ticket.promoted or ticket.retried):
-            self.takeable[ticket.lane][ticket.id] = ticket
+        self.takeable.add(ticket)
 
     # Preemption.
 
     def _victim_for(self, ticket: Ticket) -> Ticket | None:
         """Lowest class first, newest first; nobody whose slot would not help. O(1)."""
-        for lane in range(ticket.lane):
-            if self.takeable[lane]:
-                victim = next(reversed(self.takeable[lane].values()))
-                if self.slots.free(ticket.lane, leaving=victim.charge) >= self._charge(ticket):
-                    return victim
+        for victim in self.takeable.below(ticket.lane):
+            if self.slots.free(ticket.lane, leaving=victim.charge) >= self._charge(ticket):
+                return victim
         return None
 
     def _preempt(self, victim: Ticket, ticket: Ticket, now: Micros) -> list[Decision]:
         victim.on(Event.PREEMPT)
-        del self.takeable[victim.lane][victim.id]
+        self.takeable.discard(victim)
         victim.totals.preempted_by[ticket.priority_class] += 1
         victim.other, ticket.other = ticket, victim
         ticket.on(Event.AWAIT)
         self._wait(ticket)
-        self.awaiting[ticket.lane][ticket.id] = ticket
+        self.awaiting.add(ticket)
         return [
             Decision(now, victim.id, Action.PREEMPT, Reason.HIGHER_CLASS, ticket.id),
             Decision(now, ticket.id, Action.QUEUE, Reason.VICTIM_LEAVING, victim.id),
         ]
-
-    def _await_no_more(self, ticket: Ticket) -> None:
-        """Its victim leaves for nobody in particular."""
-        del self.awaiting[ticket.lane][ticket.id]
-        victim, ticket.other = ticket.other, None
-        if victim is not None:
-            victim.other = None
 
     def _give_back(self, ticket: Ticket, end: End, now: Micros) -> list[Decision]:
         """A slot is free: for whom it was kept, and else for whoever is next."""
@@ -255,7 +245,7 @@ class Pool:
         if preemptor is not None:
             ticket.other = preemptor.other = None
             if self._has_slot_for(preemptor):
-                self._await_no_more(preemptor)
+                self.awaiting.remove(preemptor)
                 self._wait_no_more(preemptor)
                 decisions.append(self._admit(preemptor, Reason.VICTIM_GONE, now, ticket.id))
         return decisions + self.dispatch(now)
@@ -271,7 +261,7 @@ class Pool:
     def _release(self, ticket: Ticket, now: Micros) -> None:
         """What it held is free."""
         self.slots.give_back(ticket.lane, ticket.charge)
-        self.takeable[ticket.lane].pop(ticket.id, None)
+        self.takeable.discard(ticket)
         ticket.totals.in_flight -= 1
         held = now - (now if ticket.admitted_at is None else ticket.admitted_at)
         ticket.totals.slot_hold.observe(held)
@@ -373,8 +363,9 @@ class Pool:
                     starves = head.submitted_at + rules.starvation + 1
                     if starves > self.clock:
                         yield starves
-            if self.awaiting[lane]:
-                yield next(iter(self.awaiting[lane].values())).submitted_at + self.rules.budget
+            preemptor = self.awaiting.first(lane)
+            if preemptor is not None:
+                yield preemptor.submitted_at + self.rules.budget
 
     def first_due(self, ticket: Ticket) -> Micros:
         """When time may first do something to one who has just come to wait."""
@@ -391,9 +382,7 @@ class Pool:
             queue, rules = self.queues[lane], self.rules.lanes[lane]
             while (oldest := queue.oldest()) is not None and oldest.submitted_at + rules.timeout <= now:
                 done.append((oldest, self._time_out(oldest, now)))
-            awaiting = self.awaiting[lane]
-            while awaiting and next(iter(awaiting.values())).submitted_at + self.rules.budget <= now:
-                preemptor = next(iter(awaiting.values()))
+            while (preemptor := self.awaiting.first(lane)) is not None and preemptor.submitted_at + self.rules.budget <= now:
                 done.append((preemptor, self._budget_spent(preemptor, now)))
         return done
 
@@ -404,7 +393,7 @@ class Pool:
         return self._reject(ticket, Reason.QUEUE_TIMEOUT, now)
 
     def _budget_spent(self, ticket: Ticket, now: Micros) -> Decision:
-        self._await_no_more(ticket)
+        self.awaiting.remove(ticket)
         if len(self.queues[ticket.lane]) >= self.rules.lanes[ticket.lane].queue_size:
             self._wait_no_more(ticket)
             return self._reject(ticket, Reason.QUEUE_FULL, now)
@@ -423,29 +412,5 @@ class Pool:
 
     def check(self) -> None:
         """Raises InvariantError if a slot was lost, or somebody waits for nothing."""
-        slots = self.slots
-        if slots.used != sum(slots.in_flight) or min(slots.in_flight) < 0:
-            raise InvariantError(f"pool {self.name!r}: {slots.used} used, but in flight {slots.in_flight}")
-        if sum(slots.reserved) > slots.capacity or (
-            slots.capacity and not self.rules.keeps_exact_fit and sum(slots.reserved) > slots.capacity - slots.unit
-        ):
-            raise InvariantError(f"pool {self.name!r}: reservations {slots.reserved} leave nothing of {slots.capacity}")
-        if self.waiting != sum(map(len, self.queues)) + sum(map(len, self.awaiting)):
-            raise InvariantError(f"pool {self.name!r}: {self.waiting} counted as waiting, but queues differ")
-        if not self.promotions.within_bounds:
-            raise InvariantError(f"pool {self.name!r}: more promotions than their share")
-        if self._bucket is None or self._bucket.ready(self.clock):
-            head = self._next()
-            if head is not None and not (head.share and head.share.at_limit):
-                raise InvariantError(f"pool {self.name!r}: {head} waits while a slot is free for it")
-        for lane in LANES:
-            self._check_lane(lane)
-
-    def _check_lane(self, lane: int) -> None:
-        if any(ticket.state is not State.QUEUED or ticket.lane != lane for ticket in self.queues[lane]):
-            raise InvariantError(f"pool {self.name!r}: somebody in the queue of lane {lane} does not queue")
-        if any(ticket.state is not State.AWAITING for ticket in self.awaiting[lane].values()):
-            raise InvariantError(f"pool {self.name!r}: somebody in lane {lane} awaits no victim")
-        for ticket in self.takeable[lane].values():
-            if ticket.state is not State.ADMITTED or ticket.promoted or ticket.retried:
-                raise InvariantError(f"pool {self.name!r}: {ticket} cannot be a victim")
+        for problem in problems(self):
+            raise InvariantError(f"pool {self.name!r}: {problem}")

@@ -1,0 +1,67 @@
+"""Preemption's two parties: who may be made to go, and who waits for somebody to be gone.
+
+A victim is of a lower class and has shown its client nothing; the lowest class goes first, and in it the newest, which has the
+least work to lose. Promoted requests and those that were victims once are left alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from maitred.admission.rules import LANES
+from maitred.admission.ticket import State, Ticket
+from maitred.request import RequestId
+
+
+class Takeable:
+    """Those in flight who may become victims, by lane, in the order of admission. Every operation is O(1)."""
+
+    __slots__ = ("lanes",)
+
+    def __init__(self) -> None:
+        # OrderedDict, not dict: from its end a dict walks over what was deleted there
+        self.lanes: list[OrderedDict[RequestId, Ticket]] = [OrderedDict() for _ in LANES]
+
+    def add(self, ticket: Ticket) -> None:
+        """One that has just been admitted, if it may become a victim at all."""
+        if ticket.state is State.ADMITTED and not (ticket.promoted or ticket.retried):
+            self.lanes[ticket.lane][ticket.id] = ticket
+
+    def discard(self, ticket: Ticket) -> None:
+        self.lanes[ticket.lane].pop(ticket.id, None)
+
+    def below(self, lane: int) -> Iterator[Ticket]:
+        """Of each lower lane the newest, lowest lane first."""
+        for lower in range(lane):
+            if self.lanes[lower]:
+                yield next(reversed(self.lanes[lower].values()))
+
+
+class Awaiting:
+    """Preemptors whose victims have not left yet, by lane, oldest first."""
+
+    __slots__ = ("lanes",)
+
+    def __init__(self) -> None:
+        self.lanes: list[OrderedDict[RequestId, Ticket]] = [OrderedDict() for _ in LANES]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.lanes))
+
+    def add(self, ticket: Ticket) -> None:
+        self.lanes[ticket.lane][ticket.id] = ticket
+
+    def remove(self, ticket: Ticket) -> None:
+        """Its victim, if it is still there, leaves for nobody in particular."""
+        del self.lanes[ticket.lane][ticket.id]
+        victim, ticket.other = ticket.other, None
+        if victim is not None:
+            victim.other = None
+
+    def first(self, lane: int) -> Ticket | None:
+        return next(iter(self.lanes[lane].values()), None)
+
+    def any_from(self, lane: int) -> bool:
+        """Whether somebody of this lane or a more urgent one is here."""
+        return any(self.lanes[lane:])
