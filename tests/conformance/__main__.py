@@ -1,0 +1,61 @@
+"""Play what was recorded from a system that maitred follows against maitred itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .smg_conformance.runner import FileProblem, Result, load, run_file
+
+
+class System(StrEnum):
+    SMG = "smg"
+
+
+def main(
+    system: Annotated[System, typer.Argument(help="Whose scenarios they are.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The scenarios, as JSON.")],
+    only: Annotated[str, typer.Option("--only", metavar="IDS", help="These, with commas between them.")] = "",
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Play so many at once.")] = 1,
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say what happened, too.", metavar="")] = 0,
+) -> None:
+    """Play what was recorded from a system that maitred follows against maitred itself.
+
+    Ends with `N passed, M failed`, and with status 1 if any failed.
+    """
+    chosen = [name for name in only.split(",") if name]
+    try:
+        file = load(path, chosen)
+    except FileProblem as problem:
+        typer.echo(f"error: {problem}", err=True)
+        raise typer.Exit(2) from problem
+
+    async def report() -> list[bool]:
+        passed = []
+        async for result in run_file(file, chosen, jobs):
+            typer.echo("\n".join(_lines(result, verbose)))
+            passed.append(result.passed)
+        return passed
+
+    outcomes = asyncio.run(report())
+    typer.echo(f"{sum(outcomes)} passed, {len(outcomes) - sum(outcomes)} failed")
+    raise typer.Exit(0 if outcomes and all(outcomes) else 1)
+
+
+def _lines(result: Result, verbosity: int) -> Iterator[str]:
+    outcome = "passed" if result.passed else "FAILED"
+    yield f"{result.id:4} {outcome}  {result.kind:6} {result.secs:5.1f} s  {result.title}"
+    if result.note:
+        yield f"       note: {result.note}"
+    yield from (f"       {failure}" for failure in result.failures)
+    if verbosity:
+        yield from (f"         {line}" for line in result.details)
+
+
+if __name__ == "__main__":
+    typer.run(main)

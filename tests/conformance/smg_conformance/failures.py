@@ -1,0 +1,42 @@
+"""What was expected and did not come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from .scenario import CannotCheck
+
+
+class Failure(msgspec.Struct, frozen=True):
+    text: str
+    late: bool = False
+    """Something took too long, and nothing else: a loaded machine does that, too."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def differs(what: str, expected: object, got: object) -> Iterator[Failure]:
+    """Nothing if they are equal."""
+    if expected != got:
+        yield Failure(f"{what}: expected {expected}, got {got}")
+
+
+EARLY_SECS = 0.05
+"""By which a duration that is given as one number may be shorter, and not be rounded up to it."""
+
+
+def outside(what: str, expected: Any, secs: float) -> Iterator[Failure]:
+    """Whether a duration is none of [least, most], or not about the one number that is given. Raises CannotCheck."""
+    match expected:
+        case [int() | float() as least, int() | float() as most]:
+            pass
+        case int() | float() if not isinstance(expected, bool):
+            least, most = expected - EARLY_SECS, 1.1 * expected + 0.3
+        case _:
+            raise CannotCheck(f"{what}: {expected!r}")
+    if not least <= secs <= most:
+        yield Failure(f"{what}: expected {least:.2f} to {most:.2f} s, got {secs:.2f} s", late=secs > most)

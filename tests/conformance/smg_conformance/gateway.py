@@ -1,0 +1,171 @@
+"""`maitred serve` as its users run it, configured as SMG would be: the same YAML, the same flags."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from .client import Exchange, Wanted, ask
+from .metrics import Metrics
+from .scenario import Base, Config, Scenario
+
+START_SECS = 60.0
+"""Within which it must serve, or have given up. A loaded machine starts slowly."""
+STOP_SECS = 10.0
+HEALTH_INTERVAL_SECS = 0.2
+DEFECT_PROMOTION_SHARE = 0.25
+"""SMG promotes without bound and so does its flavour. Where a defect of SMG's is to be absent, ours bounds it."""
+
+
+class GatewayExited(Exception):  # noqa: N818  (an outcome that some scenarios expect)
+    """It ended instead of serving."""
+
+    def __init__(self, code: int, log: Sequence[str]) -> None:
+        self.code = code
+        self.log = log
+        super().__init__(f"the gateway ended with status {code}: {' / '.join(log[-3:])}")
+
+
+class Gateway:
+    """A running one."""
+
+    def __init__(self, url: str, log: Sequence[str], process: asyncio.subprocess.Process) -> None:
+        self.url = url
+        self.log = log
+        """Lines of its stderr."""
+        self._process = process
+
+    async def get(self, path: str) -> Exchange:
+        return await ask(self.url, Wanted("GET", path))
+
+    async def state(self) -> dict[str, Any]:
+        answer = (await self.get("/maitred/state")).json
+        return answer if isinstance(answer, dict) else {}
+
+    async def metrics(self) -> Metrics:
+        return Metrics((await self.get("/metrics")).body.decode())
+
+    async def until(self, healthy: Sequence[str]) -> None:
+        """Until it has seen that these backends, by URL, are up. Raises GatewayExited."""
+        while self._process.returncode is None:
+            with contextlib.suppress(OSError):
+                backends = (await self.state()).get("backends", ())
+                if set(healthy) <= {backend["url"] for backend in backends if backend["healthy"]}:
+                    return
+            await asyncio.sleep(0.02)
+        raise GatewayExited(self._process.returncode, self.log)
+
+
+@contextlib.asynccontextmanager
+async def serving(arguments: Sequence[str]) -> AsyncIterator[Gateway]:
+    """Raises GatewayExited, TimeoutError."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "maitred", "serve", "--port", "0", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAITRED_")},
+    )
+    log: list[str] = []
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    listening = asyncio.create_task(_listen(process, log, ready))
+    try:
+        async with asyncio.timeout(START_SECS):
+            url = await ready
+        yield Gateway(url, log, process)
+    finally:
+        await _end(process)
+        await listening
+
+
+async def _listen(process: asyncio.subprocess.Process, log: list[str], ready: asyncio.Future[str]) -> None:
+    """Read its log, and tell when it serves, or why it does not."""
+    assert process.stderr is not None
+    async for line in process.stderr:
+        log.append(line.decode(errors="replace").rstrip("\n"))
+        url = re.search(r"gateway on (http://\S+?)(?:,|$)", log[-1])
+        if url and not ready.done():
+            ready.set_result(url[1])
+    code = await process.wait()
+    if not ready.done():
+        ready.set_exception(GatewayExited(code, log))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+        try:
+            async with asyncio.timeout(STOP_SECS):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+@contextlib.contextmanager
+def configured(scenario: Scenario, base: Base, backends: Sequence[str], text: str | None = None) -> Iterator[list[str]]:
+    """The command line for a scenario; the files that it names exist inside. `text`: the priority YAML, if given whole."""
+    with TemporaryDirectory(prefix="maitred-smg-") as folder:
+        main = {"gateway": {"health_interval_secs": HEALTH_INTERVAL_SECS}}
+        if scenario.kind == "defect":
+            main["admission"] = {"promotion_share": DEFECT_PROMOTION_SHARE}
+        arguments = ["--config", _write(folder, "maitred.yaml", yaml.safe_dump(main))]
+        arguments += ["--flavour", "smg", "--queue-timeout-status", "503", "--strict-config", "--drain-secs", "0"]
+        for backend in backends:
+            arguments += ["--backend", backend]
+        arguments += _flags(scenario.config)
+        if scenario.config.scheduler:
+            arguments += ["--priority-scheduler-enabled"]
+            arguments += ["--priority-scheduler-default-max-class", _max_class(scenario.config, base)]
+            if text is None and not scenario.config.no_yaml:
+                text = yaml.safe_dump(_policy(scenario.config, base))
+            if text is not None:
+                arguments += ["--priority-scheduler-config", _write(folder, "priority.yaml", text)]
+        yield arguments
+
+
+def _write(folder: str, name: str, text: str) -> str:
+    path = Path(folder, name)
+    path.write_text(text)
+    return str(path)
+
+
+def _max_class(config: Config, base: Base) -> str:
+    return config.default_max_class or base.default_max_class
+
+
+def _policy(config: Config, base: Base) -> dict[str, Any]:
+    """The priority YAML: complete classes, as SMG wants them."""
+    names = [*base.classes, *(name for name in config.classes if name not in base.classes)]
+    classes = {name: {**base.classes.get(name, {}), **config.classes.get(name, {})} for name in names}
+    tenants = {tenant: {"max_class": max_class} for tenant, max_class in config.tenant_policies.items()}
+    return {"classes": classes, "tenant_policies": tenants}
+
+
+def _flags(config: Config) -> Iterator[str]:
+    valued = {
+        "--api-key": config.api_key,
+        "--tenant-header-name": config.tenant_header_name,
+        "--max-concurrent-requests": config.max_concurrent_requests,
+        "--queue-size": config.queue_size,
+        "--queue-timeout-secs": config.queue_timeout_secs,
+        "--rate-limit-tokens-per-second": config.rate_limit_per_s,
+        "--sse-keepalive-secs": config.sse_keepalive_secs,
+        "--max-attempts": None if config.retries else 1,
+    }
+    for flag, value in valued.items():
+        if value is not None:
+            yield from (flag, str(value))
+    for tenant, key in config.tenant_api_keys.items():
+        yield from ("--tenant-api-key", f"{tenant}:{key}")
+    if config.trust_tenant_header:
+        yield "--trust-tenant-header"

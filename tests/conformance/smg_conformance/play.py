@@ -1,0 +1,229 @@
+"""Plays a timeline: engines, the gateway, and clients that do what it says when it says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from .client import Wanted, begin, leave
+from .engines import Engine, Journal, Orders
+from .gateway import Gateway, configured, serving
+from .moments import Event, Moment, read_moment
+from .record import Record, Request
+from .scenario import AddEngine, Base, CannotCheck, EngineSpec, ReleaseHeld, RemoveEngine, Scenario, Send, Step
+
+LONGEST_SECS = 60.0
+"""That a timeline may take, conditions that never come true included."""
+POLL_SECS = 0.01
+SETTLE_SECS = 3.0
+"""Within which the gateway's books must be empty after the last answer."""
+
+
+class Missed(Exception):  # noqa: N818  (an observation)
+    """Something that the timeline waits for can happen no more, or did not in time."""
+
+
+class Stage:
+    """Engines, and a gateway in front of them."""
+
+    def __init__(self, gateway: Gateway, engines: Sequence[Engine], journal: Journal) -> None:
+        self.gateway = gateway
+        self.engines = engines
+        self.journal = journal
+
+
+@contextlib.asynccontextmanager
+async def stage(scenario: Scenario, base: Base, text: str | None = None) -> AsyncIterator[Stage]:
+    """The gateway knows the engines that the timeline adds from the start, but cannot reach them. `text`: the priority YAML,
+    instead of the scenario's. Raises GatewayExited."""
+    journal = Journal()
+    specs = [*scenario.engines, *_added(scenario)]
+    engines = [Engine(index, spec, journal) for index, spec in enumerate(specs)]
+    async with contextlib.AsyncExitStack() as stack:
+        for engine in engines:
+            stack.push_async_callback(engine.close)
+            await engine.listen()
+        for engine in engines[len(scenario.engines) :]:
+            engine.deaf()
+        arguments = stack.enter_context(configured(scenario, base, [engine.url for engine in engines], text))
+        gateway = await stack.enter_async_context(serving(arguments))
+        await gateway.until(healthy=[engine.url for engine in engines if engine.listening])
+        yield Stage(gateway, engines, journal)
+
+
+def _added(scenario: Scenario) -> Iterator[EngineSpec]:
+    for step in scenario.timeline:
+        if isinstance(step, AddEngine):
+            yield EngineSpec(max_running_requests=step.max_running_requests, model=step.model)
+
+
+class Play:
+    """One playing of one timeline. Raises CannotCheck for what it does not understand."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        if isinstance(scenario.timeline, str):
+            raise CannotCheck(f"the timeline {scenario.timeline!r}")
+        requests = [Request(step) for step in scenario.timeline if isinstance(step, Send)]
+        self.record = Record(requests)
+        if len(self.record.requests) < len(requests):
+            raise CannotCheck("two requests of one name")
+        self._plan = [(read_moment(step.at, list(self.record.requests)), step) for step in scenario.timeline]
+        self._engines = len(scenario.engines)
+        for _, step in self._plan:
+            if isinstance(step, RemoveEngine) and not 0 <= step.index < self._engines:
+                raise CannotCheck(f"remove_engine with the index {step.index}")
+        self._receiving: list[asyncio.Task[None]] = []
+        self._leaving: list[asyncio.Task[None]] = []
+
+    async def on(self, stage: Stage, samples: Mapping[str, Moment]) -> Record:
+        """`samples`: when to read the metrics, besides at the end. Raises Missed."""
+        self._stage = stage
+        self._unreached = list(stage.engines[self._engines :])
+        self.record.started_at = self._now()
+        try:
+            async with asyncio.timeout(LONGEST_SECS):
+                await self._act_all(samples)
+                await asyncio.gather(*self._receiving, *self._leaving, return_exceptions=True)
+        except TimeoutError:
+            outstanding = [name for name, request in self.record.requests.items() if not request.exchange.over.is_set()]
+            raise Missed(f"not over after {LONGEST_SECS:g} s: no end of {', '.join(outstanding)}") from None
+        finally:
+            for task in (*self._receiving, *self._leaving):
+                task.cancel()
+        await self._conclude()
+        return self.record
+
+    async def _act_all(self, samples: Mapping[str, Moment]) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._by_the_clock())
+                for moment, step in self._plan:
+                    if moment.names:
+                        tasks.create_task(self._when(moment, step))
+                for name, moment in samples.items():
+                    tasks.create_task(self._sample(name, moment))
+        except ExceptionGroup as group:
+            raise Missed("; ".join(str(error) for error in group.exceptions)) from group
+
+    async def _by_the_clock(self) -> None:
+        """In one task: requests of the same time are sent in their order."""
+        timed = [(moment.delay, step) for moment, step in self._plan if not moment.names]
+        for at, step in sorted(timed, key=lambda pair: pair[0]):
+            await self._sleep_until(self.record.started_at + at)
+            await self._act(step)
+
+    async def _when(self, moment: Moment, step: Step) -> None:
+        await self._wait_for(moment)
+        await self._act(step)
+
+    async def _sample(self, name: str, moment: Moment) -> None:
+        if moment.names:
+            await self._wait_for(moment)
+        else:
+            await self._sleep_until(self.record.started_at + moment.delay)
+        self.record.metrics_at[name] = await self._stage.gateway.metrics()
+
+    async def _wait_for(self, moment: Moment) -> None:
+        for name in moment.names:
+            await self._happens(moment.event, self.record.requests[name])
+        await asyncio.sleep(moment.delay)
+
+    async def _happens(self, event: Event, request: Request) -> None:
+        over = asyncio.create_task(request.exchange.over.wait())
+        if event is Event.ENDED:
+            await over
+            return
+        happened = asyncio.create_task(self._seen(event, request))
+        try:
+            await asyncio.wait({over, happened}, return_when=asyncio.FIRST_COMPLETED)
+            if not happened.done():
+                raise Missed(f"{request.name}: expected that it {event}, got {request.exchange}")
+        finally:
+            over.cancel()
+            happened.cancel()
+
+    async def _seen(self, event: Event, request: Request) -> None:
+        if event is Event.RUNS:
+            await self._stage.journal.until(lambda: self._stage.journal.visited_by(request.name) is not None)
+        elif event is Event.FIRST_DATA:
+            await request.exchange.first_data.wait()
+        else:
+            while not (await self._stage.gateway.state())["classes"][request.asked_class]["waiting"]:
+                await asyncio.sleep(POLL_SECS)
+
+    async def _act(self, step: Step) -> None:
+        if isinstance(step, Send):
+            await self._send(self.record.requests[step.name])
+        elif isinstance(step, ReleaseHeld):
+            self._stage.journal.release_held()
+        elif isinstance(step, RemoveEngine):
+            self._stage.engines[step.index].deaf()
+        else:
+            await self._unreached.pop(0).listen()
+
+    async def _send(self, request: Request) -> None:
+        wanted = Wanted(request.send.method, request.send.path, headers_of(request.send), self._body(request.send))
+        receiving = await begin(request.exchange, self._stage.gateway.url, wanted)
+        self._receiving.append(receiving)
+        if request.send.client_leaves_after_s is not None:
+            self._leaving.append(asyncio.create_task(self._leave(request, receiving, request.send.client_leaves_after_s)))
+
+    async def _leave(self, request: Request, receiving: asyncio.Task[None], after: float) -> None:
+        await self._sleep_until(request.exchange.sent_at + after)
+        await leave(request.exchange, receiving)
+
+    def _body(self, send: Send) -> bytes:
+        if isinstance(send.body, str):
+            return send.body.encode()
+        if send.method == "GET" and send.body is None:
+            return b""
+        orders = Orders(
+            name=send.name,
+            hold=None if send.engine is None else self._stage.journal.releases + 1,
+            delay_s=send.engine_delay_s,
+            head_delay_s=send.engine_head_delay_s,
+            chunks=send.engine_chunks,
+            gap_s=send.engine_gap_s,
+            status=send.engine_status,
+        )
+        messages = [{"role": "user", "content": send.name}]
+        chat: dict[str, Any] = {"model": send.model, "messages": messages, "stream": send.stream}
+        return msgspec.json.encode({**chat, **(send.body or {}), "metadata": orders})
+
+    async def _conclude(self) -> None:
+        """Read what the gateway has counted, when nothing is in flight any more."""
+        give_up = self._now() + SETTLE_SECS
+        state = await self._stage.gateway.state()
+        while (state["in_flight"] or state["waiting"]) and self._now() < give_up:
+            await asyncio.sleep(POLL_SECS)
+            state = await self._stage.gateway.state()
+        self.record.state = state
+        self.record.metrics = await self._stage.gateway.metrics()
+        self.record.visits = self._stage.journal.visits
+        self.record.log = self._stage.gateway.log
+
+    async def _sleep_until(self, time: float) -> None:
+        await asyncio.sleep(time - self._now())
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def headers_of(send: Send) -> Iterator[tuple[str, str]]:
+    """What a client sends besides host and length."""
+    yield ("content-type", "application/json")
+    if send.connection == "close":
+        yield ("connection", "close")
+    priorities = [send.priority] if isinstance(send.priority, str) else send.priority or []
+    for priority in priorities:
+        yield ("x-smg-priority", priority)
+    if send.tenant is not None:
+        yield ("x-smg-tenant-id", send.tenant)
+    if send.authorization is not None:
+        yield ("authorization", send.authorization)
+    yield from send.headers.items()

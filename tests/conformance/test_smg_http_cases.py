@@ -1,0 +1,238 @@
+"""The cases of SMG's own tests that live at the level of HTTP, restated as scenarios for the real gateway.
+
+One slot and an engine that answers when it is told to, unless a case says otherwise.
+"""
+
+import asyncio
+
+import msgspec
+import pytest
+from smg_conformance.runner import run_scenario
+from smg_conformance.scenario import Base
+
+CLASS = {
+    "reserved_floor": 0,
+    "reserved_per_slot": 0.0,
+    "queue_size": 8,
+    "queue_timeout_secs": 20,
+    "starvation_threshold_secs": 600,
+    "can_preempt": False,
+}
+BASE = Base(
+    classes={
+        "system": {**CLASS, "can_preempt": True},
+        "interactive": {**CLASS, "can_preempt": True},
+        "default": CLASS,
+        "bulk": CLASS,
+    },
+    default_max_class="system",
+)
+AT_ONCE = 8
+CASES: dict[str, dict[str, object]] = {}
+
+
+def send(at, name, priority=None, **more):
+    return {"at": at, "do": "send", "name": name, "x-smg-priority": priority, **more}
+
+
+def held(at, name, priority=None, **more):
+    return send(at, name, priority, engine="hold", **more)
+
+
+def release(at):
+    return {"at": at, "do": "release_held"}
+
+
+def case(name, *timeline, slots=1, config=None, **expect):
+    CASES[name] = {
+        "id": name,
+        "kind": "match",
+        "title": name,
+        "engines": [{"max_running_requests": slots}],
+        "config": config or {},
+        "timeline": list(timeline),
+        "expect": expect,
+    }
+
+
+def refused(status, code):
+    headers = {"X-SMG-Error-Code": code, "Retry-After": "2", "X-SMG-Preempted": None, "Content-Type": "application/json"}
+    return {"status": status, "headers": headers}
+
+
+PREEMPTED = {
+    "status": 503,
+    "headers": {"X-SMG-Error-Code": "scheduler_preempted", "Retry-After": "1", "X-SMG-Preempted": "true"},
+    "body": {
+        "error": {
+            "type": "server_error",
+            "code": "scheduler_preempted",
+            "message": "request preempted by higher-priority traffic",
+            "param": None,
+        }
+    },
+}
+SERVED = {"status": 200, "body_from": "engine"}
+LEGACY = {"scheduler": False, "max_concurrent_requests": 1}
+
+case(
+    "a class without a queue: 429 at once, and the one that holds the slot is served",
+    held(0, "held"),
+    send("when held runs", "overflow"),
+    release("after overflow"),
+    config={"classes": {"default": {"queue_size": 0}}},
+    overflow=refused(429, "scheduler_queue_full"),
+    held=SERVED,
+    metrics={"admit_total{default}": {"admitted": 1, "rejected_queue_full": 1}},
+)
+case(
+    "a queue timeout of 1 s: 503",
+    held(0, "held"),
+    send("when held runs", "late"),
+    release("after late"),
+    config={"classes": {"default": {"queue_timeout_secs": 1}}},
+    late={**refused(503, "scheduler_queue_timeout"), "wall_s": [0.95, 1.3]},
+    held=SERVED,
+    metrics={"admit_total{default}": {"admitted": 1, "rejected_queue_timeout": 1}},
+)
+for connection in ("keep-alive", "close"):
+    case(
+        f"interactive preempts bulk, whose client reads its 503 whole ({connection})",
+        held(0, "victim", "bulk", connection=connection),
+        send("when victim runs", "vip", "interactive"),
+        victim=PREEMPTED,
+        vip=SERVED,
+        engine={"order": ["victim", "vip"], "disconnects": 1},
+        metrics={"preemption_total": {"bulk by interactive": 1}},
+    )
+case(
+    "a streaming victim that has had nothing but the engine's head gets its 503, too",
+    send(0, "victim", "bulk", stream=True, engine_delay_s=5, engine_head_delay_s=0),
+    send(0.3, "vip", "interactive"),
+    victim=PREEMPTED,
+    vip={**SERVED, "within_s": 0.5},
+    engine={"order": ["victim", "vip"], "disconnects": 1},
+)
+case(
+    "a tenant capped at default that asks for system preempts nobody: 429, and bulk is untouched",
+    held(0, "bulk", "bulk"),
+    send("when bulk runs", "capped", "system"),
+    release("after capped"),
+    config={"default_max_class": "default", "classes": {"default": {"queue_size": 0}}},
+    capped=refused(429, "scheduler_queue_full"),
+    bulk=SERVED,
+    metrics={"preemption_total": 0, "clamp_total{requested_class=system,effective_class=default}": 1},
+)
+case(
+    "one after the other: the slot is free when the answer has drained",
+    send(0, "first"),
+    send("after first", "second"),
+    first=SERVED,
+    second=SERVED,
+    metrics={"admit_total{default}": {"admitted": 2}, "queue_wait_seconds_count": 0},
+)
+case(
+    "interactive reserves the only slot, and a starved bulk request is promoted into it",
+    send(0, "bulk", "bulk"),
+    config={"classes": {"interactive": {"reserved_floor": 1}, "bulk": {"starvation_threshold_secs": 1}}},
+    bulk={**SERVED, "within_s": 10},
+    metrics={"starvation_promotion_total{bulk}": 1},
+)
+case(
+    "the only victim has shown its client data: the higher class waits and times out, the stream goes on",
+    send(0, "stream", "bulk", stream=True, engine_chunks=4, engine_gap_s=0.6),
+    send("after the first chunk of stream", "vip", "interactive"),
+    config={"classes": {"interactive": {"queue_timeout_secs": 1}}},
+    vip=refused(503, "scheduler_queue_timeout"),
+    stream={"status": 200, "complete": True, "data_lines": 5},
+    metrics={"preemption_total": 0},
+)
+case(
+    "a body that is no JSON: 400 without a slot, also when there is none",
+    held(0, "held"),
+    send("when held runs", "broken", body="{"),
+    release("after broken"),
+    broken={"status": 400},
+    held=SERVED,
+    engine_order=["held"],
+    metrics={"admit_total{default}": {"admitted": 1}},
+)
+case(
+    "more capacity drains the queue",
+    held(0, "held"),
+    send(0.05, "queued"),
+    {"at": 0.3, "do": "add_engine", "max_running_requests": 1},
+    release("after queued"),
+    queued=SERVED,
+    held=SERVED,
+    engine_order=["held", "queued"],
+)
+case("wiring: on, and a plain request is served", send(0, "a"), slots=8, a=SERVED)
+case("wiring: on, and a request with the header is served", send(0, "a", "interactive"), slots=8, a=SERVED)
+case("wiring: off, and the header means nothing", send(0, "a", "bulk"), config={"scheduler": False}, a=SERVED)
+case(
+    "wiring: floors above what a gateway starts with, so it serves without classes",
+    send(0, "a", "system"),
+    config={"classes": {"system": {"reserved_floor": 2000}}},
+    a=SERVED,
+    mode="legacy",
+)
+case(
+    "legacy: a stream holds its place to the last byte",
+    send(0, "stream", stream=True, engine_chunks=4, engine_gap_s=0.2),
+    send("after the first chunk of stream", "next"),
+    config=LEGACY,
+    stream={"status": 200, "complete": True},
+    next={**SERVED, "starts_after": "end of stream"},
+)
+case(
+    "legacy: a client that leaves in the middle of a stream gives its place back",
+    send(0, "stream", stream=True, engine_chunks=100, engine_gap_s=0.1, client_leaves_after_s=0.4),
+    send(0.1, "next"),
+    config=LEGACY,
+    next={**SERVED, "starts_after": "end of stream"},
+    engine={"order": ["stream", "next"], "disconnects": 1},
+)
+case(
+    "legacy: exactly queue_size wait, first come first served; the next is turned away",
+    held(0, "held"),
+    send(0.1, "q1", engine_delay_s=0.1),
+    send(0.2, "q2", engine_delay_s=0.1),
+    send(0.3, "overflow"),
+    release(0.5),
+    config={**LEGACY, "queue_size": 2},
+    all={},
+    overflow=refused(429, "admission_queue_full"),
+    engine_order=["held", "q1", "q2"],
+    metrics={"admission_queue_depth": 0, "http_rate_limit_total": {"allowed": 3, "rejected": 1}},
+    **{"metrics_at_0.4s": {"admission_queue_depth": 2, "admission_inflight": 1, "admission_queue_rejected_total{full}": 1}},
+)
+case(
+    "legacy: no queue, so 429 at once, which is no queue's rejection",
+    held(0, "held"),
+    send("when held runs", "overflow"),
+    release("after overflow"),
+    config={**LEGACY, "queue_size": 0},
+    overflow=refused(429, "admission_queue_full"),
+    metrics={"admission_queue_rejected_total": 0},
+)
+
+
+@pytest.fixture(scope="module")
+def results():
+    async def play():
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one(scenario):
+            async with places:
+                return await run_scenario(msgspec.json.encode(scenario), BASE)
+
+        return dict(zip(CASES, await asyncio.gather(*map(one, CASES.values())), strict=True))
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(results, name):
+    result = results[name]
+    assert result.passed, "\n".join([*map(str, result.failures), *result.details])
