@@ -1,4 +1,4 @@
-"""`maitred check`: is this configuration file usable, and what does it amount to?"""
+"""`maitred check`: is this configuration usable, and what does it amount to?"""
 
 from __future__ import annotations
 
@@ -13,37 +13,56 @@ from maitred.cli.printable import printable
 from maitred.errors import ConfigError
 
 if TYPE_CHECKING:
+    from maitred.admission import AdmissionConfig
     from maitred.config import Config
 
 
-def run(file: Annotated[str, typer.Argument(help="The YAML file to check.", metavar="FILE")]) -> None:
-    """Check a configuration file, together with the MAITRED_ variables, and show what it amounts to.
+def run(
+    file: Annotated[str | None, typer.Argument(help="The YAML file to check.", metavar="FILE", show_default=False)] = None,
+    admission_config: Annotated[
+        str | None,
+        typer.Option(
+            "--admission-config",
+            "--priority-scheduler-config",
+            help="The section admission as a YAML file, as `maitred serve` takes it.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Check a configuration, together with the MAITRED_ variables, and show what it amounts to.
 
     If it cannot be used, prints every error with its place, and exits with 2.
     """
-    from maitred import config
+    from maitred.config import Said
 
-    if not file:
-        raise ConfigError("'' names no file", where="FILE", hint="name the YAML file to check")
-    path = Path(file)
-    problems = config.problems(path, env=os.environ)
+    said = Said(file=_path("FILE", file), admission_file=_path("--admission-config", admission_config), env=dict(os.environ))
+    if said.file is None and said.admission_file is None:
+        raise ConfigError("there is nothing to check", hint="maitred check FILE, or --admission-config FILE, or both")
+    problems = said.problems()
     for problem in problems:
         typer.echo(f"maitred: error: {printable(str(problem))}", err=True)
     if problems:
         raise typer.Exit(2)
-    typer.echo(f"{printable(file)}: ok")
-    for line in _summary(config.load(path, env=os.environ)):
+    config = said.load()
+    typer.echo(f"{printable(', '.join(str(path) for path in (said.file, said.admission_file) if path))}: ok")
+    for line in _summary(config):
         typer.echo(f"  {printable(line)}")
+    for warning in _warnings(config):
+        typer.echo(f"maitred: warning: {printable(warning)}", err=True)
+
+
+def _path(name: str, given: str | None) -> Path | None:
+    if given == "":
+        raise ConfigError("'' names no file", where=name, hint="name the YAML file to check")
+    return None if given is None else Path(given)
 
 
 def _summary(config: Config) -> Iterator[str]:
-    from maitred.gateway.config import DEFAULT_SLOTS
-
     gateway, engine, instance, cluster = config.gateway, config.engine, config.instance, config.cluster
-    backends = len(gateway.backends)
-    slots = gateway.slots_per_backend or DEFAULT_SLOTS
-    yield f"gateway    {gateway.host}:{gateway.port}, {_count(backends, 'backend')}, {slots} slots on each"
-    yield from _classes(config, max(1, backends) * slots)
+    slots = f"{gateway.slots_per_backend} slots" if gateway.slots_per_backend else "the slots it reports"
+    yield f"gateway    {gateway.host}:{gateway.port}, {_count(len(gateway.backends), 'backend')}, {slots} on each"
+    yield from _admission(config.admission, _capacity(config))
     yield f"routing    {config.routing.policy}"
     yield f"instance   {instance.scheduler}, {instance.max_num_seqs} sequences, {instance.max_num_batched_tokens} tokens a step"
     yield f"engine     {engine.model!r} on {engine.host}:{engine.port}"
@@ -51,15 +70,49 @@ def _summary(config: Config) -> Iterator[str]:
     yield f"cluster    {_count(cluster.num_instances, 'instance')}, {admission}"
 
 
-def _classes(config: Config, capacity: int) -> Iterator[str]:
-    """What each class gets of the slots of a model that all backends serve."""
+def _capacity(config: Config) -> int:
+    """Slots of a model that all backends serve, as far as can be known without asking them."""
+    from maitred.gateway.config import DEFAULT_SLOTS
+
+    return max(1, len(config.gateway.backends)) * (config.gateway.slots_per_backend or DEFAULT_SLOTS)
+
+
+def _admission(config: AdmissionConfig, capacity: int) -> Iterator[str]:
+    if config.mode == "off":
+        yield "admission  off"
+    elif config.mode == "legacy":
+        yield from _legacy(config)
+    else:
+        yield f"admission  priority, flavour {config.flavour}, of {capacity} slots"
+        yield from _classes(config, capacity)
+
+
+def _legacy(config: AdmissionConfig) -> Iterator[str]:
+    legacy = config.legacy
+    limit = f"{legacy.max_concurrent_requests} in flight" if legacy.max_concurrent_requests > 0 else "no limit"
+    rate = f", {legacy.rate_limit_tokens_per_second:g} per second" if legacy.rate_limit_tokens_per_second else ""
+    yield f"admission  legacy: {limit}{rate}, {legacy.queue_size} may wait, {legacy.queue_timeout_secs:g} s at most"
+
+
+def _classes(config: AdmissionConfig, capacity: int) -> Iterator[str]:
+    """What each class gets of the slots."""
     from maitred.admission import Admission
 
-    yield f"admission  of {capacity} slots"
-    for c, view in Admission(config.admission, {"": capacity}).view("").classes.items():
-        timeout = config.admission.of(c).queue_timeout_secs
+    for c, view in Admission(config, {"": capacity}).view("").classes.items():
+        rules = config.rules(c)
         reserved = f"{view.reserved:>5} reserved" + (f" (of {view.desired} wished)" if view.reserved < view.desired else "")
-        yield f"  {c.label:<12}{reserved}, {view.queue_size} may wait, {timeout:g} s at most"
+        preempts = ", may preempt" if rules.can_preempt else ""
+        yield f"  {c.label:<12}{reserved}, {view.queue_size} may wait, {rules.queue_timeout_secs:g} s at most{preempts}"
+
+
+def _warnings(config: Config) -> Iterator[str]:
+    from maitred.admission import overcommit
+
+    yield from config.admission.warnings()
+    problem = overcommit(config.admission, _capacity(config)) if config.admission.mode == "priority" else None
+    if problem is not None:
+        clamps = config.admission.on_overcommit == "clamp"
+        yield f"{problem}: they would be scaled down" if clamps else f"{problem}: maitred serve would use legacy admission"
 
 
 def _count(n: int, noun: str) -> str:

@@ -3,71 +3,75 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from maitred.cli.flags import command
+from maitred.cli.printable import printable
+from maitred.cli.serve_flags import NAMES, Flags, said
 
-def run(
-    backend: Annotated[
-        list[str] | None,
-        typer.Option("--backend", metavar="URL", help="An OpenAI-compatible engine, as http://host:port. Once for each."),
-    ] = None,
-    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="A YAML file; flags win over it.")] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on. Default 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option("--port", help="Default 8080; 0 takes any free one.")] = None,
-    slots_per_backend: Annotated[
-        int | None, typer.Option("--slots-per-backend", metavar="N", help="In flight per backend and model. Default 64.")
-    ] = None,
-    max_body_bytes: Annotated[
-        int | None, typer.Option("--max-body-bytes", metavar="BYTES", help="Largest request body. Default 32 MiB.")
-    ] = None,
-    router: Annotated[
-        str | None, typer.Option("--router", metavar="NAME", help="Which backend: least-loaded (default), round-robin.")
-    ] = None,
-    drain_secs: Annotated[
-        float | None, typer.Option("--drain-secs", metavar="SECS", help="For requests in flight at the end. Default 30.")
-    ] = None,
-    decision_log: Annotated[
-        Path | None, typer.Option("--decision-log", metavar="FILE", help="Append all decisions to it, as JSON lines.")
-    ] = None,
-) -> None:
+if TYPE_CHECKING:
+    from maitred.config import Loaded, Said
+    from maitred.gateway.reload import Settings
+
+log = logging.getLogger("maitred.gateway")
+
+
+@command(Flags)
+def run(flags: Flags) -> None:
     """Serve OpenAI's API in front of engines: classes, queues, routing.
 
-    Starts with backends down and serves as soon as one is up; see /ready, /metrics and /maitred/state.
+    Starts with backends down and serves as soon as one is up; see /ready, /metrics and /maitred/state. With a configuration
+    that is wrong it serves without classes, and says so; see --strict-config. SIGHUP reads the configuration again.
     """
-    from maitred.config import load
+    from maitred.config import Said
     from maitred.gateway.app import Gateway
     from maitred.wire.server import serve
 
-    flags: dict[str, object] = {
-        "gateway.backends": backend or None,
-        "gateway.host": host,
-        "gateway.port": port,
-        "gateway.slots_per_backend": slots_per_backend,
-        "gateway.max_body_bytes": max_body_bytes,
-        "gateway.drain_secs": drain_secs,
-        "gateway.decision_log": None if decision_log is None else str(decision_log),
-        "routing.policy": router,
-    }
-    settings = load(
-        config, flags=flags, env=os.environ, flag_names={"gateway.backends": "--backend", "routing.policy": "--router"}
+    sources = Said(
+        file=flags.config, admission_file=flags.admission_config, env=dict(os.environ), flags=said(flags), flag_names=NAMES
     )
+    loaded = _loaded(sources, strict=bool(flags.strict_config))
+    config, problem = loaded.config.gateway, None if loaded.problem is None else str(loaded.problem)
     _use_every_descriptor()
-    gateway = Gateway(settings.gateway, settings.admission, settings.routing)
+    gateway = Gateway(
+        config, loaded.config.admission, loaded.config.routing, reload=lambda: _settings(sources), fallback=problem
+    )
 
     def ready(url: str) -> None:
-        typer.echo(f"maitred: gateway on {url}, backends: {', '.join(settings.gateway.backends)}", err=True)
+        typer.echo(f"maitred: gateway on {url}, backends: {', '.join(config.backends)}", err=True)
 
     serve(
         gateway,
-        host=settings.gateway.host,
-        port=settings.gateway.port,
-        drain_secs=settings.gateway.drain_secs,
+        host=config.host,
+        port=config.port,
+        drain_secs=config.drain_secs,
         ready=ready,
+        hangup=gateway.reload_soon,
     )
+
+
+def _loaded(sources: Said, *, strict: bool) -> Loaded:
+    """What to serve with. Raises ConfigError if there is nothing, or less than everything and that is not wanted."""
+    from maitred.config import Loaded, load_or_fall_back
+
+    loaded = Loaded(sources.load()) if strict else load_or_fall_back(sources)
+    if loaded.problem is not None:
+        log.error("%s; serving with legacy admission until that is mended", printable(str(loaded.problem)))
+    for warning in loaded.config.admission.warnings():
+        log.warning("%s", printable(warning))
+    return loaded
+
+
+def _settings(sources: Said) -> Settings:
+    """As the files are now. Raises ConfigError."""
+    from maitred.gateway.reload import Settings
+
+    config = sources.load()
+    return Settings(gateway=config.gateway, admission=config.admission, routing=config.routing)
 
 
 def _use_every_descriptor() -> None:

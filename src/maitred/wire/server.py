@@ -26,14 +26,21 @@ KEEP_ALIVE_SECS = 75
 
 
 def serve(
-    app: App, *, host: str, port: int, drain_secs: float = 30.0, ready: Callable[[str], object] = lambda url: None
+    app: App,
+    *,
+    host: str,
+    port: int,
+    drain_secs: float = 30.0,
+    ready: Callable[[str], object] = lambda url: None,
+    hangup: Callable[[], object] | None = None,
 ) -> None:
-    """Serve until a signal. `ready` is called with the URL once connections are accepted; port 0 takes any free port.
+    """Serve until a signal. `ready` is called with the URL once connections are accepted; port 0 takes any free port. `hangup`
+    is called inside the loop for each SIGHUP; without it that signal ends the process, as ever.
 
     Raises ConfigError when the address cannot be listened on.
     """
     listener = listen(host, port)
-    server = _Server(_config(app, drain_secs), lambda: ready(url_of(listener)))
+    server = _Server(_config(app, drain_secs), lambda: ready(url_of(listener)), hangup)
     _spare_the_collector()
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         server.run(sockets=[listener])
@@ -113,9 +120,12 @@ def _config(app: App, drain_secs: float) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, up: Callable[[], object]) -> None:
+    def __init__(self, config: uvicorn.Config, up: Callable[[], object], hangup: Callable[[], object] | None = None) -> None:
         super().__init__(config)
         self._up = up
+        self._handlers: dict[int, Callable[[], object]] = {signal.SIGINT: self.stop, signal.SIGTERM: self.stop}
+        if hangup is not None and hasattr(signal, "SIGHUP"):  # not on Windows
+            self._handlers[signal.SIGHUP] = hangup
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -137,10 +147,10 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """uvicorn's own raises the signal again afterwards, so that a server told to stop would die of it."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.stop)
+        for number, handler in self._handlers.items():
+            loop.add_signal_handler(number, handler)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in self._handlers:
                 loop.remove_signal_handler(number)
