@@ -96,7 +96,8 @@ def test_a_policy_caps_the_tenants_that_it_names_and_nobody_else() -> None:
     jobs = [job(i, cls=CHAT, tenant=tenant) for i, tenant in enumerate(tenants)]
     results = simulate(jobs, ClusterConfig(), INSTANCE, admission=admission(tenant_policies=policies))
     assert results.priority_class.tolist() == [BULK, DEFAULT, CHAT, CHAT]
-    without = simulate(jobs, ClusterConfig(), INSTANCE, admission=AdmissionConfig())
+    legacy = admission(tenant_policies=policies, mode="legacy")
+    without = simulate(jobs, ClusterConfig(), INSTANCE, admission=legacy)
     assert without.priority_class.tolist() == [CHAT] * 4
 
 

@@ -172,13 +172,34 @@ def test_the_log_of_preemptions_and_retries_replays_to_the_same_bytes() -> None:
     assert lines == again
 
 
+def told(lines: list[bytes]) -> list[tuple[Micros, str, RequestId]]:
+    """What admission was told of single requests: when, what, of whom."""
+    inputs = (said for said in map(msgspec.json.decode, lines) if "id" in said)
+    return [(said["at"], said["input"], said["id"]) for said in inputs]
+
+
 def test_who_is_admitted_too_late_beside_a_victim_is_not_forgotten() -> None:
-    """At 102 the starving 1 gets the reserved slot, its deadline passes, and 2 takes the slot of 0 in the same instance."""
+    """At 102 the starving 1 gets the reserved slot, its deadline passes, and 2 takes the slot of 0 in the same instant."""
     free = {"reserved_per_slot": 0.0, "reserved_floor": 0}
     classes = {"system": free, "interactive": free | {"reserved_floor": 1}, "bulk": {"starvation_threshold_secs": 100e-6}}
     config = msgspec.convert({"mode": "priority", "promotion_share": 1.0, "classes": classes}, AdmissionConfig)
     control = Job(Request(id=2, arrival=102, prompt_tokens=50, priority_class=PriorityClass.SYSTEM), 2)
-    jobs = [bulk(0, stream=False, output=50), bulk(1, 1, deadline=102), control]
-    results = simulate(jobs, ClusterConfig(capacity=2), INSTANCE, admission=config)
-    assert outcomes(results) == [PREEMPTED, TIMED_OUT, COMPLETED]
-    assert results.finished.tolist() == [102, 102, 410]
+    jobs = [bulk(0, stream=False, output=50), bulk(1, 1, deadline=102), control, chat(3, 120)]
+    lines: list[bytes] = []
+    results = simulate(jobs, ClusterConfig(capacity=2), INSTANCE, admission=config, log=DecisionLog(lines.append))
+    assert outcomes(results) == [PREEMPTED, TIMED_OUT, COMPLETED, COMPLETED]
+    assert results.finished.tolist()[:2] == [102, 102]
+    assert told(lines)[2:6] == [(102, "submit", 2), (102, "release", 0), (102, "release", 1), (120, "submit", 3)]
+
+
+def test_who_waits_in_the_instance_goes_on_when_a_victim_leaves_it() -> None:
+    """0 runs and 2 waits behind it; 3 goes to the other instance. 0 leaves at 1000, in a step that ends at 1030."""
+    instance = msgspec.structs.replace(INSTANCE, max_num_seqs=1)
+    waiting = Job(Request(id=2, arrival=300, prompt_tokens=50), 2)
+    jobs = [bulk(0, stream=False, output=100), bulk(1), waiting, chat(3, 1000, output=50)]
+    lines: list[bytes] = []
+    cluster, routing = ClusterConfig(num_instances=2, capacity=2), RoutingConfig(policy="round-robin")
+    results = simulate(jobs, cluster, instance, routing, admission(), log=DecisionLog(lines.append))
+    assert results.instance.tolist() == [0, 1, 0, 1]
+    assert (results.scheduled[2], results.first_token[2]) == (1030, 1180)
+    assert told(lines)[-4:-1] == [(1150, "first_byte", 3), (1180, "first_byte", 2), (1290, "release", 2)]

@@ -105,6 +105,8 @@ def test_skipping_changes_nothing_whatever_admission_does(
     for name in Results.__struct_fields__:
         np.testing.assert_array_equal(getattr(skipping, name), getattr(stepping, name), err_msg=name)
     assert said == said_stepping
+    instants = [line["at"] for line in map(msgspec.json.decode, said) if "at" in line]
+    assert instants == sorted(instants)
     again: list[bytes] = []
     replay(said, DecisionLog(again.append))
     assert again == said
