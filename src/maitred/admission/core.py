@@ -110,12 +110,16 @@ class Admission:
             return settled
         if end is End.PREEMPTED and ticket.state is not State.VICTIM:
             raise TransitionError(f"{ticket} was not preempted")
-        decisions = self._pool_of(ticket).leave(ticket, end, now)
+        pool = self._shared or self._pools[ticket.pool]
+        decisions = pool.leave(ticket, end, now)
         if ticket.state is State.LEFT:
             del self._tickets[request_id]
         else:
-            self._expect(self._pool_of(ticket).first_due(ticket))
-        return [*settled, *decisions, *self._follow_up(ticket, now)]
+            self._expect(pool.first_due(ticket))
+        if ticket.share is not None:
+            decisions += self._let_others_in(ticket.share, pool, now)
+        self._look_again(pool)
+        return [*settled, *decisions] if settled else decisions
 
     def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
         """The slots of a model, known or new, are now `capacity`. More: waiters enter at once. Fewer: nobody is killed,
@@ -247,16 +251,13 @@ class Admission:
             else:
                 ticket.share.queued += 1
 
-    def _follow_up(self, ticket: Ticket, now: Micros) -> list[Decision]:
-        """What the leaving of one means beyond its pool: its tenant may be below its limit again."""
-        pool = self._pool_of(ticket)
-        if ticket.share is None or ticket.share.max_in_flight is None:
-            self._look_again(pool)
+    def _let_others_in(self, tenant: Tenant, pool: Pool, now: Micros) -> list[Decision]:
+        """One of a tenant has left `pool`: the tenant may be below its limit again in all the others."""
+        if tenant.max_in_flight is None:
             return []
         others = [other for other in self._pools.values() if other is not pool]
         for other in others:
-            other.unblock(ticket.share.name)
-        self._look_again(pool)
+            other.unblock(tenant.name)
         return self._dispatch(others, now)
 
     def _dispatch(self, pools: Iterable[Pool], now: Micros) -> list[Decision]:

@@ -241,14 +241,20 @@ class Pool:
     def _give_back(self, ticket: Ticket, end: End, now: Micros) -> list[Decision]:
         """A slot is free: for whom it was kept, and else for whoever is next."""
         preemptor = ticket.other
-        decisions = self._retry(ticket, now) if self._comes_back(ticket, end) else self._end(ticket, end, now)
+        self._release(ticket, now)
+        decisions = []
+        if self._comes_back(ticket, end):
+            decisions.append(self._retry(ticket, now))
+        else:
+            ticket.totals.ended[End.PREEMPTED if ticket.state is State.VICTIM else end] += 1
+            ticket.on(Event.RELEASE)
         if preemptor is not None:
             ticket.other = preemptor.other = None
             if self._has_slot_for(preemptor):
                 self.awaiting.remove(preemptor)
                 self._wait_no_more(preemptor)
                 decisions.append(self._admit(preemptor, Reason.VICTIM_GONE, now, ticket.id))
-        return decisions + self.dispatch(now)
+        return decisions + self.dispatch(now) if self.waiting else decisions
 
     def _has_slot_for(self, ticket: Ticket) -> bool:
         if ticket.share is not None and ticket.share.at_limit:
@@ -276,20 +282,13 @@ class Pool:
         for queue in self.queues:
             queue.unblock(tenant)
 
-    def _end(self, ticket: Ticket, end: End, now: Micros) -> list[Decision]:
-        self._release(ticket, now)
-        ticket.totals.ended[End.PREEMPTED if ticket.state is State.VICTIM else end] += 1
-        ticket.on(Event.RELEASE)
-        return []
-
-    def _retry(self, ticket: Ticket, now: Micros) -> list[Decision]:
-        self._release(ticket, now)
+    def _retry(self, ticket: Ticket, now: Micros) -> Decision:
         ticket.on(Event.RETRY)
         ticket.retried = True
         ticket.totals.retried += 1
         self._wait(ticket)
         self._join(ticket, now, front=True)
-        return [Decision(now, ticket.id, Action.QUEUE, Reason.TO_BE_RETRIED)]
+        return Decision(now, ticket.id, Action.QUEUE, Reason.TO_BE_RETRIED)
 
     # Waiting.
 
