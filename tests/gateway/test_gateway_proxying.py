@@ -13,7 +13,8 @@ from world import ANSWER, CHAT, STREAM_HEAD, Backend, Turn, answer, chunk, run, 
 from maitred.errors import ConfigError
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
-from maitred.gateway.intake import end_to_end, read_fields, read_headers
+from maitred.gateway.intake import HeaderReader, end_to_end, read_fields
+from maitred.gateway.routes import ROUTES
 from maitred.wire.asgi import ApiError
 
 
@@ -71,7 +72,7 @@ def test_request_headers() -> None:
 def test_a_connection_header_given_twice() -> None:
     """Two lines mean what one with a comma does."""
     headers = [(b"connection", b"x-a"), (b"x-a", b"1"), (b"x-b", b"1"), (b"x-c", b"1"), (b"connection", b"close, X-B")]
-    assert read_headers(headers).forward == [(b"x-c", b"1")]
+    assert HeaderReader().read(headers).forward == [(b"x-c", b"1")]
     assert end_to_end(headers) == [(b"x-c", b"1")]
 
 
@@ -266,13 +267,13 @@ def test_bad_requests_get_an_error_object_and_cost_no_slot(what: str) -> None:
 )
 def test_what_is_wrong_with_a_body_is_said(body: bytes, words: str) -> None:
     with pytest.raises(ApiError, match=re.escape(words)):
-        read_fields(body)
+        read_fields(body, ROUTES[CHAT])
 
 
 def test_our_own_mistakes_are_answered_in_openais_form(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> tuple[int, str]:
         async with world() as w:
-            monkeypatch.setattr("maitred.gateway.app.read_fields", lambda body: 1 / 0)
+            monkeypatch.setattr("maitred.gateway.reception.read_fields", lambda body, route: 1 / 0)
             status, headers, body = await w.ask()
             assert msgspec.json.decode(body)["error"]["type"] == "server_error"
             return status, headers["x-smg-error-code"]
@@ -381,12 +382,12 @@ def test_state_and_metrics() -> None:
     assert (state["ready"], state["capacity"], state["in_flight"]) == (True, 3, 0)
     assert state["classes"]["interactive"]["completed"] == 1
     lines = set(metrics.splitlines())
-    assert 'smg_scheduler_admit_total{class="interactive",outcome="admitted"} 1.0' in lines
+    assert 'maitred_scheduler_admit_total{class="interactive",outcome="admitted"} 1.0' in lines
     assert 'maitred_requests_ended_total{class="interactive",end="drained"} 1.0' in lines
     assert 'maitred_ttft_seconds_count{class="bulk"} 1.0' in lines
     assert 'maitred_ttft_seconds_count{class="interactive"} 0.0' in lines
-    assert 'smg_scheduler_inflight{class="bulk"} 0.0' in lines
-    assert 'maitred_capacity{model="m"} 3.0' in lines
+    assert 'maitred_scheduler_inflight{class="bulk"} 0.0' in lines
+    assert 'maitred_scheduler_capacity{model="m"} 3.0' in lines
     assert 'maitred_refused_total{code="invalid_request"} 1.0' in lines
 
 

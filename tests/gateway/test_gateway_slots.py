@@ -12,6 +12,7 @@ from world import ANSWER, STREAM_HEAD, Backend, Turn, Wire, World, chunk, run, w
 from maitred.admission import replay
 from maitred.decisions import DecisionLog
 from maitred.gateway.decision_file import DecisionFile
+from maitred.request import PriorityClass
 
 
 class Gate:
@@ -47,7 +48,7 @@ def test_a_request_waits_for_a_slot_and_takes_the_one_that_comes_free() -> None:
             assert len(w.backends[0].turns) == 1
             gate.open.set()
             assert [(await wire.reply())[0] for wire in (first, second)] == [200, 200]
-            assert w.gateway.counts.queue_wait[1].export()[0][-1] == ("+Inf", 1.0)
+            assert w.gateway.core.view("m").classes[PriorityClass.DEFAULT].queue_wait.count == 1
 
     run(scenario())
 
@@ -84,14 +85,14 @@ def test_classes(headers: dict[str, str], name: str, unknown: int) -> None:
         async with world() as w:
             await w.ask(**headers)
             assert {label for label, c in w.state.classes.items() if c.admitted} == {name}
-            assert w.gateway.counts.unknown_class == unknown
+            assert sum(w.gateway.counts.unknown_class.values()) == unknown
 
     run(scenario())
 
 
 def test_queue_full() -> None:
     async def scenario() -> tuple[int, str, str]:
-        async with world(Backend(gate := Gate()), slots=1, admission={"default": {"queue_size": 0}}) as w:
+        async with world(Backend(gate := Gate()), slots=1, admission={"classes": {"default": {"queue_size": 0}}}) as w:
             wires = await fill(w, 1)
             refused = await code(await w.asking())
             gate.open.set()
@@ -99,13 +100,13 @@ def test_queue_full() -> None:
             assert w.state.classes["default"].queue_full == 1
             return refused
 
-    assert run(scenario()) == (429, "scheduler_queue_full", "2")
+    assert run(scenario()) == (429, "scheduler_queue_full", "1")
 
 
 @pytest.mark.parametrize("status", [408, 503])
 def test_queue_timeout(status: int) -> None:
     async def scenario() -> tuple[int, str, str]:
-        backend, admission = Backend(gate := Gate()), {"default": {"queue_timeout_secs": 0.03}}
+        backend, admission = Backend(gate := Gate()), {"classes": {"default": {"queue_timeout_secs": 0.03}}}
         async with world(backend, slots=1, admission=admission, queue_timeout_status=status) as w:
             wires = await fill(w, 1)
             refused = await code(await w.asking())
@@ -115,12 +116,12 @@ def test_queue_timeout(status: int) -> None:
             assert len(backend.turns) == 1
             return refused
 
-    assert run(scenario()) == (status, "scheduler_queue_timeout", "2")
+    assert run(scenario()) == (status, "scheduler_queue_timeout", "1")
 
 
 def test_one_queue_timeout_after_the_other() -> None:
     async def scenario() -> None:
-        backend, admission = Backend(gate := Gate()), {"default": {"queue_timeout_secs": 0.05}}
+        backend, admission = Backend(gate := Gate()), {"classes": {"default": {"queue_timeout_secs": 0.05}}}
         async with world(backend, slots=1, admission=admission, health_interval_secs=30.0) as w:
             wires = await fill(w, 1)
             for _ in range(3):
@@ -136,7 +137,7 @@ def test_one_queue_timeout_after_the_other() -> None:
 
 def test_a_client_that_leaves_the_queue_frees_its_place_at_once() -> None:
     async def scenario() -> None:
-        async with world(Backend(gate := Gate()), slots=1, admission={"default": {"queue_size": 1}}) as w:
+        async with world(Backend(gate := Gate()), slots=1, admission={"classes": {"default": {"queue_size": 1}}}) as w:
             first = (await fill(w, 1))[0]
             second = await w.asking()
             await w.until(lambda: w.state.waiting)
@@ -275,7 +276,7 @@ def test_a_request_that_lost_its_slot_before_its_first_byte_is_not_answered_with
 def test_the_decision_log_replays_to_the_same_bytes(tmp_path: Path) -> None:
     async def scenario() -> None:
         backend = Backend(gate := Gate())
-        config = {"default": {"queue_size": 2, "queue_timeout_secs": 0.03}}
+        config = {"classes": {"default": {"queue_size": 2, "queue_timeout_secs": 0.03}}}
         async with world(backend, slots=1, admission=config, decision_log=str(tmp_path / "log")) as w:
             wires = [await w.asking() for _ in range(5)]
             await w.until(lambda: w.state.classes["default"].rejected == 4)

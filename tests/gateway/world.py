@@ -68,6 +68,9 @@ class Backend:
         self.act = act
         self.models = models
         self.status = b"200 OK"
+        self.info: object = None
+        """What it answers to /server_info; None: 404."""
+        self.asked_for_info: list[str] = []
         self.turns: list[Turn] = []
         self.port = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -112,6 +115,9 @@ class Backend:
         elif turn.head.startswith(b"GET /v1/models"):
             listed = [{"id": model, "object": "model", "created": 1, "owned_by": "test"} for model in self.models]
             await turn.say(whole(msgspec.json.encode({"object": "list", "data": listed})))
+        elif b"server_info" in turn.head.split(b"\r\n")[0]:
+            self.asked_for_info.append(turn.head.split(b" ")[1].decode())
+            await turn.say(whole(msgspec.json.encode(self.info)) if self.info is not None else whole(b"{}", b"404 Not Found"))
         else:
             self.turns.append(turn)
             await self.act(turn)
@@ -197,9 +203,12 @@ class World:
 
 
 def admission_config(**section: Any) -> AdmissionConfig:
-    bare = {name: {"reserved_floor": 0, "reserved_per_slot": 0.0} for name in ("system", "interactive")}
+    """With classes that reserve nothing and preempt nobody, for everybody, where `section` does not say otherwise."""
     given = {"mode": "priority", "default_max_class": "system", **section}
-    given["classes"] = {**bare, **section.get("classes", {})} if given.get("flavour") != "smg" else section.get("classes", {})
+    if given.get("flavour") != "smg":
+        bare = {"reserved_floor": 0, "reserved_per_slot": 0.0, "can_preempt": False}
+        classes = section.get("classes", {})
+        given["classes"] = {name: {**bare, **classes.get(name, {})} for name in ("system", "interactive", "default", "bulk")}
     return msgspec.convert(given, AdmissionConfig)
 
 
@@ -207,8 +216,7 @@ def admission_config(**section: Any) -> AdmissionConfig:
 async def world(
     *backends: Backend, slots: int | None = 64, admission: dict[str, Any] | None = None, ready: bool = True, **config: Any
 ) -> AsyncIterator[World]:
-    """`admission`: its section, with classes and for everybody if it does not say otherwise; classes without reservations if
-    they are not named. Leaves only when nothing has leaked."""
+    """`admission`: see `admission_config`. Leaves only when nothing has leaked."""
     backends = backends or (Backend(),)
     for backend in backends:
         await backend.start()

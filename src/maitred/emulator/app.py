@@ -1,4 +1,5 @@
-"""An emulated engine as clients see it: OpenAI's endpoints, vLLM's metrics, and `/emulator/state` for tests.
+"""An emulated engine as clients see it: OpenAI's endpoints, vLLM's metrics, what gateways ask of SGLang's `/server_info`,
+and `/emulator/state` for tests.
 
 The head of a streamed answer leaves at once, the first event with the first token. A client who leaves, whether queued or
 being served, streaming or not, has its sequences aborted at once.
@@ -61,6 +62,7 @@ class EngineApp:
             "/v1/models": (_GET, self._models),
             "/health": (_GET, self._health),
             "/version": (_GET, self._version),
+            "/server_info": (_GET, self._server_info),
             "/metrics": (_GET, self._metrics),
             "/emulator/state": (_GET, self._state),
         }
@@ -145,6 +147,9 @@ class EngineApp:
 
     async def _version(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await send_json(send, 200, {"version": __version__})
+
+    async def _server_info(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_json(send, 200, {"version": __version__, "max_running_requests": self._instance.max_num_seqs})
 
     async def _metrics(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await send_bytes(send, 200, self._engine.metrics.page(), metrics.CONTENT_TYPE)

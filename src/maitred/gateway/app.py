@@ -125,6 +125,7 @@ class Gateway:
         """Raises ConfigError, and then nothing has changed."""
         self._capacity.adopt(settings.admission)
         self._reception.configure(settings.gateway)
+        self._fleet.configure(settings.gateway)
 
     async def _proxy(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = await self._reception.receive(scope, receive, send)

@@ -171,6 +171,11 @@ class Fleet:
                 merged.setdefault(name, model)
         return list(merged.values())
 
+    def configure(self, config: GatewayConfig) -> None:
+        """From now on poll by this configuration."""
+        for poller in self._pollers:
+            poller.use_key(config.upstream_api_key)
+
     async def watch(self) -> None:
         """Poll for ever."""
         async with asyncio.TaskGroup() as polls:

@@ -48,11 +48,14 @@ class Poller:
         self._origin = origin
         self._timeout_secs = config.health_timeout_secs
         self._wants_slots = config.slots_per_backend is None
-        key = config.upstream_api_key
-        self._headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
         self._reports = True
         self._slots: int | None = None
         self._trouble = ""
+        self.use_key(config.upstream_api_key)
+
+    def use_key(self, key: str | None) -> None:
+        """To be sent with each poll from now on."""
+        self._headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
 
     async def poll(self) -> Found:
         """Raises UpstreamError, TimeoutError, and what decoding raises if the answer is none."""
