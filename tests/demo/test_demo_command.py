@@ -50,7 +50,7 @@ def test_a_short_run_accounts_for_every_request_and_chats_do_not_notice_the_floo
     assert summary["leaked_slots"] == 0
     classes = summary["classes"]
     assert list(classes) == ["interactive", "bulk"]
-    ends = ("completed", "rejected", "failed", "cancelled")
+    ends = ("completed", "rejected", "preempted", "failed", "cancelled")
     assert sum(of[end] for of in classes.values() for end in ends) == summary["arrivals"] > 50
     assert classes["bulk"]["completed"] > 30
     assert classes["interactive"]["failed"] == classes["bulk"]["failed"] == 0

@@ -34,10 +34,12 @@ def test_a_row_per_class_says_who_waits_and_how_long_the_others_waited():
 
 def test_the_summary_fits_a_terminal_and_names_the_slots_that_leaked(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    of = ClassSummary(completed=123, rejected=4, failed=5, cancelled=6, ttft_p50_ms=31.2, ttft_p99_ms=48.0, e2e_p50_ms=10_500.0)
-    print_summary(DemoSummary(seconds=4.0, arrivals=138, classes={"interactive": of}, leaked_slots=3))
+    counts = {"completed": 123, "rejected": 4, "preempted": 7, "failed": 5, "cancelled": 6}
+    of = ClassSummary(**counts, ttft_p50_ms=31.2, ttft_p99_ms=48.0, e2e_p50_ms=10_500.0)
+    print_summary(DemoSummary(seconds=4.0, arrivals=145, classes={"interactive": of}, leaked_slots=3))
     said = capsys.readouterr().out
-    assert "138 requests in 4 s" in said
+    assert "145 requests in 4 s" in said
     (row,) = [line.split() for line in said.splitlines() if "interactive" in line]
-    assert row == ["interactive", "123", "4", "5", "6", "31", "ms", "48", "ms", "10.5", "s"]
+    assert row == ["interactive", "123", "4", "7", "5", "6", "31", "ms", "48", "ms", "10.5", "s"]
+    assert max(map(len, said.splitlines())) <= 80
     assert "Slots leaked: 3" in said

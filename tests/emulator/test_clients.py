@@ -58,18 +58,19 @@ def test_arrivals_wait_for_no_answer_and_giving_up_frees_the_engine():
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "outcome"),
+    ("status", "headers", "body", "outcome"),
     [
-        (429, b"{}", Outcome.REJECTED),
-        (503, b"{}", Outcome.REJECTED),
-        (408, b"{}", Outcome.REJECTED),
-        (400, b"{}", Outcome.FAILED),
-        (200, b"data: {}\n\ndata: [DONE]\n\n", Outcome.COMPLETED),
-        (200, b"data: {}\n\n", Outcome.FAILED),
-        (None, b"", Outcome.FAILED),
+        (429, [], b"{}", Outcome.REJECTED),
+        (503, [], b"{}", Outcome.REJECTED),
+        (503, [(b"x-smg-preempted", b"true")], b"{}", Outcome.PREEMPTED),
+        (408, [], b"{}", Outcome.REJECTED),
+        (400, [], b"{}", Outcome.FAILED),
+        (200, [], b"data: {}\n\ndata: [DONE]\n\n", Outcome.COMPLETED),
+        (200, [], b"data: {}\n\n", Outcome.FAILED),
+        (None, [], b"", Outcome.FAILED),
     ],
 )
-def test_an_answer_counts_as_what_it_is(status, body, outcome):
+def test_an_answer_counts_as_what_it_is(status, headers, body, outcome):
     seen = []
 
     async def app(scope, receive, send):
@@ -83,7 +84,7 @@ def test_an_answer_counts_as_what_it_is(status, body, outcome):
         if status is None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             return  # breaks off
-        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def scenario():

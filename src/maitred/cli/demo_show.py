@@ -84,10 +84,10 @@ def live_table(tally: Tally, seconds: float) -> Table:
 
 def print_summary(summary: DemoSummary) -> None:
     """The whole run as a table."""
-    ends, times = ("done", "rejected", "failed", "cancelled"), ("TTFT p50", "TTFT p99", "E2E p50")
+    ends, times = ("done", "rejected", "preempted", "failed", "gone"), ("TTFT\np50", "TTFT\np99", "E2E\np50")
     table = _table(f"{summary.arrivals} requests in {summary.seconds:g} s", *ends, *times)
     for label, of in summary.classes.items():
-        counts = (of.completed, of.rejected, of.failed, of.cancelled)
+        counts = (of.completed, of.rejected, of.preempted, of.failed, of.cancelled)
         table.add_row(label, *map(str, counts), *map(_time, (of.ttft_p50_ms, of.ttft_p99_ms, of.e2e_p50_ms)))
     console = Console(highlight=False)
     console.print(table)

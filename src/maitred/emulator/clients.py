@@ -19,9 +19,11 @@ from maitred.units import Micros, to_seconds
 from maitred.wire import sse
 from maitred.wire.client import Client, Origin
 from maitred.wire.failures import UpstreamError
+from maitred.wire.response import Response
 from maitred.workload import Job
 
 _REJECTIONS = frozenset((408, 429, 503))
+_PREEMPTED = (b"x-smg-preempted", b"true")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -94,7 +96,7 @@ class Clients:
             if response.status != 200:
                 while await response.read():
                     pass
-                return Outcome.REJECTED if response.status in _REJECTIONS else Outcome.FAILED
+                return _refusal(response)
             await response.pipe(heard)
         finally:
             response.close()
@@ -110,6 +112,12 @@ class Clients:
                 "stream": True,
             }
         )
+
+
+def _refusal(response: Response) -> Outcome:
+    if _PREEMPTED in response.headers:
+        return Outcome.PREEMPTED
+    return Outcome.REJECTED if response.status in _REJECTIONS else Outcome.FAILED
 
 
 def _prompt(request: Request) -> str:

@@ -5,7 +5,7 @@
     chats ───────┘                                  └── engine, 16 slots
 
 The gateway gives out as many slots as the engines run sequences, so whoever waits, waits at the gateway, where classes
-count. The flood needs more than there are; chats must not notice.
+count. The flood needs more than there are; chats must not notice, even if that costs a bulk request its slot now and then.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LEAK_SECS = 3.0
 
 
 class DemoSummary(msgspec.Struct, frozen=True):
-    """What came of it. Every arrival is in one of the four counts of its class."""
+    """What came of it. Every arrival is in one of the counts of its class."""
 
     seconds: float
     """How long requests were sent."""
@@ -146,7 +146,8 @@ async def _set_up(stage: Stage) -> str:
     engine = ("engine", "--port", "0", "--model", MODEL, "--max-num-seqs", str(SLOTS), "--latency", LATENCY)
     engines = [await stage.start(f"{nth} engine", *engine) for nth in ("first", "second")]
     backends = [f"--backend={await child.listening()}" for child in engines]
-    gateway = await stage.start("gateway", "serve", "--port", "0", "--slots-per-backend", str(SLOTS), *backends)
+    classes = ("--admission", "priority", "--default-max-class", "interactive")
+    gateway = await stage.start("gateway", "serve", "--port", "0", "--slots-per-backend", str(SLOTS), *classes, *backends)
     return await gateway.listening()
 
 

@@ -17,6 +17,8 @@ class Outcome(Enum):
     COMPLETED = "completed"
     REJECTED = "rejected"
     """Refused by a server that had no room for it (429, 503) or none in time (408)."""
+    PREEMPTED = "preempted"
+    """Its slot was taken back for a request of a higher class (503, and a header says so)."""
     FAILED = "failed"
     """Any other error, or an answer that broke off."""
     CANCELLED = "cancelled"
@@ -28,6 +30,7 @@ class ClassSummary(msgspec.Struct, frozen=True):
 
     completed: int
     rejected: int
+    preempted: int
     failed: int
     cancelled: int
     ttft_p50_ms: float | None
