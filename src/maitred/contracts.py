@@ -7,7 +7,7 @@ neighbour is passed in by whoever owns both. So the same object decides in a liv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Protocol, TypeAlias
 
@@ -83,12 +83,50 @@ class StepView(Protocol):
     @property
     def free_blocks(self) -> int: ...
 
+    def running_routing_keys(self) -> Mapping[str, int]:
+        """How many of the running sequences have each routing key; those without one are left out."""
+        ...
+
+
+class PrefixWatcher(Protocol):
+    """Who wants to know what a prefix cache gains and loses, so that nobody need match again what has not changed."""
+
+    def published(self, key: int) -> None:
+        """The prefix that ends in the block `key` is cached now."""
+        ...
+
+    def evicted(self, key: int) -> None:
+        """It is no longer. Prefixes beyond it cannot be matched either, whether or not their blocks are still there."""
+        ...
+
 
 class PrefixView(Protocol):
-    """A prefix cache as a policy may look at it. Looking never changes it: no splits, no recency."""
+    """A prefix cache as a policy may look at it. Looking never changes it: no splits, no recency.
+
+    A prompt is a chain of full blocks, and each block has a key that stands for the whole prefix that ends in it: two prompts
+    of one cache namespace share n blocks if and only if their n-th keys are equal.
+    """
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        ...
+
+    def chain(self, request: Request) -> Sequence[int]:
+        """The keys of the full blocks of its prompt, first block first; empty if nothing is known of its content. The caller
+        keeps it: making it costs time in proportion to the prompt."""
+        ...
+
+    def holds(self, key: int) -> bool:
+        """Whether this block is cached now (whether those before it are, is another question)."""
+        ...
 
     def match(self, request: Request) -> int:
         """Prompt tokens of `request` that the cache holds now."""
+        ...
+
+    def watch(self, watcher: PrefixWatcher) -> None:
+        """Tell `watcher` of every change from now on."""
         ...
 
 
