@@ -15,7 +15,8 @@ it was admitted when the budget held it beside all before it, and what those tak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -74,6 +75,9 @@ class ContinuousBatch:
     @property
     def free_blocks(self) -> int:
         return self._blocks.free
+
+    def running_routing_keys(self) -> Mapping[str, int]:
+        return Counter(seq.request.routing_key for seq in self.sequences.values() if seq.request.routing_key)
 
     @property
     def full(self) -> bool:
