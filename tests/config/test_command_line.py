@@ -50,7 +50,7 @@ def test_version_and_help() -> None:
         (["srve"], "No such command 'srve'"),
         (["serve", "--prot", "1"], "No such option: --prot"),
         (["serve", "--port", "http"], "Invalid value for '--port'"),
-        (["check"], "Missing argument 'FILE'"),
+        (["check"], "there is nothing to check (maitred check FILE, or --admission-config FILE, or both)"),
         (["check", "nowhere.yaml"], "nowhere.yaml: cannot be read: no such file or directory"),
         (["serve", "--config", "nowhere.yaml"], "nowhere.yaml: cannot be read: no such file or directory"),
     ],
@@ -59,21 +59,71 @@ def test_a_mistake_on_the_command_line_is_one_line_and_exit_code_2(arguments: li
     assert message in refused(*arguments)
 
 
+def checked(*arguments: str) -> list[str]:
+    """What `maitred check` says of what is right, without the columns."""
+    done = maitred("check", *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [" ".join(line.split()) for line in done.stdout.splitlines()]
+
+
 def test_check_says_what_a_good_file_amounts_to(tmp_path: Path) -> None:
     path = tmp_path / "maitred.yaml"
-    path.write_text("gateway: {backends: [http://a:1, http://b:1], slots_per_backend: 10}\nrouting: {policy: round-robin}\n")
+    path.write_text(
+        "gateway: {backends: [http://a:1, http://b:1], slots_per_backend: 10}\n"
+        "admission: {mode: priority}\nrouting: {policy: round-robin}\n"
+    )
+
+    lines = checked(str(path))
+
+    assert lines[0] == f"{path}: ok"
+    assert "gateway 127.0.0.1:8080, 2 backends, 10 slots on each" in lines
+    assert "admission priority, flavour maitred, of 20 slots" in lines
+    assert "system 1 reserved, 64 may wait, 30 s at most, may preempt" in lines
+    assert "interactive 5 reserved, 256 may wait, 30 s at most, may preempt" in lines
+    assert "bulk 0 reserved, 1024 may wait, 300 s at most" in lines
+    assert "routing round-robin" in lines
+
+
+def test_check_says_what_admission_without_classes_amounts_to(tmp_path: Path) -> None:
+    path = tmp_path / "maitred.yaml"
+    path.write_text("")
+    assert "admission legacy: no limit, 100 may wait, 60 s at most" in checked(str(path))
+    path.write_text("admission: {legacy: {max_concurrent_requests: 8, rate_limit_tokens_per_second: 2.5}}")
+    assert "admission legacy: 8 in flight, 2.5 per second, 100 may wait, 60 s at most" in checked(str(path))
+    path.write_text("admission: {mode: 'off'}")
+    assert "admission off" in checked(str(path))
+
+
+def test_check_of_an_admission_file_alone_and_with_another(tmp_path: Path) -> None:
+    main, admission = tmp_path / "maitred.yaml", tmp_path / "smg.yaml"
+    main.write_text("gateway: {backends: [http://a:1], slots_per_backend: 40}\nadmission: {mode: priority}\n")
+    admission.write_text("classes:\n  bulk:\n    queue_size: 7\n")
+
+    assert "bulk 0 reserved, 7 may wait, 300 s at most" in checked(str(main), "--admission-config", str(admission))
+    admission.write_text("mode: priority\nclases: {}\n")
+    said = refused("check", "--priority-scheduler-config", str(admission))
+    assert said == f"{admission}:2: unknown key 'admission.clases' (did you mean 'classes'?)"
+
+
+def test_check_warns_of_what_is_probably_not_meant(tmp_path: Path) -> None:
+    path = tmp_path / "maitred.yaml"
+    path.write_text(
+        "gateway: {backends: [http://a:1], slots_per_backend: 8}\n"
+        "admission:\n  mode: priority\n  default_max_class: system\n"
+        "  classes: {system: {reserved_floor: 6}, interactive: {reserved_floor: 6}}\n"
+    )
 
     done = maitred("check", str(path))
 
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert lines[0] == f"{path}: ok"
-    assert "gateway 127.0.0.1:8080, 2 backends, 10 slots on each" in lines
-    assert "admission of 20 slots" in lines
-    assert "system 1 reserved, 64 may wait, 30 s at most" in lines
-    assert "interactive 5 reserved, 256 may wait, 30 s at most" in lines
-    assert "bulk 0 reserved, 1024 may wait, 300 s at most" in lines
-    assert "routing round-robin" in lines
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "maitred: warning: default_max_class is system: every tenant can use the class meant for the control plane",
+        "maitred: warning: sum of class reservations (12) exceeds capacity (8): maitred serve would use legacy admission",
+    ]
+    assert [" ".join(line.split()) for line in done.stdout.splitlines()][3:5] == [
+        "system 3 reserved (of 6 wished), 64 may wait, 30 s at most, may preempt",
+        "interactive 4 reserved (of 6 wished), 256 may wait, 30 s at most, may preempt",
+    ]
 
 
 def test_check_lists_every_problem(tmp_path: Path) -> None:

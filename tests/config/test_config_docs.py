@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from maitred.admission.config import TenantPolicy
+from maitred.admission.flavours import BUILT_IN, Flavour
 from maitred.config import Config, load
 from maitred.config.document import Document
 from maitred.config.schema import keys_of, kind_at
@@ -35,16 +37,23 @@ def _places(section: str) -> list[str]:
     return [section.replace("CLASS", c) for c in CLASSES] if "CLASS" in section else [section]
 
 
-def defaults(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
-    if not isinstance(tree, dict):
-        return {".".join(path): tree}
-    return {dotted: value for key, below in tree.items() for dotted, value in defaults(below, (*path, key)).items()}
+def defaults(tree: Any, *path: str) -> dict[str, Any]:
+    """Dotted key → default, as the code has it."""
+    if not isinstance(tree, dict) or not tree:
+        return {".".join(path): list(tree) if isinstance(tree, tuple) else tree}
+    return {dotted: value for key, below in tree.items() for dotted, value in defaults(below, *path, key).items()}
+
+
+def of_classes(flavour: Flavour, *path: str) -> dict[str, Any]:
+    rules = {c.label: msgspec.to_builtins(BUILT_IN[flavour][c]) for c in PriorityClass}
+    return defaults(rules, *path)
 
 
 def test_every_key_is_documented_with_its_default_and_nothing_else_is() -> None:
-    actual = defaults(msgspec.to_builtins(Config()))
+    said = {key: value for key, value in defaults(msgspec.to_builtins(Config())).items() if ".classes." not in key}
+    policy = defaults(msgspec.to_builtins(TenantPolicy()), "admission", "tenant_policies", "TENANT")
 
-    assert {key: list(value) if isinstance(value, tuple) else value for key, value in actual.items()} == documented()
+    assert said | policy | of_classes("maitred", "admission", "classes") | of_classes("smg") == documented()
 
 
 def test_classes_are_those_of_the_code() -> None:
@@ -60,5 +69,6 @@ def test_the_example_loads(tmp_path: Path) -> None:
     found = load(path)
 
     assert len(found.gateway.backends) == 2
-    assert found.admission.classes.interactive.reserved_per_slot == pytest.approx(0.4)
-    assert (found.admission.classes.bulk.queue_size, found.routing.policy) == (5000, "round-robin")
+    assert found.admission.rules(PriorityClass.INTERACTIVE).reserved_per_slot == pytest.approx(0.4)
+    assert (found.admission.rules(PriorityClass.BULK).queue_size, found.routing.policy) == (5000, "round-robin")
+    assert found.admission.cap("auth:acme") is PriorityClass.INTERACTIVE

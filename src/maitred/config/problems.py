@@ -22,6 +22,7 @@ Locator: TypeAlias = Callable[[KeyPath], str]
 
 _SECRETS: Final = ("api_key", "api_keys")
 """How the keys end whose values are shown to nobody."""
+_ANY_KEY: Final = "[...]"
 _STEP: Final = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
@@ -51,7 +52,7 @@ def _explain(said: str, tree: Any, root: type[msgspec.Struct], locate: Locator) 
         hint = nearest(str(blamed[-1]), keys_of(kind_at(root, blamed[:-1])))
         return _problem(blamed, f"unknown key {dotted(blamed)!r}", locate, hint)
     message, _, at = said.partition(" - at `")
-    path: KeyPath = tuple(name or int(index) for name, index in _STEP.findall(at.partition("[...]")[0]))
+    path = _path(at, tree, root)
     found = _at(tree, path)
     if wrong := re.fullmatch(r"Expected (.*), got `.*`", message):
         return _problem(path, f"{_name(path)}: expected {in_words(wrong[1])}, found {_shown(found, path)}", locate)
@@ -61,6 +62,22 @@ def _explain(said: str, tree: Any, root: type[msgspec.Struct], locate: Locator) 
         hint = nearest(found if isinstance(found, str) else "", [str(choice) for choice in choices(kind_at(root, path))])
         return _problem(path, f"{_name(path)}: {_shown(found, path)} cannot be chosen", locate, hint)
     return _problem(path, f"{_name(path)}: {in_words(message[:1].lower() + message[1:])}", locate)
+
+
+def _path(at: str, tree: Any, root: Any) -> KeyPath:
+    """Where msgspec says that it is. Among keys of the user's own it does not say at which: at the first that is wrong."""
+    before, among, _ = at.partition(_ANY_KEY)
+    path: KeyPath = tuple(name or int(index) for name, index in _STEP.findall(before))
+    mapping = _at(tree, path)
+    if not among or not isinstance(mapping, dict):
+        return path
+    for key, value in mapping.items():
+        kind = kind_at(root, (*path, key))
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            return (*path, key, *_path(str(error).partition(" - at `")[2], value, kind))
+    return path
 
 
 def _unknown_key(tree: Any, root: Any, path: KeyPath) -> KeyPath | None:

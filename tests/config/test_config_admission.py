@@ -1,0 +1,177 @@
+"""The section `admission`: SMG's YAML as a file of its own, in both flavours; keys of clients, which nobody gets to see."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from maitred.admission.config import AdmissionConfig
+from maitred.admission.flavours import BUILT_IN
+from maitred.config import Said
+from maitred.errors import ConfigError
+from maitred.request import PriorityClass
+
+SMG = """\
+classes:
+  interactive:
+    reserved_floor: 3
+    queue_size: 10
+    queue_timeout_secs: 20
+    starvation_threshold_secs: 5
+    can_preempt: true
+  bulk:
+    reserved_floor: 0
+    reserved_per_slot: 1.5
+    queue_size: 0
+    queue_timeout_secs: 600
+    starvation_threshold_secs: 300
+    can_preempt: false
+tenant_policies:
+  "auth:acme": {max_class: interactive}
+  "header:batch": {max_class: bulk}
+"""
+INTERACTIVE, BULK = PriorityClass.INTERACTIVE, PriorityClass.BULK
+
+
+@pytest.fixture
+def admission(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def admission(text: str, **flags: object) -> AdmissionConfig:
+        path = tmp_path / "smg.yaml"
+        path.write_text(text)
+        said = {f"admission.{key}": value for key, value in flags.items()}
+        return Said(admission_file=path, flags=said).load().admission
+
+    return admission
+
+
+def wrong(admission, text: str, **flags: object) -> str:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError) as caught:
+        admission(text, **flags)
+    return str(caught.value).rpartition("smg.yaml:")[2]
+
+
+def test_smgs_file_loads_unchanged(admission) -> None:  # type: ignore[no-untyped-def]
+    smg = admission(SMG, mode="priority", flavour="smg")
+
+    assert (smg.rules(INTERACTIVE).reserved_floor, smg.rules(INTERACTIVE).reserved_per_slot) == (
+        3,
+        0.0,
+    )  # not the built-in share
+    assert (smg.rules(BULK).queue_size, smg.rules(BULK).reserved_per_slot) == (0, 1.5)
+    assert smg.rules(PriorityClass.SYSTEM) == BUILT_IN["smg"][PriorityClass.SYSTEM]
+    assert (smg.cap("auth:acme"), smg.cap("header:batch"), smg.cap("x")) == (INTERACTIVE, BULK, PriorityClass.DEFAULT)
+
+
+def test_the_same_file_in_our_flavour_is_merged_key_by_key(admission) -> None:  # type: ignore[no-untyped-def]
+    ours = admission(SMG.replace("1.5", "0.5"), mode="priority")
+
+    assert (ours.rules(INTERACTIVE).reserved_floor, ours.rules(INTERACTIVE).reserved_per_slot) == (3, 0.25)
+    assert ours.rules(PriorityClass.SYSTEM) == BUILT_IN["maitred"][PriorityClass.SYSTEM]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "classes:\ntenant_policies:\n", "{}"])
+def test_an_empty_file_says_nothing(admission, text: str) -> None:  # type: ignore[no-untyped-def]
+    assert admission(text) == AdmissionConfig()
+    assert admission(text, flavour="smg") == AdmissionConfig(flavour="smg")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("    can_preempt: true\n", ""), "2: admission.classes.interactive: missing field `can_preempt`"),
+        (("  bulk:", "  Bulk:"), "8: unknown key 'admission.classes.Bulk' (did you mean 'bulk'?)"),
+        (("queue_size: 10", "queue_sise: 10"), "4: unknown key 'admission.classes.interactive.queue_sise'"),
+        (
+            ("queue_timeout_secs: 20", "queue_timeout_secs: 0"),
+            "5: admission.classes.interactive.queue_timeout_secs must be > 0",
+        ),
+        (("starvation_threshold_secs: 300", "starvation_threshold_secs: 0"), "13: admission.classes.bulk.starvation_threshold"),
+        (("1.5", ".nan"), "10: admission.classes.bulk.reserved_per_slot must be a share"),
+        (
+            ("max_class: bulk", "max_class: urgent"),
+            "17: admission.tenant_policies.header:batch.max_class: 'urgent' cannot be chosen",
+        ),
+        (("classes:", "clases:"), "1: unknown key 'admission.clases' (did you mean 'classes'?)"),
+    ],
+)
+def test_mistakes_have_their_line(admission, change: tuple[str, str], message: str) -> None:  # type: ignore[no-untyped-def]
+    assert wrong(admission, SMG.replace(*change), flavour="smg").startswith(message)
+
+
+def test_a_bare_tenant_key_is_an_error_and_under_smg_a_warning(admission) -> None:  # type: ignore[no-untyped-def]
+    text = "tenant_policies:\n  auth:x: {max_class: bulk}\n  acme: {max_class: system}\n"
+
+    assert wrong(admission, text).startswith("3: admission.tenant_policies: 'acme' matches nobody: write auth:acme")
+    smg = admission(text, flavour="smg", mode="priority")
+    assert [line for line in smg.warnings() if "acme" in line]
+
+
+def test_an_admission_file_goes_between_the_main_file_and_the_environment(tmp_path: Path) -> None:
+    main, more = tmp_path / "main.yaml", tmp_path / "admission.yaml"
+    main.write_text("admission:\n  mode: priority\n  classes: {bulk: {queue_size: 1, queue_timeout_secs: 1}}\n")
+    more.write_text("classes:\n  bulk: {queue_size: 2, queue_timeout_secs: 2}\n  interactive:\n")
+
+    found = Said(file=main, admission_file=more, env={"MAITRED_ADMISSION__CLASSES__BULK__QUEUE_SIZE": "3"}).load().admission
+
+    assert found.mode == "priority"
+    assert (found.rules(BULK).queue_size, found.rules(BULK).queue_timeout_secs) == (3, 2)
+    more.write_text("classes:\n  bulk: {queue_timeout_secs: 0}\n")
+    with pytest.raises(ConfigError, match=r"admission\.yaml:2: admission\.classes\.bulk\.queue_timeout_secs"):
+        Said(file=main, admission_file=more).load()
+
+
+def test_of_keys_only_hashes_are_kept() -> None:
+    digest = "sha256:" + hashlib.sha256(b"s3cret").hexdigest()
+    said = {"gateway.api_key": "s3cret", "gateway.tenant_api_keys": {"acme": digest.replace("sha256:", "").upper()}}
+    said["gateway.tenant_api_keys"] = {"acme": "sha256:" + hashlib.sha256(b"other").hexdigest().upper()}
+
+    gateway = Said(flags=said).load().gateway
+
+    assert gateway.api_key == digest
+    assert gateway.tenant_api_keys == {"acme": "sha256:" + hashlib.sha256(b"other").hexdigest()}
+    assert "s3cret" not in repr(gateway)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"gateway.api_key": ""}, "gateway.api_key must be visible ASCII characters without spaces"),
+        ({"gateway.api_key": "s3 cret"}, "gateway.api_key must be visible ASCII characters without spaces"),
+        ({"gateway.api_key": "sha256:s3cret"}, "gateway.api_key must have 64 hexadecimal digits after sha256:"),
+        ({"gateway.upstream_api_key": "s3 cret"}, "gateway.upstream_api_key must be visible ASCII"),
+        ({"gateway.tenant_api_keys": {"acme": "s3 cret"}}, "gateway.tenant_api_keys.acme must be visible ASCII"),
+        ({"gateway.tenant_api_keys": {" a": "s3cret"}}, "gateway.tenant_api_keys: ' a' is no id of a tenant"),
+        (
+            {"gateway.tenant_api_keys": {"a": "s3cret", "b": "sha256:" + hashlib.sha256(b"s3cret").hexdigest()}},
+            "gateway.tenant_api_keys.b is the same key as tenant_api_keys.a",
+        ),
+        (
+            {"gateway.api_key": "s3cret", "gateway.tenant_api_keys": {"a": "s3cret"}},
+            "gateway.tenant_api_keys.a is the same key as api_key",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_key_is_said_without_the_key(keys: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Said(flags=keys).load()
+
+    assert message in str(caught.value)
+    assert "s3" not in str(caught.value)
+
+
+def test_a_key_of_another_type_is_not_shown_either(tmp_path: Path) -> None:
+    path = tmp_path / "main.yaml"
+    path.write_text("gateway:\n  api_key: 123456\n")
+    with pytest.raises(ConfigError, match=r"main\.yaml:2: gateway\.api_key: expected text, or nothing, found \*\*\*"):
+        Said(file=path).load()
+    path.write_text("gateway:\n  tenant_api_keys: {acme: [123456]}\n")
+    with pytest.raises(ConfigError) as caught:
+        Said(file=path).load()
+    assert "123456" not in str(caught.value)
+
+
+def test_the_budget_for_bodies_holds_at_least_one() -> None:
+    with pytest.raises(ConfigError, match="max_parked_body_bytes must be at least max_body_bytes"):
+        Said(flags={"gateway.max_body_bytes": 100, "gateway.max_parked_body_bytes": 99}).load()
