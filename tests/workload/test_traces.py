@@ -95,11 +95,14 @@ def test_our_own_format_carries_classes(write: Write) -> None:
     assert second.request.arrival == 1
 
 
-def test_our_own_format_may_carry_tenants_and_what_clients_allowed(write: Write) -> None:
-    text = "tenant,arrival_secs,class,prompt_tokens,output_tokens,max_output_tokens\nauth:acme,0,bulk,9,8,100\n,1,bulk,7,6,\n"
-    first, second = (job.request for job in jobs(f"maitred:{write(text)}"))
-    assert (first.tenant, first.max_output_tokens) == ("auth:acme", 100)
-    assert (second.tenant, second.max_output_tokens) == ("", None)
+def test_our_own_format_may_carry_tenants_and_what_clients_asked_for(write: Write) -> None:
+    header = "tenant,arrival_secs,class,prompt_tokens,output_tokens,max_output_tokens,stream\n"
+    path = write(header + "auth:acme,0,bulk,9,8,100,false\n,1,bulk,7,6,,\n")
+    first, second = (job.request for job in jobs(f"maitred:{path}"))
+    assert (first.tenant, first.max_output_tokens, first.stream) == ("auth:acme", 100, False)
+    assert (second.tenant, second.max_output_tokens, second.stream) == ("", None, True)
+    path = write(header + ",0,bulk,9,8,,no\n")
+    assert "stream is 'no'" in refusal(f"maitred:{path}").what
 
 
 def test_a_tenant_that_no_policy_could_name_is_a_bad_row(write: Write) -> None:

@@ -27,6 +27,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     tenant: str = ""
     max_output_tokens: int | None = None
     """What the client allowed."""
+    stream: bool = True
 
 
 class RowError(MaitredError):

@@ -117,6 +117,7 @@ def _request(number: int, row: Row, arrival: Micros) -> Request:
         max_output_tokens=row.max_output_tokens,
         priority_class=row.priority_class,
         tenant=row.tenant,
+        stream=row.stream,
         prefix=row.prefix,
     )
 

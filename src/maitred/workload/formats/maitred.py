@@ -2,7 +2,8 @@
 
 `arrival_secs` (seconds, to the microsecond; only differences count), `class` (`system`, `interactive`, `default` or
 `bulk`), `prompt_tokens`, `output_tokens`. And where they are known: `tenant`, as policies name it (`auth:acme`;
-empty: nobody knows), and `max_output_tokens`, what the client allowed (empty: it did not say).
+empty: nobody knows), `max_output_tokens`, what the client allowed (empty: it did not say), and `stream` (`true`, `false`;
+empty: true).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from maitred.workload.lines import Lines
 from maitred.workload.row import FORMATS, Columns, Row, RowError, RowParser, TraceFormat, split, tokens
 
 NAMES = ("arrival_secs", "class", "prompt_tokens", "output_tokens")
-OPTIONAL = ("tenant", "max_output_tokens")
+OPTIONAL = ("tenant", "max_output_tokens", "stream")
 
 _LATEST_SECS = 1e10
 
@@ -31,7 +32,7 @@ class Maitred(TraceFormat):
         columns = Columns(next(lines), *NAMES, optional=OPTIONAL)
 
         def parse(line: str) -> Row:
-            arrival, label, prompt, answer, tenant, most = columns.pick(line)
+            arrival, label, prompt, answer, tenant, most, stream = columns.pick(line)
             return Row(
                 from_seconds(_seconds(arrival)),
                 tokens(prompt, "prompt_tokens"),
@@ -39,6 +40,7 @@ class Maitred(TraceFormat):
                 _class(label),
                 tenant=_tenant(tenant),
                 max_output_tokens=tokens(most, "max_output_tokens") if most.strip() else None,
+                stream=_stream(stream),
             )
 
         return parse
@@ -57,6 +59,13 @@ def _tenant(text: str) -> str:
     if problem:
         raise RowError(f"tenant {problem}", "empty: nobody knows who it was")
     return tenant
+
+
+def _stream(text: str) -> bool:
+    said = text.strip().lower()
+    if said not in ("", "true", "false"):
+        raise RowError(f"stream is {text!r}", "it must be true or false")
+    return said != "false"
 
 
 def _seconds(text: str) -> float:
