@@ -6,7 +6,7 @@ from collections import OrderedDict
 from random import Random
 
 from maitred.contracts import PrefixView, QueuePolicy, Seq, WaitQueue
-from maitred.queueing.policy import SCHEDULERS, Queue
+from maitred.queueing.policy import SCHEDULERS, PolicyInfo, Queue
 from maitred.request import RequestId
 from maitred.units import Micros
 
@@ -14,6 +14,12 @@ from maitred.units import Micros
 @SCHEDULERS.register("fcfs")
 class FirstComeFirstServed(QueuePolicy):
     """In order of arrival; a preempted sequence goes back to the front. Nothing starves; a long prompt blocks the rest."""
+
+    about = PolicyInfo(
+        line="in order of arrival; a preempted request goes back to the front",
+        complexity="O(1) per request",
+        starves="nobody; a long prompt blocks those behind it",
+    )
 
     def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
         return _Line()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from enum import Enum
 from heapq import heapify, heappop, heappush
 from random import Random
+
+import msgspec
 
 from maitred.contracts import PrefixView, QueuePolicy, Seq, SortKey, StepView, WaitQueue
 from maitred.registry import Registry
@@ -12,6 +15,28 @@ from maitred.request import RequestId
 from maitred.units import Micros
 
 SCHEDULERS: Registry[QueuePolicy] = Registry("scheduler", group="maitred.schedulers", methods=["queue"])
+
+
+class CacheAware(Enum):
+    """Whether the order of a policy depends on what the prefix cache holds."""
+
+    NO = "no"
+    YES = "yes"
+    """Where there is no prefix cache it can only be something else, which its docstring says."""
+    AS_INSIDE = "as the policy inside"
+    """It wraps another policy."""
+
+
+class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What one must know to choose a policy; each class in `SCHEDULERS` carries one as `about`."""
+
+    line: str
+    """The order, in one line: no full stop, no name of its own."""
+    complexity: str
+    """What it costs with n waiting, e.g. "O(log n) per request"."""
+    starves: str
+    """Who may wait for ever under load; "nobody" if nobody."""
+    cache_aware: CacheAware = CacheAware.NO
 
 
 class Queue(WaitQueue):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from maitred.contracts import Seq, SortKey
-from maitred.queueing.policy import SCHEDULERS, KeyPolicy
+from maitred.queueing.policy import SCHEDULERS, KeyPolicy, PolicyInfo
 
 
 @SCHEDULERS.register("sjf")
 class ShortestJobFirst(KeyPolicy):
     """By prompt length, then arrival, then order (BLIS `sjf`). Long prompts starve under load."""
+
+    about = PolicyInfo(
+        line="shortest prompt first, then arrival",
+        complexity="O(log n) per request",
+        starves="long prompts; aged-sjf does not",
+    )
 
     def key(self, seq: Seq) -> SortKey:
         return (seq.request.prompt_tokens, seq.request.arrival, seq.order)
