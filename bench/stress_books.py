@@ -16,15 +16,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stress_crowd import ClassSeen
 
-OUTCOMES = {
+SEEN_AS = {
     "admitted": "whole",
     "preempted": "preempted",
     "rejected_queue_full": "queue_full",
     "rejected_tenant_queue_full": "queue_full",
     "rejected_queue_timeout": "queue_timeout",
-    "client_cancelled": None,
+    "client_cancelled": "",
 }
-"""What the gateway calls it, and what its client does: no name, if the client cannot see it."""
+"""What the gateway calls it, and what its client calls it; empty, if the client cannot see it."""
 
 
 class GatewayBooks(msgspec.Struct):
@@ -79,24 +79,24 @@ class Reconciled(msgspec.Struct):
     """Answers that clients saw whole."""
     left: int
     left_before_arrival: int
-    left_and_counted_as: dict[str, int]
-    """By the gateway."""
+    left_after: dict[str, int]
+    """What the gateway counted those as that clients left; `whole`: it held a slot."""
 
 
 def reconcile(seen: ClassSeen, outcomes: Mapping[str, int]) -> tuple[Reconciled, list[str]]:
     """One class, and every way in which its two accounts contradict each other."""
-    counted: dict[str | None, int] = defaultdict(int)
+    beyond: dict[str, int] = defaultdict(int)
     for outcome, number in outcomes.items():
-        counted[OUTCOMES[outcome]] += number
-    beyond = {name or "client_cancelled": n - (getattr(seen, name) if name else 0) for name, n in counted.items()}
+        beyond[SEEN_AS[outcome] or outcome] += number
+    for name in filter(None, set(SEEN_AS.values())):
+        beyond[name] -= getattr(seen, name)
     arrived = sum(outcomes.values())
-    problems = [f"{-extra} more were seen {name} than were counted" for name, extra in beyond.items() if extra < 0]
-    if seen.sent < arrived:
-        problems.append(f"{arrived} arrivals were counted, but {seen.sent} were sent")
-    if sum(beyond.values()) + seen.sent - arrived != seen.left + seen.strange:
-        problems.append(
-            f"{sum(beyond.values())} were counted beyond what was seen, {seen.sent - arrived} never arrived, {seen.left} left"
-        )
+    problems = [f"{-extra} more were seen as {name} than were counted" for name, extra in beyond.items() if extra < 0]
+    if arrived > seen.sent:
+        problems.append(f"{arrived} arrivals were counted, but {seen.sent} requests were sent")
+    unknown = sum(beyond.values()) + seen.sent - arrived
+    if unknown != seen.left + seen.strange:
+        problems.append(f"{unknown} ended in a way that no client saw, but {seen.left} clients left")
     answers = seen.whole + seen.preempted + seen.queue_full + seen.queue_timeout
     gone = {name: extra for name, extra in beyond.items() if extra}
     return Reconciled(seen.sent, arrived, answers, seen.left, seen.sent - arrived, gone), problems

@@ -157,7 +157,8 @@ class Driver:
         if deadline is None:
             return
         loop = asyncio.get_running_loop()
-        delay = to_seconds(deadline - self.now()) + 0.001  # the loop may ring a millisecond early
+        # The loop may ring a millisecond early; and what is due at once is no timer to uvloop, which then has no `when`.
+        delay = max(0.0, to_seconds(deadline - self.now())) + 0.001
         if self._timer is not None:
             if self._timer.when() <= loop.time() + delay:
                 return

@@ -1,0 +1,38 @@
+"""The driver's timer on uvloop, whose timers are none if they are due at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import uvloop
+
+from maitred.admission import Admission, AdmissionConfig
+from maitred.admission.config import ClassConfig, ClassesConfig
+from maitred.gateway.driver import Driver, Refused
+from maitred.request import Request
+from maitred.units import Micros
+
+
+class Late(Driver):
+    """The process is off the CPU between a decision and the setting of the timer: time has passed when it looks again."""
+
+    clock: Micros = 0
+
+    def now(self) -> Micros:  # type: ignore[override]
+        self.clock += 10_000
+        return self.clock
+
+
+def test_a_deadline_that_has_passed_before_the_timer_is_set_is_a_timer_still() -> None:
+    impatient = ClassesConfig(default=ClassConfig(queue_timeout_secs=0.001))
+    config = AdmissionConfig(mode="priority", classes=impatient)
+
+    async def two_wait() -> None:
+        driver = Late(Admission(config, {"m": 0}))
+        stays = [driver.submit(Request(id=number, arrival=0, prompt_tokens=1, model="m"), 1) for number in range(2)]
+        for stay in stays:
+            with pytest.raises(Refused, match="queue_timeout"):
+                await stay.turn()
+
+    uvloop.run(asyncio.wait_for(two_wait(), 5))
