@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from maitred.admission import SMG_BOOTSTRAP_CAPACITY, AdmissionConfig, overcommit
+from maitred.admission import SMG_BOOTSTRAP_CAPACITY, AdmissionConfig, PoolView, overcommit
 from maitred.errors import ConfigError
 from maitred.gateway.driver import Driver
 from maitred.gateway.fleet import Fleet, ModelSlots
@@ -41,10 +41,9 @@ class Capacity:
         """The slots of these may have become more or fewer, or a backend has been polled for the first time."""
         for model in models:
             self._driver.resize(model, self._fleet.slots(model))
+            self._tell(model)
         if not self._asked and self._fleet.polled:
             self._ask()
-        for model in models:
-            self._tell(model)
 
     def check(self, config: AdmissionConfig) -> None:
         """Raises ConfigError for a configuration that could not have been started with on the present fleet."""
@@ -57,8 +56,7 @@ class Capacity:
         self.check(config)
         self._driver.reconfigure(config)
         self.fallback = None
-        for model in self._fleet.models:
-            self._warn(model)
+        self._warn(self._fleet.models)
 
     @property
     def _config(self) -> AdmissionConfig:
@@ -68,6 +66,7 @@ class Capacity:
         if any(self._fleet.offered(model).slots for model in self._fleet.models):
             self._asked = True
             self._start(self._problem(self._config), clamps=self._config.on_overcommit == "clamp")
+            self._warn(self._fleet.models)
 
     def _start(self, problem: str | None, *, clamps: bool) -> None:
         if problem is None:
@@ -93,22 +92,28 @@ class Capacity:
     def _tell(self, model: str) -> None:
         """What is offered now, if it has changed. What ends at a backend that is down is no news."""
         before, now = self._said.get(model, ModelSlots(0, "none")), self._fleet.offered(model)
-        if now != before and self._asked | (self._config.mode != "priority"):
+        if now != before:
             self._said[model] = now
             log.info("capacity of model `%s`: %d slots (%s), before: %d", model, now.slots, now.source, before.slots)
-            self._warn(model)
+            if self._asked:
+                self._warn([model])
 
-    def _warn(self, model: str) -> None:
-        if self._config.mode != "priority" or not self._fleet.offered(model).slots:
+    def _warn(self, models: Iterable[str]) -> None:
+        """Where reservations are scaled down."""
+        if self._config.mode != "priority":
             return
-        view = self._driver.core.view(model)
-        if any(c.reserved < c.desired for c in view.classes.values()):
-            changes = ", ".join(
-                f"{name.label} {c.reserved} instead of {c.desired}" for name, c in view.classes.items() if c.desired
-            )
-            free = view.capacity - sum(c.reserved for c in view.classes.values())
-            words = "capacity of model `%s` (%d) is below the configured reservations: %s, %d unreserved"
-            log.warning(words, model, view.capacity, changes, free)
+        for model in models:
+            view = self._driver.core.view(model)
+            if view.capacity and any(c.reserved < c.desired for c in view.classes.values()):
+                _warn(model, view)
+
+
+def _warn(model: str, view: PoolView) -> None:
+    classes = {c.label: books for c, books in view.classes.items() if books.desired}
+    changes = ", ".join(f"{name} {books.reserved} instead of {books.desired}" for name, books in classes.items())
+    unreserved = view.capacity - sum(books.reserved for books in classes.values())
+    words = "capacity of model `%s` (%d) is below the configured reservations: %s, %d unreserved"
+    log.warning(words, model, view.capacity, changes, unreserved)
 
 
 def bootstrap_problem(config: AdmissionConfig) -> str | None:

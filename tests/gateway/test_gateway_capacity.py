@@ -1,0 +1,299 @@
+"""How many slots there are: what backends report, changes while requests wait, and reservations that do not fit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+from world import ANSWER, Backend, Turn, run, whole, world
+
+from maitred.errors import ConfigError
+from maitred.gateway.server_info import slots_reported
+
+TWO_AND_TWO = {"system": {"reserved_floor": 2}, "interactive": {"reserved_floor": 2}}
+
+
+class Gate:
+    """An act that answers when it is opened."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+
+    async def __call__(self, turn: Turn) -> None:
+        await self.open.wait()
+        await turn.say(whole(ANSWER))
+
+
+def reporting(slots: int, act: Any = None, models: tuple[str, ...] = ("m",)) -> Backend:
+    backend = Backend(act or Gate(), models)
+    backend.info = {"max_running_requests": slots}
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("answer", "slots"),
+    [
+        ({"max_running_requests": 48}, 48),
+        ({"max_running_requests": None, "internal_states": [{"effective_max_running_requests_per_dp": 64}] * 2}, 128),
+        ({"max_running_requests": 500, "internal_states": [{"effective_max_running_requests_per_dp": 256}]}, 256),
+        ({"max_running_requests": None, "internal_states": [{"max_running_requests": 7}]}, 7),
+        ({"server_args": {"max_running_requests": 9}}, 9),
+        ({"max_running_requests": 12, "internal_states": None, "server_args": None}, 12),
+        ({"max_running_requests": None}, None),
+        ({"max_running_requests": 0}, None),
+        ({"max_running_requests": -3}, None),
+        ({"max_running_requests": True}, None),
+        ({"max_running_requests": "64"}, None),
+        ({"max_running_requests": 1e30}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_server_info_says(answer: dict[str, Any], slots: int | None) -> None:
+    assert slots_reported(msgspec.json.encode(answer)) == slots
+
+
+def test_sources() -> None:
+    """Configured beats reported beats 64."""
+
+    async def scenario() -> None:
+        async with world(reporting(3), Backend(), slots=None) as w:
+            assert [(b.slots, b.source) for b in w.state.backends] == [(3, "reported"), (64, "default")]
+            assert (w.state.models["m"].slots, w.state.models["m"].source) == (67, "mixed")
+            assert w.state.pools["m"].capacity == 67
+        async with world(reporting(3), slots=5) as w:
+            assert (w.state.models["m"].slots, w.state.models["m"].source) == (5, "configured")
+            assert w.backends[0].asked_for_info == []
+
+    run(scenario())
+
+
+def test_who_does_not_report_is_asked_once_and_again_when_it_comes_back() -> None:
+    async def scenario() -> None:
+        backend = Backend()
+        async with world(backend, slots=None) as w:
+            fleet = w.gateway._fleet.backends[0]
+            await asyncio.sleep(0.1)
+            assert backend.asked_for_info == ["/server_info", "/get_server_info"]
+            await backend.stop()
+            await w.until(lambda: not fleet.healthy)
+            backend.info = {"max_running_requests": 2}
+            await backend.start()
+            await w.until(lambda: w.state.capacity == 2)
+            assert w.state.models["m"].source == "reported"
+
+    run(scenario())
+
+
+def test_the_older_name_of_the_page() -> None:
+    class Older(Backend):
+        async def _act(self, turn: Turn) -> None:
+            if turn.head.startswith(b"GET /server_info"):
+                await turn.say(whole(b"{}", b"404 Not Found"))
+            else:
+                await super()._act(turn)
+
+    async def scenario() -> int | None:
+        older = Older()
+        older.info = {"max_running_requests": 6}
+        async with world(older, slots=None) as w:
+            return w.state.capacity
+
+    assert run(scenario()) == 6
+
+
+def test_trouble_with_the_page_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Troubled(Backend):
+        trouble = b""
+
+        async def _act(self, turn: Turn) -> None:
+            if b"server_info" in turn.head and self.trouble:
+                self.asked_for_info.append("")
+                await turn.say(whole(b"[1]", self.trouble))
+            else:
+                await super()._act(turn)
+
+    async def scenario() -> None:
+        troubled = Troubled()
+        troubled.info = {"max_running_requests": 6}
+        async with world(troubled, slots=None) as w:
+            for troubled.trouble in (b"500 Internal Server Error", b"200 OK"):
+                before = len(troubled.asked_for_info)
+                await w.until(lambda before=before: len(troubled.asked_for_info) > before + 2)
+                assert w.state.capacity == 6
+                assert w.state.ready
+
+    run(scenario())
+    troubles = [record.message for record in caplog.records if "how many requests" in record.message]
+    assert len(troubles) == 2, "each is said once"
+    assert "/server_info answered 500" in troubles[0]
+
+
+def test_capacity_changes_while_it_is_used(caplog: pytest.LogCaptureFixture) -> None:
+    """4 slots become 2, and then 8: nobody is killed, nobody enters too early, and all enter as soon as they may."""
+    caplog.set_level(logging.INFO, "maitred.gateway")
+
+    async def scenario() -> None:
+        go = asyncio.Semaphore(0)
+
+        async def act(turn: Turn) -> None:
+            await go.acquire()
+            await turn.say(whole(ANSWER))
+
+        backend = reporting(4, act)
+        async with world(backend, slots=None) as w:
+            wires = [await w.asking() for _ in range(12)]
+            await w.until(lambda: len(backend.turns) == 4 and w.state.waiting == 8)
+            backend.info = {"max_running_requests": 2}
+            await w.until(lambda: w.state.capacity == 2)
+            assert (w.state.in_flight, w.state.waiting) == (4, 8)
+            for in_flight in (3, 2):
+                go.release()
+                await w.until(lambda in_flight=in_flight: w.state.in_flight == in_flight)
+                assert w.state.waiting == 8
+            go.release()
+            await w.until(lambda: w.state.waiting == 7)
+            assert w.state.in_flight == 2
+            backend.info = {"max_running_requests": 8}
+            await w.until(lambda: w.state.waiting == 1)
+            assert (w.state.in_flight, w.state.capacity) == (8, 8)
+            for _ in range(9):
+                go.release()
+            assert [(await wire.reply())[0] for wire in wires] == [200] * 12
+
+    run(scenario())
+    said = [record.message for record in caplog.records if record.message.startswith("capacity of")]
+    assert said == [
+        "capacity of model `m`: 4 slots (reported), before: 0",
+        "capacity of model `m`: 2 slots (reported), before: 4",
+        "capacity of model `m`: 8 slots (reported), before: 2",
+        *said[3:],
+    ]
+
+
+def test_models_do_not_take_each_others_slots() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with world(reporting(1, gate, ("a",)), reporting(2, models=("b",)), slots=None) as w:
+            w.backends[1].act = lambda turn: turn.say(whole(ANSWER))
+            wires = [await w.asking({"model": "a"}) for _ in range(6)]
+            await w.until(lambda: w.state.waiting == 5)
+            for _ in range(10):
+                assert (await w.ask(body={"model": "b"}))[0] == 200
+            assert (w.state.pools["a"].in_flight, w.state.pools["a"].waiting) == (1, 5)
+            gate.open.set()
+            assert {(await wire.reply())[0] for wire in wires} == {200}
+
+    run(scenario())
+
+
+def test_reservations_that_do_not_fit_mean_no_classes(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        admission = {"classes": TWO_AND_TWO, "legacy": {"max_concurrent_requests": 1, "queue_size": 0}}
+        async with world(reporting(3), reporting(64, models=("other",)), slots=None, admission=admission) as w:
+            await w.until(lambda: w.state.mode == "legacy")
+            problem = "sum of class reservations (4) exceeds capacity (3) of model `m`"
+            assert w.state.config_fallback == problem
+            assert f"priority scheduler failed to start; falling back to legacy admission: {problem}" in caplog.messages
+            metrics = (await w.ask("/metrics", method="GET"))[2].decode().splitlines()
+            assert "maitred_config_fallback 1.0" in metrics
+            health = msgspec.json.decode((await w.ask("/health", method="GET"))[2])
+            assert (health["status"], health["problems"]) == ("degraded", [problem])
+            wire = await w.asking(x_smg_priority="bulk")
+            await w.until(lambda: w.state.in_flight)
+            assert (await w.ask(x_smg_priority="system"))[1]["x-smg-error-code"] == "admission_queue_full"
+            w.backends[0].act.open.set()
+            assert (await wire.reply())[0] == 200
+
+    run(scenario())
+
+
+def test_the_question_waits_for_the_last_backend_and_for_a_slot() -> None:
+    """A backend that is down at first may be the one that makes the reservations fit."""
+
+    async def scenario() -> None:
+        first, late = reporting(3), reporting(3)
+        async with world(first, late, slots=None, admission={"classes": TWO_AND_TWO}, ready=False) as w:
+            await w.until(lambda: w.gateway._fleet.polled)
+            assert (w.state.mode, w.state.config_fallback) == ("priority", None)
+
+    run(scenario())
+
+
+def test_clamped_reservations(caplog: pytest.LogCaptureFixture) -> None:
+    """floor(2 x 3 / 4) = 1 each, which leaves one."""
+
+    async def scenario() -> None:
+        admission = {"classes": TWO_AND_TWO, "on_overcommit": "clamp"}
+        async with world(reporting(3), slots=None, admission=admission) as w:
+            await w.until(lambda: "are scaled down" in caplog.text)
+            assert (w.state.mode, w.state.config_fallback) == ("priority", None)
+            reserved = {"system": 1, "interactive": 1, "default": 0, "bulk": 0}
+            assert w.state.pools["m"].reserved == reserved
+            assert w.state.pools["m"].desired == {**reserved, "system": 2, "interactive": 2}
+            lines = (await w.ask("/metrics", method="GET"))[2].decode().splitlines()
+            assert 'maitred_scheduler_reserved_effective{class="system",model="m"} 1.0' in lines
+
+    run(scenario())
+    assert (
+        "capacity of model `m` (3) is below the configured reservations: "
+        "system 1 instead of 2, interactive 1 instead of 2, 1 unreserved" in caplog.messages
+    )
+
+
+def test_a_shrink_scales_reservations_down_and_recovery_restores_them(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        backend = reporting(8)
+        async with world(backend, slots=None, admission={"classes": TWO_AND_TWO}) as w:
+            assert sum(w.state.pools["m"].reserved.values()) == 4
+            backend.info = {"max_running_requests": 2}
+            await w.until(lambda: w.state.capacity == 2)
+            assert w.state.mode == "priority"
+            assert sum(w.state.pools["m"].reserved.values()) == 1
+            backend.info = {"max_running_requests": 8}
+            await w.until(lambda: w.state.capacity == 8)
+            assert sum(w.state.pools["m"].reserved.values()) == 4
+
+    run(scenario())
+    warned = [message for message in caplog.messages if "below the configured reservations" in message]
+    assert len(warned) == 1
+    assert "(2)" in warned[0]
+
+
+@pytest.mark.parametrize(
+    ("bulk_floor", "assumed", "mode"), [(2000, -1, "legacy"), (1000, -1, "priority"), (5, 4, "priority"), (7, 4, "priority")]
+)
+def test_smg_asks_before_it_knows_any_backend(bulk_floor: int, assumed: int, mode: str) -> None:
+    """Against 1024 slots or max_concurrent_requests, counting for a class what it can have at most; never against the fleet."""
+
+    async def scenario() -> tuple[str, bool]:
+        bulk = {"reserved_floor": bulk_floor, "queue_size": 3, "queue_timeout_secs": 1, "starvation_threshold_secs": 1}
+        bare = {**bulk, "reserved_floor": 0, "can_preempt": False}
+        admission = {
+            "flavour": "smg",
+            "on_overcommit": "clamp",
+            "classes": {"bulk": {**bulk, "can_preempt": False}, "system": bare, "interactive": bare, "default": bare},
+            "legacy": {"max_concurrent_requests": assumed},
+        }
+        if bulk_floor == 2000:
+            admission["classes"]["default"] = {**bare, "reserved_floor": 1}
+        async with world(reporting(4), slots=None, admission=admission) as w:
+            return w.state.mode, w.state.config_fallback is not None
+
+    assert run(scenario()) == (mode, mode == "legacy")
+
+
+def test_what_could_not_be_started_with_cannot_be_reloaded() -> None:
+    async def scenario() -> None:
+        from world import admission_config
+
+        async with world(reporting(3), slots=None, admission={"classes": {}}) as w:
+            with pytest.raises(ConfigError, match=r"sum of class reservations \(4\) exceeds capacity \(3\) of model `m`"):
+                w.gateway._capacity.adopt(admission_config(classes=TWO_AND_TWO))
+            assert sum(w.state.pools["m"].reserved.values()) == 0
+            w.gateway._capacity.adopt(admission_config(classes=TWO_AND_TWO, on_overcommit="clamp"))
+            assert sum(w.state.pools["m"].reserved.values()) == 2
+
+    run(scenario())

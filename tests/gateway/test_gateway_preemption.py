@@ -1,0 +1,305 @@
+"""Preemption over real sockets: what the victim's client reads, what its backend sees, and who may not be a victim."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import cycle, islice
+from typing import Any
+
+import msgspec
+import pytest
+from world import ANSWER, CHAT, STREAM_HEAD, Backend, Turn, Wire, World, chunk, run, whole, world
+
+PREEMPTING = {"classes": {"interactive": {"can_preempt": True}}}
+RETRYING = {**PREEMPTING, "on_preempt": "retry"}
+STREAM = {"model": "m", "stream": True}
+BULK, INTERACTIVE = {"x_smg_priority": "bulk"}, {"x_smg_priority": "interactive"}
+REFUSED = {
+    "error": {
+        "message": "request preempted by higher-priority traffic",
+        "type": "server_error",
+        "param": None,
+        "code": "scheduler_preempted",
+    }
+}
+
+
+class Engine:
+    """Keeps bulk requests, having sent `shown` of the answer, until they are gone; answers others at once, or with `vip`."""
+
+    def __init__(self, shown: bytes = b"") -> None:
+        self.shown = shown
+        self.busy = asyncio.Event()
+        self.gone = 0
+
+    async def __call__(self, turn: Turn) -> None:
+        if b"x-class: bulk" not in turn.head:
+            await turn.say(whole(ANSWER))
+            return
+        await turn.say(self.shown)
+        self.busy.set()
+        await turn.until_gone()
+        self.gone += 1
+        raise ConnectionError
+
+    async def kept(self) -> None:
+        """Until it has one more."""
+        await self.busy.wait()
+        self.busy.clear()
+
+
+async def ask_bulk(wire: Wire, **headers: str) -> None:
+    await wire.ask(CHAT, STREAM, x_class="bulk", **BULK, **headers)
+
+
+def check_refusal(status: int, headers: dict[str, str], body: bytes) -> None:
+    assert status == 503
+    assert headers["retry-after"] == "1"
+    assert headers["x-smg-preempted"] == "true"
+    assert headers["x-smg-error-code"] == "scheduler_preempted"
+    assert headers["content-type"] == "application/json"
+    assert msgspec.json.decode(body) == REFUSED
+
+
+def test_a_thousand_victims_read_their_503_whole_on_one_connection() -> None:
+    """Whatever the engine has said before: nothing, a bare head, a head and a comment."""
+
+    async def scenario() -> None:
+        engine = Engine()
+        shown = cycle((b"", STREAM_HEAD, STREAM_HEAD + chunk(b": working\n\n")))
+        async with world(Backend(engine), slots=1, admission=PREEMPTING, health_interval_secs=30.0) as w:
+            victim, vip = await w.connect(), await w.connect()
+            for engine.shown in islice(shown, 1000):
+                await ask_bulk(victim)
+                await engine.kept()
+                await vip.ask(**INTERACTIVE)
+                assert (await vip.reply())[::2] == (200, ANSWER)
+                check_refusal(*await victim.reply())
+            await victim.ask()
+            assert (await victim.reply())[::2] == (200, ANSWER)
+            await w.until(lambda: engine.gone == 1000)
+            bulk = w.state.classes["bulk"]
+            assert (bulk.preempted, bulk.preempted_by["interactive"], bulk.arrived) == (1000, 1000, 1000)
+
+    run(scenario())
+
+
+def test_the_bytes_of_a_503_before_the_connection_is_closed() -> None:
+    async def scenario() -> bytes:
+        engine = Engine()
+        async with world(Backend(engine), slots=1, admission=PREEMPTING) as w:
+            victim = await w.connect()
+            await ask_bulk(victim, connection="close", x_request_id="v")
+            await engine.kept()
+            assert (await w.ask(**INTERACTIVE))[0] == 200
+            return await victim.reader.read()
+
+    head, body = run(scenario()).split(b"\r\n\r\n")
+    status, *lines = head.split(b"\r\n")
+    assert status == b"HTTP/1.1 503 Service Unavailable"
+    assert msgspec.json.decode(body) == REFUSED
+    assert sorted(lines) == [
+        b"connection: close",
+        b"content-length: %d" % len(body),
+        b"content-type: application/json",
+        b"retry-after: 1",
+        b"x-request-id: v",
+        b"x-smg-error-code: scheduler_preempted",
+        b"x-smg-preempted: true",
+    ]
+
+
+@pytest.mark.parametrize("body", [{"model": "m"}, STREAM])
+def test_a_request_that_has_shown_data_is_left_alone(body: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        end = asyncio.Event()
+
+        async def act(turn: Turn) -> None:
+            if b"x-class: bulk" not in turn.head:
+                await turn.say(whole(ANSWER))
+                return
+            await turn.say(STREAM_HEAD + chunk(b"data: 1\n\n"))
+            await end.wait()
+            await turn.say(chunk(b"data: 2\n\n") + b"0\r\n\r\n")
+
+        async with world(Backend(act), slots=1, admission=PREEMPTING) as w:
+            bulk = await w.asking(body, x_class="bulk", **BULK)
+            await bulk.head()
+            assert await bulk.chunk() == b"data: 1\n\n"
+            vip = await w.asking(**INTERACTIVE)
+            await w.until(lambda: w.state.waiting)
+            end.set()
+            assert [await bulk.chunk(), await bulk.chunk()] == [b"data: 2\n\n", b""]
+            assert (await vip.reply())[0] == 200
+            assert w.state.classes["bulk"].completed == 1
+
+    run(scenario())
+
+
+def test_two_who_want_the_slot_of_one_victim() -> None:
+    async def scenario() -> None:
+        engine = Engine()
+        async with world(Backend(engine), slots=1, admission=PREEMPTING) as w:
+            victim = await w.connect()
+            await ask_bulk(victim)
+            await engine.kept()
+            vips = [await w.asking(**INTERACTIVE) for _ in range(2)]
+            assert [(await vip.reply())[0] for vip in vips] == [200, 200]
+            check_refusal(*await victim.reply())
+            books = w.state.classes
+            assert (books["bulk"].preempted, books["interactive"].completed) == (1, 2)
+            assert len(w.backends[0].turns) == 3
+
+    run(scenario())
+
+
+def test_the_newest_of_the_lowest_class_goes_first_and_the_last_finds_nobody() -> None:
+    async def scenario() -> None:
+        engine = Engine()
+        async with world(Backend(engine), slots=3, admission=PREEMPTING) as w:
+            names = (("default", "default"), ("bulk", "old"), ("bulk", "new"))
+            wires = {}
+            for name, who in names:
+                wires[who] = await w.asking(x_smg_priority=name, x_class="bulk", x_request_id=who)
+                await engine.kept()
+            keep = await w.connect()
+            for who in ("new", "old", "default"):
+                vip = await w.asking(x_smg_priority="interactive", x_class="bulk")
+                await engine.kept()
+                status, headers, _ = await wires[who].reply()
+                assert (status, headers["x-request-id"]) == (503, who)
+                keep = vip
+            fourth = await w.asking(**INTERACTIVE)
+            await w.until(lambda: w.state.waiting)
+            keep.leave()
+            assert (await fourth.reply())[0] == 200
+
+    run(scenario())
+
+
+def test_a_victim_whose_first_backend_died_under_it() -> None:
+    """The second one has it now, and is told to stop as the first would have been."""
+
+    async def scenario() -> None:
+        async def dies(turn: Turn) -> None:
+            if b"x-class: bulk" in turn.head:
+                raise ConnectionError
+            await turn.say(whole(ANSWER))
+
+        first, second = Backend(dies), Backend(engine := Engine())
+        async with world(first, second, slots=1, admission=PREEMPTING) as w:
+            victims = [await w.connect() for _ in range(2)]
+            for victim in victims:
+                await ask_bulk(victim)
+            await w.until(lambda: w.gateway.counts.retries == 1)
+            await engine.kept()
+            await w.until(lambda: w.state.in_flight == 2)
+            vips = [await w.asking(**INTERACTIVE) for _ in range(2)]
+            assert [(await vip.reply())[0] for vip in vips] == [200, 200]
+            for victim in victims:
+                check_refusal(*await victim.reply())
+
+    run(scenario())
+
+
+def test_a_victim_that_is_tried_again_notices_nothing() -> None:
+    async def scenario() -> None:
+        started, release = asyncio.Event(), asyncio.Event()
+        turns: list[Turn] = []
+
+        async def act(turn: Turn) -> None:
+            if b"x-class: bulk" not in turn.head:
+                await turn.say(whole(ANSWER))
+                return
+            turns.append(turn)
+            started.set()
+            if len(turns) == 1:
+                await turn.until_gone()
+                raise ConnectionError
+            await release.wait()
+            await turn.say(STREAM_HEAD + chunk(b"data: 1\n\n") + b"0\r\n\r\n")
+
+        async with world(Backend(act), slots=1, admission=RETRYING) as w:
+            victim = await w.connect()
+            await ask_bulk(victim)
+            await started.wait()
+            assert (await w.ask(**INTERACTIVE))[0] == 200
+            await w.until(lambda: len(turns) == 2)
+            second = await w.asking(**INTERACTIVE)  # it is left alone now
+            await w.until(lambda: w.state.waiting)
+            release.set()
+            assert (await victim.reply())[::2] == (200, b"data: 1\n\n")
+            assert (await second.reply())[0] == 200
+            assert turns[0].body == turns[1].body
+            bulk = w.state.classes["bulk"]
+            assert (bulk.arrived, bulk.completed, bulk.retried, bulk.preempted) == (1, 1, 1, 0)
+
+    run(scenario())
+
+
+def test_a_victim_that_waits_again_may_leave_or_wait_in_vain() -> None:
+    async def scenario() -> None:
+        engine, end = Engine(), asyncio.Event()
+
+        async def act(turn: Turn) -> None:
+            if b"x-class: bulk" in turn.head:
+                await engine(turn)
+            await end.wait()
+            await turn.say(whole(ANSWER))
+
+        classes = {**PREEMPTING["classes"], "bulk": {"queue_timeout_secs": 0.6}}
+        async with world(Backend(act), slots=2, admission={**RETRYING, "classes": classes}) as w:
+            victims = [await w.connect() for _ in range(2)]
+            for victim in victims:
+                await ask_bulk(victim)
+                await engine.kept()
+            vips = [await w.asking(**INTERACTIVE) for _ in range(2)]
+            await w.until(lambda: w.state.classes["bulk"].waiting == 2)
+            victims[0].leave()
+            await w.until(lambda: w.state.classes["bulk"].waiting == 1)
+            status, headers, _ = await victims[1].reply()
+            assert (status, headers["x-smg-error-code"]) == (408, "scheduler_queue_timeout")
+            end.set()
+            assert [(await vip.reply())[0] for vip in vips] == [200, 200]
+            bulk = w.state.classes["bulk"]
+            assert (bulk.cancelled, bulk.queue_timeout, bulk.retried, bulk.preempted) == (1, 1, 2, 0)
+            assert len(w.backends[0].turns) == 4
+
+    run(scenario())
+
+
+async def interactive_every(w: World, secs: float, stop: asyncio.Event) -> int:
+    served = 0
+    while not stop.is_set():
+        assert (await w.ask(**INTERACTIVE))[0] == 200
+        served += 1
+        await asyncio.sleep(secs)
+    return served
+
+
+@pytest.mark.parametrize("admission", [PREEMPTING, RETRYING])
+def test_interactive_requests_pass_a_flood_of_bulk(admission: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async def act(turn: Turn) -> None:
+            await asyncio.sleep(0.005)
+            await turn.say(STREAM_HEAD)
+            await asyncio.sleep(0.005)
+            await turn.say(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
+
+        async with world(Backend(act), slots=4, admission=admission) as w:
+            flood = [await w.asking(STREAM, **BULK) for _ in range(120)]
+            await w.until(lambda: w.state.classes["bulk"].waiting > 100)
+            stop = asyncio.Event()
+            interactive = asyncio.create_task(interactive_every(w, 0.01, stop))
+            statuses = [(await wire.reply())[0] for wire in flood]
+            stop.set()
+            served = await interactive
+            await w.idle()
+            books = w.state.classes
+            assert set(statuses) <= ({200} if admission is RETRYING else {200, 503})
+            assert statuses.count(503) == books["bulk"].preempted
+            assert books["bulk"].completed + books["bulk"].preempted == books["bulk"].arrived == 120
+            assert books["interactive"].completed == served > 5
+            assert len(w.backends[0].turns) == 120 + served + books["bulk"].retried
+
+    run(scenario())
