@@ -1,0 +1,193 @@
+"""Metrics: their names, and the law that nothing is lost: what came is what ended, waits or is in flight, at every scrape."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from world import ANSWER, STREAM_HEAD, Backend, Turn, World, chunk, run, whole, world
+
+STREAM = {"model": "m", "stream": True}
+
+
+class Scrape:
+    def __init__(self, text: str) -> None:
+        self.kinds = {family.name: family.type for family in text_string_to_metric_families(text)}
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        self.values = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        return self.values.get((name, tuple(sorted(labels.items()))))
+
+    def total(self, name: str, **labels: str) -> float:
+        wanted = labels.items()
+        return sum(value for (n, given), value in self.values.items() if n == name and wanted <= dict(given).items())
+
+
+async def scrape(w: World) -> Scrape:
+    return Scrape((await w.ask("/metrics", method="GET"))[2].decode())
+
+
+def check_the_law(seen: Scrape) -> None:
+    for c in ("system", "interactive", "default", "bulk"):
+        ended = seen.total("maitred_scheduler_admit_total", **{"class": c})
+        here = seen.total("maitred_scheduler_queue_depth", **{"class": c})
+        here += seen.total("maitred_scheduler_inflight", **{"class": c})
+        assert seen("maitred_scheduler_arrivals_total", **{"class": c}) == ended + here
+
+
+@pytest.mark.parametrize("on_preempt", ["reject", "retry"])
+def test_nothing_is_lost_at_any_scrape(on_preempt: str) -> None:
+    async def scenario() -> None:
+        async def act(turn: Turn) -> None:
+            await turn.say(STREAM_HEAD)
+            await asyncio.sleep(0.004)
+            await turn.say(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
+
+        async def visit(w: World, number: int, outcomes: Counter[int | None]) -> None:
+            await asyncio.sleep(number % 17 / 100)
+            wire = await w.asking(STREAM, x_smg_priority=("bulk", "default", "interactive")[number % 3])
+            if number % 5 == 0:
+                await asyncio.sleep(number % 7 / 200)
+                wire.leave()
+                outcomes[None] += 1
+            else:
+                outcomes[(await wire.reply())[0]] += 1
+
+        classes: dict[str, Any] = {"interactive": {"can_preempt": True}}
+        classes |= {"default": {"queue_size": 3}, "bulk": {"queue_timeout_secs": 0.05}}
+        admission = {"classes": classes, "on_preempt": on_preempt}
+        async with world(Backend(act), slots=2, admission=admission) as w:
+            outcomes: Counter[int | None] = Counter()
+            visits = asyncio.gather(*(visit(w, number, outcomes) for number in range(150)))
+            while not visits.done():
+                check_the_law(await scrape(w))
+                await asyncio.sleep(0.005)
+            await visits
+            await w.idle()
+            seen = await scrape(w)
+            check_the_law(seen)
+            assert seen.total("maitred_scheduler_arrivals_total") == 150 - w.gateway.counts.refused.total()
+            kinds = {429: "rejected_queue_full", 408: "rejected_queue_timeout"}
+            for status, outcome in kinds.items():
+                counted = seen.total("maitred_scheduler_admit_total", outcome=outcome)
+                assert outcomes[status] <= counted <= outcomes[status] + outcomes[None]
+            counted = seen.total("maitred_scheduler_admit_total", outcome="preempted")
+            assert outcomes[503] <= counted <= outcomes[503] + outcomes[None]
+            preempted = seen.total("maitred_scheduler_preemption_total", by_class="interactive")
+            assert preempted == counted + seen.total("maitred_scheduler_retry_total")
+            assert preempted > 0
+
+    run(scenario())
+
+
+def test_names_and_kinds() -> None:
+    async def scenario() -> Scrape:
+        release = asyncio.Event()
+
+        async def act(turn: Turn) -> None:
+            await release.wait()
+            await turn.say(STREAM_HEAD + chunk(b"data: 1\n\n") + b"0\r\n\r\n")
+
+        admission = {"classes": {"bulk": {"queue_size": 0}, "interactive": {"reserved_floor": 1}}}
+        async with world(Backend(act), slots=2, admission={**admission, "default_max_class": "interactive"}) as w:
+            wires = [await w.asking(STREAM, x_smg_priority=name) for name in ("system", "urgent")]
+            await w.until(lambda: w.state.in_flight == 2)
+            wires.append(await w.asking(STREAM))
+            await w.until(lambda: w.state.waiting)
+            assert (await w.ask(x_smg_priority="bulk"))[0] == 429
+            busy = await scrape(w)
+            check_the_law(busy)
+            assert busy("maitred_scheduler_inflight", **{"class": "interactive"}) == 1
+            assert busy("maitred_scheduler_queue_depth", **{"class": "default"}) == 1
+            assert busy("maitred_scheduler_utilization") == 1.0
+            assert busy("maitred_tenant_inflight", tenant="ip:127.0.0.1") == 2
+            assert busy("maitred_tenant_queue_depth", tenant="ip:127.0.0.1") == 1
+            # one of the two in flight is not reserved, and it could have that one only
+            assert busy("maitred_scheduler_class_capacity_pressure", **{"class": "default"}) == 1.0
+            release.set()
+            for wire in wires:
+                assert (await wire.reply())[0] == 200
+            return await scrape(w)
+
+    seen = run(scenario())
+    assert seen("maitred_scheduler_admit_total", **{"class": "default", "outcome": "admitted"}) == 2
+    assert seen("maitred_scheduler_admit_total", **{"class": "bulk", "outcome": "rejected_queue_full"}) == 1
+    clamp = {"tenant": "ip:127.0.0.1", "requested_class": "system", "effective_class": "interactive"}
+    assert seen("maitred_scheduler_clamp_total", **clamp) == 1
+    assert seen("maitred_scheduler_unknown_priority_value_total", tenant="ip:127.0.0.1") == 1
+    assert seen("maitred_scheduler_queue_wait_seconds_count", **{"class": "default"}) == 1
+    assert seen("maitred_scheduler_slot_hold_seconds_count", **{"class": "default"}) == 2
+    assert seen("maitred_scheduler_wasted_seconds_count", **{"class": "default"}) == 0
+    assert seen("maitred_ttft_seconds_count", **{"class": "interactive"}) == 1
+    assert seen("maitred_scheduler_capacity", model="m") == 2
+    assert seen("maitred_scheduler_reserved_effective", **{"class": "interactive", "model": "m"}) == 1
+    assert seen("maitred_scheduler_queue_size_limit", **{"class": "bulk"}) == 0
+    assert seen("maitred_config_fallback") == 0
+    assert seen("maitred_http_rate_limit_total", result="rejected") is None
+    histograms = {name for name, kind in seen.kinds.items() if kind == "histogram"}
+    scheduler = ("queue_wait", "slot_hold", "wasted", "retry_after_error")
+    assert histograms == {"maitred_ttft_seconds", *(f"maitred_scheduler_{name}_seconds" for name in scheduler)}
+
+
+def test_metrics_without_classes() -> None:
+    async def scenario() -> Scrape:
+        release = asyncio.Event()
+
+        async def act(turn: Turn) -> None:
+            await release.wait()
+            await turn.say(whole(ANSWER))
+
+        legacy = {"max_concurrent_requests": 1, "queue_size": 1, "queue_timeout_secs": 0.2}
+        async with world(Backend(act), admission={"mode": "legacy", "classes": {}, "legacy": legacy}) as w:
+            first = await w.asking()
+            await w.until(lambda: w.state.in_flight)
+            late = await w.asking(x_smg_priority="system")
+            await w.until(lambda: w.state.waiting)
+            assert (await w.ask())[0] == 429
+            busy = await scrape(w)
+            assert busy("maitred_admission_queue_depth") == busy("maitred_admission_inflight") == 1
+            assert (await late.reply())[0] == 408
+            release.set()
+            assert (await first.reply())[0] == 200
+            return await scrape(w)
+
+    seen = run(scenario())
+    assert seen("maitred_http_rate_limit_total", result="allowed") == 1
+    assert seen("maitred_http_rate_limit_total", result="rejected") == 2
+    assert seen("maitred_admission_queue_rejected_total", reason="full") == 1
+    assert seen("maitred_admission_queue_rejected_total", reason="timeout") == 1
+    assert seen("maitred_scheduler_reserved_effective", **{"class": "system", "model": "*"}) is None
+    check_the_law(seen)
+
+
+def test_the_gate_is_counted_beside() -> None:
+    async def scenario() -> Scrape:
+        rate = {"max_concurrent_requests": 2, "rate_limit_tokens_per_second": 0.01}
+        async with world(admission={"legacy": rate}) as w:
+            assert [(await w.ask())[0] for _ in range(4)] == [200, 200, 429, 429]
+            return await scrape(w)
+
+    seen = run(scenario())
+    assert seen("maitred_http_rate_limit_total", result="rejected") == 2
+    assert seen.total("maitred_scheduler_arrivals_total") == seen.total("maitred_scheduler_admit_total") == 2
+
+
+def test_few_tenants_have_labels_of_their_own() -> None:
+    async def scenario() -> Scrape:
+        config = {"trust_tenant_header": True, "tenant_metric_top_n": 2}
+        async with world(admission={"default_max_class": "default"}, **config) as w:
+            for tenant in ("a", "b", "c", "d", "a"):
+                assert (await w.ask(x_smg_tenant_id=tenant, x_smg_priority="system"))[0] == 200
+            return await scrape(w)
+
+    seen = run(scenario())
+    to = {"requested_class": "system", "effective_class": "default"}
+    counted = {
+        tenant: seen("maitred_scheduler_clamp_total", tenant=tenant, **to) for tenant in ("header:a", "header:b", "other")
+    }
+    assert counted == {"header:a": 2, "header:b": 1, "other": 2}
+    assert seen.total("maitred_scheduler_clamp_total") == 5

@@ -1,0 +1,139 @@
+"""What a request is told that may not enter: status, code, words and when to come back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from world import ANSWER, Backend, Turn, World, run, whole, world
+
+from maitred.gateway.refusals import retry_after
+
+SMG_CLASS = {
+    "reserved_floor": 0,
+    "queue_size": 0,
+    "queue_timeout_secs": 1,
+    "starvation_threshold_secs": 9,
+    "can_preempt": False,
+}
+SMG = {"flavour": "smg", "classes": {name: SMG_CLASS for name in ("system", "interactive", "default", "bulk")}}
+LEGACY = {"mode": "legacy", "classes": {}}
+RATE = {"max_concurrent_requests": 1, "rate_limit_tokens_per_second": 0.01}
+FULL, LATE = "request queue is full for this priority class", "timed out waiting for an admission slot"
+
+
+async def refusals(w: World, gate: asyncio.Event, **headers: str) -> tuple[Any, ...]:
+    """Of the second of two requests, while the first is in flight."""
+    first = await w.asking()
+    await w.until(lambda: w.backends[0].turns)
+    status, answered, body = await w.ask(**headers)
+    error = msgspec.json.decode(body)["error"]
+    assert answered["x-smg-error-code"] == error["code"]
+    assert error["param"] is None
+    gate.set()
+    assert (await first.reply())[0] == 200
+    return status, error["type"], error["code"], error["message"], answered["retry-after"]
+
+
+@pytest.mark.parametrize(
+    ("admission", "expected"),
+    [
+        ({"classes": {"default": {"queue_size": 0}}}, (429, "rate_limit_error", "scheduler_queue_full", FULL, "1")),
+        (
+            {"classes": {"default": {"queue_timeout_secs": 0.02}}},
+            (408, "server_error", "scheduler_queue_timeout", LATE, "1"),
+        ),
+        (SMG, (429, "rate_limit_error", "scheduler_queue_full", FULL, "2")),
+        (
+            {"tenant_policies": {"ip:127.0.0.1": {"max_in_flight": 1, "max_queued": 0}}},
+            (429, "rate_limit_error", "scheduler_tenant_queue_full", "request queue is full for this tenant", "1"),
+        ),
+        (
+            {"legacy": RATE},
+            (429, "rate_limit_error", "scheduler_rate_limited", "more requests per second than are allowed here", "100"),
+        ),
+        ({**SMG, "legacy": RATE}, (429, "rate_limit_error", "scheduler_queue_full", FULL, "2")),
+        (
+            {**LEGACY, "legacy": {"max_concurrent_requests": 1, "queue_size": 0}},
+            (
+                429,
+                "rate_limit_error",
+                "admission_queue_full",
+                "concurrency limit reached and queuing is disabled",
+                "1",
+            ),
+        ),
+        (
+            {**LEGACY, "legacy": {"max_concurrent_requests": 1, "queue_timeout_secs": 0.02}},
+            (408, "server_error", "admission_queue_timeout", LATE, "1"),
+        ),
+    ],
+)
+def test_refusals(admission: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    async def scenario() -> tuple[Any, ...]:
+        gate = asyncio.Event()
+
+        async def act(turn: Turn) -> None:
+            await gate.wait()
+            await turn.say(whole(ANSWER))
+
+        async with world(Backend(act), slots=1, admission=admission) as w:
+            return await refusals(w, gate)
+
+    assert run(scenario()) == expected
+
+
+def test_the_queue_without_classes_is_full() -> None:
+    async def scenario() -> None:
+        gate = asyncio.Event()
+
+        async def act(turn: Turn) -> None:
+            await gate.wait()
+            await turn.say(whole(ANSWER))
+
+        admission = {**LEGACY, "flavour": "smg", "legacy": {"max_concurrent_requests": 1, "queue_size": 1}}
+        async with world(Backend(act), admission=admission) as w:
+            wires = [await w.asking(x_smg_priority="bulk") for _ in range(2)]
+            await w.until(lambda: (w.state.in_flight, w.state.waiting) == (1, 1))
+            status, headers, body = await w.ask(x_smg_priority="system")
+            error = {
+                "message": "admission queue is at capacity",
+                "type": "rate_limit_error",
+                "param": None,
+                "code": "admission_queue_full",
+            }
+            assert (status, headers["retry-after"], msgspec.json.decode(body)) == (429, "2", {"error": error})
+            gate.set()
+            assert [(await wire.reply())[0] for wire in wires] == [200, 200]
+            assert [turn.headers.get(b"x-smg-priority") for turn in w.backends[0].turns] == [None, None]
+
+    run(scenario())
+
+
+def test_without_a_limit_all_enter() -> None:
+    async def scenario() -> None:
+        gate = asyncio.Event()
+
+        async def act(turn: Turn) -> None:
+            await gate.wait()
+            await turn.say(whole(ANSWER))
+
+        for mode in ("legacy", "off"):
+            gate.clear()
+            async with world(Backend(act), slots=1, admission={"mode": mode, "classes": {}}) as w:
+                wires = [await w.asking() for _ in range(20)]
+                await w.until(lambda w=w: len(w.backends[0].turns) == 20)
+                assert (w.state.capacity, w.state.in_flight, w.state.waiting, w.state.mode) == (None, 20, 0, mode)
+                gate.set()
+                assert {(await wire.reply())[0] for wire in wires} == {200}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("micros", "secs"), [(None, b"2"), (0, b"1"), (1, b"1"), (1_000_000, b"1"), (1_000_001, b"2"), (59_400_000, b"60")]
+)
+def test_seconds_are_rounded_up(micros: int | None, secs: bytes) -> None:
+    assert retry_after(micros) == [(b"retry-after", secs)]
