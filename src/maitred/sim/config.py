@@ -15,7 +15,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     num_instances: int = 1
     capacity: int | None = None
-    """Slots per model of the admission in front of the router; None: if there is admission, as many as the batches hold."""
+    """Slots per model of the admission in front of the router; None: as many as the batches of all instances hold."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_instances <= MOST_INSTANCES:

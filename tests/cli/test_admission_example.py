@@ -1,0 +1,108 @@
+"""docs/admission.md: its commands run, its figures hold, and it knows every decision that there is."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maitred.admission import Action, Reason, replay
+from maitred.decisions import DecisionLog
+from maitred.request import PriorityClass
+
+ROOT = Path(__file__).parents[2]
+DOC = (ROOT / "docs" / "admission.md").read_text(encoding="utf-8")
+CLASSES = ("interactive", "bulk")
+
+
+def blocks(language: str) -> Iterator[str]:
+    return (found[1] for found in re.finditer(rf"```{language}\n(.*?)```", DOC, re.DOTALL))
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """The table whose first line begins so: the first cell without its quotes, and the others."""
+    lines = iter(DOC.splitlines())
+    next(line for line in lines if line.startswith(f"| {heading} |"))
+    next(lines)
+    table: dict[str, list[str]] = {}
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        first, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        table[first.strip("`")] = cells
+    return table
+
+
+@pytest.fixture
+def runs(maitred: Any) -> list[Any]:
+    """The metrics of each command that the page shows, in a folder in which `examples` is at hand."""
+    Path("examples").symlink_to(ROOT / "examples")
+    found = []
+    for command in next(blocks("sh")).splitlines():
+        said = maitred(*shlex.split(command)[1:], "--metrics-path", "metrics.json")
+        assert said.code == 0, said.err
+        found.append(json.loads(Path("metrics.json").read_text(encoding="utf-8")))
+    return found
+
+
+def ttft(run: Any, cls: str, percentile: int) -> float:
+    return float(run["per_class"][cls][f"ttft_p{percentile}_ms"])
+
+
+def test_chats_are_served_at_once_with_classes_and_wait_for_bulk_without(runs: list[Any]) -> None:
+    legacy, reservations, preemption = runs
+    for percentile in (50, 99):
+        assert ttft(reservations, "interactive", percentile) < ttft(legacy, "interactive", percentile) / 10
+    assert ttft(preemption, "interactive", 50) < ttft(legacy, "interactive", 50) / 10
+    assert ttft(preemption, "interactive", 99) < ttft(legacy, "interactive", 99) / 5
+
+
+def test_bulk_pays_for_idle_slots_and_hardly_for_preemption(runs: list[Any]) -> None:
+    legacy, reservations, preemption = runs
+    assert ttft(reservations, "bulk", 50) > 1.5 * ttft(legacy, "bulk", 50)
+    assert ttft(preemption, "bulk", 50) < 1.2 * ttft(legacy, "bulk", 50)
+    assert [run["retry_count"] > 0 for run in runs] == [False, False, True]
+    assert {run["completed_requests"] for run in runs} == {476}
+
+
+def test_the_figures_of_the_page_are_those_of_its_commands(runs: list[Any]) -> None:
+    table = rows("time to first token, ms")
+    assert len(table) == len(runs)
+    for cells, run in zip(table.values(), runs, strict=True):
+        measured = [ttft(run, cls, percentile) for cls in CLASSES for percentile in (50, 99)]
+        assert [float(cell) for cell in cells[:4]] == pytest.approx(measured, rel=0.05)
+
+
+def test_the_log_that_is_shown_is_such_a_log(runs: list[Any]) -> None:
+    lines = Path("decisions.jsonl").read_bytes().splitlines(keepends=True)
+    decided = [entry["decision"] for entry in map(json.loads, lines) if "decision" in entry]
+    shown = [json.loads(line)["decision"] for line in next(blocks("json")).splitlines()]
+    assert {tuple(decision) for decision in decided} == {tuple(decision) for decision in shown}
+    words = {(decision["action"], decision["reason"]) for decision in decided}
+    assert {(decision["action"], decision["reason"]) for decision in shown} <= words
+    again: list[bytes] = []
+    replay(lines, DecisionLog(again.append))
+    assert again == lines
+
+
+def test_every_action_and_every_reason_is_explained() -> None:
+    table = rows("action")
+    assert set(table) == set(Action)
+    explained = {word for cells in table.values() for word in re.findall(r"`(\w+)`", cells[0])} & set(Reason)
+    assert explained == set(Reason)
+
+
+def test_the_classes_are_as_they_are_shipped() -> None:
+    from maitred.admission import AdmissionConfig
+
+    shipped = [AdmissionConfig().rules(cls) for cls in sorted(PriorityClass, reverse=True)]
+    table = rows("out of the box")
+    reserved = [int(cell.split()[0]) / 100 if "%" in cell else 0.0 for cell in table["reserved, of the capacity"]]
+    assert reserved == [rules.reserved_per_slot for rules in shipped]
+    assert [int(cell.split(",")[0]) for cell in table["may wait"]] == [rules.queue_size for rules in shipped]
+    assert [cell == "yes" for cell in table["may preempt"]] == [rules.can_preempt for rules in shipped]
