@@ -62,11 +62,12 @@ def check_refusal(status: int, headers: dict[str, str], body: bytes) -> None:
 
 
 def test_a_thousand_victims_read_their_503_whole_on_one_connection() -> None:
-    """Whatever the engine has said before: nothing, a bare head, a head and a comment."""
+    """Whatever the engine has said before: nothing, a bare head (of a stream, of anything else), a head and a comment."""
 
     async def scenario() -> None:
         engine = Engine()
-        shown = cycle((b"", STREAM_HEAD, STREAM_HEAD + chunk(b": working\n\n")))
+        other_head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n"
+        shown = cycle((b"", STREAM_HEAD, STREAM_HEAD + chunk(b": working\n\n"), other_head))
         async with world(Backend(engine), slots=1, admission=PREEMPTING, health_interval_secs=30.0) as w:
             victim, vip = await w.connect(), await w.connect()
             for engine.shown in islice(shown, 1000):

@@ -18,7 +18,7 @@ SMG_CLASS = {
     "starvation_threshold_secs": 9,
     "can_preempt": False,
 }
-SMG = {"flavour": "smg", "classes": {name: SMG_CLASS for name in ("system", "interactive", "default", "bulk")}}
+SMG = {"flavour": "smg", "classes": dict.fromkeys(("system", "interactive", "default", "bulk"), SMG_CLASS)}
 LEGACY = {"mode": "legacy", "classes": {}}
 RATE = {"max_concurrent_requests": 1, "rate_limit_tokens_per_second": 0.01}
 FULL, LATE = "request queue is full for this priority class", "timed out waiting for an admission slot"
