@@ -91,7 +91,8 @@ def backend() -> Iterator[Backend]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with backend() as engine, gateway("--backend", engine.url) as served:
+    flags = ("--priority-scheduler-enabled", "--priority-scheduler-default-max-class", "interactive")
+    with backend() as engine, gateway("--backend", engine.url, *flags) as served:
         wait_until_ready(served)
         yield served
 
@@ -234,14 +235,14 @@ def test_flags_files_and_environment(tmp_path: Any) -> None:
         file.write_text(f"gateway:\n  backends: ['{engine.url}']\n  slots_per_backend: 5\n")
         with gateway("--config", str(file), env={"MAITRED_GATEWAY__SLOTS_PER_BACKEND": "7"}) as url:
             wait_until_ready(url)
-            assert capacity(url) == 7
+            assert slots(url) == 7
         with gateway("--config", str(file), "--slots-per-backend", "9") as url:
             wait_until_ready(url)
-            assert capacity(url) == 9
+            assert slots(url) == 9
 
 
-def capacity(url: str) -> int:
-    found: int = msgspec.json.decode(urllib.request.urlopen(f"{url}/maitred/state").read())["capacity"]
+def slots(url: str) -> int:
+    found: int = msgspec.json.decode(urllib.request.urlopen(f"{url}/maitred/state").read())["models"]["m"]["slots"]
     return found
 
 
@@ -254,6 +255,13 @@ def capacity(url: str) -> int:
         (["--backend", "http://a:1", "--port", "70000"], "port"),
         (["--backend", "http://a:1", "--config", "/nowhere.yaml"], "/nowhere.yaml"),
         (["--backend", "http://a:1", "--decision-log", "/nowhere/log"], "cannot write /nowhere/log"),
+        (
+            ["--backend", "http://a:1", "--admission", "prio", "--strict-config"],
+            "--admission: admission.mode: 'prio' cannot be",
+        ),
+        (["--backend", "http://a:1", "--admission", "off", "--priority-scheduler-enabled"], "contradicts --admission off"),
+        (["--backend", "http://a:1", "--tenant-api-key", "acme"], "--tenant-api-key: this is no ID:KEY"),
+        (["--backend", "http://a:1", "--tenant-api-key", "a:k", "--tenant-api-key", "a:l"], "two keys for 'a'"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(flags: list[str], complaint: str, capsys: Any, monkeypatch: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ import uvloop
 from maitred.admission import AdmissionConfig
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
+from maitred.gateway.reload import Settings
 from maitred.gateway.state import GatewayState
 from maitred.wire.server import serving
 
@@ -214,9 +216,14 @@ def admission_config(**section: Any) -> AdmissionConfig:
 
 @contextlib.asynccontextmanager
 async def world(
-    *backends: Backend, slots: int | None = 64, admission: dict[str, Any] | None = None, ready: bool = True, **config: Any
+    *backends: Backend,
+    slots: int | None = 64,
+    admission: dict[str, Any] | None = None,
+    ready: bool = True,
+    reload: Callable[[GatewayConfig], Settings] | None = None,
+    **config: Any,
 ) -> AsyncIterator[World]:
-    """`admission`: see `admission_config`. Leaves only when nothing has leaked."""
+    """`admission`: see `admission_config`. `reload` is given what `config` came to. Leaves only when nothing has leaked."""
     backends = backends or (Backend(),)
     for backend in backends:
         await backend.start()
@@ -225,7 +232,8 @@ async def world(
         slots_per_backend=slots,
         **{"health_interval_secs": 0.01, "health_timeout_secs": 1.0, **config},
     )
-    gateway = Gateway(settings, admission_config(**(admission or {})))
+    read = None if reload is None else partial(reload, settings)
+    gateway = Gateway(settings, admission_config(**(admission or {})), reload=read)
     try:
         async with serving(gateway) as url:
             here = World(gateway, url, backends)

@@ -1,0 +1,166 @@
+"""Who is let in: keys, what stays open without one, and what the backends get to see of them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+import pytest
+from world import Wire, World, run, world
+
+from maitred.gateway.auth import Caller, Keys, Rights
+from maitred.gateway.keys import hashed
+from maitred.wire.asgi import ApiError
+
+SHARED, ACME = "s3cret", "acme-key"
+LOCKED = {"api_key": SHARED, "tenant_api_keys": {"acme": hashed(ACME)}}
+FROM_AFAR = {"client": ("10.0.0.7", 5)}
+FROM_HERE = {"client": ("127.0.0.1", 5)}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def code(body: bytes) -> str:
+    found: str = msgspec.json.decode(body)["error"]["code"]
+    return found
+
+
+def test_a_key_names_its_caller() -> None:
+    keys = Keys(hashed(SHARED), {"acme": hashed(ACME), "b": hashed("k-b")})
+
+    digest = hashlib.sha256(SHARED.encode()).hexdigest()
+    assert keys.caller(b"Bearer s3cret") == Caller(f"auth:{digest}", Rights.ALL)
+    assert keys.caller(b"bEARER   acme-key ") == Caller("auth:acme", Rights.TENANT)
+    assert keys.caller(b"Bearer k-b") == Caller("auth:b", Rights.TENANT)
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (None, "missing_api_key"),
+        (b"", "missing_api_key"),
+        (b"Basic s3cret", "missing_api_key"),
+        (b"s3cret", "missing_api_key"),
+        (b"Bearer", "invalid_api_key"),
+        (b"Bearer S3CRET", "invalid_api_key"),
+        (b"Bearer s3cret2", "invalid_api_key"),
+        (b"Bearer \xff", "invalid_api_key"),
+        (b"Bearer " + hashed(SHARED).encode(), "invalid_api_key"),  # who has read the file has not the key
+    ],
+)
+def test_anything_else_is_refused(shown: bytes | None, expected: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        Keys(hashed(SHARED), {"acme": hashed(ACME)}).caller(shown)
+    assert (caught.value.status, caught.value.code) == (401, expected)
+    assert (b"www-authenticate", b"Bearer") in caught.value.headers
+
+
+def test_without_keys_everybody_may_ask_and_this_machine_may_administrate() -> None:
+    keys = Keys(None, {})
+
+    assert keys.caller(None) is keys.caller(b"Bearer whatever") is None
+    keys.administrator(None, FROM_HERE)
+    keys.administrator(None, {"client": ("::1", 5)})
+    for scope in (FROM_AFAR, {"client": None}, {"client": ("testclient", 5)}, {}):
+        with pytest.raises(ApiError) as caught:
+            keys.administrator(None, scope)
+        assert (caught.value.status, caught.value.code) == (403, "admin_forbidden")
+
+
+def test_with_keys_only_the_shared_one_may_administrate() -> None:
+    keys = Keys(hashed(SHARED), {"acme": hashed(ACME)})
+
+    keys.administrator(b"Bearer s3cret", FROM_AFAR)
+    with pytest.raises(ApiError) as of_a_tenant:
+        keys.administrator(b"Bearer acme-key", FROM_HERE)
+    with pytest.raises(ApiError) as without:
+        keys.administrator(None, FROM_HERE)
+    assert (of_a_tenant.value.status, without.value.status) == (403, 401)
+
+
+def forwarded(w: World) -> list[bytes | None]:
+    return [turn.headers.get(b"authorization") for turn in w.backends[0].turns]
+
+
+@pytest.mark.parametrize(
+    ("config", "seen"),
+    [
+        ({}, b"Bearer s3cret"),
+        (LOCKED, None),
+        ({"upstream_api_key": "engine-key"}, b"Bearer engine-key"),
+        ({**LOCKED, "upstream_api_key": "engine-key"}, b"Bearer engine-key"),
+    ],
+)
+def test_what_the_backend_gets_to_see(config: dict[str, Any], seen: bytes | None) -> None:
+    async def scenario() -> list[bytes | None]:
+        async with world(**config) as w:
+            assert (await w.ask(**bearer(SHARED)))[0] == 200
+            return forwarded(w)
+
+    assert run(scenario()) == [seen]
+
+
+def test_a_request_without_a_valid_key_is_refused_and_admission_never_hears_of_it() -> None:
+    async def scenario() -> None:
+        async with world(**LOCKED) as w:
+            for headers in ({}, bearer("wrong"), {"authorization": "Basic x"}):
+                status, answered, body = await w.ask(**headers)
+                assert (status, answered["www-authenticate"]) == (401, "Bearer")
+                assert answered["x-smg-error-code"] == code(body)
+            assert w.gateway.counts.refused == {"missing_api_key": 2, "invalid_api_key": 1}
+            assert sum(c.arrived for c in w.state.classes.values()) == 0
+            assert w.backends[0].turns == []
+
+    run(scenario())
+
+
+def test_it_is_refused_before_its_body_is_read() -> None:
+    async def scenario() -> int:
+        async with world(**LOCKED) as w:
+            wire: Wire = await w.connect()
+            wire.writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+            return (await wire.reply())[0]
+
+    assert run(scenario()) == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "without", "tenant", "shared"),
+    [
+        ("/health", 200, 200, 200),
+        ("/ready", 200, 200, 200),
+        ("/metrics", 200, 200, 200),
+        ("/v1/models", 401, 200, 200),
+        ("/v1/models/m", 401, 200, 200),
+        ("/maitred/state", 401, 200, 200),
+        ("/admin/config", 401, 403, 200),
+        ("/nowhere", 404, 404, 404),
+    ],
+)
+def test_pages(path: str, without: int, tenant: int, shared: int) -> None:
+    async def scenario() -> list[int]:
+        async with world(**LOCKED) as w:
+            callers: list[dict[str, str]] = [{}, bearer(ACME), bearer(SHARED)]
+            return [(await w.ask(path, b"", "GET", **headers))[0] for headers in callers]
+
+    assert run(scenario()) == [without, tenant, shared]
+
+
+def test_the_configuration_in_force_shows_no_secret() -> None:
+    async def scenario() -> tuple[dict[str, Any], bytes]:
+        async with world(**LOCKED, upstream_api_key="engine-key") as w:
+            status, _, body = await w.ask("/admin/config", b"", "GET", **bearer(SHARED))
+            assert status == 200
+            return msgspec.json.decode(body), body
+
+    shown, body = run(scenario())
+    assert shown["gateway"]["api_key"] == hashed(SHARED)
+    assert shown["gateway"]["tenant_api_keys"] == {"acme": hashed(ACME)}
+    assert shown["gateway"]["upstream_api_key"] == "***"
+    assert shown["admission"]["mode"] == "priority"
+    assert shown["admission"]["classes"]["bulk"]["queue_size"] == 1024
+    for secret in (SHARED, ACME, "engine-key"):
+        assert secret.encode() not in body

@@ -1,0 +1,129 @@
+"""Bodies come first: what is being read holds no slot, what is kept has a budget, and what is invalid costs nobody anything."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from world import ANSWER, Backend, Turn, Wire, World, run, whole, world
+
+from maitred.gateway.budget import BodyBudget
+from maitred.wire.asgi import ApiError
+
+BODY = b'{"model":"m","pad":"%s"}' % (b"x" * 78)  # 100 bytes
+BUDGET = {"max_body_bytes": 150, "max_parked_body_bytes": 250}
+
+
+def test_a_lease_takes_what_there_is_and_gives_it_back_once() -> None:
+    budget = BodyBudget(10)
+    first, second = budget.lease(), budget.lease()
+    first.take(4)
+    second.take(6)
+    with pytest.raises(ApiError) as caught:
+        first.take(1)
+    assert (caught.value.status, caught.value.code) == (503, "body_budget_exhausted")
+    second.give_back()
+    second.give_back()
+    first.take(6)
+    first.give_back()
+    assert budget.parked == 0
+
+
+class Held:
+    """A backend that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+
+    async def __call__(self, turn: Turn) -> None:
+        await self.open.wait()
+        await turn.say(whole(ANSWER))
+
+
+async def begin(w: World, body: bytes, promised: int) -> Wire:
+    """Send `body`, and promise more."""
+    wire = await w.connect()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {promised}\r\n\r\n"
+    wire.writer.write(head.encode() + body)
+    await wire.writer.drain()
+    return wire
+
+
+async def refused(wire: Wire) -> tuple[int, str, str | None]:
+    status, headers, body = await wire.reply()
+    return status, msgspec.json.decode(body)["error"]["code"], headers.get("retry-after")
+
+
+def parked(w: World) -> int:
+    return w.gateway._reception._budget.parked
+
+
+def test_bodies_that_are_kept_and_those_that_are_being_read_share_one_budget() -> None:
+    assert len(BODY) == 100
+
+    async def scenario() -> None:
+        async with world(Backend(held := Held()), slots=1, **BUDGET) as w:
+            flying = await w.asking(BODY)
+            waiting = await begin(w, BODY[:90], promised=100)
+            await w.until(lambda: parked(w) == 190)
+            assert await refused(await w.asking(BODY)) == (503, "body_budget_exhausted", "2")
+            waiting.writer.write(BODY[90:])
+            await w.until(lambda: w.state.waiting == 1)
+            assert parked(w) == 200
+            held.open.set()
+            assert [(await wire.reply())[0] for wire in (flying, waiting)] == [200, 200]
+            await w.until(lambda: parked(w) == 0)
+            assert w.gateway.counts.refused == {"body_budget_exhausted": 1}
+
+    run(scenario())
+
+
+def test_whatever_becomes_of_a_request_its_share_is_given_back() -> None:
+    async def scenario() -> None:
+        async with world(Backend(held := Held()), slots=1, **BUDGET) as w:
+            flying = await w.asking(BODY)
+            await w.until(lambda: w.state.in_flight == 1)
+            queued = await w.asking(BODY)
+            await w.until(lambda: w.state.waiting == 1)
+            queued.leave()
+            await w.until(lambda: parked(w) == 100)
+            (await begin(w, BODY[:50], promised=100)).leave()
+            await w.until(lambda: parked(w) == 100)
+            assert (await w.ask(body=b"[" * 120))[0] == 400
+            assert (await w.ask(body={"model": "unknown", "pad": "x" * 80}))[0] == 404
+            assert (await w.ask(body=b"x" * 151))[0] == 413
+            assert parked(w) == 100
+            held.open.set()
+            await flying.reply()
+            await w.until(lambda: parked(w) == 0)
+
+    run(scenario())
+
+
+def test_a_slow_upload_holds_no_slot() -> None:
+    async def scenario() -> None:
+        async with world(slots=1) as w:
+            slow = await begin(w, BODY[:1], promised=100)
+            await w.until(lambda: parked(w) == 1)
+            assert w.state.in_flight == w.state.waiting == 0
+            assert (await w.ask(body=BODY))[0] == 200
+            slow.writer.write(BODY[1:])
+            assert (await slow.reply())[0] == 200
+
+    run(scenario())
+
+
+def test_an_invalid_body_is_told_so_even_when_there_is_no_slot() -> None:
+    async def scenario() -> None:
+        backend, admission = Backend(held := Held()), {"classes": {"default": {"queue_size": 0}}}
+        async with world(backend, slots=1, admission=admission) as w:
+            flying = await w.asking(BODY)
+            await w.until(lambda: w.state.in_flight == 1)
+            assert (await w.ask(body=BODY))[0] == 429
+            assert (await w.ask(body=b"{"))[0] == 400
+            assert w.state.classes["default"].arrived == 2
+            held.open.set()
+            await flying.reply()
+
+    run(scenario())

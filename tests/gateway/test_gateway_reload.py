@@ -1,0 +1,275 @@
+"""A new configuration while requests are being served, and a start with one that is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from world import ANSWER, Backend, Turn, World, admission_config, run, whole, world
+
+from maitred.admission import AdmissionConfig
+from maitred.errors import ConfigError
+from maitred.gateway import GatewayConfig
+from maitred.gateway.reload import Settings
+from maitred.routing import RoutingConfig
+
+
+class Files:
+    """What a reload finds. `admission` is by section; whatever else is said is about the gateway."""
+
+    def __init__(self) -> None:
+        self.admission: AdmissionConfig = admission_config()
+        self.changed: dict[str, Any] = {}
+        self.routing = RoutingConfig()
+        self.error: ConfigError | None = None
+
+    def read(self, start: GatewayConfig) -> Settings:
+        if self.error:
+            raise self.error
+        gateway = msgspec.structs.replace(start, **self.changed)
+        return Settings(gateway=gateway, admission=self.admission, routing=self.routing)
+
+
+class Held:
+    """A backend that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+
+    async def __call__(self, turn: Turn) -> None:
+        await self.open.wait()
+        await turn.say(whole(ANSWER))
+
+
+async def reload(w: World, **headers: str) -> tuple[int, dict[str, Any]]:
+    status, _, body = await w.ask("/admin/reload", b"", **headers)
+    return status, msgspec.json.decode(body)
+
+
+async def metrics(w: World) -> list[str]:
+    return (await w.ask("/metrics", b"", "GET"))[2].decode().splitlines()
+
+
+@pytest.mark.parametrize("mode", ["priority", "legacy", "off"])
+def test_who_is_here_keeps_its_place(mode: str) -> None:
+    """Two in flight, two waiting; then their queue is closed, or there is one queue for all, or none at all."""
+    files = Files()
+    files.admission = admission_config(
+        mode=mode,
+        classes={"default": {"queue_size": 0}},
+        legacy={"max_concurrent_requests": 2, "queue_size": 0},
+    )
+
+    async def scenario() -> None:
+        async with world(Backend(held := Held()), slots=2, reload=files.read) as w:
+            wires = [await w.asking() for _ in range(4)]
+            await w.until(lambda: (w.state.in_flight, w.state.waiting) == (2, 2))
+            assert await reload(w) == (200, {"reloaded": True, "ignored": [], "warnings": list(files.admission.warnings())})
+            assert w.state.mode == mode
+            if mode == "off":
+                await w.until(lambda: w.state.in_flight == 4)
+            else:
+                assert (w.state.in_flight, w.state.waiting) == (2, 2)
+                assert (await w.ask())[0] == 429
+            held.open.set()
+            assert [(await wire.reply())[0] for wire in wires] == [200] * 4
+
+    run(scenario())
+
+
+def test_what_is_wrong_changes_nothing() -> None:
+    files = Files()
+    files.admission = admission_config(default_max_class="bulk")
+    files.changed = {"api_key": "k"}
+    files.error = ConfigError("queue_size must be at least 0", where="maitred.yaml:7")
+
+    async def scenario() -> None:
+        async with world(reload=files.read) as w:
+            before = w.gateway.settings()
+            status, body = await reload(w)
+            assert (status, body["error"]["code"]) == (400, "invalid_config")
+            assert body["error"]["message"] == "maitred.yaml:7: queue_size must be at least 0"
+            assert w.gateway.settings() == before
+            assert (await w.ask(x_smg_priority="system"))[0] == 200
+            assert w.state.classes["system"].admitted == 1
+            files.error = None
+            assert (await reload(w))[0] == 200
+            counted = [line for line in await metrics(w) if line.startswith("maitred_config_reload_total")]
+            assert sorted(counted) == [
+                'maitred_config_reload_total{result="failed"} 1.0',
+                'maitred_config_reload_total{result="ok"} 1.0',
+            ]
+
+    run(scenario())
+
+
+def test_reservations_that_the_fleet_cannot_hold_are_wrong() -> None:
+    files = Files()
+    files.admission = admission_config(classes={"system": {"reserved_floor": 9}, "interactive": {"reserved_floor": 9}})
+
+    async def scenario() -> None:
+        async with world(slots=10, reload=files.read) as w:
+            status, body = await reload(w)
+            assert status == 400
+            assert "sum of class reservations (18) exceeds capacity (10)" in body["error"]["message"]
+            assert w.state.classes["system"].reserved == 0
+            files.admission = msgspec.structs.replace(files.admission, on_overcommit="clamp")
+            assert (await reload(w))[0] == 200
+            assert w.state.classes["system"].reserved == 4
+
+    run(scenario())
+
+
+def test_keys_and_caps_are_those_of_the_new_configuration() -> None:
+    files = Files()
+    files.changed = {"api_key": "new", "tenant_api_keys": {"acme": "k-acme"}, "upstream_api_key": "engine"}
+    files.admission = admission_config(tenant_policies={"auth:acme": {"max_class": "bulk"}})
+
+    async def scenario() -> None:
+        async with world(api_key="old", reload=files.read) as w:
+            assert (await reload(w))[0] == 401
+            assert (await reload(w, authorization="Bearer old"))[0] == 200
+            assert (await w.ask(authorization="Bearer old"))[0] == 401
+            assert (await w.ask(authorization="Bearer k-acme", x_smg_priority="system"))[0] == 200
+            assert w.state.classes["bulk"].admitted == 1
+            assert w.backends[0].turns[0].headers[b"authorization"] == b"Bearer engine"
+
+    run(scenario())
+
+
+def test_what_needs_a_restart_is_named_and_stays_as_it_was() -> None:
+    files = Files()
+    files.changed = {"port": 1, "max_attempts": 7, "max_body_bytes": 10}
+    files.routing = RoutingConfig(policy="round-robin")
+
+    async def scenario() -> None:
+        async with world(reload=files.read) as w:
+            status, body = await reload(w)
+            assert (status, body["ignored"]) == (200, ["gateway.port", "gateway.max_attempts", "routing.policy"])
+            assert (w.gateway.settings().gateway.max_attempts, w.gateway.settings().gateway.port) == (2, 8080)
+            assert (await w.ask())[0] == 413
+
+    run(scenario())
+
+
+def test_reloads_under_load_lose_nothing() -> None:
+    files = Files()
+
+    async def soon(turn: Turn) -> None:
+        await asyncio.sleep(0.001)
+        await turn.say(whole(ANSWER))
+
+    async def scenario() -> None:
+        async with world(Backend(soon), slots=4, reload=files.read) as w:
+            asked = [asyncio.create_task(w.ask(x_smg_priority=("bulk", "interactive")[n % 2])) for n in range(120)]
+            for n in range(12):
+                files.admission = admission_config(
+                    mode=("priority", "legacy", "off")[n % 3], classes={"interactive": {"reserved_floor": n % 4}}
+                )
+                assert (await reload(w))[0] == 200
+            assert [status for status, *_ in await asyncio.gather(*asked)] == [200] * 120
+            assert sum(c.arrived for c in w.state.classes.values()) == 120
+            w.gateway.core.check()
+
+    run(scenario())
+
+
+def test_a_gateway_that_a_program_has_set_up_has_nothing_to_read_again() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            assert (await reload(w))[0] == 400
+            assert (await w.ask("/admin/reload", b"", "GET"))[0] == 405
+
+    run(scenario())
+
+
+class Served:
+    """`maitred serve` in a process of its own. What it says on stderr is in `said`."""
+
+    def __init__(self, *flags: str) -> None:
+        command = [sys.executable, "-c", "from maitred.cli import main; main()", "serve", "--port", "0", *flags]
+        env = {k: v for k, v in os.environ.items() if not k.startswith("MAITRED_")}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+        self.said: list[str] = []
+        self.url = self.until(lambda line: line.startswith("maitred: gateway on ")).split(" ")[3].rstrip(",")
+
+    def until(self, wanted: Callable[[str], bool]) -> str:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append(line.rstrip())
+            if wanted(line):
+                return line
+        raise AssertionError(self.said)
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.terminate()
+        self.process.communicate(timeout=10)
+
+    def get(self, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(self.url + path) as answered:
+            found: dict[str, Any] = msgspec.json.decode(answered.read())
+            return found
+
+    def post(self, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, method="POST", data=b"")) as answered:
+            found: dict[str, Any] = msgspec.json.decode(answered.read())
+            return found
+
+
+def test_sighup_reads_the_same_files_again_under_the_same_flags(tmp_path: Path) -> None:
+    main, admission = tmp_path / "maitred.yaml", tmp_path / "smg.yaml"
+    main.write_text("gateway: {backends: ['http://127.0.0.1:9']}\nadmission: {mode: priority}\n")
+    admission.write_text("classes: {bulk: {queue_size: 5}}\n")
+    with Served("--config", str(main), "--admission-config", str(admission), "--default-max-class", "bulk") as served:
+
+        def bulk() -> tuple[int, str]:
+            found = served.get("/admin/config")["admission"]
+            return found["classes"]["bulk"]["queue_size"], found["default_max_class"]
+
+        assert bulk() == (5, "bulk")
+        admission.write_text("classes: {bulk: {queue_size: 6}}\ndefault_max_class: system\n")
+        served.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 10
+        while bulk() != (6, "bulk") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert bulk() == (6, "bulk")
+
+        admission.write_text("classes: {bulk: {queue_size: -1}}\n")
+        served.process.send_signal(signal.SIGHUP)
+        said = served.until(lambda line: "not reloaded" in line)
+        assert f"{admission}:1: admission.classes.bulk.queue_size must be at least 0" in said
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            served.post("/admin/reload")
+        caught.value.close()
+        assert (caught.value.code, bulk()) == (400, (6, "bulk"))
+
+
+def test_a_start_with_a_bad_admission_serves_and_says_so_until_it_is_mended(tmp_path: Path) -> None:
+    admission = tmp_path / "smg.yaml"
+    admission.write_text("classes:\n  Bulk: {}\n")
+    flags = ("--backend", "http://127.0.0.1:9", "--priority-scheduler-enabled", "--priority-scheduler-config", str(admission))
+    problem = f"{admission}:2: unknown key 'admission.classes.Bulk' (did you mean 'bulk'?)"
+    with Served(*flags) as served:
+        assert served.said[:-1] == [f"{problem}; serving with legacy admission until that is mended"]
+        assert served.get("/health") == {"status": "degraded", "problems": [problem]}
+        assert served.get("/admin/config")["admission"]["mode"] == "legacy"
+        assert served.get("/maitred/state")["config_fallback"] == problem
+
+        admission.write_text("classes:\n  bulk: {queue_size: 1}\n")
+        assert served.post("/admin/reload") == {"reloaded": True, "ignored": [], "warnings": []}
+        assert served.get("/health") == {"status": "ok"}
+        assert served.get("/admin/config")["admission"]["mode"] == "priority"

@@ -1,0 +1,241 @@
+"""Whose request it is, which class it gets, and what the engine is told of that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from world import Backend, Turn, World, answer, run, whole, world
+
+from maitred.gateway.auth import Caller, Rights
+from maitred.gateway.forwarding import engine_priority, with_priority
+from maitred.gateway.tenants import tenant_of
+from maitred.request import PriorityClass
+
+PEER = {"client": ("10.0.0.7", 4711)}
+ACME = Caller("auth:acme", Rights.TENANT)
+
+
+@pytest.mark.parametrize(
+    ("caller", "named", "scope", "tenant"),
+    [
+        (ACME, b"team-red", PEER, "auth:acme"),
+        (None, b"team-red", PEER, "header:team-red"),
+        (None, b" \tTeam-Red ", PEER, "header:Team-Red"),
+        (None, "Köln".encode(), PEER, "header:Köln"),
+        (None, b"\xff", PEER, "header:\\xff"),
+        (None, b"   ", PEER, "ip:10.0.0.7"),
+        (None, None, PEER, "ip:10.0.0.7"),
+        (None, None, {"client": ("2001:db8::1", 1)}, "ip:2001:db8::1"),
+        (None, None, {"client": None}, "anonymous"),
+        (None, None, {}, "anonymous"),
+    ],
+)
+def test_the_first_that_is_known(caller: Caller | None, named: bytes | None, scope: dict[str, Any], tenant: str) -> None:
+    assert tenant_of(caller, named, scope) == tenant
+
+
+POLICIES = {
+    "auth:acme": {"max_class": "interactive"},
+    "header:red": {"max_class": "system"},
+    "ip:127.0.0.1": {"max_class": "bulk"},
+}
+CALLERS = {"tenant_api_keys": {"acme": "k-acme", "other": "k-other"}, "trust_tenant_header": True}
+AS_ACME = {"authorization": "Bearer k-acme"}
+
+
+def clamps(w: World) -> dict[tuple[str, str, str], int]:
+    return dict(w.gateway.counts.clamps)
+
+
+def admitted(w: World) -> dict[str, int]:
+    return {name: c.admitted for name, c in w.state.classes.items() if c.admitted}
+
+
+@pytest.mark.parametrize(
+    ("headers", "effective", "clamped"),
+    [
+        ({"x_smg_priority": "system"}, "interactive", {("auth:acme", "system", "interactive"): 1}),
+        ({"x_smg_priority": "interactive"}, "interactive", {}),
+        ({"x_smg_priority": "bulk"}, "bulk", {}),
+        ({}, "default", {}),
+        ({"x_smg_tenant_id": "red", "x_smg_priority": "system"}, "interactive", {("auth:acme", "system", "interactive"): 1}),
+    ],
+)
+def test_a_header_can_lower_and_never_raise(headers: dict[str, str], effective: str, clamped: dict[Any, int]) -> None:
+    async def scenario() -> None:
+        async with world(admission={"tenant_policies": POLICIES, "default_max_class": "default"}, **CALLERS) as w:
+            assert (await w.ask(**AS_ACME, **headers))[0] == 200
+            assert admitted(w) == {effective: 1}
+            assert clamps(w) == clamped
+
+    run(scenario())
+
+
+def test_a_tenant_without_a_policy_has_the_default_cap() -> None:
+    async def scenario() -> None:
+        async with world(admission={"tenant_policies": POLICIES, "default_max_class": "default"}, **CALLERS) as w:
+            await w.ask(authorization="Bearer k-other", x_smg_priority="interactive")
+            assert clamps(w) == {("auth:other", "interactive", "default"): 1}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("trusted", "effective", "tenant"),
+    [({"trust_tenant_header": True}, "system", "header:red"), ({}, "bulk", "ip:127.0.0.1")],
+)
+def test_the_header_that_names_a_tenant_counts_where_it_is_trusted(
+    trusted: dict[str, Any], effective: str, tenant: str
+) -> None:
+    """Untrusted it is a header like any other. Who is capped below `default` is clamped by saying nothing, too."""
+
+    async def scenario() -> None:
+        async with world(admission={"tenant_policies": POLICIES}, tenant_header_name="X-Team", **trusted) as w:
+            await w.ask(x_team=" red", x_smg_priority="system")
+            assert admitted(w) == {effective: 1}
+            assert (b"x-team" in w.backends[0].turns[0].headers) is not bool(trusted)
+            assert w.state.in_flight == 0
+            await w.ask()
+            assert clamps(w)["ip:127.0.0.1", "default", "bulk"] == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("headers", "effective", "unknown"),
+    [
+        ([b"x-smg-priority: bulk", b"x-smg-priority: system"], "bulk", {}),
+        ([b"x-maitred-priority: bulk", b"x-smg-priority: system"], "bulk", {}),
+        ([b"x-smg-priority:  ", b"x-smg-priority: system"], "default", {}),
+        ([b"X-SMG-PRIORITY: \tsYsTeM "], "system", {}),
+        ([b"x-smg-priority: bulk\xa0"], "default", {}),
+        ([b"x-smg-priority: syst\xc3\xa9m"], "default", {}),
+        ([b"x-smg-priority: urgent"], "default", {"ip:127.0.0.1": 1}),
+        ([b"x-smg-priority: 3"], "default", {"ip:127.0.0.1": 1}),
+        ([b"x-smg-priority: bulk,interactive"], "default", {"ip:127.0.0.1": 1}),
+    ],
+)
+def test_the_header_as_smg_reads_it(headers: list[bytes], effective: str, unknown: dict[str, int]) -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            wire = await w.connect()
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n"
+            wire.writer.write(head + b"\r\n".join(headers) + b'\r\n\r\n{"model":"m"}')
+            assert (await wire.reply())[0] == 200
+            assert admitted(w) == {effective: 1}
+            assert w.gateway.counts.unknown_class == unknown
+            assert not {b"x-smg-priority", b"x-maitred-priority"} & w.backends[0].turns[0].headers.keys()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("tier", "header", "effective"),
+    [
+        ("priority", {}, "interactive"),
+        ("flex", {}, "bulk"),
+        ("auto", {}, "default"),
+        (7, {}, "default"),
+        ("priority", {"x_smg_priority": "bulk"}, "bulk"),
+        ("priority", {"x_smg_priority": " "}, "interactive"),
+        ("priority", {"x_smg_priority": "urgent"}, "default"),
+    ],
+)
+def test_a_service_tier_stands_for_a_class_where_there_is_no_header(
+    tier: object, header: dict[str, str], effective: str
+) -> None:
+    async def scenario() -> None:
+        async with world(admission={"service_tiers": {"priority": "interactive", "flex": "bulk"}}) as w:
+            await w.ask(body={"model": "m", "service_tier": tier}, **header)
+            assert admitted(w) == {effective: 1}
+            assert msgspec.json.decode(w.backends[0].turns[0].body)["service_tier"] == tier
+
+    run(scenario())
+
+
+def test_without_classes_nothing_is_counted_of_them() -> None:
+    async def scenario() -> None:
+        async with world(admission={"mode": "legacy", "default_max_class": "bulk"}) as w:
+            await w.ask(x_smg_priority="urgent")
+            assert (clamps(w), w.gateway.counts.unknown_class) == ({}, {})
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("engine", "priorities"),
+    [("vllm", {"system": -2, "interactive": -1, "default": 0, "bulk": 1}),
+     ("sglang", {"system": 2, "interactive": 1, "default": 0, "bulk": -1})],
+)  # fmt: skip
+def test_engines_disagree_about_what_is_urgent(engine: Any, priorities: dict[str, int]) -> None:
+    assert {c.label: engine_priority(c, engine) for c in PriorityClass} == priorities
+
+
+def test_the_priority_of_a_body_is_replaced_and_nothing_else() -> None:
+    rest = b'"messages":[{"content":"\xc3\xa9 \\u00e9"}],"seed":12345678901234567890'
+
+    body = b'{ "model":"m", "priority": -99, %b, "priority":-98}' % rest
+    assert with_priority(body, 1) == b'{"model":"m","priority":1,%b}' % rest
+    assert with_priority(b'{"model":"m","prior\\u0069ty":-9}', 0) == b'{"model":"m","priority":0}'
+
+
+def test_the_effective_class_reaches_the_engine_if_that_is_wanted() -> None:
+    async def scenario(forward: str) -> list[int]:
+        policies = {"ip:127.0.0.1": {"max_class": "interactive"}}
+        async with world(admission={"tenant_policies": policies}, forward_priority=forward) as w:
+            for name in ("system", "bulk"):
+                await w.ask(body={"model": "m", "priority": -99}, x_smg_priority=name)
+            return [msgspec.json.decode(turn.body)["priority"] for turn in w.backends[0].turns]
+
+    assert run(scenario("off")) == [-99, -99]
+    assert run(scenario("vllm")) == [-1, 1]
+    assert run(scenario("sglang")) == [1, -1]
+
+
+async def tokens(turn: Turn) -> None:
+    if b"okenize" in turn.head.split(b"\r\n")[0]:
+        await turn.say(whole(b'{"count":1}'))
+    else:
+        await turn.until_gone()
+
+
+@pytest.mark.parametrize("path", ["/v1/tokenize", "/v1/detokenize", "/tokenize", "/detokenize"])
+def test_cheap_reads_take_no_slot(path: str) -> None:
+    async def scenario() -> None:
+        admission = {"classes": {"default": {"queue_size": 0}}}
+        async with world(Backend(tokens), slots=1, admission=admission, forward_priority="vllm") as w:
+            await w.asking()
+            await w.until(lambda: w.state.in_flight == 1)
+            assert (await w.ask())[0] == 429
+            for body in ({"model": "m", "prompt": "hi"}, {"prompt": "hi"}):
+                assert (await w.ask(path, body))[::2] == (200, b'{"count":1}')
+            assert b"priority" not in w.backends[0].turns[-1].body
+            assert (w.state.classes["default"].arrived, w.state.in_flight) == (2, 1)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/rerank", "/v1/classify", "/generate", "/rerank"]
+)
+def test_whatever_makes_an_engine_generate_takes_one(path: str) -> None:
+    async def scenario() -> None:
+        async with world(Backend(answer)) as w:
+            assert (await w.ask(path))[0] == 200
+            assert w.state.classes["default"].admitted == 1
+            assert w.backends[0].turns[0].head.startswith(f"POST {path} ".encode())
+
+    run(scenario())
+
+
+def test_a_body_that_need_not_name_a_model_means_the_only_one() -> None:
+    async def scenario(*models: str) -> tuple[int, bytes]:
+        async with world(Backend(models=models)) as w:
+            status, _, body = await w.ask("/generate", {"text": "hi"})
+            return status, body
+
+    assert run(scenario("m"))[0] == 200
+    status, body = run(scenario("m", "n"))
+    assert (status, msgspec.json.decode(body)["error"]["param"]) == (400, "model")
