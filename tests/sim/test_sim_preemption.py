@@ -132,6 +132,13 @@ def test_its_deadline_and_its_queue_timeout_go_on_from_its_arrival() -> None:
     assert expired.retries.tolist() == late.retries.tolist() == [1, 0]
 
 
+def test_who_had_waited_too_long_before_it_was_a_victim_is_turned_away_then_and_not_in_the_past() -> None:
+    jobs = [bulk(0, stream=False, output=30), chat(1, 1000)]
+    results = run(jobs, bulk={"queue_timeout_secs": 200e-6}, on_preempt="retry")
+    assert outcomes(results) == [REJECTED, COMPLETED]
+    assert results.finished.tolist()[0] == 1000
+
+
 def test_a_preemptor_without_patience_has_its_slot_at_once_all_the_same() -> None:
     assert run([bulk(0), chat(1, 10)], preemption_budget_ms=0).finished.tolist() == [10, 410]
 
