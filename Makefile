@@ -2,13 +2,14 @@
 # make test   runs the test suite; ARGS="-k admission" are passed on
 # make check  lint, types and import contracts
 # make bench  the benchmarks
+# make stress ten thousand clients against the gateway for a minute; ARGS="--clients 1000 --seconds 10" are passed on
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run test check format bench clean
+.PHONY: run test check format bench stress clean
 
 run: $(VENV)/.installed
 	@$(BIN)/maitred demo $(ARGS)
@@ -28,7 +29,12 @@ format: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/simulate.py
+	$(BIN)/python bench/admission.py
 	$(BIN)/python bench/gateway.py
+	$(BIN)/python bench/class_effect.py
+
+stress: $(VENV)/.installed-dev
+	@$(BIN)/python bench/stress.py $(ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -190,7 +190,7 @@ def timing_out(n: int) -> Steps:
             assert due is not None
             decided += core.advance(due)
         yield 0
-        hall.now = max(hall.now, due)
+        hall.now = decided[-1].at
         assert all(decision.reason is Reason.QUEUE_TIMEOUT for decision in decided)
         hall.replace(hall.follow(decided))
 

@@ -25,9 +25,10 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
-from pathlib import Path
 
 import uvloop
+
+from measuring import calibrate, cpu_of
 
 MODEL = "bench"
 EVENT = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"token "}}]}\n\n'
@@ -202,21 +203,6 @@ class Window:
     wall: float
 
 
-def cpu_of(pid: int) -> float:
-    """CPU seconds that all threads of a process have used."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
-
-
-def calibrate() -> float:
-    """Milliseconds of CPU for a fixed loop of plain Python."""
-    began = time.process_time()
-    total = 0
-    for number in range(1_000_000):
-        total += number * number & 7
-    return (time.process_time() - began) * 1e3
-
-
 @contextlib.contextmanager
 def process(arguments: list[str], core: int | None) -> Iterator[int]:
     running = subprocess.Popen(arguments)
@@ -286,7 +272,7 @@ def main(rounds: int, seconds: float, only: str) -> None:
         for scenario in chosen:  # warm up
             measure(through, scenario, 0.3, gateway)
         for _ in range(rounds):
-            calibrations.append(calibrate())
+            calibrations.append(calibrate() * 1e3)
             for scenario in chosen:
                 results[scenario.name][0].append(measure(direct, scenario, seconds, None))
                 results[scenario.name][1].append(measure(through, scenario, seconds, gateway))

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import httptools
 
@@ -52,6 +53,12 @@ class Answer:
             return str(json.loads(self.error)["error"]["code"])
         except (ValueError, KeyError, TypeError):
             return ""
+
+
+async def connect(url: str) -> Connection:
+    """Raises OSError."""
+    parts = urlsplit(url)
+    return (await asyncio.get_running_loop().create_connection(Connection, parts.hostname or "", parts.port or 80))[1]
 
 
 def request(path: str, body: bytes, **headers: str) -> bytes:

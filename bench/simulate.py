@@ -23,21 +23,10 @@ from collections.abc import Callable, Iterable
 from time import process_time
 
 from maitred import ClusterConfig, InstanceConfig, Job, simulate, synthetic
+from measuring import CALIBRATION_LOOPS, calibrate
 
 CASES = [(64, 15.0), (250, 15.0), (1000, 15.0), (64, 234.0), (250, 60.0), (250, 240.0)]
 """Output tokens (mean), requests per second. The first three differ in nothing but the length of the answers."""
-
-CALIBRATION_LOOPS = 1_000_000
-
-
-def calibration() -> float:
-    """CPU seconds of a fixed loop."""
-    began = process_time()
-    total = 0
-    for i in range(CALIBRATION_LOOPS):
-        total += i & 7
-    assert total
-    return process_time() - began
 
 
 def workload(requests: int, output: int, rate: float) -> Iterable[Job]:
@@ -68,7 +57,7 @@ def speed(requests: int, rounds: int) -> None:
     bare: list[float] = []
     for _ in range(rounds):
         for case, jobs in loads.items():
-            loops.append(calibration())
+            loops.append(calibrate())
             simulated[case].append(cpu(lambda jobs=jobs: simulate(jobs, ClusterConfig(num_instances=4), InstanceConfig())))
             bare.append(cpu(lambda jobs=jobs: baseline(jobs)))
     loop = statistics.median(loops)

@@ -17,12 +17,11 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from functools import cache, partial
 from random import Random
-from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
 
-from http_client import Answer, Ask, Connection, request
+from http_client import Answer, Ask, Connection, connect, request
 from maitred.request import PriorityClass
 from mock_engine import EVENT, streamed, whole
 from stage import use_every_descriptor
@@ -119,7 +118,7 @@ def asks(step_secs: float, random: Random) -> Iterator[tuple[PriorityClass, Ask]
 
 class Crowd:
     def __init__(self, url: str, clients: int) -> None:
-        self._host, self._port = urlsplit(url).hostname, urlsplit(url).port
+        self._url = url
         self._idle: deque[Connection] = deque()
         self._size = clients
         self._away = 0
@@ -147,10 +146,7 @@ class Crowd:
         """All of them, some at a time: a listener's backlog is not endless."""
         for start in range(0, self._size, 500):
             some = range(start, min(start + 500, self._size))
-            self._idle += await asyncio.gather(*(self._connection() for _ in some))
-
-    async def _connection(self) -> Connection:
-        return (await asyncio.get_running_loop().create_connection(Connection, self._host, self._port))[1]
+            self._idle += await asyncio.gather(*(connect(self._url) for _ in some))
 
     def _send(self, priority_class: PriorityClass, ask: Ask) -> None:
         if not self._idle:
@@ -167,7 +163,7 @@ class Crowd:
             task.add_done_callback(self._tasks.discard)
 
     async def _come_back(self, priority_class: PriorityClass, ask: Ask) -> None:
-        connection = await self._connection()
+        connection = await connect(self._url)
         connection.ask(ask, partial(self._answered, connection, priority_class, ask))
 
     def _answered(self, connection: Connection, priority_class: PriorityClass, ask: Ask, answer: Answer) -> None:
