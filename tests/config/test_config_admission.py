@@ -140,6 +140,7 @@ def test_of_keys_only_hashes_are_kept() -> None:
         ({"gateway.api_key": ""}, "gateway.api_key must be visible ASCII characters without spaces"),
         ({"gateway.api_key": "s3 cret"}, "gateway.api_key must be visible ASCII characters without spaces"),
         ({"gateway.api_key": "sha256:s3cret"}, "gateway.api_key must have 64 hexadecimal digits after sha256:"),
+        ({"gateway.api_key": "sha256:" + hashlib.sha256(b"").hexdigest()}, "gateway.api_key is the hash of an empty text"),
         ({"gateway.upstream_api_key": "s3 cret"}, "gateway.upstream_api_key must be visible ASCII"),
         ({"gateway.tenant_api_keys": {"acme": "s3 cret"}}, "gateway.tenant_api_keys.acme must be visible ASCII"),
         ({"gateway.tenant_api_keys": {" a": "s3cret"}}, "gateway.tenant_api_keys: ' a' is no id of a tenant"),

@@ -9,6 +9,7 @@ from typing import Final
 HASHED: Final = "sha256:"
 """Before the hash of a key, in hexadecimal."""
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
+_OF_NOTHING: Final = HASHED + hashlib.sha256(b"").hexdigest()
 _SENDABLE: Final = re.compile(r"[!-~]+")
 
 
@@ -17,6 +18,8 @@ def hashed(key: str) -> str:
     if key.startswith(HASHED):
         if not _DIGEST.fullmatch(key.removeprefix(HASHED)):
             raise ValueError("must have 64 hexadecimal digits after sha256:")
+        if key.lower() == _OF_NOTHING:
+            raise ValueError("is the hash of an empty text")  # what a shell makes of a variable that is not set
         return key.lower()
     if not sendable(key):
         raise ValueError("must be visible ASCII characters without spaces")

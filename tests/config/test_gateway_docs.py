@@ -1,0 +1,57 @@
+"""docs/gateway.md names every flag of `maitred serve`, every route and every code that the gateway answers with."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import typer
+
+import maitred
+from maitred.cli import serve
+from maitred.gateway import relay
+from maitred.gateway.reload import LIVE
+from maitred.gateway.routes import ROUTES
+from maitred.wire.failures import ConnectError, UpstreamError
+
+DOC = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
+SOURCE = Path(maitred.__file__).parent
+
+
+def section(heading: str) -> str:
+    return DOC.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def test_flags() -> None:
+    app = typer.Typer(add_completion=False)
+    app.command()(serve.run)
+    flags = {name for option in typer.main.get_command(app).params for name in option.opts} - {"--help"}
+
+    assert set(re.findall(r"`(--[a-z-]+)", section("Flags"))) == flags
+
+
+def test_routes() -> None:
+    slots, free = (line for line in section("Routes").splitlines() if line.startswith("| POST"))
+
+    assert set(re.findall(r"`([^`]+)`", slots)) == {route.path for route in ROUTES.values() if route.needs_slot}
+    assert set(re.findall(r"`([^`]+)`", free)) == {route.path for route in ROUTES.values() if not route.needs_slot}
+
+
+def test_codes() -> None:
+    documented = set(
+        re.findall(r"`([a-z_]+)`", " ".join(line.split("|")[1] for line in section("Errors").splitlines() if "|" in line))
+    )
+    files = [*SOURCE.glob("gateway/*.py"), SOURCE / "wire" / "asgi.py", SOURCE / "wire" / "protocol.py"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    written = set(re.findall(r'code="([a-z_]+)"', text))
+    admission = set(re.findall(r'"((?:scheduler|admission)_[a-z_]+)"', (SOURCE / "gateway" / "refusals.py").read_text()))
+    both_paths = {f"{path}_{name}" for path in ("scheduler", "admission") for name in ("queue_timeout", "tenant_queue_full")}
+    failures = {f"upstream_{kind.reason}" for kind in (*UpstreamError.__subclasses__(), relay.Abandoned)}
+
+    assert documented == written | admission | both_paths | failures - {f"upstream_{ConnectError.reason}"}
+
+
+def test_what_changes_in_service() -> None:
+    live = next(line for line in section("Reload").splitlines() if line.startswith("| `api_key`"))
+
+    assert tuple(re.findall(r"`([a-z_]+)`", live)) == LIVE
