@@ -82,7 +82,7 @@ def test_victims_and_those_tried_again_are_shown_by_class(maitred: Any) -> None:
 
 def test_tenants_are_drawn_and_their_policies_heeded(maitred: Any) -> None:
     Path("a.yaml").write_text("mode: priority\ntenant_policies: {'auth:acme': {max_class: bulk}}\n", encoding="utf-8")
-    tenants = ("--tenant-mix", "auth:acme:1,auth:umbrella:1")
+    tenants = ("--tenant-mix", "auth:acme:1,auth:globex:1")
     plain = figures(maitred, "--admission-config", "a.yaml")["per_class"]["interactive"]["injected_requests"]
     capped = figures(maitred, "--admission-config", "a.yaml", *tenants)["per_class"]["interactive"]["injected_requests"]
     assert plain / 4 < capped < plain * 3 / 4

@@ -19,7 +19,7 @@ from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
 from maitred.workload import Job
 
-TENANTS = ("auth:acme", "auth:umbrella", "ip:::1", "")
+TENANTS = ("auth:acme", "auth:globex", "ip:::1", "")
 
 
 def crowd(seed: int, size: int = 80) -> Iterator[Job]:
@@ -57,7 +57,7 @@ sections = st.fixed_dictionaries(
                 "auth:acme": st.sampled_from(
                     [{"max_in_flight": 1}, {"weight": 3.0}, {"max_class": "interactive", "max_queued": 2}]
                 ),
-                "auth:umbrella": st.sampled_from([{"weight": 0.5}, {"max_class": "system"}]),
+                "auth:globex": st.sampled_from([{"weight": 0.5}, {"max_class": "system"}]),
             },
         ),
         "classes": st.fixed_dictionaries(

@@ -23,7 +23,7 @@ _NO_VALUE = ""
 _TRACE = "Workload: a recorded trace"
 _SYNTHETIC = "Workload: synthetic"
 _CLUSTER = "Cluster"
-_ADMISSION = "Admission, in front of the router (default: none; with --capacity: priority)"
+_ADMISSION = "Admission, in front of the router (default: none)"
 _INSTANCE = "Each instance"
 _SLO = "Service level objective (default: TTFT within 2,000 ms, TPOT within 200 ms)"
 _RUN = "The run and its output"
@@ -59,7 +59,7 @@ class Flags:
     ] = None
     tenant_mix: Annotated[
         str | None,
-        _flag(_SYNTHETIC, "--tenant-mix", "Tenants by share: auth:acme:0.3,auth:umbrella:0.7. Over a trace likewise.", "MIX"),
+        _flag(_SYNTHETIC, "--tenant-mix", "Tenants by share: auth:acme:0.3,auth:globex:0.7. Over a trace likewise.", "MIX"),
     ] = None
 
     config: Annotated[
@@ -76,7 +76,8 @@ class Flags:
         _flag(_ADMISSION, "--admission", "off: all enter; legacy: one limit, one queue; priority: classes.", "MODE"),
     ] = None
     capacity: Annotated[
-        int | None, _flag(_ADMISSION, "--capacity", "Slots for each model. Default: what the batches hold.", "SLOTS")
+        int | None,
+        _flag(_ADMISSION, "--capacity", "Slots for each model; alone: priority. Default: what the batches hold.", "SLOTS"),
     ] = None
     admission_config: Annotated[
         Path | None,

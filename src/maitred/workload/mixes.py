@@ -54,8 +54,8 @@ def parse_mix(text: str, *, where: str = "") -> ClassMix:
 
 
 def parse_tenant_mix(text: str, *, where: str = "") -> TenantMix:
-    """`auth:acme:0.3,auth:umbrella:0.7`: tenants as policies name them. Raises ConfigError that says what is right."""
-    form = "write it as auth:acme:0.3,auth:umbrella:0.7; the shares are relative"
+    """`auth:acme:0.3,auth:globex:0.7`: tenants as policies name them. Raises ConfigError that says what is right."""
+    form = "write it as auth:acme:0.3,auth:globex:0.7; the shares are relative"
 
     def named(tenant: str) -> str:
         problem = tenant_problem(tenant)

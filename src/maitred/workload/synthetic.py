@@ -36,7 +36,7 @@ def synthetic(
     """`num_requests` jobs whose gaps are exponential with mean 1/`rate` (`rate` in requests per second).
 
     Lengths are given as users write them (see `lengths`), in tokens; `class_mix` likewise (`interactive:0.3,bulk:0.7`),
-    None: every request is `default`. `tenant_mix` (`auth:acme:0.3,auth:umbrella:0.7`): None: nobody knows whose they are.
+    None: every request is `default`. `tenant_mix` (`auth:acme:0.3,auth:globex:0.7`): None: nobody knows whose they are.
     Raises ConfigError at once, not at the first job; its `where` is the name of the argument.
     """
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
