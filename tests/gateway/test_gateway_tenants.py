@@ -9,9 +9,10 @@ import pytest
 from world import Backend, Turn, World, answer, run, whole, world
 
 from maitred.gateway.auth import Caller, Rights
+from maitred.gateway.driver import Driver, Stay
 from maitred.gateway.forwarding import engine_priority, with_priority
 from maitred.gateway.tenants import tenant_of
-from maitred.request import PriorityClass
+from maitred.request import PriorityClass, Request
 
 PEER = {"client": ("10.0.0.7", 4711)}
 ACME = Caller("auth:acme", Rights.TENANT)
@@ -239,3 +240,39 @@ def test_a_body_that_need_not_name_a_model_means_the_only_one() -> None:
     assert run(scenario("m"))[0] == 200
     status, body = run(scenario("m", "n"))
     assert (status, msgspec.json.decode(body)["error"]["param"]) == (400, "model")
+
+
+@pytest.mark.parametrize(
+    ("limit", "cost"),
+    [
+        ({}, 25),
+        ({"max_tokens": 100}, 125),
+        ({"max_completion_tokens": 7, "max_tokens": 100}, 32),
+        ({"max_output_tokens": 8}, 33),
+        ({"max_tokens": -1}, 25),
+        ({"max_tokens": "many"}, 25),
+        ({"max_tokens": 10**30}, 25 + 10_000_000),
+    ],
+)
+def test_what_a_request_costs_where_slots_are_tokens(
+    limit: dict[str, object], cost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of the bytes of its body, and what the client allows for the answer."""
+    asked: list[int] = []
+    submit = Driver.submit
+
+    def watched(self: Driver, request: Request, cost: int) -> Stay:
+        asked.append(cost)
+        return submit(self, request, cost)
+
+    monkeypatch.setattr(Driver, "submit", watched)
+
+    async def scenario() -> None:
+        async with world() as w:
+            body = msgspec.json.encode({"model": "m", **limit, "pad": ""})
+            padded = msgspec.json.encode({"model": "m", **limit, "pad": "x" * (100 - len(body))})
+            assert len(padded) == 100
+            assert (await w.ask(body=padded))[0] == 200
+
+    run(scenario())
+    assert asked == [cost]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from maitred.gateway.budget import Lease
 from maitred.gateway.routes import Route
 from maitred.request import Request
 from maitred.wire.asgi import Headers
+
+MOST_OUTPUT_TOKENS: Final = 10_000_000
+"""Of an answer, when its cost is guessed: more than any model gives, whatever its client allows."""
 
 
 class Call:
@@ -33,4 +38,5 @@ class Call:
     @property
     def cost(self) -> int:
         """Tokens of its prompt and of its answer, as far as they can be known."""
-        return max(1, self.request.prompt_tokens + max(0, self.request.max_output_tokens or 0))
+        answer = min(max(0, self.request.max_output_tokens or 0), MOST_OUTPUT_TOKENS)
+        return max(1, self.request.prompt_tokens + answer)
