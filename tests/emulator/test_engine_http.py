@@ -21,6 +21,15 @@ def test_the_head_of_a_stream_leaves_before_there_is_any_token():
     assert play(scenario()) == (200, b"text/event-stream; charset=utf-8", 1, 0)
 
 
+def test_how_many_requests_it_can_run_is_where_gateways_look_for_it():
+    async def scenario():
+        async with emulated(max_num_seqs=7) as engine:
+            return await engine.answer("/server_info", method="GET")
+
+    status, info = play(scenario())
+    assert (status, info["max_running_requests"]) == (200, 7)
+
+
 def test_a_client_that_leaves_frees_its_place_whether_it_runs_or_waits():
     async def scenario():
         async with emulated(latency=FROZEN, max_num_seqs=1) as engine:

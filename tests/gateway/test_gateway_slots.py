@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from world import ANSWER, STREAM_HEAD, Backend, Turn, Wire, World, chunk, run, whole, world
+from world import ANSWER, STREAM_HEAD, Backend, Turn, Wire, World, admission_config, chunk, run, whole, world
 
 from maitred.admission import replay
 from maitred.decisions import DecisionLog
@@ -291,6 +291,35 @@ def test_the_decision_log_replays_to_the_same_bytes(tmp_path: Path) -> None:
     assert b"".join(again) == log
     assert log.count(b'"reason":"queue_timeout"') == 2
     assert log.count(b'"reason":"queue_full"') == 2
+
+
+@pytest.mark.parametrize("on_preempt", ["reject", "retry"])
+def test_a_log_with_victims_and_another_mode_replays_to_the_same_bytes(tmp_path: Path, on_preempt: str) -> None:
+    async def scenario() -> None:
+        async def act(turn: Turn) -> None:
+            await turn.say(STREAM_HEAD)
+            await asyncio.sleep(0.01)
+            await turn.say(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
+
+        backend = Backend(act)
+        backend.info = {"max_running_requests": 2}
+        admission = {"classes": {"interactive": {"can_preempt": True, "reserved_floor": 1}}, "on_preempt": on_preempt}
+        async with world(backend, slots=None, admission=admission, decision_log=str(tmp_path / "log")) as w:
+            names = ("bulk", "default", "interactive") * 8
+            wires = [await w.asking({"model": "m", "stream": True}, x_smg_priority=name) for name in names]
+            for wire in wires:
+                await wire.reply()
+            w.gateway._driver.reconfigure(admission_config(mode="legacy"))
+            assert (await w.ask(x_smg_priority="bulk"))[0] == 200
+
+    run(scenario())
+    log = (tmp_path / "log").read_bytes()
+    again: list[bytes] = []
+    replay(log.splitlines(keepends=True), DecisionLog(again.append))
+    assert b"".join(again) == log
+    assert b'"action":"preempt"' in log
+    assert (b'"reason":"to_be_retried"' in log) == (on_preempt == "retry")
+    assert b'"input":"reconfigure"' in log
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
