@@ -117,6 +117,15 @@ def test_a_request_without_a_valid_key_is_refused_and_admission_never_hears_of_i
     run(scenario())
 
 
+def test_smg_says_no_more_than_the_status() -> None:
+    async def scenario() -> tuple[int, bytes]:
+        async with world(admission={"flavour": "smg"}, **LOCKED) as w:
+            status, _, body = await w.ask()
+            return status, body
+
+    assert run(scenario()) == (401, b"")
+
+
 def test_it_is_refused_before_its_body_is_read() -> None:
     async def scenario() -> int:
         async with world(**LOCKED) as w:

@@ -92,13 +92,19 @@ class Reception:
         finally:
             if call is None:
                 lease.give_back()
-        self._counts.refused[refused.code or "invalid_request"] += 1
-        await asgi.send_error(send, refused)
+        await self._refuse(send, refused)
         return None
 
     def done(self, call: Call) -> None:
         """It has ended, and its body is kept no longer. Idempotent."""
         call.lease.give_back()
+
+    async def _refuse(self, send: Send, error: ApiError) -> None:
+        self._counts.refused[error.code or "invalid_request"] += 1
+        if error.status == 401 and self._core_config().flavour == "smg":
+            await asgi.send_bytes(send, 401, b"", b"text/plain", error.headers)  # SMG says no more than the status
+        else:
+            await asgi.send_error(send, error)
 
     async def _take_in(self, scope: Scope, receive: Receive, lease: Lease) -> Call:
         """Raises ApiError for what can be said to be wrong already, and ClientGone."""
