@@ -1,6 +1,9 @@
 """The cases of SMG's own tests that live at the level of HTTP, restated as scenarios for the real gateway.
 
-One slot and an engine that answers when it is told to, unless a case says otherwise.
+One slot and an engine that answers when it is told to, unless a case says otherwise. What the recorded scenarios show already
+is not repeated: a queue timeout (s06), preemption over keep-alive (s07), promotion into the only slot, reserved for another
+class (s18), a scheduler that serves with and without the header (s01), and one that falls back because more is reserved than
+there is, and serves (s21).
 """
 
 import asyncio
@@ -43,12 +46,12 @@ def release(at):
     return {"at": at, "do": "release_held"}
 
 
-def case(name, *timeline, slots=1, config=None, **expect):
+def case(name, *timeline, config=None, **expect):
     CASES[name] = {
         "id": name,
         "kind": "match",
         "title": name,
-        "engines": [{"max_running_requests": slots}],
+        "engines": [{"max_running_requests": 1}],
         "config": config or {},
         "timeline": list(timeline),
         "expect": expect,
@@ -86,32 +89,14 @@ case(
     metrics={"admit_total{default}": {"admitted": 1, "rejected_queue_full": 1}},
 )
 case(
-    "a queue timeout of 1 s: 503",
-    held(0, "held"),
-    send("when held runs", "late"),
-    release("after late"),
-    config={"classes": {"default": {"queue_timeout_secs": 1}}},
-    late={**refused(503, "scheduler_queue_timeout"), "wall_s": [0.95, 1.3]},
-    held=SERVED,
-    metrics={"admit_total{default}": {"admitted": 1, "rejected_queue_timeout": 1}},
-)
-for connection in ("keep-alive", "close"):
-    case(
-        f"interactive preempts bulk, whose client reads its 503 whole ({connection})",
-        held(0, "victim", "bulk", connection=connection),
-        send("when victim runs", "vip", "interactive"),
-        victim=PREEMPTED,
-        vip=SERVED,
-        engine={"order": ["victim", "vip"], "disconnects": 1},
-        metrics={"preemption_total": {"bulk by interactive": 1}},
-    )
-case(
-    "a streaming victim that has had nothing but the engine's head gets its 503, too",
-    send(0, "victim", "bulk", stream=True, engine_delay_s=5, engine_head_delay_s=0),
-    send(0.3, "vip", "interactive"),
-    victim=PREEMPTED,
-    vip={**SERVED, "within_s": 0.5},
-    engine={"order": ["victim", "vip"], "disconnects": 1},
+    "preemption: bulk reads its 503 whole, over a connection that is to be closed, and after nothing but the engine's head",
+    held(0, "victim", "bulk", connection="close"),
+    send("when victim runs", "vip", "interactive"),
+    send("after vip", "stream", "bulk", stream=True, engine_delay_s=5, engine_head_delay_s=0),
+    send("0.2 s after stream runs", "vip2", "interactive"),
+    **{"victim and stream": PREEMPTED, "vip and vip2": {**SERVED, "within_s": 0.5}},
+    engine={"order": ["victim", "vip", "stream", "vip2"], "disconnects": 2},
+    metrics={"preemption_total": {"bulk by interactive": 2}},
 )
 case(
     "a tenant capped at default that asks for system preempts nobody: 429, and bulk is untouched",
@@ -130,13 +115,6 @@ case(
     first=SERVED,
     second=SERVED,
     metrics={"admit_total{default}": {"admitted": 2}, "queue_wait_seconds_count": 0},
-)
-case(
-    "interactive reserves the only slot, and a starved bulk request is promoted into it",
-    send(0, "bulk", "bulk"),
-    config={"classes": {"interactive": {"reserved_floor": 1}, "bulk": {"starvation_threshold_secs": 1}}},
-    bulk={**SERVED, "within_s": 10},
-    metrics={"starvation_promotion_total{bulk}": 1},
 )
 case(
     "the only victim has shown its client data: the higher class waits and times out, the stream goes on",
@@ -167,31 +145,26 @@ case(
     held=SERVED,
     engine_order=["held", "queued"],
 )
-case("wiring: on, and a plain request is served", send(0, "a"), slots=8, a=SERVED)
-case("wiring: on, and a request with the header is served", send(0, "a", "interactive"), slots=8, a=SERVED)
-case("wiring: off, and the header means nothing", send(0, "a", "bulk"), config={"scheduler": False}, a=SERVED)
 case(
-    "wiring: floors above what a gateway starts with, so it serves without classes",
-    send(0, "a", "system"),
-    config={"classes": {"system": {"reserved_floor": 2000}}},
-    a=SERVED,
+    "no scheduler and no limit: everybody is served, and the header means nothing",
+    held(0, "a", "bulk"),
+    send("when a runs", "b", "system"),
+    release("after b"),
+    config={"scheduler": False},
+    all=SERVED,
     mode="legacy",
+    metrics={"clamp_total": 0, "preemption_total": 0},
 )
 case(
-    "legacy: a stream holds its place to the last byte",
-    send(0, "stream", stream=True, engine_chunks=4, engine_gap_s=0.2),
-    send("after the first chunk of stream", "next"),
+    "legacy: a stream holds its place to the last byte, or until its client leaves",
+    send(0, "whole", stream=True, engine_chunks=3, engine_gap_s=0.2),
+    send("after the first chunk of whole", "left", stream=True, engine_chunks=99, engine_gap_s=0.2, client_leaves_after_s=0.8),
+    send("when left runs", "next"),
     config=LEGACY,
-    stream={"status": 200, "complete": True},
-    next={**SERVED, "starts_after": "end of stream"},
-)
-case(
-    "legacy: a client that leaves in the middle of a stream gives its place back",
-    send(0, "stream", stream=True, engine_chunks=100, engine_gap_s=0.1, client_leaves_after_s=0.4),
-    send(0.1, "next"),
-    config=LEGACY,
-    next={**SERVED, "starts_after": "end of stream"},
-    engine={"order": ["stream", "next"], "disconnects": 1},
+    whole={"status": 200, "complete": True},
+    left={"starts_after": "end of whole"},
+    next={**SERVED, "starts_after": "end of left"},
+    engine={"order": ["whole", "left", "next"], "disconnects": 1},
 )
 case(
     "legacy: exactly queue_size wait, first come first served; the next is turned away",
@@ -201,7 +174,6 @@ case(
     send(0.3, "overflow"),
     release(0.5),
     config={**LEGACY, "queue_size": 2},
-    all={},
     overflow=refused(429, "admission_queue_full"),
     engine_order=["held", "q1", "q2"],
     metrics={"admission_queue_depth": 0, "http_rate_limit_total": {"allowed": 3, "rejected": 1}},

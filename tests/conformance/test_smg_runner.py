@@ -12,7 +12,7 @@ from smg_conformance.engines import Visit
 from smg_conformance.metrics import Metrics
 from smg_conformance.moments import Event, Moment
 from smg_conformance.play import Play
-from smg_conformance.record import Record, Request
+from smg_conformance.record import CLASSES, Record, Request
 from smg_conformance.scenario import CannotCheck, Config, Send, read_scenario
 
 FULL = {"error": {"code": "full"}}
@@ -26,10 +26,6 @@ maitred_scheduler_admit_total{class="bulk",outcome="preempted"} 0
 maitred_scheduler_preemption_total{victim_class="bulk",by_class="interactive"} 2
 # TYPE maitred_http_rate_limit counter
 maitred_http_rate_limit_total{result="rejected"} 3
-# TYPE maitred_reserved_effective gauge
-maitred_reserved_effective{class="system",model="m"} 1
-# TYPE maitred_capacity gauge
-maitred_capacity{model="m"} 4
 """
 
 
@@ -52,7 +48,9 @@ def recorded(*answers):
     record = Record([request for request, _ in answers])
     record.visits = sorted((visit for _, visit in answers if visit is not None), key=lambda visit: visit.at)
     record.metrics = Metrics(METRICS)
-    record.state = {"in_flight": 0, "waiting": 0, "mode": "priority"}
+    none = dict.fromkeys(CLASSES, 0)
+    pool = {"capacity": 4, "reserved": {**none, "system": 1}, "desired": {**none, "system": 100, "interactive": 2}}
+    record.state = {"in_flight": 0, "waiting": 0, "mode": "priority", "pools": {"m": pool}}
     return record
 
 
@@ -78,6 +76,7 @@ def test_what_is_as_expected_passes_and_everything_else_fails():
         "engine_inflight_after_b": 1,
         "death_order": ["b"],
         "effective_reservations": {"system": 1, "bulk": 0, "unreserved": 3},
+        "desired_total_reserved": 6,
         "metrics": {"admit_total{default}": {"admitted": 2, "rejected_queue_full": 1}},
         "mode": "priority",
     }
@@ -94,6 +93,7 @@ def test_what_is_as_expected_passes_and_everything_else_fails():
         "bulk_running_at_0.5s": [1],
         "death_order": [["a"], []],
         "effective_reservations": [{"system": 2}, {"unreserved": 4}],
+        "desired_total_reserved": [102],
         "metrics": [{"admit_total{default}": {"admitted": 2}}],
         "mode": ["legacy"],
     }
@@ -152,6 +152,9 @@ def test_what_is_wanted_in_words_can_be_missed():
     refused = recorded(answered("a", status=503))
     for words in ("keep at least one slot reachable for every class, or warn", "protect a promoted request"):
         assert list(intentions.check(words, refused))
+    assert list(intentions.check("count every outcome", refused))
+    refused.exchange("a").body = b""
+    assert list(intentions.check("never end a stream with zero bytes", refused))
     assert not list(intentions.check("keep at least one slot reachable for every class", recorded(answered("a"))))
 
 

@@ -1,4 +1,4 @@
-"""What is expected of one request.
+"""What is expected of one request. A list of statuses: one of them.
 
 status                 headers {name: value; null: absent}       body (JSON)       body_from: engine
 wall_s: [least, most]  within_s: most                            complete: the answer ended as its kind ends
@@ -28,11 +28,12 @@ def check(expected: Any, request: Request, record: Record) -> Iterator[Failure]:
 
 
 def _status(expected: Any, request: Request, record: Record) -> Iterator[Failure]:
-    if not isinstance(expected, int):
+    any_of = expected if isinstance(expected, list) else [expected]
+    if not all(isinstance(status, int) for status in any_of):
         raise CannotCheck(f"{request.name}: the status {expected!r}")
     exchange = request.exchange
-    if exchange.status != expected or not exchange.complete:
-        yield Failure(f"{request.name}: expected {expected}, got {exchange}{_said(request)}")
+    if exchange.status not in any_of or not exchange.complete:
+        yield Failure(f"{request.name}: expected {' or '.join(map(str, any_of))}, got {exchange}{_said(request)}")
 
 
 def _said(request: Request) -> str:

@@ -14,6 +14,9 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
+ANSWER_SECS = 30.0
+"""That a single question may take, asked outside of any timeline."""
+
 
 class Exchange:
     """Times are those of the loop, in seconds; None: it did not happen."""
@@ -93,9 +96,10 @@ async def begin(exchange: Exchange, url: str, wanted: Wanted) -> asyncio.Task[No
 
 
 async def ask(url: str, wanted: Wanted, name: str = "") -> Exchange:
-    """Send it and wait for the end. Raises OSError if nobody listens."""
+    """Send it and wait for the end. Raises OSError if nobody listens, TimeoutError."""
     exchange = Exchange(name)
-    await (await begin(exchange, url, wanted))
+    async with asyncio.timeout(ANSWER_SECS):
+        await (await begin(exchange, url, wanted))
     return exchange
 
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from . import answers, intentions
 from .failures import Failure, differs, outside
-from .metrics import Metrics, Selector, compare
+from .metrics import Metrics, compare
 from .moments import Event, Moment, read_moment, read_names
 from .record import CLASSES, Record, Request
 from .scenario import CannotCheck, Scenario
@@ -137,9 +137,7 @@ def _deaths(value: Any, record: Record, key: re.Match[str]) -> Iterator[Failure]
 
 
 def _reservations(value: Any, record: Record, key: re.Match[str]) -> Iterator[Failure]:
-    reserved = {name: int(record.metrics.total(Selector("reserved_effective", (f"class={name}",)))) for name in CLASSES}
-    capacity = int(record.metrics.total(Selector("capacity")))
-    known = {**reserved, "unreserved": capacity - sum(reserved.values()), "capacity": capacity}
+    known = {**record.reserved, "unreserved": record.capacity - sum(record.reserved.values())}
     for name, expected in value.items():
         if name not in known:
             raise CannotCheck(f"effective_reservations: {name!r}")
@@ -147,7 +145,7 @@ def _reservations(value: Any, record: Record, key: re.Match[str]) -> Iterator[Fa
 
 
 def _desired(value: Any, record: Record, key: re.Match[str]) -> Iterator[Failure]:
-    yield from differs("desired reservations in sum", value, int(record.metrics.total(Selector("reserved_desired"))))
+    yield from differs("desired reservations in sum", value, record.desired)
 
 
 def _metrics(value: Any, record: Record, key: re.Match[str]) -> Iterator[Failure]:

@@ -21,6 +21,7 @@ from .scenario import Base, Config, Scenario
 START_SECS = 60.0
 """Within which it must serve, or have given up. A loaded machine starts slowly."""
 STOP_SECS = 10.0
+POLL_SECS = 0.02
 HEALTH_INTERVAL_SECS = 0.2
 DEFECT_PROMOTION_SHARE = 0.25
 """SMG promotes without bound and so does its flavour. Where a defect of SMG's is to be absent, ours bounds it."""
@@ -38,14 +39,17 @@ class GatewayExited(Exception):  # noqa: N818  (an outcome that some scenarios e
 class Gateway:
     """A running one."""
 
-    def __init__(self, url: str, log: Sequence[str], process: asyncio.subprocess.Process) -> None:
+    def __init__(self, url: str, log: Sequence[str], process: asyncio.subprocess.Process, key: str | None) -> None:
         self.url = url
         self.log = log
         """Lines of its stderr."""
         self._process = process
+        self._key = key
 
     async def get(self, path: str) -> Exchange:
-        return await ask(self.url, Wanted("GET", path))
+        """Raises OSError, TimeoutError."""
+        headers = [] if self._key is None else [("authorization", f"Bearer {self._key}")]
+        return await ask(self.url, Wanted("GET", path, headers))
 
     async def state(self) -> dict[str, Any]:
         answer = (await self.get("/maitred/state")).json
@@ -55,19 +59,20 @@ class Gateway:
         return Metrics((await self.get("/metrics")).body.decode())
 
     async def until(self, healthy: Sequence[str]) -> None:
-        """Until it has seen that these backends, by URL, are up. Raises GatewayExited."""
-        while self._process.returncode is None:
-            with contextlib.suppress(OSError):
-                backends = (await self.state()).get("backends", ())
-                if set(healthy) <= {backend["url"] for backend in backends if backend["healthy"]}:
-                    return
-            await asyncio.sleep(0.02)
+        """Until it has seen that these backends, by URL, are up. Raises GatewayExited, TimeoutError."""
+        async with asyncio.timeout(START_SECS):
+            while self._process.returncode is None:
+                with contextlib.suppress(OSError):
+                    backends = (await self.state()).get("backends", ())
+                    if set(healthy) <= {backend["url"] for backend in backends if backend["healthy"]}:
+                        return
+                await asyncio.sleep(POLL_SECS)
         raise GatewayExited(self._process.returncode, self.log)
 
 
 @contextlib.asynccontextmanager
-async def serving(arguments: Sequence[str]) -> AsyncIterator[Gateway]:
-    """Raises GatewayExited, TimeoutError."""
+async def serving(arguments: Sequence[str], key: str | None) -> AsyncIterator[Gateway]:
+    """`key`: the API key with which it may be asked how it is. Raises GatewayExited, TimeoutError."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "maitred", "serve", "--port", "0", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
@@ -81,7 +86,7 @@ async def serving(arguments: Sequence[str]) -> AsyncIterator[Gateway]:
     try:
         async with asyncio.timeout(START_SECS):
             url = await ready
-        yield Gateway(url, log, process)
+        yield Gateway(url, log, process, key)
     finally:
         await _end(process)
         await listening

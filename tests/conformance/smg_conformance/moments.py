@@ -64,11 +64,14 @@ def read_moment(at: At, requests: Sequence[str]) -> Moment:
 
 
 def read_names(text: str, requests: Sequence[str]) -> tuple[str, ...]:
-    """`a`, `a, b and c`, `r0..r3`, `all`: the requests meant; none if any of them does not exist."""
+    """`a`, `a, b and c`, `r0..r3`, `all`, and `r` for r0, r1, ...: the requests meant; none if any of them does not exist."""
     if text in requests:
         return (text,)
     if text == "all":
         return tuple(requests)
+    numbered = tuple(name for name in requests if re.fullmatch(rf"{re.escape(text)}_?\d+", name))
+    if numbered:
+        return numbered
     names: list[str] = []
     for part in re.split(r"\s*,\s*|\s+and\s+|\s*\+\s*", text):
         span = re.fullmatch(r"(\w*?)(\d+)\.\.(\w*?)(\d+)", part)

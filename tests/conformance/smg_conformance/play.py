@@ -50,7 +50,8 @@ async def stage(scenario: Scenario, base: Base, text: str | None = None) -> Asyn
         for engine in engines[len(scenario.engines) :]:
             engine.deaf()
         arguments = stack.enter_context(configured(scenario, base, [engine.url for engine in engines], text))
-        gateway = await stack.enter_async_context(serving(arguments))
+        keys = [scenario.config.api_key, *scenario.config.tenant_api_keys.values()]
+        gateway = await stack.enter_async_context(serving(arguments, next(filter(None, keys), None)))
         await gateway.until(healthy=[engine.url for engine in engines if engine.listening])
         yield Stage(gateway, engines, journal)
 
@@ -68,7 +69,7 @@ class Play:
         if isinstance(scenario.timeline, str):
             raise CannotCheck(f"the timeline {scenario.timeline!r}")
         requests = [Request(step) for step in scenario.timeline if isinstance(step, Send)]
-        self.record = Record(requests)
+        self.record = Record(requests, [*scenario.engines, *_added(scenario)])
         if len(self.record.requests) < len(requests):
             raise CannotCheck("two requests of one name")
         self._plan = [(read_moment(step.at, list(self.record.requests)), step) for step in scenario.timeline]

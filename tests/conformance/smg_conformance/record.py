@@ -8,7 +8,7 @@ from typing import Any
 from .client import Exchange
 from .engines import Visit
 from .metrics import Metrics
-from .scenario import Send
+from .scenario import EngineSpec, Send
 
 CLASSES = ("system", "interactive", "default", "bulk")
 
@@ -34,7 +34,8 @@ class Request:
 class Record:
     """All of it. Times are those of the loop, in seconds."""
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    def __init__(self, requests: Sequence[Request], engines: Sequence[EngineSpec] = ()) -> None:
+        self.engines = engines
         self.requests = {request.name: request for request in requests}
         self.started_at = 0.0
         self.visits: Sequence[Visit] = ()
@@ -50,6 +51,22 @@ class Record:
     def exchange(self, name: str) -> Exchange:
         return self.requests[name].exchange
 
+    @property
+    def capacity(self) -> int:
+        """Slots of all pools; 0 for one without a limit."""
+        return sum(pool["capacity"] or 0 for pool in self.state["pools"].values())
+
+    @property
+    def reserved(self) -> dict[str, int]:
+        """Slots that are reserved in fact, by class, in all pools."""
+        return {name: sum(pool["reserved"][name] for pool in self.state["pools"].values()) for name in CLASSES}
+
+    @property
+    def desired(self) -> int:
+        """Slots that all classes would reserve if they could, each at most the whole capacity of a pool."""
+        pools = self.state["pools"].values()
+        return sum(min(pool["capacity"] or 0, desired) for pool in pools for desired in pool["desired"].values())
+
     def visit(self, name: str) -> Visit | None:
         return next((visit for visit in self.visits if visit.name == name), None)
 
@@ -64,6 +81,11 @@ class Record:
                 engine = f"engine {visit.engine} from {visit.at - self.started_at:.2f} s, {visit.end}"
                 engine += "" if visit.ended_at is None else f" at {visit.ended_at - self.started_at:.2f} s"
             yield f"{sent}: {exchange}{ended}; {engine}"
+
+    def at_engine(self, index: int, time: float) -> int:
+        """Requests in flight at one engine just after that time."""
+        visits = [visit for visit in self.visits if visit.engine == index]
+        return sum(visit.at <= time and (visit.ended_at is None or visit.ended_at > time) for visit in visits)
 
     def at_engines(self, time: float, counts: Callable[[Request], bool] = lambda _: True) -> int:
         """Requests in flight at the engines at that time."""

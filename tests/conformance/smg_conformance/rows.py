@@ -14,6 +14,7 @@ A row of a start-up has the priority `yaml`, and whether the gateway `runs` or e
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from .metrics import Metrics, Selector
 from .play import stage
 from .scenario import Base, CannotCheck, Config, Scenario
 
+STARTS_AT_ONCE = 2
 TENANT_HEADER = "x-smg-tenant-id"
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
@@ -62,8 +64,8 @@ class StartRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     note: str = ""
 
 
-async def check(scenario: Scenario, base: Base) -> list[Failure]:
-    """Play all rows. Raises CannotCheck, GatewayExited."""
+async def check(scenario: Scenario, base: Base, details: list[str]) -> list[Failure]:
+    """Play all rows; what happened is appended to `details`. Raises CannotCheck, GatewayExited."""
     rows = scenario.expect["rows"]
     other = scenario.expect.keys() - {"rows", "note"}
     if other or not isinstance(scenario.timeline, str):
@@ -71,8 +73,8 @@ async def check(scenario: Scenario, base: Base) -> list[Failure]:
     if rows and all("yaml" in row for row in rows):
         if not re.fullmatch(r"start the gateway with the file; if it runs, send one bulk request", scenario.timeline):
             raise CannotCheck(f"the timeline {scenario.timeline!r}")
-        return [failure for row in rows for failure in await _start(_read(row, StartRow), scenario, base)]
-    return await _requests([_read(row, RequestRow) for row in rows], scenario, base)
+        return await _starts([_read(row, StartRow) for row in rows], scenario, base, details)
+    return await _requests([_read(row, RequestRow) for row in rows], scenario, base, details)
 
 
 def _read(row: Any, kind: type[Any]) -> Any:
@@ -82,7 +84,7 @@ def _read(row: Any, kind: type[Any]) -> Any:
         raise CannotCheck(f"the row {row!r}: {error}") from error
 
 
-async def _requests(rows: Sequence[RequestRow], scenario: Scenario, base: Base) -> list[Failure]:
+async def _requests(rows: Sequence[RequestRow], scenario: Scenario, base: Base, details: list[str]) -> list[Failure]:
     tenants = _tenants_in(str(scenario.timeline))
     sent = [_headers(row, scenario.config, tenants.get(n)) for n, row in enumerate(rows)]
     failures: list[Failure] = []
@@ -92,6 +94,7 @@ async def _requests(rows: Sequence[RequestRow], scenario: Scenario, base: Base) 
             answer = await ask(world.gateway.url, _chat(headers))
             added = (await world.gateway.metrics()).since(before)
             what = f"row {n} ({row.request or row.header!r})"
+            details.append(f"{what}: {answer}")
             failures += [Failure(f"{what}: {text}") for text in _compare(row, answer, added)]
     return failures
 
@@ -165,7 +168,17 @@ def _chat(headers: Sequence[tuple[str, str]]) -> Wanted:
     return Wanted("POST", "/v1/chat/completions", headers, msgspec.json.encode(chat))
 
 
-async def _start(row: StartRow, scenario: Scenario, base: Base) -> list[Failure]:
+async def _starts(rows: Sequence[StartRow], scenario: Scenario, base: Base, details: list[str]) -> list[Failure]:
+    places = asyncio.Semaphore(STARTS_AT_ONCE)
+
+    async def one(row: StartRow) -> list[Failure]:
+        async with places:
+            return await _start(row, scenario, base, details)
+
+    return [failure for found in await asyncio.gather(*map(one, rows)) for failure in found]
+
+
+async def _start(row: StartRow, scenario: Scenario, base: Base, details: list[str]) -> list[Failure]:
     try:
         async with stage(scenario, base, row.yaml) as world:
             answer = await ask(world.gateway.url, _chat([("x-smg-priority", "bulk")]))
@@ -175,6 +188,7 @@ async def _start(row: StartRow, scenario: Scenario, base: Base) -> list[Failure]
     except GatewayExited as ended:
         outcome, log = f"exit {ended.code}", ended.log
         found = list(_complaint(ended))
+    details += [f"{row.case}: {outcome}", *(f"  {line}" for line in log)]
     if (outcome == "runs") is not (row.outcome == "runs"):
         found = [Failure(f"expected: {row.outcome}, got: {outcome} ({' / '.join(log[-2:])})")]
     elif row.message_contains is not None:

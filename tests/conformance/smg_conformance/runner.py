@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 
@@ -46,6 +47,9 @@ async def run_scenario(raw: msgspec.Raw | bytes, base: Base) -> Result:
             failures = await _attempt(scenario, base, details)
     except CannotCheck as error:
         failures = [Failure(f"cannot check: {error}")]
+    except Exception as error:  # a file may say what nobody thought of, and the other scenarios are still to be played
+        failures = [Failure(f"cannot check: {type(error).__name__}: {error}")]
+        details += traceback.format_exc().splitlines()
     return Result(unread.id, unread.title, kind, failures, time.monotonic() - begun, note, details)
 
 
@@ -53,7 +57,7 @@ async def _attempt(scenario: Scenario, base: Base, details: list[str]) -> list[F
     """Appends to `details`. Raises CannotCheck, if possible before anything is started."""
     try:
         if "rows" in scenario.expect:
-            return await rows.check(scenario, base)
+            return await rows.check(scenario, base, details)
         play = Play(scenario)
         samples = expect.samples(scenario, list(play.record.requests))
         async with stage(scenario, base) as world:
