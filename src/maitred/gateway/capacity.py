@@ -35,7 +35,9 @@ class Capacity:
         """Whether the question of start-up has been answered."""
         if self._config.flavour == "smg":
             self._asked = True
-            self._start(bootstrap_problem(self._config), clamps=False)
+            problem = bootstrap_problem(self._config)
+            if problem is not None:
+                self._fall_back(problem)
 
     def follow(self, models: Iterable[str]) -> None:
         """The slots of these may have become more or fewer, or a backend has been polled for the first time."""
@@ -47,9 +49,12 @@ class Capacity:
 
     def check(self, config: AdmissionConfig) -> None:
         """Raises ConfigError for a configuration that could not have been started with on the present fleet."""
-        problem = bootstrap_problem(config) if config.flavour == "smg" else self._problem(config)
+        if config.flavour == "smg":
+            problem, hint = bootstrap_problem(config), "reserve less, or say max_concurrent_requests"
+        else:
+            problem, hint = self._problem(config), "reserve less, or set on_overcommit: clamp"
         if problem is not None and (config.flavour == "smg" or config.on_overcommit == "legacy"):
-            raise ConfigError(problem, where="admission.classes", hint="reserve less, or set on_overcommit: clamp")
+            raise ConfigError(problem, where="admission.classes", hint=hint)
 
     def adopt(self, config: AdmissionConfig) -> None:
         """Go by `config` from now on. Raises ConfigError, and then nothing has changed."""
@@ -63,24 +68,24 @@ class Capacity:
         return self._driver.core.config
 
     def _ask(self) -> None:
-        if any(self._fleet.offered(model).slots for model in self._fleet.models):
-            self._asked = True
-            self._start(self._problem(self._config), clamps=self._config.on_overcommit == "clamp")
-            self._warn(self._fleet.models)
-
-    def _start(self, problem: str | None, *, clamps: bool) -> None:
-        if problem is None:
+        if not any(self._fleet.offered(model).slots for model in self._fleet.models):
             return
-        if clamps:
+        self._asked = True
+        problem = self._problem(self._config)
+        if problem is not None and self._config.on_overcommit == "legacy":
+            self._fall_back(problem)
+        elif problem is not None:
             log.warning("%s: reservations are scaled down", problem)
-            return
+        self._warn(self._fleet.models)
+
+    def _fall_back(self, problem: str) -> None:
         log.error("priority scheduler failed to start; falling back to legacy admission: %s", problem)
         self.fallback = problem
         self._driver.reconfigure(msgspec.structs.replace(self._config, mode="legacy"))
 
     def _problem(self, config: AdmissionConfig) -> str | None:
         """With the first model whose slots the reservations exceed."""
-        if config.mode != "priority" or not self._fleet.polled:
+        if config.mode != "priority" or config.flavour == "smg" or not self._fleet.polled:
             return None
         for model in self._fleet.models:
             slots = self._fleet.offered(model).slots

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -17,18 +17,19 @@ SCHEDULER: Final = "maitred_scheduler_"
 
 def scheduler(state: GatewayState) -> Iterator[Metric]:
     """What became of requests, and who is here."""
-    classes = state.classes.items()
-    outcomes = ([*_outcomes(name, c)] for name, c in classes)
-    arrivals = (([name], c.arrived) for name, c in classes)
-    victims = (([name, by], n) for name, c in classes for by, n in c.preempted_by.items() if n)
-    yield counter(SCHEDULER + "admit", "What became of requests.", ["class", "outcome"], (x for some in outcomes for x in some))
+    outcomes = (([name, outcome], n) for name, c in state.classes.items() for outcome, n in _outcomes(c))
+    yield counter(SCHEDULER + "admit", "What became of requests.", ["class", "outcome"], outcomes)
+    arrivals = _of_classes(state, lambda c: c.arrived)
     yield counter(SCHEDULER + "arrivals", "Requests that asked for a slot.", ["class"], arrivals)
+    victims = (([name, by], n) for name, c in state.classes.items() for by, n in c.preempted_by.items() if n)
     yield counter(SCHEDULER + "preemption", "Slots taken away.", ["victim_class", "by_class"], victims)
-    yield counter(SCHEDULER + "starvation_promotion", "Promotions.", ["class"], (([name], c.promoted) for name, c in classes))
-    yield counter(SCHEDULER + "retry", "Victims that waited again.", ["class"], (([name], c.retried) for name, c in classes))
-    yield gauge(SCHEDULER + "inflight", "Slots in use.", ["class"], (([name], c.in_flight) for name, c in classes))
-    yield gauge(SCHEDULER + "queue_depth", "Requests waiting for a slot.", ["class"], (([n], c.waiting) for n, c in classes))
-    ends = (x for name, c in classes for x in _ends(name, c))
+    promoted = _of_classes(state, lambda c: c.promoted)
+    yield counter(SCHEDULER + "starvation_promotion", "Starved requests that went first.", ["class"], promoted)
+    yield counter(SCHEDULER + "retry", "Victims that waited again.", ["class"], _of_classes(state, lambda c: c.retried))
+    yield gauge(SCHEDULER + "inflight", "Slots in use.", ["class"], _of_classes(state, lambda c: c.in_flight))
+    waiting = _of_classes(state, lambda c: c.waiting)
+    yield gauge(SCHEDULER + "queue_depth", "Requests waiting for a slot.", ["class"], waiting)
+    ends = (([name, end], n) for name, c in state.classes.items() for end, n in _ends(c))
     yield counter("maitred_requests_ended", "Requests that held a slot.", ["class", "end"], ends)
 
 
@@ -41,10 +42,9 @@ def slots(state: GatewayState) -> Iterator[Metric]:
     yield gauge(SCHEDULER + "utilization", "Slots in use over capacity.", [], [([], used)])
     if state.mode != "priority":
         return
-    classes = state.classes.items()
-    limits = (([name], c.queue_size) for name, c in classes)
+    limits = _of_classes(state, lambda c: c.queue_size)
     yield gauge(SCHEDULER + "queue_size_limit", "Requests that may wait, over all models.", ["class"], limits)
-    pressure = (([name], c.pressure) for name, c in classes)
+    pressure = _of_classes(state, lambda c: c.pressure)
     text = "0 to 1: how full its queue is, or what it may use beyond its reservation, where that is highest."
     yield gauge(SCHEDULER + "class_capacity_pressure", text, ["class"], pressure)
     reserved = (([name, model], n) for model, pool in pools for name, n in pool.reserved.items())
@@ -105,17 +105,21 @@ def histogram(name: str, text: str, by_class: Iterable[tuple[str, Histogram]]) -
     return family
 
 
-def _outcomes(name: str, c: ClassState) -> Iterator[tuple[Sequence[str], float]]:
-    yield [name, "admitted"], c.completed + c.failed + c.client_gone
-    yield [name, "preempted"], c.preempted
-    yield [name, "rejected_queue_full"], c.queue_full
-    yield [name, "rejected_tenant_queue_full"], c.tenant_queue_full
-    yield [name, "rejected_queue_timeout"], c.queue_timeout
-    yield [name, "client_cancelled"], c.cancelled
+def _of_classes(state: GatewayState, what: Callable[[ClassState], float]) -> Samples:
+    return (([name], what(c)) for name, c in state.classes.items())
 
 
-def _ends(name: str, c: ClassState) -> Iterator[tuple[Sequence[str], float]]:
-    yield [name, "drained"], c.completed
-    yield [name, "failed"], c.failed
-    yield [name, "client_gone"], c.client_gone
-    yield [name, "preempted"], c.preempted
+def _outcomes(c: ClassState) -> Iterator[tuple[str, int]]:
+    yield "admitted", c.completed + c.failed + c.client_gone
+    yield "preempted", c.preempted
+    yield "rejected_queue_full", c.queue_full
+    yield "rejected_tenant_queue_full", c.tenant_queue_full
+    yield "rejected_queue_timeout", c.queue_timeout
+    yield "client_cancelled", c.cancelled
+
+
+def _ends(c: ClassState) -> Iterator[tuple[str, int]]:
+    yield "drained", c.completed
+    yield "failed", c.failed
+    yield "client_gone", c.client_gone
+    yield "preempted", c.preempted
