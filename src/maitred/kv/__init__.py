@@ -1,11 +1,26 @@
-"""Blocks: the memory that queueing, batching and programs look at.
+"""Blocks and the prefix tree: the memory that queueing, batching and programs look at.
 
 KV memory is cut into blocks of a fixed number of tokens. As long as nothing reads their content, blocks are counts
-(`BlockCounts`); the prefix cache will put content behind the same counts.
+(`BlockCounts`). A `PrefixCache` remembers what they held, in one of two ways:
+
+* `BlockPool`: block by block, as vLLM and BLIS do; the least recently used goes first.
 """
 
 from __future__ import annotations
 
+from maitred.kv.cache import Lock, PrefixCache
 from maitred.kv.counts import BlockCounts
+from maitred.kv.keys import TokenIds, chain_of, extended, namespace_of, namespaced
+from maitred.kv.pool import BlockPool
 
-__all__ = ["BlockCounts"]
+__all__ = [
+    "BlockCounts",
+    "BlockPool",
+    "Lock",
+    "PrefixCache",
+    "TokenIds",
+    "chain_of",
+    "extended",
+    "namespace_of",
+    "namespaced",
+]

@@ -1,0 +1,153 @@
+"""PrefixCache: KV memory that remembers what it held, as its owner (an instance) uses it.
+
+Memory is counted in blocks. One who needs some takes a *lock*, which holds first the cached blocks of its prompt and then
+blocks of its own:
+
+    lock = cache.lock(chain[:usable])        # the cached prefix: shared, safe from eviction
+    cache.take(blocks)                       # room for more: evicts what nobody holds
+    cache.claim(lock, blocks)                # whose they are
+    cache.publish(lock, chain[lock.published : computed])    # they are full now, and this is what they say
+    cache.unlock(lock)                       # all of them are free; what was published stays cached until evicted
+
+A fully cached prompt must leave at least one token to compute, or no token could come out. The caller sees to it: it locks at
+most `(prompt_tokens - 1) // block_size` blocks. Before, `cached` and `idle` tell what locking would find and what it would
+cost, and change nothing.
+
+**Taking is lazy.** `take` only counts. Whom it evicts is made real by the first look that could tell (`settle`), and whose the
+blocks are is said by `claim`, any time until the owner lets go. So an instance that skips time takes what its decoding
+sequences open during a thousand steps in one call, claims a sequence's blocks when the sequence ends, and publishes what they
+say (if anybody could ask for it) before somebody looks: the outcome is the same as step by step. One thing it must keep: of
+two blocks with the same content, the one that filled first is published first.
+
+All counts are blocks, unless they say tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from maitred.contracts import PrefixView, PrefixWatcher
+from maitred.kv.keys import chain_of
+from maitred.request import Request
+
+
+class Lock(msgspec.Struct, eq=False):
+    """What one owner holds: `published` blocks whose content is known, then `plain` ones."""
+
+    published: int = 0
+    plain: int = 0
+
+
+L = TypeVar("L", bound=Lock)
+
+
+class PrefixCache(PrefixView, Protocol[L]):
+    """See the module. A lock belongs to the cache that gave it; once unlocked it is void (KeyError)."""
+
+    @property
+    def total(self) -> int: ...
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody holds, whether or not something is cached in them."""
+        ...
+
+    @property
+    def evictable(self) -> int:
+        """Cached blocks that nobody holds."""
+        ...
+
+    @property
+    def protected(self) -> int:
+        """Cached blocks that somebody holds."""
+        ...
+
+    def chain(self, request: Request) -> Sequence[int]:
+        return chain_of(request, self.block_size)
+
+    def match(self, request: Request) -> int:
+        return self.cached(self.chain(request)) * self.block_size
+
+    def cached(self, chain: Sequence[int]) -> int:
+        """How many leading blocks of `chain` are cached."""
+        ...
+
+    def idle(self, chain: Sequence[int]) -> int:
+        """Of these, how many nobody holds: to lock `chain` takes so many of the free ones."""
+        ...
+
+    def touch(self, chain: Sequence[int]) -> int:
+        """Its cached prefix is wanted now: as recent as if it had just been used. Returns `cached(chain)`."""
+        ...
+
+    def lock(self, chain: Sequence[int], *, priority: int = 0) -> L:
+        """Hold the cached prefix of `chain`. `priority` (larger: kept longer) goes with what is published under this lock, for
+        caches that evict by it."""
+        ...
+
+    def take(self, blocks: int) -> None:
+        """Blocks that will be claimed. Raises ValueError if fewer are free."""
+        ...
+
+    def claim(self, lock: L, blocks: int) -> None:
+        """So many of those taken are `lock`'s: its last ones. Raises ValueError if fewer were taken and not claimed."""
+        ...
+
+    def publish(self, lock: L, keys: Sequence[int]) -> None:
+        """Its first plain blocks are full, and continue the chain of its published ones by `keys`. Raises ValueError if it
+        holds fewer."""
+        ...
+
+    def unlock(self, lock: L) -> None:
+        """Let go of all that `lock` holds."""
+        ...
+
+    def evict(self, blocks: int) -> int:
+        """Forget at least so many evictable blocks, or all there are. Returns how many."""
+        ...
+
+    def settle(self) -> None:
+        """Make evictions real. Every look does it; who only listens to what watchers are told calls it first."""
+        ...
+
+    def check(self) -> None:
+        """Raises InvariantError if the books do not balance. For tests; O(total)."""
+        ...
+
+    def insert(self, chain: Sequence[int], *, priority: int = 0) -> int:
+        """Cache `chain` as if somebody had computed it and let go, as far as there is room. Returns how many leading blocks
+        were cached before."""
+        lock = self.lock(chain, priority=priority)
+        before = lock.published
+        room = min(len(chain) - before, self.free)
+        self.take(room)
+        self.claim(lock, room)
+        self.publish(lock, chain[before : before + room])
+        self.unlock(lock)
+        return before
+
+
+class Watchers:
+    """Who is told what a cache gains and loses. They must not change it from there."""
+
+    __slots__ = ("_watchers",)
+
+    def __init__(self) -> None:
+        self._watchers: list[PrefixWatcher] = []
+
+    def add(self, watcher: PrefixWatcher) -> None:
+        self._watchers.append(watcher)
+
+    def published(self, keys: Sequence[int]) -> None:
+        for watcher in self._watchers:
+            for key in keys:
+                watcher.published(key)
+
+    def evicted(self, keys: Sequence[int]) -> None:
+        """`keys` in the order in which a chain loses them: its end first."""
+        for watcher in self._watchers:
+            for key in keys:
+                watcher.evicted(key)

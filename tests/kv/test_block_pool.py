@@ -1,0 +1,226 @@
+"""The block pool against its naive twin, and what a reader should expect of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from kv_models import DEEPEST, LONGEST, PATHS, Listener, NaivePool, chain
+
+from maitred.errors import InvariantError
+from maitred.kv import BlockPool
+from maitred.kv.pool import BlockLock
+
+BLOCKS = 12
+
+
+def pool_with(*chains: list[int], total: int = 8) -> BlockPool:
+    pool = BlockPool(total, 16)
+    for one in chains:
+        pool.insert(one)
+    return pool
+
+
+def test_a_prompt_computed_once_is_found_by_the_next() -> None:
+    pool = BlockPool(total=10, block_size=16)
+    first = pool.lock([1, 2, 3])
+    pool.take(4)
+    pool.claim(first, 4)
+    pool.publish(first, [1, 2, 3])
+    assert (first.published, first.plain, pool.free, pool.protected) == (3, 1, 6, 3)
+
+    second = pool.lock([1, 2, 9])  # while the first still runs: the blocks are shared
+    assert (second.published, pool.free) == (2, 6)
+    pool.unlock(first)
+    assert (pool.free, pool.protected, pool.evictable) == (8, 2, 1)
+    pool.unlock(second)
+    assert (pool.free, pool.cached([1, 2, 3, 4])) == (10, 3)
+    pool.check()
+
+
+def test_the_end_of_a_sequence_goes_before_its_beginning_and_old_ones_before_recent_ones() -> None:
+    pool, listener = BlockPool(total=5, block_size=16), Listener()
+    pool.watch(listener)
+    pool.insert([1, 2, 3])
+    pool.insert([7, 8])
+    pool.take(4)
+    pool.settle()
+    assert listener.said == ["+1", "+2", "+3", "+7", "+8", "-3", "-2", "-1", "-8"]
+
+
+def test_locking_costs_what_nobody_holds() -> None:
+    pool = pool_with([1, 2])
+    assert pool.idle([1, 2, 3]) == 2
+    held = pool.lock([1])
+    assert pool.idle([1, 2, 3]) == 1
+    pool.unlock(held)
+
+
+def test_looking_changes_nothing_and_touching_does() -> None:
+    looked_at, touched = pool_with([1, 2], [7], total=3), pool_with([1, 2], [7], total=3)
+    assert looked_at.cached([1, 2]) == looked_at.idle([1, 2]) == touched.touch([1, 2]) == 2
+    looked_at.take(1)
+    touched.take(1)
+    assert (looked_at.cached([1, 2]), looked_at.holds(7)) == (1, True)
+    assert (touched.cached([1, 2]), touched.holds(7)) == (2, False)
+    touched.take(1)
+    assert touched.cached([1, 2]) == 1  # its end goes first again
+
+
+def test_of_two_copies_the_other_answers_when_one_is_evicted() -> None:
+    pool = BlockPool(total=4, block_size=16)
+    listener = Listener()
+    pool.watch(listener)
+    first, second, third = [pool.lock([5]) for _ in range(3)]  # all miss, all compute
+    for lock in (first, second, third):
+        pool.take(1)
+        pool.claim(lock, 1)
+        pool.publish(lock, [5])
+    assert pool.protected == 3
+    pool.unlock(first)
+    pool.take(2)  # the blank one and the first copy
+    assert pool.holds(5)
+    pool.unlock(second)
+    assert pool.idle([5]) == 1  # the second answers now, though the third is in use
+    pool.check()
+    pool.unlock(third)
+    pool.take(2)
+    assert not pool.holds(5)
+    assert listener.said == ["+5", "-5"]
+
+
+def test_what_a_sequence_decoded_is_taken_at_once_and_claimed_when_it_ends() -> None:
+    pool = pool_with([1, 2, 3], total=5)
+    running = [pool.lock([]) for _ in range(2)]
+    pool.take(4)  # a thousand steps of both, in one call
+    assert pool.free == 1
+    assert pool.cached([1, 2, 3]) == 1  # made real by this look
+    pool.claim(running[0], 1)
+    pool.unlock(running[0])
+    pool.claim(running[1], 3)
+    pool.check()
+    assert pool.free == 2
+
+
+def test_insert_caches_as_much_as_there_is_room_for() -> None:
+    pool = pool_with([1, 2, 3, 4], total=3)
+    assert pool.cached([1, 2, 3, 4]) == 3
+    assert pool.insert([1, 2]) == 2
+
+
+def test_what_cannot_be_is_refused() -> None:
+    pool = BlockPool(total=2, block_size=16)
+    with pytest.raises(ValueError, match="3 blocks are to be taken, 2 are free"):
+        pool.take(3)
+    lock = pool.lock([])
+    with pytest.raises(ValueError, match="1 blocks are claimed, 0 were taken"):
+        pool.claim(lock, 1)
+    with pytest.raises(ValueError, match="1 blocks have content, 0 are held without"):
+        pool.publish(lock, [1])
+    pool.unlock(lock)
+    with pytest.raises(KeyError):
+        pool.unlock(lock)
+    with pytest.raises(ValueError, match="at least one block"):
+        BlockPool(0, 16)
+
+
+def test_books_that_do_not_balance_are_reported() -> None:
+    pool = BlockPool(total=2, block_size=16)
+    lock = pool.lock([])
+    pool.take(1)
+    pool.claim(lock, 1)
+    lock.plain = 2
+    with pytest.raises(InvariantError, match="1 free"):
+        pool.check()
+
+
+class LazyPool(RuleBasedStateMachine):
+    """Blocks are claimed and published late, in one go; the twin does everything at once. Nobody who looks can tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.twin = BlockPool(BLOCKS, 16), NaivePool(BLOCKS)
+        self.listener = Listener()
+        self.pool.watch(self.listener)
+        self.running: list[tuple[BlockLock, list[int]]] = []
+        self.paths: dict[int, tuple[int, ...]] = {}
+        """The published content of each running sequence, by its place in `running`."""
+        self.late: list[tuple[BlockLock, int, list[int]]] = []
+        """Claimed blocks and published keys that the pool has not been told of."""
+
+    def catch_up(self, until: BlockLock | None = None) -> None:
+        """Say all that is late, or (`until`) what this lock has to say and what was earlier."""
+        last = max((at for at, (lock, _, _) in enumerate(self.late) if lock is until), default=-1)
+        due = self.late if until is None else self.late[: last + 1]
+        for lock, blocks, keys in due:
+            self.pool.claim(lock, blocks)
+            self.pool.publish(lock, keys)
+        del self.late[: len(due)]
+
+    @rule(path=PATHS)
+    def begin(self, path: tuple[int, ...]) -> None:
+        self.catch_up()
+        lock, blocks = self.pool.lock(chain(path)), self.twin.lock(chain(path))
+        assert lock.published == len(blocks)
+        self.running.append((lock, blocks))
+        self.paths[id(lock)] = path[: len(blocks)]
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), blocks=st.integers(0, 4), full=PATHS)
+    def run(self, data: st.DataObject, blocks: int, full: tuple[int, ...]) -> None:
+        lock, held = data.draw(st.sampled_from(self.running))
+        blocks = min(blocks, len(self.twin.free))
+        full = full[: min(blocks, DEEPEST - len(self.paths[id(lock)]))]
+        if len(held) > len(self.paths[id(lock)]):
+            full = ()  # a block without content in between
+        self.pool.take(blocks)
+        self.twin.grow(held, blocks)
+        done = len(self.paths[id(lock)])
+        path = self.paths[id(lock)] = self.paths[id(lock)] + full
+        keys = chain(path)[done:]
+        self.twin.content.update(zip(held[done:], keys, strict=False))
+        self.late.append((lock, blocks, keys))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        ended = data.draw(st.sampled_from(self.running))
+        self.running.remove(ended)
+        self.catch_up(ended[0])
+        self.pool.unlock(ended[0])
+        self.twin.unlock(ended[1])
+
+    @rule(path=PATHS)
+    def touch(self, path: tuple[int, ...]) -> None:
+        self.catch_up()
+        self.pool.touch(chain(path))
+        self.twin.touch(chain(path))
+
+    @rule(blocks=st.integers(0, 3))
+    def evict(self, blocks: int) -> None:
+        self.catch_up()
+        assert self.pool.evict(blocks) == self.twin.evict(blocks)
+
+    @rule()
+    def look(self) -> None:
+        self.catch_up()
+        for path in LONGEST:
+            copies = self.twin.copies(chain(path))
+            assert self.pool.cached(chain(path)) == len(copies)
+            assert self.pool.idle(chain(path)) == sum(block in self.twin.free for block in copies)
+        assert self.listener.keys == set(self.twin.content.values())
+        assert all(self.pool.holds(key) for key in self.listener.keys)
+        assert self.pool.evictable == sum(block in self.twin.content for block in self.twin.free)
+        self.pool.check()
+
+    @invariant()
+    def as_much_is_free(self) -> None:
+        assert self.pool.free == len(self.twin.free)
+
+    def teardown(self) -> None:
+        self.look()
+
+
+LazyPool.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+test_lazy_is_eager = LazyPool.TestCase
