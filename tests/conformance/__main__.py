@@ -10,16 +10,20 @@ from typing import Annotated
 
 import typer
 
+from .sglang_conformance import runner as sglang
 from .smg_conformance.runner import FileProblem, Result, load, run_file
 
 
 class System(StrEnum):
     SMG = "smg"
+    SGLANG = "sglang"
 
 
 def main(
     system: Annotated[System, typer.Argument(help="Whose scenarios they are.")],
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The scenarios, as JSON.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="The scenarios, as JSON; JSONL, also gzipped, of sglang.")
+    ],
     only: Annotated[str, typer.Option("--only", metavar="IDS", help="These, with commas between them.")] = "",
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Play so many at once.")] = 1,
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say what happened, too.", metavar="")] = 0,
@@ -28,18 +32,21 @@ def main(
 
     Ends with `N passed, M failed`, and with status 1 if any failed.
     """
-    chosen = [name for name in only.split(",") if name]
     try:
-        file = load(path, chosen)
-    except FileProblem as problem:
+        if system is System.SGLANG:
+            raise typer.Exit(sglang.report(paths, typer.echo))
+        chosen = [name for name in only.split(",") if name]
+        files = [load(path, chosen) for path in paths]
+    except (FileProblem, sglang.CasesError) as problem:
         typer.echo(f"error: {problem}", err=True)
         raise typer.Exit(2) from problem
 
     async def report() -> list[bool]:
         passed = []
-        async for result in run_file(file, chosen, jobs):
-            typer.echo("\n".join(_lines(result, verbose)))
-            passed.append(result.passed)
+        for file in files:
+            async for result in run_file(file, chosen, jobs):
+                typer.echo("\n".join(_lines(result, verbose)))
+                passed.append(result.passed)
         return passed
 
     outcomes = asyncio.run(report())

@@ -1,0 +1,256 @@
+"""SGLang's orders, tie for tie: pure functions from the waiting list, as it stood after the last pass, to its next order.
+
+SGLang sorts its list in place, and its sorts are stable: where a key ties, the order of the pass before decides, not arrival.
+So does this module. Its cache-aware policies match the whole list against the cache in each pass, which is why `lpm` and
+`hrrn` leave the list alone beyond `CUT_OFF` requests. Ours (`lpm`, `hrrn`, ...) do neither; these are for those who need the
+same order. Source: sglang 0.5.23, `schedule_policy.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from enum import StrEnum
+from math import inf
+from random import Random
+from typing import Protocol
+
+import msgspec
+
+from maitred.queueing.queue_limit import PrioritySign
+
+CUT_OFF = 128
+"""Beyond so many waiting requests `lpm` and `hrrn` match and sort nothing."""
+
+
+class Policy(StrEnum):
+    """The values of SGLang's `--schedule-policy`."""
+
+    FCFS = "fcfs"
+    LPM = "lpm"
+    LOF = "lof"
+    DFS_WEIGHT = "dfs-weight"
+    RANDOM = "random"
+    ROUTING_KEY = "routing-key"
+    HRRN = "hrrn"
+    SHORTEST_PREFILL_FIRST = "shortest-prefill-first"
+
+
+CACHE_AWARE = frozenset({Policy.LPM, Policy.DFS_WEIGHT, Policy.HRRN, Policy.SHORTEST_PREFILL_FIRST})
+
+
+class InBatch(msgspec.Struct, frozen=True):
+    """When one of two waiting requests with the same beginning is held back until the other has been computed. Tokens."""
+
+    check: int = 32
+    """Only who has at most so many tokens in the cache is looked at; -1: nobody."""
+    deprioritize: int = 32
+    """It is held back if its first so many tokens are those of one before it."""
+
+
+class Waiting(msgspec.Struct, eq=False, gc=False):
+    """A waiting request, as SGLang's policies see it. Lengths are tokens."""
+
+    rid: str
+    prompt: int
+    output: int
+    """Tokens it emitted before it was retracted: they are computed again, after the prompt."""
+    max_new_tokens: int
+    priority: float
+    routing_key: str
+    entered: float
+    """When it entered the queue, the last time."""
+    processed: int
+    """How many tokens had been prefilled then, in all."""
+    pages: Sequence[int] = ()
+    """A key for each full page of prompt and output, which stands for all up to there; namespaced."""
+    beginning: Hashable = None
+    """Stands for its first `InBatch.deprioritize` tokens, namespaced; None: it has fewer."""
+    match_limit: int | None = None
+    """No more cached tokens count, whatever the cache holds (log-probabilities are wanted from there on)."""
+
+
+class Cache(Protocol):
+    """What must be known of the prefix cache."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+        ...
+
+    def holds(self, key: int) -> bool: ...
+
+    def slot(self, key: int) -> int:
+        """When the page became a child of the page before it: orders siblings."""
+        ...
+
+
+class Match(msgspec.Struct, frozen=True, gc=False):
+    """How a waiting request stands to the cache."""
+
+    prefix: int
+    """Cached tokens, in whole pages."""
+    matched: int
+    """Of these, how many need not be computed: at least one token must be."""
+    held_back: bool
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """What one scheduling pass goes by. `cache` None: the prefix cache is off."""
+
+    rng: Random
+    cache: Cache | None = None
+    in_batch: InBatch = InBatch()
+    sign: PrioritySign | None = None
+    """None: priority scheduling is off."""
+    processed: int = 0
+    """Tokens prefilled so far, in all."""
+    running: Mapping[str, int] = {}
+    """How many running requests have each routing key; those without one are left out."""
+
+
+def order(policy: Policy, waiting: Sequence[Waiting], at: Pass) -> list[int]:
+    """The next order of `waiting`, as indices into it."""
+    if policy in CACHE_AWARE and at.cache is not None:
+        return _by_cache(policy, waiting, at, at.cache)
+    match policy:
+        case Policy.LOF:
+            return lof(waiting, at.sign)
+        case Policy.RANDOM:
+            return shuffled(waiting, at.rng)
+        case Policy.ROUTING_KEY:
+            return routing_key(waiting, at.running)
+        case _:
+            return fcfs(waiting, at.sign)
+
+
+def _by_cache(policy: Policy, waiting: Sequence[Waiting], at: Pass, cache: Cache) -> list[int]:
+    if policy in {Policy.LPM, Policy.HRRN} and len(waiting) > CUT_OFF:
+        return list(range(len(waiting)))
+    matches = match_all(waiting, cache, at.in_batch)
+    match policy:
+        case Policy.LPM:
+            return lpm(waiting, matches)
+        case Policy.HRRN:
+            return hrrn(waiting, matches, at.processed)
+        case Policy.DFS_WEIGHT:
+            return dfs_weight(waiting, matches, cache)
+        case _:
+            return shortest_prefill_first(waiting, matches)
+
+
+def match_all(waiting: Sequence[Waiting], cache: Cache, in_batch: InBatch) -> list[Match]:
+    """Match all, in the order of the list: of those that begin alike, the first is not held back."""
+    found: list[Match] = []
+    beginnings: set[Hashable] = set()
+    for request in waiting:
+        prefix = cached_pages(request, cache) * cache.page_size
+        limit = max(0, request.prompt + request.output - 1)
+        if request.match_limit is not None:
+            limit = min(limit, request.match_limit)
+        held_back = False
+        if prefix <= in_batch.check:
+            held_back = in_batch.deprioritize <= 0 or request.beginning in beginnings
+            if request.beginning is not None:
+                beginnings.add(request.beginning)
+        found.append(Match(prefix, min(prefix, limit), held_back))
+    return found
+
+
+def cached_pages(request: Waiting, cache: Cache) -> int:
+    """How many of its pages are cached, without a gap."""
+    count = 0
+    for key in request.pages:
+        if not cache.holds(key):
+            break
+        count += 1
+    return count
+
+
+def fcfs(waiting: Sequence[Waiting], sign: PrioritySign | None) -> list[int]:
+    if sign is None:
+        return list(range(len(waiting)))
+    return _sorted(waiting, lambda request: (sign * request.priority, request.entered))
+
+
+def lof(waiting: Sequence[Waiting], sign: PrioritySign | None) -> list[int]:
+    """Longest output first: by what the client allows, not by what is left of it."""
+    if sign is None:
+        return _sorted(waiting, lambda request: -request.max_new_tokens)
+    return _sorted(waiting, lambda request: (sign * request.priority, -request.max_new_tokens))
+
+
+def shuffled(waiting: Sequence[Waiting], rng: Random) -> list[int]:
+    order = list(range(len(waiting)))
+    rng.shuffle(order)
+    return order
+
+
+def routing_key(waiting: Sequence[Waiting], running: Mapping[str, int]) -> list[int]:
+    """The keys that most running requests have first; `running` without those that have none."""
+    if not running:
+        return list(range(len(waiting)))
+
+    def key(request: Waiting) -> tuple[int, int, str]:
+        count = running.get(request.routing_key, 0) if request.routing_key else 0
+        return (0 if count else 1, -count, request.routing_key)
+
+    return _sorted(waiting, key)
+
+
+def lpm(waiting: Sequence[Waiting], matches: Sequence[Match]) -> list[int]:
+    return sorted(range(len(waiting)), key=lambda i: inf if matches[i].held_back else -matches[i].matched)
+
+
+def hrrn(waiting: Sequence[Waiting], matches: Sequence[Match], processed: int) -> list[int]:
+    """Highest response ratio next: tokens prefilled for others since it came, per token that it needs itself."""
+
+    def key(i: int) -> tuple[float, str]:
+        request, found = waiting[i], matches[i]
+        uncached = max(0, request.prompt - found.matched)
+        if found.held_back:
+            return (inf, request.rid)
+        return (-(max(0, processed - request.processed) / uncached) if uncached else -inf, request.rid)
+
+    return sorted(range(len(waiting)), key=key)
+
+
+def shortest_prefill_first(waiting: Sequence[Waiting], matches: Sequence[Match]) -> list[int]:
+    def key(i: int) -> tuple[bool, int, float]:
+        request, found = waiting[i], matches[i]
+        work = max(1, request.prompt + request.output - found.matched)
+        return (found.held_back, work, request.entered)
+
+    return sorted(range(len(waiting)), key=key)
+
+
+def dfs_weight(waiting: Sequence[Waiting], matches: Sequence[Match], cache: Cache) -> list[int]:
+    """Depth first, where most wait; who ends on a node after those beyond it. Who is held back is not."""
+    weights: Counter[int] = Counter()
+    children: dict[int | None, list[int]] = {}
+    ending: dict[int | None, list[int]] = {}
+    for i, (request, found) in enumerate(zip(waiting, matches, strict=True)):
+        node: int | None = None
+        for key in request.pages[: found.prefix // cache.page_size]:
+            if key not in weights:
+                children.setdefault(node, []).append(key)
+            weights[key] += 1
+            node = key
+        ending.setdefault(node, []).append(i)
+
+    order: list[int] = []
+    stack: list[tuple[int | None, bool]] = [(None, False)]
+    while stack:
+        top, beyond = stack.pop()
+        if beyond:
+            order += ending.get(top, ())
+            continue
+        stack.append((top, True))
+        below = sorted(children.get(top, ()), key=lambda child: (-weights[child], cache.slot(child)))
+        stack += [(child, False) for child in reversed(below)]
+    return order
+
+
+def _sorted(waiting: Sequence[Waiting], key: Callable[[Waiting], int | float | tuple[float | str, ...]]) -> list[int]:
+    keys = [key(request) for request in waiting]
+    return sorted(range(len(waiting)), key=keys.__getitem__)

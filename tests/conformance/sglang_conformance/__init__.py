@@ -1,0 +1,1 @@
+"""SGLang's recorded cases, played against `maitred`'s own pieces."""

@@ -1,0 +1,148 @@
+"""The orders of SGLang's policies: every recorded variant, on what was in the cache and in the list."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+
+import msgspec
+
+from maitred.queueing.queue_limit import PrioritySign
+from maitred.queueing.sglang_strict_orders import InBatch, Match, Pass, Policy, Waiting, match_all, order
+
+from .tokens import Keys, Runs, decoded, namespace
+
+
+class Entry(msgspec.Struct):
+    tokens: Runs
+    extra_key: str | None
+    cache_salt: str | None
+
+
+class Asked(msgspec.Struct):
+    rid: str
+    prompt: Runs
+    max_new_tokens: int
+    priority: int
+    routing_key: str | None
+    extra_key: str | None
+    cache_salt: str | None
+    wait_queue_entry_time: float
+    arrival_processed_tokens: int
+    output: Runs = ()
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+
+
+class Running(msgspec.Struct):
+    routing_key: str | None
+
+
+class Expected(msgspec.Struct):
+    order: list[int]
+    prefix_len: list[int] | None = None
+    """Absent where SGLang did not match."""
+    matched: list[int] = []
+    deprioritized: list[int] = []
+
+
+class Case(msgspec.Struct):
+    id: int
+    page_size: int
+    check_threshold: int
+    deprioritize_threshold: int
+    processed_tokens: int
+    cache: list[Entry]
+    requests: list[Asked]
+    running: list[Running]
+    random_seed: int
+    expected: Mapping[str, Expected]
+
+
+class Pages:
+    """A cache of whole pages, filled once: who was first has the first slot."""
+
+    def __init__(self, case: Case) -> None:
+        self.page_size = case.page_size
+        self._keys = Keys(case.page_size)
+        self._slots: dict[int, int] = {}
+        for entry in case.cache:
+            for key in self.chain(entry, decoded(entry.tokens)):
+                self._slots.setdefault(key, len(self._slots))
+
+    def chain(self, of: Entry | Asked, tokens: Sequence[int]) -> list[int]:
+        return self._keys.chain(namespace(of.extra_key, of.cache_salt), tokens)
+
+    def holds(self, key: int) -> bool:
+        return key in self._slots
+
+    def slot(self, key: int) -> int:
+        return self._slots[key]
+
+
+SIGNS = {"priority-high-first": PrioritySign.HIGH_FIRST, "priority-low-first": PrioritySign.LOW_FIRST}
+
+
+def run_case(raw: bytes) -> Iterator[str]:
+    """What came out differently, one line each."""
+    case = msgspec.json.decode(raw, type=Case)
+    cache = Pages(case)
+    waiting = [_waiting(asked, case, cache) for asked in case.requests]
+    in_batch = InBatch(case.check_threshold, case.deprioritize_threshold)
+    matches = match_all(waiting, cache, in_batch)
+    for variant, expected in case.expected.items():
+        name, _, option = variant.partition("+")
+        at = Pass(
+            rng=Random(case.random_seed),
+            cache=None if option == "cache-disabled" else cache,
+            in_batch=in_batch,
+            sign=SIGNS.get(option),
+            processed=case.processed_tokens,
+            running=Counter(running.routing_key for running in case.running if running.routing_key),
+        )
+        got = order(Policy(name), waiting, at)
+        if got != expected.order:
+            yield f"{variant}: {difference(expected.order, got)}"
+        if expected.prefix_len is not None:
+            yield from (f"{variant}: {line}" for line in _matches_differ(expected, matches))
+
+
+def _waiting(asked: Asked, case: Case, cache: Pages) -> Waiting:
+    prompt, output = decoded(asked.prompt), decoded(asked.output)
+    fill = prompt + output
+    beginning = tuple(fill[: case.deprioritize_threshold])
+    long_enough = len(beginning) == case.deprioritize_threshold
+    return Waiting(
+        rid=asked.rid,
+        prompt=len(prompt),
+        output=len(output),
+        max_new_tokens=asked.max_new_tokens,
+        priority=asked.priority,
+        routing_key=asked.routing_key or "",
+        entered=asked.wait_queue_entry_time,
+        processed=asked.arrival_processed_tokens,
+        pages=cache.chain(asked, fill),
+        beginning=(namespace(asked.extra_key, asked.cache_salt), beginning) if long_enough else None,
+        match_limit=asked.logprob_start_len if asked.return_logprob and asked.logprob_start_len >= 0 else None,
+    )
+
+
+def _matches_differ(expected: Expected, matches: Sequence[Match]) -> Iterator[str]:
+    got = {
+        "prefix_len": [found.prefix for found in matches],
+        "matched": [found.matched for found in matches],
+        "deprioritized": [i for i, found in enumerate(matches) if found.held_back],
+    }
+    for what, values in got.items():
+        wanted = getattr(expected, what)
+        if values != wanted:
+            yield f"{what}: {difference(wanted, values)}"
+
+
+def difference(wanted: Sequence[object], got: Sequence[object]) -> str:
+    """Where two lists part, shortly."""
+    if len(wanted) != len(got):
+        return f"{len(wanted)} entries expected, {len(got)} came"
+    at = next(i for i, (a, b) in enumerate(zip(wanted, got, strict=True)) if a != b)
+    return f"from place {at} on, {list(wanted[at : at + 4])} ... expected, {list(got[at : at + 4])} ... came"

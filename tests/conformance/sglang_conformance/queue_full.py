@@ -1,0 +1,64 @@
+"""Who goes when one too many comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from maitred.queueing.queue_limit import Overflow, PrioritySign, QueueLimit
+
+
+class Asked(msgspec.Struct):
+    rid: str
+    priority: int | None
+    wait_queue_entry_time: float
+
+
+class Expected(msgspec.Struct):
+    incoming_rejected: bool
+    aborted: list[tuple[str, str]]
+    waiting_after: list[str]
+    """Of those who waited before."""
+
+
+class Case(msgspec.Struct):
+    max_queued_requests: int | None
+    enable_priority_scheduling: bool
+    schedule_low_priority_values_first: bool
+    waiting: list[Asked]
+    incoming: Asked
+    expected: Expected
+
+
+class Queued(msgspec.Struct):
+    rid: str
+    priority: float
+    entered: float
+
+
+def run_case(raw: bytes) -> Iterator[str]:
+    """What came out differently, one line each."""
+    case = msgspec.json.decode(raw, type=Case)
+    got = _outcome(case)
+    for name in Expected.__struct_fields__:
+        wanted, came = getattr(case.expected, name), getattr(got, name)
+        if wanted != came:
+            yield f"{name}: {wanted} expected, {came} came"
+
+
+def _outcome(case: Case) -> Expected:
+    sign = PrioritySign.LOW_FIRST if case.schedule_low_priority_values_first else PrioritySign.HIGH_FIRST
+
+    def queued(asked: Asked) -> Queued:
+        priority = sign.least if asked.priority is None else asked.priority
+        return Queued(asked.rid, priority, asked.wait_queue_entry_time)
+
+    limit = QueueLimit(case.max_queued_requests, sign if case.enable_priority_scheduling else None)
+    waiting, incoming = [queued(asked) for asked in case.waiting], queued(case.incoming)
+    if not limit.full(len(waiting)):
+        return Expected(False, [], [each.rid for each in waiting])
+    victim = limit.outranked(waiting, incoming)
+    if victim is None:
+        return Expected(True, [(incoming.rid, Overflow.FULL)], [each.rid for each in waiting])
+    return Expected(False, [(victim.rid, Overflow.OUTRANKED)], [each.rid for each in waiting if each is not victim])

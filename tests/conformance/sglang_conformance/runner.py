@@ -1,0 +1,95 @@
+"""All cases of some files: which kind each is, and what came out differently."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from . import policies, queue_full
+
+Check: TypeAlias = Callable[[bytes], Iterable[str]]
+"""From a recorded case to what came out differently, one line each."""
+
+CHECKS: Mapping[str, Check] = {"policies": policies.run_case, "queue_full": queue_full.run_case}
+"""By kind. A kind that is not here is recorded, but not played."""
+
+
+class CasesError(Exception):
+    """It cannot be read as recorded cases."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    file: str
+    id: int
+    kind: str
+    played: bool
+    failures: Sequence[str] = ()
+
+
+class Outline(msgspec.Struct):
+    """What tells the kind of a case. Only some say it; of the others, each has keys of its own."""
+
+    id: int
+    kind: str | msgspec.UnsetType = msgspec.UNSET
+    random_seed: int | msgspec.UnsetType = msgspec.UNSET
+    chunked_prefill_size: int | msgspec.UnsetType | None = msgspec.UNSET
+
+    def name(self) -> str:
+        if self.kind is not msgspec.UNSET:
+            return self.kind
+        if self.random_seed is not msgspec.UNSET:
+            return "policies"
+        return "unknown" if self.chunked_prefill_size is msgspec.UNSET else "prefill"
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """The cases of a JSONL file, gzipped or not. Raises CasesError."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield from (line for line in file if line.strip())
+    except OSError as error:
+        raise CasesError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def run(paths: Iterable[Path], checks: Mapping[str, Check] = CHECKS) -> Iterator[Result]:
+    """Raises CasesError."""
+    for path in paths:
+        for number, line in enumerate(lines(path), start=1):
+            try:
+                outline = msgspec.json.decode(line, type=Outline)
+            except msgspec.DecodeError as error:
+                raise CasesError(f"{path}, line {number}: {error}") from error
+            yield _played(path.name, line, outline, checks)
+
+
+def _played(file: str, line: bytes, outline: Outline, checks: Mapping[str, Check]) -> Result:
+    kind = outline.name()
+    if kind not in checks:
+        return Result(file, outline.id, kind, played=False)
+    try:
+        failures = list(checks[kind](line))
+    except Exception as error:  # a defect in what is checked is a failure of this case, and the others are still to be played
+        failures = [f"{type(error).__name__}: {error}"]
+    return Result(file, outline.id, kind, played=True, failures=failures)
+
+
+def report(paths: Iterable[Path], say: Callable[[str], None], checks: Mapping[str, Check] = CHECKS) -> int:
+    """Play them and say what came of it. Returns the exit status: 0 if any was played and all passed. Raises CasesError."""
+    passed = failed = 0
+    skipped: dict[tuple[str, str], int] = {}
+    for result in run(paths, checks):
+        if not result.played:
+            skipped[result.file, result.kind] = skipped.get((result.file, result.kind), 0) + 1
+            continue
+        failed += bool(result.failures)
+        passed += not result.failures
+        for failure in result.failures:
+            say(f"{result.file} {result.kind} {result.id}: {failure}")
+    for (file, kind), count in skipped.items():
+        say(f"{file}: {count} cases of kind {kind} SKIPPED: nothing here plays them yet")
+    say(f"{passed} passed, {failed} failed")
+    return 0 if passed and not failed else 1
