@@ -41,6 +41,29 @@ def test_a_body_within_the_limit(pieces: Iterable[bytes]) -> None:
     assert run(asgi.read_body(scope(), Incoming(*pieces), 5)) == b"abcde"
 
 
+@pytest.mark.parametrize("pieces", [[b"abcde"], [b"ab", b"", b"cde"]])
+def test_the_size_of_each_piece_is_told(pieces: list[bytes]) -> None:
+    sizes: list[int] = []
+
+    assert run(asgi.read_body(scope(), Incoming(*pieces), 5, sizes.append)) == b"abcde"
+    assert sizes == [len(piece) for piece in pieces]
+
+
+def test_a_piece_may_be_refused_and_the_rest_stays_unread() -> None:
+    async def scenario() -> int:
+        receive, refusal = Incoming(b"ab", b"cd", b"e"), LookupError()
+
+        def take(size: int) -> None:
+            if len(receive.messages) == 1:
+                raise refusal
+
+        with pytest.raises(LookupError):
+            await asgi.read_body(scope(), receive, 5, take)
+        return len(receive.messages)
+
+    assert run(scenario()) == 1
+
+
 @pytest.mark.parametrize(
     ("headers", "pieces", "left"),
     [

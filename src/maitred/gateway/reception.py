@@ -28,23 +28,35 @@ from maitred.gateway.counts import Counts
 from maitred.gateway.fleet import Fleet
 from maitred.gateway.forwarding import engine_priority, with_priority
 from maitred.gateway.intake import AUTHORIZATION, REQUEST_ID, Fields, HeaderReader, Inbound, must_name_a_model, read_fields
-from maitred.gateway.routes import ROUTES, Route
+from maitred.gateway.routes import ROUTES
 from maitred.gateway.tenants import tenant_of
 from maitred.request import PriorityClass, Request
 from maitred.units import Micros
 from maitred.wire import asgi
-from maitred.wire.asgi import ApiError, Receive, Scope, Send
+from maitred.wire.asgi import ApiError, Headers, Receive, Scope, Send
 
 log = logging.getLogger("maitred.gateway")
 BYTES_PER_TOKEN = 4
 """Of a request body, when a prompt's length is guessed from it."""
 
 
+class Rules:
+    """What follows from one configuration. A request goes by those that were in force when it came."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.config = config
+        self.keys = Keys(config.api_key, config.tenant_api_keys)
+        own = config.upstream_api_key
+        self.authorization: Headers = [(AUTHORIZATION, f"Bearer {own}".encode())] if own else []
+        """For the backend."""
+        self.headers = HeaderReader(
+            config.tenant_header_name.lower().encode() if config.trust_tenant_header else None,
+            kept_back=[AUTHORIZATION] if self.keys or own else [],
+        )
+
+
 class Reception:
     """`core_config` tells the admission config in force, `now` the time."""
-
-    keys: Keys
-    """Who may enter."""
 
     def __init__(
         self,
@@ -63,17 +75,15 @@ class Reception:
         self._id_prefix = f"maitred-{secrets.token_hex(6)}-".encode()
         self.configure(config)
 
+    @property
+    def keys(self) -> Keys:
+        """Those in force."""
+        return self._rules.keys
+
     def configure(self, config: GatewayConfig) -> None:
-        """From now on by this configuration; what was received already stays as it is."""
-        self._config = config
+        """From now on by this configuration; what has come already goes on by its own."""
+        self._rules = Rules(config)
         self._budget.limit = config.max_parked_body_bytes
-        self.keys = Keys(config.api_key, config.tenant_api_keys)
-        checked = self.keys or config.upstream_api_key is not None
-        self._headers = HeaderReader(
-            config.tenant_header_name.lower().encode() if config.trust_tenant_header else None,
-            kept_back=[AUTHORIZATION] if checked else [],
-        )
-        self._authorization = [(AUTHORIZATION, f"Bearer {config.upstream_api_key}".encode())] if config.upstream_api_key else []
 
     async def receive(self, scope: Scope, receive: Receive, send: Send) -> Call | None:
         """None: it was answered already, or there is nobody to answer. A call must be handed to `done` when it has ended."""
@@ -108,10 +118,10 @@ class Reception:
 
     async def _take_in(self, scope: Scope, receive: Receive, lease: Lease) -> Call:
         """Raises ApiError for what can be said to be wrong already, and ClientGone."""
-        route = ROUTES[scope["path"]]
-        inbound = self._headers.read(scope["headers"])
-        tenant = tenant_of(self.keys.caller(inbound.authorization), inbound.tenant, scope)
-        body = await asgi.read_body(scope, receive, self._config.max_body_bytes, lease.take)
+        route, rules = ROUTES[scope["path"]], self._rules
+        inbound = rules.headers.read(scope["headers"])
+        tenant = tenant_of(rules.keys.caller(inbound.authorization), inbound.tenant, scope)
+        body = await asgi.read_body(scope, receive, rules.config.max_body_bytes, lease.take)
         fields = read_fields(body, route)
         model = self._model(fields)
         if not self._fleet.serving(model):
@@ -130,8 +140,10 @@ class Reception:
             tenant=tenant,
             stream=fields.stream is True,
         )
-        forward = [*inbound.forward, *self._authorization, (REQUEST_ID, request_id)]
-        return Call(route, request, _target(scope), forward, self._forwarded(body, route, priority_class), request_id, lease)
+        forward = [*inbound.forward, *rules.authorization, (REQUEST_ID, request_id)]
+        if route.needs_slot and rules.config.forward_priority != "off":
+            body = with_priority(body, engine_priority(priority_class, rules.config.forward_priority))
+        return Call(route, request, _target(scope), forward, body, request_id, lease)
 
     def _model(self, fields: Fields) -> str:
         """The one it names; the only one that is served, if it need not name one. Raises ApiError."""
@@ -164,11 +176,6 @@ class Reception:
         if named is None and isinstance(tier, str) and tier in config.service_tiers:
             return class_named(config.service_tiers[tier])
         return parse_class(named)
-
-    def _forwarded(self, body: bytes, route: Route, c: PriorityClass) -> bytes:
-        if self._config.forward_priority == "off" or not route.needs_slot:
-            return body
-        return with_priority(body, engine_priority(c, self._config.forward_priority))
 
 
 def _target(scope: Scope) -> str:
