@@ -108,12 +108,13 @@ class Model:
             one = self.everybody[decision.subject]
             getattr(self, f"_{decision.action}")(one, decision)
 
-    def released(self, number: int, end: End) -> None:
+    def released(self, number: int, end: End, now: Micros) -> None:
         """Before its decisions are applied."""
         one = self.everybody[number]
         if not one.holds:
             return
         comes_back = one.state == "victim" and end is End.PREEMPTED and self.rules.retries and not one.retried
+        comes_back = comes_back and one.submitted_at + self.rules.lanes[self.lane(one)].timeout > now
         one.state = "coming back" if comes_back else "left"
 
     # Decisions

@@ -96,7 +96,7 @@ class AnyOrder(RuleBasedStateMachine):
         if everybody[leaver].state == "victim" and data.draw(st.integers(0, 3)):
             end = End.PREEMPTED
         was = everybody[leaver].state
-        self.model.released(leaver, end)
+        self.model.released(leaver, end, self.now)
         decisions = self.core.release(leaver, end, self.now)
         assert decisions == [] or was != "left"
         self.model.decided(decisions)

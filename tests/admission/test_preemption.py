@@ -182,6 +182,15 @@ def test_a_victim_that_is_tried_again_keeps_its_deadline() -> None:
     assert t.advance(5) == ["victim reject queue_timeout"]
 
 
+def test_a_victim_whose_time_was_up_while_it_held_its_slot_is_not_tried_again() -> None:
+    t = Timeline(1, RETRY, bulk={"queue_timeout_secs": 5})
+    t.submit(0, "victim", BULK)
+    t.submit(6, "vip", INTERACTIVE)
+
+    assert t.release(6.01, "victim", End.PREEMPTED) == ["vip admit victim_gone victim"]
+    assert t.of(BULK).ended[End.PREEMPTED] == 1
+
+
 def test_a_victim_whose_client_leaves_is_not_tried_again() -> None:
     t = Timeline(1, RETRY)
     t.submit(0, "victim", BULK)

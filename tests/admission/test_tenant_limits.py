@@ -6,6 +6,8 @@ from typing import Any
 
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, Timeline
 
+from maitred.admission import End
+
 LARGE = {"queue_size": 1000, "queue_timeout_secs": 1000}
 
 
@@ -167,6 +169,15 @@ def test_tokens_are_what_slots_count() -> None:
     assert t.release(1, "short") == []
     assert t.submit(1, "tiny", cost=1) == ["tiny queue behind_queue"]
     assert t.release(2, "long") == ["large admit slot_free", "tiny admit slot_free"]
+
+
+def test_when_one_who_needs_much_leaves_the_queue_others_find_room() -> None:
+    t = Timeline(2, {"slot_cost": "tokens", "slot_tokens": 100})
+    t.submit(0, "runs", cost=150)
+    t.submit(0, "large", cost=120)
+    t.submit(0, "tiny", cost=1)
+
+    assert t.release(1, "large", End.CLIENT_GONE) == ["large cancel client_gone", "tiny admit slot_free"]
 
 
 def test_one_larger_than_all_there_is_has_all_there_is() -> None:

@@ -269,8 +269,7 @@ class Admission:
 
     def _look_again(self, pool: Pool) -> None:
         """Where somebody waits beside idle slots, time may let him in: he may starve, or a bucket fill."""
-        if pool.waiting and pool.slots.used < pool.slots.capacity:
-            self._expect(pool.next_due())
+        self._expect(pool.soon())
 
     def _expect(self, due: Micros | None) -> None:
         if due is not None and (self._earliest is None or due < self._earliest):

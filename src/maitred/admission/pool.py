@@ -31,7 +31,6 @@ from maitred.units import Micros
 
 _NO_ROOM = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
 """What a preemption can help against."""
-_LEAST_URGENT_FIRST = LANES
 _SYSTEM = PriorityClass.SYSTEM
 
 
@@ -52,6 +51,8 @@ class Pool:
         self.clock: Micros = 0
         """Who starved by then has been looked at."""
         self._bucket = TokenBucket(rules.rate, rules.burst) if rules.rate else None
+        self._starving = [(lane, r.starvation) for lane, r in enumerate(rules.lanes) if r.starvation is not None]
+        """Lanes whose waiters may be promoted, least urgent first, with the time after which they may."""
         self.resize(0)
 
     def resize(self, capacity: int) -> None:
@@ -177,10 +178,7 @@ class Pool:
         """Who is to be promoted now: the head of the least urgent class that starves. Not who is next in any case."""
         if not self.promotions.allowed:
             return None
-        for lane in _LEAST_URGENT_FIRST:
-            threshold = self.rules.lanes[lane].starvation
-            if threshold is None:
-                continue
+        for lane, threshold in self._starving:
             head = self.queues[lane].peek()
             if head is None or now - head.submitted_at <= threshold:
                 continue
@@ -243,7 +241,7 @@ class Pool:
         preemptor = ticket.other
         self._release(ticket, now)
         decisions = []
-        if self._comes_back(ticket, end):
+        if self._comes_back(ticket, end, now):
             decisions.append(self._retry(ticket, now))
         else:
             ticket.totals.ended[End.PREEMPTED if ticket.state is State.VICTIM else end] += 1
@@ -261,8 +259,10 @@ class Pool:
             return False
         return self.slots.free(ticket.lane) >= self._charge(ticket)
 
-    def _comes_back(self, ticket: Ticket, end: End) -> bool:
-        return ticket.state is State.VICTIM and end is End.PREEMPTED and self.rules.retries and not ticket.retried
+    def _comes_back(self, ticket: Ticket, end: End, now: Micros) -> bool:
+        if ticket.state is not State.VICTIM or end is not End.PREEMPTED or ticket.retried or not self.rules.retries:
+            return False
+        return ticket.submitted_at + self.rules.lanes[ticket.lane].timeout > now
 
     def _release(self, ticket: Ticket, now: Micros) -> None:
         """What it held is free."""
@@ -348,23 +348,31 @@ class Pool:
         return min(self._instants(), default=None)
 
     def _instants(self) -> Iterator[Micros]:
-        idle = self.slots.used < self.slots.capacity
-        if idle and self._bucket is not None:
-            ready = self._bucket.ready_at(self.clock)
-            if ready > self.clock:
-                yield ready
+        soon = self.soon()
+        if soon is not None:
+            yield soon
         for lane, rules in zip(LANES, self.rules.lanes, strict=True):
             oldest = self.queues[lane].oldest()
             if oldest is not None:
                 yield oldest.submitted_at + rules.timeout
-                head = self.queues[lane].peek() if idle and rules.starvation is not None else None
-                if head is not None and rules.starvation is not None:
-                    starves = head.submitted_at + rules.starvation + 1
-                    if starves > self.clock:
-                        yield starves
             preemptor = self.awaiting.first(lane)
             if preemptor is not None:
                 yield preemptor.submitted_at + self.rules.budget
+
+    def soon(self) -> Micros | None:
+        """When time may let somebody into a slot that idles beside him: he starves, or the bucket fills."""
+        if not self.waiting or self.slots.used >= self.slots.capacity:
+            return None
+        due: Micros | None = None
+        if self._bucket is not None:
+            due = self._bucket.ready_at(self.clock)
+        for lane, threshold in self._starving:
+            head = self.queues[lane].peek()
+            if head is not None:
+                starves = head.submitted_at + threshold + 1
+                if starves > self.clock and (due is None or starves < due):
+                    due = starves
+        return due if due is None or due > self.clock else None
 
     def first_due(self, ticket: Ticket) -> Micros:
         """When time may first do something to one who has just come to wait."""
