@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from .sglang_conformance import runner as sglang
-from .smg_conformance.runner import FileProblem, Result, load, run_file
+from .smg_conformance.runner import FileProblem, Result, chosen, load, run
 
 
 class System(StrEnum):
@@ -35,8 +35,8 @@ def main(
     try:
         if system is System.SGLANG:
             raise typer.Exit(sglang.report(paths, typer.echo))
-        chosen = [name for name in only.split(",") if name]
-        files = [load(path, chosen) for path in paths]
+        names = [name for name in only.split(",") if name]
+        files = [load(path, names) for path in paths]
     except (FileProblem, sglang.CasesError) as problem:
         typer.echo(f"error: {problem}", err=True)
         raise typer.Exit(2) from problem
@@ -44,7 +44,7 @@ def main(
     async def report() -> list[bool]:
         passed = []
         for file in files:
-            async for result in run_file(file, chosen, jobs):
+            async for result in run(chosen(file, names), file, jobs):
                 typer.echo("\n".join(_lines(result, verbose)))
                 passed.append(result.passed)
         return passed

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from smg_conformance.runner import run_file
+from smg_conformance.runner import run
 from smg_conformance.scenario import Unread, read_file
 
 FILE = read_file(Path(__file__).parent.parent / "vectors" / "smg_scenarios.json")
@@ -17,7 +17,7 @@ AT_ONCE = 8
 @pytest.fixture(scope="module")
 def results():
     async def play():
-        return {result.id: result async for result in run_file(FILE, jobs=AT_ONCE)}
+        return {result.id: result async for result in run(FILE.scenarios, FILE, AT_ONCE)}
 
     return asyncio.run(play())
 

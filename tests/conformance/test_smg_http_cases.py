@@ -10,7 +10,7 @@ import asyncio
 
 import msgspec
 import pytest
-from smg_conformance.runner import run_scenario
+from smg_conformance.runner import run
 from smg_conformance.scenario import Base
 
 CLASS = {
@@ -193,13 +193,7 @@ case(
 @pytest.fixture(scope="module")
 def results():
     async def play():
-        places = asyncio.Semaphore(AT_ONCE)
-
-        async def one(scenario):
-            async with places:
-                return await run_scenario(msgspec.json.encode(scenario), BASE)
-
-        return dict(zip(CASES, await asyncio.gather(*map(one, CASES.values())), strict=True))
+        return {result.id: result async for result in run(map(msgspec.json.encode, CASES.values()), BASE, AT_ONCE)}
 
     return asyncio.run(play())
 

@@ -259,14 +259,20 @@ def test_the_command_fails_for_what_is_wrong_and_for_what_it_cannot_check(tmp_pa
         return {"id": name, "kind": "match", "title": name, "engines": [{}], "timeline": timeline, "expect": expected}
 
     file = tmp_path / "scenarios.json"
-    scenarios = [told("right", a={"status": 200}), told("wrong", a={"status": 429}), told("odd", a={"colour": "red"})]
+    scenarios = [
+        told("right", a={"status": 200}),
+        told("wrong", a={"status": 429}),
+        told("odd", a={"colour": "red"}),
+        told("late", a={"within_s": 0}),
+    ]
     file.write_text(json.dumps({"scenarios": [*scenarios, {"id": "other", "title": "of another kind"}]}))
     command = [sys.executable, "-m", "tests.conformance", "smg", str(file), "--jobs", "3"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     lines = done.stdout.splitlines()
     assert done.returncode == 1, done.stdout
-    assert lines[-1] == "1 passed, 3 failed"
+    assert lines[-1] == "1 passed, 4 failed"
     assert lines[0].startswith("right passed")
     assert "       a: expected 429, got 200" in lines
     assert "       cannot check: a: the key 'colour'" in lines
+    assert any("note: played twice: the first time it was only late (a: wall time: expected 0.00 to" in line for line in lines)
     assert any("cannot check: Object missing required field `kind`" in line for line in lines)

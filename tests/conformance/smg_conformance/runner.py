@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import traceback
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,25 +33,65 @@ class Result(msgspec.Struct, frozen=True):
         return not self.failures
 
 
-async def run_scenario(raw: msgspec.Raw | bytes, base: Base) -> Result:
-    """Play it and compare; a second time if the first was only too slow in places."""
+class Places:
+    """For scenarios that are played side by side."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._free = asyncio.Semaphore(number)
+        self._quiet = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        async with self._free:
+            yield
+
+    @contextlib.asynccontextmanager
+    async def all(self) -> AsyncIterator[None]:
+        """Alone: after everybody who waited for a place."""
+        async with self._quiet, contextlib.AsyncExitStack() as stack:
+            for _ in range(self._number):
+                await stack.enter_async_context(self._free)
+            yield
+
+
+async def run(scenarios: Iterable[msgspec.Raw | bytes], base: Base, jobs: int = 1) -> AsyncIterator[Result]:
+    """Results in the order of the scenarios, of which at most `jobs` are played at once. One that was only late gets a second
+    chance, alone."""
+    places = Places(jobs)
+    tasks = [asyncio.create_task(_run(raw, base, places)) for raw in scenarios]
+    try:
+        for task in tasks:
+            yield await task
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run(raw: msgspec.Raw | bytes, base: Base, places: Places) -> Result:
+    async with places.one():
+        first = await _play(raw, base)
+    if first.passed or not all(failure.late for failure in first.failures):
+        return first
+    async with places.all():
+        second = await _play(raw, base)
+    note = f"played twice: the first time it was only late ({'; '.join(map(str, first.failures))})"
+    return msgspec.structs.replace(second, note=note)
+
+
+async def _play(raw: msgspec.Raw | bytes, base: Base) -> Result:
     begun = time.monotonic()
     unread = msgspec.json.decode(raw, type=Unread)
-    kind, note = "?", ""
     details: list[str] = []
     try:
-        scenario = read_scenario(raw)
-        kind = scenario.kind
-        failures = await _attempt(scenario, base, details)
-        if failures and all(failure.late for failure in failures):
-            note = f"played twice: the first time it was only late ({'; '.join(map(str, failures))})"
-            failures = await _attempt(scenario, base, details)
+        failures = await _attempt(read_scenario(raw), base, details)
     except CannotCheck as error:
         failures = [Failure(f"cannot check: {error}")]
     except Exception as error:  # a file may say what nobody thought of, and the other scenarios are still to be played
         failures = [Failure(f"cannot check: {type(error).__name__}: {error}")]
         details += traceback.format_exc().splitlines()
-    return Result(unread.id, unread.title, kind, failures, time.monotonic() - begun, note, details)
+    return Result(unread.id, unread.title, unread.kind, failures, time.monotonic() - begun, details=details)
 
 
 async def _attempt(scenario: Scenario, base: Base, details: list[str]) -> list[Failure]:
@@ -69,23 +110,9 @@ async def _attempt(scenario: Scenario, base: Base, details: list[str]) -> list[F
         return [Failure(str(error) or f"the gateway did not start: {type(error).__name__}")]
 
 
-async def run_file(file: File, only: Collection[str] = (), jobs: int = 1) -> AsyncIterator[Result]:
-    """Results in the order of the file; `only`: these ids, or all. At most `jobs` are played at once."""
-    places = asyncio.Semaphore(jobs)
-
-    async def one(raw: msgspec.Raw) -> Result:
-        async with places:
-            return await run_scenario(raw, file)
-
-    chosen = [raw for raw in file.scenarios if not only or msgspec.json.decode(raw, type=Unread).id in only]
-    tasks = [asyncio.create_task(one(raw)) for raw in chosen]
-    try:
-        for task in tasks:
-            yield await task
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+def chosen(file: File, only: Collection[str]) -> Sequence[msgspec.Raw]:
+    """The scenarios of these ids, or all."""
+    return [raw for raw in file.scenarios if not only or msgspec.json.decode(raw, type=Unread).id in only]
 
 
 def load(path: Path, only: Collection[str]) -> File:

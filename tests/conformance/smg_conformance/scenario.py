@@ -127,6 +127,7 @@ class Unread(msgspec.Struct, frozen=True):
     """As much of a scenario as is needed to say that the rest of it was not understood."""
 
     id: str = "?"
+    kind: str = "?"
     title: str = ""
 
 
