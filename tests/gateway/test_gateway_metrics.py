@@ -141,7 +141,7 @@ def test_metrics_without_classes() -> None:
             await release.wait()
             await turn.say(whole(ANSWER))
 
-        legacy = {"max_concurrent_requests": 1, "queue_size": 1, "queue_timeout_secs": 0.2}
+        legacy = {"max_concurrent_requests": 1, "queue_size": 1, "queue_timeout_secs": 0.5}
         async with world(Backend(act), admission={"mode": "legacy", "classes": {}, "legacy": legacy}) as w:
             first = await w.asking()
             await w.until(lambda: w.state.in_flight)

@@ -281,7 +281,10 @@ async def interactive_every(w: World, secs: float, stop: asyncio.Event) -> int:
 @pytest.mark.parametrize("admission", [PREEMPTING, RETRYING])
 def test_interactive_requests_pass_a_flood_of_bulk(admission: dict[str, Any]) -> None:
     async def scenario() -> None:
+        begin = asyncio.Event()
+
         async def act(turn: Turn) -> None:
+            await begin.wait()
             await asyncio.sleep(0.005)
             await turn.say(STREAM_HEAD)
             await asyncio.sleep(0.005)
@@ -289,7 +292,8 @@ def test_interactive_requests_pass_a_flood_of_bulk(admission: dict[str, Any]) ->
 
         async with world(Backend(act), slots=4, admission=admission) as w:
             flood = [await w.asking(STREAM, **BULK) for _ in range(120)]
-            await w.until(lambda: w.state.classes["bulk"].waiting > 100)
+            await w.until(lambda: w.state.classes["bulk"].waiting == 116)
+            begin.set()
             stop = asyncio.Event()
             interactive = asyncio.create_task(interactive_every(w, 0.01, stop))
             statuses = [(await wire.reply())[0] for wire in flood]
