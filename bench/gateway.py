@@ -2,7 +2,7 @@
 
     python bench/gateway.py [--rounds 5] [--seconds 1]
 
-Three processes on loopback: a backend that answers fixed bytes, a load client, and `maitred serve` between them with admission
+Three processes on loopback: a backend that answers fixed bytes, a load client, and `maitred serve` between them, with classes
 and metrics on. Every round measures each scenario directly and through the gateway, one after the other, so that a busy machine
 disturbs both alike; the medians over the rounds are printed. CPU is the scheduler's account of the gateway process
 (/proc/PID/schedstat, hence Linux only) and the figure to trust; a calibration loop tells how fast the machine is just now.
@@ -29,6 +29,7 @@ from operator import attrgetter
 import uvloop
 
 from measuring import calibrate, cpu_of
+from stage import MAITRED
 
 MODEL = "bench"
 EVENT = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"token "}}]}\n\n'
@@ -263,8 +264,8 @@ def main(rounds: int, seconds: float, only: str) -> None:
         os.sched_setaffinity(0, {others})  # the clients that this process starts inherit it
     direct, through = 19_301, 19_300
     backend_args = [sys.executable, __file__, "--role", "backend", "--port", str(direct)]
-    maitred = [sys.executable, "-c", "from maitred.cli import main; main()", "serve", "--slots-per-backend", "512"]
-    gateway_args = [*maitred, "--backend", f"http://127.0.0.1:{direct}", "--port", str(through)]
+    where = ["--backend", f"http://127.0.0.1:{direct}", "--port", str(through)]
+    gateway_args = [*MAITRED, "serve", "--admission", "priority", "--slots-per-backend", "512", *where]
     results: dict[str, tuple[list[Window], list[Window]]] = {scenario.name: ([], []) for scenario in chosen}
     calibrations = []
     with process(backend_args, others), process(gateway_args, mine) as gateway:
