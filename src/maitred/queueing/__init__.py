@@ -1,15 +1,26 @@
 """In what order? The wait queue of one instance.
 
 A policy is registered under the name that users type (`SCHEDULERS`) and makes the queue of one instance. Where its order is
-a key that time does not change, it is a `KeyPolicy` and only says the key; its queue is a heap, never sorted anew.
+a key that time does not change, it is a `KeyPolicy` and only says the key; its queue is a heap, never sorted anew. Policies
+are composed by wrapping: `bounded(lpm, max_wait=5)`.
 """
 
 from __future__ import annotations
 
-from maitred.queueing import fcfs as _fcfs
-from maitred.queueing import sjf as _sjf
-from maitred.queueing.policy import SCHEDULERS
+from maitred.queueing import (
+    bounded,
+    edf,
+    fcfs,
+    lof,
+    priority_fcfs,
+    random_order,
+    routing_key,
+    sjf,
+)
+from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo
+from maitred.queueing.priorities import PRIORITIES, SteadyPriority
 
-__all__ = ["SCHEDULERS"]
+__all__ = ["PRIORITIES", "SCHEDULERS", "CacheAware", "PolicyInfo", "SteadyPriority"]
 
-del _fcfs, _sjf
+_REGISTERED = (bounded, edf, fcfs, lof, priority_fcfs, random_order, routing_key, sjf)
+"""The policies' modules: they register themselves when they are imported."""

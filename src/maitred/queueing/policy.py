@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from enum import Enum
-from heapq import heapify, heappop, heappush
 from random import Random
 
 import msgspec
 
 from maitred.contracts import PrefixView, QueuePolicy, Seq, SortKey, StepView, WaitQueue
-from maitred.registry import Registry
+from maitred.queueing.heap import SeqHeap
+from maitred.queueing.spelling import PolicyRegistry
 from maitred.request import RequestId
 from maitred.units import Micros
 
-SCHEDULERS: Registry[QueuePolicy] = Registry("scheduler", group="maitred.schedulers", methods=["queue"])
+SCHEDULERS: PolicyRegistry[QueuePolicy] = PolicyRegistry(
+    "scheduler", QueuePolicy, group="maitred.schedulers", methods=["queue"]
+)
 
 
 class CacheAware(Enum):
@@ -63,46 +65,28 @@ class KeyPolicy(QueuePolicy):
 
     @abstractmethod
     def key(self, seq: Seq) -> SortKey:
-        """Smaller goes first, and is fixed while `seq` waits. Must end in something unique (`seq.order`)."""
+        """Smaller goes first, and is fixed while `seq` waits. Must end in something unique: `seq.order`, or the id."""
 
     def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
         return _KeyQueue(self)
 
 
 class _KeyQueue(Queue):
-    """A heap of (key, sequence). One that is removed stays in the heap until it comes up or half of the heap is gone."""
-
     def __init__(self, policy: KeyPolicy) -> None:
         self._key = policy.key
-        self._heap: list[tuple[SortKey, Seq]] = []
-        self._waiting: dict[RequestId, Seq] = {}
+        self._heap = SeqHeap()
 
     def add(self, seq: Seq, now: Micros, *, front: bool = False) -> None:
-        self._waiting[seq.request.id] = seq
-        heappush(self._heap, (self._key(seq), seq))
+        self._heap.push(self._key(seq), seq)
 
     def remove(self, request_id: RequestId) -> Seq | None:
-        seq = self._waiting.pop(request_id, None)
-        if len(self._heap) > 2 * len(self._waiting) + 16:
-            self._heap = [entry for entry in self._heap if entry[1].request.id in self._waiting]
-            heapify(self._heap)
-        return seq
+        return self._heap.remove(request_id)
 
     def peek(self) -> Seq | None:
-        heap, waiting = self._heap, self._waiting
-        while heap:
-            seq = heap[0][1]
-            if waiting.get(seq.request.id) is seq:
-                return seq
-            heappop(heap)
-        return None
+        return self._heap.first()
 
     def pop(self) -> Seq:
-        if self.peek() is None:
-            raise IndexError("pop from an empty wait queue")
-        seq = heappop(self._heap)[1]
-        del self._waiting[seq.request.id]
-        return seq
+        return self._heap.pop()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._heap)

@@ -8,7 +8,7 @@ from maitred.queueing.policy import SCHEDULERS, KeyPolicy, PolicyInfo
 
 @SCHEDULERS.register("sjf")
 class ShortestJobFirst(KeyPolicy):
-    """By prompt length, then arrival, then order (BLIS `sjf`). Long prompts starve under load."""
+    """By prompt length, then arrival, then id (BLIS `sjf`). Long prompts starve under load."""
 
     about = PolicyInfo(
         line="shortest prompt first, then arrival",
@@ -17,4 +17,4 @@ class ShortestJobFirst(KeyPolicy):
     )
 
     def key(self, seq: Seq) -> SortKey:
-        return (seq.request.prompt_tokens, seq.request.arrival, seq.order)
+        return (seq.request.prompt_tokens, seq.request.arrival, seq.request.id)

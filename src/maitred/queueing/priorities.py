@@ -1,0 +1,84 @@
+"""Priority policies: how urgent is a request now?
+
+A score is larger for what is more urgent, and is kept in `Seq.priority`. Where time changes all scores alike, their order is
+fixed, and the policy says so by a `rank`: then nobody computes a score but of those that are looked at. The score of a
+policy without it, such as a user's own, is computed for all that wait whenever a step may admit.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Protocol, runtime_checkable
+
+from maitred.contracts import PriorityPolicy
+from maitred.queueing.spelling import PolicyRegistry
+from maitred.request import Request
+from maitred.units import Micros
+
+PRIORITIES: PolicyRegistry[PriorityPolicy] = PolicyRegistry(
+    "priority policy", PriorityPolicy, group="maitred.priority_policies", methods=["compute"]
+)
+
+
+@runtime_checkable
+class SteadyPriority(PriorityPolicy, Protocol):
+    """A priority policy whose order time does not change."""
+
+    def rank(self, request: Request) -> float:
+        """Larger wherever `compute` is larger, at every instant; equal where it is equal."""
+        ...
+
+
+@PRIORITIES.register("constant")
+class Constant(SteadyPriority):
+    """All alike (BLIS `constant`)."""
+
+    def __init__(self, base_score: float = 0.0) -> None:
+        self._base = _finite("base_score", base_score)
+
+    def compute(self, request: Request, now: Micros) -> float:
+        return self._base
+
+    def rank(self, request: Request) -> float:
+        return 0.0
+
+
+@PRIORITIES.register("slo-based")
+class SloBased(SteadyPriority):
+    """`base_score + age_weight * (now - arrival)`: older is more urgent (BLIS `slo-based`). It looks at no class and no
+    deadline, whatever its name says; the scheduler `slo` does."""
+
+    def __init__(self, base_score: float = 0.0, age_weight: float = 1e-6) -> None:
+        """`age_weight` is per microsecond. Raises ValueError for what is not finite."""
+        self._base, self.age_weight = _finite("base_score", base_score), _finite("age_weight", age_weight)
+
+    def compute(self, request: Request, now: Micros) -> float:
+        return self._base + self.age_weight * (now - request.arrival)
+
+    def rank(self, request: Request) -> float:
+        return _sign(self.age_weight) * -request.arrival
+
+
+@PRIORITIES.register("inverted-slo")
+class InvertedSlo(SteadyPriority):
+    """`base_score - age_weight * (now - arrival)`: newer is more urgent (BLIS `inverted-slo`), to see what harm it does."""
+
+    def __init__(self, base_score: float = 0.0, age_weight: float = 1e-6) -> None:
+        """`age_weight` is per microsecond. Raises ValueError for what is not finite."""
+        self._base, self.age_weight = _finite("base_score", base_score), -_finite("age_weight", age_weight)
+
+    def compute(self, request: Request, now: Micros) -> float:
+        return self._base + self.age_weight * (now - request.arrival)
+
+    def rank(self, request: Request) -> float:
+        return _sign(self.age_weight) * -request.arrival
+
+
+def _sign(weight: float) -> int:
+    return (weight > 0) - (weight < 0)
+
+
+def _finite(name: str, value: float) -> float:
+    if not isfinite(value):
+        raise ValueError(f"{name} must be a finite number, not {value}")
+    return value

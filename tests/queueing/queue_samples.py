@@ -1,0 +1,90 @@
+"""Policies to hold every property to, and what they are tried on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from random import Random
+
+import msgspec
+
+from maitred.contracts import PriorityPolicy, Seq, StepView, WaitQueue
+from maitred.queueing import SCHEDULERS
+from maitred.request import PriorityClass, Request
+from maitred.units import SECOND, Micros
+
+
+class Moody(PriorityPolicy):
+    """A user's own priority policy, of which nothing is known: its order turns with time."""
+
+    def compute(self, request: Request, now: Micros) -> float:
+        return float((request.id * 7 + now // 130) % 11)
+
+
+SPELLED = [
+    "priority-fcfs(slo-based)",
+    "priority-fcfs(inverted-slo(age_weight=0.5))",
+    "reverse-priority(slo-based)",
+    "priority-fcfs(queue_samples:Moody)",
+    "bounded(sjf, max_wait=0.0007)",
+    "bounded(priority-fcfs(inverted-slo), max_displacement=2)",
+    "bounded(random, max_wait=0.001, max_displacement=3)",
+    "bounded(priority-fcfs(queue_samples:Moody), max_wait=0.0005)",
+]
+"""Spellings of composed policies, and of those whose parameters change what kind of queue they are. The spans are short
+enough for the microseconds of the timelines in which they are tried."""
+
+ALL = [*SCHEDULERS, *SPELLED]
+
+
+class Step(msgspec.Struct):
+    """A step about to be formed, as a test says it is."""
+
+    number: int = 0
+    running: int = 0
+    free_blocks: int = 0
+    keys: dict[str, int] = {}
+
+    def running_routing_keys(self) -> Mapping[str, int]:
+        return Counter(self.keys)
+
+
+_A_STEP: StepView = Step()
+
+
+def queue(spelling: str, seed: int = 0) -> WaitQueue:
+    return SCHEDULERS.get(spelling)().queue(None, Random(seed))
+
+
+def seq(number: int, prompt: int = 100, *, arrival: Micros | None = None, seconds: float | None = None, **said: object) -> Seq:
+    """The `number`-th to come, which arrived at `arrival` µs (or `seconds`); `number` µs if neither is said."""
+    if seconds is not None:
+        arrival = round(seconds * SECOND)
+    request = Request(id=number, arrival=number if arrival is None else arrival, prompt_tokens=prompt, **said)  # type: ignore[arg-type]
+    return Seq(request, number, prompt)
+
+
+def mixed(rng: Random, number: int, now: Micros) -> Seq:
+    """A request that has a bit of everything by which policies order."""
+    return seq(
+        number,
+        rng.randint(1, 200),
+        arrival=now,
+        max_output_tokens=rng.choice([None, 5, 40, 300]),
+        priority_class=rng.choice(list(PriorityClass)),
+        priority=float(rng.choice([0, 0, 1, 5])),
+        tenant=rng.choice(["", "a", "b", "c"]),
+        program=rng.choice(["", "p", "q"]),
+        routing_key=rng.choice(["", "k", "l"]),
+        deadline=rng.choice([None, now + 500, now + 5000]),
+    )
+
+
+def begun(waiting: WaitQueue, now: Micros = 0, **step: object) -> WaitQueue:
+    waiting.begin(Step(**step), now)  # type: ignore[arg-type]
+    return waiting
+
+
+def drained(waiting: WaitQueue) -> list[int]:
+    """The numbers of those that wait, in order."""
+    return [waiting.pop().order for _ in range(len(waiting))]
