@@ -84,6 +84,7 @@ class Play:
         """`samples`: when to read the metrics, besides at the end. Raises Missed."""
         self._stage = stage
         self._unreached = list(stage.engines[self._engines :])
+        self.record.visits, self.record.log = stage.journal.visits, stage.gateway.log
         self.record.started_at = self._now()
         try:
             async with asyncio.timeout(LONGEST_SECS):
@@ -204,8 +205,6 @@ class Play:
             state = await self._stage.gateway.state()
         self.record.state = state
         self.record.metrics = await self._stage.gateway.metrics()
-        self.record.visits = self._stage.journal.visits
-        self.record.log = self._stage.gateway.log
 
     async def _sleep_until(self, time: float) -> None:
         await asyncio.sleep(time - self._now())
