@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
-from world import ANSWER, STREAM_HEAD, Backend, Turn, chunk, run, whole, world
+from world import ANSWER, STREAM_HEAD, Backend, Turn, Wire, chunk, run, whole, world
 
 PREEMPTING = {"classes": {"interactive": {"can_preempt": True}}}
 STREAM = {"model": "m", "stream": True}
@@ -49,7 +50,7 @@ def test_from_the_first_comment_on_it_is_no_victim() -> None:
     run(scenario())
 
 
-async def rest(wire):  # type: ignore[no-untyped-def]
+async def rest(wire: Wire) -> AsyncIterator[bytes]:
     while piece := await wire.chunk():
         yield piece
 
