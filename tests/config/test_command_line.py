@@ -126,6 +126,28 @@ def test_check_warns_of_what_is_probably_not_meant(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("more", "warning"),
+    [
+        ("on_overcommit: clamp\n", "sum of class reservations (20) exceeds capacity (16): they would be scaled down"),
+        ("flavour: smg\n", "sum of class reservations (22) exceeds capacity (16): they would be scaled down"),
+        (
+            "flavour: smg\nlegacy: {max_concurrent_requests: 15}\n",
+            "sum of class reservations (22) exceeds capacity (15): maitred serve would use legacy admission",
+        ),
+    ],
+)
+def test_check_says_what_becomes_of_reservations_that_do_not_fit(tmp_path: Path, more: str, warning: str) -> None:
+    """SMG compares with the 1,024 slots that it assumes at the start, and scales down later. Its `default` reserves a tenth."""
+    path = tmp_path / "admission.yaml"
+    whole = "reserved_floor: 10, queue_size: 1, queue_timeout_secs: 1, starvation_threshold_secs: 1, can_preempt: true"
+    path.write_text(f"mode: priority\nclasses: {{system: {{{whole}}}, interactive: {{{whole}}}}}\n{more}")
+
+    done = maitred("check", "--admission-config", str(path), env={"MAITRED_GATEWAY__SLOTS_PER_BACKEND": "16"})
+
+    assert (done.returncode, done.stderr) == (0, f"maitred: warning: {warning}\n")
+
+
 def test_check_lists_every_problem(tmp_path: Path) -> None:
     path = tmp_path / "maitred.yaml"
     path.write_text("gateway:\n  prot: 1\n  host: 7\n")

@@ -60,7 +60,7 @@ def _path(name: str, given: str | None) -> Path | None:
 
 def _summary(config: Config) -> Iterator[str]:
     gateway, engine, instance, cluster = config.gateway, config.engine, config.instance, config.cluster
-    slots = f"{gateway.slots_per_backend} slots" if gateway.slots_per_backend else "the slots it reports"
+    slots = f"{gateway.slots_per_backend} slots" if gateway.slots_per_backend else "the slots it reports (else 64)"
     yield f"gateway    {gateway.host}:{gateway.port}, {_count(len(gateway.backends), 'backend')}, {slots} on each"
     yield from _admission(config.admission, _capacity(config))
     yield f"routing    {config.routing.policy}"
@@ -107,12 +107,18 @@ def _classes(config: AdmissionConfig, capacity: int) -> Iterator[str]:
 
 def _warnings(config: Config) -> Iterator[str]:
     from maitred.admission import overcommit
+    from maitred.gateway.capacity import bootstrap_problem
 
-    yield from config.admission.warnings()
-    problem = overcommit(config.admission, _capacity(config)) if config.admission.mode == "priority" else None
-    if problem is not None:
-        clamps = config.admission.on_overcommit == "clamp"
-        yield f"{problem}: they would be scaled down" if clamps else f"{problem}: maitred serve would use legacy admission"
+    admission = config.admission
+    yield from admission.warnings()
+    if admission.mode != "priority":
+        return
+    problem = overcommit(admission, _capacity(config))
+    refused = bootstrap_problem(admission) if admission.flavour == "smg" else problem
+    if refused and (admission.flavour == "smg" or admission.on_overcommit == "legacy"):
+        yield f"{refused}: maitred serve would use legacy admission"
+    elif problem:
+        yield f"{problem}: they would be scaled down"
 
 
 def _count(n: int, noun: str) -> str:
