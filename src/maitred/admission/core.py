@@ -95,7 +95,7 @@ class Admission:
         if ticket is None or ticket.state is State.VICTIM:
             return False
         ticket.on(Event.FIRST_BYTE)
-        self._pool_of(ticket).first_byte(ticket)
+        (self._shared or self._pools[ticket.pool]).takeable.discard(ticket)
         return True
 
     def release(self, request_id: RequestId, end: End, now: Micros) -> Sequence[Decision]:
@@ -118,7 +118,8 @@ class Admission:
             self._expect(pool.first_due(ticket))
         if ticket.share is not None:
             decisions += self._let_others_in(ticket.share, pool, now)
-        self._look_again(pool)
+        if pool.waiting:
+            self._look_again(pool)
         return [*settled, *decisions] if settled else decisions
 
     def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
@@ -302,7 +303,7 @@ class Admission:
 def _seniority(ticket: Ticket) -> tuple[int, Micros, int, RequestId]:
     """In which order requests move: holders as they were admitted, waiters as they stand in their queues."""
     if ticket.state in HOLDING:
-        return (0, ticket.admitted_at or 0, 0, ticket.id)
+        return (0, ticket.admitted_at, 0, ticket.id)
     if ticket.state is State.AWAITING:
         return (1, ticket.submitted_at, 0, ticket.id)
     return (2, 0, ticket.turn, ticket.id)

@@ -96,14 +96,11 @@ class Pool:
         ticket.totals.cancelled += 1
         return [Decision(now, ticket.id, Action.CANCEL, Reason.CLIENT_GONE), *self.dispatch(now)]
 
-    def first_byte(self, ticket: Ticket) -> None:
-        """It can be taken back no more."""
-        self.takeable.discard(ticket)
-
     def adopt(self, ticket: Ticket) -> None:
         """A request that other rules let in, in the state in which it is; those who queue, in the order they stand in."""
         lane = ticket.lane = self.rules.lane_of[ticket.priority_class]
         if ticket.state in HOLDING:
+            self._charge(ticket)
             self._hold(ticket)
         elif ticket.state is State.AWAITING:
             self.awaiting.add(ticket)
@@ -121,26 +118,26 @@ class Pool:
         if self.waiting and any(self.queues[c].peek() is not None for c in range(ticket.lane, len(LANES))):
             return Reason.BEHIND_QUEUE
         slots = self.slots
-        if slots.free(ticket.lane) < self._charge(ticket):
+        if not slots.fits(ticket.lane, self._charge(ticket)):
             if not slots.capacity:
                 return Reason.NO_CAPACITY
             return Reason.HELD_BY_RESERVATION if slots.used < slots.capacity else Reason.NO_SLOT
         if self.waiting and self.awaiting.any_from(ticket.lane):
             return Reason.BEHIND_QUEUE
-        return None if self.open_at(now) else Reason.RATE_LIMIT
+        return None if self._bucket is None or self._bucket.ready(now) else Reason.RATE_LIMIT
 
     def _charge(self, ticket: Ticket) -> int:
-        """Units that it needs; of one that is larger than all its lane can ever have, all of that."""
-        if self.rules.tokens_per_slot is None:
-            return 1
-        return max(1, min(ticket.cost, self.slots.reachable(ticket.lane)))
+        """Units that it needs; of one that is larger than all its lane can ever have, all of that. Noted on the ticket."""
+        by_request = self.rules.tokens_per_slot is None
+        ticket.charge = 1 if by_request else max(1, min(ticket.cost, self.slots.reachable(ticket.lane)))
+        return ticket.charge
 
     def dispatch(self, now: Micros) -> list[Decision]:
         """Admit waiters while slots are free for them."""
         self.clock = now
         admitted: list[Decision] = []
         while self.waiting and self.slots.used < self.slots.capacity:
-            if not self.open_at(now):
+            if self._bucket is not None and not self._bucket.ready(now):
                 break
             regular = self.next_in_order()
             starved = self._starved(regular, now)
@@ -164,14 +161,15 @@ class Pool:
         for lane in MOST_URGENT_FIRST:
             head = self._head(lane)
             if head is not None:
-                return head if self.slots.free(lane) >= self._charge(head) else None
+                return head if self.slots.fits(lane, self._charge(head)) else None
         return None
 
     def _head(self, lane: int) -> Ticket | None:
         """Who is next of one lane: a preemptor before those who queue, as he found no queue."""
-        first = self.awaiting.first(lane)
-        if first is not None and (first.share is None or not first.share.at_limit):
-            return first
+        if self.awaiting.lanes[lane]:
+            first = self.awaiting.first(lane)
+            if first is not None and (first.share is None or not first.share.at_limit):
+                return first
         return self.queues[lane].peek()
 
     def _starved(self, regular: Ticket | None, now: Micros) -> Ticket | None:
@@ -209,7 +207,6 @@ class Pool:
         return Decision(now, ticket.id, Action.ADMIT, reason, other)
 
     def _hold(self, ticket: Ticket) -> None:
-        ticket.charge = self._charge(ticket)
         self.slots.take(ticket.lane, ticket.charge)
         ticket.totals.in_flight += 1
         self.takeable.add(ticket)
@@ -241,7 +238,7 @@ class Pool:
         preemptor = ticket.other
         self._release(ticket, now)
         decisions = []
-        if self._comes_back(ticket, end, now):
+        if ticket.state is State.VICTIM and self._comes_back(ticket, end, now):
             decisions.append(self._retry(ticket, now))
         else:
             ticket.totals.ended[End.PREEMPTED if ticket.state is State.VICTIM else end] += 1
@@ -257,19 +254,20 @@ class Pool:
     def _has_slot_for(self, ticket: Ticket) -> bool:
         if ticket.share is not None and ticket.share.at_limit:
             return False
-        return self.slots.free(ticket.lane) >= self._charge(ticket)
+        return self.slots.fits(ticket.lane, self._charge(ticket))
 
     def _comes_back(self, ticket: Ticket, end: End, now: Micros) -> bool:
-        if ticket.state is not State.VICTIM or end is not End.PREEMPTED or ticket.retried or not self.rules.retries:
+        if end is not End.PREEMPTED or ticket.retried or not self.rules.retries:
             return False
         return ticket.submitted_at + self.rules.lanes[ticket.lane].timeout > now
 
     def _release(self, ticket: Ticket, now: Micros) -> None:
         """What it held is free."""
         self.slots.give_back(ticket.lane, ticket.charge)
-        self.takeable.discard(ticket)
+        if ticket.state is State.ADMITTED:
+            self.takeable.discard(ticket)
         ticket.totals.in_flight -= 1
-        held = now - (now if ticket.admitted_at is None else ticket.admitted_at)
+        held = now - ticket.admitted_at
         ticket.totals.slot_hold.observe(held)
         if ticket.state is State.VICTIM:
             ticket.totals.wasted.observe(held)
@@ -320,7 +318,7 @@ class Pool:
             queue.take(ticket)
         else:
             queue.remove(ticket)
-        ticket.totals.queue_wait.observe(now - (now if ticket.queued_at is None else ticket.queued_at))
+        ticket.totals.queue_wait.observe(now - ticket.queued_at)
 
     def _reject(self, ticket: Ticket, reason: Reason, now: Micros) -> Decision:
         ticket.on(Event.REJECT)

@@ -46,7 +46,7 @@ def effective(wanted: Sequence[int], capacity: int, *, unit: int = 1, keeps_exac
 class Slots:
     """How many units there are, reserved and in flight, per lane. No queues, no time."""
 
-    __slots__ = ("capacity", "in_flight", "reserved", "unit", "used", "wanted")
+    __slots__ = ("above", "capacity", "in_flight", "reserved", "unit", "used", "wanted")
 
     def __init__(self) -> None:
         self.capacity = 0
@@ -55,6 +55,8 @@ class Slots:
         self.wanted = [0] * len(LANES)
         """What the lanes would reserve."""
         self.reserved = [0] * len(LANES)
+        self.above = [0] * len(LANES)
+        """What all higher lanes reserve together."""
         self.in_flight = [0] * len(LANES)
         self.used = 0
         """The sum of `in_flight`. Above `capacity` after a shrink: nobody is killed, nobody enters."""
@@ -65,6 +67,7 @@ class Slots:
         self.capacity = slots * self.unit
         self.wanted = [lane.wanted(slots) * self.unit for lane in rules.lanes]
         self.reserved = effective(self.wanted, self.capacity, unit=self.unit, keeps_exact_fit=rules.keeps_exact_fit)
+        self.above = [sum(self.reserved[lane + 1 :]) for lane in LANES]
 
     @property
     def room(self) -> int:
@@ -83,7 +86,13 @@ class Slots:
 
     def reachable(self, lane: int) -> int:
         """What `lane` could ever take: all that higher lanes do not reserve; at least 1."""
-        return max(1, self.capacity - sum(self.reserved[lane + 1 :]))
+        return max(1, self.capacity - self.above[lane])
+
+    def fits(self, lane: int, units: int) -> bool:
+        """Whether `lane` could take so many now."""
+        if self.capacity - self.used - self.above[lane] >= units:  # whatever higher lanes use of their reservations
+            return True
+        return self.free(lane) >= units
 
     def take(self, lane: int, units: int = 1) -> None:
         """So much more in flight. The caller has seen `free(lane)`."""

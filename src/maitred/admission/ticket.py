@@ -21,15 +21,14 @@ A core forgets a ticket when it has LEFT, so events for such a request never rea
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
+import msgspec
+
+from maitred.admission.books import Totals
+from maitred.admission.tenants import Tenant
 from maitred.errors import MaitredError
 from maitred.request import PriorityClass, RequestId
 from maitred.units import Micros
-
-if TYPE_CHECKING:
-    from maitred.admission.books import Totals
-    from maitred.admission.tenants import Tenant
 
 
 class State(IntEnum):
@@ -98,69 +97,41 @@ class TransitionError(MaitredError):
     """A driver told a core something that cannot be: a defect of the driver."""
 
 
-class Ticket:
+class Ticket(msgspec.Struct, eq=False, gc=False):
     """One request, as admission knows it. A driver makes it, hands it to `submit`, and from then on only reads it."""
 
-    __slots__ = (
-        "admitted_at",
-        "charge",
-        "cost",
-        "id",
-        "lane",
-        "other",
-        "pool",
-        "priority_class",
-        "promoted",
-        "queued_at",
-        "retried",
-        "share",
-        "state",
-        "submitted_at",
-        "tenant",
-        "totals",
-        "turn",
-    )
-
-    totals: Totals
+    id: RequestId
+    pool: str
+    """Which slots it asks for: the model's."""
+    priority_class: PriorityClass = PriorityClass.DEFAULT
+    """The effective class, after any cap."""
+    tenant: str = ""
+    """As policies name it: `auth:acme`; empty if nobody knows."""
+    cost: int = 1
+    """Tokens of its prompt and its answer, as far as they can be known. Counts with `slot_cost: tokens`, and among tenants
+    with weights."""
+    state: State = State.NEW
+    submitted_at: Micros = 0
+    """Since when it is here; its queue timeout counts from here, also when it is tried again."""
+    queued_at: Micros = 0
+    """When it joined the queue (again). A preemptor that waits for its victim is in no queue."""
+    admitted_at: Micros = 0
+    """When it last took a slot."""
+    promoted: bool = False
+    retried: bool = False
+    """It was a victim once, and is left alone now."""
+    other: Ticket | None = None
+    """A victim's preemptor, a waiting preemptor's victim."""
+    lane: int = 0
+    """Index of the slots and the queue it uses: its class, where there are classes."""
+    charge: int = 0
+    """What its slot counts for, as of when that was last asked; fixed while it holds one."""
+    turn: int = 0
+    """Its place in the order of those who queue."""
+    share: Tenant | None = None
+    """Its tenant's account, if policies limit it."""
+    totals: Totals = Totals()
     """Where it is counted; set by the core."""
-
-    def __init__(
-        self,
-        request_id: RequestId,
-        pool: str,
-        priority_class: PriorityClass = PriorityClass.DEFAULT,
-        tenant: str = "",
-        cost: int = 1,
-    ) -> None:
-        self.id = request_id
-        self.pool = pool
-        """Which slots it asks for: the model's."""
-        self.priority_class = priority_class
-        """The effective class, after any cap."""
-        self.tenant = tenant
-        """As policies name it: `auth:acme`; empty if nobody knows."""
-        self.cost = cost
-        """Tokens of its prompt and its answer, as far as they can be known; counts with `slot_cost: tokens` only."""
-        self.state = State.NEW
-        self.submitted_at: Micros = 0
-        """Since when it is here; its queue timeout counts from here, also when it is tried again."""
-        self.queued_at: Micros | None = None
-        """When it joined the queue (again); None if it never did. A preemptor that waits for its victim is in no queue."""
-        self.admitted_at: Micros | None = None
-        """When it last took a slot."""
-        self.promoted = False
-        self.retried = False
-        """It was a victim once, and is left alone now."""
-        self.other: Ticket | None = None
-        """A victim's preemptor, a waiting preemptor's victim."""
-        self.lane = 0
-        """Index of the slots and the queue it uses: its class, where there are classes."""
-        self.charge = 0
-        """What its slot counts for while it holds it."""
-        self.turn = 0
-        """Its place in the order of those who queue."""
-        self.share: Tenant | None = None
-        """Its tenant's account, if policies limit it."""
 
     def on(self, event: Event) -> None:
         """Raises TransitionError if `event` cannot happen in this state."""
