@@ -1,23 +1,30 @@
-"""What the tests of both caches share: a small world of prompts, one who listens, and the naive twin of a block pool."""
+"""What the tests of both caches share: a small world of prompts, one who listens, and each cache's naive twin."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import msgspec
 from hypothesis import strategies as st
 
+from maitred.kv import namespaced
+
+Path = tuple[int, ...]
+"""A prompt: a path in a binary tree, one step a block, so that prefixes are often shared. Steps are 0 and 1, or in the other
+cache namespace 2 and 3."""
+
 DEEPEST = 4
-PATHS = st.lists(st.integers(0, 1), max_size=DEEPEST).map(tuple)
-"""Prompts: paths in a binary tree, so that prefixes are often shared. One step is one block."""
-
-LONGEST = [tuple((number >> bit) & 1 for bit in range(DEEPEST)) for number in range(1 << DEEPEST)]
-
-
-def key(path: tuple[int, ...]) -> int:
-    """The key of the block in which `path` ends."""
-    return int("1" + "".join(map(str, path)), 2)
+PATHS: st.SearchStrategy[Path] = st.one_of(
+    st.lists(st.integers(0, 1), max_size=DEEPEST).map(tuple), st.lists(st.integers(2, 3), max_size=DEEPEST).map(tuple)
+)
+LONGEST = [
+    tuple(2 * space + (number >> bit) % 2 for bit in range(DEEPEST)) for space in (0, 1) for number in range(1 << DEEPEST)
+]
 
 
-def chain(path: tuple[int, ...]) -> list[int]:
-    return [key(path[:length]) for length in range(1, len(path) + 1)]
+def chain(path: Path) -> list[int]:
+    keys = [int("1" + "".join(str(step % 2) for step in path[:length]), 2) for length in range(1, len(path) + 1)]
+    return list(namespaced(keys, "other" if path[:1] > (1,) else ""))
 
 
 class Listener:
@@ -90,3 +97,134 @@ class NaivePool:
             self.free.remove(block)
         self.free[:0] = gone
         return len(gone)
+
+
+class Run(msgspec.Struct, eq=False):
+    """A node of the naive tree: the steps of `path` from `start` on."""
+
+    path: Path
+    start: int
+    used: int
+    created: int
+    hits: int = 0
+    priority: int = 0
+    locks: int = 0
+
+
+class Hold(msgspec.Struct, eq=False):
+    path: Path
+    plain: int = 0
+    counted: int = 0
+    priority: int = 0
+
+
+RANKS: dict[str, Callable[[Run], tuple[int, ...]]] = {
+    "lru": lambda run: (run.used,),
+    "mru": lambda run: (-run.used,),
+    "lfu": lambda run: (run.hits, run.used),
+    "fifo": lambda run: (run.created,),
+    "filo": lambda run: (-run.created,),
+    "priority": lambda run: (run.priority, run.used),
+    "slru": lambda run: (int(run.hits >= 2), run.used),
+}
+
+
+class NaiveTree:
+    """The radix tree as a list of runs, everything at once and by search."""
+
+    def __init__(self, total: int, policy: str) -> None:
+        self.total, self.rank = total, RANKS[policy]
+        self.runs: list[Run] = []
+        self.plain = 0
+        self.now = 0
+
+    @property
+    def size(self) -> int:
+        return sum(len(run.path) - run.start for run in self.runs)
+
+    @property
+    def protected(self) -> int:
+        return sum(len(run.path) - run.start for run in self.runs if run.locks)
+
+    @property
+    def free(self) -> int:
+        return self.total - self.protected - self.plain
+
+    def keys(self) -> set[int]:
+        return {key for run in self.runs for key in chain(run.path)}
+
+    def cached(self, path: Path) -> int:
+        return max(
+            (n for run in self.runs for n in range(len(path) + 1) if run.path[:n] == path[:n] and n <= len(run.path)), default=0
+        )
+
+    def along(self, path: Path) -> list[Run]:
+        """The runs that end on `path`."""
+        return [run for run in self.runs if path[: len(run.path)] == run.path]
+
+    def idle(self, path: Path) -> int:
+        matched = path[: self.cached(path)]
+        inside = {
+            n
+            for run in self.runs
+            if run.locks
+            for n in range(run.start, len(run.path))
+            if matched[: n + 1] == run.path[: n + 1]
+        }
+        return len(set(range(len(matched))) - inside)
+
+    def touch(self, path: Path) -> None:
+        self.now += 1
+        path = path[: self.cached(path)]
+        for run in list(self.runs):
+            if run.start < len(path) and run.path[: min(len(path), len(run.path))] == path[: len(run.path)]:
+                run.used = self.now
+                if len(run.path) > len(path):
+                    self.now += 1
+                    self.runs.append(msgspec.structs.replace(run, path=path, used=self.now, created=self.now))
+                    run.start = len(path)
+
+    def lock(self, path: Path, priority: int) -> Hold:
+        self.touch(path)
+        path = path[: self.cached(path)]
+        for run in self.along(path):
+            run.locks += 1
+        return Hold(path, priority=priority)
+
+    def grow(self, hold: Hold, blocks: int) -> None:
+        hold.plain += blocks
+        self.plain += blocks
+        self.evict(self.size + self.plain - self.total)
+
+    def publish(self, hold: Hold, steps: Sequence[int]) -> None:
+        before, path = hold.path, hold.path + tuple(steps)
+        self.touch(path)
+        for run in self.along(path):
+            run.hits += len(run.path) > hold.counted
+            run.priority = max(run.priority, hold.priority)
+        present = self.cached(path)
+        if present < len(path):
+            self.now += 1
+            self.runs.append(Run(path, present, self.now, self.now, 1, hold.priority))
+        for run in self.along(path):
+            run.locks += len(run.path) > len(before)
+        hold.path, hold.counted = path, len(path)
+        hold.plain -= len(steps)
+        self.plain -= len(steps)
+
+    def unlock(self, hold: Hold) -> None:
+        for run in self.along(hold.path):
+            run.locks -= 1
+        self.plain -= hold.plain
+
+    def evict(self, blocks: int) -> int:
+        freed = 0
+        while freed < blocks:
+            starts = {run.path[: run.start] for run in self.runs}
+            leaves = [run for run in self.runs if not run.locks and run.path not in starts]
+            if not leaves:
+                break
+            gone = min(leaves, key=self.rank)
+            self.runs.remove(gone)
+            freed += len(gone.path) - gone.start
+        return freed

@@ -4,20 +4,26 @@ KV memory is cut into blocks of a fixed number of tokens. As long as nothing rea
 (`BlockCounts`). A `PrefixCache` remembers what they held, in one of two ways:
 
 * `BlockPool`: block by block, as vLLM and BLIS do; the least recently used goes first.
+* `RadixCache`: in a tree of runs, as SGLang does; a leaf at a time, by one of the `EVICTIONS`.
 """
 
 from __future__ import annotations
 
 from maitred.kv.cache import Lock, PrefixCache
 from maitred.kv.counts import BlockCounts
+from maitred.kv.eviction import EVICTIONS, EvictionPolicy
 from maitred.kv.keys import TokenIds, chain_of, extended, namespace_of, namespaced
 from maitred.kv.pool import BlockPool
+from maitred.kv.radix import RadixCache
 
 __all__ = [
+    "EVICTIONS",
     "BlockCounts",
     "BlockPool",
+    "EvictionPolicy",
     "Lock",
     "PrefixCache",
+    "RadixCache",
     "TokenIds",
     "chain_of",
     "extended",

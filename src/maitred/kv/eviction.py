@@ -1,0 +1,79 @@
+"""Which leaf of the radix tree goes first. Each policy is a rank: the smallest goes, among equals the least recently used.
+
+The names are SGLang's (`--radix-eviction-policy`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+from maitred.errors import ConfigError
+from maitred.kv.node import Node
+from maitred.registry import Registry
+
+Rank: TypeAlias = int | tuple[int, ...]
+
+
+class EvictionPolicy(Protocol):
+    """All ranks of one policy are of one kind, and change only when their node is used or published."""
+
+    def rank(self, node: Node) -> Rank: ...
+
+
+EVICTIONS: Registry[EvictionPolicy] = Registry("eviction policy", group="maitred.evictions", methods=["rank"])
+
+
+@EVICTIONS.register("lru")
+class LeastRecentlyUsed(EvictionPolicy):
+    def rank(self, node: Node) -> Rank:
+        return node.used
+
+
+@EVICTIONS.register("mru")
+class MostRecentlyUsed(EvictionPolicy):
+    """For loops over more than fits: what has just been used is wanted last."""
+
+    def rank(self, node: Node) -> Rank:
+        return -node.used
+
+
+@EVICTIONS.register("lfu")
+class LeastFrequentlyUsed(EvictionPolicy):
+    """By how many owners published it."""
+
+    def rank(self, node: Node) -> Rank:
+        return node.hits
+
+
+@EVICTIONS.register("fifo")
+class FirstInFirstOut(EvictionPolicy):
+    def rank(self, node: Node) -> Rank:
+        return node.created
+
+
+@EVICTIONS.register("filo")
+class FirstInLastOut(EvictionPolicy):
+    def rank(self, node: Node) -> Rank:
+        return -node.created
+
+
+@EVICTIONS.register("priority")
+class LeastPriority(EvictionPolicy):
+    """By the largest priority it was published with."""
+
+    def rank(self, node: Node) -> Rank:
+        return node.priority
+
+
+@EVICTIONS.register("slru")
+class SegmentedLeastRecentlyUsed(EvictionPolicy):
+    """What fewer than `threshold` owners published goes before all else: one-time prompts do not flush what is shared."""
+
+    def __init__(self, threshold: int = 2) -> None:
+        """Raises ConfigError unless `threshold` is at least 1."""
+        if threshold < 1:
+            raise ConfigError(f"an slru threshold of {threshold} protects nothing", hint="1 or more; SGLang's is 2")
+        self._threshold = threshold
+
+    def rank(self, node: Node) -> Rank:
+        return int(node.hits >= self._threshold)

@@ -1,0 +1,247 @@
+"""The radix cache against its naive twin, and what a reader should expect of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kv_models import DEEPEST, LONGEST, PATHS, RANKS, Hold, Listener, NaiveTree, Path, chain
+
+from maitred.errors import ConfigError, InvariantError
+from maitred.kv import EVICTIONS, RadixCache
+from maitred.kv.radix import PathLock
+
+BLOCKS = 12
+
+
+def tree_with(*chains: list[int], eviction: str = "lru") -> RadixCache:
+    cache = RadixCache(block_size=16, eviction=EVICTIONS.get(eviction)())
+    for one in chains:
+        cache.insert(one)
+    return cache
+
+
+def test_where_two_prompts_part_the_run_is_split() -> None:
+    cache = tree_with([1, 2, 3, 4])
+    assert cache.insert([1, 2, 8]) == 2
+    (shared,) = cache.root.children.values()
+    assert shared.keys == [1, 2]
+    assert [child.keys for child in shared.children.values()] == [[3, 4], [8]]
+    assert cache.evictable == 5
+    cache.check()
+
+
+def test_looking_splits_nothing_and_touching_does() -> None:
+    cache = tree_with([1, 2, 3, 4])
+    assert (cache.cached([1, 2]), cache.idle([1, 2]), cache.holds(3)) == (2, 2, True)
+    assert len(cache.root.children[1].keys) == 4
+    assert cache.touch([1, 2]) == 2
+    assert len(cache.root.children[1].keys) == 2
+
+
+def test_what_is_locked_is_never_evicted_and_the_rest_of_its_run_may_be() -> None:
+    cache = tree_with([1, 2, 3, 4], [7])
+    lock = cache.lock([1, 2, 9])
+    assert (lock.published, cache.protected, cache.evictable, cache.idle([1, 2, 3])) == (2, 2, 3, 1)
+    assert cache.evict(100) == 3
+    assert cache.cached([1, 2, 3]) == 2
+    cache.unlock(lock)
+    assert (cache.evict(1), cache.evictable) == (2, 0)  # whole runs go
+
+
+def test_a_lock_survives_the_split_of_its_run() -> None:
+    cache = tree_with([1, 2, 3])
+    lock = cache.lock([1, 2, 3])
+    cache.insert([1, 8])
+    assert (cache.protected, cache.evictable) == (3, 1)
+    cache.unlock(lock)
+    assert (cache.protected, cache.evictable) == (0, 4)
+    cache.check()
+
+
+def test_what_two_computed_at_the_same_time_is_kept_once() -> None:
+    cache = RadixCache(block_size=16, total=8)
+    locks = [cache.lock([1, 2, 3]) for _ in range(2)]
+    for lock in locks:
+        cache.take(4)
+        cache.claim(lock, 4)
+    assert cache.free == 0
+    for lock in locks:
+        cache.publish(lock, [1, 2, 3])
+    assert (cache.free, cache.protected) == (3, 3)
+    for lock in locks:
+        cache.unlock(lock)
+    assert (cache.free, cache.evictable) == (8, 3)
+
+
+def test_taking_evicts_when_somebody_looks() -> None:
+    cache, listener = RadixCache(block_size=16, total=5), Listener()
+    cache.watch(listener)
+    cache.insert([1, 2])
+    cache.insert([7, 8])
+    cache.touch([1, 2])
+    cache.take(2)
+    assert listener.said == ["+1", "+2", "+7", "+8"]
+    assert not cache.holds(7)
+    assert listener.said[4:] == ["-8", "-7"]
+    cache.insert([5, 6, 9])  # 3 blocks are free, and two of them are those of [1, 2]
+    assert (cache.cached([5, 6, 9]), cache.cached([1, 2])) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("lru", [30, 10, 20]),  # used last: 30, then 10, then 20
+        ("mru", [20, 10, 30]),
+        ("fifo", [10, 20, 30]),
+        ("filo", [30, 20, 10]),
+        ("lfu", [30, 20, 10]),  # published 3, 2 and 1 times
+        ("slru", [30, 10, 20]),  # 30 is published once; of the others, 10 was used first
+        ("priority", [20, 30, 10]),  # priorities 2, 0, 1
+    ],
+)
+def test_each_policy_evicts_in_its_own_order(policy: str, order: list[int]) -> None:
+    cache, listener = RadixCache(block_size=16, eviction=EVICTIONS.get(policy)()), Listener()
+    cache.watch(listener)
+    for key, priority in [(10, 0), (20, 0), (30, 1), (10, 2), (10, 0), (20, 0)]:
+        cache.insert([key], priority=priority)
+    while cache.evict(1):
+        pass
+    assert listener.said[3:] == [f"-{key}" for key in order]
+
+
+def test_a_scratch_tree_finds_equal_prompts_within_one_batch() -> None:
+    scratch = RadixCache(block_size=1)
+    prompts = [[1, 2, 3], [1, 2, 4], [9]]
+    assert [scratch.insert(prompt) for prompt in prompts] == [0, 2, 0]
+
+
+def test_keys_that_do_not_stand_for_their_whole_prefix_are_refused() -> None:
+    for second in ([7, 2], [7, 2, 3], [1, 5, 5], [2, 5], [1, 2, 3, 3], [5, 6, 2]):
+        cache = tree_with([1, 2, 3])
+        with pytest.raises(ConfigError, match="stands for two different prefixes"):
+            cache.insert(second)
+
+
+def test_what_cannot_be_is_refused_by_the_tree() -> None:
+    cache = RadixCache(block_size=16, total=2)
+    lock = cache.lock([])
+    with pytest.raises(ValueError, match="3 blocks are to be taken, 2 are free"):
+        cache.take(3)
+    with pytest.raises(ValueError, match="1 blocks are claimed, 0 were taken"):
+        cache.claim(lock, 1)
+    with pytest.raises(ValueError, match="1 blocks have content, 0 are held without"):
+        cache.publish(lock, [1])
+    cache.unlock(lock)
+    with pytest.raises(KeyError):
+        cache.unlock(lock)
+    with pytest.raises(ValueError, match="at least one block"):
+        RadixCache(0)
+    with pytest.raises(ConfigError, match="protects nothing"):
+        EVICTIONS.get("slru")(threshold=0)
+
+
+def test_a_tree_out_of_balance_is_reported() -> None:
+    cache = tree_with([1, 2])
+    cache.root.children[1].locks = 1
+    with pytest.raises(InvariantError, match="other leaves"):
+        cache.check()
+
+
+class LazyTree(RuleBasedStateMachine):
+    """Evictions are made real late; the twin evicts at once. Nobody who looks can tell, under any policy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listener = Listener()
+        self.running: list[tuple[PathLock, Hold]] = []
+        self.unclaimed: list[tuple[PathLock, int]] = []
+
+    @initialize(policy=st.sampled_from(sorted(RANKS)), total=st.sampled_from([BLOCKS, 1000]))
+    def build(self, policy: str, total: int) -> None:
+        self.tree, self.twin = RadixCache(16, total, EVICTIONS.get(policy)()), NaiveTree(total, policy)
+        self.tree.watch(self.listener)
+
+    @rule(path=PATHS, priority=st.integers(0, 2))
+    def begin(self, path: Path, priority: int) -> None:
+        lock, hold = self.tree.lock(chain(path), priority=priority), self.twin.lock(path, priority)
+        assert lock.published == len(hold.path)
+        self.running.append((lock, hold))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), blocks=st.integers(1, 4))
+    def run(self, data: st.DataObject, blocks: int) -> None:
+        lock, hold = data.draw(st.sampled_from(self.running))
+        blocks = min(blocks, self.twin.free)
+        self.tree.take(blocks)
+        self.unclaimed.append((lock, blocks))
+        self.twin.grow(hold, blocks)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), path=PATHS)
+    def publish(self, data: st.DataObject, path: Path) -> None:
+        self.claim()
+        lock, hold = data.draw(st.sampled_from(self.running))
+        steps = path[: min(hold.plain, DEEPEST - len(hold.path))]
+        if hold.path:
+            steps = tuple(step % 2 + (hold.path[0] & 2) for step in steps)
+        done = len(hold.path)
+        self.tree.publish(lock, chain(hold.path + steps)[done:])
+        self.twin.publish(hold, steps)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        self.claim()
+        ended = data.draw(st.sampled_from(self.running))
+        self.running.remove(ended)
+        self.tree.unlock(ended[0])
+        self.twin.unlock(ended[1])
+
+    @rule(path=PATHS, priority=st.integers(0, 2))
+    def insert(self, path: Path, priority: int) -> None:
+        before = self.tree.insert(chain(path), priority=priority)
+        hold = self.twin.lock(path, priority)
+        assert before == len(hold.path)
+        room = min(len(path) - before, self.twin.free)
+        self.twin.grow(hold, room)
+        self.twin.publish(hold, path[before : before + room])
+        self.twin.unlock(hold)
+
+    @rule(path=PATHS)
+    def touch(self, path: Path) -> None:
+        assert self.tree.touch(chain(path)) == self.twin.cached(path)
+        self.twin.touch(path)
+
+    @rule(blocks=st.integers(0, 3))
+    def evict(self, blocks: int) -> None:
+        assert self.tree.evict(blocks) == self.twin.evict(blocks)
+
+    @rule()
+    def look(self) -> None:
+        for path in LONGEST:
+            assert self.tree.cached(chain(path)) == self.twin.cached(path)
+            assert self.tree.idle(chain(path)) == self.twin.idle(path)
+        assert self.listener.keys == self.twin.keys()
+        assert all(self.tree.holds(key) for key in self.listener.keys)
+        assert self.tree.evictable == self.twin.size - self.twin.protected
+        self.tree.check()
+
+    @invariant()
+    def as_much_is_free(self) -> None:
+        if hasattr(self, "tree"):
+            assert (self.tree.free, self.tree.protected) == (self.twin.free, self.twin.protected)
+
+    def claim(self) -> None:
+        for lock, blocks in self.unclaimed:
+            self.tree.claim(lock, blocks)
+        self.unclaimed.clear()
+
+    def teardown(self) -> None:
+        if hasattr(self, "tree"):
+            self.look()
+
+
+LazyTree.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+test_lazy_tree_is_eager = LazyTree.TestCase
