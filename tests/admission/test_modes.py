@@ -141,6 +141,22 @@ def test_retry_after_follows_how_fast_the_queue_moves() -> None:
     assert (errors.count, errors.total) == (1, 0)
 
 
+def test_an_hour_without_a_queue_says_nothing_of_its_speed() -> None:
+    """Two moved in 2 s, long ago. Now one has moved in 3 s, and two wait: 6 s."""
+    t = Timeline(1, default={"queue_size": 2, "queue_timeout_secs": 60})
+    for n in range(3):
+        t.submit(0, f"r{n}")
+    for n in range(3):
+        t.release(1 + n, f"r{n}")
+    for n in range(3):
+        t.submit(3600, f"s{n}")
+    t.release(3603, "s0")
+    t.submit(3603, "s3")
+
+    assert t.submit(3603, "overflow") == ["overflow reject queue_full"]
+    assert t.last[0].retry_after == 6_000_000
+
+
 def test_retry_after_has_a_floor_and_a_ceiling() -> None:
     t = Timeline(1, default={"queue_size": 2, "queue_timeout_secs": 7}, bulk={"queue_size": 0})
     t.submit(0, "held")

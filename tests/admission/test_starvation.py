@@ -87,6 +87,41 @@ def test_who_is_next_in_any_case_is_not_promoted_and_can_be_preempted() -> None:
     assert t.submit(6, "i", INTERACTIVE)[0] == "b preempt higher_class i"
 
 
+def test_under_smg_it_counts_as_promoted_and_cannot() -> None:
+    t = Timeline(1, SMG, interactive={"can_preempt": True}, bulk=STARVING)
+    t.submit(0, "held", BULK)
+    t.first_byte(0, "held")
+    t.submit(0, "b", BULK)
+
+    assert t.release(5, "held") == ["b admit starved"]
+    assert t.submit(6, "i", INTERACTIVE) == ["i queue no_slot"]
+
+
+def test_it_starves_when_it_is_older_than_the_threshold_and_not_before() -> None:
+    t = Timeline(2, interactive={"can_preempt": False}, bulk={"starvation_threshold_secs": 2})
+    t.submit(0, "held0")
+    t.submit(0, "held1")
+    t.submit(0, "b", BULK)
+    t.submit(1, "i0", INTERACTIVE)
+    t.submit(1, "i1", INTERACTIVE)
+
+    assert t.release(2, "held0") == ["i0 admit slot_free"]
+    assert t.release(2.000001, "held1") == ["b admit starved"]
+
+
+def test_one_who_starves_for_more_than_there_is_is_not_promoted() -> None:
+    t = Timeline(
+        2,
+        {"slot_cost": "tokens", "slot_tokens": 100},
+        interactive={"reserved_floor": 1, "can_preempt": False},
+        bulk=STARVING,
+    )
+    t.submit(0, "i", INTERACTIVE, cost=150)
+    t.submit(0, "large", BULK, cost=80)
+    assert t.advance(5) == []
+    assert t.release(6, "i") == ["large admit slot_free"]
+
+
 def test_system_is_never_promoted_it_is_first_anyway() -> None:
     t = Timeline(1, interactive={"can_preempt": False, **STARVING}, system={"can_preempt": False, **STARVING})
     t.submit(0, "held")

@@ -55,6 +55,19 @@ def test_a_tenant_at_its_limit_preempts_nobody() -> None:
     assert t.submit(0, "a1", INTERACTIVE, tenant="auth:a") == ["a1 queue tenant_limit"]
 
 
+def test_a_preemptor_whose_tenant_has_reached_its_limit_elsewhere_is_passed_over() -> None:
+    t = Timeline(1, policies(a={"max_in_flight": 1}))
+    t.resize(0, 1, pool="other")
+    t.submit(0, "victim", BULK)
+    t.submit(0.1, "next", BULK)
+    assert t.submit(1, "a0", INTERACTIVE, tenant="auth:a")[-1] == "a0 queue victim_leaving victim"
+    t.submit(1, "a1", INTERACTIVE, tenant="auth:a", pool="other")
+
+    assert t.release(1.01, "victim", End.PREEMPTED) == ["next admit slot_free"]
+    assert t.release(1.02, "next") == []
+    assert t.release(1.03, "a1") == ["a0 admit slot_free"]
+
+
 def test_only_so_many_of_a_tenant_may_wait() -> None:
     t = Timeline(1, policies(a={"max_queued": 1}))
     t.submit(0, "held")

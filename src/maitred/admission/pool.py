@@ -12,8 +12,6 @@ has starved may be promoted (see `promotions`). So after every event:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from maitred.admission.audit import problems
 from maitred.admission.bucket import TokenBucket
 from maitred.admission.forecast import Forecast
@@ -257,7 +255,7 @@ class Pool:
         return self.slots.fits(ticket.lane, self._charge(ticket))
 
     def _comes_back(self, ticket: Ticket, end: End, now: Micros) -> bool:
-        if end is not End.PREEMPTED or ticket.retried or not self.rules.retries:
+        if end is not End.PREEMPTED or not self.rules.retries:
             return False
         return ticket.submitted_at + self.rules.lanes[ticket.lane].timeout > now
 
@@ -343,19 +341,15 @@ class Pool:
         """When time alone changes something here; None: never."""
         if not self.waiting:
             return None
-        return min(self._instants(), default=None)
-
-    def _instants(self) -> Iterator[Micros]:
-        soon = self.soon()
-        if soon is not None:
-            yield soon
-        for lane, rules in zip(LANES, self.rules.lanes, strict=True):
+        due = self.soon()
+        for lane in LANES:
             oldest = self.queues[lane].oldest()
             if oldest is not None:
-                yield oldest.submitted_at + rules.timeout
+                due = _earlier(due, oldest.submitted_at + self.rules.lanes[lane].timeout)
             preemptor = self.awaiting.first(lane)
             if preemptor is not None:
-                yield preemptor.submitted_at + self.rules.budget
+                due = _earlier(due, preemptor.submitted_at + self.rules.budget)
+        return due
 
     def soon(self) -> Micros | None:
         """When time may let somebody into a slot that idles beside him: he starves, or the bucket fills."""
@@ -419,3 +413,7 @@ class Pool:
         """Raises InvariantError if a slot was lost, or somebody waits for nothing."""
         for problem in problems(self):
             raise InvariantError(f"pool {self.name!r}: {problem}")
+
+
+def _earlier(one: Micros | None, other: Micros) -> Micros:
+    return other if one is None or other < one else one

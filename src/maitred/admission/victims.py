@@ -60,7 +60,7 @@ class Awaiting:
             victim.other = None
 
     def first(self, lane: int) -> Ticket | None:
-        return next(iter(self.lanes[lane].values()), None)
+        return next(iter(self.lanes[lane].values())) if self.lanes[lane] else None
 
     def any_from(self, lane: int) -> bool:
         """Whether somebody of this lane or a more urgent one is here."""
