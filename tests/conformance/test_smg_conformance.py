@@ -10,7 +10,7 @@ from smg_conformance.scenario import Unread, read_file
 
 FILE = read_file(Path(__file__).parent.parent / "vectors" / "smg_scenarios.json")
 IDS = [msgspec.json.decode(raw, type=Unread).id for raw in FILE.scenarios]
-AT_ONCE = 8
+AT_ONCE = 14
 """They wait more than they work."""
 
 

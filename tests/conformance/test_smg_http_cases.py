@@ -30,7 +30,7 @@ BASE = Base(
     },
     default_max_class="system",
 )
-AT_ONCE = 8
+AT_ONCE = 14
 CASES: dict[str, dict[str, object]] = {}
 
 

@@ -11,6 +11,7 @@
     expect     what was expected, key by key
     intentions what was wanted, where it is said in words
     rows       independent requests and start-ups, one per row
+    turns      what may happen at the same time
     runner     all scenarios of a file
 
 What the runner does not understand raises CannotCheck, and that is a failure: nothing passes because it was skipped.

@@ -15,10 +15,12 @@ from .gateway import Gateway, configured, serving
 from .moments import Event, Moment, read_moment
 from .record import Record, Request
 from .scenario import AddEngine, Base, CannotCheck, EngineSpec, ReleaseHeld, RemoveEngine, Scenario, Send, Step
+from .turns import Turns
 
 LONGEST_SECS = 60.0
 """That a timeline may take, conditions that never come true included."""
 POLL_SECS = 0.01
+BUSY_SECS = 0.5
 SETTLE_SECS = 3.0
 """Within which the gateway's books must be empty after the last answer."""
 
@@ -37,7 +39,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def stage(scenario: Scenario, base: Base, text: str | None = None) -> AsyncIterator[Stage]:
+async def stage(scenario: Scenario, base: Base, turns: Turns, text: str | None = None) -> AsyncIterator[Stage]:
     """The gateway knows the engines that the timeline adds from the start, but cannot reach them. `text`: the priority YAML,
     instead of the scenario's. Raises GatewayExited."""
     journal = Journal()
@@ -51,8 +53,9 @@ async def stage(scenario: Scenario, base: Base, text: str | None = None) -> Asyn
             engine.deaf()
         arguments = stack.enter_context(configured(scenario, base, [engine.url for engine in engines], text))
         keys = [scenario.config.api_key, *scenario.config.tenant_api_keys.values()]
-        gateway = await stack.enter_async_context(serving(arguments, next(filter(None, keys), None)))
-        await gateway.until(healthy=[engine.url for engine in engines if engine.listening])
+        async with turns.starting():
+            gateway = await stack.enter_async_context(serving(arguments, next(filter(None, keys), None)))
+            await gateway.until(healthy=[engine.url for engine in engines if engine.listening])
         yield Stage(gateway, engines, journal)
 
 
@@ -112,11 +115,28 @@ class Play:
             raise Missed("; ".join(str(error) for error in group.exceptions)) from group
 
     async def _by_the_clock(self) -> None:
-        """In one task: requests of the same time are sent in their order."""
+        """In one task: requests of the same time are sent in their order, and what is to be later is later for the gateway, too."""
         timed = [(moment.delay, step) for moment, step in self._plan if not moment.names]
+        before = 0.0
         for at, step in sorted(timed, key=lambda pair: pair[0]):
             await self._sleep_until(self.record.started_at + at)
+            if at > before:
+                await self._settled()
+            before = at
             await self._act(step)
+
+    async def _settled(self) -> None:
+        """Until what has been sent is at an engine or waits: within milliseconds, unless the machine is busy with other things."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BUSY_SECS):
+                while self._on_its_way() > (await self._stage.gateway.state())["waiting"]:
+                    await asyncio.sleep(POLL_SECS)
+
+    def _on_its_way(self) -> int:
+        """Requests that have been sent, have not ended and are at no engine."""
+        exchanges = [request.exchange for request in self.record.requests.values()]
+        under_way = [exchange.name for exchange in exchanges if exchange.sent_at and not exchange.over.is_set()]
+        return sum(self._stage.journal.visited_by(name) is None for name in under_way)
 
     async def _when(self, moment: Moment, step: Step) -> None:
         await self._wait_for(moment)

@@ -29,8 +29,8 @@ from .gateway import GatewayExited
 from .metrics import Metrics, Selector
 from .play import stage
 from .scenario import Base, CannotCheck, Config, Scenario
+from .turns import Turns
 
-STARTS_AT_ONCE = 2
 TENANT_HEADER = "x-smg-tenant-id"
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
@@ -64,7 +64,7 @@ class StartRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     note: str = ""
 
 
-async def check(scenario: Scenario, base: Base, details: list[str]) -> list[Failure]:
+async def check(scenario: Scenario, base: Base, turns: Turns, details: list[str]) -> list[Failure]:
     """Play all rows; what happened is appended to `details`. Raises CannotCheck, GatewayExited."""
     rows = scenario.expect["rows"]
     other = scenario.expect.keys() - {"rows", "note"}
@@ -73,8 +73,8 @@ async def check(scenario: Scenario, base: Base, details: list[str]) -> list[Fail
     if rows and all("yaml" in row for row in rows):
         if not re.fullmatch(r"start the gateway with the file; if it runs, send one bulk request", scenario.timeline):
             raise CannotCheck(f"the timeline {scenario.timeline!r}")
-        return await _starts([_read(row, StartRow) for row in rows], scenario, base, details)
-    return await _requests([_read(row, RequestRow) for row in rows], scenario, base, details)
+        return await _starts([_read(row, StartRow) for row in rows], scenario, base, turns, details)
+    return await _requests([_read(row, RequestRow) for row in rows], scenario, base, turns, details)
 
 
 def _read(row: Any, kind: type[Any]) -> Any:
@@ -84,11 +84,13 @@ def _read(row: Any, kind: type[Any]) -> Any:
         raise CannotCheck(f"the row {row!r}: {error}") from error
 
 
-async def _requests(rows: Sequence[RequestRow], scenario: Scenario, base: Base, details: list[str]) -> list[Failure]:
+async def _requests(
+    rows: Sequence[RequestRow], scenario: Scenario, base: Base, turns: Turns, details: list[str]
+) -> list[Failure]:
     tenants = _tenants_in(str(scenario.timeline))
     sent = [_headers(row, scenario.config, tenants.get(n)) for n, row in enumerate(rows)]
     failures: list[Failure] = []
-    async with stage(scenario, base) as world:
+    async with stage(scenario, base, turns) as world, turns.playing():
         for n, (row, headers) in enumerate(zip(rows, sent, strict=True), 1):
             before = await world.gateway.metrics()
             answer = await ask(world.gateway.url, _chat(headers))
@@ -168,19 +170,14 @@ def _chat(headers: Sequence[tuple[str, str]]) -> Wanted:
     return Wanted("POST", "/v1/chat/completions", headers, msgspec.json.encode(chat))
 
 
-async def _starts(rows: Sequence[StartRow], scenario: Scenario, base: Base, details: list[str]) -> list[Failure]:
-    places = asyncio.Semaphore(STARTS_AT_ONCE)
-
-    async def one(row: StartRow) -> list[Failure]:
-        async with places:
-            return await _start(row, scenario, base, details)
-
-    return [failure for found in await asyncio.gather(*map(one, rows)) for failure in found]
+async def _starts(rows: Sequence[StartRow], scenario: Scenario, base: Base, turns: Turns, details: list[str]) -> list[Failure]:
+    found = await asyncio.gather(*(_start(row, scenario, base, turns, details) for row in rows))
+    return [failure for failures in found for failure in failures]
 
 
-async def _start(row: StartRow, scenario: Scenario, base: Base, details: list[str]) -> list[Failure]:
+async def _start(row: StartRow, scenario: Scenario, base: Base, turns: Turns, details: list[str]) -> list[Failure]:
     try:
-        async with stage(scenario, base, row.yaml) as world:
+        async with stage(scenario, base, turns, row.yaml) as world:
             answer = await ask(world.gateway.url, _chat([("x-smg-priority", "bulk")]))
             mode = (await world.gateway.state())["mode"]
             found = [*differs("mode", row.mode, mode), *differs("status of a bulk request", 200, answer.status)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import traceback
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
@@ -16,6 +15,7 @@ from .failures import Failure
 from .gateway import GatewayExited
 from .play import Missed, Play, stage
 from .scenario import Base, CannotCheck, File, Scenario, Unread, read_file, read_scenario
+from .turns import Turns
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -33,33 +33,11 @@ class Result(msgspec.Struct, frozen=True):
         return not self.failures
 
 
-class Places:
-    """For scenarios that are played side by side."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._free = asyncio.Semaphore(number)
-        self._quiet = asyncio.Lock()
-
-    @contextlib.asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
-        async with self._free:
-            yield
-
-    @contextlib.asynccontextmanager
-    async def all(self) -> AsyncIterator[None]:
-        """Alone: after everybody who waited for a place."""
-        async with self._quiet, contextlib.AsyncExitStack() as stack:
-            for _ in range(self._number):
-                await stack.enter_async_context(self._free)
-            yield
-
-
 async def run(scenarios: Iterable[msgspec.Raw | bytes], base: Base, jobs: int = 1) -> AsyncIterator[Result]:
     """Results in the order of the scenarios, of which at most `jobs` are played at once. One that was only late gets a second
     chance, alone."""
-    places = Places(jobs)
-    tasks = [asyncio.create_task(_run(raw, base, places)) for raw in scenarios]
+    turns = Turns(jobs)
+    tasks = [asyncio.create_task(_run(raw, base, turns)) for raw in scenarios]
     try:
         for task in tasks:
             yield await task
@@ -69,23 +47,23 @@ async def run(scenarios: Iterable[msgspec.Raw | bytes], base: Base, jobs: int = 
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run(raw: msgspec.Raw | bytes, base: Base, places: Places) -> Result:
-    async with places.one():
-        first = await _play(raw, base)
+async def _run(raw: msgspec.Raw | bytes, base: Base, turns: Turns) -> Result:
+    async with turns.place():
+        first = await _play(raw, base, turns)
     if first.passed or not all(failure.late for failure in first.failures):
         return first
-    async with places.all():
-        second = await _play(raw, base)
+    async with turns.all_places():
+        second = await _play(raw, base, turns)
     note = f"played twice: the first time it was only late ({'; '.join(map(str, first.failures))})"
     return msgspec.structs.replace(second, note=note)
 
 
-async def _play(raw: msgspec.Raw | bytes, base: Base) -> Result:
+async def _play(raw: msgspec.Raw | bytes, base: Base, turns: Turns) -> Result:
     begun = time.monotonic()
     unread = msgspec.json.decode(raw, type=Unread)
     details: list[str] = []
     try:
-        failures = await _attempt(read_scenario(raw), base, details)
+        failures = await _attempt(read_scenario(raw), base, turns, details)
     except CannotCheck as error:
         failures = [Failure(f"cannot check: {error}")]
     except Exception as error:  # a file may say what nobody thought of, and the other scenarios are still to be played
@@ -94,14 +72,14 @@ async def _play(raw: msgspec.Raw | bytes, base: Base) -> Result:
     return Result(unread.id, unread.title, unread.kind, failures, time.monotonic() - begun, details=details)
 
 
-async def _attempt(scenario: Scenario, base: Base, details: list[str]) -> list[Failure]:
+async def _attempt(scenario: Scenario, base: Base, turns: Turns, details: list[str]) -> list[Failure]:
     """Appends to `details`. Raises CannotCheck, if possible before anything is started."""
     try:
         if "rows" in scenario.expect:
-            return await rows.check(scenario, base, details)
+            return await rows.check(scenario, base, turns, details)
         play = Play(scenario)
         samples = expect.samples(scenario, list(play.record.requests))
-        async with stage(scenario, base) as world:
+        async with stage(scenario, base, turns) as world, turns.playing():
             try:
                 return list(expect.check(scenario, await play.on(world, samples)))
             finally:
