@@ -182,6 +182,16 @@ def test_a_victim_that_is_tried_again_keeps_its_deadline() -> None:
     assert t.advance(5) == ["victim reject queue_timeout"]
 
 
+def test_its_deadline_is_looked_to_however_long_its_preemptor_would_have_waited() -> None:
+    t = Timeline(1, {**RETRY, "preemption_budget_ms": 60_000}, bulk={"queue_timeout_secs": 5})
+    t.submit(0, "victim", BULK)
+    t.submit(4, "vip", INTERACTIVE)
+    t.release(4.01, "victim", End.PREEMPTED)
+
+    assert t.next_deadline() == 5
+    assert t.advance(5) == ["victim reject queue_timeout"]
+
+
 def test_a_victim_whose_time_was_up_while_it_held_its_slot_is_not_tried_again() -> None:
     t = Timeline(1, RETRY, bulk={"queue_timeout_secs": 5})
     t.submit(0, "victim", BULK)

@@ -367,12 +367,10 @@ class Pool:
         return due if due is None or due > self.clock else None
 
     def first_due(self, ticket: Ticket) -> Micros:
-        """When time may first do something to one who has just come to wait."""
-        rules = self.rules.lanes[ticket.lane]
+        """When the patience of one who has just come to wait is spent."""
         if ticket.state is State.AWAITING:
             return ticket.submitted_at + self.rules.budget
-        due = ticket.submitted_at + rules.timeout
-        return due if rules.starvation is None else min(due, ticket.submitted_at + rules.starvation + 1)
+        return ticket.submitted_at + self.rules.lanes[ticket.lane].timeout
 
     def fire(self, now: Micros) -> list[tuple[Ticket, Decision]]:
         """What is due at `now` and not before: timeouts, preemptors whose budget is spent, and the starved."""
