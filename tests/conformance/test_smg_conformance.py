@@ -12,6 +12,8 @@ FILE = read_file(Path(__file__).parent.parent / "vectors" / "smg_scenarios.json"
 IDS = [msgspec.json.decode(raw, type=Unread).id for raw in FILE.scenarios]
 AT_ONCE = 14
 """They wait more than they work."""
+pytestmark = pytest.mark.timeout(300)
+"""All are played before the first test: on a busy machine that takes its time."""
 
 
 @pytest.fixture(scope="module")

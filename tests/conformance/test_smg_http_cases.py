@@ -31,6 +31,8 @@ BASE = Base(
     default_max_class="system",
 )
 AT_ONCE = 14
+pytestmark = pytest.mark.timeout(300)
+"""All are played before the first test: on a busy machine that takes its time."""
 CASES: dict[str, dict[str, object]] = {}
 
 

@@ -88,7 +88,7 @@ class Engine:
         self._journal = journal
         self._server: asyncio.Server | None = None
         self._idle: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
 
     @property
     def url(self) -> str:
@@ -111,15 +111,16 @@ class Engine:
             writer.close()
 
     async def close(self) -> None:
+        """Break every connection off."""
         self.deaf()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._connections.values():
+            writer.transport.abort()
+        await asyncio.gather(*self._connections)
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self._connections[task] = writer
         inbox = _Inbox()
         parser = inbox.parser = httptools.HttpRequestParser(inbox)
         answering: asyncio.Task[None] | None = None
@@ -130,14 +131,14 @@ class Engine:
                 while inbox.requests:
                     self._idle.discard(writer)
                     answering = asyncio.create_task(self._answer(inbox.requests.pop(0), writer))
-        except (OSError, asyncio.CancelledError):
+        except OSError:
             pass
         finally:
             if answering is not None:
                 answering.cancel()
                 await asyncio.wait({answering})
             self._idle.discard(writer)
-            self._tasks.discard(task)
+            del self._connections[task]
             writer.close()
 
     async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:

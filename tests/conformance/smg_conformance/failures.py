@@ -25,17 +25,13 @@ def differs(what: str, expected: object, got: object) -> Iterator[Failure]:
         yield Failure(f"{what}: expected {expected}, got {got}")
 
 
-EARLY_SECS = 0.05
-"""By which a duration that is given as one number may be shorter, and not be rounded up to it."""
-
-
 def outside(what: str, expected: Any, secs: float) -> Iterator[Failure]:
     """Whether a duration is none of [least, most], or not about the one number that is given. Raises CannotCheck."""
     match expected:
         case [int() | float() as least, int() | float() as most]:
             pass
         case int() | float() if not isinstance(expected, bool):
-            least, most = expected - EARLY_SECS, 1.1 * expected + 0.3
+            least, most = 0.9 * expected - 0.05, 1.1 * expected + 0.3  # it began and ended on a loaded machine
         case _:
             raise CannotCheck(f"{what}: {expected!r}")
     if not least <= secs <= most:

@@ -29,6 +29,12 @@ class Missed(Exception):  # noqa: N818  (an observation)
     """Something that the timeline waits for can happen no more, or did not in time."""
 
 
+class Sample(msgspec.Struct, frozen=True):
+    """A step of our own: read the metrics, under this name."""
+
+    name: str
+
+
 class Stage:
     """Engines, and a gateway in front of them."""
 
@@ -103,20 +109,20 @@ class Play:
         return self.record
 
     async def _act_all(self, samples: Mapping[str, Moment]) -> None:
+        plan: list[tuple[Moment, Step | Sample]] = [(moment, Sample(name)) for name, moment in samples.items()]
+        plan += self._plan
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._by_the_clock())
-                for moment, step in self._plan:
+                tasks.create_task(self._by_the_clock(plan))
+                for moment, step in plan:
                     if moment.names:
                         tasks.create_task(self._when(moment, step))
-                for name, moment in samples.items():
-                    tasks.create_task(self._sample(name, moment))
         except ExceptionGroup as group:
             raise Missed("; ".join(str(error) for error in group.exceptions)) from group
 
-    async def _by_the_clock(self) -> None:
-        """In one task: requests of the same time are sent in their order, and what is to be later is later for the gateway, too."""
-        timed = [(moment.delay, step) for moment, step in self._plan if not moment.names]
+    async def _by_the_clock(self, plan: Sequence[tuple[Moment, Step | Sample]]) -> None:
+        """In one task: requests of one time are sent in their order, and what is to be later is later for the gateway, too."""
+        timed = [(moment.delay, step) for moment, step in plan if not moment.names]
         before = 0.0
         for at, step in sorted(timed, key=lambda pair: pair[0]):
             await self._sleep_until(self.record.started_at + at)
@@ -126,7 +132,7 @@ class Play:
             await self._act(step)
 
     async def _settled(self) -> None:
-        """Until what has been sent is at an engine or waits: within milliseconds, unless the machine is busy with other things."""
+        """Until what has been sent is at an engine or waits: within milliseconds, unless the machine is busy otherwise."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BUSY_SECS):
                 while self._on_its_way() > (await self._stage.gateway.state())["waiting"]:
@@ -138,16 +144,9 @@ class Play:
         under_way = [exchange.name for exchange in exchanges if exchange.sent_at and not exchange.over.is_set()]
         return sum(self._stage.journal.visited_by(name) is None for name in under_way)
 
-    async def _when(self, moment: Moment, step: Step) -> None:
+    async def _when(self, moment: Moment, step: Step | Sample) -> None:
         await self._wait_for(moment)
         await self._act(step)
-
-    async def _sample(self, name: str, moment: Moment) -> None:
-        if moment.names:
-            await self._wait_for(moment)
-        else:
-            await self._sleep_until(self.record.started_at + moment.delay)
-        self.record.metrics_at[name] = await self._stage.gateway.metrics()
 
     async def _wait_for(self, moment: Moment) -> None:
         for name in moment.names:
@@ -177,8 +176,10 @@ class Play:
             while not (await self._stage.gateway.state())["classes"][request.asked_class]["waiting"]:
                 await asyncio.sleep(POLL_SECS)
 
-    async def _act(self, step: Step) -> None:
-        if isinstance(step, Send):
+    async def _act(self, step: Step | Sample) -> None:
+        if isinstance(step, Sample):
+            self.record.metrics_at[step.name] = await self._stage.gateway.metrics()
+        elif isinstance(step, Send):
             await self._send(self.record.requests[step.name])
         elif isinstance(step, ReleaseHeld):
             self._stage.journal.release_held()

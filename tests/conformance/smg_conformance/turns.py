@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from enum import Enum, auto
 
-STARTS_AT_ONCE = 2
+STARTS_AT_ONCE = 4
 
 
 class _Doing(Enum):
