@@ -1,4 +1,4 @@
-"""SGLang's recorded radix cache traces, played against ours. The same files run by `python -m tests.conformance sglang FILE`."""
+"""SGLang's recorded radix cache traces, played against ours, as `python -m tests.conformance sglang FILE` plays them."""
 
 from __future__ import annotations
 

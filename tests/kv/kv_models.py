@@ -164,14 +164,8 @@ class NaiveTree:
 
     def idle(self, path: Path) -> int:
         matched = path[: self.cached(path)]
-        inside = {
-            n
-            for run in self.runs
-            if run.locks
-            for n in range(run.start, len(run.path))
-            if matched[: n + 1] == run.path[: n + 1]
-        }
-        return len(set(range(len(matched))) - inside)
+        spans = [(run.path, n) for run in self.runs if run.locks for n in range(run.start, len(run.path))]
+        return len(matched) - len({n for held, n in spans if held[: n + 1] == matched[: n + 1]})
 
     def touch(self, path: Path) -> None:
         self.now += 1

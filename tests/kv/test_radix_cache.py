@@ -111,6 +111,22 @@ def test_each_policy_evicts_in_its_own_order(policy: str, order: list[int]) -> N
     assert listener.said[3:] == [f"-{key}" for key in order]
 
 
+def test_lfu_counts_an_owner_once_and_a_split_keeps_the_count() -> None:
+    cache, listener = RadixCache(block_size=16, eviction=EVICTIONS.get("lfu")()), Listener()
+    cache.watch(listener)
+    in_pieces = cache.lock([])
+    cache.take(3)
+    cache.claim(in_pieces, 3)
+    cache.publish(in_pieces, [30, 31])
+    cache.publish(in_pieces, [32])
+    cache.unlock(in_pieces)
+    for prompt in [[1, 2]] * 3 + [[1, 8]] + [[5]] * 3 + [[7]]:
+        cache.insert(prompt)
+    told = len(listener.said)
+    cache.evict(100)
+    assert listener.said[told:] == ["-32", "-31", "-30", "-8", "-7", "-2", "-5", "-1"]  # 1, 1, 1, 1, 3, 3 and 4 times
+
+
 def test_a_scratch_tree_finds_equal_prompts_within_one_batch() -> None:
     scratch = RadixCache(block_size=1)
     prompts = [[1, 2, 3], [1, 2, 4], [9]]

@@ -15,6 +15,7 @@ from maitred.kv.eviction import EVICTIONS, EvictionPolicy
 from maitred.kv.keys import TokenIds, chain_of, extended, namespace_of, namespaced
 from maitred.kv.pool import BlockPool
 from maitred.kv.radix import RadixCache
+from maitred.kv.reuse import Reuse, reuse
 
 __all__ = [
     "EVICTIONS",
@@ -24,9 +25,11 @@ __all__ = [
     "Lock",
     "PrefixCache",
     "RadixCache",
+    "Reuse",
     "TokenIds",
     "chain_of",
     "extended",
     "namespace_of",
     "namespaced",
+    "reuse",
 ]
