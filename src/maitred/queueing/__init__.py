@@ -8,9 +8,7 @@ are composed by wrapping: `bounded(lpm, max_wait=5)`.
 from __future__ import annotations
 
 from maitred.queueing import (
-    aged_sjf,
     bounded,
-    by_priority,
     dfs_weight,
     edf,
     fcfs,
@@ -22,9 +20,6 @@ from maitred.queueing import (
     routing_key,
     shortest_prefill_first,
     sjf,
-    slo,
-    srpt,
-    vtc,
 )
 from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo
 from maitred.queueing.priorities import PRIORITIES, SteadyPriority
@@ -32,9 +27,7 @@ from maitred.queueing.priorities import PRIORITIES, SteadyPriority
 __all__ = ["PRIORITIES", "SCHEDULERS", "CacheAware", "PolicyInfo", "SteadyPriority"]
 
 _REGISTERED = (
-    aged_sjf,
     bounded,
-    by_priority,
     dfs_weight,
     edf,
     fcfs,
@@ -46,8 +39,5 @@ _REGISTERED = (
     routing_key,
     shortest_prefill_first,
     sjf,
-    slo,
-    srpt,
-    vtc,
 )
 """The policies' modules: they register themselves when they are imported."""
