@@ -8,9 +8,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from .sglang_conformance import runner as sglang
+from .sglang_radix import run_case as radix_trace
 from .smg_conformance.runner import FileProblem, Result, chosen, load, run
 
 
@@ -34,7 +36,8 @@ def main(
     """
     try:
         if system is System.SGLANG:
-            raise typer.Exit(sglang.report(paths, typer.echo))
+            checks = {**sglang.CHECKS, "radix_trace": lambda case: radix_trace(msgspec.json.decode(case))}
+            raise typer.Exit(sglang.report(paths, typer.echo, checks))
         names = [name for name in only.split(",") if name]
         files = [load(path, names) for path in paths]
     except (FileProblem, sglang.CasesError) as problem:
