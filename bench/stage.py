@@ -20,6 +20,8 @@ import msgspec
 HERE = Path(__file__).parent
 MAITRED = (sys.executable, "-c", "from maitred.cli import main; main()")
 START_SECS = 30.0
+ANSWER_SECS = 120.0
+"""A gateway that has more to do than its core can takes its time with these pages, too."""
 STOP_SECS = 15.0
 _LISTENING = re.compile(r"^maitred: gateway on (http://[^\s,]+)", re.MULTILINE)
 
@@ -101,17 +103,17 @@ def _ended(arguments: list[str], **pipes: Any) -> Iterator[subprocess.Popen[byte
 
 
 def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=START_SECS) as answer:
+    with urllib.request.urlopen(url, timeout=ANSWER_SECS) as answer:
         return msgspec.json.decode(answer.read())
 
 
 def get_text(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=START_SECS) as answer:
+    with urllib.request.urlopen(url, timeout=ANSWER_SECS) as answer:
         return str(answer.read(), "utf-8")
 
 
 def post(url: str, body: bytes) -> None:
-    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=START_SECS):
+    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=ANSWER_SECS):
         pass
 
 

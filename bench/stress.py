@@ -1,6 +1,6 @@
 """Ten thousand clients at twice the capacity, against the real gateway; at the end every request is accounted for.
 
-    python bench/stress.py [--clients 10000] [--seconds 60] [--rate 2000]
+    python bench/stress.py [--clients 10000] [--seconds 60] [--rate 1000]
 
 Three processes: the crowd (stress_crowd.py), `maitred serve --admission priority`, and four mock engines with two models
 (mock_engine.py). All four classes ask, streamed and not, for many tenants, some of them limited; clients leave while they wait
@@ -147,7 +147,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rate", type=float, default=2000.0, help="requests per second, twice what the slots can serve")
+    parser.add_argument("--rate", type=float, default=1000.0, help="requests per second, twice what the slots can serve")
     options = parser.parse_args()
     have, need = stage.use_every_descriptor(), int(options.clients * (1 + SLOTS_PER_CLIENT) * 1.1) + 100
     if have < need:

@@ -24,7 +24,7 @@ OVERLOAD = 2.0
 SLOTS_PER_CLIENT = 0.4
 """So that slots and queues together never hold all clients, and the rate is kept."""
 ENGINES = [model for model in MODELS for _ in range(2)]
-PATIENCE_SECS = 30.0
+PATIENCE_SECS = 60.0
 """For anything that the gateway is to notice."""
 SAMPLE_SECS = 0.25
 
@@ -77,7 +77,12 @@ def settings(scale: Scale, *, bulk_queue: float, default_patience: float) -> byt
         "header:t3": {"weight": 4},
     }
     admission = {"mode": "priority", "classes": classes, "tenant_policies": policies, "default_max_class": "system"}
-    gateway = {"health_interval_secs": 0.5, "trust_tenant_header": True}
+    gateway = {
+        "health_interval_secs": 0.5,
+        "health_timeout_secs": PATIENCE_SECS,  # a machine that is short of CPU is not what is tested here
+        "upstream": {"connect_secs": PATIENCE_SECS},
+        "trust_tenant_header": True,
+    }
     return json.dumps({"admission": admission, "gateway": gateway}).encode()
 
 
