@@ -8,7 +8,9 @@ are composed by wrapping: `bounded(lpm, max_wait=5)`.
 from __future__ import annotations
 
 from maitred.queueing import (
+    aged_sjf,
     bounded,
+    by_priority,
     dfs_weight,
     edf,
     fcfs,
@@ -20,14 +22,20 @@ from maitred.queueing import (
     routing_key,
     shortest_prefill_first,
     sjf,
+    slo,
+    srpt,
+    vtc,
 )
+from maitred.queueing.config import QueueingConfig
 from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo
 from maitred.queueing.priorities import PRIORITIES, SteadyPriority
 
-__all__ = ["PRIORITIES", "SCHEDULERS", "CacheAware", "PolicyInfo", "SteadyPriority"]
+__all__ = ["PRIORITIES", "SCHEDULERS", "CacheAware", "PolicyInfo", "QueueingConfig", "SteadyPriority"]
 
 _REGISTERED = (
+    aged_sjf,
     bounded,
+    by_priority,
     dfs_weight,
     edf,
     fcfs,
@@ -39,5 +47,8 @@ _REGISTERED = (
     routing_key,
     shortest_prefill_first,
     sjf,
+    slo,
+    srpt,
+    vtc,
 )
 """The policies' modules: they register themselves when they are imported."""

@@ -44,7 +44,7 @@ class Bounded(QueuePolicy):
     def __init__(
         self, policy: QueuePolicy | None = None, max_wait: float | None = None, max_displacement: int | None = None
     ) -> None:
-        """`policy`: sjf if nobody says; without any ceiling, `max_wait` is 10 s. Raises ValueError for a ceiling that cannot
+        """`policy`: lpm if nobody says; without any ceiling, `max_wait` is 10 s. Raises ValueError for a ceiling that cannot
         be."""
         if max_wait is None and max_displacement is None:
             max_wait = USUAL_WAIT
@@ -52,7 +52,7 @@ class Bounded(QueuePolicy):
             raise ValueError(f"max_wait must be from 0 to 1e9 seconds, not {max_wait}")
         if max_displacement is not None and max_displacement < 0:
             raise ValueError(f"max_displacement must be at least 0, not {max_displacement}")
-        self.inside = SCHEDULERS.get("sjf")() if policy is None else policy
+        self.inside = SCHEDULERS.get("lpm")() if policy is None else policy
         self._max_wait = None if max_wait is None else from_seconds(max_wait)
         self._max_displacement = max_displacement
 

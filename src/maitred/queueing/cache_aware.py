@@ -124,3 +124,7 @@ class _StandingQueue(CacheAwareQueue):
             self._index.places.reweighed.clear()
         first = self._heap.first()
         return None if first is None else self._waiters[first.request.id]
+
+    def head_key(self) -> SortKey | None:
+        self.head()
+        return self._heap.first_key()

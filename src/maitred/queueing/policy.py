@@ -24,7 +24,9 @@ class CacheAware(Enum):
 
     NO = "no"
     YES = "yes"
-    """Where there is no prefix cache it can only be something else, which its docstring says."""
+    """Where there is no prefix cache it can only be something else: the policy called `instead`."""
+    IF_THERE = "if there is one"
+    """It makes sense without."""
     AS_INSIDE = "as the policy inside"
     """It wraps another policy."""
 
@@ -59,6 +61,10 @@ class Queue(WaitQueue):
     def stable_until(self, now: Micros) -> Micros | None:
         return None
 
+    def head_key(self) -> SortKey | None:
+        """By what the head goes first, to be compared with the heads of other queues of this policy; None: it cannot be."""
+        return None
+
 
 class KeyPolicy(QueuePolicy):
     """A policy whose order is a key that time does not change: the common case is five lines."""
@@ -87,6 +93,9 @@ class _KeyQueue(Queue):
 
     def pop(self) -> Seq:
         return self._heap.pop()
+
+    def head_key(self) -> SortKey | None:
+        return self._heap.first_key()
 
     def __len__(self) -> int:
         return len(self._heap)

@@ -29,53 +29,52 @@ class SteadyPriority(PriorityPolicy, Protocol):
         ...
 
 
-@PRIORITIES.register("constant")
-class Constant(SteadyPriority):
-    """All alike (BLIS `constant`)."""
+class AgePriority(SteadyPriority):
+    """`base_score + age_weight * (now - arrival)`, `age_weight` per microsecond."""
 
-    def __init__(self, base_score: float = 0.0) -> None:
+    name: str
+
+    def __init__(self, base_score: float, age_weight: float) -> None:
+        """Raises ValueError for what is not finite."""
         self._base = _finite("base_score", base_score)
+        self.age_weight = _finite("age_weight", age_weight)
 
     def compute(self, request: Request, now: Micros) -> float:
-        return self._base
+        return self._base + self.age_weight * (now - request.arrival)
 
     def rank(self, request: Request) -> float:
-        return 0.0
+        """Whole numbers, so that no two arrivals become one."""
+        return request.arrival * ((self.age_weight < 0) - (self.age_weight > 0))
+
+
+@PRIORITIES.register("constant")
+class Constant(AgePriority):
+    """All alike (BLIS `constant`)."""
+
+    name = "constant"
+
+    def __init__(self, base_score: float = 0.0) -> None:
+        super().__init__(base_score, 0.0)
 
 
 @PRIORITIES.register("slo-based")
-class SloBased(SteadyPriority):
-    """`base_score + age_weight * (now - arrival)`: older is more urgent (BLIS `slo-based`). It looks at no class and no
-    deadline, whatever its name says; the scheduler `slo` does."""
+class SloBased(AgePriority):
+    """Older is more urgent (BLIS `slo-based`). It looks at no class and no deadline; the scheduler `slo` does."""
+
+    name = "slo-based"
 
     def __init__(self, base_score: float = 0.0, age_weight: float = 1e-6) -> None:
-        """`age_weight` is per microsecond. Raises ValueError for what is not finite."""
-        self._base, self.age_weight = _finite("base_score", base_score), _finite("age_weight", age_weight)
-
-    def compute(self, request: Request, now: Micros) -> float:
-        return self._base + self.age_weight * (now - request.arrival)
-
-    def rank(self, request: Request) -> float:
-        return _sign(self.age_weight) * -request.arrival
+        super().__init__(base_score, age_weight)
 
 
 @PRIORITIES.register("inverted-slo")
-class InvertedSlo(SteadyPriority):
+class InvertedSlo(AgePriority):
     """`base_score - age_weight * (now - arrival)`: newer is more urgent (BLIS `inverted-slo`), to see what harm it does."""
 
+    name = "inverted-slo"
+
     def __init__(self, base_score: float = 0.0, age_weight: float = 1e-6) -> None:
-        """`age_weight` is per microsecond. Raises ValueError for what is not finite."""
-        self._base, self.age_weight = _finite("base_score", base_score), -_finite("age_weight", age_weight)
-
-    def compute(self, request: Request, now: Micros) -> float:
-        return self._base + self.age_weight * (now - request.arrival)
-
-    def rank(self, request: Request) -> float:
-        return _sign(self.age_weight) * -request.arrival
-
-
-def _sign(weight: float) -> int:
-    return (weight > 0) - (weight < 0)
+        super().__init__(base_score, -age_weight)
 
 
 def _finite(name: str, value: float) -> float:

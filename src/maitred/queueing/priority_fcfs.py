@@ -11,18 +11,28 @@ from random import Random
 from maitred.contracts import PrefixView, PriorityPolicy, QueuePolicy, Seq, SortKey, StepView, WaitQueue
 from maitred.queueing.heap import SeqHeap
 from maitred.queueing.policy import SCHEDULERS, PolicyInfo, Queue
-from maitred.queueing.priorities import Constant, SteadyPriority
+from maitred.queueing.priorities import AgePriority, Constant, SteadyPriority
 from maitred.request import RequestId
 from maitred.units import Micros
 
 
-class _ByPriority(QueuePolicy):
+class ByScore(QueuePolicy):
+    """A policy that orders by scores."""
+
+    name: str
     sign: int
     """What a score is multiplied by to become a key of which the smaller goes first."""
 
     def __init__(self, priority: PriorityPolicy | None = None) -> None:
         """`priority`: `constant` if nobody says."""
         self.priority = Constant() if priority is None else priority
+
+    def same_as(self) -> str | None:
+        """Which simpler policy this is, with what it orders by; None: no such one."""
+        if not isinstance(self.priority, AgePriority):
+            return None
+        oldest_first = self.sign * self.priority.age_weight <= 0
+        return f"{self.name} with {self.priority.name} is {'fcfs' if oldest_first else 'last come, first served'}"
 
     def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
         if isinstance(self.priority, SteadyPriority):
@@ -31,7 +41,7 @@ class _ByPriority(QueuePolicy):
 
 
 @SCHEDULERS.register("priority-fcfs")
-class PriorityFcfs(_ByPriority):
+class PriorityFcfs(ByScore):
     """The highest score first, then arrival, then id (BLIS `priority-fcfs`). The preempted have no place but by score."""
 
     about = PolicyInfo(
@@ -39,11 +49,12 @@ class PriorityFcfs(_ByPriority):
         complexity="O(log n) per request; O(n log n) per pass with a priority policy of one's own",
         starves="low scores, unless scores grow with age",
     )
+    name = "priority-fcfs"
     sign = -1
 
 
 @SCHEDULERS.register("reverse-priority")
-class ReversePriority(_ByPriority):
+class ReversePriority(ByScore):
     """The lowest score first, then arrival, then id (BLIS `reverse-priority`): to see what an inversion does."""
 
     about = PolicyInfo(
@@ -51,6 +62,7 @@ class ReversePriority(_ByPriority):
         complexity="O(log n) per request; O(n log n) per pass with a priority policy of one's own",
         starves="high scores",
     )
+    name = "reverse-priority"
     sign = 1
 
 
@@ -81,6 +93,9 @@ class _SteadyQueue(Queue):
         self.peek()
         return self._heap.pop()
 
+    def head_key(self) -> SortKey | None:
+        return self._heap.first_key()
+
     def __len__(self) -> int:
         return len(self._heap)
 
@@ -110,6 +125,9 @@ class _RescoredQueue(Queue):
 
     def pop(self) -> Seq:
         return self._heap.pop()
+
+    def head_key(self) -> SortKey | None:
+        return self._heap.first_key()
 
     def stable_until(self, now: Micros) -> Micros | None:
         return now + 1 if len(self._heap) > 1 else None

@@ -57,11 +57,11 @@ class PolicyRegistry(Registry[T]):
         with either."""
         return self.given(name, {})
 
-    def given(self, name: str, usual: Mapping[type, Any]) -> Callable[..., T]:
+    def given(self, name: str, usual: Mapping[Any, Any]) -> Callable[..., T]:
         """As `get`, but parameters of these types are `usual` where they are left out."""
         return self._of(spelled(name, self.kind), usual)
 
-    def _of(self, said: Spelled, usual: Mapping[type, Any]) -> Callable[..., T]:
+    def _of(self, said: Spelled, usual: Mapping[Any, Any]) -> Callable[..., T]:
         found = super().get(said.word)
         arguments = _Arguments(f"{self.kind} {said.word!r}", found, usual)
         factory = partial(found, **arguments.of(said))
@@ -75,7 +75,7 @@ class PolicyRegistry(Registry[T]):
 class _Arguments:
     """What the constructor of a policy takes. `whose` begins the messages."""
 
-    def __init__(self, whose: str, factory: Callable[..., Any], usual: Mapping[type, Any]) -> None:
+    def __init__(self, whose: str, factory: Callable[..., Any], usual: Mapping[Any, Any]) -> None:
         self._whose, self._usual = whose, usual
         self._parameters = {
             name: parameter

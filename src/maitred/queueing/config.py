@@ -1,0 +1,70 @@
+"""What is said of the wait queue in a configuration, and what is to be said about that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from maitred.contracts import PriorityPolicy, QueuePolicy
+from maitred.queueing.by_priority import ByPriority, Values
+from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo
+from maitred.queueing.priorities import PRIORITIES
+from maitred.queueing.priority_fcfs import ByScore
+from maitred.queueing.scored import Scored
+
+
+class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The order of the wait queue. Policies are written as names, or with parameters: `bounded(lpm, max_wait=5)`."""
+
+    scheduler: str = "fcfs"
+    """A policy registered in `SCHEDULERS` (BLIS `--scheduler`, SGLang `--schedule-policy`)."""
+    priority_policy: str | None = None
+    """What computes `Seq.priority`: a policy registered in `PRIORITIES`; None: it is the client's priority, and a scheduler
+    that orders by scores takes `constant` (BLIS `--priority-policy`)."""
+    enable_priority_scheduling: bool = False
+    """The client's priority first, and the scheduler among equals (SGLang): as `by-priority(SCHEDULER)`."""
+    schedule_low_priority_values_first: bool = False
+    """Then, whether lower numbers are more urgent (SGLang)."""
+
+    def policy(self) -> QueuePolicy:
+        """Raises ConfigError for what is unknown or cannot be."""
+        policy, priority = self._scheduler()
+        if priority is not None and not any(isinstance(p, ByScore) and p.priority is priority for p in _layers(policy)):
+            policy = Scored(policy, priority)
+        if self.enable_priority_scheduling:
+            policy = ByPriority(policy, Values.LOW_FIRST if self.schedule_low_priority_values_first else Values.HIGH_FIRST)
+        return policy
+
+    def warnings(self, *, prefix_cache: bool) -> list[str]:
+        """What works and is hardly meant, a line each. Raises ConfigError as `policy` does."""
+        policy, priority = self._scheduler()
+        return [*self._about_priorities(policy, priority), *self._about_layers(policy, prefix_cache)]
+
+    def _scheduler(self) -> tuple[QueuePolicy, PriorityPolicy | None]:
+        priority = None if self.priority_policy is None else PRIORITIES.get(self.priority_policy)()
+        usual = {} if priority is None else {PriorityPolicy: priority}
+        return SCHEDULERS.given(self.scheduler, usual)(), priority
+
+    def _about_priorities(self, policy: QueuePolicy, priority: PriorityPolicy | None) -> Iterator[str]:
+        if priority is not None and not any(isinstance(p, ByScore) for p in _layers(policy)):
+            yield f"{self.scheduler} does not order by the scores of {self.priority_policy}: they are only kept"
+        if self.schedule_low_priority_values_first and not self.enable_priority_scheduling:
+            yield "schedule_low_priority_values_first has no effect without enable_priority_scheduling"
+
+    def _about_layers(self, policy: QueuePolicy, prefix_cache: bool) -> Iterator[str]:
+        for layer in _layers(policy):
+            if isinstance(layer, ByScore) and (same := layer.same_as()):
+                yield same
+            about: PolicyInfo | None = getattr(layer, "about", None)
+            if about is not None and about.cache_aware is CacheAware.YES and not prefix_cache:
+                instead = getattr(layer, "instead", "fcfs")
+                yield f"{self.scheduler} orders by the prefix cache, which is off: {instead} takes the place of what needs it"
+
+
+def _layers(policy: QueuePolicy) -> Iterator[QueuePolicy]:
+    """The policy, the one inside, the one inside that."""
+    layer: QueuePolicy | None = policy
+    while layer is not None:
+        yield layer
+        layer = getattr(layer, "inside", None)

@@ -1,0 +1,135 @@
+"""bounded: what a policy may do to a request, and what it may not."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from queue_samples import ALL, Step, begun, mixed, queue, seq
+
+from maitred.contracts import Seq, WaitQueue
+from maitred.queueing import SCHEDULERS
+from maitred.queueing.bounded import Bounded
+from maitred.units import SECOND
+
+
+def order_at(waiting: WaitQueue, *instants: float) -> list[int]:
+    """Who is popped when one is at each of these instants, in seconds."""
+    popped = []
+    for instant in instants:
+        begun(waiting, round(instant * SECOND))
+        popped.append(waiting.pop().order)
+    return popped
+
+
+def test_who_has_waited_for_max_wait_is_not_overtaken_any_more() -> None:
+    waiting = queue("bounded(sjf, max_wait=5)")
+    for s in (seq(0, 900, seconds=0), seq(1, 800, seconds=1), seq(2, 10, seconds=2), seq(3, 20, seconds=2)):
+        waiting.add(s, now=s.request.arrival)
+    # at 4.9 s the shortest; at 5 s request 0 is due, and at 5.5 s nobody is
+    assert order_at(waiting, 4.9, 5, 5.5, 6) == [2, 0, 3, 1]
+
+
+def test_who_was_passed_over_max_displacement_times_goes_next() -> None:
+    waiting = queue("bounded(sjf, max_displacement=2)")
+    waiting.add(seq(0, 900), now=0)
+    waiting.add(seq(1, 800), now=0)
+    for number in range(2, 8):
+        waiting.add(seq(number, 10), now=0)
+    # 2 and 3 pass both; then 0 has its turn, and then 1, which was passed over by the same two
+    assert order_at(waiting, *[1] * 8) == [2, 3, 0, 1, 4, 5, 6, 7]
+
+
+def test_those_who_were_there_first_are_not_counted() -> None:
+    waiting = queue("bounded(sjf, max_displacement=1)")
+    for number, prompt in enumerate([10, 10, 10, 900, 5]):
+        waiting.add(seq(number, prompt), now=0)
+    # 4 passes all the others, so they go in order of arrival
+    assert order_at(waiting, *[1] * 5) == [4, 0, 1, 2, 3]
+
+
+def test_a_count_goes_with_those_who_leave() -> None:
+    """1 was passed over twice and 0 three times; when 0 leaves, 1 has one to go."""
+    waiting = queue("bounded(sjf, max_displacement=3)")
+    waiting.add(seq(0, 900), now=0)
+    waiting.add(seq(5, 10, arrival=1), now=1)
+    assert order_at(waiting, 1) == [5]
+    waiting.add(seq(1, 800, arrival=2), now=2)
+    for number in (6, 7, 8, 9):
+        waiting.add(seq(number, 10), now=9)
+    assert order_at(waiting, 1) == [6]
+    waiting.remove(0)
+    assert order_at(waiting, *[1] * 4) == [7, 8, 1, 9]
+
+
+def test_a_preempted_sequence_is_due_by_its_arrival() -> None:
+    waiting = queue("bounded(sjf, max_wait=5)")
+    waiting.add(seq(1, 10, seconds=6), now=6 * SECOND)
+    waiting.add(seq(0, 900, seconds=1), now=7 * SECOND, front=True)
+    assert order_at(waiting, 7, 7) == [0, 1]
+
+
+def test_it_says_when_the_earliest_becomes_due() -> None:
+    waiting = queue("bounded(sjf, max_wait=5)")
+    waiting.add(seq(0, 900, seconds=1), now=SECOND)
+    waiting.add(seq(1, 10, seconds=2), now=2 * SECOND)
+    begun(waiting, 3 * SECOND)
+    assert waiting.stable_until(3 * SECOND) == 6 * SECOND
+    begun(waiting, 6 * SECOND)
+    assert waiting.stable_until(6 * SECOND) is None
+
+
+def test_without_a_word_it_is_lpm_within_ten_seconds() -> None:
+    policy = SCHEDULERS.get("bounded")()
+    assert isinstance(policy, Bounded)
+    assert policy.inside.__class__ is SCHEDULERS.get("lpm")
+    waiting = policy.queue(None, Random(0))
+    waiting.add(seq(0, seconds=1), now=SECOND)
+    assert waiting.stable_until(2 * SECOND) == 11 * SECOND
+
+
+INSIDE = [spelling for spelling in ALL if not spelling.startswith("bounded")]
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+@given(
+    seed=st.integers(0, 100_000),
+    max_displacement=st.one_of(st.none(), st.integers(0, 4)),
+    max_wait=st.one_of(st.none(), st.sampled_from([0.0, 0.0004, 0.002])),
+)
+def test_the_ceiling_holds_whatever_arrives(
+    inside: str, seed: int, max_displacement: int | None, max_wait: float | None
+) -> None:
+    """Short and long, near and far deadlines, tenants, heads that are looked at and not taken, preemptions: an adversary of
+    every policy. Whoever starts is held against all that wait."""
+    said = {"max_wait": max_wait, "max_displacement": max_displacement}
+    limits = ", ".join(
+        f"{name}={value:.6f}" if name == "max_wait" else f"{name}={value}" for name, value in said.items() if value is not None
+    )
+    waiting = queue(f"bounded({inside}{limits and ', '}{limits})")
+    ceiling = None if max_wait is None else round(max_wait * SECOND)
+    rng, here, running, now = Random(seed), dict[Seq, int](), list[Seq](), 0
+    for number in range(40):
+        now += rng.choice([0, 1, 20, 200])
+        if rng.random() < 0.7:
+            s = mixed(rng, number, now)
+            here[s] = 0
+            waiting.add(s, now)
+        elif running and rng.random() < 0.5:
+            s = running.pop(rng.randrange(len(running)))
+            here[s] = 0
+            waiting.add(s, now, front=True)
+        waiting.begin(Step(number, keys={rng.choice("kl"): 1}), now)
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            if (started := waiting.peek()) is None:
+                break
+            assert waiting.pop() is started
+            del here[started]
+            running.append(started)
+            for s in here:
+                if (started.request.arrival, started.request.id) > (s.request.arrival, s.request.id):
+                    here[s] += 1
+                    assert ceiling is None or now - s.request.arrival < ceiling
+                    assert max_displacement is None or here[s] <= max_displacement

@@ -1,0 +1,71 @@
+"""Policies as they are written, and what is said when they are written wrongly."""
+
+from __future__ import annotations
+
+import pytest
+
+from maitred.errors import ConfigError
+from maitred.queueing import SCHEDULERS
+from maitred.queueing.spelling import Spelled, spelled
+
+
+def test_a_policy_is_a_name_or_a_call_with_values_and_named_values() -> None:
+    said = spelled(" bounded( vtc(lpm, slack=2e4) , max_wait=5)", "scheduler")
+    vtc = Spelled("vtc", (Spelled("lpm"),), {"slack": Spelled("2e4")})
+    assert said == Spelled("bounded", (vtc,), {"max_wait": Spelled("5")})
+
+
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        ("", "a name is missing"),
+        ("bounded(", "a name is missing"),
+        ("bounded(sjf", "a bracket is not closed"),
+        ("bounded(sjf))", r"'\)' follows its end"),
+        ("bounded(sjf max_wait=1)", "a comma is missing before 'max_wait=1"),
+        ("bounded(max_wait=1, sjf)", "'sjf' has no name and follows one that has"),
+        ("bounded(max_wait=1, max_wait=2)", "'max_wait' is named twice"),
+        ("bounded(sjf()=1, x(3)=1)", r"'x' is no name of a parameter|takes"),
+        ("bounded(" * 9, "more than 8 policies within each other"),
+        ("bounded(sjf, maxwait=5)", r"scheduler 'bounded' has no parameter 'maxwait' \(did you mean 'max_wait'\?\)"),
+        ("bounded(sjf, 1, 2, 3)", r"takes no '3' \(its parameters: policy, max_wait, max_displacement\)"),
+        ("bounded(sjf, policy=lof)", "is given 'policy' twice"),
+        ("bounded(sjf, max_wait=soon)", "max_wait is 'soon': expected a number"),
+        ("bounded(sjf, max_wait=edf(1))", "max_wait takes no policy"),
+        ("bounded(sjf, max_displacement=1.5)", "max_displacement is '1.5': expected a whole number"),
+        ("bounded(sjf, max_wait=nan)", "'bounded': max_wait must be from 0 to 1e9 seconds, not nan"),
+        ("bounded(sfj)", r"unknown scheduler 'sfj' \(did you mean 'sjf'\?\)"),
+        ("priority-fcfs(slo)", "unknown priority policy 'slo'"),
+        ("srpt(hnt)", r"unknown length predictor 'hnt' \(did you mean 'hint'\?\)"),
+        ("sjf(3)", r"takes no '3' \(it has no parameters\)"),
+        ("test_spelling:Strict", r"'test_spelling:Strict' needs 'limit' \(its parameters: limit\)"),
+        ("test_spelling:Strict(0)", "'test_spelling:Strict': limit must be at least 1"),
+        ("test_spelling:nowhere", "cannot load scheduler"),
+    ],
+)
+def test_what_is_wrong_is_said_when_it_is_looked_up(written: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        SCHEDULERS.get(written)
+
+
+class Strict:
+    """A policy of a user's own, which needs a parameter."""
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError("limit must be at least 1")
+        self.limit = limit
+
+    def queue(self, prefix: object, rng: object) -> None:
+        raise NotImplementedError
+
+
+def test_a_class_of_ones_own_takes_parameters_too() -> None:
+    made = SCHEDULERS.get("test_spelling:Strict(limit=7)")()
+    assert isinstance(made, Strict)
+    assert made.limit == 7
+
+
+def test_a_name_alone_is_the_class() -> None:
+    assert SCHEDULERS.get("sjf") is SCHEDULERS.get("sjf()")
+    assert isinstance(SCHEDULERS.get("sjf"), type)

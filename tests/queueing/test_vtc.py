@@ -1,0 +1,195 @@
+"""vtc: what each tenant is charged, and that nobody with work waiting is left behind by more than the paper says."""
+
+from __future__ import annotations
+
+from random import Random
+
+from fake_cache import FakeCache, Said
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from queue_samples import begun, drained, queue, seq
+
+from maitred.contracts import PrefixView, QueuePolicy, Seq, StepView, WaitQueue
+from maitred.instance import Instance, InstanceConfig, LinearLatency
+from maitred.queueing import SCHEDULERS
+from maitred.queueing.wrapping import Around
+from maitred.request import Request
+from maitred.units import Micros
+
+
+def filled(waiting: WaitQueue, *tenants: str, prompt: int = 100) -> WaitQueue:
+    first = len(waiting)
+    for number, tenant in enumerate(tenants, first):
+        waiting.add(seq(number, prompt, tenant=tenant), now=number)
+    return waiting
+
+
+def test_tenants_take_turns_however_many_requests_they_send() -> None:
+    waiting = filled(queue("vtc"), "a", "a", "a", "a", "b", "c", "b")
+    assert drained(begun(waiting)) == [0, 4, 5, 1, 6, 2, 3]
+
+
+def test_a_long_prompt_costs_its_tenant_the_turns_of_many_short_ones() -> None:
+    waiting = queue("vtc")
+    for number, (tenant, prompt) in enumerate([("a", 250), ("a", 10), ("b", 100), ("b", 100), ("b", 100), ("b", 100)]):
+        waiting.add(seq(number, prompt, tenant=tenant), now=0)
+    assert drained(begun(waiting)) == [0, 2, 3, 4, 1, 5]  # 250 | 100, 200, 300 | 260 | 400
+
+
+def run(waiting: WaitQueue, s: Seq, *, began: int) -> None:
+    """It has been popped, is prefilled, and decodes since step `began`."""
+    waiting.served(s, s.target, 0, 0)
+    s.decoding, s.origin = True, began
+
+
+def test_output_is_charged_as_it_comes_out_at_twice_the_price() -> None:
+    waiting = filled(queue("vtc"), "a", "b", "a", "b")
+    begun(waiting, number=1)
+    first, second = waiting.pop(), waiting.pop()
+    assert (first.request.tenant, second.request.tenant) == ("a", "b")
+    run(waiting, second, began=1)
+    begun(waiting, number=1)
+    assert waiting.peek().request.tenant == "a"  # type: ignore[union-attr]
+    waiting.served(first, 100, 0, 0)
+    run(waiting, first, began=11)
+    begun(waiting, number=20)  # b has emitted 19 tokens and a 9
+    assert waiting.peek().request.tenant == "b"  # type: ignore[union-attr]
+
+
+def test_what_the_cache_had_is_not_charged() -> None:
+    cache = FakeCache(16)
+    cache.publish("abcde")
+    waiting = SCHEDULERS.get("vtc")().queue(cache, Random(0))
+    for number, (tenant, letters) in enumerate(
+        [("a", "abcde"), ("a", "abcde"), ("b", "xyzuv"), ("b", "xyzuv"), ("a", "abcde")]
+    ):
+        waiting.add(seq(number, 90, tenant=tenant, prefix=Said(letters)), now=number)
+    assert drained(begun(waiting)) == [0, 2, 1, 4, 3]  # a pays 10 for each, b pays 90
+
+
+def test_who_comes_back_has_saved_nothing_up() -> None:
+    waiting = filled(queue("vtc"), "a", "a", "a", "a", "a", "a")
+    begun(waiting)
+    for _ in range(3):
+        waiting.pop()
+    for number in (10, 11, 12):
+        waiting.add(seq(number, 100, tenant="idle"), now=number)
+    assert drained(begun(waiting)) == [3, 10, 4, 11, 5, 12]
+
+
+def test_who_comes_to_an_empty_queue_starts_where_the_last_one_stood() -> None:
+    waiting = filled(queue("vtc"), "a", "a")
+    assert drained(begun(waiting)) == [0, 1]
+    for number, tenant in [(2, "new"), (3, "a"), (4, "new"), (5, "a")]:
+        waiting.add(seq(number, 100, tenant=tenant), now=number)
+    assert drained(begun(waiting)) == [2, 3, 4, 5]
+
+
+def test_within_a_tenant_the_policy_inside_decides() -> None:
+    waiting = queue("vtc(sjf)")
+    for number, (tenant, prompt) in enumerate([("a", 30), ("a", 20), ("b", 90), ("b", 80)]):
+        waiting.add(seq(number, prompt, tenant=tenant), now=0)
+    assert drained(begun(waiting)) == [1, 3, 0, 2]
+
+
+def test_within_slack_the_better_head_goes_first() -> None:
+    """a's short prompts go ahead of b's long one until a is more than 35 tokens ahead."""
+    waiting = queue("vtc(sjf, slack=35)")
+    waiting.add(seq(0, 500, tenant="b"), now=0)
+    for number in range(1, 7):
+        waiting.add(seq(number, 10, tenant="a"), now=0)
+    assert drained(begun(waiting)) == [1, 2, 3, 4, 0, 5, 6]
+
+
+def test_lpm_within_a_deficit() -> None:
+    """b has the cached prefix, and goes first as long as a is not left behind by more than the slack."""
+    cache = FakeCache(16)
+    cache.publish("abcde")
+    waiting = SCHEDULERS.get("vtc(lpm, slack=15)")().queue(cache, Random(0))
+    for number in range(3):
+        waiting.add(seq(number, 90, tenant="a", prefix=Said("vwxyz")), now=number)
+    for number in range(3, 7):
+        waiting.add(seq(number, 90, tenant="b", prefix=Said("abcde")), now=number)
+    assert drained(begun(waiting)) == [3, 4, 0, 5, 6, 1, 2]  # b pays 10 each time
+
+
+def test_accounts_of_tenants_that_are_gone_are_closed() -> None:
+    waiting = queue("vtc")
+    for number in range(5000):
+        s = seq(number, 10, tenant=str(number))
+        waiting.add(s, now=number)
+        begun(waiting, now=number)
+        assert waiting.pop() is s
+        waiting.served(s, 10, 0, number)
+        waiting.left(s, number)
+    assert len(waiting._accounts) < 2500  # type: ignore[attr-defined]
+
+
+# The bound of the paper (theorem 4.4): while two tenants have requests waiting, what they are given differs by at most 2 U,
+# where U = max(price of the longest prompt, price of as many output tokens as the KV memory holds).
+
+
+class Metered(QueuePolicy):
+    """The policy `name`, and what each tenant was given, as of each step in which both have requests waiting."""
+
+    name = ""
+    lead: list[float]
+
+    def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
+        return _Meter(SCHEDULERS.get(Metered.name)().queue(prefix, rng))
+
+
+class _Meter(Around):
+    def __init__(self, inside: WaitQueue) -> None:
+        super().__init__(inside)
+        self._given = {"a": 0.0, "b": 0.0}
+        self._seqs: dict[int, Seq] = {}
+        self._waiting = {"a": 0, "b": 0}
+
+    def add(self, seq: Seq, now: Micros, *, front: bool = False) -> None:
+        super().add(seq, now, front=front)
+        self._waiting[seq.request.tenant] += 1
+        self._seqs[seq.request.id] = seq
+
+    def pop(self) -> Seq:
+        seq = super().pop()
+        self._waiting[seq.request.tenant] -= 1
+        return seq
+
+    def served(self, seq: Seq, prefill: int, decode: int, now: Micros) -> None:
+        super().served(seq, prefill, decode, now)
+        self._given[seq.request.tenant] += prefill + 2 * decode
+
+    def begin(self, step: StepView, now: Micros) -> None:
+        super().begin(step, now)
+        if all(self._waiting.values()):
+            given = dict(self._given)
+            for seq in self._seqs.values():
+                if seq.decoding:
+                    given[seq.request.tenant] += 2 * (step.number - seq.origin - seq.charged)
+            Metered.lead.append(given["a"] - given["b"])
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 100_000), slack=st.sampled_from([0, 300]), blocks=st.sampled_from([12, 30]))
+def test_two_tenants_with_work_waiting_are_given_alike_within_twice_the_bound(seed: int, slack: int, blocks: int) -> None:
+    rng = Random(seed)
+    Metered.name, Metered.lead = f"vtc(sjf, slack={slack})", []
+    config = InstanceConfig(
+        scheduler="test_vtc:Metered",
+        total_kv_blocks=blocks,
+        max_num_batched_tokens=rng.choice([64, 256]),
+        latency=LinearLatency((50, 1, 1)),
+        step_by_step=True,
+    )
+    engine = Instance(config, Random(0))
+    sizes = {"a": (rng.randint(1, 60), rng.randint(1, 100)), "b": (rng.randint(1, 60), rng.randint(1, 100))}
+    for number in range(60):
+        tenant = rng.choice("aab")
+        most, longest = sizes[tenant]
+        request = Request(id=number, arrival=0, prompt_tokens=rng.randint(1, most), tenant=tenant)
+        engine.enqueue(request, rng.randint(1, longest), 0)
+    while (now := engine.next_event()) is not None:
+        engine.advance(now)
+    bound = 2 * (max(60, 2 * 16 * blocks) + slack)
+    assert max(Metered.lead) - min(Metered.lead) <= bound
