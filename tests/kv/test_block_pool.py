@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kv_models import DEEPEST, LONGEST, PATHS, Listener, NaivePool, chain
 
 from maitred.errors import InvariantError
-from maitred.kv import BlockPool
+from maitred.kv import Blanks, BlockPool
 from maitred.kv.pool import BlockLock
-
-BLOCKS = 12
 
 
 def pool_with(*chains: list[int], total: int = 8) -> BlockPool:
@@ -90,6 +88,29 @@ def test_of_two_copies_the_other_answers_when_one_is_evicted() -> None:
     assert listener.said == ["+5", "-5"]
 
 
+@pytest.mark.parametrize(("blanks", "left"), [(Blanks.FIRST, 2), (Blanks.IN_TURN, 0)])
+def test_blocks_without_content_are_used_again_first_or_in_turn(blanks: Blanks, left: int) -> None:
+    pool = BlockPool(4, 16, blanks)
+    pool.insert([1, 2])
+    lock = pool.lock([])
+    pool.take(2)
+    pool.claim(lock, 2)
+    pool.unlock(lock)
+    pool.take(2)
+    assert pool.cached([1, 2]) == left
+
+
+def test_who_takes_first_evicts_though_a_block_is_let_go_before_anybody_looks() -> None:
+    pool = BlockPool(2, 16)
+    pool.insert([1])
+    lock = pool.lock([])
+    pool.take(1)
+    pool.claim(lock, 1)
+    pool.take(1)
+    pool.unlock(lock)
+    assert not pool.holds(1)
+
+
 def test_what_a_sequence_decoded_is_taken_at_once_and_claimed_when_it_ends() -> None:
     pool = pool_with([1, 2, 3], total=5)
     running = [pool.lock([]) for _ in range(2)]
@@ -140,14 +161,18 @@ class LazyPool(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool, self.twin = BlockPool(BLOCKS, 16), NaivePool(BLOCKS)
-        self.listener = Listener()
-        self.pool.watch(self.listener)
+        self.build(5, Blanks.FIRST)
         self.running: list[tuple[BlockLock, list[int]]] = []
         self.paths: dict[int, tuple[int, ...]] = {}
         """The published content of each running sequence, by its place in `running`."""
         self.late: list[tuple[BlockLock, int, list[int]]] = []
         """Claimed blocks and published keys that the pool has not been told of."""
+
+    @initialize(total=st.sampled_from([5, 12]), blanks=st.sampled_from(Blanks))
+    def build(self, total: int, blanks: Blanks) -> None:
+        self.pool, self.twin = BlockPool(total, 16, blanks), NaivePool(total, blanks)
+        self.listener = Listener()
+        self.pool.watch(self.listener)
 
     def catch_up(self, until: BlockLock | None = None) -> None:
         """Say all that is late, or (`until`) what this lock has to say and what was earlier."""

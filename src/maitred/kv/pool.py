@@ -2,14 +2,15 @@
 
 A block that is let go keeps its content and joins the end of the free list, a sequence's last block first; new blocks come
 from its head, and lose what they still said. So what was used longest ago goes first, and of a sequence its end goes before
-its beginning. A cached block that somebody asks for again leaves the free list, whoever used it before.
+its beginning. A cached block that somebody asks for again leaves the free list, whoever used it before. A block without
+content goes first of all, since nothing is lost with it (`Blanks`).
 
 Only content makes a block worth telling from another. A *copy* is a block whose content is known, named by a serial number;
-the others are only counted, so the free list holds copies and *extents* of plain blocks, and a sequence that decodes for an
+the others are only counted, so the free list holds copies and *extents* of blank blocks, and a sequence that decodes for an
 hour costs no more than one that ends at once:
 
-    free list:  [copy 17] [copy 16] [12 plain] [copy 42] ... [3 plain]
-                 next to go                          last let go
+    free list:  [12 blank] [copy 17] [copy 16] [copy 42] ...
+                 next to go                 last let go
 
 Two sequences may compute the same prefix at the same time; then there are two copies of it, and the first published answers
 for both until it is evicted. (BLIS lets the last one answer, and forgets the prefix with either.)
@@ -19,12 +20,22 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from enum import Enum
 
 import msgspec
 
 from maitred.contracts import PrefixWatcher
 from maitred.errors import InvariantError
 from maitred.kv.cache import Lock, PrefixCache, Watchers
+
+
+class Blanks(Enum):
+    """When blocks that are let go without content are used again."""
+
+    FIRST = "before all others"
+    """As vLLM does (0.32, by its recorded schedules)."""
+    IN_TURN = "like any other"
+    """As BLIS does."""
 
 
 class BlockLock(Lock, eq=False):
@@ -35,12 +46,13 @@ class BlockLock(Lock, eq=False):
 class BlockPool(PrefixCache[BlockLock]):
     """The KV blocks of one instance. See `PrefixCache`."""
 
-    def __init__(self, total: int, block_size: int) -> None:
+    def __init__(self, total: int, block_size: int, blanks: Blanks = Blanks.FIRST) -> None:
         """Raises ValueError unless both are at least 1 (`block_size` in tokens)."""
         if total < 1 or block_size < 1:
             raise ValueError("a pool has at least one block of at least one token")
         self._total = total
         self._block_size = block_size
+        self._blanks = blanks
         self._free = total
         self._owed = 0
         """Blocks taken that the free list has not given up yet."""
@@ -146,12 +158,12 @@ class BlockPool(PrefixCache[BlockLock]):
         self._watchers.published(self._answer(copies, keys))
 
     def unlock(self, lock: BlockLock) -> None:
+        self.settle()  # what was taken before is not taken from what is let go now
         self._locks.remove(lock)
         users, idle = self._users, self._idle
         before = len(users)
         if lock.plain:
-            self._serial += 1
-            idle[-self._serial] = lock.plain
+            self._blank(lock.plain, last=self._blanks is Blanks.IN_TURN)
         for copy in reversed(lock.copies):
             others = users[copy] - 1
             if others:
@@ -173,7 +185,7 @@ class BlockPool(PrefixCache[BlockLock]):
             del self._idle[copy]
             self._forget(copy)
         if copies:
-            self._put_first(len(copies))
+            self._blank(len(copies))
         return len(copies)
 
     def settle(self) -> None:
@@ -186,7 +198,7 @@ class BlockPool(PrefixCache[BlockLock]):
             if entry > 0:
                 self._forget(entry)
             elif blocks > owed:
-                self._put_first(blocks - owed)
+                self._blank(blocks - owed)
                 return
             owed -= blocks
 
@@ -242,8 +254,8 @@ class BlockPool(PrefixCache[BlockLock]):
         if not others:
             del self._others[key]
 
-    def _put_first(self, blocks: int) -> None:
-        """Plain blocks at the head of the free list: they cost nothing."""
+    def _blank(self, blocks: int, *, last: bool = False) -> None:
+        """So many blank blocks join the free list."""
         self._serial += 1
         self._idle[-self._serial] = blocks
-        self._idle.move_to_end(-self._serial, last=False)
+        self._idle.move_to_end(-self._serial, last=last)
