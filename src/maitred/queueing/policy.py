@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from enum import Enum
 from random import Random
 
@@ -41,6 +42,16 @@ class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True):
     starves: str
     """Who may wait for ever under load; "nobody" if nobody."""
     cache_aware: CacheAware = CacheAware.NO
+
+
+def info(factory: Callable[..., QueuePolicy]) -> PolicyInfo:
+    """What the policies that `factory` makes say of themselves, or their docstring does."""
+    made = factory if isinstance(factory, type) else factory()
+    about = getattr(made, "about", None)
+    if isinstance(about, PolicyInfo):
+        return about
+    said = (made.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+    return PolicyInfo(line=said or "it does not say", complexity="it does not say", starves="it does not say")
 
 
 class Queue(WaitQueue):

@@ -1,0 +1,34 @@
+"""`maitred policies`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from maitred.queueing import SCHEDULERS
+
+
+def test_every_policy_has_its_line_with_cost_and_who_starves(maitred: Any) -> None:
+    said = maitred("policies")
+    assert said.code == 0
+    rows = {row.split()[0]: row for row in said.out.splitlines() if row.strip()}
+    assert set(SCHEDULERS) <= set(rows)
+    assert "it does not say" not in said.out
+    assert re.search(r"lpm .* O\(log n\) .* requests with nothing in the cache .* yes$", rows["lpm"].rstrip())
+    assert re.search(r"fcfs +in order of arrival.* O\(1\) .* no$", rows["fcfs"].rstrip())
+    assert rows["bounded"].rstrip().endswith("as the policy inside")
+    assert "slo-based(base_score=0.0, age_weight=1e-06)" in said.out
+    assert "quantile(q=0.5)" in said.out
+
+
+def test_one_policy_is_shown_with_its_parameters(maitred: Any) -> None:
+    said = maitred("policies", "bounded")
+    assert said.code == 0
+    assert said.out.startswith("bounded(policy, max_wait, max_displacement)\n")
+    assert "seconds" in said.out
+
+
+def test_an_unknown_policy_is_a_mistake_in_one_line(maitred: Any) -> None:
+    said = maitred("policies", "lmp")
+    assert said.code == 2
+    assert said.err == "maitred: error: unknown scheduler 'lmp' (did you mean 'lpm'?)\n"
