@@ -92,5 +92,5 @@ def test_a_decision_log_is_lines_of_json_in_a_fixed_order() -> None:
     log.decided("admission", [Decision(7, 3, Action.ADMIT, Reason.SLOT_FREE)])
     assert lines == [
         b'{"at":7,"cls":"bulk","id":3,"input":"submit","room":"admission"}\n',
-        b'{"decision":{"at":7,"subject":3,"action":"admit","reason":"slot_free","other":null},"room":"admission"}\n',
+        b'{"decision":{"at":7,"subject":3,"action":"admit","reason":"slot_free","other":null,"retry_after":null},"room":"admission"}\n',
     ]

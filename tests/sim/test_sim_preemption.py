@@ -132,10 +132,10 @@ def test_its_deadline_and_its_queue_timeout_go_on_from_its_arrival() -> None:
     assert expired.retries.tolist() == late.retries.tolist() == [1, 0]
 
 
-def test_who_had_waited_too_long_before_it_was_a_victim_is_turned_away_then_and_not_in_the_past() -> None:
+def test_who_had_waited_too_long_before_it_was_a_victim_is_preempted_for_good() -> None:
     jobs = [bulk(0, stream=False, output=30), chat(1, 1000)]
     results = run(jobs, bulk={"queue_timeout_secs": 200e-6}, on_preempt="retry")
-    assert outcomes(results) == [REJECTED, COMPLETED]
+    assert outcomes(results) == [PREEMPTED, COMPLETED]
     assert results.finished.tolist()[0] == 1000
 
 

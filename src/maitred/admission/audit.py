@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 def problems(pool: Pool) -> Iterator[str]:
     """What is wrong with the books of a pool, if anything is."""
     yield from _of_slots(pool)
-    if pool.waiting != sum(map(len, pool.queues)) + len(pool.awaiting):
+    if pool.waiting != sum(map(len, pool.queues)) + pool.awaiting.count:
         yield f"{pool.waiting} counted as waiting, but queues differ"
+    if pool.awaiting.count != sum(map(len, pool.awaiting.lanes)):
+        yield f"{pool.awaiting.count} counted as awaiting a victim, but lanes differ"
     if not pool.promotions.within_bounds:
         yield "more promotions than their share"
     head = pool.next_in_order() if pool.open_at(pool.clock) else None

@@ -143,7 +143,7 @@ class Admission:
         return self._settle(now)
 
     def next_deadline(self) -> Micros | None:
-        """When to call `advance` next; it may find nothing to do. None when nobody waits. O(1)."""
+        """When to call `advance` next; it may find nothing to do. None when nobody waits."""
         if not any(pool.waiting for pool in self._pools.values()):
             return None
         return self._earliest
@@ -283,10 +283,8 @@ class Admission:
         """Everything that fell due by `now`, each thing at its own time."""
         decisions: list[Decision] = []
         while self._earliest is not None and self._earliest <= now:
-            due = self._earliest = self._next_due()
-            if due is not None and due <= now:
-                decisions += self._fire(due)
-                self._earliest = due
+            decisions += self._fire(self._earliest)
+            self._earliest = self._next_due()
         return decisions
 
     def _fire(self, due: Micros) -> list[Decision]:

@@ -12,6 +12,8 @@ has starved may be promoted (see `promotions`). So after every event:
 
 from __future__ import annotations
 
+from typing import Final
+
 from maitred.admission.audit import problems
 from maitred.admission.bucket import TokenBucket
 from maitred.admission.forecast import Forecast
@@ -24,12 +26,12 @@ from maitred.admission.victims import Awaiting, Takeable
 from maitred.admission.vocabulary import Action, End, Reason
 from maitred.decisions import Decision
 from maitred.errors import InvariantError
-from maitred.request import PriorityClass, RequestId
+from maitred.request import RequestId
 from maitred.units import Micros
 
 _NO_ROOM = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
 """What a preemption can help against."""
-_SYSTEM = PriorityClass.SYSTEM
+NEVER: Final[Micros] = 1 << 62
 
 
 class Pool:
@@ -51,6 +53,8 @@ class Pool:
         self._bucket = TokenBucket(rules.rate, rules.burst) if rules.rate else None
         self._starving = [(lane, r.starvation) for lane, r in enumerate(rules.lanes) if r.starvation is not None]
         """Lanes whose waiters may be promoted, least urgent first, with the time after which they may."""
+        self._starves_at = NEVER
+        """Nobody who waits has starved before this instant."""
         self.resize(0)
 
     def resize(self, capacity: int) -> None:
@@ -105,6 +109,7 @@ class Pool:
             self.waiting += 1
         else:
             self.queues[lane].restore(ticket)
+            self._may_starve(ticket)
             self.waiting += 1
 
     # Who may enter.
@@ -172,7 +177,7 @@ class Pool:
 
     def _starved(self, regular: Ticket | None, now: Micros) -> Ticket | None:
         """Who is to be promoted now: the head of the least urgent class that starves. Not who is next in any case."""
-        if not self.promotions.allowed:
+        if now < self._starves_at or not self.promotions.allowed:
             return None
         for lane, threshold in self._starving:
             head = self.queues[lane].peek()
@@ -180,7 +185,19 @@ class Pool:
                 continue
             if (head is not regular or self.rules.promotes_always) and self.slots.room >= self._charge(head):
                 return head
+        self._starves_at = self._first_to_starve()
         return None
+
+    def _first_to_starve(self) -> Micros:
+        """When the first of those who wait will have starved, or has."""
+        oldest = [(self.queues[lane].oldest(), threshold) for lane, threshold in self._starving]
+        return min((first.submitted_at + threshold + 1 for first, threshold in oldest if first is not None), default=NEVER)
+
+    def _may_starve(self, ticket: Ticket) -> None:
+        """It has joined a queue."""
+        threshold = self.rules.lanes[ticket.lane].starvation
+        if threshold is not None:
+            self._starves_at = min(self._starves_at, ticket.submitted_at + threshold + 1)
 
     def _dispatch(self, ticket: Ticket, reason: Reason, now: Micros) -> Decision:
         """A waiter gets a slot."""
@@ -309,6 +326,7 @@ class Pool:
             queue.push_front(ticket)
         else:
             queue.push(ticket)
+        self._may_starve(ticket)
 
     def _unqueue(self, ticket: Ticket, now: Micros, *, served: bool = False) -> None:
         queue = self.queues[ticket.lane]
@@ -346,7 +364,7 @@ class Pool:
             oldest = self.queues[lane].oldest()
             if oldest is not None:
                 due = _earlier(due, oldest.submitted_at + self.rules.lanes[lane].timeout)
-            preemptor = self.awaiting.first(lane)
+            preemptor = self.awaiting.first(lane) if self.awaiting.count else None
             if preemptor is not None:
                 due = _earlier(due, preemptor.submitted_at + self.rules.budget)
         return due
@@ -379,9 +397,13 @@ class Pool:
             queue, rules = self.queues[lane], self.rules.lanes[lane]
             while (oldest := queue.oldest()) is not None and oldest.submitted_at + rules.timeout <= now:
                 done.append((oldest, self._time_out(oldest, now)))
-            while (preemptor := self.awaiting.first(lane)) is not None and preemptor.submitted_at + self.rules.budget <= now:
+            while (preemptor := self._out_of_budget(lane, now)) is not None:
                 done.append((preemptor, self._budget_spent(preemptor, now)))
         return done
+
+    def _out_of_budget(self, lane: int, now: Micros) -> Ticket | None:
+        first = self.awaiting.first(lane) if self.awaiting.count else None
+        return first if first is not None and first.submitted_at + self.rules.budget <= now else None
 
     def _time_out(self, ticket: Ticket, now: Micros) -> Decision:
         self._unqueue(ticket, now)

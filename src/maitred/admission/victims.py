@@ -41,19 +41,19 @@ class Takeable:
 class Awaiting:
     """Preemptors whose victims have not left yet, by lane, oldest first."""
 
-    __slots__ = ("lanes",)
+    __slots__ = ("count", "lanes")
 
     def __init__(self) -> None:
         self.lanes: list[OrderedDict[RequestId, Ticket]] = [OrderedDict() for _ in LANES]
-
-    def __len__(self) -> int:
-        return sum(map(len, self.lanes))
+        self.count = 0
 
     def add(self, ticket: Ticket) -> None:
+        self.count += 1
         self.lanes[ticket.lane][ticket.id] = ticket
 
     def remove(self, ticket: Ticket) -> None:
         """Its victim, if it is still there, leaves for nobody in particular."""
+        self.count -= 1
         del self.lanes[ticket.lane][ticket.id]
         victim, ticket.other = ticket.other, None
         if victim is not None:
