@@ -78,15 +78,22 @@ class _RatioQueue(CacheAwareQueue):
         self._index.places.reweighed.clear()
 
     def _place(self, waiter: Waiter) -> None:
-        player = self._players.pop(waiter, None)
+        player = self._players.get(waiter)
+        self._held_back.remove(waiter.seq.request.id)
+        if waiter.place is not None and not waiter.held_back:
+            self._play(waiter, player)
+            return
         if player is not None:
             self._tournament.leave(player)
-        self._held_back.remove(waiter.seq.request.id)
-        if waiter.place is None:
-            return
-        if waiter.held_back:
+            del self._players[waiter]
+        if waiter.place is not None:
             self._held_back.push(waiter.tie, waiter.seq)
-            return
-        since = self._since[waiter.seq.request.id]
-        player = self._players[waiter] = Player(waiter, since, waiter.uncached, waiter.tie)
-        self._tournament.enter(player)
+
+    def _play(self, waiter: Waiter, player: Player[Waiter] | None) -> None:
+        if player is None:
+            since = self._since[waiter.seq.request.id]
+            player = self._players[waiter] = Player(waiter, since, waiter.uncached, waiter.tie)
+            self._tournament.enter(player)
+        else:
+            player.size = waiter.uncached
+            self._tournament.changed(player)

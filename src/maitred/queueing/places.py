@@ -9,9 +9,10 @@ to leave. It counts who stands there or beyond.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from maitred.contracts import Seq
+from maitred.errors import InvariantError
 
 
 class Waiter:
@@ -65,6 +66,13 @@ class Place:
     def end(self) -> int:
         return self.start + len(self.keys)
 
+    def take(self, waiters: Iterable[Waiter]) -> None:
+        """They stand here now."""
+        end = self.end
+        for waiter in waiters:
+            self.standing[waiter] = None
+            waiter.place, waiter.depth = self, end
+
     def beyond(self) -> Iterator[Waiter]:
         """Who stands here or beyond. Do not move them meanwhile."""
         places = [self]
@@ -99,10 +107,9 @@ class PlaceTree:
 
     def stand(self, waiter: Waiter, depth: int) -> None:
         """`waiter` stands at the `depth`-th block of its chain, from now on."""
-        waiter.depth = depth
-        place = waiter.place = self._place(waiter.chain, depth)
-        place.standing[waiter] = None
-        self.weigh(place, 1)
+        place = self._place(self.root, waiter.chain, depth)
+        place.take([waiter])
+        self._weigh(place, 1)
 
     def step_aside(self, waiter: Waiter) -> None:
         """It stands nowhere."""
@@ -110,29 +117,89 @@ class PlaceTree:
         assert place is not None
         waiter.place = None
         del place.standing[waiter]
-        self.weigh(place, -1)
+        self._weigh(place, -1)
         self._tidy(place)
 
-    def weigh(self, place: Place | None, change: int) -> None:
-        """So many more stand at `place`."""
-        while place is not None:
+    def move_on(self, waiters: Sequence[Waiter], key: int) -> None:
+        """`waiters`, who stand at the same place, move on to the same block, `key`."""
+        start, chain = waiters[0].place, waiters[0].chain
+        assert start is not None
+        for waiter in waiters:
+            del start.standing[waiter]
+        depth = chain.index(key, start.end) + 1
+        place = self._place(start, chain, depth)
+        place.take(waiters)
+        self._weigh(place, len(waiters), start)
+        self._tidy(start)
+
+    def fall_back(self, key: int) -> None:
+        """All who stand at this block or beyond stand before it now."""
+        place = self._homes[key]
+        waiters = list(place.beyond())
+        kept = place.keys.index(key)
+        self._close(list(place.children.values()))
+        place.children.clear()
+        place.standing.clear()
+        if kept:
+            for lost in place.keys[kept:]:
+                del self._homes[lost]
+            del place.keys[kept:]
+        else:
+            assert place.parent is not None
+            del place.parent.children[key]
+            self._close([place])
+            place = place.parent
+        place.take(waiters)
+
+    def mark(self, place: Place | None) -> None:
+        """Something about those who stand at `place` is different."""
+        self._weigh(place, 0)
+
+    def check(self) -> None:
+        """Raises InvariantError if the books do not balance. For tests; O(places)."""
+        homes: dict[int, Place] = {}
+        places = [self.root]
+        while places:
+            place = places.pop()
+            children = place.children.values()
+            if place.weight != len(place.standing) + sum(child.weight for child in children):
+                raise InvariantError(f"place {place.keys}: {place.weight} stand there or beyond, but the sum is another")
+            if place is not self.root and (not place.weight or (len(children) == 1 and not place.standing)):
+                raise InvariantError(f"place {place.keys} is not needed")
+            if any(child.parent is not place or child.start != place.end for child in children):
+                raise InvariantError(f"place {place.keys}: what is beyond does not continue it")
+            homes.update(dict.fromkeys(place.keys, place))
+            places.extend(children)
+        if homes != self._homes:
+            raise InvariantError("a block of a place is not known to be there, or one is that is not")
+
+    def _close(self, places: list[Place]) -> None:
+        """Nobody stands in them or beyond any more."""
+        while places:
+            place = places.pop()
+            places.extend(place.children.values())
+            for key in place.keys:
+                del self._homes[key]
+            place.weight = 0
+            self.reweighed[place] = None
+
+    def _weigh(self, place: Place | None, change: int, below: Place | None = None) -> None:
+        """So many more stand at `place`, and came from `below`, if from anywhere."""
+        while place is not below and place is not None:
             place.weight += change
             self.reweighed[place] = None
             place = place.parent
 
-    def _place(self, chain: Sequence[int], depth: int) -> Place:
-        """The place that ends with the `depth`-th block of `chain`, all cached."""
-        place = self.root
+    def _place(self, place: Place, chain: Sequence[int], depth: int) -> Place:
+        """The place that ends with the `depth`-th block of `chain`, all cached; `place` is before it."""
         while place.end < depth:
             start = place.end
             child = place.children.get(chain[start])
             if child is None:
                 return self._open(place, list(chain[start:depth]))
             end = min(child.end, depth)
-            if (
-                chain[end - 1] != child.keys[end - start - 1]
-            ):  # equal keys mean equal prefixes: the first that differs is found by halves
-                end = start + bisect_left(range(end - start), 1, key=lambda i: chain[start + i] != child.keys[i])
+            if chain[end - 1] != child.keys[end - start - 1]:
+                end = start + _common(chain[start:end], child.keys)
             place = child if end == child.end else self._split(child, end)
         return place
 
@@ -172,4 +239,9 @@ class PlaceTree:
         self._homes.update(dict.fromkeys(upper.keys, lower))
         lower.start, lower.keys = upper.start, upper.keys + lower.keys
         upper.weight = 0
-        self.reweighed[lower] = None
+        self.reweighed[upper] = self.reweighed[lower] = None
+
+
+def _common(keys: Sequence[int], others: Sequence[int]) -> int:
+    """How many leading keys are equal. Where one is, all before it are: the first that differs is found by halves."""
+    return bisect_left(range(len(keys)), 1, key=lambda i: keys[i] != others[i])

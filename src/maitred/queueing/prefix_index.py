@@ -14,7 +14,7 @@ of a pass, when admitting one evicts what another would have found, nobody moves
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from maitred.contracts import PrefixView, PrefixWatcher, Seq
 from maitred.queueing.duplicates import Duplicates
@@ -43,7 +43,8 @@ class PrefixIndex(PrefixWatcher):
         """It waits from now on."""
         waiter = Waiter(seq, self._cache.chain(seq.request), self._block_size)
         self._duplicates.over(seq.request.id)
-        self._stand(waiter, self._reach(waiter.chain, 0))
+        self.places.stand(waiter, self._reach(waiter.chain, 0))
+        self._moved([waiter])
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
@@ -87,19 +88,31 @@ class PrefixIndex(PrefixWatcher):
                     self._advance(key)
             elif key in self.places:
                 lost.append((self.places.depth(key), key))
-        for depth, key in sorted(lost):
-            if key in self.places:  # else those beyond it have gone back further already
-                self._move(list(self.places.home(key).beyond()), depth)
+        for _, key in sorted(lost):
+            if key in self.places:  # else those beyond it have fallen back further already
+                self._fall_back(key)
 
     def _advance(self, key: int) -> None:
         """`key` is cached now. Those who want it move on, and have mostly the same way to go."""
+        alike: dict[int, list[Waiter]] = {}  # by the last block that they find
         end, depth = key, 0
-        for waiter in list(self._wanted[key]):
+        for waiter in self._wanted.pop(key):
             chain = waiter.chain
-            shared = 0 < depth <= len(chain) and chain[depth - 1] == end
-            depth = self._reach(chain, depth if shared else waiter.depth + 1)
+            known = 0 < depth <= len(chain) and chain[depth - 1] == end
+            depth = self._reach(chain, depth if known else waiter.depth + 1)
             end = chain[depth - 1]
-            self._move([waiter], depth)
+            alike.setdefault(end, []).append(waiter)
+        for end, waiters in alike.items():
+            self.places.move_on(waiters, end)
+            self._moved(waiters)
+
+    def _fall_back(self, key: int) -> None:
+        """`key` is not cached any more. Those who stand there or beyond fall back to the block before it."""
+        waiters = list(self.places.home(key).beyond())
+        for waiter in waiters:
+            self._give_up(waiter)
+        self.places.fall_back(key)
+        self._moved(waiters)
 
     def _reach(self, chain: Sequence[int], depth: int) -> int:
         """How many blocks of `chain` are cached without a gap, if `depth` are."""
@@ -108,28 +121,29 @@ class PrefixIndex(PrefixWatcher):
             depth += 1
         return depth
 
-    def _move(self, waiters: Sequence[Waiter], depth: int) -> None:
+    def _moved(self, waiters: Iterable[Waiter]) -> None:
+        """They stand where they have not stood before."""
+        wanted, moved = self._wanted, self.moved
         for waiter in waiters:
-            self._step_aside(waiter)
-            self._stand(waiter, depth)
+            if waiter.depth < len(waiter.chain):
+                wanted.setdefault(waiter.chain[waiter.depth], {})[waiter] = None
+            moved[waiter] = None
+            self._duplicates.stands(waiter)
 
-    def _stand(self, waiter: Waiter, depth: int) -> None:
-        self.places.stand(waiter, depth)
-        if depth < len(waiter.chain):
-            self._wanted.setdefault(waiter.chain[depth], {})[waiter] = None
-        self.moved[waiter] = None
-        self._duplicates.stands(waiter)
-
-    def _step_aside(self, waiter: Waiter) -> None:
+    def _give_up(self, waiter: Waiter) -> None:
+        """It wants nothing."""
         if waiter.depth < len(waiter.chain):
             key = waiter.chain[waiter.depth]
             wanting = self._wanted[key]
             del wanting[waiter]
             if not wanting:
                 del self._wanted[key]
+
+    def _step_aside(self, waiter: Waiter) -> None:
+        self._give_up(waiter)
         self.places.step_aside(waiter)
         self.moved[waiter] = None
 
     def _flipped(self, waiter: Waiter) -> None:
         self.moved[waiter] = None
-        self.places.weigh(waiter.place, 0)
+        self.places.mark(waiter.place)

@@ -1,8 +1,9 @@
 """Who has waited longest for its size, as the clock goes on: a kinetic tournament.
 
-Player i's ratio at clock c is (c - since) / size, a line in c. Players meet in a knock-out tree, whose every match remembers
-its winner and the clock at which any match below it will end differently. So when the clock goes on, only the matches that
-are due are played again, and a player who comes, leaves or changes costs the matches of its path. A match can turn but once
+Player i's ratio at clock c is (c - since) / size, a line in c. Players meet in
+a knock-out tree, whose every match remembers its winner and the clock at which any match below it will end differently. So when
+the clock goes on, only the matches that are due are played again; and where a player comes, leaves or changes, those on its
+path are due at once, and are played when somebody asks, however many players they have in common. A match can turn but once
 while its two players stay (the smaller one's ratio grows faster), so n players turn O(n log n) matches in all, however long
 the clock runs.
 
@@ -20,6 +21,7 @@ from maitred.contracts import SortKey
 P = TypeVar("P")
 
 _NEVER = 1 << 62
+_NOW = -1
 
 
 class Player(msgspec.Struct, Generic[P], eq=False):
@@ -45,6 +47,8 @@ class Tournament(Generic[P]):
 
     def first(self) -> P | None:
         """Who has the largest ratio; None if nobody plays."""
+        if self._due[1] <= self._clock:
+            self._catch_up(1)
         winner = self._winners[1]
         return None if winner is None else winner.who
 
@@ -53,31 +57,32 @@ class Tournament(Generic[P]):
             self._grow()
         player.leaf = self._free.pop()
         self._winners[player.leaf] = player
-        self._replay(player.leaf)
+        self.changed(player)
 
     def leave(self, player: Player[P]) -> None:
         self._winners[player.leaf] = None
         self._free.append(player.leaf)
-        self._replay(player.leaf)
+        self.changed(player)
+
+    def changed(self, player: Player[P]) -> None:
+        """Its size is another."""
+        due, match = self._due, player.leaf >> 1
+        while match and due[match] != _NOW:
+            due[match] = _NOW
+            match >>= 1
 
     def advance(self, clock: int) -> None:
         """The clock stands at `clock`."""
         self._clock = clock
-        if self._due[1] <= clock:
-            self._catch_up(1)
 
     def _catch_up(self, match: int) -> None:
         """This match or one below it is due."""
-        for below in (2 * match, 2 * match + 1):
-            if self._due[below] <= self._clock:
-                self._catch_up(below)
+        due, clock, below = self._due, self._clock, 2 * match
+        if due[below] <= clock:
+            self._catch_up(below)
+        if due[below + 1] <= clock:
+            self._catch_up(below + 1)
         self._play(match)
-
-    def _replay(self, leaf: int) -> None:
-        match = leaf >> 1
-        while match:
-            self._play(match)
-            match >>= 1
 
     def _play(self, match: int) -> None:
         winners, due, clock = self._winners, self._due, self._clock
