@@ -7,12 +7,27 @@
 
 Time is an integer number of microseconds and events at one instant have a fixed order, so that the same seed gives the same
 bytes, with skipping on or off.
+
+What needs numpy is imported when it is asked for: a gateway reads the same configuration, and starts without it.
 """
 
 from __future__ import annotations
 
-from maitred.sim.columns import Outcome, Results
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from maitred.sim.config import ClusterConfig
-from maitred.sim.world import simulate
+
+if TYPE_CHECKING:
+    from maitred.sim.columns import Outcome, Results
+    from maitred.sim.world import simulate
 
 __all__ = ["ClusterConfig", "Outcome", "Results", "simulate"]
+
+_HOMES = {"Outcome": "maitred.sim.columns", "Results": "maitred.sim.columns", "simulate": "maitred.sim.world"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'maitred.sim' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
