@@ -41,6 +41,11 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         policy, priority = self._scheduler()
         return [*self._about_priorities(policy, priority), *self._about_layers(policy, prefix_cache)]
 
+    def needs_prefix_cache(self) -> bool:
+        """Whether the order, or a part of it, is something else where there is no prefix cache. Raises ConfigError as `policy`
+        does."""
+        return any(_needs_cache(layer) for layer in _layers(self._scheduler()[0]))
+
     def _scheduler(self) -> tuple[QueuePolicy, PriorityPolicy | None]:
         priority = None if self.priority_policy is None else PRIORITIES.get(self.priority_policy)()
         usual = {} if priority is None else {PriorityPolicy: priority}
@@ -56,10 +61,14 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for layer in _layers(policy):
             if isinstance(layer, ByScore) and (same := layer.same_as()):
                 yield same
-            about: PolicyInfo | None = getattr(layer, "about", None)
-            if about is not None and about.cache_aware is CacheAware.YES and not prefix_cache:
+            if _needs_cache(layer) and not prefix_cache:
                 instead = getattr(layer, "instead", "fcfs")
                 yield f"{self.scheduler} orders by the prefix cache, which is off: {instead} takes the place of what needs it"
+
+
+def _needs_cache(layer: QueuePolicy) -> bool:
+    about: PolicyInfo | None = getattr(layer, "about", None)
+    return about is not None and about.cache_aware is CacheAware.YES
 
 
 def _layers(policy: QueuePolicy) -> Iterator[QueuePolicy]:
