@@ -117,3 +117,102 @@ def test_who_leaves_after_the_first_comment() -> None:
             assert w.state.classes["default"].client_gone == 1
 
     run(scenario())
+
+
+class Pausing:
+    """Says each of `pieces` when it is told to go on, and the end of the stream after the last."""
+
+    def __init__(self, *pieces: bytes, head: bytes = STREAM_HEAD) -> None:
+        self.head, self.pieces = head, pieces
+        self._turns = asyncio.Semaphore(0)
+
+    def go_on(self, times: int = 1) -> None:
+        for _ in range(times):
+            self._turns.release()
+
+    async def __call__(self, turn: Turn) -> None:
+        await turn.say(self.head)
+        for piece in self.pieces:
+            await self._turns.acquire()
+            await turn.say(piece)
+
+
+END = b"0\r\n\r\n"
+
+
+def test_a_stream_that_falls_silent_later_gets_comments_too() -> None:
+    async def scenario() -> None:
+        act = Pausing(chunk(b"data: 1\n\n"), chunk(b"data: 2\n\n"), END)
+        async with world(Backend(act), sse_keepalive_secs=0.02) as w:
+            act.go_on()
+            wire = await w.asking(STREAM)
+            await wire.head()
+            got = [await wire.chunk() for _ in range(3)]
+            while got[-2:] != [COMMENT] * 2:  # its first data may have come late, and a comment before it
+                got.append(await wire.chunk())
+            act.go_on(2)
+            got += [piece async for piece in rest(wire)]
+            assert b"".join(piece for piece in got if piece != COMMENT) == b"data: 1\n\ndata: 2\n\n"
+            await wire.ask(body=STREAM)  # the connection is at the beginning of an answer, and not in a comment
+            act.go_on(3)
+            assert (await wire.head())[0] == 200
+            assert b"".join([piece async for piece in rest(wire)]).replace(COMMENT, b"") == b"data: 1\n\ndata: 2\n\n"
+
+    run(scenario())
+
+
+def test_no_comment_falls_into_an_event() -> None:
+    async def scenario() -> bytes:
+        act = Pausing(chunk(b"data: 1\n\ndata: "), chunk(b"2\n"), chunk(b"\n"), END)
+        async with world(Backend(act), sse_keepalive_secs=0.02) as w:
+            act.go_on()
+            wire = await w.asking(STREAM)
+            await wire.head()
+            got = b""
+            while not got.endswith(b"data: "):
+                got += await wire.chunk()
+            for end in (b"2\n", b"\n"):
+                await asyncio.sleep(0.07)
+                act.go_on()
+                assert await wire.chunk() == end
+                got += end
+            assert await wire.chunk() == COMMENT
+            act.go_on()
+            return got
+
+    assert run(scenario()).replace(COMMENT, b"") == b"data: 1\n\ndata: 2\n\n"
+
+
+@pytest.mark.parametrize("header", [b"content-length: 9", b"transfer-encoding: chunked\r\ncontent-encoding: br"])
+def test_no_comment_goes_where_it_would_break_the_body(header: bytes) -> None:
+    """Whose length was given, or which only looks like text when it is decoded."""
+
+    async def scenario() -> bytes:
+        pieces = [chunk(b"data"), chunk(b": 1\n\n"), END] if b"chunked" in header else [b"data", b": 1\n\n"]
+        act = Pausing(*pieces, head=b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n" + header + b"\r\n\r\n")
+        async with world(Backend(act), sse_keepalive_secs=0.01) as w:
+            wire = await w.asking(STREAM)
+            for _ in pieces:
+                await asyncio.sleep(0.04)
+                act.go_on()
+            return (await wire.reply())[2]
+
+    assert run(scenario()) == b"data: 1\n\n"
+
+
+def test_a_client_that_does_not_read_is_sent_one_comment_at_most() -> None:
+    async def scenario() -> int:
+        act = Pausing(chunk(b"data: " + b"x" * 8_000_000 + b"\n\n"), END)
+        async with world(Backend(act), sse_keepalive_secs=0.01) as w:
+            act.go_on()
+            wire = await w.asking(STREAM)
+            wire.writer.transport.pause_reading()
+            await asyncio.sleep(0.3)
+            act.go_on()
+            wire.writer.transport.resume_reading()
+            await wire.head()
+            body = b"".join([piece async for piece in rest(wire)])
+            assert len(body.replace(COMMENT, b"")) == 8_000_008
+            return body.count(COMMENT)
+
+    assert run(scenario()) <= 3  # before its first byte, and while the last of the data was read

@@ -4,7 +4,7 @@ Its head is withheld until the first data of its body: comments that only keep a
 client has been shown nothing, and the request can be moved to another backend, tried again, or preempted.
 
 If a keep-alive is configured and a stream has begun but says nothing for that long, the head goes out with a comment of ours.
-That is a first byte like any other.
+That is a first byte like any other. Later silences are filled in the same way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from maitred.gateway.call import Call
 from maitred.gateway.intake import REQUEST_ID, end_to_end
-from maitred.gateway.keepalive import COMMENT, Heartbeat
+from maitred.gateway.keepalive import COMMENT, Heartbeat, leaves_room
 from maitred.wire import sse
 from maitred.wire.asgi import Departure, Headers, Message, Send, send_now
 from maitred.wire.response import Response
@@ -26,7 +26,7 @@ WITHHELD_BYTES = 16_384
 class Answer:
     """`open` it, and if it may be shown, `deliver` it."""
 
-    __slots__ = ("_call", "_departure", "_keepalive_secs", "_opened", "_opening", "_response", "_send")
+    __slots__ = ("_call", "_departure", "_is_stream", "_keepalive_secs", "_opened", "_opening", "_response", "_send")
 
     def __init__(self, call: Call, response: Response, send: Send, departure: Departure, keepalive_secs: float) -> None:
         """`keepalive_secs` in seconds; 0: never."""
@@ -34,13 +34,14 @@ class Answer:
         self._response = response
         self._send = send
         self._departure = departure
-        self._keepalive_secs = keepalive_secs
+        self._is_stream = call.request.stream and _is_events(response.headers)
+        self._keepalive_secs = keepalive_secs if self._is_stream and leaves_room(response.headers) else 0.0
         self._opening = b""
         self._opened = False
 
     async def open(self) -> None:
         """Until there is something to show. Raises UpstreamError."""
-        if not (self._call.request.stream and self._is_events()):
+        if not self._is_stream:
             self._opening = await self._response.read()
             self._opened = True
         elif not self._keepalive_secs:
@@ -54,13 +55,24 @@ class Answer:
 
     async def deliver(self, first_data: Callable[[], None]) -> None:
         """All of it. `first_data` is called as the first data goes out. Raises UpstreamError when it breaks off."""
+        if not self._keepalive_secs:
+            await self._deliver(first_data)
+            return
+        heartbeat = Heartbeat(self._send, self._keepalive_secs)
+        self._send = heartbeat.send
+        try:
+            await self._deliver(first_data)
+        finally:
+            heartbeat.stop()
+
+    async def _deliver(self, first_data: Callable[[], None]) -> None:
         if self._opened:
             first_data()
             await self._head()
         else:
             await self._head()
             await self._body(COMMENT, more=True)
-            await self._data_at_last()
+            await self._data()
             first_data()
         whole = self._response.complete
         await self._body(self._opening, more=not whole)
@@ -73,13 +85,6 @@ class Answer:
         while not (response.complete or sse.has_data(self._opening) or len(self._opening) >= WITHHELD_BYTES):
             self._opening += await response.read()
         self._opened = True
-
-    async def _data_at_last(self) -> None:
-        heartbeat = Heartbeat(self._send, self._keepalive_secs)
-        try:
-            await self._data()
-        finally:
-            heartbeat.stop()
 
     async def _head(self) -> None:
         response = self._response
@@ -107,9 +112,9 @@ class Answer:
 
         await self._response.pipe(write)
 
-    def _is_events(self) -> bool:
-        headers = self._response.headers
-        return any(name == b"content-type" and value.startswith(sse.CONTENT_TYPE) for name, value in headers)
+
+def _is_events(headers: Headers) -> bool:
+    return any(name == b"content-type" and value.lower().startswith(sse.CONTENT_TYPE) for name, value in headers)
 
 
 def _identify(headers: Headers, request_id: bytes) -> None:
