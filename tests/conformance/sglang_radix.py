@@ -7,6 +7,7 @@ inserted so far, and after each the sizes of the cache. All counts are tokens.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -78,4 +79,6 @@ class _Replay:
 
 
 def _config(recorded: dict[str, Any] | str | None) -> dict[str, Any]:
-    return recorded if isinstance(recorded, dict) else {}
+    """The policy's parameters, as JSON or as SGLang's flag has them."""
+    config: dict[str, Any] = json.loads(recorded) if isinstance(recorded, str) else recorded or {}
+    return config

@@ -29,3 +29,11 @@ def test_every_recorded_trace_comes_out_as_recorded(cases: list[dict[str, Any]])
 def test_a_cache_that_evicts_otherwise_is_found_out(cases: list[dict[str, Any]]) -> None:
     problems = run_case(next(case for case in cases if case["eviction_policy"] == "lru") | {"eviction_policy": "mru"})
     assert any("(evict): cached_after" in problem for problem in problems)
+
+
+def test_a_policy_takes_its_parameters_as_recorded(cases: list[dict[str, Any]]) -> None:
+    """With a threshold of 1 everything is protected, and what was used longest ago goes first."""
+    lru = next(case for case in cases if case["eviction_policy"] == "lru")
+    for config in ({"protected_threshold": 1}, '{"protected_threshold": 1}'):
+        assert run_case(lru | {"eviction_policy": "slru", "eviction_config": config}) == []
+    assert any(run_case(case | {"eviction_policy": "slru"}) for case in cases if case["eviction_policy"] == "lru")

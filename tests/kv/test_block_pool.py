@@ -247,5 +247,5 @@ class LazyPool(RuleBasedStateMachine):
         self.look()
 
 
-LazyPool.TestCase.settings = settings(max_examples=70, stateful_step_count=40, deadline=None)
+LazyPool.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 test_lazy_is_eager = LazyPool.TestCase

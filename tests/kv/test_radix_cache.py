@@ -127,6 +127,15 @@ def test_lfu_counts_an_owner_once_and_a_split_keeps_the_count() -> None:
     assert listener.said[told:] == ["-32", "-31", "-30", "-8", "-7", "-2", "-5", "-1"]  # 1, 1, 1, 1, 3, 3 and 4 times
 
 
+def test_slru_protects_what_enough_owners_published() -> None:
+    for threshold, left in ((2, 1), (3, 7)):
+        cache = RadixCache(block_size=16, eviction=EVICTIONS.get("slru")(protected_threshold=threshold))
+        for key in (1, 1, 7):
+            cache.insert([key])
+        cache.evict(1)
+        assert cache.holds(left)
+
+
 def test_a_scratch_tree_finds_equal_prompts_within_one_batch() -> None:
     scratch = RadixCache(block_size=1)
     prompts = [[1, 2, 3], [1, 2, 4], [9]]
@@ -154,8 +163,8 @@ def test_what_cannot_be_is_refused_by_the_tree() -> None:
         cache.unlock(lock)
     with pytest.raises(ValueError, match="at least one block"):
         RadixCache(0)
-    with pytest.raises(ConfigError, match="protects nothing"):
-        EVICTIONS.get("slru")(threshold=0)
+    with pytest.raises(ConfigError, match="protected_threshold is 0"):
+        EVICTIONS.get("slru")(protected_threshold=0)
 
 
 def test_a_tree_out_of_balance_is_reported() -> None:
@@ -259,5 +268,5 @@ class LazyTree(RuleBasedStateMachine):
             self.look()
 
 
-LazyTree.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+LazyTree.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 test_lazy_tree_is_eager = LazyTree.TestCase

@@ -15,9 +15,11 @@ cost, and change nothing.
 
 **Taking is lazy.** `take` only counts. Whom it evicts is made real by the first look that could tell (`settle`), and whose the
 blocks are is said by `claim`, any time until the owner lets go. So an instance that skips time takes what its decoding
-sequences open during a thousand steps in one call, claims a sequence's blocks when the sequence ends, and publishes what they
-say (if anybody could ask for it) before somebody looks: the outcome is the same as step by step. One thing it must keep: of
-two blocks with the same content, the one that filled first is published first.
+sequences open during a thousand steps in one call (`BlockCounts` knows how many, without asking each), claims a sequence's
+blocks when the sequence ends, and publishes what they say, if anybody could ask for it, before somebody looks. Blocks that
+nobody could ask for are never published: they stay plain, and cost nothing. The outcome is the same as step by step, if of
+two blocks with the same content the one that filled first is published first (and see `RadixCache` on what is published
+together).
 
 All counts are blocks, unless they say tokens.
 """

@@ -1,6 +1,6 @@
 """Which leaf of the radix tree goes first. Each policy is a rank: the smallest goes, among equals the least recently used.
 
-The names are SGLang's (`--radix-eviction-policy`).
+The names are SGLang's (`--radix-eviction-policy`), and so are the parameters (`--radix-eviction-policy-config`).
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ class LeastPriority(EvictionPolicy):
 
 @EVICTIONS.register("slru")
 class SegmentedLeastRecentlyUsed(EvictionPolicy):
-    """What fewer than `threshold` owners published goes before all else: one-time prompts do not flush what is shared."""
+    """What fewer than `protected_threshold` owners published goes before all else: one-time prompts do not flush what is
+    shared."""
 
-    def __init__(self, threshold: int = 2) -> None:
-        """Raises ConfigError unless `threshold` is at least 1."""
-        if threshold < 1:
-            raise ConfigError(f"an slru threshold of {threshold} protects nothing", hint="1 or more; SGLang's is 2")
-        self._threshold = threshold
+    def __init__(self, protected_threshold: int = 2) -> None:
+        """Raises ConfigError unless `protected_threshold` is at least 1, which is lru."""
+        if protected_threshold < 1:
+            raise ConfigError(f"protected_threshold is {protected_threshold}", hint="how many owners: 1 or more")
+        self._threshold = protected_threshold
 
     def rank(self, node: Node) -> Rank:
         return int(node.hits >= self._threshold)
