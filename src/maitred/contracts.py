@@ -53,6 +53,8 @@ class Seq(msgspec.Struct, eq=False, gc=False):
     priority: float = 0.0
     computed: int = 0
     """Tokens of KV it holds (valid while not decoding)."""
+    cached: int = 0
+    """Tokens of its prompt that were in the prefix cache when it was first admitted."""
     pending: int = 0
     """Tokens of its prompt that the step in progress computes; their blocks are taken."""
     emitted: int = 0

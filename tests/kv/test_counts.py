@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maitred.contracts import Seq
 from maitred.errors import InvariantError
 from maitred.kv import BlockCounts
+from maitred.request import Request
+
+SOMEBODY = Seq(Request(id=0, arrival=0, prompt_tokens=1), 0, 1)
 
 
 def test_a_sequence_opens_a_block_when_its_last_one_is_full() -> None:
@@ -18,7 +22,7 @@ def test_a_sequence_opens_a_block_when_its_last_one_is_full() -> None:
     assert [blocks.opens(steps) for steps in (1, 2, 3, 6, 7)] == [0, 0, 1, 1, 2]  # its 9th and 13th token open one
     blocks.run(3)
     assert blocks.free == 7
-    blocks.leave(9)
+    blocks.leave(SOMEBODY, 9)
     blocks.check(held=0)
     assert blocks.free == 10
 
@@ -29,7 +33,7 @@ def test_steps_free_stops_before_the_step_that_finds_no_block() -> None:
     blocks.join(4)
     blocks.join(4)  # both open a block in the next step, and one is free
     assert blocks.steps_free(100) == 0
-    blocks.leave(4)
+    blocks.leave(SOMEBODY, 4)
     assert blocks.steps_free(100) == 8  # two blocks, eight tokens
     assert blocks.steps_free(2) == 2
 

@@ -111,7 +111,9 @@ class ContinuousBatch:
             self._take(chunks, needed)
         if waiting is not None and not self.full:
             budget = self._admit(waiting, chunks, spare, budget, now)
-        return Step(1, chunks, room - budget) if chunks else Step(blocks.steps_free(limit))
+        if chunks:
+            return Step(1, chunks, room - budget)
+        return Step(blocks.steps_free(limit if waiting is None or self.full else blocks.steady(limit)))
 
     def shape(self, step: Step) -> BatchShape:
         """The work of `step`, which has just been formed."""
@@ -144,14 +146,14 @@ class ContinuousBatch:
         del self.sequences[seq.request.id]
         if not seq.decoding:
             self._prefilling.remove(seq)
-            self._blocks.give(self._blocks.blocks(seq.computed + seq.pending))
+            self._blocks.give_back(seq, seq.computed + seq.pending)
             return
         seq.decoding = False
         seq.emitted = emitted = self.number - seq.origin
         seq.computed = held = seq.request.prompt_tokens + emitted - 1
         self.decodes -= 1
         self.context -= held
-        self._blocks.leave(held)
+        self._blocks.leave(seq, held)
 
     def check(self) -> None:
         """Raises InvariantError if the sums do not follow from the sequences."""
@@ -177,27 +179,34 @@ class ContinuousBatch:
         self._blocks.take(blocks)
         for chunk in chunks:
             chunk.seq.pending = chunk.tokens
+            self._blocks.fill(chunk.seq, chunk.start + chunk.tokens)
 
     def _admit(self, waiting: WaitQueue, chunks: list[Chunk], spare: int, budget: int, now: Micros) -> int:
         """Adds a chunk for each sequence that enters the batch, within `spare` blocks and `budget` tokens. Returns what is left
         of the budget."""
-        sequences, most, size = self.sequences, self._limits.max_num_seqs, self._blocks.block_size
+        sequences, most, blocks = self.sequences, self._limits.max_num_seqs, self._blocks
+        blocks.settle()
         waiting.begin(self, now)
         while budget > 0 and len(sequences) < most:
             seq = waiting.peek()
-            if seq is None or seq.target > spare * size:
+            if seq is None:
+                break
+            found = blocks.find(seq)
+            if blocks.blocks(seq.target - found.tokens) + found.idle > spare:
                 break
             waiting.pop()
-            tokens = min(seq.target, self._chunk_limit, budget)
-            taken = -(-tokens // size)
-            self._blocks.take(taken)
-            spare -= taken
+            blocks.admit(seq, found)
+            tokens = min(seq.target - found.tokens, self._chunk_limit, budget)
+            taken = blocks.blocks(found.tokens + tokens) - blocks.blocks(found.tokens)
+            blocks.take(taken)
+            blocks.fill(seq, found.tokens + tokens)
+            spare -= found.idle + taken
             budget -= tokens
-            seq.pending = tokens
+            seq.computed, seq.pending = found.tokens, tokens
             seq.scheduled_at = now
             sequences[seq.request.id] = seq
             self._prefilling.append(seq)
-            chunks.append(Chunk(tokens, 0, seq.target, seq))
+            chunks.append(Chunk(tokens, found.tokens, seq.target, seq))
         return budget
 
     def _make_room(self, chunks: Sequence[Chunk]) -> Step:
@@ -210,19 +219,23 @@ class ContinuousBatch:
             seq = order[served]
             needed = self._new_blocks(ready[seq]) if seq in ready else int(self._held(seq) % self._blocks.block_size == 0)
             while needed > spare and len(order) > served:
-                spare += self._blocks.blocks(self._held(order[-1]))
-                preempted.append(order.pop())
+                free = self._blocks.free
+                preempted.append(self._preempt(order.pop()))
+                spare += self._blocks.free - free
             if served < len(order):
                 spare -= needed
                 served += 1
-        for victim in preempted:
-            self.drop(victim)
-            victim.target = victim.request.prompt_tokens + victim.emitted
-            victim.computed = 0
-            victim.preemptions += 1
         left = [ready[seq] for seq in self._prefilling]
         self._take(left, sum(self._new_blocks(chunk) for chunk in left))
         return Step(1, left, sum(chunk.tokens for chunk in left), preempted)
+
+    def _preempt(self, seq: Seq) -> Seq:
+        """It loses its KV, and will compute it again with the tokens it has emitted."""
+        self.drop(seq)
+        seq.target = seq.request.prompt_tokens + seq.emitted
+        seq.computed = 0
+        seq.preemptions += 1
+        return seq
 
     def _new_blocks(self, chunk: Chunk) -> int:
         return self._blocks.blocks(chunk.start + chunk.tokens) - self._blocks.blocks(chunk.start)

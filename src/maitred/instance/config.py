@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from maitred.instance.latency import LinearLatency
+from maitred.kv import BlockPool
 
 _MOST = {
     "max_num_seqs": 1_000_000,
@@ -26,6 +27,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The largest chunk of one prompt in one step, in tokens; 0: no limit but `max_num_batched_tokens`."""
     total_kv_blocks: int = 27_000
     block_size_in_tokens: int = 16
+    enable_prefix_caching: bool = False
+    """Whether the KV blocks of a prompt stay in memory for the next one that begins alike."""
     max_model_len: int | None = None
     """Prompt and output together, in tokens; None: what the KV blocks hold."""
     latency: LinearLatency = LinearLatency()
@@ -40,6 +43,10 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"long_prefill_token_threshold must be at least 0, not {self.long_prefill_token_threshold}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len must be at least 2 (a token in and a token out), not {self.max_model_len}")
+
+    def prefix_cache(self) -> BlockPool | None:
+        """A new, empty one; None: without prefix caching."""
+        return BlockPool(self.total_kv_blocks, self.block_size_in_tokens) if self.enable_prefix_caching else None
 
     @property
     def model_len(self) -> int:

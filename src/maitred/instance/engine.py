@@ -28,7 +28,7 @@ from maitred.contracts import BatchShape, Seq
 from maitred.errors import InvariantError
 from maitred.instance.config import InstanceConfig
 from maitred.instance.ends import Ends
-from maitred.kv import BlockCounts
+from maitred.kv import BlockCounts, BlockPool, PrefixedBlocks
 from maitred.queueing import SCHEDULERS
 from maitred.request import Request, RequestId
 from maitred.units import Micros
@@ -76,10 +76,12 @@ class Instance:
         self._latency = config.latency
         self._model_len = config.model_len
         self._step_limit = 1 if config.step_by_step else 1 << 60
-        self._blocks = BlockCounts(config.total_kv_blocks, config.block_size_in_tokens)
+        self.cache = config.prefix_cache()
+        """What it remembers; None: nothing."""
+        self._blocks = _blocks(config, self.cache)
         limits = BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.long_prefill_token_threshold)
         self._batch = ContinuousBatch(limits, self._blocks)
-        self._waiting = SCHEDULERS.get(config.scheduler)().queue(None, rng)
+        self._waiting = SCHEDULERS.get(config.scheduler)().queue(self.cache, rng)
         self._seqs: dict[RequestId, Seq] = {}
         self._answers: dict[RequestId, int] = {}
         """How many tokens each answer will have: known here as an engine knows it, when it is over."""
@@ -327,6 +329,7 @@ class Instance:
 
     def _forget(self, seq: Seq, now: Micros, kind: EventKind) -> None:
         del self._seqs[seq.request.id], self._answers[seq.request.id]
+        self._blocks.forget(seq)
         self._waiting.left(seq, now)
         self._events.append(InstanceEvent(now, kind, seq))
 
@@ -344,3 +347,9 @@ class Instance:
                 return due
             heappop(deadlines)
         return None
+
+
+def _blocks(config: InstanceConfig, cache: BlockPool | None) -> BlockCounts:
+    if cache is None:
+        return BlockCounts(config.total_kv_blocks, config.block_size_in_tokens)
+    return PrefixedBlocks(cache)

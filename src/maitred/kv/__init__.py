@@ -14,6 +14,7 @@ from maitred.kv.counts import BlockCounts
 from maitred.kv.eviction import EVICTIONS, EvictionPolicy
 from maitred.kv.keys import TokenIds, chain_of, extended, namespace_of, namespaced
 from maitred.kv.pool import Blanks, BlockPool
+from maitred.kv.prefixed import PrefixedBlocks
 from maitred.kv.radix import RadixCache
 from maitred.kv.reuse import Reuse, reuse
 
@@ -25,6 +26,7 @@ __all__ = [
     "EvictionPolicy",
     "Lock",
     "PrefixCache",
+    "PrefixedBlocks",
     "RadixCache",
     "Reuse",
     "TokenIds",

@@ -1,0 +1,113 @@
+"""PrefixedBlocks: block counts over a prefix cache.
+
+A sequence that enters uses the leading blocks of its prompt that are cached, and computes the rest. Its blocks say what they
+hold as soon as the step is formed that computes them, so that one admitted later in the same step may share them. What it
+emits nobody else will ask for, yet it fills blocks that say something: they are told apart by keys of its own, when it leaves
+(see `PrefixCache`: taking is lazy). A sequence that was preempted finds its own blocks again, as far as they are still there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from maitred.contracts import Seq
+from maitred.errors import InvariantError
+from maitred.kv.cache import Lock, PrefixCache
+from maitred.kv.counts import BlockCounts, Found
+from maitred.request import RequestId
+
+_OWN = 0x6F776E
+"""Marks the keys of what only its sequence knows. Hashes of ints are the same in every process."""
+
+
+class _Content(msgspec.Struct, eq=False, gc=False):
+    """What a sequence says, block by block."""
+
+    chain: list[int]
+    """Keys: of its prompt as far as it is known, and then its own."""
+    lock: Lock | None = None
+    """While it is in the batch."""
+
+
+class PrefixedBlocks(BlockCounts):
+    """The KV blocks of one instance, in `cache`, which nobody else may change."""
+
+    __slots__ = ("_contents", "_unclaimed", "cache")
+
+    def __init__(self, cache: PrefixCache[Any]) -> None:
+        super().__init__(cache.total, cache.block_size)
+        self.cache = cache
+        self._contents: dict[RequestId, _Content] = {}
+        self._unclaimed = 0
+        """Blocks that decoding sequences have opened and that are nobody's in particular yet."""
+
+    def take(self, blocks: int) -> None:
+        self.cache.take(blocks)
+        self._unclaimed += blocks
+        self.free -= blocks
+
+    def find(self, seq: Seq) -> Found:
+        usable = (seq.target - 1) // self.block_size
+        chain = self._chain(seq, usable)[:usable]
+        blocks = self.cache.cached(chain)
+        if not blocks:
+            return Found()
+        return Found(blocks * self.block_size, self.cache.idle(chain[:blocks]))
+
+    def admit(self, seq: Seq, found: Found) -> None:
+        blocks = found.tokens // self.block_size
+        self._contents[seq.request.id].lock = self.cache.lock(self._chain(seq, blocks)[:blocks])
+        self.free -= found.idle
+        if not seq.preemptions:
+            seq.cached = found.tokens
+
+    def fill(self, seq: Seq, tokens: int) -> None:
+        full = tokens // self.block_size
+        chain = self._chain(seq, full)
+        lock = self._claimed(seq, tokens)
+        if full > lock.published:
+            self.cache.publish(lock, chain[lock.published : full])
+
+    def give_back(self, seq: Seq, tokens: int) -> None:
+        self.fill(seq, tokens)
+        self.cache.unlock(self._claimed(seq, tokens))
+        self._contents[seq.request.id].lock = None
+        self.free = self.cache.free
+
+    def forget(self, seq: Seq) -> None:
+        self._contents.pop(seq.request.id, None)
+
+    def settle(self) -> None:
+        self.cache.settle()
+
+    def steady(self, limit: int) -> int:
+        return max(1, self._steps_of(self.cache.free - self.cache.evictable, limit)) if self._decoders else limit
+
+    def check(self, held: int) -> None:
+        self.cache.check()
+        locks = [content.lock for content in self._contents.values() if content.lock is not None]
+        if held != sum(lock.published + lock.plain for lock in locks) + self._unclaimed:
+            raise InvariantError(f"KV blocks: sequences say {held}, their locks and {self._unclaimed} unclaimed differ")
+        if self.free != self.cache.free or sum(self._opening) != self._decoders or min(self._opening) < 0:
+            raise InvariantError(f"KV blocks: {self.free} free or {self._opening} open is not what the cache says")
+
+    def _chain(self, seq: Seq, blocks: int) -> list[int]:
+        """At least the first `blocks` keys of what `seq` says."""
+        content = self._contents.get(seq.request.id)
+        if content is None:
+            content = self._contents[seq.request.id] = _Content(list(self.cache.chain(seq.request)))
+        chain = content.chain
+        chain.extend(hash((_OWN, seq.order, block)) for block in range(len(chain), blocks))
+        return chain
+
+    def _claimed(self, seq: Seq, tokens: int) -> Lock:
+        """Its lock, with all blocks of its first `tokens` tokens."""
+        lock = self._contents[seq.request.id].lock
+        assert lock is not None
+        missing = self.blocks(tokens) - lock.published - lock.plain
+        if missing:
+            self.cache.claim(lock, missing)
+            self._unclaimed -= missing
+        return lock
