@@ -56,7 +56,7 @@ async def refused(wire: Wire) -> tuple[int, str, str | None]:
 
 
 def parked(w: World) -> int:
-    return w.gateway._reception._budget.parked
+    return w.state.parked_body_bytes
 
 
 def test_bodies_that_are_kept_and_those_that_are_being_read_share_one_budget() -> None:
@@ -71,6 +71,7 @@ def test_bodies_that_are_kept_and_those_that_are_being_read_share_one_budget() -
             waiting.writer.write(BODY[90:])
             await w.until(lambda: w.state.waiting == 1)
             assert parked(w) == 200
+            assert "maitred_parked_body_bytes 200.0" in (await w.ask("/metrics", method="GET"))[2].decode().splitlines()
             held.open.set()
             assert [(await wire.reply())[0] for wire in (flying, waiting)] == [200, 200]
             await w.until(lambda: parked(w) == 0)

@@ -99,7 +99,8 @@ class Gateway:
 
     def state(self) -> GatewayState:
         """What is waiting, in flight and done, and how the backends are."""
-        return self._observer.state(decision_log_failed=self._log is not None and self._log.failed)
+        failed = self._log is not None and self._log.failed
+        return self._observer.state(parked_body_bytes=self._reception.parked_bytes, decision_log_failed=failed)
 
     def settings(self) -> Settings:
         """What is in force."""

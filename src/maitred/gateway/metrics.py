@@ -49,6 +49,8 @@ class GatewayCollector(Collector):
         yield from self._headers()
         yield from self._durations()
         yield from self._troubles()
+        parked = "Request bodies that are being read or kept, all together."
+        yield gauge("maitred_parked_body_bytes", parked, [], [([], state.parked_body_bytes)])
         fallback = "1 if the configuration could not be used as a whole, or the reservations exceed the capacity."
         yield gauge("maitred_config_fallback", fallback, [], [([], state.config_fallback is not None)])
         failed = "1 if the decision log could not be written: nothing is recorded any more."

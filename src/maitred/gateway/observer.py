@@ -22,7 +22,7 @@ class Observer:
         self._capacity = capacity
         self._counts = counts
 
-    def state(self, *, decision_log_failed: bool) -> GatewayState:
+    def state(self, *, parked_body_bytes: int, decision_log_failed: bool) -> GatewayState:
         """O(requests that are here)."""
         core, fleet = self._driver.core, self._fleet
         pools = {name: _pool(core.view(name)) for name in core.pools}
@@ -39,6 +39,7 @@ class Observer:
             models={model: ModelState(slots.slots, slots.source) for model, slots in offered.items()},
             tenants=self._tenants(),
             backends=[self._backend(backend) for backend in fleet.backends],
+            parked_body_bytes=parked_body_bytes,
             decision_log_failed=decision_log_failed,
         )
 

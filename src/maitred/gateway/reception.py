@@ -80,6 +80,11 @@ class Reception:
         """Those in force."""
         return self._rules.keys
 
+    @property
+    def parked_bytes(self) -> int:
+        """Of all bodies that are being read or kept."""
+        return self._budget.parked
+
     def configure(self, config: GatewayConfig) -> None:
         """From now on by this configuration; what has come already goes on by its own."""
         self._rules = Rules(config)

@@ -95,5 +95,7 @@ class GatewayState(msgspec.Struct):
     tenants: dict[str, TenantState]
     """Those that have requests here; the last is `other` if there are many."""
     backends: list[BackendState]
+    parked_body_bytes: int
+    """Of all request bodies that are being read or kept."""
     decision_log_failed: bool
     """Whether decisions are recorded no more, though they should be."""
