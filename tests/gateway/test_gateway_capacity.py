@@ -211,7 +211,7 @@ def test_reservations_that_do_not_fit_mean_no_classes(caplog: pytest.LogCaptureF
 
 
 def test_the_question_waits_for_the_last_backend_and_for_a_slot() -> None:
-    """A backend that is down at first may be the one that makes the reservations fit."""
+    """Each of the two would be too small by itself."""
 
     async def scenario() -> None:
         first, late = reporting(3), reporting(3)
@@ -220,6 +220,43 @@ def test_the_question_waits_for_the_last_backend_and_for_a_slot() -> None:
             assert (w.state.mode, w.state.config_fallback) == ("priority", None)
 
     run(scenario())
+
+
+class Late(Backend):
+    """Has a port, and is not there when the gateway starts."""
+
+    async def start(self) -> None:
+        known = self.port
+        await super().start()
+        if not known:
+            await self.stop()
+
+
+def test_classes_are_taken_up_when_the_reservations_fit_at_last(caplog: pytest.LogCaptureFixture) -> None:
+    """Three slots seem to be all until the second backend has started. Classes are kept when it goes down again."""
+
+    async def scenario() -> None:
+        first, late = reporting(3), Late()
+        late.info = {"max_running_requests": 1}
+        async with world(first, late, slots=None, admission={"classes": TWO_AND_TWO}, ready=False) as w:
+            await w.until(lambda: w.state.config_fallback)
+            here = await w.asking(x_smg_priority="bulk")
+            await w.until(lambda: w.state.in_flight)
+            await first.stop()
+            await w.until(lambda: not w.state.ready)
+            assert w.state.mode == "legacy", "a fleet without slots is no sign that reservations fit"
+            assert (await here.reply())[0] in (502, 503)
+            await first.start()
+            await late.start()
+            await w.until(lambda: w.state.mode == "priority")
+            assert (w.state.capacity, w.state.config_fallback) == (4, None)
+            assert msgspec.json.decode((await w.ask("/health", method="GET"))[2]) == {"status": "ok"}
+            await late.stop()
+            await w.until(lambda: w.state.capacity == 3)
+            assert w.state.mode == "priority"
+
+    run(scenario())
+    assert "the reservations fit now: serving with classes" in caplog.messages
 
 
 def test_clamped_reservations(caplog: pytest.LogCaptureFixture) -> None:

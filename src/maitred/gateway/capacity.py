@@ -2,8 +2,10 @@
 
 Once, at start-up, the question is whether classes can be used at all: when every backend has been polled and some model has
 slots. If the reservations exceed them, the gateway serves without classes (mode `legacy`) and says so, or scales the
-reservations down, as `on_overcommit` has it. Under `flavour: smg` the question is asked before any backend is known, against
-what SMG assumes then, and the answer is always to serve without.
+reservations down, as `on_overcommit` has it. A fleet that starts one by one may seem too small at first, so who serves without
+classes for that reason alone takes them up as soon as every model has slots enough, and keeps them from then on. Under
+`flavour: smg` the question is asked before any backend is known, against what SMG assumes then, and the answer is always to
+serve without.
 
 Later the fleet may shrink below the reservations and recover. The core scales them down and back; here it is said aloud.
 """
@@ -31,6 +33,8 @@ class Capacity:
         self._fleet = fleet
         self._driver = driver
         self._said: dict[str, ModelSlots] = {}
+        self._wanted: AdmissionConfig | None = None
+        """What is to be in force as soon as its reservations fit; None: it is, or will not be of itself."""
         self._asked = False
         """Whether the question of start-up has been answered."""
         if self._config.flavour == "smg":
@@ -46,6 +50,9 @@ class Capacity:
             self._tell(model)
         if not self._asked and self._fleet.polled:
             self._ask()
+        elif self._wanted is not None and self._fits(self._wanted):
+            log.warning("the reservations fit now: serving with classes")
+            self._take_over(self._wanted)
 
     def check(self, config: AdmissionConfig) -> None:
         """Raises ConfigError for a configuration that could not have been started with on the present fleet."""
@@ -59,13 +66,16 @@ class Capacity:
     def adopt(self, config: AdmissionConfig) -> None:
         """Go by `config` from now on. Raises ConfigError, and then nothing has changed."""
         self.check(config)
-        self._driver.reconfigure(config)
-        self.fallback = None
-        self._warn(self._fleet.models)
+        self._take_over(config)
 
     @property
     def _config(self) -> AdmissionConfig:
         return self._driver.core.config
+
+    def _take_over(self, config: AdmissionConfig) -> None:
+        self._driver.reconfigure(config)
+        self.fallback = self._wanted = None
+        self._warn(self._fleet.models)
 
     def _ask(self) -> None:
         if not any(self._fleet.offered(model).slots for model in self._fleet.models):
@@ -73,6 +83,7 @@ class Capacity:
         self._asked = True
         problem = self._problem(self._config)
         if problem is not None and self._config.on_overcommit == "legacy":
+            self._wanted = self._config
             self._fall_back(problem)
         elif problem is not None:
             log.warning("%s: reservations are scaled down", problem)
@@ -93,6 +104,10 @@ class Capacity:
             if problem is not None:
                 return f"{problem} of model `{model}`"
         return None
+
+    def _fits(self, config: AdmissionConfig) -> bool:
+        """A model without a slot is no sign of it."""
+        return all(self._fleet.offered(model).slots for model in self._fleet.models) and self._problem(config) is None
 
     def _tell(self, model: str) -> None:
         """What is offered now, if it has changed. What ends at a backend that is down is no news."""
