@@ -12,7 +12,7 @@ from maitred.config.document import KeyPath
 from maitred.emulator.config import EngineConfig
 from maitred.gateway.config import GatewayConfig
 from maitred.instance import InstanceConfig
-from maitred.queueing import SCHEDULERS
+from maitred.queueing import PRIORITIES, SCHEDULERS
 from maitred.registry import Registry
 from maitred.routing import ROUTERS, RoutingConfig
 from maitred.sim.config import ClusterConfig
@@ -20,6 +20,7 @@ from maitred.sim.config import ClusterConfig
 REGISTERED: Final[Mapping[KeyPath, Registry[Any]]] = {
     ("routing", "policy"): ROUTERS,
     ("instance", "scheduler"): SCHEDULERS,
+    ("instance", "priority_policy"): PRIORITIES,
 }
 """Keys whose value is the name of a policy."""
 

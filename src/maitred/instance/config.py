@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from maitred.instance.latency import LinearLatency
 from maitred.kv import BlockPool
+from maitred.queueing import QueueingConfig
 
 _MOST = {
     "max_num_seqs": 1_000_000,
@@ -16,11 +15,9 @@ _MOST = {
 """Far more than any engine has: what is above is a slip of the keyboard, and would only exhaust memory."""
 
 
-class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Names and meanings as vLLM's and BLIS's flags; defaults as theirs, KV as an 80 GB GPU has beside an 8B model."""
 
-    scheduler: str = "fcfs"
-    """The order of the wait queue: a name registered in `queueing`."""
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = 0

@@ -29,7 +29,6 @@ from maitred.errors import InvariantError
 from maitred.instance.config import InstanceConfig
 from maitred.instance.ends import Ends
 from maitred.kv import BlockCounts, BlockPool, PrefixedBlocks
-from maitred.queueing import SCHEDULERS
 from maitred.request import Request, RequestId
 from maitred.units import Micros
 
@@ -81,7 +80,7 @@ class Instance:
         self._blocks = _blocks(config, self.cache)
         limits = BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.long_prefill_token_threshold)
         self._batch = ContinuousBatch(limits, self._blocks)
-        self._waiting = SCHEDULERS.get(config.scheduler)().queue(self.cache, rng)
+        self._waiting = config.policy().queue(self.cache, rng)
         self._seqs: dict[RequestId, Seq] = {}
         self._answers: dict[RequestId, int] = {}
         """How many tokens each answer will have: known here as an engine knows it, when it is over."""

@@ -1,0 +1,83 @@
+"""Skipping must not be seen with a prefix cache either, under any policy, least of all by those that look at the cache."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency
+from maitred.kv import TokenIds
+from maitred.queueing import SCHEDULERS
+from maitred.request import PriorityClass, Request
+
+Job = tuple[Request, int]
+POLICIES = [
+    *SCHEDULERS,
+    "bounded(lpm, max_wait=0.0005)",
+    "bounded(hrrn, max_displacement=2)",
+    "vtc(lpm, slack=50)",
+    "by-priority(shortest-prefill-first)",
+    "sglang(lpm)",
+    "sglang(dfs-weight)",
+]
+
+
+def workload(rng: Random) -> list[Job]:
+    """A few families of prompts with a common beginning, some of them equal, and pauses in which long answers go on."""
+    jobs, now = [], 0
+    for number in range(rng.randint(2, 18)):
+        now += rng.choice([0, 1, 30, 700])
+        family, common, own = rng.randint(0, 2), rng.choice([0, 8, 16, 40]), rng.choice([1, 3, 20])
+        tokens = (*range(family * 1000, family * 1000 + common), *(9000 + 50 * rng.randint(0, 30) + i for i in range(own)))
+        request = Request(
+            id=number,
+            arrival=now,
+            prompt_tokens=len(tokens),
+            max_output_tokens=rng.choice([None, 40]),
+            priority_class=rng.choice(list(PriorityClass)),
+            priority=float(rng.randint(0, 2)),
+            tenant=rng.choice("ab"),
+            deadline=rng.choice([None, None, now + 2500]),
+            cache_namespace=rng.choice(["", "", "other"]),
+            prefix=TokenIds(tokens) if rng.random() < 0.9 else None,
+        )
+        jobs.append((request, rng.randint(1, 120)))
+    return jobs
+
+
+def driven(config: InstanceConfig, jobs: list[Job]) -> list[tuple[int, int, int, int, int]]:
+    """All events as (at, kind, request, tokens emitted, tokens cached)."""
+    engine, coming, seen = Instance(config, Random(5)), list(jobs), []
+    while True:
+        due = engine.next_event()
+        arrivals = [request.arrival for request, _ in coming[:1]]
+        if due is None and not arrivals:
+            return seen
+        now = min([*arrivals, *([] if due is None else [due])])
+        while coming and coming[0][0].arrival == now:
+            engine.enqueue(*coming.pop(0), now)
+        seen += [(e.at, int(e.kind), e.seq.request.id, e.seq.emitted, e.seq.cached) for e in engine.advance(now)]
+        engine.check()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 100_000), seqs=st.sampled_from([2, 4, 256]), blocks=st.sampled_from([50, 60, 90]))
+def test_skipping_changes_nothing(policy: str, seed: int, seqs: int, blocks: int) -> None:
+    jobs = workload(Random(seed))
+    config = {
+        "scheduler": policy,
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": 64,
+        "total_kv_blocks": blocks,
+        "block_size_in_tokens": 4,
+        "enable_prefix_caching": True,
+        "latency": LinearLatency((40, 1, 2)),
+    }
+    skipping = driven(InstanceConfig(**config), jobs)  # type: ignore[arg-type]
+    assert skipping == driven(InstanceConfig(**config, step_by_step=True), jobs)  # type: ignore[arg-type]
+    event(f"preempted {any(kind == EventKind.PREEMPTED for _, kind, *_ in skipping)}")
+    event(f"cached {any(cached for *_, cached in skipping)}")
