@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, CHAT, STREAM_HEAD, Backend, Turn, Wire, World, chunk, run, whole, world
+from world import ANSWER, CHAT, STREAM_HEAD, Backend, Turn, Wire, chunk, run, whole, world
 
 PREEMPTING = {"classes": {"interactive": {"can_preempt": True}}}
 RETRYING = {**PREEMPTING, "on_preempt": "retry"}
@@ -269,42 +269,40 @@ def test_a_victim_that_waits_again_may_leave_or_wait_in_vain() -> None:
     run(scenario())
 
 
-async def interactive_every(w: World, secs: float, stop: asyncio.Event) -> int:
-    served = 0
-    while not stop.is_set():
-        assert (await w.ask(**INTERACTIVE))[0] == 200
-        served += 1
-        await asyncio.sleep(secs)
-    return served
-
-
 @pytest.mark.parametrize("admission", [PREEMPTING, RETRYING])
 def test_interactive_requests_pass_a_flood_of_bulk(admission: dict[str, Any]) -> None:
+    """Ten in a row, while 120 bulk requests flow through four slots, eight for each of the ten: the last finds a queue, too."""
+
     async def scenario() -> None:
-        begin = asyncio.Event()
+        flow = asyncio.Semaphore(0)
 
         async def act(turn: Turn) -> None:
-            await begin.wait()
-            await asyncio.sleep(0.005)
+            if b"x-class: bulk" in turn.head:
+                await flow.acquire()
             await turn.say(STREAM_HEAD)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.002)
             await turn.say(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
 
         async with world(Backend(act), slots=4, admission=admission) as w:
-            flood = [await w.asking(STREAM, **BULK) for _ in range(120)]
+            flood = [await w.connect() for _ in range(120)]
+            for wire in flood:
+                await ask_bulk(wire)
             await w.until(lambda: w.state.classes["bulk"].waiting == 116)
-            begin.set()
-            stop = asyncio.Event()
-            interactive = asyncio.create_task(interactive_every(w, 0.01, stop))
+            for _ in range(10):
+                assert (await w.ask(body=STREAM, **INTERACTIVE))[0] == 200
+                assert w.state.classes["bulk"].waiting > 120 - 10 * 8 - 4 - 10
+                for _ in range(8):
+                    flow.release()
+            for _ in range(120):
+                flow.release()
             statuses = [(await wire.reply())[0] for wire in flood]
-            stop.set()
-            served = await interactive
             await w.idle()
             books = w.state.classes
             assert set(statuses) <= ({200} if admission is RETRYING else {200, 503})
             assert statuses.count(503) == books["bulk"].preempted
             assert books["bulk"].completed + books["bulk"].preempted == books["bulk"].arrived == 120
-            assert books["interactive"].completed == served > 5
-            assert len(w.backends[0].turns) == 120 + served + books["bulk"].retried
+            assert books["interactive"].completed == 10
+            assert 1 <= books["bulk"].preempted_by["interactive"] <= 10
+            assert books["bulk"].completed + 10 <= len(w.backends[0].turns) <= 120 + 10 + books["bulk"].retried
 
     run(scenario())
