@@ -86,7 +86,12 @@ def tie(seq: Seq) -> tuple[int, int]:
 
 def lpm(naive: Naive) -> list[Seq]:
     held = naive.held_back()
-    return sorted(naive.waiting.values(), key=lambda seq: (seq.request.id in held, -naive.matched(seq), tie(seq)))
+
+    def rank(seq: Seq) -> tuple[bool, int, tuple[int, int]]:
+        back = seq.request.id in held
+        return (back, 0 if back else -naive.matched(seq), tie(seq))
+
+    return sorted(naive.waiting.values(), key=rank)
 
 
 def shortest(naive: Naive) -> list[Seq]:

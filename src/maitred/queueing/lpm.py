@@ -10,7 +10,8 @@ from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo
 
 @SCHEDULERS.register("lpm")
 class LongestPrefixMatch(StandingPolicy):
-    """By cached prompt tokens, most first, then arrival, then order (SGLang `lpm`, without its cut-off)."""
+    """By cached prompt tokens, most first, then arrival, then order (SGLang `lpm`, without its cut-off). Those who are held
+    back go last, in the order of arrival."""
 
     about = PolicyInfo(
         line="who finds most of its prompt in the prefix cache goes first",
@@ -20,4 +21,4 @@ class LongestPrefixMatch(StandingPolicy):
     )
 
     def key(self, waiter: Waiter) -> SortKey:
-        return (waiter.held_back, -waiter.matched, *waiter.tie)
+        return (True, 0, *waiter.tie) if waiter.held_back else (False, -waiter.matched, *waiter.tie)

@@ -1,0 +1,59 @@
+"""On a list that nobody has sorted yet, ours and SGLang's cannot differ: there, ties are arrival."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from fake_cache import FakeCache, Idle, Said
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maitred.contracts import Seq
+from maitred.queueing import SCHEDULERS
+from maitred.request import Request
+
+STEMS = ("", "a", "aaab", "aaabbb", "bbbb")
+
+
+def prompts(random: Random, count: int, block: int) -> list[Seq]:
+    seqs = []
+    for order in range(count):
+        letters = random.choice(STEMS) + "".join(random.choices("ab", k=random.randrange(6)))
+        request = Request(
+            id=order,
+            client_id=f"r{order:04}",  # SGLang's hrrn breaks ties by id
+            arrival=order,
+            prompt_tokens=block * len(letters) + random.randrange(1, 3 * block),
+            prefix=Said(letters),
+        )
+        seqs.append(Seq(request, order, request.prompt_tokens))
+    return seqs
+
+
+@pytest.mark.parametrize("name", ["lpm", "hrrn", "shortest-prefill-first"])
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    block=st.sampled_from([1, 4]),
+    count=st.integers(0, 40),
+    check=st.integers(-1, 12),
+    shared=st.integers(1, 4),
+)
+def test_the_first_pass_is_sglangs(name: str, seed: int, block: int, count: int, check: int, shared: int) -> None:
+    orders = []
+    for spelling in (name, f"sglang({name}"):
+        random, cache = Random(seed), FakeCache(block)
+        brackets = "(" if spelling == name else ", "
+        thresholds = f"check={check}, deprioritize={shared * block})"
+        waiting = SCHEDULERS.get(spelling + brackets + thresholds)().queue(cache, Random(0))
+        for seq in prompts(random, count, block):
+            waiting.add(seq, seq.request.arrival)
+            waiting.served(seq, random.randrange(20), 0, seq.request.arrival)
+            if random.random() < 0.3:
+                cache.publish("".join(random.choices("ab", k=random.randrange(1, 8))))
+            if random.random() < 0.1:
+                cache.evict("".join(random.choices("ab", k=random.randrange(1, 4))))
+        waiting.begin(Idle(), count)
+        orders.append([waiting.pop().order for _ in range(count)])
+    assert orders[0] == orders[1]
