@@ -27,6 +27,7 @@ SPELLED = [
     "reverse-priority(slo-based)",
     "priority-fcfs(queue_samples:Moody)",
     "by-priority(sjf)",
+    "by-priority(routing-key)",
     "by-priority(bounded(random, max_wait=0.0005), values=low-first)",
     "slo(interactive=0.0004, default=0.0002, bulk=0, system=0.0006, window=0.001)",
     "slo(system=0.001, window=0.003, pressure=20)",
@@ -40,7 +41,8 @@ SPELLED = [
     "bounded(vtc(by-priority), max_wait=0.001)",
     "bounded(sjf, max_wait=0.0007)",
     "bounded(priority-fcfs(inverted-slo), max_displacement=2)",
-    "bounded(random, max_wait=0.001, max_displacement=3)",
+    "bounded(priority-fcfs(inverted-slo), max_wait=0.0005)",
+    "bounded(random, max_displacement=3)",
     "bounded(priority-fcfs(queue_samples:Moody), max_wait=0.0005)",
 ]
 """Spellings of composed policies, and of those whose parameters change what kind of queue they are. The spans are short

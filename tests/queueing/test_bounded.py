@@ -50,8 +50,28 @@ def test_those_who_were_there_first_are_not_counted() -> None:
     assert order_at(waiting, *[1] * 5) == [4, 0, 1, 2, 3]
 
 
-def test_a_count_goes_with_those_who_leave() -> None:
-    """1 was passed over twice and 0 three times; when 0 leaves, 1 has one to go."""
+def test_who_leaves_takes_nothing_of_anybody_elses_count() -> None:
+    """5 passes over 0 and 1. Then 1 leaves: 0 has still been passed over once, and one more may pass."""
+    waiting = queue("bounded(sjf, max_displacement=2)")
+    for s in (seq(0, 900), seq(1, 800), seq(5, 10), seq(6, 10), seq(7, 10)):
+        waiting.add(s, now=0)
+    assert order_at(waiting, 1) == [5]
+    waiting.remove(1)
+    assert order_at(waiting, *[1] * 3) == [6, 0, 7]
+
+
+def test_a_count_does_not_outlive_those_who_were_passed_over() -> None:
+    waiting = queue("bounded(sjf, max_displacement=1)")
+    for s in (seq(0, 900), seq(1, 800), seq(2, 10), seq(3, 700), seq(4, 20)):
+        waiting.add(s, now=0)
+    assert order_at(waiting, 1) == [2]
+    waiting.remove(1)
+    waiting.remove(0)
+    assert order_at(waiting, 1) == [4]  # nobody has passed over 3
+
+
+def test_the_next_has_its_own_count_when_the_earliest_leaves() -> None:
+    """0 was passed over twice and 1, which came later, once; when 0 leaves, two more may pass."""
     waiting = queue("bounded(sjf, max_displacement=3)")
     waiting.add(seq(0, 900), now=0)
     waiting.add(seq(5, 10, arrival=1), now=1)

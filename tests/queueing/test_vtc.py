@@ -56,6 +56,22 @@ def test_output_is_charged_as_it_comes_out_at_twice_the_price() -> None:
     assert waiting.peek().request.tenant == "b"  # type: ignore[union-attr]
 
 
+def test_output_from_before_a_preemption_is_charged_once() -> None:
+    """50 tokens came out before it (100, paid when it stopped); 150 are computed again, and ten more have come out (20)."""
+    waiting = queue("vtc")
+    again = seq(0, 100, tenant="a")
+    waiting.add(again, now=0)
+    begun(waiting).pop()
+    again.emitted, again.target = 50, 150
+    waiting.served(again, 0, 50, 0)
+    again.charged = 50
+    waiting.add(again, now=1, front=True)
+    begun(waiting, number=50).pop()
+    run(waiting, again, began=10)
+    begun(waiting, number=70)
+    assert waiting._accounts["a"].counter(70, 2.0) == 100 + 150 + 20  # type: ignore[attr-defined]
+
+
 def test_what_the_cache_had_is_not_charged() -> None:
     cache = FakeCache(16)
     cache.publish("abcde")
