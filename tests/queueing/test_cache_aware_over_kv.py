@@ -71,3 +71,17 @@ def test_lpm_is_by_what_is_cached_now(make: type[PrefixCache], seed: int, events
     expected = sorted(here.values(), key=lambda seq: (-min(cache.match(seq.request), seq.target - 1), seq.order))
     assert [waiting.pop().order for _ in expected] == [seq.order for seq in expected]
     cache.check()
+
+
+def test_what_is_evicted_lazily_is_known_when_the_pass_begins() -> None:
+    cache = BlockPool(4, BLOCK)
+    cold, hot = (Seq(Request(id=i, arrival=i, prompt_tokens=9, prefix=TokenIds((i,) * 9)), i, 9) for i in range(2))
+    cache.insert(cache.chain(hot.request))
+    waiting = SCHEDULERS.get("lpm")().queue(cache, Random(0))
+    for seq in (cold, hot):
+        waiting.add(seq, 0)
+    waiting.begin(Idle(), 0)
+    assert waiting.peek() is hot
+    cache.take(4)  # somebody decodes: nobody has looked since
+    waiting.begin(Idle(), 0)
+    assert waiting.peek() is cold
