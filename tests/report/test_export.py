@@ -53,6 +53,7 @@ def test_the_figures_under_blis_keys(five: Results) -> None:
     expected = {
         "injected_requests": 5, "completed_requests": 3, "rejected_requests": 1, "unfinished_requests": 1,
         "timed_out_requests": 0, "dropped_unservable": 0, "total_input_tokens": 110, "total_output_tokens": 20,
+        "total_cached_tokens": 22, "prefix_cache_hit_rate": 0.2,
         "simulated_duration_s": 2.0, "responses_per_sec": 1.5, "tokens_per_sec": 10.0,
         "ttft_mean_ms": 375.0, "ttft_p99_ms": 788.0, "tpot_mean_ms": 100.0, "e2e_mean_ms": 700.0, "e2e_p99_ms": 1382.0,
         "preemption_count": 3, "goodput_rps": 1.0, "slo_attainment": 0.4,

@@ -111,6 +111,7 @@ def _warnings(config: Config) -> Iterator[str]:
 
     admission = config.admission
     yield from admission.warnings()
+    yield from config.instance.warnings(prefix_cache=config.instance.enable_prefix_caching)
     if admission.mode != "priority":
         return
     problem = overcommit(admission, _capacity(config))

@@ -167,6 +167,8 @@ def said(flags: Flags) -> dict[str, object]:
     values: dict[str, object] = {key: getattr(flags, name) for name, key in _KEYS.items()}
     values["gateway.backends"] = flags.backend or None
     values["gateway.tenant_api_keys"] = _tenant_keys(flags.tenant_api_key or ()) or None
+    if flags.default_max_class is not None:  # which SMG reads as it reads the header
+        values["admission.default_max_class"] = flags.default_max_class.strip().lower()
     if flags.priority_scheduler_enabled:
         if flags.admission not in (None, "priority"):
             raise ConfigError(

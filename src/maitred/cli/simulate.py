@@ -46,6 +46,8 @@ def run(flags: Flags) -> None:
     from maitred.sim import simulate
 
     config, slo, horizon = configured(flags), _slo(flags), _horizon(flags)
+    for warning in config.instance.warnings(prefix_cache=config.instance.enable_prefix_caching):
+        typer.echo(f"maitred: warning: {printable(warning)}", err=True)
     with unwinding(), ExitStack() as stack:
         trace = stack.enter_context(_trace(flags, flags.trace)) if flags.trace is not None else None
         jobs = _jobs(flags, trace)

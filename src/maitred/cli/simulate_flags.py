@@ -90,7 +90,36 @@ class Flags:
         ),
     ] = None
 
-    scheduler: Annotated[str | None, _flag(_INSTANCE, "--scheduler", "Order of the wait queue: fcfs, sjf.", "NAME")] = None
+    scheduler: Annotated[
+        str | None,
+        _flag(
+            _INSTANCE,
+            "--scheduler",
+            "Order of the wait queue, such as lpm or bounded(lpm, max_wait=5): see maitred policies.",
+            "POLICY",
+            alias="--schedule-policy",
+        ),
+    ] = None
+    priority_policy: Annotated[
+        str | None,
+        _flag(_INSTANCE, "--priority-policy", "Scores for priority-fcfs: constant, slo-based, inverted-slo.", "POLICY"),
+    ] = None
+    enable_priority_scheduling: Annotated[
+        bool | None, _flag(_INSTANCE, "--enable-priority-scheduling", "The client's priority first.", _NO_VALUE)
+    ] = None
+    schedule_low_priority_values_first: Annotated[
+        bool | None,
+        _flag(_INSTANCE, "--schedule-low-priority-values-first", "Then, lower numbers are more urgent.", _NO_VALUE),
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool | None, _flag(_INSTANCE, "--enable-prefix-caching", "Prompts that begin alike share KV blocks.", _NO_VALUE)
+    ] = None
+    prefix_cache: Annotated[
+        str | None, _flag(_INSTANCE, "--prefix-cache", "How they are kept: blocks (vLLM), radix (SGLang).", "KIND")
+    ] = None
+    radix_eviction_policy: Annotated[
+        str | None, _flag(_INSTANCE, "--radix-eviction-policy", "Which leaf of a radix tree goes first.", "NAME")
+    ] = None
     latency: Annotated[
         str | None,
         _flag(_INSTANCE, "--latency", "Time of a step in µs: β0 + β1·prefill tokens + β2·decodes.", "linear:β0,β1,β2"),

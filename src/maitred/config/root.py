@@ -12,6 +12,7 @@ from maitred.config.document import KeyPath
 from maitred.emulator.config import EngineConfig
 from maitred.gateway.config import GatewayConfig
 from maitred.instance import InstanceConfig
+from maitred.kv import EVICTIONS
 from maitred.queueing import PRIORITIES, SCHEDULERS
 from maitred.registry import Registry
 from maitred.routing import ROUTERS, RoutingConfig
@@ -21,6 +22,7 @@ REGISTERED: Final[Mapping[KeyPath, Registry[Any]]] = {
     ("routing", "policy"): ROUTERS,
     ("instance", "scheduler"): SCHEDULERS,
     ("instance", "priority_policy"): PRIORITIES,
+    ("instance", "radix_eviction_policy"): EVICTIONS,
 }
 """Keys whose value is the name of a policy."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 from maitred.instance.latency import LinearLatency
-from maitred.kv import BlockPool
+from maitred.kv import EVICTIONS, BlockPool, PrefixCache, RadixCache
 from maitred.queueing import QueueingConfig
 
 _MOST = {
@@ -26,6 +28,10 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     block_size_in_tokens: int = 16
     enable_prefix_caching: bool = False
     """Whether the KV blocks of a prompt stay in memory for the next one that begins alike."""
+    prefix_cache: Literal["blocks", "radix"] = "blocks"
+    """How they are kept: block by block (vLLM), or in a radix tree (SGLang)."""
+    radix_eviction_policy: str = "lru"
+    """Which leaf of the radix tree goes first: a name registered in `kv.EVICTIONS`."""
     max_model_len: int | None = None
     """Prompt and output together, in tokens; None: what the KV blocks hold."""
     latency: LinearLatency = LinearLatency()
@@ -41,9 +47,13 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len must be at least 2 (a token in and a token out), not {self.max_model_len}")
 
-    def prefix_cache(self) -> BlockPool | None:
-        """A new, empty one; None: without prefix caching."""
-        return BlockPool(self.total_kv_blocks, self.block_size_in_tokens) if self.enable_prefix_caching else None
+    def new_prefix_cache(self) -> PrefixCache[Any] | None:
+        """An empty one; None: without prefix caching. Raises ConfigError for an unknown eviction policy."""
+        if not self.enable_prefix_caching:
+            return None
+        if self.prefix_cache == "blocks":
+            return BlockPool(self.total_kv_blocks, self.block_size_in_tokens)
+        return RadixCache(self.block_size_in_tokens, self.total_kv_blocks, EVICTIONS.get(self.radix_eviction_policy)())
 
     @property
     def model_len(self) -> int:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from heapq import heappop, heappush
 from random import Random
+from typing import Any
 
 import msgspec
 
@@ -28,7 +29,7 @@ from maitred.contracts import BatchShape, Seq
 from maitred.errors import InvariantError
 from maitred.instance.config import InstanceConfig
 from maitred.instance.ends import Ends
-from maitred.kv import BlockCounts, BlockPool, PrefixedBlocks
+from maitred.kv import BlockCounts, PrefixCache, PrefixedBlocks
 from maitred.request import Request, RequestId
 from maitred.units import Micros
 
@@ -75,7 +76,7 @@ class Instance:
         self._latency = config.latency
         self._model_len = config.model_len
         self._step_limit = 1 if config.step_by_step else 1 << 60
-        self.cache = config.prefix_cache()
+        self.cache = config.new_prefix_cache()
         """What it remembers; None: nothing."""
         self._blocks = _blocks(config, self.cache)
         limits = BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.long_prefill_token_threshold)
@@ -348,7 +349,7 @@ class Instance:
         return None
 
 
-def _blocks(config: InstanceConfig, cache: BlockPool | None) -> BlockCounts:
+def _blocks(config: InstanceConfig, cache: PrefixCache[Any] | None) -> BlockCounts:
     if cache is None:
         return BlockCounts(config.total_kv_blocks, config.block_size_in_tokens)
     return PrefixedBlocks(cache)

@@ -69,6 +69,7 @@ class PrefixedBlocks(BlockCounts):
         lock = self._claimed(seq, tokens)
         if full > lock.published:
             self.cache.publish(lock, chain[lock.published : full])
+            self.free = self.cache.free  # a radix tree gives back what it had twice
 
     def give_back(self, seq: Seq, tokens: int) -> None:
         self.fill(seq, tokens)

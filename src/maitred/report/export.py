@@ -73,6 +73,8 @@ def _figures(summary: Summary, group: Group) -> dict[str, float | None]:
         "aborted_requests": count[Outcome.ABORTED],
         "unfinished_requests": count[Outcome.UNFINISHED],
         "total_input_tokens": group.prompt_tokens,
+        "total_cached_tokens": group.cached_tokens,
+        "prefix_cache_hit_rate": group.hit_rate,
         "total_output_tokens": group.output_tokens,
         "responses_per_sec": summary.per_second(group.completed),
         "tokens_per_sec": summary.per_second(group.output_tokens),

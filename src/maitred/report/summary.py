@@ -58,6 +58,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """A count for every outcome; they add up to `arrived`."""
     prompt_tokens: int
     """Of the requests that were let in: neither rejected nor refused."""
+    cached_tokens: int
+    """Of their prompts, what was in the prefix cache when they first ran."""
     output_tokens: int
     """All that came out, also of requests that did not complete."""
     preemptions: int
@@ -74,6 +76,11 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def completed(self) -> int:
         return self.outcomes[Outcome.COMPLETED]
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the prompt tokens that were cached, 0..1."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
     @property
     def attainment(self) -> float | None:
@@ -121,6 +128,7 @@ def _group(results: Results, slo: Slo, members: Mask) -> Group:
         arrived=len(arrival),
         outcomes={kind: int(np.count_nonzero(outcome == kind)) for kind in Outcome},
         prompt_tokens=int(prompts[let_in].sum()),
+        cached_tokens=int(results.cached_tokens[members].sum()),
         output_tokens=int(tokens.sum()),
         preemptions=int(preemptions.sum()),
         retries=int(results.retries[members].sum()),

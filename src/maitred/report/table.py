@@ -86,8 +86,10 @@ def _outcomes(summary: Summary) -> list[Line]:
 
 def _rates(summary: Summary) -> list[Line]:
     retries: list[Line] = [("retries", lambda group: f"{group.retries:,}")] if summary.total.retries else []
+    cached: list[Line] = [("prefix hits", lambda group: f"{group.hit_rate or 0:.1%}")] if summary.total.cached_tokens else []
     lines: list[Line] = [
         *retries,
+        *cached,
         ("KV preemptions", lambda group: f"{group.preemptions:,}"),
         ("completed/s", lambda group: _number(summary.per_second(group.completed))),
         ("output tokens/s", lambda group: _number(summary.per_second(group.output_tokens))),

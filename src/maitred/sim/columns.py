@@ -1,4 +1,4 @@
-"""Results: one row per request, in the order of arrival, in columns: 67 bytes each, however many tokens it had."""
+"""Results: one row per request, in the order of arrival, in columns: 75 bytes each, however many tokens it had."""
 
 from __future__ import annotations
 
@@ -49,6 +49,8 @@ class Results(msgspec.Struct, frozen=True):
     prompt_tokens: Ints
     output_tokens: Ints
     """Tokens that came out."""
+    cached_tokens: Ints
+    """Of the prompt, those that were in the prefix cache when it first ran."""
     outcome: NDArray[np.int8]
     priority_class: NDArray[np.int8]
     instance: NDArray[np.int32]
@@ -73,7 +75,7 @@ class Columns:
 
     def __init__(self) -> None:
         self.request_id, self.arrival, self.scheduled, self.first_token, self.finished = (array("q") for _ in range(5))
-        self.prompt_tokens, self.output_tokens = array("q"), array("q")
+        self.prompt_tokens, self.output_tokens, self.cached_tokens = array("q"), array("q"), array("q")
         self.outcome, self.priority_class, self.retries = array("b"), array("b"), array("b")
         self.instance, self.preemptions = array("i"), array("i")
         self._count = 0
@@ -101,6 +103,7 @@ class Columns:
         """What became of it in its instance."""
         self.instance[row] = instance
         self.output_tokens[row] = seq.emitted
+        self.cached_tokens[row] = seq.cached
         self.preemptions[row] = seq.preemptions
         if seq.scheduled_at is not None:
             self.scheduled[row] = seq.scheduled_at
@@ -108,7 +111,7 @@ class Columns:
             self.first_token[row] = seq.first_token_at
 
     def _grow(self) -> None:
-        for column in (self.request_id, self.arrival, self.prompt_tokens, self.output_tokens):
+        for column in (self.request_id, self.arrival, self.prompt_tokens, self.output_tokens, self.cached_tokens):
             column.frombytes(bytes(column.itemsize * _BLOCK))
         for column in (self.outcome, self.priority_class, self.retries, self.preemptions):
             column.frombytes(bytes(column.itemsize * _BLOCK))
