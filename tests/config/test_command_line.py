@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from maitred import __version__
 from maitred.cli import app
+from maitred.cli.serve_flags import Flags, said
 
 MAITRED = [sys.executable, "-m", "maitred"]
 ENV = {k: v for k, v in os.environ.items() if not k.startswith("MAITRED_")}
@@ -42,6 +43,10 @@ def test_version_and_help() -> None:
     for command in ("serve", "engine", "simulate", "demo", "check"):
         assert command in bare.stdout
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+
+
+def test_the_flag_for_a_class_is_read_as_the_header_is() -> None:
+    assert said(Flags(default_max_class=" Interactive"))["admission.default_max_class"] == "interactive"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "lifespan":
         await asgi.lifespan(receive, send, nothing, nothing)
         return
+    if scope["path"] == "/unread":
+        await asgi.send_bytes(send, 401, b"", b"text/plain")
+        return
     try:
         body = await asgi.read_body(scope, receive, 1 << 20)
     except ClientGone:
@@ -173,6 +176,38 @@ def test_a_second_head_may_be_incomplete_as_long_as_the_first_answer_takes(monke
     answer = saying(first + b"GET /sec")
     assert answer.startswith(b"HTTP/1.1 200 OK")
     assert refusal(answer.partition(b"0\r\n\r\n")[2]) == (408, "request_timeout")
+
+
+def test_a_body_that_falls_silent_is_refused_and_the_app_is_told_that_its_client_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "BODY_SILENCE_SECS", 0.05)
+    GONE.clear()
+    head = b"POST /silent HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
+    assert refusal(saying(head)) == (408, "request_timeout")
+    assert refusal(saying(head + b"abc", b"def")) == (408, "request_timeout")
+    assert GONE == ["/silent"] * 2
+
+
+def test_a_body_may_take_longer_than_its_silences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "BODY_SILENCE_SECS", 0.3)
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 9\r\n\r\n")
+        for _ in range(9):
+            await asyncio.sleep(0.05)
+            writer.write(b"x")
+        return await reader.read()
+
+    answer = with_server(script)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b"xxxxxxxxx" in answer
+
+
+def test_the_rest_of_a_refused_body_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And who was answered is not answered twice."""
+    monkeypatch.setattr(protocol, "BODY_SILENCE_SECS", 0.05)
+    answer = saying(b"POST /unread HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert answer.count(b"HTTP/1.1") == 1
 
 
 BROKEN = {

@@ -1,12 +1,14 @@
 """A connection from a client: uvicorn's protocol, with limits that it leaves to a proxy in front.
 
     head        at most `MOST_HEAD_BYTES`, in at most `HEAD_SECS` from its first byte: else 431 and 408
+    body        may take its time, but falls silent for `BODY_SILENCE_SECS` at most: else 408. It holds memory while it comes.
     upgrades    nobody asked an OpenAI API to switch protocols: the request is answered as if it had not offered to
     HTTP/1.0    knows no chunks: a body without a length ends with the connection
     refusals    an OpenAI error object, like any other
 
 The parser keeps what it has of a head, so reads are counted while one is incomplete; only a head that came in several reads,
-or in a large one, is measured. A timer is set only while a head is incomplete after a read: a usual request costs none.
+or in a large one, is measured. A timer is set only while a head or a body is incomplete after a read: a usual request costs
+none.
 
 A request that offers an upgrade stops the parser behind its head, body unread. A parser of its own then reads the same head
 without the offer, and what follows.
@@ -27,6 +29,8 @@ MOST_HEAD_BYTES = 65_536
 
 HEAD_SECS = 20.0
 
+BODY_SILENCE_SECS = 60.0
+
 LINGER_SECS = 1.0
 """How long a client who was refused may go on sending. To close at once could cost it the answer."""
 
@@ -43,11 +47,15 @@ class Protocol(HttpToolsProtocol):
         self._head_size = 0  # of the reads that brought it, without the first and the present one
         self._reading = 0  # size of the present read
         self._deadline: asyncio.TimerHandle | None = None  # of an incomplete head
+        self._in_body = False
+        self._body_heard = 0.0
+        self._silence: asyncio.TimerHandle | None = None  # of an incomplete body
         self._refused = False
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_deadline()
+        self._unset_silence()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -63,6 +71,8 @@ class Protocol(HttpToolsProtocol):
             return
         if self._in_head:
             self._head_goes_on()
+        elif self._in_body:
+            self._body_goes_on()
 
     # As the target of the parser
 
@@ -73,7 +83,7 @@ class Protocol(HttpToolsProtocol):
         self._head_size = -self._reading
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._in_body = False, True
         if self._deadline is not None:
             self._unset_deadline()
         in_one_read = self._head_size == -self._reading
@@ -85,6 +95,10 @@ class Protocol(HttpToolsProtocol):
         if self.scope["http_version"] != "1.1" and self.cycle is not before:
             self.cycle.__class__ = _UntilClose
             self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
 
     def _should_upgrade(self) -> bool:
         """Asked only when the parser has stopped for an upgrade: uvicorn is to leave this request alone (see `_feed`)."""
@@ -134,6 +148,30 @@ class Protocol(HttpToolsProtocol):
             words = f"the head of the request was not complete within {HEAD_SECS:g} s"
             self._refuse(ApiError(408, words, kind="invalid_request_error", code="request_timeout"))
 
+    def _body_goes_on(self) -> None:
+        self._body_heard = self.loop.time()
+        if self._silence is None:
+            self._silence = self.loop.call_later(BODY_SILENCE_SECS, self._look_at_body)
+
+    def _look_at_body(self) -> None:
+        """One that goes on is looked at again when it could have been silent for long enough."""
+        self._silence = None
+        if not self._in_body:
+            return
+        silent = 0.0 if self.flow.read_paused else self.loop.time() - self._body_heard  # paused, it is we who do not read
+        if silent < BODY_SILENCE_SECS:
+            self._silence = self.loop.call_later(BODY_SILENCE_SECS - silent, self._look_at_body)
+        elif self.cycle.response_complete:
+            self.transport.close()
+        else:
+            words = f"nothing more of the request body came for {BODY_SILENCE_SECS:g} s"
+            self._refuse(ApiError(408, words, kind="invalid_request_error", code="request_timeout"))
+
+    def _unset_silence(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
     def _unset_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
@@ -143,6 +181,7 @@ class Protocol(HttpToolsProtocol):
         """Answer with it, if no other answer is under way, and read no more."""
         self._refused = True
         self._unset_deadline()
+        self._unset_silence()
         cycle = self.cycle
         answering = self.pipeline or (cycle is not None and cycle.response_started and not cycle.response_complete)
         if answering or self.transport.is_closing():
