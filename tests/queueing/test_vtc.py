@@ -69,7 +69,7 @@ def test_output_from_before_a_preemption_is_charged_once() -> None:
     begun(waiting, number=50).pop()
     run(waiting, again, began=10)
     begun(waiting, number=70)
-    assert waiting._accounts["a"].counter(70, 2.0) == 100 + 150 + 20  # type: ignore[attr-defined]
+    assert waiting._counters.counter(waiting._counters._account("a")) == 100 + 150 + 20  # type: ignore[attr-defined]
 
 
 def test_what_the_cache_had_is_not_charged() -> None:
@@ -138,7 +138,7 @@ def test_accounts_of_tenants_that_are_gone_are_closed() -> None:
         assert waiting.pop() is s
         waiting.served(s, 10, 0, number)
         waiting.left(s, number)
-    assert len(waiting._accounts) < 2500  # type: ignore[attr-defined]
+    assert len(waiting._counters) < 2500  # type: ignore[attr-defined]
 
 
 # The bound of the paper (theorem 4.4): while two tenants have requests waiting, what they are given differs by at most 2 U,

@@ -40,7 +40,7 @@ class ByPriority(QueuePolicy):
     def __init__(self, policy: QueuePolicy | None = None, values: Values = Values.HIGH_FIRST) -> None:
         """`policy`: fcfs if nobody says."""
         self.inside = FirstComeFirstServed() if policy is None else policy
-        self._sign = -1 if values is Values.HIGH_FIRST else 1
+        self._sign = 1 if values is Values.HIGH_FIRST else -1
 
     def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
         return _Levels(Lanes(self.inside, prefix, rng), self._sign)
@@ -53,12 +53,15 @@ class _Levels(LanedQueue):
         self.lanes = lanes
         self._sign = sign
         self._levels: list[float] = []
-        """Those at which somebody waits, and perhaps some at which nobody does any more; smaller goes first."""
+        """Those at which somebody waits, and perhaps some at which nobody does any more; the last goes first."""
+        self._known: set[float] = set()
+        """The same."""
 
     def add(self, seq: Seq, now: Micros, *, front: bool = False) -> None:
         level = self._sign * seq.request.priority
         self.lanes.add(level, seq, now, front=front)
-        if level not in self._levels:
+        if level not in self._known:
+            self._known.add(level)
             insort(self._levels, level)
 
     def remove(self, request_id: RequestId) -> Seq | None:
@@ -73,13 +76,13 @@ class _Levels(LanedQueue):
     def pop(self) -> Seq:
         if self._top() is None:
             raise IndexError("pop from an empty wait queue")
-        return self.lanes.pop(self._levels[0])
+        return self.lanes.pop(self._levels[-1])
 
     def stable_until(self, now: Micros) -> Micros | None:
         return None if (top := self._top()) is None else top.stable_until(now)
 
     def _top(self) -> WaitQueue | None:
         levels = self._levels
-        while levels and not self.lanes.waiting(levels[0]):
-            levels.pop(0)
-        return self.lanes.queue(levels[0]) if levels else None
+        while levels and not self.lanes.waiting(levels[-1]):
+            self._known.remove(levels.pop())
+        return self.lanes.queue(levels[-1]) if levels else None
