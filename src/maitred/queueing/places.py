@@ -100,11 +100,6 @@ class PlaceTree:
         """The place that this block is in. Raises KeyError if nobody stands there or beyond."""
         return self._homes[key]
 
-    def depth(self, key: int) -> int:
-        """How many blocks come before this one. Raises KeyError if nobody stands there or beyond."""
-        place = self._homes[key]
-        return place.start + place.keys.index(key)
-
     def stand(self, waiter: Waiter, depth: int) -> None:
         """`waiter` stands at the `depth`-th block of its chain, from now on."""
         place = self._place(self.root, waiter.chain, depth)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from maitred.contracts import PrefixView, PrefixWatcher, Seq
 from maitred.queueing.duplicates import Duplicates
-from maitred.queueing.places import PlaceTree, Waiter
+from maitred.queueing.places import Place, PlaceTree, Waiter
 from maitred.request import RequestId
 
 
@@ -82,15 +82,23 @@ class PrefixIndex(PrefixWatcher):
         news, self._news = self._news, {}
         lost = []
         for key in news:
-            if self._cache.holds(key):
-                self._duplicates.published(key)
-                if key in self._wanted:
-                    self._advance(key)
-            elif key in self.places:
-                lost.append((self.places.depth(key), key))
-        for _, key in sorted(lost):
-            if key in self.places:  # else those beyond it have fallen back further already
-                self._fall_back(key)
+            if not self._cache.holds(key):
+                lost.append(key)
+                continue
+            self._duplicates.published(key)
+            if key in self._wanted:
+                self._advance(key)
+        self._lose(lost)
+
+    def _lose(self, keys: Iterable[int]) -> None:
+        """These are not cached any more."""
+        lost: dict[Place, set[int]] = {}
+        for key in keys:
+            if key in self.places:
+                lost.setdefault(self.places.home(key), set()).add(key)
+        for place in sorted(lost, key=lambda place: place.start):
+            if place.weight:  # else those who stood there have fallen back further already
+                self._fall_back(next(key for key in place.keys if key in lost[place]))
 
     def _advance(self, key: int) -> None:
         """`key` is cached now. Those who want it move on, and have mostly the same way to go."""

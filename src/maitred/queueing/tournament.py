@@ -1,11 +1,10 @@
 """Who has waited longest for its size, as the clock goes on: a kinetic tournament.
 
-Player i's ratio at clock c is (c - since) / size, a line in c. Players meet in
-a knock-out tree, whose every match remembers its winner and the clock at which any match below it will end differently. So when
-the clock goes on, only the matches that are due are played again; and where a player comes, leaves or changes, those on its
-path are due at once, and are played when somebody asks, however many players they have in common. A match can turn but once
-while its two players stay (the smaller one's ratio grows faster), so n players turn O(n log n) matches in all, however long
-the clock runs.
+Player i's ratio at clock c is (c - since) / size, a line in c. Players meet in a knock-out tree, whose every match remembers
+its winner and the clock at which any match below it will end differently. So when the clock goes on, only the matches that are
+due are played again; and where a player comes, leaves or changes, those on its path are due at once, and are played when
+somebody asks, however many players they have in common. A match can turn but once while its two players stay (the smaller
+one's ratio grows faster), so n players turn O(n log n) matches in all, however long the clock runs.
 
 All integers, compared crosswise: ties are ties. They go to the smaller `tie`.
 """
