@@ -65,8 +65,13 @@ def driven(config: InstanceConfig, jobs: list[Job]) -> list[tuple[int, int, int,
 
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 100_000), seqs=st.sampled_from([2, 4, 256]), blocks=st.sampled_from([50, 60, 90]))
-def test_skipping_changes_nothing(policy: str, seed: int, seqs: int, blocks: int) -> None:
+@given(
+    seed=st.integers(0, 100_000),
+    seqs=st.sampled_from([2, 4, 256]),
+    blocks=st.sampled_from([50, 60, 90]),
+    cache=st.sampled_from(["blocks", "radix"]),
+)
+def test_skipping_changes_nothing(policy: str, seed: int, seqs: int, blocks: int, cache: str) -> None:
     jobs = workload(Random(seed))
     config = {
         "scheduler": policy,
@@ -75,6 +80,7 @@ def test_skipping_changes_nothing(policy: str, seed: int, seqs: int, blocks: int
         "total_kv_blocks": blocks,
         "block_size_in_tokens": 4,
         "enable_prefix_caching": True,
+        "prefix_cache": cache,
         "latency": LinearLatency((40, 1, 2)),
     }
     skipping = driven(InstanceConfig(**config), jobs)  # type: ignore[arg-type]
