@@ -103,3 +103,23 @@ def test_a_watch_that_ends_is_said_loudly(caplog: Any, monkeypatch: pytest.Monke
 
     run(scenario())
     assert "watched no more" in caplog.text
+
+
+def test_who_was_told_that_a_backend_is_down_is_told_that_it_is_up(caplog: pytest.LogCaptureFixture) -> None:
+    """By warnings, since nothing less is shown. The first time up is none."""
+
+    async def scenario() -> str:
+        backend = Backend()
+        async with world(backend) as w:
+            await backend.stop()
+            await w.until(lambda: not w.state.ready)
+            await backend.start()
+            await w.until(lambda: w.state.ready)
+            return backend.url
+
+    url = run(scenario())
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [message for message in said if " is up" in message or " is down" in message] == [
+        f"backend {url} is down: cannot connect to {url.removeprefix('http://')}: connection refused",
+        f"backend {url} is up, serving m",
+    ]

@@ -237,9 +237,10 @@ class Fleet:
         backend.failures, backend.problem = 0, ""
         changed = not backend.healthy or found.models.keys() != backend.models.keys()
         resized = found.slots != backend.reported
+        level = logging.WARNING if backend.seen and not backend.healthy else logging.INFO  # who read that it is down is told
         backend.healthy, backend.seen, backend.models, backend.reported = True, True, found.models, found.slots
         if changed:
-            log.info("backend %s is up, serving %s", backend.url, ", ".join(found.models) or "no model")
+            log.log(level, "backend %s is up, serving %s", backend.url, ", ".join(found.models) or "no model")
         if changed or resized:
             self._settle()
 
