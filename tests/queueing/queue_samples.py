@@ -36,6 +36,8 @@ SPELLED = [
     "srpt(quantile(q=0.9))",
     "vtc(sjf)",
     "vtc(sjf, slack=60)",
+    "vtc(edf, slack=40)",
+    "vtc(priority-fcfs(inverted-slo), slack=30)",
     "vtc(slo(window=0.001), output_weight=0.3)",
     "vtc(random, slack=20)",
     "bounded(vtc(by-priority), max_wait=0.001)",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
+from typing import ClassVar
 
 from fake_cache import FakeCache, Said
 from queue_samples import Step, begun, drained, queue, seq
 
-from maitred.contracts import WaitQueue
+from maitred.contracts import PrefixView, Seq, SortKey, WaitQueue
 from maitred.queueing import SCHEDULERS
+from maitred.queueing.policy import KeyPolicy
 from maitred.request import PriorityClass
 from maitred.units import SECOND
 
@@ -91,6 +93,33 @@ def test_by_priority_keeps_few_of_the_lanes_that_nobody_uses() -> None:
     assert len(waiting.lanes._lanes) == 64  # type: ignore[attr-defined]
     waiting.add(seq(600, priority=0.0), now=600)
     assert drained(waiting) == [600]
+
+
+class Begun(KeyPolicy):
+    """Notes each pass."""
+
+    passes: ClassVar[list[int]] = []
+
+    def key(self, seq: Seq) -> SortKey:
+        return (seq.order,)
+
+    def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
+        waiting = super().queue(prefix, rng)
+        waiting.begin = lambda step, now: self.passes.append(now)  # type: ignore[method-assign]
+        return waiting
+
+
+def test_a_lane_begins_once_in_a_pass_and_only_if_it_is_looked_at() -> None:
+    waiting = queue("by-priority(test_orders:Begun)")
+    for number in range(6):
+        waiting.add(seq(number, priority=float(number // 3)), now=0)
+    for now in (1, 2):
+        begun(waiting, now)
+        assert [waiting.peek(), waiting.pop()]
+    assert Begun.passes == [1, 2]
+    waiting.pop()
+    waiting.pop()  # of the other lane
+    assert Begun.passes == [1, 2, 2]
 
 
 # slo: a class is worth seconds of waiting
@@ -185,12 +214,13 @@ def test_srpt_knows_programs_apart_and_keeps_to_what_the_client_allows() -> None
 
 def test_srpt_counts_what_a_preempted_sequence_has_left() -> None:
     waiting = learnt(queue("srpt(quantile(q=0.5))"), t=[100, 100, 100, 100, 500])
-    half_done, beyond = seq(0, tenant="t"), seq(1, tenant="t")
-    half_done.emitted, beyond.emitted = 95, 300
+    half_done, beyond, far_beyond = (seq(number, tenant="t") for number in (0, 1, 3))
+    half_done.emitted, beyond.emitted, far_beyond.emitted = 95, 300, 600
+    waiting.add(far_beyond, now=0, front=True)  # none was so long: as much again, 600
     waiting.add(beyond, now=0, front=True)  # only one was longer than 300: 500, so 200 are left
     waiting.add(seq(2, tenant="t"), now=0)  # 100
     waiting.add(half_done, now=0, front=True)  # 5 are left
-    assert drained(waiting) == [0, 2, 1]
+    assert drained(waiting) == [0, 2, 1, 3]
 
 
 def test_srpt_that_knows_nothing_is_the_order_of_arrival() -> None:

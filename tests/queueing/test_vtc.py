@@ -101,6 +101,17 @@ def test_who_comes_to_an_empty_queue_starts_where_the_last_one_stood() -> None:
     assert drained(begun(waiting)) == [2, 3, 4, 5]
 
 
+def test_of_several_who_come_to_an_empty_queue_the_later_are_lifted_to_the_first() -> None:
+    """a has been given 300 and b 100 when the queue is empty, last by b. a comes first, then c, who starts at 300 like it."""
+    waiting = queue("vtc")
+    for number, (tenant, prompt) in enumerate([("a", 300), ("b", 100)]):
+        waiting.add(seq(number, prompt, tenant=tenant), now=number)
+    assert drained(begun(waiting)) == [0, 1]
+    for number, tenant in [(2, "a"), (3, "c"), (4, "c"), (5, "a")]:
+        waiting.add(seq(number, 10, tenant=tenant), now=number)
+    assert drained(begun(waiting)) == [2, 3, 4, 5]  # at 300 both; at 310 c's 4 came before a's 5
+
+
 def test_within_a_tenant_the_policy_inside_decides() -> None:
     waiting = queue("vtc(sjf)")
     for number, (tenant, prompt) in enumerate([("a", 30), ("a", 20), ("b", 90), ("b", 80)]):
@@ -129,6 +140,20 @@ def test_lpm_within_a_deficit() -> None:
     assert drained(begun(waiting)) == [3, 4, 0, 5, 6, 1, 2]  # b pays 10 each time
 
 
+def test_it_says_whether_steps_may_bring_another_tenant_to_the_head() -> None:
+    """a decodes and gains two in each step, b nothing. Who gains least stays at the head, unless others are within slack."""
+    for spelling, changes in [("vtc", None), ("vtc(sjf, slack=1000)", 11)]:
+        waiting = filled(queue(spelling), "a", "a", "b", "b")
+        assert begun(waiting).stable_until(10) is None  # nobody decodes
+        first = waiting.pop()
+        run(waiting, first, began=0)
+        begun(waiting, number=2)
+        assert waiting.stable_until(10) == changes
+        waiting.remove(2)
+        waiting.remove(3)
+        assert waiting.stable_until(10) is None  # only a waits
+
+
 def test_accounts_of_tenants_that_are_gone_are_closed() -> None:
     waiting = queue("vtc")
     for number in range(5000):
@@ -142,7 +167,8 @@ def test_accounts_of_tenants_that_are_gone_are_closed() -> None:
 
 
 # The bound of the paper (theorem 4.4): while two tenants have requests waiting, what they are given differs by at most 2 U,
-# where U = max(price of the longest prompt, price of as many output tokens as the KV memory holds).
+# where U = max(price of the longest prompt, price of as many output tokens as the running batch can hold). Nobody is preempted:
+# what is lost and computed again is given twice, and no counter can know it before.
 
 
 class Metered(QueuePolicy):
@@ -186,26 +212,31 @@ class _Meter(Around):
             Metered.lead.append(given["a"] - given["b"])
 
 
+PROMPT, ANSWER = 60, 100
+"""The longest, in tokens: together ten blocks."""
+
+
 @settings(max_examples=40)
-@given(seed=st.integers(0, 100_000), slack=st.sampled_from([0, 300]), blocks=st.sampled_from([12, 30]))
-def test_two_tenants_with_work_waiting_are_given_alike_within_twice_the_bound(seed: int, slack: int, blocks: int) -> None:
+@given(seed=st.integers(0, 100_000), slack=st.sampled_from([0, 300]), batch=st.sampled_from([1, 2, 3]))
+def test_two_tenants_with_work_waiting_are_given_alike_within_twice_the_bound(seed: int, slack: int, batch: int) -> None:
     rng = Random(seed)
     Metered.name, Metered.lead = f"vtc(sjf, slack={slack})", []
     config = InstanceConfig(
         scheduler="test_vtc:Metered",
-        total_kv_blocks=blocks,
-        max_num_batched_tokens=rng.choice([64, 256]),
+        max_num_seqs=batch,
+        total_kv_blocks=10 * batch,
+        max_num_batched_tokens=rng.choice([32, 256]),
         latency=LinearLatency((50, 1, 1)),
         step_by_step=True,
     )
     engine = Instance(config, Random(0))
-    sizes = {"a": (rng.randint(1, 60), rng.randint(1, 100)), "b": (rng.randint(1, 60), rng.randint(1, 100))}
-    for number in range(60):
-        tenant = rng.choice("aab")
-        most, longest = sizes[tenant]
+    sizes = {tenant: (rng.randint(1, PROMPT), rng.randint(1, ANSWER)) for tenant in "ab"}
+    for number in range(90):
+        most, longest = sizes[tenant := rng.choice("aab")]
         request = Request(id=number, arrival=0, prompt_tokens=rng.randint(1, most), tenant=tenant)
         engine.enqueue(request, rng.randint(1, longest), 0)
     while (now := engine.next_event()) is not None:
         engine.advance(now)
-    bound = 2 * (max(60, 2 * 16 * blocks) + slack)
+    assert engine.preemptions == 0
+    bound = 2 * (max(PROMPT, 2 * (PROMPT + ANSWER) * batch) + slack)
     assert max(Metered.lead) - min(Metered.lead) <= bound
