@@ -181,3 +181,63 @@ def test_smg_promises_two_seconds() -> None:
     t.submit(0, "d")
 
     assert (t.last[0].reason, t.last[0].retry_after) == (Reason.QUEUE_FULL, 2_000_000)
+
+
+def test_a_reload_does_not_fill_the_bucket() -> None:
+    said = legacy(rate_limit_tokens_per_second=1)
+    t = Timeline(1, said)
+    assert t.submit(0, "r0") == ["r0 admit slot_free"]
+    t.reconfigure(0.1, said)
+
+    assert t.submit(0.1, "r1") == ["r1 queue rate_limit"]
+
+
+def test_a_reload_keeps_what_is_known_of_the_queues_speed() -> None:
+    """One per second leaves a queue of 2: after a reload, too, a promise is about 2 s, and the score is kept."""
+    t = Timeline(1, default={"queue_size": 2})
+    for n in range(3):
+        t.submit(100, f"r{n}")
+    for n in range(3):
+        t.release(101 + n, f"r{n}")
+        t.submit(101 + n, f"r{n + 3}")
+    t.submit(103, "full")
+    assert t.last[0].retry_after == 2_000_000
+    t.reconfigure(103, default={"queue_size": 2})
+    t.submit(103, "full again")
+
+    assert t.last[0].retry_after == 2_000_000
+    for n in range(3, 5):
+        t.release(101 + n, f"r{n}")
+    assert t.of(DEFAULT).retry_after_error.count == 2
+
+
+def test_a_queue_that_moved_over_from_another_mode_has_its_age_and_not_the_clocks() -> None:
+    t = Timeline(1, legacy(max_concurrent_requests=1, queue_size=2))
+    for n in range(3):
+        t.submit(1000, f"r{n}")
+    t.reconfigure(1001, default={"queue_size": 2})
+    t.release(1002, "r0")
+    t.submit(1002, "r3")
+    t.submit(1002, "full")
+
+    assert t.last[0].retry_after == 4_000_000  # 2 wait, one moved in 2 s
+
+
+def test_promises_made_without_classes_are_scored_once() -> None:
+    t = Timeline(1, legacy(max_concurrent_requests=1, queue_size=1))
+    t.submit(0, "r0")
+    t.submit(0, "r1")
+    t.submit(0, "full")
+    t.release(1, "r0")
+
+    assert sum(view.retry_after_error.count for view in t.core.view(EVERYBODY).classes.values()) == 1
+
+
+def test_decisions_that_new_rules_bring_about_are_of_now() -> None:
+    t = Timeline(1)
+    t.submit(0, "held")
+    t.submit(0, "waits")
+
+    assert t.reconfigure(15, default={"queue_timeout_secs": 10}) == ["waits reject queue_timeout"]
+    assert t.last[0].at == 15_000_000
+    assert t.of(DEFAULT).queue_wait.total == 15_000_000

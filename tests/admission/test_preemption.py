@@ -222,3 +222,39 @@ def test_the_one_preempted_last_is_tried_again_first_and_both_before_newcomers()
     assert t.release(2, "vip0") == ["old admit slot_free"]
     assert t.release(2, "vip1") == ["new admit slot_free"]
     assert t.release(3, "new") == ["waits admit slot_free"]
+
+
+def test_a_preemptor_that_queues_late_is_rejected_when_its_own_time_is_up() -> None:
+    """`late` came first and queued second, for its victim did not leave in time."""
+    t = Timeline(1, {"preemption_budget_ms": 5000})
+    t.submit(0, "victim", BULK)
+    t.submit(1, "late", INTERACTIVE)
+    t.submit(3, "prompt", INTERACTIVE)
+    assert t.advance(6) == ["late queue budget_spent"]
+
+    assert t.next_deadline() == 21
+    assert t.advance(21) == ["late reject queue_timeout"]
+    assert t.advance(23) == ["prompt reject queue_timeout"]
+
+
+def test_a_budget_longer_than_the_timeout_ends_in_the_order_of_time() -> None:
+    t = Timeline(1, {"preemption_budget_ms": 2000}, interactive={"queue_timeout_secs": 1})
+    t.submit(0, "victim", BULK)
+    t.submit(1, "vip", INTERACTIVE)
+
+    assert t.advance(10) == ["vip queue budget_spent", "vip reject queue_timeout"]
+    assert [d.at for d in t.last] == [3_000_000, 3_000_000]
+    assert t.of(INTERACTIVE).queue_wait.total == 0
+
+
+def test_the_newest_is_the_victim_also_after_a_reload() -> None:
+    """All within one instant; `first` got its slot after `second`, for its tenant was at its limit."""
+    said = {"tenant_policies": {"auth:a": {"max_in_flight": 1}}}
+    t = Timeline(2, said)
+    t.submit(0, "a0", BULK, tenant="auth:a")
+    t.submit(0, "first", BULK, tenant="auth:a")
+    t.submit(0, "second", BULK)
+    assert t.release(0, "a0") == ["first admit slot_free"]
+    t.reconfigure(0, said)
+
+    assert t.submit(1, "vip", INTERACTIVE)[0] == "first preempt higher_class vip"

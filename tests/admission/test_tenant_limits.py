@@ -207,3 +207,51 @@ def test_a_victim_whose_tokens_do_not_suffice_is_left_alone() -> None:
     t.submit(0, "small", BULK, cost=10)
 
     assert t.submit(1, "vip", INTERACTIVE, cost=50)[0] == "large preempt higher_class vip"
+
+
+TOKENS = {"slot_cost": "tokens", "slot_tokens": 100}
+
+
+def test_who_waits_for_much_stands_in_nobodys_way_once_its_tenant_has_reached_its_limit_in_another_model() -> None:
+    t = Timeline(2, {**TOKENS, **policies(a={"max_in_flight": 1})})
+    t.resize(0, 2, pool="other")
+    t.submit(0, "runs", cost=150)
+    t.submit(0, "large", tenant="auth:a", cost=120)
+    assert t.submit(0, "small", cost=10) == ["small queue behind_queue"]
+
+    assert t.submit(1, "a1", tenant="auth:a", pool="other") == ["small admit slot_free", "a1 admit slot_free"]
+
+
+def test_and_once_it_has_reached_it_in_the_same_model() -> None:
+    t = Timeline(2, {**TOKENS, **policies(a={"max_in_flight": 1})})
+    t.submit(0, "runs", cost=150)
+    t.submit(0, "large", BULK, tenant="auth:a", cost=120)
+    t.submit(0, "small", BULK, cost=10)
+
+    assert t.submit(1, "a1", DEFAULT, tenant="auth:a", cost=1) == ["small admit slot_free", "a1 admit slot_free"]
+
+
+def test_a_tenant_preempts_no_more_than_it_may_have() -> None:
+    """Two at once, one slot allowed: the second of them kills nobody, for it could not have the slot."""
+    t = Timeline(2, policies(a={"max_in_flight": 1}))
+    t.submit(0, "b0", BULK)
+    t.submit(0, "b1", BULK)
+
+    assert t.submit(1, "a0", INTERACTIVE, tenant="auth:a")[0] == "b1 preempt higher_class a0"
+    assert t.submit(1, "a1", INTERACTIVE, tenant="auth:a") == ["a1 queue no_slot"]
+    assert t.submit(1, "other", INTERACTIVE, tenant="auth:o")[0].startswith("other queue")
+    assert t.release(1.01, "b1", End.PREEMPTED) == ["a0 admit victim_gone b1"]
+    t.release(2, "a0")
+    assert t.of(BULK).preempted_by[INTERACTIVE] == 1
+
+
+def test_one_whose_tenant_is_at_its_limit_does_not_hide_the_next_who_awaits_a_victim() -> None:
+    t = Timeline(2, policies(a={"max_in_flight": 1}))
+    t.resize(0, 1, pool="other")
+    t.submit(0, "b0", BULK)
+    t.submit(0, "b1", BULK)
+    t.submit(1, "a0", INTERACTIVE, tenant="auth:a")
+    t.submit(1, "a1", INTERACTIVE, tenant="auth:a", pool="other")
+    assert t.submit(1, "c0", INTERACTIVE, tenant="auth:c")[-1] == "c0 queue victim_leaving b0"
+
+    assert t.release(1.01, "b1", End.PREEMPTED) == ["c0 admit slot_free"]

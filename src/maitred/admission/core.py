@@ -48,6 +48,8 @@ class Admission:
         self._tickets: dict[RequestId, Ticket] = {}
         self._earliest: Micros | None = None
         """Time changes nothing before this instant (it may be later). None: it changes nothing at all."""
+        self._now: Micros = 0
+        """What was due by this instant has been settled."""
         self._turns = Turns()
         self._gate: TokenBucket | None = None
         self._pools: dict[str, Pool] = {}
@@ -78,11 +80,14 @@ class Admission:
             ticket.share = self._tenants.get(ticket.tenant)
         pool = self._shared or self._pools[ticket.pool]
         decisions = pool.enter(ticket, now)
-        if ticket.state is not State.LEFT:
-            self._tickets[ticket.id] = ticket
-            if ticket.state is not State.ADMITTED:
-                self._expect(pool.first_due(ticket))
-                self._look_again(pool)
+        if ticket.state is State.LEFT:
+            return [*settled, *decisions]
+        self._tickets[ticket.id] = ticket
+        if ticket.state is not State.ADMITTED:
+            self._expect(pool.first_due(ticket))
+            self._look_again(pool)
+        elif ticket.share is not None:
+            settled += self._passed_over(decisions, now)
         return [*settled, *decisions] if settled else decisions
 
     def first_byte(self, request_id: RequestId, now: Micros) -> bool:
@@ -120,6 +125,7 @@ class Admission:
             decisions += self._let_others_in(ticket.share, pool, now)
         if pool.waiting:
             self._look_again(pool)
+        decisions += self._passed_over(decisions, now)
         return [*settled, *decisions] if settled else decisions
 
     def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
@@ -173,7 +179,7 @@ class Admission:
                 reserved=slots.reserved[c] // unit,
                 desired=slots.wanted[c] // unit,
                 pressure=seen.pressure(lane, totals.waiting),
-                errors=seen.forecasts[lane].errors,
+                errors=seen.forecasts[c].errors,  # where all share a lane, they are its class's
             )
         in_flight = sum(totals.in_flight for totals in books)
         return PoolView(slots.capacity // unit, in_flight, seen.waiting, classes)
@@ -227,6 +233,7 @@ class Admission:
 
     def _configure(self, config: AdmissionConfig) -> None:
         """New rules, new pools, the same requests."""
+        former = self._pools
         self._config = config
         self._rules: PoolRules = rules_of(config)
         self._tenants: dict[str, Tenant] = limited(config.tenant_policies) if config.mode == "priority" else {}
@@ -240,6 +247,8 @@ class Admission:
                 self._pools[name].resize(capacity)
         for ticket in sorted(self._tickets.values(), key=_seniority):
             self._move(ticket)
+        for name in self._pools.keys() & former.keys():
+            self._pools[name].follow(former[name])
 
     def _move(self, ticket: Ticket) -> None:
         """Into the pool it belongs to now."""
@@ -266,7 +275,17 @@ class Admission:
         for pool in pools:
             admitted += pool.dispatch(now)
             self._look_again(pool)
-        return admitted
+        return admitted + self._passed_over(admitted, now)
+
+    def _passed_over(self, decisions: Iterable[Decision], now: Micros) -> list[Decision]:
+        """A tenant that has just reached its limit stands in nobody's way any more, in any pool."""
+        if self._tenants and any(d.action is Action.ADMIT and self._at_limit(d.subject) for d in decisions):
+            return self._dispatch(self._pools.values(), now)
+        return []
+
+    def _at_limit(self, request_id: RequestId) -> bool:
+        share = self._tickets[request_id].share
+        return share is not None and share.at_limit
 
     def _look_again(self, pool: Pool) -> None:
         """Where somebody waits beside idle slots, time may let him in: he may starve, or a bucket fill."""
@@ -283,8 +302,11 @@ class Admission:
         """Everything that fell due by `now`, each thing at its own time."""
         decisions: list[Decision] = []
         while self._earliest is not None and self._earliest <= now:
-            decisions += self._fire(self._earliest)
+            # what new rules, or a late place in the queue, have made due in the past is due now
+            self._now = max(self._now, self._earliest)
+            decisions += self._fire(self._now)
             self._earliest = self._next_due()
+        self._now = now
         return decisions
 
     def _fire(self, due: Micros) -> list[Decision]:
@@ -295,16 +317,12 @@ class Admission:
                 if ticket.state is State.LEFT:
                     del self._tickets[ticket.id]
             decisions += pool.dispatch(due)
-        return decisions
+        return decisions + self._passed_over(decisions, due)
 
 
-def _seniority(ticket: Ticket) -> tuple[int, Micros, int, RequestId]:
+def _seniority(ticket: Ticket) -> tuple[bool, int]:
     """In which order requests move: holders as they were admitted, waiters as they stand in their queues."""
-    if ticket.state in HOLDING:
-        return (0, ticket.admitted_at, 0, ticket.id)
-    if ticket.state is State.AWAITING:
-        return (1, ticket.submitted_at, 0, ticket.id)
-    return (2, 0, ticket.turn, ticket.id)
+    return (ticket.state not in HOLDING, ticket.turn)
 
 
 def _gate(config: AdmissionConfig, current: TokenBucket | None) -> TokenBucket | None:

@@ -40,6 +40,7 @@ class Pool:
     def __init__(self, name: str, rules: PoolRules, turns: Turns) -> None:
         self.name = name
         self.rules = rules
+        self._turns = turns
         self.slots = Slots()
         self.queues = [LaneQueue(turns, rules.weights) for _ in LANES]
         self.awaiting = Awaiting()
@@ -72,7 +73,7 @@ class Pool:
         if obstacle is None:
             return [self._admit(ticket, Reason.SLOT_FREE, now)]
         if obstacle in _NO_ROOM and self.rules.lanes[lane].can_preempt:
-            victim = self._victim_for(ticket)
+            victim = None if ticket.share is not None and ticket.share.spoken_for else self._victim_for(ticket)
             if victim is not None:
                 return self._preempt(victim, ticket, now)
         if ticket.share is not None and ticket.share.queue_full:
@@ -108,9 +109,17 @@ class Pool:
             self.awaiting.add(ticket)
             self.waiting += 1
         else:
+            if not self.queues[lane]:
+                self.forecasts[lane].began(ticket.queued_at)
             self.queues[lane].restore(ticket)
             self._may_starve(ticket)
             self.waiting += 1
+
+    def follow(self, former: Pool) -> None:
+        """It takes the place of `former`: what is known of the speed of its queues, and what the rate has let in, stays."""
+        self.forecasts = former.forecasts
+        if former._bucket is not None and (former._bucket.rate, former._bucket.burst) == (self.rules.rate, self.rules.burst):
+            self._bucket = former._bucket
 
     # Who may enter.
 
@@ -170,8 +179,8 @@ class Pool:
     def _head(self, lane: int) -> Ticket | None:
         """Who is next of one lane: a preemptor before those who queue, as he found no queue."""
         if self.awaiting.lanes[lane]:
-            first = self.awaiting.first(lane)
-            if first is not None and (first.share is None or not first.share.at_limit):
+            first = self.awaiting.ready(lane)
+            if first is not None:
                 return first
         return self.queues[lane].peek()
 
@@ -212,6 +221,7 @@ class Pool:
 
     def _admit(self, ticket: Ticket, reason: Reason, now: Micros, other: RequestId | None = None) -> Decision:
         ticket.on(Event.ADMIT)
+        ticket.turn = self._turns.last()
         ticket.admitted_at = now
         ticket.totals.admitted += 1
         self._hold(ticket)
@@ -241,6 +251,7 @@ class Pool:
         victim.totals.preempted_by[ticket.priority_class] += 1
         victim.other, ticket.other = ticket, victim
         ticket.on(Event.AWAIT)
+        ticket.turn = self._turns.last()
         self._wait(ticket)
         self.awaiting.add(ticket)
         return [
@@ -391,7 +402,7 @@ class Pool:
         return ticket.submitted_at + self.rules.lanes[ticket.lane].timeout
 
     def fire(self, now: Micros) -> list[tuple[Ticket, Decision]]:
-        """What is due at `now` and not before: timeouts, preemptors whose budget is spent, and the starved."""
+        """What is due at `now` and not before: timeouts, and preemptors whose budget is spent. `dispatch` is due then."""
         done: list[tuple[Ticket, Decision]] = []
         for lane in MOST_URGENT_FIRST:
             queue, rules = self.queues[lane], self.rules.lanes[lane]

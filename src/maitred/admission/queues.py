@@ -9,7 +9,8 @@ many in flight, so that it can be passed over while it has them. A heap knows th
 and is to be tried again goes before everybody.
 
 Any waiter may leave from the middle at once, without a trace. All wait equally long at most, so whose time is up next is the
-oldest, and only those who came back are looked up in a heap of their own.
+oldest, and only those who joined later than they came (back from a slot, or after a victim that did not leave in time) are
+looked up in a heap of their own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from maitred.admission.tenants import Tenant
 from maitred.admission.ticket import Ticket
@@ -24,10 +26,14 @@ from maitred.request import RequestId
 from maitred.units import Micros
 
 _EVERYBODY = ""
+_COST: Final = 10**12
+"""How far a tenant of weight 1 gets by a cost of 1. Whole numbers: floats would stand still once they are large enough."""
+_DEBTS: Final = 1024
+"""So many tenants without a line are remembered. None of them owes more than the one request that was served last."""
 
 
 class Turns:
-    """Numbers for those who queue, in all queues of a core: who has the smaller one came first, or came back."""
+    """Numbers for those who queue, or take a slot, in all pools of a core: who has the smaller one came first, or came back."""
 
     __slots__ = ("_first", "_last")
 
@@ -49,7 +55,7 @@ class _Line:
 
     __slots__ = ("entry", "name", "share", "virtual", "waiting")
 
-    def __init__(self, name: str, share: Tenant | None, virtual: float) -> None:
+    def __init__(self, name: str, share: Tenant | None, virtual: int) -> None:
         self.name = name
         self.share = share
         """The account of a tenant that may be passed over while it is at its limit."""
@@ -73,9 +79,9 @@ class LaneQueue:
         "_count",
         "_entries",
         "_heap",
+        "_late",
         "_lines",
         "_owed",
-        "_retried",
         "_turns",
         "_waiting",
         "_weights",
@@ -87,15 +93,15 @@ class LaneQueue:
         self._weights = weights
         self._count = 0
         self._waiting: OrderedDict[RequestId, Ticket] = OrderedDict()
-        """All, but for those who came back, in the order in which they came."""
-        self._retried: list[tuple[Micros, RequestId, Ticket]] = []
-        """Those who came back, a heap by age; who is not QUEUED any more is dropped when it comes up."""
+        """All, but for those who joined late, in the order in which they came."""
+        self._late: list[tuple[Micros, int, Ticket]] = []
+        """Those who joined late, a heap by age; who does not wait any more is dropped when it comes up."""
         self._lines: dict[str, _Line] = {}
-        self._heap: list[tuple[float, int, _Line]] = []
+        self._heap: list[tuple[int, int, _Line]] = []
         self._entries = 0
-        self._clock = 0.0
+        self._clock = 0
         """The virtual time of the line served last."""
-        self._owed: dict[str, float] = {}
+        self._owed: OrderedDict[str, int] = OrderedDict()
         """Where tenants have got to whose line is empty, if that is ahead of the clock."""
 
     def __len__(self) -> int:
@@ -137,11 +143,11 @@ class LaneQueue:
         return None
 
     def take(self, ticket: Ticket) -> None:
-        """Serve one, whose tenant's line moves on by its cost."""
-        if self._weights is not None:
+        """Serve one, whose tenant's line moves on by its cost. One who came back had its turn before: it moves nobody on."""
+        if self._weights is not None and ticket.turn > 0:
             line = self._lines[self._name(ticket)]
             self._clock = max(self._clock, line.virtual)
-            line.virtual += ticket.cost / self._weights.get(ticket.tenant, 1.0)
+            line.virtual += int(max(1, ticket.cost) * _COST / self._weights.get(ticket.tenant, 1.0))
         self.remove(ticket)
 
     def remove(self, ticket: Ticket) -> None:
@@ -150,8 +156,7 @@ class LaneQueue:
         led = line.head is ticket
         del line.waiting[ticket.id]
         self._count -= 1
-        if ticket.turn > 0:
-            del self._waiting[ticket.id]
+        self._waiting.pop(ticket.id, None)
         if not line.waiting:
             self._close(line)
         elif led and line.entry:
@@ -166,24 +171,23 @@ class LaneQueue:
     def oldest(self) -> Ticket | None:
         """Whose time is up next."""
         first = next(iter(self._waiting.values()), None)
-        if not self._retried:
+        while self._late and not self._has(self._late[0][2]):
+            heappop(self._late)
+        if not self._late:
             return first
-        while self._retried and self._retried[0][2].id not in self._line_of(self._retried[0][2]):
-            heappop(self._retried)
-        if not self._retried:
-            return first
-        back = self._retried[0][2]
-        return back if first is None or back.submitted_at <= first.submitted_at else first
+        late = self._late[0][2]
+        return late if first is None or late.submitted_at <= first.submitted_at else first
 
-    def _line_of(self, ticket: Ticket) -> Mapping[RequestId, Ticket]:
+    def _has(self, ticket: Ticket) -> bool:
         line = self._lines.get(self._name(ticket))
-        return {} if line is None else line.waiting
+        return line is not None and line.waiting.get(ticket.id) is ticket
 
     def _stand(self, ticket: Ticket) -> _Line:
         """At the end of a line."""
         self._count += 1
-        if ticket.turn < 0:
-            heappush(self._retried, (ticket.submitted_at, ticket.id, ticket))
+        if ticket.turn < 0 or ticket.queued_at > ticket.submitted_at:
+            self._entries += 1
+            heappush(self._late, (ticket.submitted_at, self._entries, ticket))
         else:
             self._waiting[ticket.id] = ticket
         line = self._line(ticket)
@@ -200,7 +204,7 @@ class LaneQueue:
         name = self._name(ticket)
         line = self._lines.get(name)
         if line is None:
-            line = self._lines[name] = _Line(name, ticket.share, max(self._clock, self._owed.pop(name, 0.0)))
+            line = self._lines[name] = _Line(name, ticket.share, max(self._clock, self._owed.pop(name, 0)))
         return line
 
     def _close(self, line: _Line) -> None:
@@ -208,12 +212,13 @@ class LaneQueue:
         line.entry = 0
         del self._lines[line.name]
         if not self._lines:  # the end of a busy spell: nobody owes anybody
+            self._clock = 0
             self._owed.clear()
             self._heap.clear()
         elif self._weights is not None and line.virtual > self._clock:
             self._owed[line.name] = line.virtual
-            if len(self._owed) > 1024 + 2 * len(self._lines):
-                self._owed = {name: virtual for name, virtual in self._owed.items() if virtual > self._clock}
+            if len(self._owed) > _DEBTS:
+                self._owed.popitem(last=False)
 
     def _rank(self, line: _Line) -> None:
         """Its head, or how far it is, has changed."""

@@ -127,7 +127,7 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
     charge: int = 0
     """What its slot counts for, as of when that was last asked; fixed while it holds one."""
     turn: int = 0
-    """Its place in the order of those who queue."""
+    """Its place among those who queue; among those who hold a slot, or await a victim, the order in which they began to."""
     share: Tenant | None = None
     """Its tenant's account, if policies limit it."""
     totals: Totals = Totals()

@@ -50,17 +50,25 @@ class Awaiting:
     def add(self, ticket: Ticket) -> None:
         self.count += 1
         self.lanes[ticket.lane][ticket.id] = ticket
+        if ticket.share is not None:
+            ticket.share.awaiting += 1
 
     def remove(self, ticket: Ticket) -> None:
         """Its victim, if it is still there, leaves for nobody in particular."""
         self.count -= 1
         del self.lanes[ticket.lane][ticket.id]
+        if ticket.share is not None:
+            ticket.share.awaiting -= 1
         victim, ticket.other = ticket.other, None
         if victim is not None:
             victim.other = None
 
     def first(self, lane: int) -> Ticket | None:
         return next(iter(self.lanes[lane].values())) if self.lanes[lane] else None
+
+    def ready(self, lane: int) -> Ticket | None:
+        """The first whose tenant is not at its limit."""
+        return next((t for t in self.lanes[lane].values() if t.share is None or not t.share.at_limit), None)
 
     def any_from(self, lane: int) -> bool:
         """Whether somebody of this lane or a more urgent one is here."""

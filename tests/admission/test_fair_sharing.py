@@ -1,0 +1,152 @@
+"""Start-time fair queueing: how far apart two tenants who both wait can get, and what may not put anyone ahead or behind."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maitred.admission.queues import LaneQueue, Turns
+from maitred.admission.ticket import Ticket
+from maitred.request import PriorityClass
+
+BULK = PriorityClass.BULK
+
+
+class Line:
+    """One queue driven by hand. `turn` is what the core would have given."""
+
+    def __init__(self, weights: dict[str, float] | None = None) -> None:
+        self.queue = LaneQueue(Turns(), {"w": 1.0} if weights is None else weights)
+        self.count = 0
+
+    def push(self, tenant: str, cost: int = 1, *, back: bool = False) -> None:
+        self.count += 1
+        ticket = Ticket(self.count, "m", BULK, tenant, cost, submitted_at=self.count, queued_at=self.count)
+        if back:
+            self.queue.push_front(ticket)
+        else:
+            self.queue.push(ticket)
+
+    def serve(self, count: int = 1) -> str:
+        order = ""
+        for _ in range(count):
+            head = self.queue.peek()
+            assert head is not None
+            self.queue.take(head)
+            order += head.tenant
+        return order
+
+
+tenants = st.sampled_from("abc")
+weights = st.sampled_from((1e-6, 0.3, 1.0, 2.0, 7.0, 1e6))
+costs = st.integers(1, 1000)
+
+
+@given(
+    st.dictionaries(tenants, weights, min_size=1),
+    st.lists(st.tuples(tenants, costs), min_size=20, max_size=80),
+    st.integers(0, 60),
+)
+@settings(max_examples=300, deadline=None)
+def test_two_who_both_wait_are_served_alike_but_for_one_request_each(
+    given_weights: dict[str, float], pushed: list[tuple[str, int]], first: int
+) -> None:
+    """In every interval in which both wait: |served a / weight a - served b / weight b| ≤ largest a / weight a + largest b /
+    weight b (Goyal, Vin and Cheng 1996)."""
+    line = Line(given_weights)
+    left: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    served = dict.fromkeys("abc", 0.0)
+    largest = dict.fromkeys("abc", 0.0)
+    since: dict[tuple[str, str], float] = {}
+    todo = [*pushed]
+    for n in range(2 * len(pushed)):
+        if todo and (n < first or not any(left.values()) or n % 2):
+            tenant, cost = todo.pop(0)
+            line.push(tenant, cost)
+            left[tenant].append(cost)
+            largest[tenant] = max(largest[tenant], cost / given_weights.get(tenant, 1.0))
+        else:
+            tenant = line.serve()
+            served[tenant] += left[tenant].pop(0) / given_weights.get(tenant, 1.0)
+        for one, other in ("ab", "bc", "ac"):
+            if not (left[one] and left[other]):
+                since.pop((one, other), None)
+                continue
+            gap = served[one] - served[other]
+            began = since.setdefault((one, other), gap)
+            assert abs(gap - began) <= (largest[one] + largest[other]) * (1 + 1e-9)
+
+
+def test_a_small_step_counts_however_far_the_others_are() -> None:
+    """In floats 1e12 + 1e-6 is 1e12: there w and o would take turns, whatever their weights."""
+    line = Line({"l": 1e-6, "w": 1e6, "o": 1e5})
+    for _ in range(3):
+        line.push("l", 1_000_000)
+    line.serve(2)
+    for _ in range(10):
+        line.push("w")
+        line.push("o")
+
+    assert line.serve(10) == "wowwwwwwww"
+
+
+def test_a_request_that_costs_nothing_counts_as_one() -> None:
+    line = Line()
+    for _ in range(10):
+        line.push("f", cost=0)
+        line.push("o")
+
+    assert line.serve(6).count("o") == 3
+
+
+def test_one_who_comes_back_moves_neither_its_tenant_nor_the_clock() -> None:
+    """a is far ahead, by one large request; one of it comes back and goes first. c, who comes then, is not put behind b."""
+    line = Line()
+    line.push("a", cost=100)
+    line.push("a")
+    for _ in range(20):
+        line.push("b")
+    assert line.serve() == "a"
+    line.push("a", back=True)
+    assert line.serve() == "a"
+    for _ in range(3):
+        line.push("c")
+
+    assert line.serve(6) == "bcbcbc"
+
+
+def test_what_tenants_owe_is_kept_of_so_many_of_them() -> None:
+    """A flood of tenants with one request each leaves no trace of each of them."""
+    line = Line()
+    line.push("stays", cost=10**9)
+    line.push("stays")
+    line.serve()
+    for n in range(5000):
+        line.push(f"ip:{n}")
+        line.serve()
+
+    assert len(line.queue._owed) <= 1024
+
+
+def test_the_oldest_is_found_though_it_joined_late() -> None:
+    queue = LaneQueue(Turns())
+    prompt = Ticket(1, "m", BULK, submitted_at=10, queued_at=10)
+    late = Ticket(2, "m", BULK, submitted_at=0, queued_at=50)
+    queue.push(prompt)
+    queue.push(late)
+
+    assert queue.oldest() is late
+    assert queue.peek() is prompt
+    queue.remove(late)
+    assert queue.oldest() is prompt
+
+
+def test_a_number_that_is_used_again_is_not_taken_for_the_one_who_had_it() -> None:
+    queue = LaneQueue(Turns())
+    before = Ticket(7, "m", BULK, submitted_at=0, queued_at=5)
+    queue.push_front(before)
+    queue.remove(before)
+    queue.push(Ticket(1, "m", BULK, submitted_at=6, queued_at=6))
+    queue.push(Ticket(7, "m", BULK, submitted_at=8, queued_at=8))
+
+    assert queue.oldest() is not before
