@@ -154,6 +154,22 @@ def test_a_client_that_leaves_the_queue_frees_its_place_at_once() -> None:
     run(scenario())
 
 
+def test_so_does_one_that_has_asked_for_more_on_the_same_connection() -> None:
+    async def scenario() -> None:
+        async with world(Backend(gate := Gate()), slots=1) as w:
+            first = (await fill(w, 1))[0]
+            second = await w.asking()
+            await second.ask()
+            await w.until(lambda: w.state.waiting)
+            second.leave()
+            await w.until(lambda: not w.state.waiting)
+            gate.open.set()
+            assert (await first.reply())[0] == 200
+            assert w.state.classes["default"].arrived == 2
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("shown", [b"", STREAM_HEAD, STREAM_HEAD + chunk(b": ping\n\n"), STREAM_HEAD + chunk(b"data: 1\n\n")])
 def test_a_client_that_leaves_aborts_its_request_at_the_backend(shown: bytes) -> None:
     async def scenario() -> None:

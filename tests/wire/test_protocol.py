@@ -47,6 +47,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
         await left.wait()
         departure.stop()
+        GONE.append(scope["path"])
         return
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": scope["path"].encode() + b":", "more_body": True})
@@ -208,6 +209,29 @@ def test_the_rest_of_a_refused_body_is_not_waited_for_for_ever(monkeypatch: pyte
     answer = saying(b"POST /unread HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
     assert answer.startswith(b"HTTP/1.1 401 ")
     assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("behind", [0, 1, protocol.MOST_PIPELINED])
+def test_a_client_that_leaves_is_noticed_whatever_it_has_asked_beside(behind: int) -> None:
+    GONE.clear()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET /hangs HTTP/1.1\r\nhost: x\r\n\r\n" + b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n" * behind)
+        await reader.readuntil(b"begun")
+        writer.close()
+        while not GONE:
+            await asyncio.sleep(0.001)
+
+    with_server(script)
+    assert GONE == ["/hangs"]
+
+
+def test_an_incomplete_body_behind_an_answer_that_takes_long_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "BODY_SILENCE_SECS", 0.05)
+    first = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n"
+    answer = saying(first + b"POST /next HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert refusal(answer.partition(b"0\r\n\r\n")[2]) == (408, "request_timeout")
 
 
 BROKEN = {

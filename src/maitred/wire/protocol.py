@@ -3,6 +3,7 @@
     head        at most `MOST_HEAD_BYTES`, in at most `HEAD_SECS` from its first byte: else 431 and 408
     body        may take its time, but falls silent for `BODY_SILENCE_SECS` at most: else 408. It holds memory while it comes.
     upgrades    nobody asked an OpenAI API to switch protocols: the request is answered as if it had not offered to
+    pipelines   a few requests may wait behind the one being answered and are read, so that a client that leaves is noticed
     HTTP/1.0    knows no chunks: a body without a length ends with the connection
     refusals    an OpenAI error object, like any other
 
@@ -31,6 +32,9 @@ HEAD_SECS = 20.0
 
 BODY_SILENCE_SECS = 60.0
 
+MOST_PIPELINED = 8
+"""Requests that are read behind the one that is being answered."""
+
 LINGER_SECS = 1.0
 """How long a client who was refused may go on sending. To close at once could cost it the answer."""
 
@@ -47,6 +51,7 @@ class Protocol(HttpToolsProtocol):
         self._head_size = 0  # of the reads that brought it, without the first and the present one
         self._reading = 0  # size of the present read
         self._deadline: asyncio.TimerHandle | None = None  # of an incomplete head
+        self._answering: Any = None  # the cycle whose app runs; `cycle` may be one that waits behind it
         self._in_body = False
         self._body_heard = 0.0
         self._silence: asyncio.TimerHandle | None = None  # of an incomplete body
@@ -57,6 +62,9 @@ class Protocol(HttpToolsProtocol):
         self._unset_deadline()
         self._unset_silence()
         self._unset_keepalive_if_required()
+        if self._answering is not None:  # uvicorn tells the latest cycle only
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -92,9 +100,15 @@ class Protocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         before = self.cycle
         super().on_headers_complete()
+        if self.pipeline and len(self.pipeline) <= MOST_PIPELINED:
+            self.flow.resume_reading()
         if self.scope["http_version"] != "1.1" and self.cycle is not before:
             self.cycle.__class__ = _UntilClose
             self.cycle.keep_alive = False
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -158,7 +172,8 @@ class Protocol(HttpToolsProtocol):
         self._silence = None
         if not self._in_body:
             return
-        silent = 0.0 if self.flow.read_paused else self.loop.time() - self._body_heard  # paused, it is we who do not read
+        ours = self.flow.read_paused or self._answering is not self.cycle  # it is we who do not read, or are not that far
+        silent = 0.0 if ours else self.loop.time() - self._body_heard
         if silent < BODY_SILENCE_SECS:
             self._silence = self.loop.call_later(BODY_SILENCE_SECS - silent, self._look_at_body)
         elif self.cycle.response_complete:
