@@ -67,9 +67,9 @@ def _one(name: str) -> Iterator[str]:
     yield f"  cost: {about.complexity}"
     yield f"  starves: {about.starves}"
     yield f"  cache-aware: {about.cache_aware.value}"
-    if said := inspect.getdoc(getattr(factory, "func", factory)):
+    if said := getattr(factory, "func", factory).__doc__:
         yield ""
-        yield from said.splitlines()
+        yield from inspect.cleandoc(said).splitlines()
 
 
 def _others() -> Iterator[str]:
