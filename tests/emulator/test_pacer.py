@@ -68,7 +68,7 @@ class Books:
         self.finishes, self.gaps, self.aborts, self.tokens = {}, [], 0, 0
         self.first_tokens, self.courses = {}, {}
 
-    def first_token(self, request, at, scheduled):
+    def first_token(self, request, at, scheduled, cached):
         self.first_tokens[request.id] = (scheduled / 1000, at / 1000)
 
     def token_gap(self, span):

@@ -21,3 +21,14 @@ def test_filler_of_n_tokens_is_n_words_and_counts_as_n_when_it_is_sent_back(n):
 @given(st.text())
 def test_any_text_a_client_can_send_is_counted(text):
     assert tokens.count(text) == -(-len(text.encode("utf-8", "surrogatepass")) // 4)
+
+
+@given(st.text(max_size=200), st.text(max_size=60), st.text(max_size=60), st.sampled_from([1, 2, 5]))
+def test_prompts_share_the_blocks_in_which_they_begin_alike(common, one, other, size):
+    first, second = (tokens.laid_out(common + rest) for rest in (one, other))
+    ours, theirs = (tokens.TextKeys(text).keys(size) for text in (first, second))
+    step = size * tokens.BYTES_PER_TOKEN
+
+    assert len(ours) == tokens.count(common + one) // size
+    for n, (mine, yours) in enumerate(zip(ours, theirs, strict=False), start=1):
+        assert (mine == yours) == (first[: n * step] == second[: n * step])

@@ -40,7 +40,25 @@ def run(
         str | None,
         _flag(_INSTANCE, "--latency", "Time of a step in µs: β0 + β1·prefill tokens + β2·decodes.", "linear:β0,β1,β2"),
     ] = None,
-    scheduler: Annotated[str | None, _flag(_INSTANCE, "--scheduler", "Order of the wait queue: fcfs, sjf.", "NAME")] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            "--scheduler",
+            "--schedule-policy",
+            help="Order of the wait queue, such as lpm or bounded(lpm, max_wait=5): see maitred policies.",
+            metavar="POLICY",
+            rich_help_panel=_INSTANCE,
+            show_default=False,
+        ),
+    ] = None,
+    priority_policy: Annotated[
+        str | None,
+        _flag(_INSTANCE, "--priority-policy", "Scores for priority-fcfs: constant, slo-based, inverted-slo.", "POLICY"),
+    ] = None,
+    enable_prefix_caching: Annotated[
+        bool | None,
+        _flag(_INSTANCE, "--enable-prefix-caching/--no-prefix-caching", "Prompts that begin alike share KV blocks."),
+    ] = None,
     max_num_seqs: Annotated[int | None, _flag(_INSTANCE, "--max-num-seqs", "Most requests in the running batch.", "N")] = None,
     max_num_batched_tokens: Annotated[
         int | None, _flag(_INSTANCE, "--max-num-batched-tokens", "Token budget of a step.", "TOKENS")
@@ -68,6 +86,8 @@ def run(
         "engine.speed": speed,
         "instance.latency": _latency(latency),
         "instance.scheduler": scheduler,
+        "instance.priority_policy": priority_policy,
+        "instance.enable_prefix_caching": enable_prefix_caching,
         "instance.max_num_seqs": max_num_seqs,
         "instance.max_num_batched_tokens": max_num_batched_tokens,
         "instance.total_kv_blocks": total_kv_blocks,

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 import msgspec
 
 from maitred.emulator import tokens
+from maitred.kv import TokenIds
+from maitred.request import PrefixKeys
 from maitred.wire.asgi import ApiError, not_json
 
 MOST_PROMPTS = 2048
@@ -70,19 +72,32 @@ class _Part(msgspec.Struct):
     text: str | None = None
 
 
+class Prompt(msgspec.Struct, frozen=True):
+    """One prompt, to be answered once."""
+
+    tokens: int
+    content: PrefixKeys
+
+
 class Message(msgspec.Struct):
     content: str | list[_Part] | None = None
     tool_calls: msgspec.Raw = msgspec.Raw()
+    role: Any = None
 
-    def tokens(self) -> int:
-        """Without what the chat template adds. Raises ApiError 400 for what is not text."""
-        calls = _raw_size(self.tool_calls)
+    def laid_out(self) -> bytes:
+        """As it is in memory, behind what the chat template says of its role. Raises ApiError 400 for what is not text."""
+        head = tokens.laid_out(f"{self.role}".encode("utf-8", "surrogatepass")[:_HEAD]).ljust(_HEAD, b"\1")
         if isinstance(self.content, str):
-            return calls + tokens.count(self.content)
+            return head + tokens.laid_out(self.content) + _laid_out_raw(self.tool_calls)
         for part in self.content or ():
             if part.text is None:
                 raise bad_request(f"a message part of type {part.type!r} is not text, and only text is emulated", "messages")
-        return calls + sum(tokens.count(part.text or "") for part in self.content or ())
+        texts = [tokens.laid_out(part.text or "") for part in self.content or ()]
+        return b"".join((head, *texts, _laid_out_raw(self.tool_calls)))
+
+
+_HEAD = tokens.CHAT_TOKENS_PER_MESSAGE * tokens.BYTES_PER_TOKEN
+_OPENING = b"\1" * (tokens.CHAT_TOKENS_FOR_ANSWER * tokens.BYTES_PER_TOKEN)
 
 
 class ChatAsk(_Common):
@@ -96,10 +111,10 @@ class ChatAsk(_Common):
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
-    def prompts(self) -> list[int]:
-        """The tokens of each prompt, one answer each: a chat is a single one."""
-        said = sum(message.tokens() + tokens.CHAT_TOKENS_PER_MESSAGE for message in self.messages)
-        return [said + _raw_size(self.tools) + tokens.CHAT_TOKENS_FOR_ANSWER]
+    def prompts(self) -> list[Prompt]:
+        """One answer each: a chat is a single one. Tools come first, as chat templates have it."""
+        keys = tokens.TextKeys(b"".join((_laid_out_raw(self.tools), *(m.laid_out() for m in self.messages), _OPENING)))
+        return [Prompt(keys.tokens, keys)]
 
 
 class CompletionAsk(_Common):
@@ -113,9 +128,9 @@ class CompletionAsk(_Common):
     def limit(self) -> int | None:
         return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
-    def prompts(self) -> list[int]:
-        """The tokens of each prompt: one answer each."""
-        return [size(item) for item in items(self.prompt, "prompt")]
+    def prompts(self) -> list[Prompt]:
+        """One answer each."""
+        return [Prompt(size(item), _content(item)) for item in items(self.prompt, "prompt")]
 
     def refuse_what_is_not_emulated(self) -> None:
         super().refuse_what_is_not_emulated()
@@ -176,10 +191,14 @@ def size(item: Item) -> int:
     return tokens.count(item) if isinstance(item, str) else len(item)
 
 
-def _raw_size(raw: msgspec.Raw) -> int:
-    """Tokens of a part of the body that is read as the text it is."""
+def _content(item: Item) -> PrefixKeys:
+    return tokens.TextKeys(tokens.laid_out(item)) if isinstance(item, str) else TokenIds(tuple(item))
+
+
+def _laid_out_raw(raw: msgspec.Raw) -> bytes:
+    """A part of the body that is read as the text it is."""
     text = bytes(raw)
-    return 0 if text == b"null" else tokens.count_bytes(len(text))
+    return b"" if text == b"null" else tokens.laid_out(text)
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

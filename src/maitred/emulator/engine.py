@@ -11,7 +11,7 @@ from random import Random
 
 import msgspec
 
-from maitred.emulator.asks import Ask, bad_request
+from maitred.emulator.asks import Ask, Prompt, bad_request
 from maitred.emulator.config import EngineConfig
 from maitred.emulator.endings import Ending, Endings, FinishReason
 from maitred.emulator.metrics import EngineMetrics
@@ -61,7 +61,7 @@ class Engine:
         """What will be answered, and the sequences that will answer it. Raises ApiError 400 and 404."""
         self.check_model(ask.model)
         ask.refuse_what_is_not_emulated()
-        requests = [self._request(ask, prompt_tokens) for prompt_tokens in ask.prompts()]
+        requests = [self._request(ask, prompt) for prompt in ask.prompts()]
         reply = Reply(
             dialect=dialect,
             id=f"{dialect.id_prefix}{self._mark}-{requests[0].id}",
@@ -95,12 +95,13 @@ class Engine:
             steps=self._instance.steps,
         )
 
-    def _request(self, ask: Ask, prompt_tokens: int) -> Request:
+    def _request(self, ask: Ask, prompt: Prompt) -> Request:
         """Raises ApiError 400 if it could never run."""
         request = Request(
             id=self._next_id(),
             arrival=self._pacer.now(),
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=prompt.tokens,
+            prefix=prompt.content,
             max_output_tokens=ask.limit,
             model=self.model,
             stream=bool(ask.stream),

@@ -75,16 +75,20 @@ class EngineMetrics:
         self._output_length = self._histogram("request_generation_tokens", "Output tokens per request.", lengths)
         self._most_tokens = self._histogram("request_params_max_tokens", "max_tokens, where a request has it.", lengths)
         self._n = self._histogram("request_params_n", "Answers per prompt.", (1, 2, 5, 10, 20))
-        self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache: there is none.")
-        self._counter("prefix_cache_hits", "Prompt tokens found there.")
+        self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._hits = self._counter("prefix_cache_hits", "Prompt tokens found there.")
+        self._caching = config.enable_prefix_caching
         self._gauge("num_requests_running", "Requests in the running batch.", lambda: load.running)
         self._gauge("num_requests_waiting", "Requests in the wait queue.", lambda: load.waiting)
         self._gauge("num_requests_waiting_by_reason", "And why.", lambda: load.waiting, reason="capacity")
         self._gauge("kv_cache_usage_perc", "Used share of the KV blocks, 0 to 1.", lambda: load.kv_usage)
         self._cache_info(config)
 
-    def first_token(self, request: Request, at: Micros, scheduled: Micros) -> None:
-        """`scheduled`: when it entered the running batch."""
+    def first_token(self, request: Request, at: Micros, scheduled: Micros, cached: int) -> None:
+        """`scheduled`: when it entered the running batch, where `cached` tokens of its prompt were found."""
+        if self._caching:
+            self._queries.inc(request.prompt_tokens)
+            self._hits.inc(cached)
         self._ttft.observe(self._seconds(at - request.arrival))
         self._queue.observe(self._seconds(scheduled - request.arrival))
         self.prompt_read(request.prompt_tokens)

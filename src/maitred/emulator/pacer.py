@@ -126,7 +126,7 @@ class Pacer:
         assert seq.scheduled_at is not None
         answer = self._started[request.id] = self._answers[request.id]
         answer.scheduled_at, answer.first_token_at = seq.scheduled_at, event.at
-        self._metrics.first_token(request, event.at, seq.scheduled_at)
+        self._metrics.first_token(request, event.at, seq.scheduled_at, seq.cached)
 
     def _finished(self, event: InstanceEvent) -> Answer:
         answer = self._answers.pop(event.seq.request.id)

@@ -3,11 +3,19 @@
     a text has ceil(UTF-8 bytes / 4) tokens        the usual rule of thumb
     a list of token ids has as many as it is long
 
+A prompt is laid out in memory as its tokens are counted, four bytes each, so that two prompts that begin alike have the same
+blocks there, and a prefix cache can tell.
+
 Filler text is made of three-letter words, so every piece with its space is four bytes: n tokens of filler are n words and
 count as n when a client sends them back as history. The same position always holds the same word.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import msgspec
 
 BYTES_PER_TOKEN = 4
 
@@ -33,6 +41,29 @@ def count(text: str) -> int:
 def count_bytes(size: int) -> int:
     """Tokens of a text of `size` UTF-8 bytes."""
     return -(-size // BYTES_PER_TOKEN)
+
+
+def laid_out(text: str | bytes) -> bytes:
+    """`text` filled up to whole tokens."""
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    return raw.ljust(count_bytes(len(raw)) * BYTES_PER_TOKEN, b"\0")
+
+
+class TextKeys(msgspec.Struct, frozen=True, gc=False):
+    """`PrefixKeys` of a prompt that is laid out as `text`."""
+
+    text: bytes
+
+    @property
+    def tokens(self) -> int:
+        return len(self.text) // BYTES_PER_TOKEN
+
+    def keys(self, block_size: int) -> Sequence[int]:
+        so_far, step, keys = blake2b(digest_size=8), block_size * BYTES_PER_TOKEN, []
+        for end in range(step, len(self.text) + 1, step):
+            so_far.update(self.text[end - step : end])
+            keys.append(int.from_bytes(so_far.copy().digest()))
+        return keys
 
 
 def piece(position: int) -> str:

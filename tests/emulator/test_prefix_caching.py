@@ -1,0 +1,59 @@
+"""The emulated engine over a prefix cache: what clients send twice is computed once."""
+
+from emulated import emulated, play
+from prometheus_client.parser import text_string_to_metric_families
+
+SYSTEM = {"role": "system", "content": "You are a patient host. " * 40}  # 960 bytes: 240 tokens
+
+
+def chat(*messages):
+    return {"model": "emulated", "messages": list(messages), "max_tokens": 3}
+
+
+def said(text, role="user"):
+    return {"role": role, "content": text}
+
+
+def asked(*payloads, path="/v1/chat/completions", caching=True):
+    """Prompt tokens looked up, and of these found, when each was asked after the other was answered."""
+
+    async def scenario():
+        async with emulated(enable_prefix_caching=caching) as engine:
+            for payload in payloads:
+                status, _ = await engine.answer(path, payload)
+                assert status == 200
+            page = await engine.get("/metrics")
+            found = {s.name: s.value for family in text_string_to_metric_families(page) for s in family.samples}
+            return found["vllm:prefix_cache_queries_total"], found["vllm:prefix_cache_hits_total"]
+
+    return play(scenario())
+
+
+def test_a_system_prompt_that_chats_share_is_found():
+    """4 + 240 + 4 + 3 + 3 = 254 tokens each; alike are the first head, its text and the next head: 248, 15 blocks."""
+    queries, hits = asked(chat(SYSTEM, said("Hello there!")), chat(SYSTEM, said("Goodbye then")))
+
+    assert (queries, hits) == (508, 240)
+
+
+def test_a_conversation_finds_what_was_said_before():
+    first = chat(SYSTEM, said("Hello there!"))
+    second = chat(SYSTEM, said("Hello there!"), said("the old cat", "assistant"), said("And now?"))
+
+    assert asked(first, second)[1] == 240
+
+
+def test_the_role_is_part_of_what_is_said():
+    text = "x" * 400
+
+    assert asked(chat(said(text, "user")), chat(said(text, "system")))[1] == 0
+
+
+def test_token_ids_are_prompts_too():
+    ids = list(range(100))
+
+    assert asked(*[{"model": "emulated", "prompt": ids, "max_tokens": 2}] * 2, path="/v1/completions")[1] == 96
+
+
+def test_without_a_cache_nothing_is_looked_up():
+    assert asked(*[chat(SYSTEM)] * 2, caching=False) == (0, 0)
