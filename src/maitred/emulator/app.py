@@ -38,12 +38,22 @@ Route: TypeAlias = tuple[tuple[str, ...], Handler]
 
 _GET, _POST = ("GET", "HEAD"), ("POST",)  # the server sends no body in answer to HEAD
 _ONE_MODEL = "/v1/models/"
+ROUTING_KEY = b"x-smg-routing-key"
 
 _STREAM_HEAD = {
     "type": "http.response.start",
     "status": 200,
     "headers": [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")],
 }
+
+
+def _routing_key(scope: Scope, ask: Ask) -> str:
+    """Of the header, else of the body, else the adapter."""
+    for name, value in scope["headers"]:
+        if name == ROUTING_KEY and value:
+            key: str = value.decode("latin-1")
+            return key
+    return ask.routing_key or ask.lora_path or ""
 
 
 class EngineApp:
@@ -93,15 +103,15 @@ class EngineApp:
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         ask = parse(await read_body(scope, receive, self._config.max_body_bytes), ChatAsk)
-        await self._generate(ask, ChatDialect(), receive, send)
+        await self._generate(ask, ChatDialect(), scope, receive, send)
 
     async def _completion(self, scope: Scope, receive: Receive, send: Send) -> None:
         ask = parse(await read_body(scope, receive, self._config.max_body_bytes), CompletionAsk)
-        await self._generate(ask, TextDialect(), receive, send)
+        await self._generate(ask, TextDialect(), scope, receive, send)
 
-    async def _generate(self, ask: Ask, dialect: Dialect, receive: Receive, send: Send) -> None:
+    async def _generate(self, ask: Ask, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError, and ClientGone when nobody is left to answer."""
-        reply, requests = self._engine.plan(ask, dialect)
+        reply, requests = self._engine.plan(ask, dialect, _routing_key(scope, ask))
         answer: Answering
         if ask.stream:
             await send(_STREAM_HEAD)

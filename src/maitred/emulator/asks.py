@@ -43,6 +43,9 @@ class _Common(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = False
     priority: float | None = 0
     """As vLLM has it: smaller is sooner."""
+    routing_key: str | None = None
+    lora_path: str | None = None
+    """The adapter it wants, as SGLang has it: the routing key of those that name none."""
     n: int | None = 1
     best_of: int | None = 1
     logprobs: Any = None

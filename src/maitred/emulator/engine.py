@@ -57,11 +57,11 @@ class Engine:
             message = f"the model {model!r} does not exist; this engine serves {self.model!r}"
             raise ApiError(404, message, kind="invalid_request_error", param="model", code="model_not_found")
 
-    def plan(self, ask: Ask, dialect: Dialect) -> tuple[Reply, list[Request]]:
+    def plan(self, ask: Ask, dialect: Dialect, routing_key: str = "") -> tuple[Reply, list[Request]]:
         """What will be answered, and the sequences that will answer it. Raises ApiError 400 and 404."""
         self.check_model(ask.model)
         ask.refuse_what_is_not_emulated()
-        requests = [self._request(ask, prompt) for prompt in ask.prompts()]
+        requests = [self._request(ask, prompt, routing_key) for prompt in ask.prompts()]
         reply = Reply(
             dialect=dialect,
             id=f"{dialect.id_prefix}{self._mark}-{requests[0].id}",
@@ -95,13 +95,14 @@ class Engine:
             steps=self._instance.steps,
         )
 
-    def _request(self, ask: Ask, prompt: Prompt) -> Request:
+    def _request(self, ask: Ask, prompt: Prompt, routing_key: str) -> Request:
         """Raises ApiError 400 if it could never run."""
         request = Request(
             id=self._next_id(),
             arrival=self._pacer.now(),
             prompt_tokens=prompt.tokens,
             prefix=prompt.content,
+            routing_key=routing_key,
             max_output_tokens=ask.limit,
             model=self.model,
             stream=bool(ask.stream),
