@@ -35,7 +35,8 @@ class Answer:
         self._send = send
         self._departure = departure
         self._is_stream = call.request.stream and _is_events(response.headers)
-        self._keepalive_secs = keepalive_secs if self._is_stream and leaves_room(response.headers) else 0.0
+        comments = keepalive_secs and self._is_stream and leaves_room(response.headers)
+        self._keepalive_secs = keepalive_secs if comments else 0.0
         self._opening = b""
         self._opened = False
 
