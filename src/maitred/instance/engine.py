@@ -243,7 +243,7 @@ class Instance:
             raise InvariantError(f"{self.waiting} sequences wait and none fits an empty instance")
         shape = batch.shape(step)
         run = self._run = _Run(now, now + self._latency.run_time(shape, step.repeat), step.repeat, step, shape)
-        if run.steps > 1 and waiting is not None:
+        if run.steps > 1 and waiting is not None and not batch.full:  # full, nobody asks who is next
             stable = waiting.stable_until(now)
             if stable is not None:
                 self._cut(run, stable)
