@@ -179,6 +179,8 @@ def test_an_unknown_pool_and_a_negative_capacity_are_refused_and_change_nothing(
         core.resize("new", -1, 0)
     assert core.pools == ["m"]
     core.check()
+    with pytest.raises(ValueError, match="at least 0 slots"):
+        Admission(AdmissionConfig(), {"m": -1})
 
 
 def test_a_reload_keeps_slots_and_places() -> None:

@@ -241,3 +241,16 @@ def test_decisions_that_new_rules_bring_about_are_of_now() -> None:
     assert t.reconfigure(15, default={"queue_timeout_secs": 10}) == ["waits reject queue_timeout"]
     assert t.last[0].at == 15_000_000
     assert t.of(DEFAULT).queue_wait.total == 15_000_000
+
+
+def test_the_durations_of_all_models_are_added_up_where_they_share_a_pool() -> None:
+    t = Timeline(1, legacy(max_concurrent_requests=1))
+    t.resize(0, 1, pool="other")
+    t.submit(0, "r0", BULK)
+    t.submit(0, "r1", BULK, pool="other")
+    t.release(2, "r0")
+    t.release(5, "r1")
+
+    view = t.of(BULK, EVERYBODY)
+    assert (view.slot_hold.count, view.slot_hold.total) == (2, 5_000_000)
+    assert (view.queue_wait.count, view.queue_wait.total) == (1, 2_000_000)

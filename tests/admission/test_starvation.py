@@ -6,6 +6,8 @@ from typing import Any
 
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
 
+from maitred.admission.promotions import Promotions
+
 SMG = {"flavour": "smg"}
 STARVING = {"starvation_threshold_secs": 1}
 PATIENT: dict[str, Any] = {"queue_size": 100, "queue_timeout_secs": 1000, "can_preempt": False}
@@ -150,3 +152,14 @@ def test_a_threshold_that_passes_while_slots_idle_is_noticed() -> None:
 
     assert t.next_deadline() == 1.500001
     assert t.advance(2) == ["b1 admit starved"]
+
+
+def test_ten_admissions_earn_one_promotion_at_a_share_of_a_tenth() -> None:
+    account = Promotions(0.1, 1)
+    account.promote()
+    for _ in range(9):
+        account.dispatch()
+    assert not account.allowed
+
+    account.dispatch()
+    assert account.allowed

@@ -255,3 +255,14 @@ def test_one_whose_tenant_is_at_its_limit_does_not_hide_the_next_who_awaits_a_vi
     assert t.submit(1, "c0", INTERACTIVE, tenant="auth:c")[-1] == "c0 queue victim_leaving b0"
 
     assert t.release(1.01, "b1", End.PREEMPTED) == ["c0 admit slot_free"]
+
+
+def test_the_victim_is_the_newest_of_the_lowest_class_whose_tokens_suffice() -> None:
+    t = Timeline(3, TOKENS)
+    t.submit(0, "d", DEFAULT, cost=100)
+    t.submit(0, "b_large", BULK, cost=100)
+    t.submit(0, "b_enough", BULK, cost=60)
+    t.submit(0, "b_small", BULK, cost=40)
+
+    assert t.submit(1, "vip", INTERACTIVE, cost=50)[0] == "b_enough preempt higher_class vip"
+    assert t.submit(1, "vip2", INTERACTIVE, cost=45)[0] == "b_large preempt higher_class vip2"

@@ -239,11 +239,11 @@ class Pool:
     # Preemption.
 
     def _victim_for(self, ticket: Ticket) -> Ticket | None:
-        """Lowest class first, newest first; nobody whose slot would not help. O(1)."""
-        for victim in self.takeable.below(ticket.lane):
-            if self.slots.free(ticket.lane, leaving=victim.charge) >= self._charge(ticket):
-                return victim
-        return None
+        """Lowest class first, newest first; nobody whose slot would not help."""
+        missing = self.slots.missing(ticket.lane, self._charge(ticket))
+        if missing > 1 and self.rules.tokens_per_slot is None:
+            return None  # no slot is more than one
+        return self.takeable.newest(ticket.lane, missing)
 
     def _preempt(self, victim: Ticket, ticket: Ticket, now: Micros) -> list[Decision]:
         victim.on(Event.PREEMPT)

@@ -9,34 +9,39 @@ promotions are a share of the admissions from the queues: each of these earns `s
 
 from __future__ import annotations
 
+from typing import Final
+
+_WHOLE: Final = 1_000_000
+"""One promotion, in the units of the account. Whole numbers: ten times 0.1 is less than 1 in floats."""
+
 
 class Promotions:
     """The account of one pool."""
 
-    __slots__ = ("_credit", "burst", "dispatched", "promoted", "share")
+    __slots__ = ("_burst", "_credit", "_share", "dispatched", "promoted")
 
     def __init__(self, share: float, burst: int) -> None:
-        self.share = share
-        self.burst = burst
-        self._credit = float(burst)
+        self._share = round(share * _WHOLE)
+        self._burst = burst * _WHOLE
+        self._credit = self._burst
         self.dispatched = 0
         """Admissions from the queues, promotions included."""
         self.promoted = 0
 
     @property
     def allowed(self) -> bool:
-        return self._credit >= 1
+        return self._credit >= _WHOLE
 
     def dispatch(self) -> None:
         """One was admitted from a queue."""
         self.dispatched += 1
-        self._credit = min(self.burst, self._credit + self.share)
+        self._credit = min(self._burst, self._credit + self._share)
 
     def promote(self) -> None:
         """It was a promotion; the caller has seen that one is allowed. To be followed by `dispatch`."""
         self.promoted += 1
-        self._credit -= 1
+        self._credit -= _WHOLE
 
     @property
     def within_bounds(self) -> bool:
-        return self.promoted <= self.burst + self.share * self.dispatched + 1e-9
+        return self.promoted * _WHOLE <= self._burst + self._share * self.dispatched

@@ -74,15 +74,18 @@ class Slots:
         """What is not in flight, reserved or not."""
         return max(0, self.capacity - self.used)
 
-    def free(self, lane: int, leaving: int = 0) -> int:
-        """What `lane` could take now, or once `leaving` units of lower lanes have left; never negative."""
+    def free(self, lane: int) -> int:
+        """What `lane` could take now; never negative."""
+        return max(0, -self.missing(lane, 0))
+
+    def missing(self, lane: int, units: int) -> int:
+        """How much of lower lanes would have to leave before `lane` could take `units`; 0 or less: nothing."""
         held = 0
         for c in range(lane + 1, len(LANES)):
             unused = self.reserved[c] - self.in_flight[c]
             if unused > 0:
                 held += unused
-        room = self.capacity - self.used + leaving - held
-        return room if room > 0 else 0
+        return units + held + self.used - self.capacity
 
     def reachable(self, lane: int) -> int:
         """What `lane` could ever take: all that higher lanes do not reserve; at least 1."""
@@ -92,7 +95,7 @@ class Slots:
         """Whether `lane` could take so many now."""
         if self.capacity - self.used - self.above[lane] >= units:  # whatever higher lanes use of their reservations
             return True
-        return self.free(lane) >= units
+        return self.missing(lane, units) <= 0
 
     def take(self, lane: int, units: int = 1) -> None:
         """So much more in flight. The caller has seen `free(lane)`."""

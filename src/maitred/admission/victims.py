@@ -7,11 +7,15 @@ least work to lose. Promoted requests and those that were victims once are left 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from itertools import islice
+from typing import Final
 
 from maitred.admission.rules import LANES
 from maitred.admission.ticket import State, Ticket
 from maitred.request import RequestId
+
+_LOOK: Final = 32
+"""So many of each lane are looked at when not every slot would do: where they are charged by their tokens."""
 
 
 class Takeable:
@@ -31,11 +35,14 @@ class Takeable:
     def discard(self, ticket: Ticket) -> None:
         self.lanes[ticket.lane].pop(ticket.id, None)
 
-    def below(self, lane: int) -> Iterator[Ticket]:
-        """Of each lower lane the newest, lowest lane first."""
+    def newest(self, lane: int, units: int) -> Ticket | None:
+        """The newest of the lowest lane below `lane` whose slot is at least so large, of the newest `_LOOK` in each."""
         for lower in range(lane):
             if self.lanes[lower]:
-                yield next(reversed(self.lanes[lower].values()))
+                for ticket in islice(reversed(self.lanes[lower].values()), _LOOK):
+                    if ticket.charge >= units:
+                        return ticket
+        return None
 
 
 class Awaiting:
