@@ -2,7 +2,7 @@
 
 First come, first served; or, once tenants have weights, shared fairly among them (start-time fair queueing: each tenant's line
 has a virtual time that grows by cost/weight with everyone served, and the line that is least far goes next; one that comes back
-from idleness starts at the present and neither saves up nor owes for it).
+from idleness starts at the present, so it has saved nothing up, or where it had got to, if that is further).
 
 Waiters stand in lines: one for everybody, or one per tenant where tenants have weights or where the tenant may have only so
 many in flight, so that it can be passed over while it has them. A heap knows the line whose turn it is. Whoever was preempted
