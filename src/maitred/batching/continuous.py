@@ -22,7 +22,7 @@ import msgspec
 
 from maitred.contracts import BatchShape, ChunkShape, Seq, WaitQueue
 from maitred.errors import InvariantError
-from maitred.kv import BlockCounts
+from maitred.kv import NOTHING, BlockCounts, PrefixedBlocks
 from maitred.request import RequestId
 from maitred.units import Micros
 
@@ -54,12 +54,13 @@ class Step(msgspec.Struct, gc=False):
 class ContinuousBatch:
     """The running batch of one instance. It is the `StepView` of the step about to be formed."""
 
-    __slots__ = ("_blocks", "_chunk_limit", "_limits", "_prefilling", "context", "decodes", "number", "sequences")
+    __slots__ = ("_blocks", "_chunk_limit", "_limits", "_prefilling", "_prefixed", "context", "decodes", "number", "sequences")
 
     def __init__(self, limits: BatchLimits, blocks: BlockCounts) -> None:
         self._limits = limits
         self._chunk_limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         self._blocks = blocks
+        self._prefixed = blocks if isinstance(blocks, PrefixedBlocks) else None
         self.sequences: dict[RequestId, Seq] = {}
         """In order of admission: the last one is the first to be preempted."""
         self._prefilling: list[Seq] = []
@@ -113,7 +114,9 @@ class ContinuousBatch:
             budget = self._admit(waiting, chunks, spare, budget, now)
         if chunks:
             return Step(1, chunks, room - budget)
-        return Step(blocks.steps_free(limit if waiting is None or self.full else blocks.steady(limit)))
+        if self._prefixed is not None and waiting is not None and not self.full:
+            limit = self._prefixed.steady(limit)
+        return Step(blocks.steps_free(limit))
 
     def shape(self, step: Step) -> BatchShape:
         """The work of `step`, which has just been formed."""
@@ -179,27 +182,31 @@ class ContinuousBatch:
         self._blocks.take(blocks)
         for chunk in chunks:
             chunk.seq.pending = chunk.tokens
-            self._blocks.fill(chunk.seq, chunk.start + chunk.tokens)
+            if self._prefixed is not None:
+                self._prefixed.fill(chunk.seq, chunk.start + chunk.tokens)
 
     def _admit(self, waiting: WaitQueue, chunks: list[Chunk], spare: int, budget: int, now: Micros) -> int:
         """Adds a chunk for each sequence that enters the batch, within `spare` blocks and `budget` tokens. Returns what is left
         of the budget."""
-        sequences, most, blocks = self.sequences, self._limits.max_num_seqs, self._blocks
-        blocks.settle()
+        sequences, most, size, prefixed = self.sequences, self._limits.max_num_seqs, self._blocks.block_size, self._prefixed
+        if prefixed is not None:
+            prefixed.settle()
         waiting.begin(self, now)
         while budget > 0 and len(sequences) < most:
             seq = waiting.peek()
             if seq is None:
                 break
-            found = blocks.find(seq)
-            if blocks.blocks(seq.target - found.tokens) + found.idle > spare:
+            found = NOTHING if prefixed is None else prefixed.find(seq)
+            if seq.target - found.tokens > (spare - found.idle) * size:
                 break
             waiting.pop()
-            blocks.admit(seq, found)
             tokens = min(seq.target - found.tokens, self._chunk_limit, budget)
-            taken = blocks.blocks(found.tokens + tokens) - blocks.blocks(found.tokens)
-            blocks.take(taken)
-            blocks.fill(seq, found.tokens + tokens)
+            taken = -(-tokens // size)
+            if prefixed is not None:
+                prefixed.admit(seq, found)
+            self._blocks.take(taken)
+            if prefixed is not None:
+                prefixed.fill(seq, found.tokens + tokens)
             spare -= found.idle + taken
             budget -= tokens
             seq.computed, seq.pending = found.tokens, tokens

@@ -329,7 +329,8 @@ class Instance:
 
     def _forget(self, seq: Seq, now: Micros, kind: EventKind) -> None:
         del self._seqs[seq.request.id], self._answers[seq.request.id]
-        self._blocks.forget(seq)
+        if isinstance(self._blocks, PrefixedBlocks):
+            self._blocks.forget(seq)
         self._waiting.left(seq, now)
         self._events.append(InstanceEvent(now, kind, seq))
 

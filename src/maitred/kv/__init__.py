@@ -14,12 +14,13 @@ from maitred.kv.counts import BlockCounts
 from maitred.kv.eviction import EVICTIONS, EvictionPolicy
 from maitred.kv.keys import TokenIds, chain_of, extended, namespace_of, namespaced
 from maitred.kv.pool import Blanks, BlockPool
-from maitred.kv.prefixed import PrefixedBlocks
+from maitred.kv.prefixed import NOTHING, PrefixedBlocks
 from maitred.kv.radix import RadixCache
 from maitred.kv.reuse import Reuse, reuse
 
 __all__ = [
     "EVICTIONS",
+    "NOTHING",
     "Blanks",
     "BlockCounts",
     "BlockPool",

@@ -13,22 +13,8 @@ Here blocks have no content: whoever leaves takes his with him. `PrefixedBlocks`
 
 from __future__ import annotations
 
-import msgspec
-
 from maitred.contracts import Seq
 from maitred.errors import InvariantError
-
-
-class Found(msgspec.Struct, frozen=True, gc=False):
-    """What the memory holds already of a sequence that wants to enter."""
-
-    tokens: int = 0
-    """Whole blocks' worth, and at least one less than it needs: a token must be computed for one to come out."""
-    idle: int = 0
-    """Blocks of these that nobody holds: to use them takes as many of the free ones."""
-
-
-NOTHING = Found()
 
 
 class BlockCounts:
@@ -54,26 +40,6 @@ class BlockCounts:
     def take(self, blocks: int) -> None:
         self.free -= blocks
 
-    def find(self, seq: Seq) -> Found:
-        """What is here already of `seq`, which wants to enter."""
-        return NOTHING
-
-    def admit(self, seq: Seq, found: Found) -> None:
-        """`seq` enters, and uses what was found."""
-
-    def fill(self, seq: Seq, tokens: int) -> None:
-        """The first `tokens` tokens of `seq` are computed when this step is over; their blocks are taken."""
-
-    def forget(self, seq: Seq) -> None:
-        """`seq` will not come back."""
-
-    def settle(self) -> None:
-        """Whoever looks at what is cached sees it as it is."""
-
-    def steady(self, limit: int) -> int:
-        """The most steps, from 1 to `limit`, that change nothing that a waiting sequence could find here."""
-        return limit
-
     def join(self, tokens: int) -> None:
         """A sequence that holds `tokens` tokens decodes from the next step on."""
         self._decoders += 1
@@ -81,9 +47,9 @@ class BlockCounts:
 
     def leave(self, seq: Seq, tokens: int) -> None:
         """`seq`, which decodes and holds `tokens` tokens by now, leaves and gives its blocks back."""
+        self.free += -(-tokens // self.block_size)
         self._decoders -= 1
         self._opening[(self._phase - tokens) % self.block_size] -= 1
-        self.give_back(seq, tokens)
 
     def give_back(self, seq: Seq, tokens: int) -> None:
         """`seq`, which does not decode, leaves with all its blocks, `tokens` tokens' worth."""
@@ -105,14 +71,14 @@ class BlockCounts:
 
     def run(self, steps: int) -> None:
         """The decoding sequences make `steps` steps and take the blocks they open."""
-        self.take(self.opens(steps))
+        self.free -= self.opens(steps)
         self._phase = (self._phase + steps) % self.block_size
 
     def steps_free(self, limit: int) -> int:
         """The most steps, at most `limit`, whose blocks are free now."""
-        return self._steps_of(self.free, limit)
+        return self.steps_within(self.free, limit)
 
-    def _steps_of(self, free: int, limit: int) -> int:
+    def steps_within(self, free: int, limit: int) -> int:
         """The most steps, at most `limit`, that open no more than `free` blocks."""
         size, decoders = self.block_size, self._decoders
         if decoders * -(-limit // size) <= free:

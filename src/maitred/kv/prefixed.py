@@ -15,11 +15,23 @@ import msgspec
 from maitred.contracts import Seq
 from maitred.errors import InvariantError
 from maitred.kv.cache import Lock, PrefixCache
-from maitred.kv.counts import BlockCounts, Found
+from maitred.kv.counts import BlockCounts
 from maitred.request import RequestId
 
 _OWN = 0x6F776E
 """Marks the keys of what only its sequence knows. Hashes of ints are the same in every process."""
+
+
+class Found(msgspec.Struct, frozen=True, gc=False):
+    """What the memory holds already of a sequence that wants to enter."""
+
+    tokens: int = 0
+    """Whole blocks' worth, and at least one less than it needs: a token must be computed for one to come out."""
+    idle: int = 0
+    """Blocks of these that nobody holds: to use them takes as many of the free ones."""
+
+
+NOTHING = Found()
 
 
 class _Content(msgspec.Struct, eq=False, gc=False):
@@ -48,15 +60,27 @@ class PrefixedBlocks(BlockCounts):
         self._unclaimed += blocks
         self.free -= blocks
 
+    def run(self, steps: int) -> None:
+        opened = self.opens(steps)
+        super().run(steps)
+        self.cache.take(opened)
+        self._unclaimed += opened
+
+    def leave(self, seq: Seq, tokens: int) -> None:
+        super().leave(seq, tokens)
+        self.give_back(seq, tokens)
+
     def find(self, seq: Seq) -> Found:
+        """What is here already of `seq`, which wants to enter."""
         usable = (seq.target - 1) // self.block_size
         chain = self._chain(seq, usable)[:usable]
         blocks = self.cache.cached(chain)
         if not blocks:
-            return Found()
+            return NOTHING
         return Found(blocks * self.block_size, self.cache.idle(chain[:blocks]))
 
     def admit(self, seq: Seq, found: Found) -> None:
+        """`seq` enters, and uses what was found."""
         blocks = found.tokens // self.block_size
         self._contents[seq.request.id].lock = self.cache.lock(self._chain(seq, blocks)[:blocks])
         self.free -= found.idle
@@ -64,6 +88,7 @@ class PrefixedBlocks(BlockCounts):
             seq.cached = found.tokens
 
     def fill(self, seq: Seq, tokens: int) -> None:
+        """The first `tokens` tokens of `seq` are computed when this step is over; their blocks are taken."""
         full = tokens // self.block_size
         chain = self._chain(seq, full)
         lock = self._claimed(seq, tokens)
@@ -78,13 +103,16 @@ class PrefixedBlocks(BlockCounts):
         self.free = self.cache.free
 
     def forget(self, seq: Seq) -> None:
+        """`seq` will not come back."""
         self._contents.pop(seq.request.id, None)
 
     def settle(self) -> None:
+        """Whoever looks at what is cached sees it as it is."""
         self.cache.settle()
 
     def steady(self, limit: int) -> int:
-        return max(1, self._steps_of(self.cache.free - self.cache.evictable, limit)) if self._decoders else limit
+        """The most steps, from 1 to `limit`, that change nothing that a waiting sequence could find here."""
+        return max(1, self.steps_within(self.cache.free - self.cache.evictable, limit)) if self._decoders else limit
 
     def check(self, held: int) -> None:
         self.cache.check()
