@@ -165,13 +165,15 @@ def test_retry_after_has_a_floor_and_a_ceiling() -> None:
     t.submit(0, "d0")
     t.submit(0, "d1")
     t.submit(3, "d2")
-    assert t.last[0].retry_after == 7_000_000  # it has not moved at all
-    t.release(3, "held")
-    t.submit(3, "d3")
+    assert t.last[0].retry_after == 6_000_000  # two wait, and nobody has moved in 3 s: one of them every 3 s at best
+    t.submit(6, "again")
+    assert t.last[0].retry_after == 7_000_000  # and never more than one may wait
+    t.release(6, "held")
+    t.submit(6, "d3")
     for n in range(200):
-        t.release(3 + n / 1000, f"d{n if n < 2 else n + 1}" if n < 3 else f"x{n - 3}")
-        t.submit(3 + n / 1000, f"x{n}")
-    assert t.submit(3.3, "over")[0].split()[1] == "reject"
+        t.release(6 + n / 1000, f"d{n if n < 2 else n + 1}" if n < 3 else f"x{n - 3}")
+        t.submit(6 + n / 1000, f"x{n}")
+    assert t.submit(6.3, "over")[0].split()[1] == "reject"
     assert t.last[0].retry_after == 1_000_000
 
 

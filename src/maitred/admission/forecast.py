@@ -62,13 +62,13 @@ class Forecast:
             self.errors.observe(promise.span - (now - promise.made_at))
 
     def promise(self, waiting: int, now: Micros, most: Micros) -> Micros:
-        """How long the `waiting` who are in the queue will need to leave it: from FLOOR up to `most`, which is also what is
-        said of a queue that has not moved at all. FLOOR if nobody waits."""
+        """How long the `waiting` who are in the queue will need to leave it: from FLOOR up to `most`. A queue that has not
+        moved yet is taken to do so now. FLOOR if nobody waits."""
         if not waiting:
             return FLOOR
         moves = len(self._moves)
         since = self._moves[0] if moves == _MOVES else self._since
-        span = max(FLOOR, min(most, waiting * (now - since) // moves if moves else most))
+        span = max(FLOOR, min(most, waiting * (now - since) // max(moves, 1)))
         if len(self._promises) < _PROMISES:
             self._promises.append(_Promise(now, span, self._left + waiting))
         return span
