@@ -150,3 +150,14 @@ def test_a_number_that_is_used_again_is_not_taken_for_the_one_who_had_it() -> No
     queue.push(Ticket(7, "m", BULK, submitted_at=8, queued_at=8))
 
     assert queue.oldest() is not before
+
+
+def test_one_who_comes_back_at_once_owes_what_it_was_just_given() -> None:
+    line = Line()
+    for _ in range(20):
+        line.push("a")
+    line.push("b", cost=10)
+    assert line.serve(2) == "ab"
+    line.push("b")
+
+    assert line.serve(11) == "a" * 9 + "ba"

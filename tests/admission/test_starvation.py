@@ -163,3 +163,14 @@ def test_ten_admissions_earn_one_promotion_at_a_share_of_a_tenth() -> None:
 
     account.dispatch()
     assert account.allowed
+
+
+def test_exactly_at_the_threshold_it_has_not_starved_though_another_has() -> None:
+    t = Timeline(1, interactive=PATIENT, default={"starvation_threshold_secs": 3}, bulk=STARVING)
+    t.submit(0, "held")
+    t.submit(0, "b", BULK)
+    t.submit(2, "d", DEFAULT)
+    t.submit(4, "i", INTERACTIVE)
+
+    assert t.release(5, "held") == ["b admit starved"]
+    assert t.release(5, "b") == ["i admit slot_free"]
