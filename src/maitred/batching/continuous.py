@@ -238,6 +238,8 @@ class ContinuousBatch:
 
     def _preempt(self, seq: Seq) -> Seq:
         """It loses its KV, and will compute it again with the tokens it has emitted."""
+        if self._prefixed is not None:
+            self._prefixed.returns(seq)
         self.drop(seq)
         seq.target = seq.request.prompt_tokens + seq.emitted
         seq.computed = 0

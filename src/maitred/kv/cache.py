@@ -26,7 +26,7 @@ All counts are blocks, unless they say tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -60,6 +60,11 @@ class PrefixCache(PrefixView, Protocol[L]):
     @property
     def evictable(self) -> int:
         """Cached blocks that nobody holds."""
+        ...
+
+    @property
+    def spare(self) -> int:
+        """Blocks that can be taken before anything cached is evicted, or some of them."""
         ...
 
     @property
@@ -105,6 +110,12 @@ class PrefixCache(PrefixView, Protocol[L]):
 
     def unlock(self, lock: L) -> None:
         """Let go of all that `lock` holds."""
+        ...
+
+    def bury(self, lock: L, blocks: int, keys: Callable[[], Sequence[int]]) -> None:
+        """Let go of all that `lock` holds; its first `blocks` plain ones are full of what nobody will ask for, and are evicted
+        in their turn like any other content. `keys`: what they would be called, for a cache that must know. Raises ValueError
+        if `lock` has fewer."""
         ...
 
     def evict(self, blocks: int) -> int:

@@ -19,7 +19,7 @@ for both until it is evicted. (BLIS lets the last one answer, and forgets the pr
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 import msgspec
@@ -87,6 +87,17 @@ class BlockPool(PrefixCache[BlockLock]):
     def evictable(self) -> int:
         self.settle()
         return len(self._content) - len(self._users)
+
+    @property
+    def spare(self) -> int:
+        """Those at the head of the free list that say nothing."""
+        self.settle()
+        blocks = 0
+        for entry, size in self._idle.items():
+            if entry > 0:
+                break
+            blocks += size
+        return blocks
 
     @property
     def protected(self) -> int:
@@ -158,12 +169,24 @@ class BlockPool(PrefixCache[BlockLock]):
         self._watchers.published(self._answer(copies, keys))
 
     def unlock(self, lock: BlockLock) -> None:
+        self._let_go(lock, 0)
+
+    def bury(self, lock: BlockLock, blocks: int, keys: Callable[[], Sequence[int]]) -> None:
+        """`keys` are not needed: what nobody asks for is only counted."""
+        if blocks > lock.plain:
+            raise ValueError(f"{blocks} blocks are to be buried, {lock.plain} are held without content")
+        lock.plain -= blocks
+        self._let_go(lock, blocks)
+
+    def _let_go(self, lock: BlockLock, buried: int) -> None:
         self.settle()  # what was taken before is not taken from what is let go now
         self._locks.remove(lock)
         users, idle = self._users, self._idle
         before = len(users)
         if lock.plain:
             self._blank(lock.plain, last=self._blanks is Blanks.IN_TURN)
+        if buried:
+            self._blank(buried, last=True)
         for copy in reversed(lock.copies):
             others = users[copy] - 1
             if others:
@@ -171,7 +194,7 @@ class BlockPool(PrefixCache[BlockLock]):
             else:
                 del users[copy]
                 idle[copy] = 1
-        self._free += lock.plain + before - len(users)
+        self._free += lock.plain + buried + before - len(users)
 
     def evict(self, blocks: int) -> int:
         self.settle()
@@ -255,7 +278,7 @@ class BlockPool(PrefixCache[BlockLock]):
             del self._others[key]
 
     def _blank(self, blocks: int, *, last: bool = False) -> None:
-        """So many blank blocks join the free list."""
+        """So many blocks join the free list whose content nobody knows."""
         self._serial += 1
         self._idle[-self._serial] = blocks
         self._idle.move_to_end(-self._serial, last=last)

@@ -2,8 +2,8 @@
 
 A sequence that enters uses the leading blocks of its prompt that are cached, and computes the rest. Its blocks say what they
 hold as soon as the step is formed that computes them, so that one admitted later in the same step may share them. What it
-emits nobody else will ask for, yet it fills blocks that say something: they are told apart by keys of its own, when it leaves
-(see `PrefixCache`: taking is lazy). A sequence that was preempted finds its own blocks again, as far as they are still there.
+emits nobody else will ask for, yet it fills blocks, which take their turn in eviction: they are buried when it leaves. Only
+one that is preempted comes back for them, and finds them by keys of its own, as far as they are still there.
 """
 
 from __future__ import annotations
@@ -38,9 +38,13 @@ class _Content(msgspec.Struct, eq=False, gc=False):
     """What a sequence says, block by block."""
 
     chain: list[int]
-    """Keys: of its prompt as far as it is known, and then its own."""
+    """Keys: of its prompt as far as it is known, and then its own, where they are needed."""
+    known: int
+    """How many of its prompt."""
     lock: Lock | None = None
     """While it is in the batch."""
+    returns: bool = False
+    """It is about to leave, and will come back for what it has computed."""
 
 
 class PrefixedBlocks(BlockCounts):
@@ -66,40 +70,47 @@ class PrefixedBlocks(BlockCounts):
         self.cache.take(opened)
         self._unclaimed += opened
 
-    def leave(self, seq: Seq, tokens: int) -> None:
-        super().leave(seq, tokens)
-        self.give_back(seq, tokens)
-
     def find(self, seq: Seq) -> Found:
         """What is here already of `seq`, which wants to enter."""
         usable = (seq.target - 1) // self.block_size
-        chain = self._chain(seq, usable)[:usable]
-        blocks = self.cache.cached(chain)
+        chain = self._whole(seq, usable) if seq.preemptions else self._content(seq).chain
+        blocks = self.cache.cached(chain[:usable])
         if not blocks:
             return NOTHING
         return Found(blocks * self.block_size, self.cache.idle(chain[:blocks]))
 
     def admit(self, seq: Seq, found: Found) -> None:
         """`seq` enters, and uses what was found."""
-        blocks = found.tokens // self.block_size
-        self._contents[seq.request.id].lock = self.cache.lock(self._chain(seq, blocks)[:blocks])
+        content = self._content(seq)
+        content.lock = self.cache.lock(content.chain[: found.tokens // self.block_size])
+        content.returns = False
         self.free -= found.idle
         if not seq.preemptions:
             seq.cached = found.tokens
 
     def fill(self, seq: Seq, tokens: int) -> None:
         """The first `tokens` tokens of `seq` are computed when this step is over; their blocks are taken."""
-        full = tokens // self.block_size
-        chain = self._chain(seq, full)
-        lock = self._claimed(seq, tokens)
-        if full > lock.published:
-            self.cache.publish(lock, chain[lock.published : full])
-            self.free = self.cache.free  # a radix tree gives back what it had twice
+        content = self._content(seq)
+        self._publish(self._claimed(content, tokens), content.chain[: min(tokens // self.block_size, content.known)])
+
+    def returns(self, seq: Seq) -> None:
+        """`seq` is about to leave and will come back: let it find what it has computed, if that is still here."""
+        self._content(seq).returns = True
+
+    def leave(self, seq: Seq, tokens: int) -> None:
+        super().leave(seq, tokens)
+        self.give_back(seq, tokens)
 
     def give_back(self, seq: Seq, tokens: int) -> None:
-        self.fill(seq, tokens)
-        self.cache.unlock(self._claimed(seq, tokens))
-        self._contents[seq.request.id].lock = None
+        content, full = self._content(seq), tokens // self.block_size
+        lock, content.lock = self._claimed(content, tokens), None
+        if content.returns:
+            self._publish(lock, self._whole(seq, full)[:full])
+            self.cache.unlock(lock)
+        else:
+            self._publish(lock, content.chain[: min(full, content.known)])
+            first = lock.published
+            self.cache.bury(lock, full - first, lambda: self._whole(seq, full)[first:full])
         self.free = self.cache.free
 
     def forget(self, seq: Seq) -> None:
@@ -112,7 +123,7 @@ class PrefixedBlocks(BlockCounts):
 
     def steady(self, limit: int) -> int:
         """The most steps, from 1 to `limit`, that change nothing that a waiting sequence could find here."""
-        return max(1, self.steps_within(self.cache.free - self.cache.evictable, limit)) if self._decoders else limit
+        return max(1, self.steps_within(self.cache.spare, limit)) if self._decoders else limit
 
     def check(self, held: int) -> None:
         self.cache.check()
@@ -122,21 +133,30 @@ class PrefixedBlocks(BlockCounts):
         if self.free != self.cache.free or sum(self._opening) != self._decoders or min(self._opening) < 0:
             raise InvariantError(f"KV blocks: {self.free} free or {self._opening} open is not what the cache says")
 
-    def _chain(self, seq: Seq, blocks: int) -> list[int]:
-        """At least the first `blocks` keys of what `seq` says."""
+    def _content(self, seq: Seq) -> _Content:
         content = self._contents.get(seq.request.id)
         if content is None:
-            content = self._contents[seq.request.id] = _Content(list(self.cache.chain(seq.request)))
-        chain = content.chain
-        chain.extend(hash((_OWN, seq.order, block)) for block in range(len(chain), blocks))
+            chain = list(self.cache.chain(seq.request))
+            content = self._contents[seq.request.id] = _Content(chain, len(chain))
+        return content
+
+    def _whole(self, seq: Seq, blocks: int) -> list[int]:
+        """At least the first `blocks` keys of what `seq` says, its own among them."""
+        chain = self._content(seq).chain
+        chain.extend([hash((_OWN, seq.order, block)) for block in range(len(chain), blocks)])
         return chain
 
-    def _claimed(self, seq: Seq, tokens: int) -> Lock:
-        """Its lock, with all blocks of its first `tokens` tokens."""
-        lock = self._contents[seq.request.id].lock
+    def _claimed(self, content: _Content, tokens: int) -> Lock:
+        """The lock, with all blocks of its first `tokens` tokens."""
+        lock = content.lock
         assert lock is not None
         missing = self.blocks(tokens) - lock.published - lock.plain
         if missing:
             self.cache.claim(lock, missing)
             self._unclaimed -= missing
         return lock
+
+    def _publish(self, lock: Lock, chain: list[int]) -> None:
+        if len(chain) > lock.published:
+            self.cache.publish(lock, chain[lock.published :])
+            self.free = self.cache.free  # a radix tree gives back what it had twice

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from maitred.contracts import PrefixWatcher
 from maitred.errors import ConfigError, InvariantError
@@ -79,6 +79,10 @@ class RadixCache(PrefixCache[PathLock]):
     def evictable(self) -> int:
         self.settle()
         return len(self._where) - self._protected
+
+    @property
+    def spare(self) -> int:
+        return self.free - self.evictable
 
     @property
     def protected(self) -> int:
@@ -161,6 +165,12 @@ class RadixCache(PrefixCache[PathLock]):
                 self._protected -= len(node.keys)
                 self._leaves.offer(node)
             node = node.parent
+
+    def bury(self, lock: PathLock, blocks: int, keys: Callable[[], Sequence[int]]) -> None:
+        """In a tree everything has its place, and so a name."""
+        if blocks:
+            self.publish(lock, keys())
+        self.unlock(lock)
 
     def evict(self, blocks: int) -> int:
         self.settle()

@@ -1,0 +1,73 @@
+"""Blocks full of what nobody will ask for: only counted, and evicted in their turn as if each had a name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maitred.kv import BlockPool, RadixCache
+
+A, B = [11, 12], [21, 22]
+
+
+def held(cache: BlockPool | RadixCache, chain: list[int], plain: int):  # type: ignore[no-untyped-def]
+    """A lock on `chain`, published as far as it was not, and `plain` blocks more."""
+    lock = cache.lock(chain)
+    missing = len(chain) - lock.published
+    cache.take(missing + plain)
+    cache.claim(lock, missing + plain)
+    cache.publish(lock, chain[lock.published :])
+    return lock
+
+
+def test_they_are_evicted_after_what_was_let_go_before_them_and_before_what_is_let_go_later() -> None:
+    cache = BlockPool(6, 1)
+    cache.unlock(held(cache, A, 0))
+    cache.bury(held(cache, [], 2), 2, lambda: [])
+    cache.unlock(held(cache, B, 0))
+    assert (cache.free, cache.spare, cache.evictable) == (6, 0, 4)
+
+    cache.take(2)
+    assert (cache.cached(A), cache.cached(B)) == (0, 2)
+    cache.take(2)
+    assert cache.cached(B) == 2
+    cache.take(1)
+    assert cache.cached(B) == 1
+
+
+def test_a_block_that_is_not_full_goes_first_as_always() -> None:
+    cache = BlockPool(4, 1)
+    cache.unlock(held(cache, A, 0))
+    cache.bury(held(cache, [], 2), 1, lambda: [])
+
+    assert cache.spare == 1
+    cache.take(1)
+    assert cache.cached(A) == 2
+
+
+def test_one_cannot_bury_more_than_one_has() -> None:
+    cache = BlockPool(4, 1)
+    with pytest.raises(ValueError, match="2 blocks are to be buried, 1 are held"):
+        cache.bury(held(cache, A, 1), 2, lambda: [])
+
+
+requests = st.lists(st.tuples(st.sampled_from([A, B, A + [13], []]), st.integers(0, 3), st.integers(0, 1)), max_size=30)
+
+
+@pytest.mark.parametrize("make", [lambda: BlockPool(9, 1), lambda: RadixCache(1, 9)])
+@given(requests)
+def test_buried_is_as_good_as_named(make, asked) -> None:  # type: ignore[no-untyped-def]
+    """Two caches, the same requests; one buries what the other gives names that nobody asks for."""
+    named, buried = make(), make()
+    for number, (chain, full, partial) in enumerate(asked):
+        own = [1000 * (number + 1) + block for block in range(full)]
+        lock = held(named, chain, full + partial)
+        named.publish(lock, own)
+        named.unlock(lock)
+        buried.bury(held(buried, chain, full + partial), full, lambda own=own: own)
+        for one in (A, B, [*A, 13]):
+            assert named.cached(one) == buried.cached(one)
+        assert named.free == buried.free
+        named.check()
+        buried.check()
