@@ -24,7 +24,7 @@ def held(cache: BlockPool | RadixCache, chain: list[int], plain: int):  # type: 
 def test_they_are_evicted_after_what_was_let_go_before_them_and_before_what_is_let_go_later() -> None:
     cache = BlockPool(6, 1)
     cache.unlock(held(cache, A, 0))
-    cache.bury(held(cache, [], 2), 2, lambda: [])
+    cache.bury(held(cache, [], 2), 2, list)
     cache.unlock(held(cache, B, 0))
     assert (cache.free, cache.spare, cache.evictable) == (6, 0, 4)
 
@@ -39,7 +39,7 @@ def test_they_are_evicted_after_what_was_let_go_before_them_and_before_what_is_l
 def test_a_block_that_is_not_full_goes_first_as_always() -> None:
     cache = BlockPool(4, 1)
     cache.unlock(held(cache, A, 0))
-    cache.bury(held(cache, [], 2), 1, lambda: [])
+    cache.bury(held(cache, [], 2), 1, list)
 
     assert cache.spare == 1
     cache.take(1)
@@ -49,10 +49,10 @@ def test_a_block_that_is_not_full_goes_first_as_always() -> None:
 def test_one_cannot_bury_more_than_one_has() -> None:
     cache = BlockPool(4, 1)
     with pytest.raises(ValueError, match="2 blocks are to be buried, 1 are held"):
-        cache.bury(held(cache, A, 1), 2, lambda: [])
+        cache.bury(held(cache, A, 1), 2, list)
 
 
-requests = st.lists(st.tuples(st.sampled_from([A, B, A + [13], []]), st.integers(0, 3), st.integers(0, 1)), max_size=30)
+requests = st.lists(st.tuples(st.sampled_from([A, B, [*A, 13], []]), st.integers(0, 3), st.integers(0, 1)), max_size=30)
 
 
 @pytest.mark.parametrize("make", [lambda: BlockPool(9, 1), lambda: RadixCache(1, 9)])
