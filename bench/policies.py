@@ -1,17 +1,19 @@
 """What each policy does to the time to first token, on one trace: the table of docs/policies.md.
 
     python bench/policies.py                                            # the sample that comes with maitred
-    python bench/policies.py --trace mooncake:conversation_trace.jsonl.gz --speed 4 --num-instances 8
-    python bench/policies.py --write docs/policies.md                   # into the document
+    python bench/policies.py --trace mooncake:conversation_trace.jsonl --speed 1.1 --kv-blocks 27000 100000 400000
+    python bench/policies.py --write docs/policies.md                   # into the document, at the place of this trace
 
 Equal instances behind a router, no admission, each policy on the same requests. Arrivals come `--speed` times as fast as they
-were recorded, so that somebody waits: where nobody does, all policies are alike. The KV memory is varied (`--kv-blocks A B C`).
+were recorded, so that somebody waits: where nobody does, all policies are alike. With one size of the KV memory the table shows
+who pays for an order; with several (`--kv-blocks A B C`), what the sizes do to hit rate and median and tail.
 What a trace lacks is given to it by a rule, the same for each policy: `max_output_tokens`, the answer's length rounded up to
 a power of two and, for every other request, twice that, as clients do who play safe; and a tenant, the first of which sends
 half of all requests.
 
-A policy that needs the prefix cache is left out as long as the instances have none. The table says nothing of other traces and
-other loads; it takes a minute to make it from one's own.
+The instances keep prefixes (`--no-prefix-caching`: they do not). A policy that needs that is left out where they do not, and
+where the trace has no prefixes. The table says nothing of other traces and other loads; it takes minutes to make it from one's
+own.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import islice, product
 from pathlib import Path
 from random import Random
 
@@ -54,7 +58,7 @@ POLICIES = (
     "shortest-prefill-first",
 )
 TENANTS = ("a", "b", "c", "d")
-BEGIN, END = "<!-- made by bench/policies.py -->", "<!-- end -->"
+BEGIN, END = "<!-- made by bench/{} -->", "<!-- end -->"
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -62,6 +66,8 @@ class Case(msgspec.Struct, frozen=True):
 
     policy: str
     blocks: int
+    hit_rate: float
+    """Cached tokens per prompt token."""
     p50: float
     p99: float
     most: float
@@ -88,8 +94,14 @@ def _given(job: Job, speed: float, rng: Random) -> Job:
     return msgspec.structs.replace(job, request=changed)
 
 
-def run(policy: str, blocks: int, jobs: Sequence[Job], asked: argparse.Namespace) -> Case:
-    instance = InstanceConfig(scheduler=policy, max_num_seqs=asked.max_num_seqs, total_kv_blocks=blocks)
+def run(case: tuple[int, str], jobs: Sequence[Job], asked: argparse.Namespace) -> Case:
+    blocks, policy = case
+    instance = InstanceConfig(
+        scheduler=policy,
+        max_num_seqs=asked.max_num_seqs,
+        total_kv_blocks=blocks,
+        enable_prefix_caching=asked.prefix_caching,
+    )
     results = simulate(jobs, ClusterConfig(num_instances=asked.num_instances), instance)
     waits = _waits(results)
     few = np.array([job.request.tenant != TENANTS[0] for job in jobs])
@@ -98,6 +110,7 @@ def run(policy: str, blocks: int, jobs: Sequence[Job], asked: argparse.Namespace
     return Case(
         policy=policy,
         blocks=blocks,
+        hit_rate=float(results.cached_tokens.sum() / results.prompt_tokens.sum()),
         p50=_percentile(waits, 50),
         p99=_percentile(waits, 99),
         most=_percentile(waits, 100),
@@ -119,33 +132,54 @@ def _percentile(waits: np.ndarray, of: float) -> float:
 
 def table(cases: Sequence[Case]) -> Iterator[str]:
     """In Markdown."""
+    sizes = list(dict.fromkeys(case.blocks for case in cases))
+    yield from who_pays(cases) if len(sizes) == 1 else by_size(cases, sizes)
+
+
+def who_pays(cases: Sequence[Case]) -> Iterator[str]:
+    """A row for each policy, all that is known of it."""
     classes = list(cases[0].classes)
-    figures = ["KV blocks", "p50", "p99", "longest", *(f"{c} p99" for c in classes), "other tenants p99", "preempted"]
+    figures = ["p50", "p99", "longest", *(f"{c} p99" for c in classes), "other tenants p99", "preempted", "hit rate"]
     yield f"| policy | {' | '.join(figures)} |"
     yield "|---|" + "---:|" * len(figures)
     for case in cases:
         spans = [case.p50, case.p99, case.most, *case.classes.values(), case.tenants]
-        yield f"| `{case.policy}` | {case.blocks:,} | {' | '.join(f'{ms:,.0f}' for ms in spans)} | {case.preempted} |"
+        counts = [f"{ms:,.0f}" for ms in spans] + [str(case.preempted), f"{case.hit_rate:.1%}"]
+        yield f"| `{case.policy}` | {' | '.join(counts)} |"
+
+
+def by_size(cases: Sequence[Case], sizes: Sequence[int]) -> Iterator[str]:
+    """A row for each policy, three figures for each size."""
+    yield "| policy |" + "".join(f" {blocks:,} blocks: hit rate | p50 | p99 |" for blocks in sizes)
+    yield "|---|" + "---:|" * 3 * len(sizes)
+    for policy in dict.fromkeys(case.policy for case in cases):
+        found = [f" {c.hit_rate:.1%} | {c.p50:,.0f} | {c.p99:,.0f} |" for c in cases if c.policy == policy]
+        yield f"| `{policy}` |" + "".join(found)
 
 
 def described(asked: argparse.Namespace, jobs: Sequence[Job], left_out: Sequence[str]) -> Iterator[str]:
     span = jobs[-1].request.arrival / SECOND
-    name = asked.trace if asked.trace.startswith("sample:") else Path(asked.trace).name
+    blocks = " or ".join(f"{size:,}" for size in asked.kv_blocks)
     yield (
-        f"Time to first token in ms: {len(jobs):,} requests of `{name}` in {span:,.0f} s (speed {asked.speed:g}), "
-        f"{asked.num_instances} instance{'s' * (asked.num_instances > 1)} of {asked.max_num_seqs} sequences."
+        f"TTFT in ms: {len(jobs):,} requests of `{name_of(asked.trace)}` in {span:,.0f} s (speed {asked.speed:g}), "
+        f"{asked.num_instances} instance{'s' * (asked.num_instances > 1)} of {asked.max_num_seqs} sequences, {blocks} blocks."
     )
     if left_out:
-        yield f"Left out, for the instances have no prefix cache: {', '.join(f'`{policy}`' for policy in left_out)}."
+        yield f"Left out, for nothing is kept in the prefix cache: {', '.join(f'`{policy}`' for policy in left_out)}."
 
 
-def write(path: Path, text: str) -> None:
-    """Into the document, between its two marks."""
-    document = path.read_text(encoding="utf-8")
-    if BEGIN not in document or END not in document.partition(BEGIN)[2]:
-        raise SystemExit(f"{path} has no place for it: a line {BEGIN} and a line {END}")
-    before, _, rest = document.partition(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+def name_of(trace: str) -> str:
+    """`sample:NAME`, or the name of the file, whatever its format and folder."""
+    return trace if trace.startswith("sample:") else Path(trace.rpartition(":")[2]).name
+
+
+def write(path: Path, maker: str, text: str) -> None:
+    """Into the document, between the two marks of what `maker` makes."""
+    document, begin = path.read_text(encoding="utf-8"), BEGIN.format(maker)
+    if begin not in document or END not in document.partition(begin)[2]:
+        raise SystemExit(f"{path} has no place for it: a line {begin} and a line {END}")
+    before, _, rest = document.partition(begin)
+    path.write_text(f"{before}{begin}\n\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 def options() -> argparse.Namespace:
@@ -156,6 +190,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--num-instances", type=int, default=1)
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--kv-blocks", type=int, nargs="+", default=[27_000], help="of 16 tokens, per instance")
+    parser.add_argument("--no-prefix-caching", dest="prefix_caching", action="store_false", help="nothing is kept for the next")
+    parser.add_argument("--processes", type=int, default=1, help="cases at a time (default: %(default)s)")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="POLICY")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this document")
     return parser.parse_args()
@@ -164,19 +200,20 @@ def options() -> argparse.Namespace:
 def main() -> None:
     asked = options()
     try:
-        left_out = [p for p in asked.policies if QueueingConfig(scheduler=p).needs_prefix_cache()]
         jobs = workload(asked.trace, asked.speed, asked.max_requests)
+        kept = asked.prefix_caching and any(job.request.prefix is not None for job in jobs)
+        left_out = [] if kept else [p for p in asked.policies if QueueingConfig(scheduler=p).needs_prefix_cache()]
+        policies = [p for p in asked.policies if p not in left_out]
         cases = []
-        for blocks in asked.kv_blocks:
-            for policy in asked.policies:
-                if policy not in left_out:
-                    cases.append(run(policy, blocks, jobs, asked))
-                    print(f"{policy}, {blocks:,} blocks", file=sys.stderr)
+        with ProcessPoolExecutor(asked.processes) as workers:
+            for case in workers.map(partial(run, jobs=jobs, asked=asked), product(asked.kv_blocks, policies)):
+                cases.append(case)
+                print(f"{case.policy}, {case.blocks:,} blocks", file=sys.stderr)
     except MaitredError as error:
         raise SystemExit(f"bench/policies.py: {error}") from error
     text = "\n".join([*described(asked, jobs, left_out), "", *table(cases)])
     if asked.write:
-        write(asked.write, text)
+        write(asked.write, f"policies.py: {name_of(asked.trace)}", text)
     else:
         print(text)
 

@@ -1,0 +1,122 @@
+"""Longest prefix first, under load: what it gains, who starves, and what a ceiling changes. A table of docs/policies.md.
+
+    python bench/starvation.py [--write docs/policies.md]
+
+Two scenes, one instance each. Families of prompts share all but the end of 2,048 tokens (three blocks of 512), and come faster
+than they can be served for as long as requests come at all; between them come cold requests, which share nothing.
+
+`fits`: the cache holds all families, so they hit in any order. What differs is who waits: by lpm the cold ones do, until the
+    surge is over.
+`thrashes`: it does not hold them. In the order of arrival a family is forgotten before it is asked for again; by lpm those go
+    first that are still there, so more is served.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import msgspec
+import numpy as np
+
+from maitred import InstanceConfig, Job, Results, simulate
+from maitred.request import Request
+from maitred.units import SECOND
+from maitred.workload.prefix import BlockIds
+from policies import write
+
+BLOCK, BLOCKS = 512, 4
+"""Tokens in a block, blocks in a prompt."""
+ANSWER = 8
+"""Output tokens."""
+COLD = 1_000_000
+"""Ids of requests from here on are cold."""
+
+
+class Scene(msgspec.Struct, frozen=True):
+    """What comes, and what it comes to."""
+
+    families: int
+    hot: float
+    """Requests per second, of all families."""
+    cold: float
+    """Requests per second."""
+    kv_blocks: int
+    max_wait: float
+    """The ceiling that is tried, in seconds."""
+    lasts: float = 30.0
+    """Seconds in which requests come."""
+
+    @property
+    def bounded(self) -> str:
+        return f"bounded(lpm, max_wait={self.max_wait:g})"
+
+    @property
+    def policies(self) -> Sequence[str]:
+        return ("fcfs", "lpm", self.bounded, "hrrn")
+
+    def jobs(self) -> list[Job]:
+        random, jobs, now = Random(0), list[Job](), 0.0
+        while (now := now + random.expovariate(self.hot + self.cold)) < self.lasts:
+            own = (self.families + len(jobs)) * BLOCKS
+            if random.random() * (self.hot + self.cold) < self.cold:
+                jobs.append(_job(COLD + len(jobs), now, range(own, own + BLOCKS)))
+            else:
+                shared = random.randrange(self.families) * BLOCKS
+                jobs.append(_job(len(jobs), now, [*range(shared, shared + BLOCKS - 1), own]))
+        return jobs
+
+    def run(self, policy: str) -> Results:
+        instance = InstanceConfig(scheduler=policy, max_num_seqs=32, total_kv_blocks=self.kv_blocks, enable_prefix_caching=True)
+        return simulate(self.jobs(), instance=instance)
+
+
+SCENES = {
+    "fits": Scene(families=8, hot=95, cold=3, kv_blocks=6_000, max_wait=8),
+    "thrashes": Scene(families=60, hot=80, cold=6, kv_blocks=7_000, max_wait=12),
+}
+
+
+def _job(number: int, seconds: float, ids: Sequence[int]) -> Job:
+    tokens, at = BLOCK * BLOCKS, round(seconds * SECOND)
+    return Job(Request(id=number, arrival=at, prompt_tokens=tokens, prefix=BlockIds(tuple(ids), tokens, BLOCK)), ANSWER)
+
+
+def hit_rate(results: Results) -> float:
+    """Cached tokens per prompt token."""
+    return float(results.cached_tokens.sum() / results.prompt_tokens.sum())
+
+
+def ttft(results: Results, of: np.ndarray, percentile: float) -> float:
+    """Seconds to the first token, of the requests that the mask `of` picks."""
+    return float(np.percentile((results.first_token - results.arrival)[of], percentile)) / SECOND
+
+
+def table() -> Iterator[str]:
+    """In Markdown."""
+    yield "| scene | policy | hit rate | cold p50 | p99 | hot p50 | p99 | longest wait | all served after |"
+    yield "|---|---|" + "---:|" * 7
+    for name, scene in SCENES.items():
+        for policy in scene.policies:
+            results = scene.run(policy)
+            cold = results.request_id >= COLD
+            spans = [ttft(results, of, percentile) for of in (cold, ~cold) for percentile in (50, 99)]
+            spans += [float((results.scheduled - results.arrival).max()) / SECOND, results.end / SECOND]
+            yield f"| {name} | `{policy}` | {hit_rate(results):.1%} | {' | '.join(f'{s:.1f}' for s in spans)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this document")
+    asked = parser.parse_args()
+    text = "\n".join(table())
+    if asked.write:
+        write(asked.write, "starvation.py", text)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
