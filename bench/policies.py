@@ -1,7 +1,7 @@
 """What each policy does to the time to first token, on one trace: the table of docs/policies.md.
 
     python bench/policies.py                                            # the sample that comes with maitred
-    python bench/policies.py --trace mooncake:conversation_trace.jsonl --speed 1.1 --kv-blocks 27000 100000 400000
+    python bench/policies.py --trace mooncake:FILE --speed 2.5 --kv-blocks 27000 100000 400000 --processes 2
     python bench/policies.py --write docs/policies.md                   # into the document, at the place of this trace
 
 Equal instances behind a router, no admission, each policy on the same requests. Arrivals come `--speed` times as fast as they
@@ -160,10 +160,9 @@ def by_size(cases: Sequence[Case], sizes: Sequence[int]) -> Iterator[str]:
 def described(asked: argparse.Namespace, jobs: Sequence[Job], left_out: Sequence[str]) -> Iterator[str]:
     span = jobs[-1].request.arrival / SECOND
     blocks = " or ".join(f"{size:,}" for size in asked.kv_blocks)
-    yield (
-        f"TTFT in ms: {len(jobs):,} requests of `{name_of(asked.trace)}` in {span:,.0f} s (speed {asked.speed:g}), "
-        f"{asked.num_instances} instance{'s' * (asked.num_instances > 1)} of {asked.max_num_seqs} sequences, {blocks} blocks."
-    )
+    fleet = f"{asked.num_instances} instance{'s' * (asked.num_instances > 1)} of {asked.max_num_seqs} sequences"
+    what = f"{len(jobs):,} requests of `{name_of(asked.trace)}` in {span:,.0f} s (speed {asked.speed:g})"
+    yield f"Time to first token in ms: {what}, {fleet} and {blocks} KV blocks."
     if left_out:
         yield f"Left out, for nothing is kept in the prefix cache: {', '.join(f'`{policy}`' for policy in left_out)}."
 
