@@ -125,7 +125,8 @@ class Admission:
             decisions += self._let_others_in(ticket.share, pool, now)
         if pool.waiting:
             self._look_again(pool)
-        decisions += self._passed_over(decisions, now)
+        if self._tenants:
+            decisions += self._passed_over(decisions, now)
         return [*settled, *decisions] if settled else decisions
 
     def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
