@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from queue_samples import ALL, mixed
+from queue_samples import ALL, begun, drained, mixed, queue, seq
 
 from maitred.instance import Instance, InstanceConfig, LinearLatency
 from maitred.request import Request
@@ -53,3 +53,19 @@ def test_skipping_changes_nothing(spelling: str, seed: int, seqs: int, blocks: i
     }
     skipping = driven(InstanceConfig(**config), jobs)  # type: ignore[arg-type]
     assert skipping == driven(InstanceConfig(**config, step_by_step=True), jobs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spelling", ["by-priority(sglang(random))", "vtc(sglang(random))", "vtc(sglang(random), slack=9)"])
+def test_asking_how_long_the_head_stays_changes_no_order(spelling: str) -> None:
+    """In a step without room nobody is asked for, but whoever skips steps asks until when that stays so."""
+    orders = []
+    for asking in (False, True):
+        waiting = queue(spelling)
+        for number in range(20):
+            waiting.add(seq(number), 0)
+        for step in range(4):
+            begun(waiting, step, number=step)
+            if asking:
+                waiting.stable_until(step)
+        orders.append(drained(waiting))
+    assert orders[0] == orders[1] != sorted(orders[0])

@@ -69,6 +69,7 @@ class _Levels(LanedQueue):
 
     def begin(self, step: StepView, now: Micros) -> None:
         self.lanes.begin(step, now)
+        self._top()  # begins now: nobody's looking, or not looking, may tell
 
     def peek(self) -> Seq | None:
         return None if (top := self._top()) is None else top.peek()

@@ -96,6 +96,7 @@ class _Fair(LanedQueue):
         self._counters.advance(step.number)
         self._lift()
         self._chosen = None
+        self._choice()  # its lane begins now: nobody's looking, or not looking, may tell
 
     def peek(self) -> Seq | None:
         tenant = self._choice()
