@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from maitred.instance.latency import LinearLatency
@@ -46,6 +47,16 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"long_prefill_token_threshold must be at least 0, not {self.long_prefill_token_threshold}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len must be at least 2 (a token in and a token out), not {self.max_model_len}")
+
+    def warnings(self, *, prefix_cache: bool) -> list[str]:
+        """Also what is said of a prefix cache that is another one, or none."""
+        return [*super().warnings(prefix_cache=prefix_cache), *self._about_cache()]
+
+    def _about_cache(self) -> Iterator[str]:
+        if self.prefix_cache != "blocks" and not self.enable_prefix_caching:
+            yield f"prefix_cache {self.prefix_cache} has no effect without enable_prefix_caching"
+        if self.radix_eviction_policy != "lru" and self.prefix_cache != "radix":
+            yield f"radix_eviction_policy {self.radix_eviction_policy} has no effect without prefix_cache radix"
 
     def new_prefix_cache(self) -> PrefixCache[Any] | None:
         """An empty one; None: without prefix caching. Raises ConfigError for an unknown eviction policy."""

@@ -90,7 +90,7 @@ class PrefixCache(PrefixView, Protocol[L]):
         """Its cached prefix is wanted now: as recent as if it had just been used. Returns `cached(chain)`."""
         ...
 
-    def lock(self, chain: Sequence[int], *, priority: int = 0) -> L:
+    def lock(self, chain: Sequence[int], *, priority: float = 0.0) -> L:
         """Hold the cached prefix of `chain`. `priority` (larger: kept longer) goes with what is published under this lock, for
         caches that evict by it."""
         ...
@@ -130,7 +130,7 @@ class PrefixCache(PrefixView, Protocol[L]):
         """Raises InvariantError if the books do not balance. For tests; O(total)."""
         ...
 
-    def insert(self, chain: Sequence[int], *, priority: int = 0) -> int:
+    def insert(self, chain: Sequence[int], *, priority: float = 0.0) -> int:
         """Cache `chain` as if somebody had computed it and let go, as far as there is room. Returns how many leading blocks
         were cached before."""
         lock = self.lock(chain, priority=priority)

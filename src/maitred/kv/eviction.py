@@ -11,7 +11,7 @@ from maitred.errors import ConfigError
 from maitred.kv.node import Node
 from maitred.registry import Registry
 
-Rank: TypeAlias = int | tuple[int, ...]
+Rank: TypeAlias = float | tuple[float, ...]
 
 
 class EvictionPolicy(Protocol):

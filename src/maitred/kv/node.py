@@ -20,6 +20,6 @@ class Node:
         self.created = self.used = now
         self.hits = 0
         """How many owners published it; each counts once, in however many pieces."""
-        self.priority = 0
+        self.priority = 0.0
         self.entry = 0
         """Names its valid entry in the eviction heap; 0: it has none."""

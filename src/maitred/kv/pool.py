@@ -129,7 +129,7 @@ class BlockPool(PrefixCache[BlockLock]):
                 self._idle.move_to_end(copy)
         return len(copies)
 
-    def lock(self, chain: Sequence[int], *, priority: int = 0) -> BlockLock:
+    def lock(self, chain: Sequence[int], *, priority: float = 0.0) -> BlockLock:
         copies, users, idle = self._copies(chain), self._users, self._idle
         for copy in copies:
             if copy in users:

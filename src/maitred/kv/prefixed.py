@@ -82,7 +82,8 @@ class PrefixedBlocks(BlockCounts):
     def admit(self, seq: Seq, found: Found) -> None:
         """`seq` enters, and uses what was found."""
         content = self._content(seq)
-        content.lock = self.cache.lock(content.chain[: found.tokens // self.block_size])
+        cached = content.chain[: found.tokens // self.block_size]
+        content.lock = self.cache.lock(cached, priority=seq.request.priority)
         content.returns = False
         self.free -= found.idle
         if not seq.preemptions:

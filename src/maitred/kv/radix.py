@@ -37,7 +37,7 @@ UNBOUNDED = 1 << 62
 class PathLock(Lock, eq=False, kw_only=True):
     node: Node
     """Where the published blocks end."""
-    priority: int = 0
+    priority: float = 0.0
     counted: int = 0
     """So many leading blocks have been counted as a hit."""
 
@@ -117,7 +117,7 @@ class RadixCache(PrefixCache[PathLock]):
         self._reach(chain, count, 0, self._root)
         return count
 
-    def lock(self, chain: Sequence[int], *, priority: int = 0) -> PathLock:
+    def lock(self, chain: Sequence[int], *, priority: float = 0.0) -> PathLock:
         count = self.cached(chain)
         node = self._reach(chain, count, 0, self._root)
         self._hold(node, self._root)
@@ -253,7 +253,7 @@ class RadixCache(PrefixCache[PathLock]):
         self._where.update(dict.fromkeys(upper.keys, upper))
         return upper
 
-    def _grow(self, node: Node, keys: list[int], priority: int) -> Node:
+    def _grow(self, node: Node, keys: list[int], priority: float) -> Node:
         """A leaf of `keys` below `node`."""
         distinct = dict.fromkeys(keys)
         if len(distinct) != len(keys) or not self._where.keys().isdisjoint(distinct):
