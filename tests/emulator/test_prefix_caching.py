@@ -1,5 +1,6 @@
 """The emulated engine over a prefix cache: what clients send twice is computed once."""
 
+import pytest
 from emulated import emulated, play
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -57,3 +58,12 @@ def test_token_ids_are_prompts_too():
 
 def test_without_a_cache_nothing_is_looked_up():
     assert asked(*[chat(SYSTEM)] * 2, caching=False) == (0, 0)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_the_metrics_say_whether_there_is_a_cache(caching):
+    async def scenario():
+        async with emulated(enable_prefix_caching=caching) as engine:
+            return str(await engine.get("/metrics"))
+
+    assert f'enable_prefix_caching="{caching}"' in play(scenario())

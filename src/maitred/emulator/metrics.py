@@ -149,7 +149,7 @@ class EngineMetrics:
             "block_size": str(config.block_size_in_tokens),
             "num_gpu_blocks": str(config.total_kv_blocks),
             "kv_cache_size_tokens": str(config.total_kv_blocks * config.block_size_in_tokens),
-            "enable_prefix_caching": "False",
+            "enable_prefix_caching": str(config.enable_prefix_caching),
         }
         Gauge("vllm:cache_config_info", "The KV cache.", labels, registry=self._registry).labels(**labels).set(1)
 
