@@ -34,6 +34,8 @@ def test_a_policy_is_a_name_or_a_call_with_values_and_named_values() -> None:
         ("bounded(sjf, max_wait=edf(1))", "max_wait takes no policy"),
         ("bounded(sjf, max_displacement=1.5)", "max_displacement is '1.5': expected a whole number"),
         ("bounded(sjf, max_wait=nan)", "'bounded': max_wait must be from 0 to 1e9 seconds, not nan"),
+        ("sglang(lpn)", r"'sglang': unknown policy 'lpn' \(did you mean 'lpm'\?\)"),
+        ("by-priority(sjf, values=up)", r"unknown values 'up' \(valid: high-first, low-first\)"),
         ("bounded(sfj)", r"unknown scheduler 'sfj' \(did you mean 'sjf'\?\)"),
         ("priority-fcfs(slo)", "unknown priority policy 'slo'"),
         ("srpt(hnt)", r"unknown length predictor 'hnt' \(did you mean 'hint'\?\)"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import partial
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
@@ -120,6 +121,14 @@ class _Arguments:
             return msgspec.convert(said.word, self._types.get(name, int | float | str), strict=False)
         except msgspec.ValidationError as error:
             what = in_words(str(error)).partition(", got")[0].replace("Expected", "expected").replace("Invalid", "invalid")
+            words = [
+                str(word.value)
+                for kind in self._kinds(name)
+                if isinstance(kind, type) and issubclass(kind, Enum)
+                for word in kind
+            ]
+            if words:
+                raise ConfigError(f"{self._whose}: unknown {name} {said.word!r}", hint=nearest(said.word, words)) from error
             raise ConfigError(f"{self._whose}: {name} is {said.word!r}: {what}", hint=self._takes()) from error
 
     def _kinds(self, name: str) -> tuple[Any, ...]:
