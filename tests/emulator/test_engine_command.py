@@ -53,3 +53,12 @@ def test_a_wrong_flag_is_one_line_that_says_what_is_right(arguments, said):
     assert err.startswith("maitred: error: ")
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_what_is_hardly_meant_is_said_before_it_serves():
+    process = engine("--port", "0", "--scheduler", "lpm")
+    warning, ready = process.stderr.readline(), process.stderr.readline()
+    process.terminate()
+    process.communicate(timeout=20)
+    assert warning.startswith("maitred: warning: lpm orders by the prefix cache, which is off")
+    assert ready.startswith("maitred: engine on http://")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from maitred.cli.printable import printable
+
 if TYPE_CHECKING:
     from maitred.config import Config
 
@@ -107,6 +109,8 @@ def _serve(config: Config) -> None:
         typer.echo(f"maitred: engine on {url}, model: {engine.model}", err=True)
 
     app = EngineApp(engine, config.instance)
+    for warning in config.instance.warnings(prefix_cache=config.instance.enable_prefix_caching):
+        typer.echo(f"maitred: warning: {printable(warning)}", err=True)
     serve(app, host=engine.host, port=engine.port, drain_secs=_DRAIN_SECS, ready=ready)
 
 
