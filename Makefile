@@ -30,6 +30,7 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/simulate.py
 	$(BIN)/python bench/admission.py
+	$(BIN)/python bench/queueing.py
 	$(BIN)/python bench/gateway.py
 	$(BIN)/python bench/class_effect.py
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
+from maitred.contracts import PrefixView, QueuePolicy, WaitQueue
 from maitred.errors import ConfigError
 from maitred.queueing import SCHEDULERS
+from maitred.queueing.policy import KeyPolicy
 from maitred.queueing.spelling import Spelled, spelled
 
 
@@ -71,3 +75,29 @@ def test_a_class_of_ones_own_takes_parameters_too() -> None:
 def test_a_name_alone_is_the_class() -> None:
     assert SCHEDULERS.get("sjf") is SCHEDULERS.get("sjf()")
     assert isinstance(SCHEDULERS.get("sjf"), type)
+
+
+class Broken(QueuePolicy):
+    """A user's own, which cannot be made."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("the model file is missing")
+
+    def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
+        raise AssertionError
+
+
+class Unfinished(KeyPolicy):
+    """Another, without a key."""
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("Broken", "cannot be made: RuntimeError: the model file is missing"),
+        ("Unfinished", "cannot be made: TypeError: Can't instantiate abstract class Unfinished"),
+    ],
+)
+def test_what_is_wrong_with_a_policy_of_ones_own_is_one_line(name: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        SCHEDULERS.get(f"test_spelling:{name}")

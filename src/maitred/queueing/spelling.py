@@ -68,8 +68,12 @@ class PolicyRegistry(Registry[T]):
         factory = partial(found, **arguments.of(said))
         try:
             factory()
+        except ConfigError:
+            raise
         except ValueError as error:
             raise ConfigError(f"{self.kind} {said.word!r}: {error}") from error
+        except Exception as error:  # a class of the user's own may raise anything
+            raise ConfigError(f"{self.kind} {said.word!r} cannot be made: {type(error).__name__}: {error}") from error
         return factory if factory.keywords else found
 
 
