@@ -20,8 +20,11 @@ POLICIES = [
     "bounded(hrrn, max_displacement=2)",
     "vtc(lpm, slack=50)",
     "by-priority(shortest-prefill-first)",
+    "lpm(check=64, deprioritize=20)",
     "sglang(lpm)",
     "sglang(dfs-weight)",
+    "sglang(hrrn)",
+    "sglang(shortest-prefill-first, deprioritize=20)",
 ]
 
 

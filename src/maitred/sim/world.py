@@ -267,8 +267,8 @@ class _World:
         assert self._core is not None
         due = self._core.next_deadline()
         if due is not None and (self._core_due is None or due < self._core_due):
-            self._core_due = max(due, now)  # one that is to be tried again may have waited too long before it was a victim
-            heappush(self._heap, (self._core_due, _ADMISSION, 0))
+            self._core_due = due
+            heappush(self._heap, (due, _ADMISSION, 0))
 
     def _preempt(self, live: _Live, now: Micros) -> Sequence[Decision]:
         """Its slot is wanted: its work ends here and now. What is decided next, of itself too if it may try again."""
