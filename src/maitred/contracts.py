@@ -232,12 +232,36 @@ class LatencyModel(Protocol):
         """The most steps, at most `limit`, that end within `span` of the run's start."""
         ...
 
+    @property
+    def overheads(self) -> Overheads:
+        """What a request pays beside the steps."""
+        ...
+
+
+class Overheads(msgspec.Struct, frozen=True, gc=False):
+    """Times that a request pays and that do not hold the engine up (BLIS's alpha), in µs."""
+
+    queueing: float = 0.0
+    """From its arrival at the instance until it stands in the wait queue (tokenising, say): this, ..."""
+    queueing_per_token: float = 0.0
+    """... and this for each token of its prompt; truncated to a whole µs."""
+    per_output_token: Micros = 0
+    """Each token of the answer reaches the client so much later than the one before would have made it."""
+    at_the_end: Micros = 0
+    """After the last token."""
+
+    def before(self, prompt_tokens: int) -> Micros:
+        """From arrival to wait queue."""
+        return int(self.queueing + self.queueing_per_token * prompt_tokens)
+
 
 # Which instance
 
 
 class InstanceView(Protocol):
-    """An instance as a router sees it: perhaps stale, except `in_flight`, which the router's own driver counts."""
+    """An instance as a router sees it: perhaps stale, except `in_flight`, which the router's own driver counts.
+
+    What a driver does not know of its instances is 0 there (a gateway knows no `cached_blocks`)."""
 
     @property
     def index(self) -> int:
@@ -264,9 +288,14 @@ class InstanceView(Protocol):
         """Used share of its KV blocks, 0..1."""
         ...
 
+    def cached_blocks(self, request: Request) -> int:
+        """How many leading blocks of its prompt are in the prefix cache there; maybe as of some time ago."""
+        ...
+
 
 FleetView: TypeAlias = Sequence[InstanceView]
-"""The instances that may be chosen for this request: healthy, serving its model."""
+"""The instances that may be chosen for this request: healthy, serving its model. A driver that shows the same instances shows
+the same object, so a router may keep what it knows of them and need not look at each of them anew."""
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
@@ -288,12 +317,22 @@ class Router(Protocol):
         ...
 
 
-class FleetLoad(msgspec.Struct, frozen=True, gc=False):
-    """The load of the instances behind a pool, as admission policies may weigh it. Sums over the fleet."""
+class InstanceLoad(msgspec.Struct, frozen=True, gc=False):
+    """The load of one instance, as a driver knows it, perhaps stale except `in_flight`."""
 
-    instances: int = 0
     in_flight: int = 0
     waiting: int = 0
     running: int = 0
     kv_usage: float = 0.0
-    """Mean over the instances, 0..1."""
+    """0..1"""
+
+    @property
+    def effective(self) -> int:
+        """BLIS's EffectiveLoad. It counts a request twice, as in flight and as waiting or running; kept as GAIE has it."""
+        return self.waiting + self.running + self.in_flight
+
+
+class FleetLoad(msgspec.Struct, frozen=True, gc=False):
+    """The load of the instances behind a pool, as admission policies may weigh it."""
+
+    instances: Sequence[InstanceLoad] = ()

@@ -69,4 +69,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cache_namespace: str = ""
     deadline: Micros | None = None
     """The instant from which nobody wants the answer any more."""
+    slo_class: str = ""
+    """The SLO class that a workload or client names, in BLIS's words: critical, standard, batch, sheddable, background."""
+    slo_target: Micros | None = None
+    """Within which time of its arrival its first token should come; None: its class says."""
     prefix: PrefixKeys | None = None

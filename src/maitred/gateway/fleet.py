@@ -23,6 +23,7 @@ import msgspec
 from maitred.errors import MaitredError
 from maitred.gateway.config import DEFAULT_SLOTS, GatewayConfig
 from maitred.gateway.polling import Found, Poller
+from maitred.request import Request
 from maitred.wire.client import Client, Origin
 from maitred.wire.failures import ConnectError, LocalError
 
@@ -71,6 +72,9 @@ class Backend:
     @property
     def running(self) -> int:
         return len(self.flights)
+
+    def cached_blocks(self, request: Request) -> int:
+        return 0
 
 
 class Flight:

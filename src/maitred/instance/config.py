@@ -33,6 +33,10 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     """How they are kept: block by block (vLLM), or in a radix tree (SGLang)."""
     radix_eviction_policy: str = "lru"
     """Which leaf of the radix tree goes first: a name registered in `kv.EVICTIONS`."""
+    preemption_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Who is preempted when KV blocks run out: the last admitted, or the least urgent by `Seq.priority` (BLIS)."""
+    flavour: Literal["maitred", "blis"] = "maitred"
+    """Whose rules where systems differ: vLLM's, made right, or BLIS's, to compare with its results."""
     max_model_len: int | None = None
     """Prompt and output together, in tokens; None: what the KV blocks hold."""
     latency: LinearLatency = LinearLatency()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from maitred.contracts import BatchShape
+from maitred.contracts import BatchShape, Overheads
 from maitred.errors import ConfigError, nearest
 from maitred.units import SECOND, Micros
 
@@ -21,6 +21,10 @@ class LinearLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     def __post_init__(self) -> None:
         if not all(0 <= b <= _HOUR for b in self.beta):
             raise ValueError(f"beta must be three numbers from 0 to {_HOUR:g} (µs: an hour), not {self.beta}")
+
+    @property
+    def overheads(self) -> Overheads:
+        return Overheads()
 
     def step_time(self, batch: BatchShape) -> Micros:
         b0, b1, b2 = self.beta

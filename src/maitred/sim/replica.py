@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from maitred.instance import Instance, InstanceEvent
-from maitred.request import RequestId
+from maitred.request import Request, RequestId
 from maitred.units import Micros
 
 
@@ -57,3 +57,10 @@ class Replica:
     def kv_usage(self) -> float:
         self.instance.settle(self._clock() - 1)
         return self.instance.kv_usage
+
+    def cached_blocks(self, request: Request) -> int:
+        cache = self.instance.cache
+        if cache is None:
+            return 0
+        self.instance.settle(self._clock() - 1)
+        return cache.match(request) // cache.block_size

@@ -1,0 +1,1 @@
+"""Latency models from measurements, and how far they can be believed."""

@@ -1,0 +1,1 @@
+"""Models and hardware, as data: what latency models and KV capacities are computed from."""

@@ -1,0 +1,1 @@
+"""Comparing and searching: many runs of the simulator, and what they say together."""
