@@ -13,6 +13,7 @@ from maitred.workload import formats as _formats
 from maitred.workload.job import Job
 from maitred.workload.lengths import LENGTHS, Lengths, parse_lengths
 from maitred.workload.mixes import ClassMix, Mix, TenantMix, parse_mix, parse_tenant_mix, reclassed, with_tenants
+from maitred.workload.reactive import Reactive
 from maitred.workload.row import FORMATS, Row, RowError, TraceFormat
 from maitred.workload.synthetic import synthetic
 from maitred.workload.trace import BadRows, Trace, open_trace, sample, sample_names
@@ -25,6 +26,7 @@ __all__ = [
     "Job",
     "Lengths",
     "Mix",
+    "Reactive",
     "Row",
     "RowError",
     "TenantMix",
