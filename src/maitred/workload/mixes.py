@@ -8,11 +8,11 @@ from itertools import accumulate
 from random import Random
 from typing import Generic, TypeAlias, TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from maitred.admission.config import tenant_problem
 from maitred.errors import ConfigError, nearest
-from maitred.request import PriorityClass
+from maitred.request import PriorityClass, Request
 from maitred.workload.job import Job
 from maitred.workload.lengths import UnitDraw
 
@@ -91,11 +91,15 @@ def reclassed(jobs: Iterable[Job], mix: ClassMix, seed: int) -> Iterator[Job]:
     """The same jobs with classes drawn from `mix`: for traces that name none."""
     uniform = Random(f"{seed}/classes").random
     for job in jobs:
-        yield Job(msgspec.structs.replace(job.request, priority_class=mix.draw(uniform)), job.output_tokens)
+        yield _with(job, replace(job.request, priority_class=mix.draw(uniform)))
 
 
 def with_tenants(jobs: Iterable[Job], mix: TenantMix, seed: int) -> Iterator[Job]:
     """The same jobs with tenants drawn from `mix`."""
     uniform = Random(f"{seed}/tenants").random
     for job in jobs:
-        yield Job(msgspec.structs.replace(job.request, tenant=mix.draw(uniform)), job.output_tokens)
+        yield _with(job, replace(job.request, tenant=mix.draw(uniform)))
+
+
+def _with(job: Job, request: Request) -> Job:
+    return Job(request, job.output_tokens, job.whole)

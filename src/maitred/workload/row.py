@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -16,18 +17,30 @@ from maitred.workload.lines import Lines
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """What a trace says about one request."""
+    """What a trace says about one request. What is not said here is as in `Request` and `Job`."""
 
     at: Micros
-    """When it arrived, by the clock of the trace; only differences count."""
+    """When it arrived, by the clock of the trace (`TraceFormat.origin`)."""
     prompt_tokens: int
     output_tokens: int
     priority_class: PriorityClass = PriorityClass.DEFAULT
     prefix: PrefixKeys | None = None
+    whole: PrefixKeys | None = None
     tenant: str = ""
     max_output_tokens: int | None = None
     """What the client allowed."""
     stream: bool = True
+    id: int | None = None
+    """Its number in the trace; unique there. None: the trace does not number its rows, so the reader does."""
+    client_id: str = ""
+    model: str = ""
+    program: str = ""
+    cache_namespace: str = ""
+    slo_class: str = ""
+    slo_target: Micros | None = None
+    deadline: Micros | None = None
+    """By the clock of the trace."""
+    priority: float = 0.0
 
 
 class RowError(MaitredError):
@@ -47,6 +60,8 @@ class TraceFormat(Protocol):
 
     example: ClassVar[str]
     """A file that users would recognise: its first line, or a row."""
+    disorder: ClassVar[int] = 0
+    """By how many places a row may come later than in order of arrival: for what is written in another order."""
 
     def recognises(self, first_line: str) -> bool:
         """Does a file that begins so look like this format? Formats must not claim each other's files."""
@@ -55,6 +70,10 @@ class TraceFormat(Protocol):
     def begin(self, lines: Lines) -> RowParser:
         """Take what header there is off `lines`. Raises RowError if it is not what it should be."""
         ...
+
+    def origin(self, first: Micros) -> Micros:
+        """Which instant of the trace's clock is time 0 of the workload, given that of its first row."""
+        return first
 
 
 FORMATS: Registry[TraceFormat] = Registry("trace format", group="maitred.trace_formats")
@@ -66,10 +85,38 @@ def tokens(text: str, name: str) -> int:
     A request of 0 tokens in or out cannot be served, so such a row is a bad one (the published Azure and Mooncake traces
     have none).
     """
+    count = _whole(text, MOST_TOKENS)
+    if not count:
+        raise RowError(f"{name} is {text!r}", f"it must be a whole number of tokens from 1 to {MOST_TOKENS}")
+    return count
+
+
+_LATEST: Micros = 10**16
+"""Three hundred years: clocks that count from 1970 fit."""
+
+
+def micros(text: str, name: str) -> Micros:
+    """Whole microseconds in a text column called `name`, 0 if it is empty. Raises RowError unless they are 0 or more."""
+    span = _whole(text, _LATEST) if text else 0
+    if span is None:
+        raise RowError(f"{name} is {text!r}", f"it must be a whole number of microseconds from 0 to {_LATEST:.0e}")
+    return span
+
+
+def at_least_0(text: str, name: str) -> int:
+    """A count of tokens in a text column called `name`, 0 if it is empty. Raises RowError unless it is 0 or more."""
+    count = _whole(text, MOST_TOKENS) if text else 0
+    if count is None:
+        raise RowError(f"{name} is {text!r}", f"it must be a whole number of tokens from 0 to {MOST_TOKENS}")
+    return count
+
+
+def _whole(text: str, most: int) -> int | None:
     digits = text.strip()
-    if digits.isdecimal() and digits.isascii() and len(digits) < 12 and 1 <= int(digits) <= MOST_TOKENS:
-        return int(digits)
-    raise RowError(f"{name} is {text!r}", f"it must be a whole number of tokens from 1 to {MOST_TOKENS}")
+    if not (digits.isdecimal() and digits.isascii() and len(digits) < 20):
+        return None
+    number = int(digits)
+    return number if number <= most else None
 
 
 class Columns:
@@ -88,7 +135,7 @@ class Columns:
     def pick(self, line: str) -> list[str]:
         """The fields of a row in the order of the names, the optional ones last and empty where the file has no such column.
         Raises RowError if it has more or fewer than the header."""
-        fields = line.split(",")
+        fields = next(csv.reader((line,))) if '"' in line else line.split(",")
         if len(fields) != self._width:
             fields_found = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
             raise RowError(f"{fields_found} in {shortened(line)}", f"the header has {self._width}")

@@ -1,8 +1,8 @@
 """Traces: recorded workloads, streamed from files of any size.
 
 A trace is named as `FORMAT:FILE` (`azure:conv.csv`, `mooncake:conversation.jsonl.gz`), as `FILE` alone where its first line
-tells the format, or as `sample:NAME` for one that comes with maitred. Rows become jobs in their order, the first at time 0,
-with ids 0, 1, 2, ...
+tells the format, or as `sample:NAME` for one that comes with maitred. Rows become jobs in order of arrival, usually with the
+first at time 0 (`TraceFormat.origin`), with the trace's own ids or 0, 1, 2, ...
 
 A row that cannot be used, or that goes back in time, is an error that names its line; `BadRows.SKIP` counts it instead and
 goes on. It is never mended: a trace that is quietly sorted or patched is not the one that was recorded. A trace of which no
@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import Self
 
 from maitred.errors import ConfigError, nearest
-from maitred.request import Request
+from maitred.request import Request, RequestId
 from maitred.units import Micros
 from maitred.workload.job import Job
 from maitred.workload.lines import Lines, is_text
+from maitred.workload.ordering import Ids, in_order
 from maitred.workload.row import FORMATS, Row, RowError, RowParser, TraceFormat, joined
 
 _SAMPLES = Path(__file__).parent / "samples"
@@ -37,8 +38,9 @@ class BadRows(Enum):
 class Trace:
     """The jobs of a trace file, once, in order of arrival. Close it, use it in a `with`, or read it to the end."""
 
-    def __init__(self, lines: Lines, parse: RowParser, bad_rows: BadRows) -> None:
+    def __init__(self, lines: Lines, trace_format: TraceFormat, parse: RowParser, bad_rows: BadRows) -> None:
         self._lines = lines
+        self._format = trace_format
         self._parse = parse
         self._bad_rows = bad_rows
         self.skipped = 0
@@ -48,23 +50,22 @@ class Trace:
 
     def __iter__(self) -> Iterator[Job]:
         """Raises ConfigError at a row that cannot be used, unless they are skipped, and at the end if there was no other."""
-        number, start, latest = 0, None, None
-        for row in self._rows():
-            if latest is not None and row.at < latest:
-                self._bad(RowError("it arrived before the row above it", "rows must be in order of arrival"))
-                continue
-            latest = row.at
-            start = row.at if start is None else start
-            yield Job(_request(number, row, row.at - start), row.output_tokens)
-            number += 1
-        if not number:
+        origin: Micros | None = None
+        for number, row in enumerate(in_order(self._rows(), self._format.disorder, self._bad)):
+            if origin is None:
+                origin = self._format.origin(row.at)
+            yield Job(_request(number if row.id is None else row.id, row, origin), row.output_tokens, row.whole)
+        if origin is None:
             raise self._useless()
 
     def _rows(self) -> Iterator[Row]:
+        """Those that can be used, in the order of the file."""
+        ids = Ids()
         try:
             for line in self._lines:
                 try:
                     row = self._parse(_text(line))
+                    ids.check(row)
                 except RowError as bad:
                     self._bad(bad)
                 else:
@@ -109,15 +110,23 @@ def _text(line: str) -> str:
     return line
 
 
-def _request(number: int, row: Row, arrival: Micros) -> Request:
+def _request(number: RequestId, row: Row, origin: Micros) -> Request:
     return Request(
         id=number,
-        arrival=arrival,
+        arrival=row.at - origin,
         prompt_tokens=row.prompt_tokens,
         max_output_tokens=row.max_output_tokens,
+        client_id=row.client_id,
+        model=row.model,
         priority_class=row.priority_class,
         tenant=row.tenant,
+        program=row.program,
         stream=row.stream,
+        priority=row.priority,
+        cache_namespace=row.cache_namespace,
+        deadline=None if row.deadline is None else row.deadline - origin,
+        slo_class=row.slo_class,
+        slo_target=row.slo_target,
         prefix=row.prefix,
     )
 
@@ -161,7 +170,7 @@ def _opened(path: Path, trace_format: TraceFormat | None, bad_rows: BadRows) -> 
     except ConfigError:
         lines.close()
         raise
-    return Trace(lines, parse, bad_rows)
+    return Trace(lines, trace_format, parse, bad_rows)
 
 
 def _guessed(lines: Lines) -> TraceFormat:

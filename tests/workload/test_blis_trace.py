@@ -1,0 +1,158 @@
+"""TraceV2 of BLIS: absolute times, shared prefixes, and what its optional columns mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from maitred.errors import ConfigError
+from maitred.request import PriorityClass
+from maitred.workload import Job, open_trace
+from maitred.workload.formats.blis import COLUMNS
+
+
+def row(**said: object) -> str:
+    usual: dict[str, object] = {
+        "request_id": 0,
+        "input_tokens": 9,
+        "output_tokens": 4,
+        "arrival_time_us": 500,
+        "streaming": "true",
+    }
+    return ",".join(str((usual | said).get(column, "")) for column in COLUMNS)
+
+
+def trace(path: Path, *rows: str, columns: Sequence[str] = COLUMNS) -> Path:
+    path.write_text("\n".join([",".join(columns), *rows]))
+    return path
+
+
+def jobs(path: Path) -> list[Job]:
+    with open_trace(str(path)) as opened:
+        return list(opened)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ConfigError) as raised:
+        jobs(path)
+    return str(raised.value)
+
+
+def test_a_row_is_what_replay_makes_of_it(tmp_path: Path) -> None:
+    said = row(
+        request_id=7,
+        tenant_id="t1",
+        slo_class="critical",
+        session_id="s",
+        streaming="false",
+        model="m",
+        deadline_us=9_000,
+        send_time_us=22_906,
+    )
+    (job,) = jobs(trace(tmp_path / "t.csv", said))
+    request = job.request
+    assert (request.id, request.arrival, request.deadline) == (7, 22_906, 9_000)
+    assert (request.prompt_tokens, request.max_output_tokens, job.output_tokens) == (9, 4, 4)
+    assert (request.slo_class, request.priority_class) == ("critical", PriorityClass.INTERACTIVE)
+    assert (request.tenant, request.program, request.model, request.stream) == ("t1", "s", "m", False)
+
+
+def test_times_are_those_of_the_trace_unless_its_clock_is_of_1970(tmp_path: Path) -> None:
+    first, second = jobs(trace(tmp_path / "t.csv", row(), row(request_id=1, arrival_time_us=600, send_time_us=0)))
+    assert (first.request.arrival, second.request.arrival) == (500, 600)
+    now = 1_763_000_000_000_000
+    (first,) = jobs(trace(tmp_path / "t.csv", row(arrival_time_us=now, deadline_us=now + 100)))
+    assert (first.request.arrival, first.request.deadline) == (0, 100)
+
+
+def test_blocks_wholly_within_a_groups_prefix_are_shared_and_all_others_are_not(tmp_path: Path) -> None:
+    """40 shared tokens are two blocks of 16; the third block, in which they end, is each request's own."""
+    group = {"prefix_group": "g", "prefix_length": 40, "input_tokens": 24}
+    first, second, other_group, other_model, alone = jobs(
+        trace(
+            tmp_path / "t.csv",
+            row(**group),
+            row(**group, request_id=1),
+            row(**group | {"prefix_group": "h"}, request_id=2),
+            row(**group, model="m", request_id=3),
+            row(input_tokens=64, request_id=4),
+        )
+    )
+    assert first.request.prompt_tokens == 64
+    keys = [list(job.request.prefix.keys(16)) for job in (first, second, other_group, other_model, alone) if job.request.prefix]
+    assert [len(chain) for chain in keys] == [4] * 5
+    assert keys[0][:2] == keys[1][:2]
+    assert len({key for chain in keys for key in chain}) == 5 * 4 - 2
+
+
+def test_what_a_server_counted_holds_where_there_is_no_group(tmp_path: Path) -> None:
+    first, second = jobs(
+        trace(
+            tmp_path / "t.csv",
+            row(server_input_tokens=77),
+            row(request_id=1, server_input_tokens=77, prefix_group="g", prefix_length=50),
+        )
+    )
+    assert (first.request.prompt_tokens, second.request.prompt_tokens) == (77, 59)
+
+
+def test_optional_columns_go_by_name(tmp_path: Path) -> None:
+    columns = [*COLUMNS, "vllm_priority", "slo_target_us", "x_request_id", "adapter"]
+    (job,) = jobs(trace(tmp_path / "t.csv", row() + ",3,250000,abc,lora-1", columns=columns))
+    request = job.request
+    assert (request.priority, request.slo_target, request.client_id, request.cache_namespace) == (
+        -3.0,
+        250_000,
+        "abc",
+        "lora-1",
+    )
+
+
+def test_ids_that_are_no_numbers_become_client_ids(tmp_path: Path) -> None:
+    first, second = jobs(trace(tmp_path / "t.csv", row(request_id="request_8"), row(request_id="request_9")))
+    assert [(job.request.id, job.request.client_id) for job in (first, second)] == [(0, "request_8"), (1, "request_9")]
+
+
+def test_rows_by_id_are_put_in_order_of_arrival(tmp_path: Path) -> None:
+    times = [700, 500, 600, 500]
+    read = jobs(trace(tmp_path / "t.csv", *(row(request_id=n, arrival_time_us=at) for n, at in enumerate(times))))
+    assert [(job.request.arrival, job.request.id) for job in read] == [(500, 1), (500, 3), (600, 2), (700, 0)]
+
+
+def test_a_quoted_field_may_hold_commas(tmp_path: Path) -> None:
+    (job,) = jobs(trace(tmp_path / "t.csv", row(error_message='"no, never"')))
+    assert job.output_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ({"request_id": 1}, ":3: its id is 1, after 1"),
+        ({"request_id": "x"}, ":3: its id is no whole number"),
+        ({"request_id": 2, "input_tokens": 0}, ":3: input_tokens is '0'"),
+        ({"request_id": 2, "output_tokens": ""}, ":3: output_tokens is ''"),
+        ({"request_id": 2, "arrival_time_us": "1.5"}, ":3: arrival_time_us is '1.5'"),
+        ({"request_id": 2, "prefix_length": "-1", "prefix_group": "g"}, ":3: prefix_length is '-1'"),
+        ({"request_id": 2, "streaming": "yes"}, ":3: streaming is 'yes'"),
+    ],
+)
+def test_a_bad_row_is_named_by_its_line(tmp_path: Path, said: dict[str, object], what: str) -> None:
+    assert what in refusal(trace(tmp_path / "t.csv", row(request_id=1), row(**said)))
+
+
+@pytest.mark.parametrize(
+    ("header", "what"),
+    [
+        ("trace_version: 1", "trace_version is 1"),
+        ("trace_version: 2\ntime_unit: ms", "time_unit is 'ms'"),
+        ("- 2", "this is no header of a BLIS trace"),
+        ("a: [", "this is no header of a BLIS trace"),
+    ],
+)
+def test_a_header_that_means_something_else_is_refused(tmp_path: Path, header: str, what: str) -> None:
+    (tmp_path / "t.yaml").write_text(header)
+    assert what in refusal(trace(tmp_path / "t.csv", row()))
+    (tmp_path / "t.yaml").write_text("trace_version: 2\ntime_unit: microseconds\nmode: real\n")
+    assert len(jobs(tmp_path / "t.csv")) == 1
