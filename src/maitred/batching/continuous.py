@@ -190,6 +190,7 @@ class ContinuousBatch:
         of the budget."""
         sequences, most, size, prefixed = self.sequences, self._limits.max_num_seqs, self._blocks.block_size, self._prefixed
         if prefixed is not None:
+            prefixed.open_next()
             prefixed.settle()
         waiting.begin(self, now)
         while budget > 0 and len(sequences) < most:

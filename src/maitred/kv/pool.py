@@ -238,6 +238,9 @@ class BlockPool(PrefixCache[BlockLock]):
             raise InvariantError("KV blocks: references are not what the locks hold")
         if {copy for copy in self._idle if copy > 0} | self._users.keys() != self._content.keys():
             raise InvariantError("KV blocks: a copy is neither held nor free, or both")
+        self._check_index()
+
+    def _check_index(self) -> None:
         answering = [(key, copy) for key, copy in self._cached.items()]
         answering += [(key, copy) for key, copies in self._others.items() for copy in copies]
         if sorted(answering) != sorted((key, copy) for copy, key in self._content.items()):

@@ -50,7 +50,7 @@ class _Content(msgspec.Struct, eq=False, gc=False):
 class PrefixedBlocks(BlockCounts):
     """The KV blocks of one instance, in `cache`, which nobody else may change."""
 
-    __slots__ = ("_contents", "_unclaimed", "cache")
+    __slots__ = ("_contents", "_opened", "_unclaimed", "cache")
 
     def __init__(self, cache: PrefixCache[Any]) -> None:
         super().__init__(cache.total, cache.block_size)
@@ -58,17 +58,30 @@ class PrefixedBlocks(BlockCounts):
         self._contents: dict[RequestId, _Content] = {}
         self._unclaimed = 0
         """Blocks that decoding sequences have opened and that are nobody's in particular yet."""
+        self._opened = 0
+        """Of these, the ones that are for the step about to be formed."""
 
     def take(self, blocks: int) -> None:
         self.cache.take(blocks)
         self._unclaimed += blocks
         self.free -= blocks
 
+    def open_next(self) -> None:
+        """Take now what the decoding sequences open in the next step: they come before those who wait, and evict first."""
+        opened = self.opens(1) - self._opened
+        self.take(opened)
+        self._opened += opened
+
     def run(self, steps: int) -> None:
-        opened = self.opens(steps)
+        opened = self.opens(steps) - self._opened
+        self.free += self._opened
         super().run(steps)
         self.cache.take(opened)
         self._unclaimed += opened
+        self._opened = 0
+
+    def steps_free(self, limit: int) -> int:
+        return self.steps_within(self.free + self._opened, limit)
 
     def find(self, seq: Seq) -> Found:
         """What is here already of `seq`, which wants to enter."""
@@ -92,19 +105,26 @@ class PrefixedBlocks(BlockCounts):
     def fill(self, seq: Seq, tokens: int) -> None:
         """The first `tokens` tokens of `seq` are computed when this step is over; their blocks are taken."""
         content = self._content(seq)
-        self._publish(self._claimed(content, tokens), content.chain[: min(tokens // self.block_size, content.known)])
+        claimed = self._claimed(content, self.blocks(tokens))
+        self._publish(claimed, content.chain[: min(tokens // self.block_size, content.known)])
 
     def returns(self, seq: Seq) -> None:
         """`seq` is about to leave and will come back: let it find what it has computed, if that is still here."""
         self._content(seq).returns = True
 
     def leave(self, seq: Seq, tokens: int) -> None:
+        opened = 1 if self._opened and tokens % self.block_size == 0 else 0
+        self._opened -= opened
         super().leave(seq, tokens)
-        self.give_back(seq, tokens)
+        self._let_go(seq, tokens, opened)
 
     def give_back(self, seq: Seq, tokens: int) -> None:
+        self._let_go(seq, tokens, 0)
+
+    def _let_go(self, seq: Seq, tokens: int, opened: int) -> None:
+        """It holds `tokens` tokens, and `opened` blocks more in which there is nothing yet."""
         content, full = self._content(seq), tokens // self.block_size
-        lock, content.lock = self._claimed(content, tokens), None
+        lock, content.lock = self._claimed(content, self.blocks(tokens) + opened), None
         if content.returns:
             self._publish(lock, self._whole(seq, full)[:full])
             self.cache.unlock(lock)
@@ -124,12 +144,12 @@ class PrefixedBlocks(BlockCounts):
 
     def steady(self, limit: int) -> int:
         """The most steps, from 1 to `limit`, that change nothing that a waiting sequence could find here."""
-        return max(1, self.steps_within(self.cache.spare, limit)) if self._decoders else limit
+        return max(1, self.steps_within(self.cache.spare + self._opened, limit)) if self._decoders else limit
 
     def check(self, held: int) -> None:
         self.cache.check()
         locks = [content.lock for content in self._contents.values() if content.lock is not None]
-        if held != sum(lock.published + lock.plain for lock in locks) + self._unclaimed:
+        if held + self._opened != sum(lock.published + lock.plain for lock in locks) + self._unclaimed:
             raise InvariantError(f"KV blocks: sequences say {held}, their locks and {self._unclaimed} unclaimed differ")
         if self.free != self.cache.free or sum(self._opening) != self._decoders or min(self._opening) < 0:
             raise InvariantError(f"KV blocks: {self.free} free or {self._opening} open is not what the cache says")
@@ -147,11 +167,11 @@ class PrefixedBlocks(BlockCounts):
         chain.extend([hash((_OWN, seq.order, block)) for block in range(len(chain), blocks)])
         return chain
 
-    def _claimed(self, content: _Content, tokens: int) -> Lock:
-        """The lock, with all blocks of its first `tokens` tokens."""
+    def _claimed(self, content: _Content, blocks: int) -> Lock:
+        """The lock, with `blocks` blocks."""
         lock = content.lock
         assert lock is not None
-        missing = self.blocks(tokens) - lock.published - lock.plain
+        missing = blocks - lock.published - lock.plain
         if missing:
             self.cache.claim(lock, missing)
             self._unclaimed -= missing
