@@ -10,7 +10,7 @@ from maitred.contracts import PrefixView, QueuePolicy, WaitQueue
 from maitred.errors import ConfigError
 from maitred.queueing import SCHEDULERS
 from maitred.queueing.policy import KeyPolicy
-from maitred.queueing.spelling import Spelled, spelled
+from maitred.spelling import Spelled, spelled
 
 
 def test_a_policy_is_a_name_or_a_call_with_values_and_named_values() -> None:

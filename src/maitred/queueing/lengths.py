@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from typing import Protocol
 
 from maitred.contracts import Seq
-from maitred.queueing.spelling import PolicyRegistry
+from maitred.spelling import PolicyRegistry
 from maitred.request import Request
 
 _KEPT = 64

@@ -11,7 +11,7 @@ import msgspec
 
 from maitred.contracts import PrefixView, QueuePolicy, Seq, SortKey, StepView, WaitQueue
 from maitred.queueing.heap import SeqHeap
-from maitred.queueing.spelling import PolicyRegistry
+from maitred.spelling import PolicyRegistry
 from maitred.request import RequestId
 from maitred.units import Micros
 

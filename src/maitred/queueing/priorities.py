@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Protocol, runtime_checkable
 
 from maitred.contracts import PriorityPolicy
-from maitred.queueing.spelling import PolicyRegistry
+from maitred.spelling import PolicyRegistry
 from maitred.request import Request
 from maitred.units import Micros
 

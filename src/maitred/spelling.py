@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from functools import partial
 from typing import Any, Final, TypeVar, get_args, get_type_hints
@@ -59,7 +59,8 @@ class PolicyRegistry(Registry[T]):
         return self.given(name, {})
 
     def given(self, name: str, usual: Mapping[Any, Any]) -> Callable[..., T]:
-        """As `get`, but parameters of these types are `usual` where they are left out."""
+        """As `get`, but parameters of these types are `usual` where they are left out. Of what cannot be written, such as dice
+        (`Random`), this is the only way to get some, and users need not know that there is such a parameter."""
         return self._of(spelled(name, self.kind), usual)
 
     def _of(self, said: Spelled, usual: Mapping[Any, Any]) -> Callable[..., T]:
@@ -82,13 +83,9 @@ class _Arguments:
 
     def __init__(self, whose: str, factory: Callable[..., Any], usual: Mapping[Any, Any]) -> None:
         self._whose, self._usual = whose, usual
-        self._parameters = {
-            name: parameter
-            for name, parameter in inspect.signature(factory).parameters.items()
-            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        }
-        made_by: Any = inspect.getattr_static(factory, "__init__") if isinstance(factory, type) else factory
-        self._types = get_type_hints(made_by)
+        self._types = _types(factory)
+        self._parameters = settable(factory, usual)
+        self._handed = {name: usual[kind] for name, kind in self._types.items() if _unwritten(kind, usual)}
 
     def of(self, said: Spelled) -> dict[str, Any]:
         """Raises ConfigError for a parameter that is unknown, said twice, missing or of the wrong kind."""
@@ -103,7 +100,7 @@ class _Arguments:
                 raise ConfigError(f"{self._whose} is given {name!r} twice")
             given[name] = value
         values = {name: self._value(name, value) for name, value in given.items()}
-        return {**self._left_out(values), **values}
+        return {**self._handed, **self._left_out(values), **values}
 
     def _left_out(self, values: Mapping[str, Any]) -> dict[str, Any]:
         filled = {}
@@ -143,6 +140,26 @@ class _Arguments:
         if not self._parameters:
             return "it has no parameters"
         return f"its parameters: {', '.join(self._parameters)}"
+
+
+def settable(factory: Callable[..., Any], handed: Collection[Any] = ()) -> dict[str, inspect.Parameter]:
+    """The parameters of `factory` that users may write; those of the types `handed` are its maker's affair."""
+    types = _types(factory)
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and not _unwritten(types.get(name), handed)
+    }
+
+
+def _types(factory: Callable[..., Any]) -> dict[str, Any]:
+    made_by: Any = inspect.getattr_static(factory, "__init__") if isinstance(factory, type) else factory
+    return get_type_hints(made_by)
+
+
+def _unwritten(kind: Any, handed: Collection[Any]) -> bool:
+    return kind in handed and kind not in _ASKED_FOR
 
 
 def spelled(text: str, kind: str) -> Spelled:
