@@ -11,8 +11,8 @@ import pytest
 from maitred.admission.config import TenantPolicy
 from maitred.admission.flavours import BUILT_IN, Flavour
 from maitred.config import Config, load
-from maitred.config.document import Document
-from maitred.config.schema import keys_of, kind_at
+from maitred.reading.document import Document
+from maitred.reading.schema import keys_of, kind_at
 from maitred.request import PriorityClass
 
 DOC = Path(__file__).parents[2] / "docs" / "config.md"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from maitred.config.document import Document
 from maitred.errors import ConfigError
+from maitred.reading.document import Document
 
 
 def said(text: str) -> str:
@@ -42,6 +42,14 @@ def test_scalars_follow_the_core_schema_of_yaml_1_2() -> None:
     }
 
 
+def test_a_whole_number_as_a_key_is_its_text() -> None:
+    document = Document("a:\n  128: 0.5\n  256: 0.5\n", "f.yaml")
+
+    assert document.value == {"a": {"128": 0.5, "256": 0.5}}
+    assert document.where(("a", "256")) == "f.yaml:3"
+    assert said("1: x\n'1': y") == "f.yaml:2: '1' is given twice (first in line 1)"
+
+
 def test_aliases_stand_for_what_they_name() -> None:
     assert Document("a: &x {k: 1}\nb: *x\n", "f.yaml").value == {"a": {"k": 1}, "b": {"k": 1}}
 
@@ -68,7 +76,7 @@ def test_a_place_is_the_line_of_the_key() -> None:
     [
         ("a: 1\nb: 2\na: 3\n", "f.yaml:3: 'a' is given twice (first in line 1)"),
         ("a: {b: 1, b: 2}", "f.yaml:1: 'b' is given twice (first in line 1)"),
-        ("1: x", "f.yaml:1: a key must be text (put it in quotes)"),
+        ("1.5: x", "f.yaml:1: a key must be text (put it in quotes)"),
         ("[a]: x", "f.yaml:1: a key must be text (put it in quotes)"),
         ("a: !!python/name:os.system x", "f.yaml:1: the tag !!python/name:os.system is not supported (leave it out)"),
         ("a: !set {x: 1}", "f.yaml:1: the tag !set is not supported (leave it out)"),

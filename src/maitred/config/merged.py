@@ -7,11 +7,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from maitred.config.document import Document, KeyPath
-from maitred.config.problems import Problem, dotted, first_problem
-from maitred.config.schema import holds_keys, keys_of, may_be_null
 from maitred.config.sources import Setting, overlay
 from maitred.errors import ConfigError
+from maitred.reading.document import Document, KeyPath
+from maitred.reading.problems import Problem, dotted, first_problem
+from maitred.reading.schema import holds_keys, keys_of, may_be_null
 from maitred.registry import Registry
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -8,12 +8,12 @@ from typing import Any, Final
 import msgspec
 
 from maitred.admission import AdmissionConfig
-from maitred.config.document import KeyPath
 from maitred.emulator.config import EngineConfig
 from maitred.gateway.config import GatewayConfig
 from maitred.instance import InstanceConfig
 from maitred.kv import EVICTIONS
 from maitred.queueing import PRIORITIES, SCHEDULERS
+from maitred.reading.document import KeyPath
 from maitred.registry import Registry
 from maitred.routing import ROUTERS, RoutingConfig
 from maitred.sim.config import ClusterConfig

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
-from maitred.config.document import Document
 from maitred.config.merged import Merged
 from maitred.config.root import REGISTERED, Config
 from maitred.config.sources import from_environment, from_flags
 from maitred.errors import ConfigError
+from maitred.reading.document import Document
 
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 

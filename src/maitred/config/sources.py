@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from maitred.config.document import Document, KeyPath
-from maitred.config.schema import holds_keys, kind_at
 from maitred.errors import ConfigError
+from maitred.reading.document import Document, KeyPath
+from maitred.reading.schema import holds_keys, kind_at
 
 PREFIX: Final = "MAITRED_"
 

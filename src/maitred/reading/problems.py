@@ -12,9 +12,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from maitred.config.document import KeyPath
-from maitred.config.schema import choices, keys_of, kind_at
 from maitred.errors import ConfigError, nearest
+from maitred.reading.document import KeyPath
+from maitred.reading.schema import choices, keys_of, kind_at
 from maitred.wording import in_words
 
 Locator: TypeAlias = Callable[[KeyPath], str]

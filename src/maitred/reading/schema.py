@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from maitred.config.document import KeyPath
+from maitred.reading.document import KeyPath
 
 
 def kind_at(root: Any, path: KeyPath) -> Any:

@@ -37,6 +37,8 @@ _SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {
     "float": lambda text: float(re.sub(r"\.(?=[iInN])", "", text)),
     "str": str,
 }
+_KEYS: Final = (_TAG + "str", _TAG + "int")
+"""Tags that a key may have. A whole number is the text that it is written as: `{128: 0.5}`."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -133,7 +135,7 @@ class Document:
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
             key = key_node.value
-            if key_node.tag != _TAG + "str":
+            if key_node.tag not in _KEYS:
                 raise self._error(key_node, "a key must be text", "put it in quotes")
             self._refuse_halves(key_node)
             if key in value:
