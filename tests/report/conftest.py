@@ -14,6 +14,7 @@ COLUMNS = (
     "request_id", "priority_class", "arrival", "scheduled", "first_token", "finished",
     "prompt_tokens", "output_tokens", "outcome", "instance", "preemptions", "retries", "cached_tokens",
 )  # fmt: skip
+NOT_SAID = {"queued": NEVER, "wasted_tokens": 0, "tenant": 0, "model": 0, "slo_class": 0}
 
 Row = tuple[int, ...]
 
@@ -36,9 +37,8 @@ PREEMPTING: tuple[Row, ...] = (
 
 def results_of(rows: tuple[Row, ...], end: int) -> Results:
     columns = zip(*rows, strict=True) if rows else ((),) * len(COLUMNS)
-    return Results(
-        end=end, **{name: np.array(list(column), dtype=np.int64) for name, column in zip(COLUMNS, columns, strict=True)}
-    )
+    said = {name: np.array(list(column), dtype=np.int64) for name, column in zip(COLUMNS, columns, strict=True)}
+    return Results(end=end, **said, **{name: np.full(len(rows), value) for name, value in NOT_SAID.items()})
 
 
 @pytest.fixture

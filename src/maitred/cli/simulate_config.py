@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from maitred.cli.simulate_flags import Flags
 from maitred.errors import ConfigError
+from maitred.units import to_ms
 
 if TYPE_CHECKING:
     from maitred.config import Config
@@ -35,6 +36,11 @@ _CONFIG_KEYS = {
     "step_by_step": "instance.step_by_step",
 }
 """Flags that stand for one key of the configuration."""
+_IN_MICROS = {
+    "admission_latency": "cluster.admission_latency_ms",
+    "routing_latency": "cluster.routing_latency_ms",
+}
+"""Flags in µs, as BLIS has them."""
 _ON = "--admission priority, or --capacity SLOTS"
 _FLAG_NAMES = {"routing.policy": "--routing-policy", "admission.mode": "--admission"}
 
@@ -44,6 +50,9 @@ def configured(flags: Flags) -> Config:
     from maitred.config import Said
 
     values: dict[str, object] = {key: getattr(flags, name) for name, key in _CONFIG_KEYS.items()}
+    for name, key in _IN_MICROS.items():
+        micros: int | None = getattr(flags, name)
+        values[key] = None if micros is None else to_ms(micros)
     values["instance.latency"] = _latency(flags)
     said = Said(
         file=flags.config,

@@ -71,6 +71,13 @@ class Flags:
         str | None, _flag(_CLUSTER, "--routing-policy", "Which instance: least-loaded, round-robin.", "NAME")
     ] = None
 
+    admission_latency: Annotated[
+        int | None, _flag(_CLUSTER, "--admission-latency", "From arrival until admission decides, in µs.", "µs")
+    ] = None
+    routing_latency: Annotated[
+        int | None, _flag(_CLUSTER, "--routing-latency", "From admission until an instance is chosen, in µs.", "µs")
+    ] = None
+
     admission: Annotated[
         str | None,
         _flag(_ADMISSION, "--admission", "off: all enter; legacy: one limit, one queue; priority: classes.", "MODE"),

@@ -1,9 +1,14 @@
 """The virtual world: the same cores, driven by one heap of events instead of clocks and sockets.
 
-    config.py    ClusterConfig: how many instances, how many slots in front of them
-    entrance.py  the admission in front of the router
-    columns.py   Results: one row per request, in columns
+    config.py    ClusterConfig: how many instances, how many slots in front of them, how long the way to them takes
     world.py     simulate: the event loop
+    agenda.py    what is due when, and the order of things at one instant
+    arrivals.py  who is expected
+    pipeline.py  the way of a request: admission, routing, entry, end
+    entrance.py  the admission in front of the router
+    fleet.py     the instances, and who is to be asked when
+    columns.py   Results: one row per request, in columns
+    rows.py      results in the making
 
 Time is an integer number of microseconds and events at one instant have a fixed order, so that the same seed gives the same
 bytes, with skipping on or off.

@@ -8,6 +8,7 @@ from maitred.admission.config import MOST_SLOTS
 
 MOST_INSTANCES = 10_000
 """A guard against slips of the keyboard, beyond any fleet behind one router."""
+_HOUR_MS = 3_600_000
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,7 +18,15 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     capacity: int | None = None
     """Slots per model of the admission in front of the router; None: as many as the batches of all instances hold."""
 
+    admission_latency_ms: float = 0.0
+    """From the arrival of a request until admission decides about it."""
+    routing_latency_ms: float = 0.0
+    """From admission until an instance is chosen."""
+
     def __post_init__(self) -> None:
+        for name in ("admission_latency_ms", "routing_latency_ms"):
+            if not 0 <= getattr(self, name) <= _HOUR_MS:
+                raise ValueError(f"{name} must be from 0 to {_HOUR_MS:,} (an hour), not {getattr(self, name)}")
         if not 1 <= self.num_instances <= MOST_INSTANCES:
             raise ValueError(f"num_instances must be from 1 to {MOST_INSTANCES:,}, not {self.num_instances}")
         if self.capacity is not None and not 1 <= self.capacity <= MOST_SLOTS:

@@ -6,20 +6,21 @@ one instant has come, and not before: what comes up early, because somebody was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from maitred.instance import Instance, InstanceEvent
 from maitred.request import Request, RequestId
+from maitred.sim.agenda import Agenda
 from maitred.units import Micros
 
 
 class Replica:
     """An instance in the cluster, and the `InstanceView` that routers see."""
 
-    __slots__ = ("_clock", "_kept", "due", "in_flight", "index", "instance", "touched")
+    __slots__ = ("_agenda", "_kept", "due", "in_flight", "index", "instance", "touched")
 
-    def __init__(self, index: int, instance: Instance, clock: Callable[[], Micros]) -> None:
-        self._clock = clock
+    def __init__(self, index: int, instance: Instance, agenda: Agenda) -> None:
+        self._agenda = agenda
         self.index = index
         self.instance = instance
         self.in_flight = 0
@@ -40,7 +41,6 @@ class Replica:
     def withdraw(self, request_id: RequestId, now: Micros) -> bool:
         """Stop the work on a request, and forget what came of it at this instant. Whether events of others came up, which are
         kept until their turn."""
-        self.in_flight -= 1
         self.instance.abort(request_id, now)
         self._kept += (event for event in self.instance.advance(now) if event.seq.request.id != request_id)
         return bool(self._kept)
@@ -55,12 +55,12 @@ class Replica:
 
     @property
     def kv_usage(self) -> float:
-        self.instance.settle(self._clock() - 1)
+        self.instance.settle(self._agenda.now - 1)
         return self.instance.kv_usage
 
     def cached_blocks(self, request: Request) -> int:
         cache = self.instance.cache
         if cache is None:
             return 0
-        self.instance.settle(self._clock() - 1)
+        self.instance.settle(self._agenda.now - 1)
         return cache.match(request) // cache.block_size

@@ -1,0 +1,39 @@
+"""Journey: a request in the cluster, from its arrival until it has ended."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from maitred.sim.replica import Replica
+from maitred.units import Micros
+from maitred.workload import Job
+
+NEVER = -1
+"""The instant of what did not happen, and the index of no instance."""
+
+
+class Place(IntEnum):
+    """Where a request is."""
+
+    FRONT = 0
+    """Before the router, or on the way to it."""
+    ENTERING = 1
+    """An instance is chosen, where it counts as in flight; it does not stand in the wait queue yet."""
+    INSIDE = 2
+    """The instance has it: its deadline and its end are the instance's affair."""
+
+
+class Journey(msgspec.Struct, eq=False, gc=False):
+    """A request that has arrived and not ended."""
+
+    job: Job
+    row: int
+    place: Place = Place.FRONT
+    station: int = 0
+    """Names the entry of the agenda by which it goes on; older ones are obsolete."""
+    replica: Replica | None = None
+    queued: Micros = NEVER
+    retries: int = 0
+    """How often admission took its slot back and let it wait for another."""

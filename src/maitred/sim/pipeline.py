@@ -1,0 +1,282 @@
+"""The pipeline: the way of a request from its arrival to an instance, and back out.
+
+    arrival -> [admission latency] -> admission -> [routing latency] -> routing -> [queueing delay] -> wait queue
+
+What takes no time happens at once and costs no entry in the agenda. A request counts as in flight in its instance from
+routing on; what the instance's latency model says of queueing delays (tokenising, say) then passes before it waits there. Its
+deadline ends it wherever it is.
+
+Admission and the router each look at the instances at the instant at which they decide.
+
+A request whose slot is taken back at t has lost all that its instance made of it at t, its first token or its end included:
+these would have been events of the instance, and whoever took the slot was there before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from maitred.admission import Action, End
+from maitred.contracts import Overheads, Router, Seq
+from maitred.decisions import Decision
+from maitred.errors import ConfigError
+from maitred.instance import EventKind, InstanceConfig, InstanceEvent
+from maitred.request import RequestId
+from maitred.sim.agenda import Agenda, Kind
+from maitred.sim.arrivals import Arrivals
+from maitred.sim.columns import Outcome
+from maitred.sim.config import ClusterConfig
+from maitred.sim.entrance import Entrance
+from maitred.sim.fleet import Fleet
+from maitred.sim.journey import NEVER, Journey, Place
+from maitred.sim.replica import Replica
+from maitred.sim.rows import Rows
+from maitred.units import Micros, from_ms
+
+_OUTCOMES = {
+    EventKind.FINISHED: Outcome.COMPLETED,
+    EventKind.TIMED_OUT: Outcome.TIMED_OUT,
+    EventKind.ABORTED: Outcome.ABORTED,
+    EventKind.REFUSED: Outcome.REFUSED,
+}
+_FIRST_TOKEN, _LOST_KV, _FINISHED = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.FINISHED
+_ADMIT, _REJECT, _PREEMPT = Action.ADMIT, Action.REJECT, Action.PREEMPT
+_ENTERING, _INSIDE, _FRONT = Place.ENTERING, Place.INSIDE, Place.FRONT
+
+
+class Delays(msgspec.Struct, frozen=True):
+    """What it takes until a request stands in a wait queue."""
+
+    admission: Micros = 0
+    routing: Micros = 0
+    entry: Overheads | None = None
+    """None: no time at all."""
+
+
+def delays(cluster: ClusterConfig, instance: InstanceConfig) -> Delays:
+    """What `cluster` and the latency model of `instance` say. In BLIS what is routed at t reaches its wait queue when all
+    routing of that instant is over, so there even no time at all is a station."""
+    entry = instance.latency.overheads
+    none = not (entry.queueing or entry.queueing_per_token) and instance.flavour != "blis"
+    return Delays(from_ms(cluster.admission_latency_ms), from_ms(cluster.routing_latency_ms), None if none else entry)
+
+
+class Pipeline:
+    """Who is on which way. Every request that arrived is here until it has ended."""
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        arrivals: Arrivals,
+        entrance: Entrance | None,
+        router: Router,
+        fleet: Fleet,
+        rows: Rows,
+        delays: Delays,
+    ) -> None:
+        self._agenda = agenda
+        self._arrivals = arrivals
+        self._entrance = entrance
+        self._core = None if entrance is None else entrance.core
+        self._core_due: Micros | None = None
+        self._router = router
+        self._fleet = fleet
+        self._rows = rows
+        self._delays = delays
+        self._takes_time = entrance is not None or delays != Delays()
+        self._stations: dict[int, Journey] = {}
+        """Who goes on when the entry of that number comes up."""
+        self._count = 0
+        self.live: dict[RequestId, Journey] = {}
+        self.ended: Micros = 0
+        """When the last request ended."""
+
+    def arrive(self, request_id: RequestId, now: Micros) -> None:
+        job = self._arrivals.take(request_id, now)
+        if self._entrance is not None:
+            job = self._entrance.identify(job)
+        request = job.request
+        if request.id in self.live:
+            raise ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
+        journey = self.live[request.id] = Journey(job, self._rows.row())
+        if request.deadline is not None and request.deadline <= now:
+            self._end(journey, Outcome.TIMED_OUT, now)
+            return
+        if self._fleet.replicas[0].instance.refusal(request) is not None:
+            self._end(journey, Outcome.REFUSED, now)
+            return
+        if request.deadline is not None and self._takes_time:
+            self._agenda.push(request.deadline, Kind.DEADLINE, request.id)
+        if self._delays.admission:
+            self._later(journey, now + self._delays.admission, Kind.DECISION)
+        else:
+            self._ask(journey, now)
+
+    def decide(self, station: int, now: Micros) -> None:
+        journey = self._at(station)
+        if journey is not None:
+            self._ask(journey, now)
+
+    def route(self, station: int, now: Micros) -> None:
+        journey = self._at(station)
+        if journey is not None:
+            self._route(journey, now)
+
+    def enter(self, station: int, now: Micros) -> None:
+        journey = self._at(station)
+        if journey is not None:
+            self._enter(journey, now)
+
+    def instance(self, index: int, now: Micros) -> None:
+        """The turn of an instance has come."""
+        replica, events = self._fleet.events(index, now)
+        for event in events:
+            self._apply(event, replica, now)
+
+    def admission(self, _: int, now: Micros) -> None:
+        """Admission's timer is up."""
+        assert self._core is not None
+        self._core_due = None
+        self._obey(self._core.advance(now), now)
+
+    def deadline(self, request_id: RequestId, now: Micros) -> None:
+        """The deadline of a request has come; in an instance, that is the instance's affair."""
+        journey = self.live.get(request_id)
+        if journey is None or journey.place is _INSIDE:
+            return
+        replica = journey.replica
+        self._leave(journey, now)
+        self._end(journey, Outcome.TIMED_OUT, now, None, replica)
+        if self._core is not None:
+            self._obey(self._core.release(request_id, End.CLIENT_GONE, now), now)
+
+    def _later(self, journey: Journey, at: Micros, kind: Kind) -> None:
+        """It goes on at `at`."""
+        self._count += 1
+        journey.station = self._count
+        self._stations[self._count] = journey
+        self._agenda.push(at, kind, self._count)
+
+    def _at(self, station: int) -> Journey | None:
+        """Who goes on; None: it has ended, or lost its slot, meanwhile."""
+        journey = self._stations.pop(station)
+        return journey if journey.station == station else None
+
+    def _ask(self, journey: Journey, now: Micros) -> None:
+        """May it enter?"""
+        self._fleet.look(now)
+        if self._entrance is None:
+            self._admitted(journey, now)
+        else:
+            self._obey(self._entrance.submit(journey.job.request, now), now)
+
+    def _admitted(self, journey: Journey, now: Micros) -> None:
+        if self._delays.routing:
+            self._later(journey, now + self._delays.routing, Kind.ROUTING)
+        else:
+            self._route(journey, now)
+
+    def _route(self, journey: Journey, now: Micros) -> None:
+        request, fleet = journey.job.request, self._fleet
+        fleet.look(now)
+        replica = journey.replica = fleet.replicas[self._router.choose(request, fleet.views, now).instance]
+        replica.in_flight += 1
+        overheads = self._delays.entry
+        if overheads is None:
+            self._enter(journey, now)
+        else:
+            journey.place = _ENTERING
+            self._later(journey, now + overheads.before(request.prompt_tokens), Kind.ENTRY)
+
+    def _enter(self, journey: Journey, now: Micros) -> None:
+        replica = journey.replica
+        assert replica is not None
+        journey.place = _INSIDE
+        journey.queued = now
+        replica.instance.enqueue(journey.job.request, journey.job.output_tokens, now)
+        self._fleet.touch(replica)
+
+    def _apply(self, event: InstanceEvent, replica: Replica, now: Micros) -> None:
+        kind, request = event.kind, event.seq.request
+        if kind is _LOST_KV:
+            return
+        core = self._core
+        if kind is _FIRST_TOKEN:
+            if core is not None and request.stream:
+                core.first_byte(request.id, now)
+            return
+        journey = self.live[request.id]
+        self._leave(journey, now)
+        self._end(journey, _OUTCOMES[kind], event.at, event.seq, replica)
+        if core is not None:
+            self._obey(core.release(request.id, End.DRAINED if kind is _FINISHED else End.FAILED, now), now)
+
+    def _leave(self, journey: Journey, now: Micros) -> None:
+        """It is on its way no more, and in no instance."""
+        replica, journey.replica = journey.replica, None
+        journey.station, journey.place = 0, _FRONT
+        if replica is not None:
+            replica.in_flight -= 1
+            self._router.left(journey.job.request, replica.index, now)
+
+    def _end(
+        self, journey: Journey, outcome: Outcome, at: Micros, seq: Seq | None = None, replica: Replica | None = None
+    ) -> None:
+        """It is over, and has its row; `seq`: what it came to in an instance."""
+        job = journey.job
+        del self.live[job.request.id]
+        self.ended = max(self.ended, self._rows.ended(journey, outcome, at, seq, replica))
+        if self._arrivals.reactive is not None:
+            tokens = 0 if seq is None else seq.emitted
+            self._arrivals.ended(job.request, outcome is Outcome.COMPLETED, tokens, at)
+
+    def unfinished(self, end: Micros) -> None:
+        """The rows of those who are still here at `end`, before which nothing is due any more."""
+        for replica in self._fleet.replicas:
+            replica.instance.advance(end)
+        for journey in self.live.values():
+            at, seq = journey.replica, None
+            if at is not None and journey.place is _INSIDE:
+                seq = at.instance.look(journey.job.request.id)
+            self._rows.ended(journey, Outcome.UNFINISHED, NEVER, seq, at)
+        self.ended = end
+
+    def _obey(self, decisions: Sequence[Decision], now: Micros) -> None:
+        """Each in its turn. What obeying brings about is decided anew, and obeyed after the rest."""
+        while decisions:
+            after: list[Decision] = []
+            for decision in decisions:
+                journey = self.live.get(decision.subject)
+                if journey is None:
+                    continue  # it gave up at this very instant
+                action = decision.action
+                if action is _ADMIT:
+                    self._admitted(journey, now)
+                elif action is _REJECT:
+                    self._end(journey, Outcome.REJECTED, now)
+                elif action is _PREEMPT:
+                    after += self._preempt(journey, now)
+            decisions = after
+        assert self._core is not None
+        due = self._core.next_deadline()
+        if due is not None and (self._core_due is None or due < self._core_due):
+            self._core_due = due
+            self._agenda.push(due, Kind.ADMISSION)
+
+    def _preempt(self, journey: Journey, now: Micros) -> Sequence[Decision]:
+        """Its slot is wanted: its work ends here and now. What is decided next, of itself too if it may try again."""
+        request, replica = journey.job.request, journey.replica
+        assert self._core is not None
+        if replica is not None and journey.place is _INSIDE:
+            if replica.withdraw(request.id, now):
+                self._fleet.call(replica, now)
+            self._fleet.touch(replica)
+        self._leave(journey, now)
+        decisions = self._core.release(request.id, End.PREEMPTED, now)
+        if any(decision.subject == request.id for decision in decisions):
+            journey.retries += 1
+        else:
+            self._end(journey, Outcome.PREEMPTED, now, None, replica)
+        return decisions

@@ -1,0 +1,126 @@
+"""Rows: results in the making. A row is reserved when its request arrives and written, at once and whole, when it ends.
+
+Rows lie one after the other in blocks of memory, 106 bytes each however many tokens a request had, and become columns when the
+run is over.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maitred.contracts import Overheads, Seq
+from maitred.sim.columns import Outcome, Results
+from maitred.sim.journey import NEVER, Journey
+from maitred.sim.replica import Replica
+from maitred.units import Micros
+
+_FIELDS = {
+    "request_id": "q",
+    "arrival": "q",
+    "queued": "q",
+    "scheduled": "q",
+    "first_token": "q",
+    "finished": "q",
+    "prompt_tokens": "q",
+    "output_tokens": "q",
+    "cached_tokens": "q",
+    "wasted_tokens": "q",
+    "tenant": "i",
+    "model": "i",
+    "slo_class": "i",
+    "instance": "i",
+    "preemptions": "i",
+    "retries": "i",
+    "outcome": "b",
+    "priority_class": "b",
+}
+_ROW = Struct("=" + "".join(_FIELDS.values()))
+_TYPE = np.dtype(list(_FIELDS.items()))
+_BLOCK = 4096
+"""Rows are made so many at a time."""
+
+
+class Names(dict[str, int]):
+    """Numbers for names, in the order in which they come up; 0 is for those without one."""
+
+    def __init__(self) -> None:
+        super().__init__({"": 0})
+
+    def __missing__(self, name: str) -> int:
+        number = self[name] = len(self)
+        return number
+
+
+class Rows:
+    """See the module."""
+
+    def __init__(self, overheads: Overheads) -> None:
+        """`overheads` reach the client, and do not hold the engine up."""
+        self._per_token, self._at_the_end = overheads.per_output_token, overheads.at_the_end
+        self._blocks: list[bytearray] = []
+        self._count = 0
+        self._tenants, self._models, self._slo_classes = Names(), Names(), Names()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def row(self) -> int:
+        """The number of a new row."""
+        row = self._count
+        self._count += 1
+        if row == len(self._blocks) * _BLOCK:
+            self._blocks.append(bytearray(_BLOCK * _ROW.size))
+        return row
+
+    def ended(self, journey: Journey, outcome: Outcome, at: Micros, seq: Seq | None, replica: Replica | None) -> Micros:
+        """What became of it, `seq` in its instance. Returns when the client knows that it is over."""
+        request = journey.job.request
+        scheduled = first_token = NEVER
+        emitted = cached = wasted = preemptions = 0
+        if seq is not None:
+            emitted, cached, preemptions = seq.emitted, seq.cached, seq.preemptions
+            if seq.scheduled_at is not None:
+                scheduled = seq.scheduled_at
+            if seq.first_token_at is not None:
+                first_token = seq.first_token_at + self._per_token
+            if outcome is Outcome.COMPLETED:
+                at += self._per_token * emitted + self._at_the_end
+        block, row = divmod(journey.row, _BLOCK)
+        _ROW.pack_into(
+            self._blocks[block],
+            row * _ROW.size,
+            request.id,
+            request.arrival,
+            journey.queued,
+            scheduled,
+            first_token,
+            at,
+            request.prompt_tokens,
+            emitted,
+            cached,
+            wasted,
+            self._tenants[request.tenant],
+            self._models[request.model],
+            self._slo_classes[request.slo_class],
+            NEVER if replica is None else replica.index,
+            preemptions,
+            journey.retries,
+            outcome,
+            request.priority_class,
+        )
+        return at
+
+    def results(self, end: Micros) -> Results:
+        rows = np.frombuffer(b"".join(self._blocks), dtype=_TYPE)[: self._count]
+        columns: dict[str, NDArray[Any]] = {name: np.ascontiguousarray(rows[name]) for name in _FIELDS}
+        return Results(
+            end=end,
+            tenants=tuple(self._tenants),
+            models=tuple(self._models),
+            slo_classes=tuple(self._slo_classes),
+            **columns,
+        )
