@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from maitred.cli.simulate_flags import Flags
+from maitred.cli.simulate import admission_flags, cluster_flags, instance_flags
+from maitred.cli.simulate.flags import Flags
 from maitred.errors import ConfigError
 from maitred.units import to_ms
 
@@ -15,32 +16,9 @@ if TYPE_CHECKING:
     from maitred.config import Config
     from maitred.instance import LinearLatency
 
-_CONFIG_KEYS = {
-    "num_instances": "cluster.num_instances",
-    "capacity": "cluster.capacity",
-    "admission": "admission.mode",
-    "routing_policy": "routing.policy",
-    "scheduler": "instance.scheduler",
-    "priority_policy": "instance.priority_policy",
-    "enable_priority_scheduling": "instance.enable_priority_scheduling",
-    "schedule_low_priority_values_first": "instance.schedule_low_priority_values_first",
-    "enable_prefix_caching": "instance.enable_prefix_caching",
-    "prefix_cache": "instance.prefix_cache",
-    "radix_eviction_policy": "instance.radix_eviction_policy",
-    "max_num_seqs": "instance.max_num_seqs",
-    "max_num_batched_tokens": "instance.max_num_batched_tokens",
-    "long_prefill_token_threshold": "instance.long_prefill_token_threshold",
-    "total_kv_blocks": "instance.total_kv_blocks",
-    "block_size_in_tokens": "instance.block_size_in_tokens",
-    "max_model_len": "instance.max_model_len",
-    "step_by_step": "instance.step_by_step",
-}
-"""Flags that stand for one key of the configuration."""
-_IN_MICROS = {
-    "admission_latency": "cluster.admission_latency_ms",
-    "routing_latency": "cluster.routing_latency_ms",
-}
-"""Flags in µs, as BLIS has them."""
+_PARTS = (cluster_flags, admission_flags, instance_flags)
+_KEYS = {name: key for part in _PARTS for name, key in part.KEYS.items()}
+_IN_MICROS = cluster_flags.IN_MICROS
 _ON = "--admission priority, or --capacity SLOTS"
 _FLAG_NAMES = {"routing.policy": "--routing-policy", "admission.mode": "--admission"}
 
@@ -49,7 +27,7 @@ def configured(flags: Flags) -> Config:
     """Raises ConfigError for what cannot be."""
     from maitred.config import Said
 
-    values: dict[str, object] = {key: getattr(flags, name) for name, key in _CONFIG_KEYS.items()}
+    values: dict[str, object] = {key: getattr(flags, name) for name, key in _KEYS.items()}
     for name, key in _IN_MICROS.items():
         micros: int | None = getattr(flags, name)
         values[key] = None if micros is None else to_ms(micros)

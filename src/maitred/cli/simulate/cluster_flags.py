@@ -1,0 +1,44 @@
+"""Flags of `maitred simulate`: the cluster, and which of its instances."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+from maitred.cli.flags import flag
+
+_CLUSTER = "Cluster"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterFlags:
+    """How many instances, how requests reach them."""
+
+    config: Annotated[
+        Path | None,
+        flag(_CLUSTER, "--config", "A file with the sections cluster, instance, routing, admission; flags win.", "FILE"),
+    ] = None
+    num_instances: Annotated[int | None, flag(_CLUSTER, "--num-instances", "Instances in the cluster.", "N")] = None
+    routing_policy: Annotated[
+        str | None, flag(_CLUSTER, "--routing-policy", "Which instance: least-loaded, round-robin.", "NAME")
+    ] = None
+    admission_latency: Annotated[
+        int | None, flag(_CLUSTER, "--admission-latency", "From arrival until admission decides, in µs.", "µs")
+    ] = None
+    routing_latency: Annotated[
+        int | None, flag(_CLUSTER, "--routing-latency", "From admission until an instance is chosen, in µs.", "µs")
+    ] = None
+
+
+KEYS: Final[Mapping[str, str]] = {
+    "num_instances": "cluster.num_instances",
+    "routing_policy": "routing.policy",
+}
+"""The keys of the configuration that flags stand for."""
+IN_MICROS: Final[Mapping[str, str]] = {
+    "admission_latency": "cluster.admission_latency_ms",
+    "routing_latency": "cluster.routing_latency_ms",
+}
+"""Of flags in µs, as BLIS has them, for keys in ms."""

@@ -1,0 +1,26 @@
+"""All flags of `maitred simulate`, as one typed record. Each heading of its help has a module of its own:
+
+    workload_flags.py    what arrives: traces, synthetic workloads
+    cluster_flags.py     instances and routing
+    admission_flags.py   what stands before the router
+    instance_flags.py    what each instance is made of
+    output_flags.py      objectives, the run, files
+
+A flag is a field there, named like it. If it stands for one key of the configuration, `KEYS` of its module says which; a flag
+in µs (as BLIS has them) for a key in ms is in `IN_MICROS`. A flag that is left out is None and overrides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maitred.cli.simulate.admission_flags import AdmissionFlags
+from maitred.cli.simulate.cluster_flags import ClusterFlags
+from maitred.cli.simulate.instance_flags import InstanceFlags
+from maitred.cli.simulate.output_flags import OutputFlags
+from maitred.cli.simulate.workload_flags import WorkloadFlags
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(OutputFlags, InstanceFlags, AdmissionFlags, ClusterFlags, WorkloadFlags):
+    """What the user said. Help shows the last of these first, as dataclasses collect their fields."""
