@@ -148,8 +148,7 @@ def settable(factory: Callable[..., Any], handed: Collection[Any] = ()) -> dict[
     return {
         name: parameter
         for name, parameter in inspect.signature(factory).parameters.items()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and not _unwritten(types.get(name), handed)
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) and not _unwritten(types.get(name), handed)
     }
 
 

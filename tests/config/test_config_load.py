@@ -191,7 +191,8 @@ def test_a_mistake_in_the_file(write, text: str, message: str) -> None:  # type:
         (
             "MAITRED_ROUTING__POLICY",
             "random",
-            "routing.policy: unknown routing policy 'random' (valid: least-loaded, round-robin)",
+            "routing.policy: unknown routing policy 'random' (valid: always-busiest, least-loaded, power-of-two, "
+            "round-robin, session-affinity, weighted)",
         ),
     ],
 )

@@ -2,61 +2,145 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from random import Random
 
 import pytest
+from routing_views import Driver, View, request, router
 
-from maitred.contracts import Router
+from maitred.contracts import Choice, FleetView, Router
 from maitred.errors import ConfigError
 from maitred.request import Request
-from maitred.routing import ROUTERS, RoutingConfig
-
-REQUEST = Request(id=0, arrival=0, prompt_tokens=10)
-
-
-@dataclass
-class View:
-    index: int
-    in_flight: int = 0
-    waiting: int = 0
-    running: int = 0
-    kv_usage: float = 0.0
+from maitred.routing import ROUTERS, Reads, RoutingConfig, what_it_reads
+from maitred.units import Micros
 
 
-def router(policy: str) -> Router:
-    return RoutingConfig(policy=policy).router(Random(0))
-
-
-def test_least_loaded_takes_the_one_with_the_fewest_in_flight() -> None:
-    fleet = [View(0, in_flight=3), View(1, in_flight=1), View(2, in_flight=2)]
-    least_loaded = router("least-loaded")
-    assert [least_loaded.choose(REQUEST, fleet, now=0).instance for _ in range(3)] == [1, 1, 1]
-
-
-def test_least_loaded_uses_an_idle_fleet_evenly() -> None:
-    fleet = [View(0), View(1), View(2)]
-    least_loaded = router("least-loaded")
-    assert [least_loaded.choose(REQUEST, fleet, now=0).instance for _ in range(6)] == [0, 1, 2, 0, 1, 2]
-
-
-def test_round_robin_ignores_load() -> None:
-    fleet = [View(0, in_flight=9), View(1)]
-    round_robin = router("round-robin")
-    assert [round_robin.choose(REQUEST, fleet, now=0).instance for _ in range(4)] == [0, 1, 0, 1]
-
-
-def test_a_choice_names_the_index_of_the_view_not_its_place() -> None:
-    assert router("least-loaded").choose(REQUEST, [View(5)], now=0).instance == 5
-    assert router("round-robin").choose(REQUEST, [View(7)], now=0).instance == 7
+def chosen(policy: str, fleet: list[View], times: int = 1) -> list[int]:
+    made = router(policy)
+    return [made.choose(request(), fleet, now=0).instance for _ in range(times)]
 
 
 @pytest.mark.parametrize("policy", list(ROUTERS))
 def test_no_instance_is_the_callers_mistake(policy: str) -> None:
     with pytest.raises(ValueError, match="no instance"):
-        router(policy).choose(REQUEST, [], now=0)
+        router(policy).choose(request(), [], now=0)
 
 
-def test_an_unknown_policy_is_told_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match=r"unknown routing policy 'least-load'.*'least-loaded'"):
-        router("least-load")
+@pytest.mark.parametrize("policy", list(ROUTERS))
+def test_a_choice_names_the_index_of_the_view_not_its_place(policy: str) -> None:
+    assert chosen(policy, [View(7)]) == [7]
+
+
+def test_round_robin_ignores_load() -> None:
+    assert chosen("round-robin", [View(0, in_flight=9), View(1)], 4) == [0, 1, 0, 1]
+
+
+def test_round_robin_has_a_turn_for_each_model() -> None:
+    fleet, made = [View(0), View(1)], router("round-robin")
+    models = ["a", "b", "a", "b"]
+    assert [made.choose(request(model=model), fleet, now=0).instance for model in models] == [0, 0, 1, 1]
+
+
+def test_least_loaded_takes_the_one_with_the_fewest_in_flight() -> None:
+    driver = Driver(router("least-loaded"), [View(0, in_flight=3), View(1, in_flight=1), View(2, in_flight=2)])
+    assert [driver.send() for _ in range(2)] == [1, 2]
+
+
+def test_least_loaded_uses_an_idle_fleet_in_turn() -> None:
+    driver = Driver(router("least-loaded"), [View(0), View(1), View(2)])
+    sent = []
+    for number in range(1, 7):
+        sent.append(driver.send())
+        driver.end(number)
+    assert sent == [0, 1, 2, 0, 1, 2]
+
+
+def test_bliss_least_loaded_adds_up_all_it_knows_and_draws_among_equals() -> None:
+    fleet = [View(0, in_flight=1, running=1), View(1, in_flight=2), View(2, waiting=1, in_flight=1), View(3, in_flight=3)]
+    drawn = chosen("least-loaded(load=effective)", fleet, 200)
+    assert set(drawn) == {0, 1, 2}
+    assert min(drawn.count(index) for index in (0, 1, 2)) > 40
+
+
+def test_power_of_two_never_takes_the_worst_and_draws_all_others() -> None:
+    fleet = [View(0), View(1), View(2, in_flight=1), View(3, in_flight=5)]
+    drawn = chosen("power-of-two", fleet, 600)
+    assert set(drawn) == {0, 1, 2}
+    # Of 12 ordered pairs of different instances 0 wins (0,1), (0,2), (0,3), (2,0), (3,0); 1 likewise; 2 wins (2,3), (3,2).
+    assert drawn.count(0) == pytest.approx(250, abs=50)
+    assert drawn.count(2) == pytest.approx(100, abs=40)
+
+
+def test_power_of_two_draws_nothing_for_one_instance() -> None:
+    rng = Random(5)
+    made = RoutingConfig(policy="power-of-two").router(rng)
+    before = rng.getstate()
+    made.choose(request(), [View(0)], now=0)
+    assert rng.getstate() == before
+
+
+def test_always_busiest_is_the_first_of_the_most_loaded() -> None:
+    fleet = [View(0, in_flight=1), View(1, waiting=2, in_flight=1), View(2, running=1, in_flight=2)]
+    assert chosen("always-busiest", fleet, 3) == [1, 1, 1]
+
+
+def test_the_same_seed_makes_the_same_choices() -> None:
+    fleet = [View(index) for index in range(8)]
+    for policy in ("power-of-two", "least-loaded(load=effective)", "weighted"):
+        first, again, other = (
+            [made.choose(request(), fleet, now=0).instance for _ in range(30)]
+            for made in (router(policy, seed=1), router(policy, seed=1), router(policy, seed=2))
+        )
+        assert first == again != other
+
+
+def test_what_a_router_reads_is_known_before_it_is_driven() -> None:
+    reads = {policy: what_it_reads(router(policy)) for policy in ROUTERS}
+    assert reads == {
+        "always-busiest": Reads.LOAD,
+        "least-loaded": Reads.NOTHING,
+        "power-of-two": Reads.NOTHING,
+        "round-robin": Reads.NOTHING,
+        "session-affinity": Reads.SESSION,
+        "weighted": Reads.LOAD | Reads.CACHES | Reads.PROMPT,
+    }
+    assert what_it_reads(router("least-loaded(load=effective)")) == Reads.LOAD
+    assert what_it_reads(router("session-affinity(always-busiest)")) == Reads.SESSION | Reads.LOAD
+    assert what_it_reads(router("weighted", "active-requests:1")) == Reads.NOTHING
+    assert what_it_reads(router(f"{__name__}:Last")) == Reads.ALL
+
+
+class Last(Router):
+    """A router of one's own."""
+
+    def __init__(self, rng: Random, offset: int = 1) -> None:
+        self._offset = offset
+
+    def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
+        return Choice(fleet[-self._offset].index, "last")
+
+    def left(self, request: Request, instance: int, now: Micros) -> None:
+        pass
+
+
+def test_a_router_of_ones_own_has_parameters_as_well() -> None:
+    fleet = [View(0), View(1), View(2)]
+    assert chosen(f"{__name__}:Last", fleet) == [2]
+    assert chosen(f"{__name__}:Last(offset=2)", fleet) == [1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("least-load", "unknown routing policy 'least-load' (did you mean 'least-loaded'?)"),
+        ("least-loaded(load=efective)", "routing policy 'least-loaded': unknown load 'efective' (did you mean 'effective'?)"),
+        ("least-loaded(rng=3)", "routing policy 'least-loaded' has no parameter 'rng' (valid: load)"),
+        ("power-of-two(3)", "routing policy 'power-of-two' takes no '3' (it has no parameters)"),
+        ("weighted(queue-depth)", "routing policy 'weighted' takes no 'queue-depth' (it has no parameters)"),
+        ("session-affinity(round-robbin)", "unknown routing policy 'round-robbin' (did you mean 'round-robin'?)"),
+        ("session-affinity(sessions=0)", "routing policy 'session-affinity': sessions must be at least 1, not 0"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_one_line(policy: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        router(policy)
+    assert str(caught.value) == message

@@ -1,15 +1,27 @@
 """Which instance?
 
 A router decides among the instances it is shown; whoever drives it leaves out those that cannot serve the request. Routers
-are registered under the name that users type (`ROUTERS`).
+are registered under the name that users type (`ROUTERS`), and so are the scorers that `weighted` adds up (`SCORERS`).
 """
 
 from __future__ import annotations
 
-from maitred.routing import least_loaded as _least_loaded
-from maitred.routing import round_robin as _round_robin
-from maitred.routing.policy import ROUTERS, RoutingConfig
+from maitred.routing import always_busiest, least_loaded, power_of_two, round_robin, session_affinity, weighted
+from maitred.routing.config import RoutingConfig
+from maitred.routing.policy import ROUTERS, BaseRouter, Reads, RouterInfo, what_it_reads
+from maitred.routing.scorers import SCORERS, BaseScorer, Scorer
 
-__all__ = ["ROUTERS", "RoutingConfig"]
+__all__ = [
+    "ROUTERS",
+    "SCORERS",
+    "BaseRouter",
+    "BaseScorer",
+    "Reads",
+    "RouterInfo",
+    "RoutingConfig",
+    "Scorer",
+    "what_it_reads",
+]
 
-del _least_loaded, _round_robin
+_REGISTERED = (always_busiest, least_loaded, power_of_two, round_robin, session_affinity, weighted)
+"""The policies' modules: they register themselves when they are imported."""

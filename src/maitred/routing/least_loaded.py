@@ -1,40 +1,67 @@
-"""least-loaded: the instance with the fewest requests in flight."""
+"""least-loaded: the instance with the least to do."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import Enum
 from random import Random
 
-from maitred.contracts import Choice, FleetView, Router
+from maitred.contracts import Choice, FleetView, InstanceView
 from maitred.request import Request
-from maitred.routing.policy import ROUTERS
+from maitred.routing.fleets import PerFleet
+from maitred.routing.policy import ROUTERS, Drawing, Reads, RouterInfo
+from maitred.routing.standings import Standings
 from maitred.units import Micros
 
 
-@ROUTERS.register("least-loaded")
-class LeastLoaded(Router):
-    """Fewest in flight; among equals the next in turn, so that an idle fleet is used evenly.
+class Load(Enum):
+    """What counts as load."""
 
-    `in_flight` is counted by the driver itself and thus never stale. BLIS's `EffectiveLoad` adds queue depth and batch size
-    to it, which counts every request twice.
+    IN_FLIGHT = "in_flight"
+    """Counted by the driver itself, so never stale; and it changes only when the router knows, so few need be looked at."""
+    EFFECTIVE = "effective"
+    """BLIS's: waiting + running + in flight, which counts each request twice, and is as stale as what is known of queues."""
+
+
+@ROUTERS.register("least-loaded")
+class LeastLoaded(Drawing):
+    """The instance with the fewest requests in flight; among equals the one left in peace for longest, so that an idle fleet
+    is used in turn.
+
+    `load=effective` is what BLIS calls `least-loaded`: waiting + running + in flight, ties drawn.
     """
 
-    def __init__(self, rng: Random) -> None:
-        self._turn = 0
+    about = RouterInfo(
+        line="fewest requests in flight; among equals the one left in peace for longest",
+        complexity="O(1); O(n) if load=effective",
+        reads="in flight",
+    )
+
+    def __init__(self, rng: Random, load: Load = Load.IN_FLIGHT) -> None:
+        super().__init__(rng)
+        self._load = load
+        self._standings = PerFleet(Standings)
+        self.reads = Reads.LOAD if load is Load.EFFECTIVE else Reads.NOTHING
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
-        turn, count = self._turn, len(fleet)
-        if not count:
-            raise ValueError("no instance to choose from")
-        best = fleet[turn % count]
-        least = best.in_flight
-        for offset in range(1, count):
-            if not least:
-                break
-            view = fleet[(turn + offset) % count]
-            if view.in_flight < least:
-                best, least = view, view.in_flight
-        self._turn = turn + 1
-        return Choice(best.index, "least_loaded")
+        if self._load is Load.EFFECTIVE:
+            return Choice(self._tie(request, _least(fleet)).index, "least_effective_load")
+        return Choice(self._standings.of(fleet).least().index, "least_loaded")
 
     def left(self, request: Request, instance: int, now: Micros) -> None:
-        pass
+        for standings in self._standings.all():
+            standings.touch(instance)
+
+
+def effective_load(view: InstanceView) -> int:
+    """BLIS's EffectiveLoad."""
+    return view.waiting + view.running + view.in_flight
+
+
+def _least(fleet: FleetView) -> Sequence[InstanceView]:
+    """Those with the least effective load."""
+    if not fleet:
+        raise ValueError("no instance to choose from")
+    loads = [effective_load(view) for view in fleet]
+    least = min(loads)
+    return [view for view, load in zip(fleet, loads, strict=True) if load == least]

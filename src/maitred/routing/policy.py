@@ -1,22 +1,91 @@
-"""The registry of routers and the configuration that names one."""
+"""What routers have in common: their registry, what they say of themselves, and how they break ties."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from enum import Flag, auto
 from random import Random
+from typing import Any
 
 import msgspec
 
-from maitred.contracts import Router
-from maitred.registry import Registry
+from maitred.contracts import InstanceView, Router
+from maitred.request import Request
+from maitred.routing.mix import USUAL_MIX, Mix
+from maitred.spelling import PolicyRegistry
+from maitred.units import Micros
 
-ROUTERS: Registry[Router] = Registry("routing policy", group="maitred.routers", methods=["choose", "left"])
+
+class Reads(Flag):
+    """What a policy looks at beside `in_flight`: some of it costs its driver something to know."""
+
+    NOTHING = 0
+    LOAD = auto()
+    """`waiting`, `running` and `kv_usage` of instances."""
+    CACHES = auto()
+    """`cached_blocks` of instances."""
+    PROMPT = auto()
+    """`prefix` of requests."""
+    SESSION = auto()
+    """`program` and `routing_key` of requests."""
+    ALL = LOAD | CACHES | PROMPT | SESSION
 
 
-class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an instance is chosen."""
+class RouterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What one must know to choose a router or a scorer; each class carries one as `about`."""
 
-    policy: str = "least-loaded"
+    line: str
+    """Whom it chooses, in one line: no full stop, no name of its own."""
+    complexity: str
+    """What a choice costs with n instances."""
+    reads: str = "nothing"
+    """What it looks at, in words."""
 
-    def router(self, rng: Random) -> Router:
-        """Raises ConfigError for an unknown policy."""
-        return ROUTERS.get(self.policy)(rng)
+
+def info(factory: Callable[..., object]) -> RouterInfo:
+    """What the routers or scorers that `factory` makes say of themselves, or their docstring does."""
+    made = getattr(factory, "func", factory)
+    about = getattr(made, "about", None)
+    if isinstance(about, RouterInfo):
+        return about
+    said = (made.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+    return RouterInfo(line=said or "it does not say", complexity="it does not say", reads="it does not say")
+
+
+def what_it_reads(policy: object) -> Reads:
+    """A router or scorer that does not say might look at anything."""
+    said = getattr(policy, "reads", Reads.ALL)
+    return said if isinstance(said, Reads) else Reads.ALL
+
+
+class RouterRegistry(PolicyRegistry[Router]):
+    """Routers, and what else is handed to them when they are made, by the type of the parameter: dice, and scorers."""
+
+    def get(self, name: str) -> Callable[..., Router]:
+        """For a look: with dice and scorers that are nobody's."""
+        return self.given(name, HANDED)
+
+
+HANDED: Mapping[Any, Any] = {Random: Random(0), Mix: USUAL_MIX}
+"""What users do not write among a router's parameters."""
+ROUTERS = RouterRegistry("routing policy", Router, group="maitred.routers", methods=["choose", "left"])
+
+
+class BaseRouter(Router):
+    """A router that keeps nothing about those who are in flight, and looks at nothing that costs."""
+
+    reads = Reads.NOTHING
+
+    def left(self, request: Request, instance: int, now: Micros) -> None:
+        pass
+
+
+class Drawing(BaseRouter):
+    """A router that draws among equals."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def _tie(self, request: Request, tied: Sequence[InstanceView]) -> InstanceView:
+        """Any of `tied`, with equal chances; nothing is drawn for one alone. Conformance runs put recorded choices here."""
+        return tied[int(self._rng.random() * len(tied))] if len(tied) > 1 else tied[0]

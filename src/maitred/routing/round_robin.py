@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from random import Random
-
-from maitred.contracts import Choice, FleetView, Router
+from maitred.contracts import Choice, FleetView
 from maitred.request import Request
-from maitred.routing.policy import ROUTERS
+from maitred.routing.policy import ROUTERS, BaseRouter, RouterInfo
 from maitred.units import Micros
 
 
 @ROUTERS.register("round-robin")
-class RoundRobin(Router):
-    """Each in turn, whatever their load (BLIS `round-robin`: counter mod n)."""
+class RoundRobin(BaseRouter):
+    """Each in turn, whatever their load (BLIS `round-robin`: counter mod n).
 
-    def __init__(self, rng: Random) -> None:
-        self._turn = 0
+    Each model has a turn of its own: with one for all, two models that alternate would each use every second instance.
+    """
+
+    about = RouterInfo(line="each in turn, whatever their load; a turn for each model", complexity="O(1)")
+
+    def __init__(self) -> None:
+        self._turns: dict[str, int] = {}
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         if not fleet:
             raise ValueError("no instance to choose from")
-        view = fleet[self._turn % len(fleet)]
-        self._turn += 1
-        return Choice(view.index, "round_robin")
-
-    def left(self, request: Request, instance: int, now: Micros) -> None:
-        pass
+        turn = self._turns.get(request.model, 0)
+        self._turns[request.model] = turn + 1
+        return Choice(fleet[turn % len(fleet)].index, "round_robin")

@@ -1,0 +1,76 @@
+"""Instances as routers see them, and a driver that counts as drivers do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from maitred.contracts import FleetView, InstanceView, Router
+from maitred.kv.keys import TokenIds
+from maitred.request import Request, RequestId
+from maitred.routing import RoutingConfig
+
+
+@dataclass
+class View:
+    index: int
+    in_flight: int = 0
+    waiting: int = 0
+    running: int = 0
+    kv_usage: float = 0.0
+    cached: int = 0
+
+    def cached_blocks(self, request: Request) -> int:
+        return self.cached
+
+
+def request(
+    number: RequestId = 0, *, model: str = "", program: str = "", key: str = "", tenant: str = "", tokens: Sequence[int] = ()
+) -> Request:
+    prefix = TokenIds(tuple(tokens)) if tokens else None
+    length = len(tokens) or 10
+    return Request(
+        id=number,
+        arrival=0,
+        prompt_tokens=length,
+        model=model,
+        program=program,
+        routing_key=key,
+        tenant=tenant,
+        prefix=prefix,
+    )
+
+
+def router(policy: str, scorers: str = "", seed: int = 0) -> Router:
+    return RoutingConfig(policy=policy, scorers=scorers).router(Random(seed))
+
+
+@dataclass
+class Driver:
+    """Sends, and counts what is in flight, as a gateway or simulator does."""
+
+    router: Router
+    views: Sequence[View]
+    there: dict[RequestId, tuple[Request, View]] = field(default_factory=dict)
+    number: RequestId = 0
+
+    def send(self, fleet: FleetView | None = None, said: Request | None = None) -> int:
+        self.number += 1
+        sent = said or request(self.number)
+        chosen = self.router.choose(sent, self.views if fleet is None else fleet, now=0).instance
+        view = next(view for view in self.views if view.index == chosen)
+        view.in_flight += 1
+        self.there[self.number] = (sent, view)
+        return chosen
+
+    def end(self, number: RequestId) -> None:
+        sent, view = self.there.pop(number)
+        view.in_flight -= 1
+        self.router.left(sent, view.index, now=0)
+
+
+def least(fleet: Sequence[InstanceView]) -> set[int]:
+    """Who has the fewest in flight, found by looking at all."""
+    fewest = min(view.in_flight for view in fleet)
+    return {view.index for view in fleet if view.in_flight == fewest}

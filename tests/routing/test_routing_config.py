@@ -1,0 +1,81 @@
+"""How routers and scorers are written, and what is said about it."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from routing_views import router
+
+from maitred.routing import Reads, RoutingConfig
+from maitred.routing.mix import USUAL_MIX, Weighed, parse_mix
+from maitred.routing.weighted import Weighted
+
+
+def test_scorers_in_one_text_or_as_a_list_or_as_bliss_list() -> None:
+    text = parse_mix(" queue-depth:2,kv-utilization : 2, prefix-affinity(block=32, most=5):0.5")
+    assert text == parse_mix(("queue-depth:2", "kv-utilization:2", "prefix-affinity(block=32, most=5):0.5"))
+    blis = [
+        {"name": "queue-depth", "weight": 2},
+        "kv-utilization:2",
+        {"name": "prefix-affinity(block=32, most=5)", "weight": 0.5},
+    ]
+    assert text == parse_mix(msgspec.convert({"scorers": blis}, RoutingConfig).scorers)
+    assert text.parts[0] == Weighed("queue-depth", 2.0)
+    assert text.weights() == [2 / 4.5, 2 / 4.5, 0.5 / 4.5]
+
+
+def test_nothing_said_is_the_usual() -> None:
+    assert parse_mix(()) == parse_mix("") == USUAL_MIX
+    made = router("weighted")
+    assert isinstance(made, Weighted)
+    assert list(made.scorers) == ["precise-prefix-cache", "queue-depth", "kv-utilization"]
+
+
+def test_scorers_reach_weighted_wherever_it_is() -> None:
+    inside = router("session-affinity(weighted)", "load-aware:1").inside  # type: ignore[attr-defined]
+    assert list(inside.scorers) == ["load-aware"]
+
+
+@pytest.mark.parametrize(
+    ("scorers", "message"),
+    [
+        ("queu-depth:2", "unknown scorer 'queu-depth' (did you mean 'queue-depth'?)"),
+        (
+            "queue-depth",
+            "'queue-depth' has no weight (write NAME:WEIGHT, NAME:WEIGHT, ... as in queue-depth:2, load-balance:1)",
+        ),
+        ("queue-depth:0", "the weight of 'queue-depth' is 0 (a number above 0; or leave it out)"),
+        ("queue-depth:nan", "the weight of 'queue-depth' is nan (a number above 0; or leave it out)"),
+        ("queue-depth:1, queue-depth:2", "the scorer 'queue-depth' is named twice (name each once, with one weight)"),
+        ("queue-depth:1e308, load-aware:1e308", "the weights add up to more than a number holds (only their ratios count)"),
+        ("prefix-affinity(blok=3):1", "scorer 'prefix-affinity' has no parameter 'blok' (did you mean 'block'?)"),
+        ("prefix-affinity(most=0):1", "scorer 'prefix-affinity': block and most must be at least 1, not 0"),
+    ],
+)
+def test_scorers_that_cannot_be(scorers: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(f'scorers: {message}')}$"):
+        RoutingConfig(scorers=scorers)
+
+
+@pytest.mark.parametrize("scorers", ["queue-depth:x", "queue-depth:1,,load-aware:1", "queue-depth:"])
+def test_scorers_that_cannot_be_read_are_told_how_to_write_them(scorers: str) -> None:
+    with pytest.raises(ValueError, match="write NAME:WEIGHT"):
+        RoutingConfig(scorers=scorers)
+
+
+def test_what_has_no_effect_is_said() -> None:
+    assert RoutingConfig(scorers="load-aware:1").warnings() == [
+        "routing scorers have no effect with least-loaded: they are those of weighted"
+    ]
+    prefixes = RoutingConfig(policy="weighted", scorers="prefix-affinity:1, queue-depth:1")
+    assert prefixes.warnings() == []
+    assert prefixes.warnings(Reads.PROMPT) == [
+        "the scorer prefix-affinity looks at what prompts say, which is not known here: it cannot tell instances apart"
+    ]
+    assert [line.split()[2] for line in RoutingConfig(policy="weighted").warnings(Reads.CACHES)] == ["precise-prefix-cache"]
+    assert RoutingConfig(policy="session-affinity").warnings(Reads.SESSION) == [
+        "session-affinity: no request names a program, routing key or tenant here, so there are no sessions"
+    ]
+    assert RoutingConfig().warnings(Reads.ALL) == []

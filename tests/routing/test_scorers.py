@@ -1,0 +1,196 @@
+"""Scorers: the formulas, by hand; and what weighted makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from routing_views import View, request, router
+
+from maitred.contracts import FleetView, InstanceView
+from maitred.request import Request
+from maitred.routing import SCORERS, BaseScorer
+
+FLEET = [
+    View(0, in_flight=4, waiting=3, running=1, kv_usage=0.25, cached=2),
+    View(1, in_flight=2, waiting=0, running=2, kv_usage=1.0, cached=0),
+    View(2, in_flight=1, waiting=1, running=0, kv_usage=0.0, cached=8),
+]
+
+
+BY_HAND = [
+    ("queue-depth", [0.0, 1.0, 2 / 3]),
+    ("kv-utilization", [0.75, 0.0, 1.0]),
+    ("load-balance", [1 / 9, 1 / 5, 1 / 3]),
+    ("active-requests", [0.0, 0.5, 0.75]),
+    ("running-requests", [0.5, 0.0, 1.0]),
+    ("load-aware", [0.5 * (1 - 3 / 128), 0.5, 0.5 * (1 - 1 / 128)]),
+    ("vllm-dp", [0.0, 1.0, 9 / 11]),  # 13, 2, 4
+    ("precise-prefix-cache", [0.25, 0.0, 1.0]),
+    ("prefix-affinity", [0.0, 0.0, 0.0]),
+    ("no-hit-lru", [0.5, 0.5, 0.5]),
+]
+
+
+@pytest.mark.parametrize(("scorer", "expected"), BY_HAND)
+def test_the_formula(scorer: str, expected: list[float]) -> None:
+    assert list(SCORERS.get(scorer)().scores(request(), FLEET)) == expected
+
+
+def test_every_scorer_has_its_formula_tested() -> None:
+    assert set(SCORERS) == {scorer for scorer, _ in BY_HAND}
+
+
+@pytest.mark.parametrize(
+    ("scorer", "expected"),
+    [
+        ("queue-depth", 1.0),
+        ("kv-utilization", 0.5),
+        ("load-balance", 0.1),
+        ("active-requests", 0.0),
+        ("running-requests", 1.0),
+        ("load-aware", 0.0),
+        ("vllm-dp", 1.0),
+        ("precise-prefix-cache", 1.0),
+    ],
+)
+def test_where_all_are_equal(scorer: str, expected: float) -> None:
+    fleet = [View(index, in_flight=3, waiting=0, running=6, kv_usage=0.5, cached=5) for index in range(3)]
+    if scorer == "load-aware":
+        fleet = [View(index, waiting=1000) for index in range(3)]
+    assert list(SCORERS.get(scorer)().scores(request(), fleet)) == [expected] * 3
+
+
+def test_nobody_in_flight_is_best() -> None:
+    assert list(SCORERS.get("active-requests")().scores(request(), [View(0), View(1)])) == [1.0, 1.0]
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 300)] * 4, st.floats(0, 1)), min_size=1, max_size=6))
+def test_scores_are_from_0_to_1(counts: list[tuple[int, int, int, int, float]]) -> None:
+    fleet = [View(i, in_flight=f, waiting=w, running=r, cached=c, kv_usage=u) for i, (f, w, r, c, u) in enumerate(counts)]
+    for name in SCORERS:
+        scorer = SCORERS.get(name)()
+        for _ in range(2):
+            scores = scorer.scores(request(tokens=range(64)), fleet)
+            assert len(scores) == len(fleet)
+            assert all(0.0 <= score <= 1.0 for score in scores)
+            scorer.chosen(request(), fleet[-1])
+
+
+def test_prefix_affinity_remembers_what_was_sent_where() -> None:
+    scorer = SCORERS.get("prefix-affinity(block=4)")()
+    fleet = [View(0), View(1)]
+    long, short, other = request(tokens=range(16)), request(tokens=[*range(8), 9, 9, 9, 9]), request(tokens=range(50, 66))
+    assert scorer.scores(long, fleet) == [0.0, 0.0]
+    scorer.chosen(long, fleet[1])
+    assert scorer.scores(long, fleet) == [0.0, 1.0]
+    assert scorer.scores(short, fleet) == [0.0, 2 / 3]
+    assert scorer.scores(other, fleet) == [0.0, 0.0]
+    assert scorer.scores(request(), fleet) == [0.0, 0.0], "nothing is known of it"
+
+
+def test_prefix_affinity_forgets_the_blocks_that_were_sent_least_recently() -> None:
+    scorer = SCORERS.get("prefix-affinity(block=1, most=4)")()
+    fleet = [View(0)]
+
+    def send(*tokens: int) -> None:
+        scorer.scores(request(tokens=tokens), fleet)
+        scorer.chosen(request(tokens=tokens), fleet[0])
+
+    send(1, 2, 3)
+    send(1, 9)  # 2, 3, 1, 9
+    assert scorer.scores(request(tokens=[1, 2, 3]), fleet) == [1.0]
+    send(7)  # the block after 1 goes
+    assert scorer.scores(request(tokens=[1, 2, 3]), fleet) == [1 / 3]
+    assert scorer.scores(request(tokens=[1, 9]), fleet) == [1.0]
+
+
+def test_no_hit_lru_spreads_what_nobody_has_cached() -> None:
+    scorer = SCORERS.get("no-hit-lru")()
+    fleet = [View(0), View(1), View(2)]
+    assert scorer.scores(request(), fleet) == [1.0, 0.5, 0.0]
+    scorer.chosen(request(), fleet[0])
+    assert scorer.scores(request(), fleet) == [0.0, 1.0, 0.5], "those that never got one, then 0"
+    scorer.chosen(request(), fleet[2])
+    assert scorer.scores(request(), fleet) == [0.5, 1.0, 0.0], "1 never got one; 0 longer ago than 2"
+    fleet[2].cached = 1
+    assert scorer.scores(request(), fleet) == [0.5, 0.5, 0.5]
+    scorer.chosen(request(), fleet[1])
+    fleet[2].cached = 0
+    assert scorer.scores(request(), fleet) == [0.5, 1.0, 0.0], "what is cached somewhere does not count"
+
+
+class TooMuch(BaseScorer):
+    """Beyond all bounds for the first, below for the second."""
+
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        return [100.0, -100.0, 0.9]
+
+
+class Best(BaseScorer):
+    """The instance `index`, by however little."""
+
+    told: list[int]
+
+    def __init__(self, index: int, by: float = 1.0) -> None:
+        Best.told = []
+        self._index, self._by = index, by
+
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        return [self._by * (view.index == self._index) for view in fleet]
+
+    def chosen(self, request: Request, view: InstanceView) -> None:
+        self.told.append(view.index)
+
+
+def best(scorers: str, times: int = 1) -> list[int]:
+    made = router("weighted", scorers)
+    return [made.choose(request(), FLEET, now=0).instance for _ in range(times)]
+
+
+def test_weights_decide_between_scorers() -> None:
+    assert best("queue-depth:1") == [1]
+    assert best("queue-depth:2, kv-utilization:1, load-balance:1") == [2]  # 0.2153, 0.55, 0.6667
+    assert best("queue-depth:9, kv-utilization:1") == [1]
+
+
+def test_scores_are_cut_off_before_they_are_weighed() -> None:
+    assert best(f"{__name__}:TooMuch:1, {__name__}:Best(2, by=0.5):1") == [2]  # 0.5, 0, 0.7
+
+
+def test_equal_sums_are_drawn_and_the_least_difference_decides() -> None:
+    assert set(best(f"{__name__}:Best(0):1, {__name__}:Best(1, 1.0):1", times=50)) == {0, 1}
+    assert set(best(f"{__name__}:Best(0):1, {__name__}:Best(1, by=0.9999999999999999):1", times=50)) == {0}
+
+
+def test_all_scorers_are_told_who_was_chosen() -> None:
+    made = router("weighted", f"queue-depth:5, {__name__}:Best(0, by=0.1):1")
+    made.choose(request(), FLEET, now=0)
+    assert Best.told == [1]
+
+
+def test_ties_are_broken_in_one_place() -> None:
+    offered: list[list[int]] = []
+
+    def first(said: Request, tied: Sequence[InstanceView]) -> InstanceView:
+        offered.append([view.index for view in tied])
+        return tied[-1]
+
+    for policy, scorers in (("least-loaded(load=effective)", ""), ("weighted", "queue-depth:1")):
+        made = router(policy, scorers)
+        made._tie = first  # type: ignore[attr-defined]
+        assert made.choose(request(), [View(0), View(1, waiting=1), View(2)], now=0).instance == 2
+    assert offered == [[0, 2], [0, 2]]
+
+
+def test_nothing_is_drawn_where_nothing_is_tied() -> None:
+    rng = Random(3)
+    from maitred.routing import RoutingConfig
+
+    made = RoutingConfig(policy="weighted", scorers="queue-depth:1").router(rng)
+    before = rng.getstate()
+    made.choose(request(), FLEET, now=0)
+    assert rng.getstate() == before
