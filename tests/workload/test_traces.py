@@ -139,7 +139,7 @@ def test_an_ambiguous_first_line_lists_the_formats(write: Write) -> None:
 
 def test_an_unknown_format_suggests_the_nearest() -> None:
     assert refusal("azur:conv.csv").hint == "did you mean 'azure'? Write it as FORMAT:FILE"
-    assert refusal("qqq:conv.csv").hint == f"valid: {', '.join([*FORMATS, 'sample'])}; write it as FORMAT:FILE"
+    assert refusal("qqq:conv.csv").hint == f"valid: {', '.join(sorted([*FORMATS, 'sample']))}; write it as FORMAT:FILE"
 
 
 @pytest.mark.parametrize("spec", ["azure:no/such.csv", "no/such.csv"])

@@ -39,6 +39,8 @@ class Ids:
     def check(self, row: Row) -> None:
         """Rows in the order of the file. Raises RowError for an id that cannot be one."""
         last, this = self._last, row.id
+        if last is None and this is None:
+            return
         if last is not None and this is None:
             raise RowError("its id is no whole number", "those of the rows above are")
         if last is not None and this is not None and this <= last:

@@ -10,8 +10,9 @@ import msgspec
 
 from maitred.errors import MaitredError
 from maitred.registry import Registry
-from maitred.request import PrefixKeys, PriorityClass
+from maitred.request import PrefixKeys, PriorityClass, Request, RequestId
 from maitred.units import Micros
+from maitred.workload.job import Job
 from maitred.workload.lengths import MOST_TOKENS
 from maitred.workload.lines import Lines
 
@@ -41,6 +42,35 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     deadline: Micros | None = None
     """By the clock of the trace."""
     priority: float = 0.0
+    think: Micros | None = None
+    """From the end of the request before it of its program to this one; None: the trace does not say."""
+    parent: str = ""
+    """The program out of which its own program was launched, where it is the first of it: when a request there had ended."""
+    timed: bool = True
+    """Whether `at` is known. If not, it came `think` after the one before it, whenever that ended."""
+
+
+def job_of(row: Row, number: RequestId, arrival: Micros) -> Job:
+    """The job that `row` becomes when it arrives at `arrival`."""
+    request = Request(
+        id=number,
+        arrival=arrival,
+        prompt_tokens=row.prompt_tokens,
+        max_output_tokens=row.max_output_tokens,
+        client_id=row.client_id,
+        model=row.model,
+        priority_class=row.priority_class,
+        tenant=row.tenant,
+        program=row.program,
+        stream=row.stream,
+        priority=row.priority,
+        cache_namespace=row.cache_namespace,
+        deadline=None if row.deadline is None else arrival + row.deadline - row.at,
+        slo_class=row.slo_class,
+        slo_target=row.slo_target,
+        prefix=row.prefix,
+    )
+    return Job(request, row.output_tokens, row.whole)
 
 
 class RowError(MaitredError):
@@ -51,8 +81,12 @@ class RowError(MaitredError):
         super().__init__(what)
 
 
-RowParser: TypeAlias = Callable[[str], Row]
-"""Raises RowError."""
+class NotReplayedError(RowError):
+    """A row that is as it should be and not to be replayed (a request that failed, say). It is counted, and no error."""
+
+
+RowParser: TypeAlias = Callable[[str], Row | Sequence[Row | RowError]]
+"""One line of the file: a row, or the rows of a session and what is wrong with others of it. Raises RowError."""
 
 
 class TraceFormat(Protocol):
@@ -62,6 +96,10 @@ class TraceFormat(Protocol):
     """A file that users would recognise: its first line, or a row."""
     disorder: ClassVar[int] = 0
     """By how many places a row may come later than in order of arrival: for what is written in another order."""
+    by_session: ClassVar[bool] = False
+    """Whether the rows of a session stand together, from the first to the last."""
+    thinks: ClassVar[bool] = False
+    """Whether rows may say how long the pause before them was (`Row.think`)."""
 
     def recognises(self, first_line: str) -> bool:
         """Does a file that begins so look like this format? Formats must not claim each other's files."""

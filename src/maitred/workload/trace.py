@@ -11,19 +11,19 @@ row can be used is an error too: it is the wrong file, and not a workload in whi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from maitred.errors import ConfigError, nearest
-from maitred.request import Request, RequestId
 from maitred.units import Micros
+from maitred.workload.closed_loop import ClosedLoop
 from maitred.workload.job import Job
 from maitred.workload.lines import Lines, is_text
 from maitred.workload.ordering import Ids, in_order
-from maitred.workload.row import FORMATS, Row, RowError, RowParser, TraceFormat, joined
+from maitred.workload.row import FORMATS, NotReplayedError, Row, RowError, RowParser, TraceFormat, job_of, joined
 
 _SAMPLES = Path(__file__).parent / "samples"
 
@@ -44,39 +44,77 @@ class Trace:
         self._parse = parse
         self._bad_rows = bad_rows
         self.skipped = 0
-        """Rows left out so far (`BadRows.SKIP`)."""
+        """Rows left out so far: bad ones (`BadRows.SKIP`), and those that their format leaves out (`NotReplayedError`)."""
         self.first_skipped: ConfigError | None = None
         """What was wrong with the first of them, and where."""
 
     def __iter__(self) -> Iterator[Job]:
         """Raises ConfigError at a row that cannot be used, unless they are skipped, and at the end if there was no other."""
         origin: Micros | None = None
-        for number, row in enumerate(in_order(self._rows(), self._format.disorder, self._bad)):
+        timed = filter(self._is_timed, self._rows())
+        for number, row in enumerate(in_order(timed, self._format.disorder, self._bad)):
             if origin is None:
                 origin = self._format.origin(row.at)
-            yield Job(_request(number if row.id is None else row.id, row, origin), row.output_tokens, row.whole)
+            yield job_of(row, number if row.id is None else row.id, row.at - origin)
         if origin is None:
             raise self._useless()
+
+    def closed_loop(self, *, think: Micros | None = None, limit: int | None = None) -> ClosedLoop:
+        """The same requests, but in a session each waits for the answer before it (see `closed_loop`); instead of reading the
+        trace itself. `think` replaces the pauses of the trace; `limit`: that many sessions at once. Raises ConfigError for a
+        `limit` where sessions do not stand together, and as reading the trace does."""
+        if limit is not None and not self._format.by_session:
+            hint = "only a trace whose sessions stand one after another, such as agentic, can begin one when another ends"
+            raise ConfigError("this trace cannot limit its sessions", where=str(self.path), hint=hint)
+        rows = self._rows() if self._format.by_session else in_order(self._rows(), self._format.disorder, self._bad)
+        return ClosedLoop(self._not_empty(rows), self._format, think=think, limit=limit)
+
+    def _not_empty(self, rows: Iterable[Row]) -> Iterator[Row]:
+        empty = True
+        for row in rows:
+            empty = False
+            yield row
+        if empty:
+            raise self._useless()
+
+    def _is_timed(self, row: Row) -> bool:
+        if not row.timed:
+            what = "it has no time of its own, but comes after an answer"
+            self._bad(RowError(what, "--session-mode closed-loop waits for it"))
+        return row.timed
 
     def _rows(self) -> Iterator[Row]:
         """Those that can be used, in the order of the file."""
         ids = Ids()
         try:
             for line in self._lines:
-                try:
-                    row = self._parse(_text(line))
-                    ids.check(row)
-                except RowError as bad:
-                    self._bad(bad)
-                else:
-                    yield row
+                for row in self._parsed(line):
+                    try:
+                        ids.check(row)
+                    except RowError as bad:
+                        self._bad(bad)
+                    else:
+                        yield row
         finally:
             self.close()
 
+    def _parsed(self, line: str) -> Iterator[Row]:
+        try:
+            parsed = self._parse(_text(line))
+        except RowError as bad:
+            self._bad(bad)
+            return
+        for row in (parsed,) if isinstance(parsed, Row) else parsed:
+            if isinstance(row, RowError):
+                self._bad(row)
+            else:
+                yield row
+
     def _bad(self, row: RowError) -> None:
-        hint = joined(row.hint, "--skip-bad-rows leaves such rows out")
+        left_out = isinstance(row, NotReplayedError)
+        hint = row.hint if left_out else joined(row.hint, "--skip-bad-rows leaves such rows out")
         error = ConfigError(row.what, where=self._lines.place, hint=hint)
-        if self._bad_rows is BadRows.REFUSE:
+        if self._bad_rows is BadRows.REFUSE and not left_out:
             raise error from row
         self.skipped += 1
         self.first_skipped = self.first_skipped or error
@@ -108,27 +146,6 @@ def _text(line: str) -> str:
     if not is_text(line):
         raise RowError("this row is not text (UTF-8)", "is the file damaged?")
     return line
-
-
-def _request(number: RequestId, row: Row, origin: Micros) -> Request:
-    return Request(
-        id=number,
-        arrival=row.at - origin,
-        prompt_tokens=row.prompt_tokens,
-        max_output_tokens=row.max_output_tokens,
-        client_id=row.client_id,
-        model=row.model,
-        priority_class=row.priority_class,
-        tenant=row.tenant,
-        program=row.program,
-        stream=row.stream,
-        priority=row.priority,
-        cache_namespace=row.cache_namespace,
-        deadline=None if row.deadline is None else row.deadline - origin,
-        slo_class=row.slo_class,
-        slo_target=row.slo_target,
-        prefix=row.prefix,
-    )
 
 
 def open_trace(spec: str, *, bad_rows: BadRows = BadRows.REFUSE) -> Trace:

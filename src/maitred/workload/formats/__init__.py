@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from maitred.workload.formats import agentic as _agentic
+from maitred.workload.formats import aiperf as _aiperf
 from maitred.workload.formats import azure as _azure
+from maitred.workload.formats import bailian as _bailian
 from maitred.workload.formats import blis as _blis
+from maitred.workload.formats import burstgpt as _burstgpt
 from maitred.workload.formats import maitred as _maitred
 from maitred.workload.formats import mooncake as _mooncake
+from maitred.workload.formats import timed_trace as _timed_trace
 
 __all__: list[str] = []
 
-del _azure, _blis, _maitred, _mooncake
+del _agentic, _aiperf, _azure, _bailian, _blis, _burstgpt, _maitred, _mooncake, _timed_trace

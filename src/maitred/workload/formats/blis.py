@@ -41,6 +41,7 @@ READ = (
     "slo_target_us",
     "x_request_id",
     "adapter",
+    "think_time_us",
 )
 COLUMNS = (
     "request_id",
@@ -88,6 +89,7 @@ class Blis(TraceFormat):
     """Request ids are the trace's where they are whole numbers; otherwise rows are counted, and those become client ids."""
 
     example = "request_id,client_id,tenant_id,...,input_tokens,output_tokens,...,arrival_time_us,send_time_us,..."
+    thinks = True
     disorder = 4_096
     """Recorded traces are written by request id, and requests are not sent exactly in that order."""
 
@@ -128,7 +130,7 @@ def _parser(columns: Columns) -> RowParser:
 
     def parse(line: str) -> Row:
         name, suffix, answer, arrival, tenant, slo, session, group, prefix, *rest = columns.pick(line)
-        streaming, model, deadline, server_input, sent, urgency, target, asked_as, adapter = rest
+        streaming, model, deadline, server_input, sent, urgency, target, asked_as, adapter, think = rest
         shared = at_least_0(prefix, "prefix_length") if group else 0
         own = tokens(suffix, "input_tokens") if not shared else at_least_0(suffix, "input_tokens")
         if not group:
@@ -153,6 +155,7 @@ def _parser(columns: Columns) -> RowParser:
             slo_target=micros(target, "slo_target_us") or None,
             deadline=micros(deadline, "deadline_us") or None,
             priority=_urgency(urgency),
+            think=micros(think, "think_time_us") if think else None,
         )
 
     return parse

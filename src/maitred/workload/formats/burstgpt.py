@@ -1,0 +1,51 @@
+"""burstgpt: the BurstGPT traces (Wang et al., 2024, HPMLL/BurstGPT), as published: CSV, six columns or eight (`Session ID`).
+
+`Timestamp` is in seconds; the later files begin far from 0. A row with no response tokens is a request that failed: as in
+vLLM's loader it is not replayed, and the rows left out are counted. The files `..._without_fails_...` have none.
+"""
+
+from __future__ import annotations
+
+from maitred.units import Micros, from_seconds
+from maitred.workload.lines import Lines
+from maitred.workload.row import FORMATS, Columns, NotReplayedError, Row, RowError, RowParser, TraceFormat, split, tokens
+
+_NAMES = ("Timestamp", "Model", "Request tokens", "Response tokens")
+_LATEST_SECS = 1e10
+
+
+@FORMATS.register("burstgpt")
+class BurstGpt(TraceFormat):
+    """A `Session ID` becomes the program."""
+
+    example = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+
+    def recognises(self, first_line: str) -> bool:
+        return set(_NAMES) <= set(split(first_line))
+
+    def begin(self, lines: Lines) -> RowParser:
+        columns = Columns(next(lines), *_NAMES, optional=("Session ID",))
+
+        def parse(line: str) -> Row:
+            at, model, prompt, answer, session = columns.pick(line)
+            if answer.strip() == "0":
+                raise NotReplayedError("a request that failed: it has no response tokens", "it is not replayed")
+            return Row(
+                _instant(at),
+                tokens(prompt, "Request tokens"),
+                tokens(answer, "Response tokens"),
+                model=model.strip(),
+                program=session.strip(),
+            )
+
+        return parse
+
+
+def _instant(text: str) -> Micros:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = float("nan")
+    if not 0 <= seconds <= _LATEST_SECS:
+        raise RowError(f"Timestamp is {text!r}", "it must be a number of seconds, 0 or more")
+    return from_seconds(seconds)
