@@ -55,6 +55,8 @@ class Seq(msgspec.Struct, eq=False, gc=False):
     """Tokens of KV it holds (valid while not decoding)."""
     cached: int = 0
     """Tokens of its prompt that were in the prefix cache when it was first admitted."""
+    borrowed: int = 0
+    """Tokens of KV at its beginning that it uses and does not own (BLIS, a prompt that is cached as a whole)."""
     pending: int = 0
     """Tokens of its prompt that the step in progress computes; their blocks are taken."""
     emitted: int = 0
@@ -66,6 +68,10 @@ class Seq(msgspec.Struct, eq=False, gc=False):
     scheduled_at: Micros | None = None
     """When it last entered the running batch."""
     first_token_at: Micros | None = None
+    entered: int = 0
+    """The how-manieth sequence it was that entered the running batch, when it last did."""
+    stalled: Micros = 0
+    """How long it stood still between tokens, where BLIS does not count that."""
     preemptions: int = 0
 
 

@@ -7,6 +7,7 @@ the token budget, the sequence limit and the KV blocks go. It owns the running b
 
 from __future__ import annotations
 
-from maitred.batching.continuous import BatchLimits, Chunk, ContinuousBatch, Step
+from maitred.batching.blis import BlisBatch, BlisStep
+from maitred.batching.continuous import BatchLimits, Chunk, ContinuousBatch, Step, Victims
 
-__all__ = ["BatchLimits", "Chunk", "ContinuousBatch", "Step"]
+__all__ = ["BatchLimits", "BlisBatch", "BlisStep", "Chunk", "ContinuousBatch", "Step", "Victims"]

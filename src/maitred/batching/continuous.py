@@ -2,8 +2,8 @@
 
     1. Running sequences first, in the order in which they were admitted: one token each that decodes, a chunk each that
        prefills, at most `long_prefill_token_threshold`, as far as the token budget goes.
-    2. If their KV blocks do not all fit, the last admitted is preempted: it loses its KV, keeps the tokens it has emitted,
-       and goes back to the front of the wait queue. Then nobody is admitted in this step.
+    2. If their KV blocks do not all fit, a victim is preempted, usually the last admitted: it loses its KV, keeps the tokens
+       it has emitted, and goes back to the front of the wait queue. Then nobody is admitted in this step.
     3. Otherwise the wait queue is admitted, head first, until the budget, the sequence limit or the blocks are used up. One
        that does not fit blocks those behind it; it is admitted only when its whole prompt fits.
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from enum import Enum
 
 import msgspec
 
@@ -33,6 +34,22 @@ class BatchLimits(msgspec.Struct, frozen=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     long_prefill_token_threshold: int
+
+
+class Victims(Enum):
+    """Who is preempted when KV blocks run out."""
+
+    NEWEST = "fcfs"
+    """The last admitted."""
+    LEAST_URGENT = "priority"
+    """The lowest `Seq.priority`, of equals the latest to arrive, of equals the last admitted (BLIS)."""
+
+    def choose(self, running: Sequence[Seq]) -> int:
+        """The place of the victim in `running`, which is in order of admission and not empty."""
+        last = len(running) - 1
+        if self is Victims.NEWEST:
+            return last
+        return max(range(last + 1), key=lambda place: (-running[place].priority, running[place].request.arrival, place))
 
 
 class Chunk(ChunkShape, frozen=True, gc=False):
@@ -54,15 +71,29 @@ class Step(msgspec.Struct, gc=False):
 class ContinuousBatch:
     """The running batch of one instance. It is the `StepView` of the step about to be formed."""
 
-    __slots__ = ("_blocks", "_chunk_limit", "_limits", "_prefilling", "_prefixed", "context", "decodes", "number", "sequences")
+    __slots__ = (
+        "_blocks",
+        "_chunk_limit",
+        "_entered",
+        "_limits",
+        "_prefilling",
+        "_prefixed",
+        "_victims",
+        "context",
+        "decodes",
+        "number",
+        "sequences",
+    )
 
-    def __init__(self, limits: BatchLimits, blocks: BlockCounts) -> None:
+    def __init__(self, limits: BatchLimits, blocks: BlockCounts, victims: Victims = Victims.NEWEST) -> None:
         self._limits = limits
+        self._victims = victims
+        self._entered = 0
         self._chunk_limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         self._blocks = blocks
         self._prefixed = blocks if isinstance(blocks, PrefixedBlocks) else None
         self.sequences: dict[RequestId, Seq] = {}
-        """In order of admission: the last one is the first to be preempted."""
+        """In order of admission."""
         self._prefilling: list[Seq] = []
         self.number = 0
         self.decodes = 0
@@ -144,6 +175,10 @@ class ContinuousBatch:
                 complete.append(seq)
         return complete
 
+    def finish(self, seq: Seq) -> None:
+        """`seq`, which is complete, leaves the batch."""
+        self.drop(seq)
+
     def drop(self, seq: Seq) -> None:
         """`seq` leaves the batch, finished or not: its blocks are free, its progress is settled."""
         del self.sequences[seq.request.id]
@@ -156,12 +191,12 @@ class ContinuousBatch:
         seq.computed = held = seq.request.prompt_tokens + emitted - 1
         self.decodes -= 1
         self.context -= held
-        self._blocks.leave(seq, held)
+        self._blocks.leave(seq, held - seq.borrowed)
 
     def check(self) -> None:
         """Raises InvariantError if the sums do not follow from the sequences."""
         held = {seq: self._held(seq) for seq in self.sequences.values()}
-        self._blocks.check(sum(self._blocks.blocks(tokens + seq.pending) for seq, tokens in held.items()))
+        self._blocks.check(sum(self._blocks.blocks(tokens + seq.pending - seq.borrowed) for seq, tokens in held.items()))
         decoding = [seq for seq in held if seq.decoding]
         if len(decoding) != self.decodes or sum(held[seq] for seq in decoding) != self.context:
             raise InvariantError(f"{self.decodes} decodes over {self.context} tokens, but {len(decoding)} sequences decode")
@@ -210,32 +245,48 @@ class ContinuousBatch:
                 prefixed.fill(seq, found.tokens + tokens)
             spare -= found.idle + taken
             budget -= tokens
-            seq.computed, seq.pending = found.tokens, tokens
-            seq.scheduled_at = now
-            sequences[seq.request.id] = seq
-            self._prefilling.append(seq)
+            self._enter(seq, found.tokens, tokens, now)
             chunks.append(Chunk(tokens, found.tokens, seq.target, seq))
         return budget
 
+    def _enter(self, seq: Seq, computed: int, pending: int, now: Micros) -> None:
+        seq.computed, seq.pending = computed, pending
+        seq.scheduled_at = now
+        seq.entered = self._entered
+        self._entered += 1
+        self.sequences[seq.request.id] = seq
+        self._prefilling.append(seq)
+
     def _make_room(self, chunks: Sequence[Chunk]) -> Step:
-        """Running sequences take their blocks in order, for their token or their chunk of `chunks`; while one finds none, the
-        last admitted is preempted."""
+        """Running sequences take their blocks in order, for their token or their chunk of `chunks`; while one finds none, a
+        victim is preempted."""
         order = list(self.sequences.values())
         ready = {chunk.seq: chunk for chunk in chunks}
+        needs = {seq: self._new_blocks(ready[seq]) if seq in ready else self._opens(seq) for seq in order}
         spare, preempted, served = self._blocks.free, [], 0
         while served < len(order):
             seq = order[served]
-            needed = self._new_blocks(ready[seq]) if seq in ready else int(self._held(seq) % self._blocks.block_size == 0)
-            while needed > spare and len(order) > served:
+            while needs[seq] > spare:
+                place = self._victims.choose(order)
+                victim = order.pop(place)
                 free = self._blocks.free
-                preempted.append(self._preempt(order.pop()))
+                preempted.append(self._preempt(victim))
                 spare += self._blocks.free - free
-            if served < len(order):
-                spare -= needed
+                if place < served:
+                    served -= 1
+                    spare += needs[victim]
+                if victim is seq:
+                    break
+            else:
+                spare -= needs[seq]
                 served += 1
         left = [ready[seq] for seq in self._prefilling]
         self._take(left, sum(self._new_blocks(chunk) for chunk in left))
         return Step(1, left, sum(chunk.tokens for chunk in left), preempted)
+
+    def _opens(self, seq: Seq) -> int:
+        """Blocks that `seq`, which decodes, opens in the next step."""
+        return int(self._held(seq) % self._blocks.block_size == 0)
 
     def _preempt(self, seq: Seq) -> Seq:
         """It loses its KV, and will compute it again with the tokens it has emitted."""

@@ -5,8 +5,16 @@ Whoever owns the time steps it: the simulator in virtual time, the emulated engi
 
 from __future__ import annotations
 
+from random import Random
+
+from maitred.instance.blis import BlisInstance
 from maitred.instance.config import InstanceConfig
 from maitred.instance.engine import EventKind, Instance, InstanceEvent
 from maitred.instance.latency import LinearLatency, parse_latency
 
-__all__ = ["EventKind", "Instance", "InstanceConfig", "InstanceEvent", "LinearLatency", "parse_latency"]
+__all__ = ["EventKind", "Instance", "InstanceConfig", "InstanceEvent", "LinearLatency", "new_instance", "parse_latency"]
+
+
+def new_instance(config: InstanceConfig, rng: Random) -> Instance:
+    """An instance of the flavour that `config` says. Raises ConfigError for an unknown scheduler."""
+    return BlisInstance(config, rng) if config.flavour == "blis" else Instance(config, rng)

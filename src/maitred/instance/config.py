@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from maitred.instance.latency import LinearLatency
-from maitred.kv import EVICTIONS, BlockPool, PrefixCache, RadixCache
+from maitred.kv import EVICTIONS, BlisPool, BlockPool, PrefixCache, RadixCache
 from maitred.queueing import QueueingConfig
 
 _MOST = {
@@ -36,7 +36,8 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     preemption_policy: Literal["fcfs", "priority"] = "fcfs"
     """Who is preempted when KV blocks run out: the last admitted, or the least urgent by `Seq.priority` (BLIS)."""
     flavour: Literal["maitred", "blis"] = "maitred"
-    """Whose rules where systems differ: vLLM's, made right, or BLIS's, to compare with its results."""
+    """Whose rules where systems differ: vLLM's, made right, or BLIS's, to compare with its results. BLIS always caches
+    prefixes, block by block."""
     max_model_len: int | None = None
     """Prompt and output together, in tokens; None: what the KV blocks hold."""
     latency: LinearLatency = LinearLatency()
@@ -64,6 +65,8 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
 
     def new_prefix_cache(self) -> PrefixCache[Any] | None:
         """An empty one; None: without prefix caching. Raises ConfigError for an unknown eviction policy."""
+        if self.flavour == "blis":
+            return BlisPool(self.total_kv_blocks, self.block_size_in_tokens)
         if not self.enable_prefix_caching:
             return None
         if self.prefix_cache == "blocks":

@@ -12,7 +12,8 @@ from maitred.contracts import Seq
 
 
 class Ends:
-    """Entries are (step, order, origin, sequence). A sequence that decodes anew has another `origin`, and another entry."""
+    """Entries are (step, place in the batch, origin, sequence). A sequence that decodes anew has another `origin`, and another
+    entry."""
 
     __slots__ = ("_heap", "_stale")
 
@@ -22,7 +23,7 @@ class Ends:
 
     def add(self, seq: Seq, step: int) -> None:
         """`seq`, which has just begun to decode, ends after `step`."""
-        heappush(self._heap, (step, seq.order, seq.origin, seq))
+        heappush(self._heap, (step, seq.entered, seq.origin, seq))
 
     def forsake(self) -> None:
         """A sequence stops decoding before its end."""

@@ -24,12 +24,12 @@ from typing import Any
 
 import msgspec
 
-from maitred.batching import BatchLimits, ContinuousBatch, Step
+from maitred.batching import BatchLimits, BlisBatch, ContinuousBatch, Step, Victims
 from maitred.contracts import BatchShape, Seq
 from maitred.errors import InvariantError
 from maitred.instance.config import InstanceConfig
 from maitred.instance.ends import Ends
-from maitred.kv import BlockCounts, PrefixCache, PrefixedBlocks
+from maitred.kv import BlisBlocks, BlisPool, BlockCounts, PrefixCache, PrefixedBlocks
 from maitred.request import Request, RequestId
 from maitred.units import Micros
 
@@ -58,7 +58,7 @@ class InstanceEvent(msgspec.Struct, frozen=True, gc=False):
     seq: Seq
 
 
-class _Run(msgspec.Struct, gc=False):
+class Run(msgspec.Struct, gc=False):
     """The step in progress and its repetitions."""
 
     start: Micros
@@ -80,7 +80,7 @@ class Instance:
         """What it remembers; None: nothing."""
         self._blocks = _blocks(config, self.cache)
         limits = BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.long_prefill_token_threshold)
-        self._batch = ContinuousBatch(limits, self._blocks)
+        self._batch = _batch(limits, self._blocks, Victims(config.preemption_policy))
         self._waiting = config.policy().queue(self.cache, rng)
         self._seqs: dict[RequestId, Seq] = {}
         self._answers: dict[RequestId, int] = {}
@@ -90,7 +90,7 @@ class Instance:
         """No sequence ends before this step; -1: none decodes."""
         self._deadlines: list[tuple[Micros, int, Seq]] = []
         self._events: list[InstanceEvent] = []
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._boundary: Micros = 0
         """Without a run: the instant at which the next step begins, if there is work."""
         self._count = 0
@@ -161,7 +161,7 @@ class Instance:
         self._answers[request.id] = max(1, min(output_tokens, longest))
         self._waiting.add(seq, now)
         if run is None:
-            if len(self._seqs) == 1:
+            if self._boundary < now and len(self._seqs) == 1:
                 self._boundary = now
         elif run.steps > 1 and not self._batch.full:
             self._cut(run, now)
@@ -231,7 +231,7 @@ class Instance:
             else:
                 return
 
-    def _begin(self, now: Micros) -> _Run:
+    def _begin(self, now: Micros) -> Run:
         """Form the step that begins at `now`, and find out how often it may run."""
         batch = self._batch
         limit = self._end_step - batch.number if batch.decodes else 1
@@ -239,10 +239,10 @@ class Instance:
         step = batch.form(waiting, now, limit if limit < self._step_limit else self._step_limit)
         for seq in step.preempted:
             self._preempted(seq, now)
-        if not (step.chunks or batch.decodes):
+        if not (step.chunks or batch.decodes or step.preempted):
             raise InvariantError(f"{self.waiting} sequences wait and none fits an empty instance")
         shape = batch.shape(step)
-        run = self._run = _Run(now, now + self._latency.run_time(shape, step.repeat), step.repeat, step, shape)
+        run = self._run = Run(now, now + self._span(shape, step.repeat), step.repeat, step, shape)
         if run.steps > 1 and waiting is not None and not batch.full:  # full, nobody asks who is next
             stable = waiting.stable_until(now)
             if stable is not None:
@@ -257,14 +257,18 @@ class Instance:
         self._waiting.add(seq, now, front=True)
         self._events.append(InstanceEvent(now, EventKind.PREEMPTED, seq))
 
-    def _cut(self, run: _Run, now: Micros) -> None:
+    def _cut(self, run: Run, now: Micros) -> None:
         """End the run at the first step boundary at or after `now`, and not before its first step is over."""
         if run.steps == 1 or run.end <= now:
             return
         steps = 1 + self._latency.steps_within(run.shape, max(now - run.start, 1) - 1, run.steps - 1)
         if steps < run.steps:
             run.steps = steps
-            run.end = run.start + self._latency.run_time(run.shape, steps)
+            run.end = run.start + self._span(run.shape, steps)
+
+    def _span(self, shape: BatchShape, steps: int) -> Micros:
+        """From the beginning of a run to the instant at which it is over and what it brought about is there."""
+        return self._latency.run_time(shape, steps)
 
     def settle(self, now: Micros) -> None:
         """Count the steps of the run in progress that ended by `now`, which is before its end: `free_blocks` and `emitted` are
@@ -281,9 +285,9 @@ class Instance:
             if run.start == now:
                 self._run, self._boundary = None, now
 
-    def _commit(self, run: _Run) -> None:
+    def _commit(self, run: Run) -> None:
         """The run is over: prompts may be complete, sequences may end."""
-        now, batch = run.end, self._batch
+        now, batch = self._over(run), self._batch
         batch.run(run.steps)
         self._run, self._boundary = None, now
         if run.step.chunks:
@@ -291,6 +295,10 @@ class Instance:
         while (end := self._ends.first()) == batch.number:
             self._leave(self._ends.pop(), now, _FINISHED)
         self._end_step = end
+
+    def _over(self, run: Run) -> Micros:
+        """When the last step of `run` ends."""
+        return run.end
 
     def _commit_chunks(self, step: Step, now: Micros) -> None:
         for chunk in step.chunks:
@@ -308,20 +316,27 @@ class Instance:
     def _withdraw(self, seq: Seq, now: Micros, kind: EventKind) -> None:
         """Take `seq` out at `now`, wherever it is. The step in progress goes on and is the last of its run: the room that is
         made, or the place at the head of the queue, may let another in."""
-        self.settle(now)
-        if self._run is not None:
-            self._cut(self._run, now)
+        self._interrupt(now)
         if seq.request.id in self._batch.sequences:
             self._leave(seq, now, kind)
         else:
             self._waiting.remove(seq.request.id)
             self._forget(seq, now, kind)
 
+    def _interrupt(self, now: Micros) -> None:
+        """The run in progress ends with its present step."""
+        self.settle(now)
+        if self._run is not None:
+            self._cut(self._run, now)
+
     def _leave(self, seq: Seq, now: Micros, kind: EventKind) -> None:
         """`seq` leaves the running batch for good."""
-        if kind is not _FINISHED and seq.decoding:
-            self._ends.forsake()
-        self._batch.drop(seq)
+        if kind is _FINISHED:
+            self._batch.finish(seq)
+        else:
+            if seq.decoding:
+                self._ends.forsake()
+            self._batch.drop(seq)
         self._charge(seq, now)
         if kind is _FINISHED:
             self._waiting.finished(seq, now)
@@ -353,4 +368,10 @@ class Instance:
 def _blocks(config: InstanceConfig, cache: PrefixCache[Any] | None) -> BlockCounts:
     if cache is None:
         return BlockCounts(config.total_kv_blocks, config.block_size_in_tokens)
-    return PrefixedBlocks(cache)
+    return BlisBlocks(cache) if isinstance(cache, BlisPool) else PrefixedBlocks(cache)
+
+
+def _batch(limits: BatchLimits, blocks: BlockCounts, victims: Victims) -> ContinuousBatch:
+    if isinstance(blocks, BlisBlocks):
+        return BlisBatch(limits, blocks, victims)
+    return ContinuousBatch(limits, blocks, victims)

@@ -9,6 +9,7 @@ KV memory is cut into blocks of a fixed number of tokens. As long as nothing rea
 
 from __future__ import annotations
 
+from maitred.kv.blis import BlisBlocks, BlisPool
 from maitred.kv.cache import Lock, PrefixCache
 from maitred.kv.counts import BlockCounts
 from maitred.kv.eviction import EVICTIONS, EvictionPolicy
@@ -22,6 +23,8 @@ __all__ = [
     "EVICTIONS",
     "NOTHING",
     "Blanks",
+    "BlisBlocks",
+    "BlisPool",
     "BlockCounts",
     "BlockPool",
     "EvictionPolicy",

@@ -22,6 +22,11 @@ _OWN = 0x6F776E
 """Marks the keys of what only its sequence knows. Hashes of ints are the same in every process."""
 
 
+def own_keys(seq: Seq, first: int, end: int) -> list[int]:
+    """Keys of its blocks from `first` to before `end`, which nobody else has."""
+    return [hash((_OWN, seq.order, block)) for block in range(first, end)]
+
+
 class Found(msgspec.Struct, frozen=True, gc=False):
     """What the memory holds already of a sequence that wants to enter."""
 
@@ -34,7 +39,7 @@ class Found(msgspec.Struct, frozen=True, gc=False):
 NOTHING = Found()
 
 
-class _Content(msgspec.Struct, eq=False, gc=False):
+class Content(msgspec.Struct, eq=False, gc=False):
     """What a sequence says, block by block."""
 
     chain: list[int]
@@ -55,7 +60,7 @@ class PrefixedBlocks(BlockCounts):
     def __init__(self, cache: PrefixCache[Any]) -> None:
         super().__init__(cache.total, cache.block_size)
         self.cache = cache
-        self._contents: dict[RequestId, _Content] = {}
+        self._contents: dict[RequestId, Content] = {}
         self._unclaimed = 0
         """Blocks that decoding sequences have opened and that are nobody's in particular yet."""
         self._opened = 0
@@ -154,25 +159,25 @@ class PrefixedBlocks(BlockCounts):
         if self.free != self.cache.free or sum(self._opening) != self._decoders or min(self._opening) < 0:
             raise InvariantError(f"KV blocks: {self.free} free or {self._opening} open is not what the cache says")
 
-    def _content(self, seq: Seq) -> _Content:
+    def _content(self, seq: Seq) -> Content:
         content = self._contents.get(seq.request.id)
         if content is None:
             chain = list(self.cache.chain(seq.request))
-            content = self._contents[seq.request.id] = _Content(chain, len(chain))
+            content = self._contents[seq.request.id] = Content(chain, len(chain))
         return content
 
     def _whole(self, seq: Seq, blocks: int) -> list[int]:
         """At least the first `blocks` keys of what `seq` says, its own among them."""
         chain = self._content(seq).chain
-        chain.extend([hash((_OWN, seq.order, block)) for block in range(len(chain), blocks)])
+        chain.extend(own_keys(seq, len(chain), blocks))
         return chain
 
-    def _claimed(self, content: _Content, blocks: int) -> Lock:
+    def _claimed(self, content: Content, blocks: int) -> Lock:
         """The lock, with `blocks` blocks."""
         lock = content.lock
         assert lock is not None
         missing = blocks - lock.published - lock.plain
-        if missing:
+        if missing > 0:
             self.cache.claim(lock, missing)
             self._unclaimed -= missing
         return lock

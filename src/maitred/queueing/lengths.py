@@ -11,8 +11,8 @@ from collections import OrderedDict, deque
 from typing import Protocol
 
 from maitred.contracts import Seq
-from maitred.spelling import PolicyRegistry
 from maitred.request import Request
+from maitred.spelling import PolicyRegistry
 
 _KEPT = 64
 """Lengths of which the quantile is taken: the latest."""

@@ -11,8 +11,8 @@ import msgspec
 
 from maitred.contracts import PrefixView, QueuePolicy, Seq, SortKey, StepView, WaitQueue
 from maitred.queueing.heap import SeqHeap
-from maitred.spelling import PolicyRegistry
 from maitred.request import RequestId
+from maitred.spelling import PolicyRegistry
 from maitred.units import Micros
 
 SCHEDULERS: PolicyRegistry[QueuePolicy] = PolicyRegistry(

@@ -11,8 +11,9 @@ from math import isfinite
 from typing import Protocol, runtime_checkable
 
 from maitred.contracts import PriorityPolicy
-from maitred.spelling import PolicyRegistry
 from maitred.request import Request
+from maitred.slo_classes import slo_priority
+from maitred.spelling import PolicyRegistry
 from maitred.units import Micros
 
 PRIORITIES: PolicyRegistry[PriorityPolicy] = PolicyRegistry(
@@ -75,6 +76,20 @@ class InvertedSlo(AgePriority):
 
     def __init__(self, base_score: float = 0.0, age_weight: float = 1e-6) -> None:
         super().__init__(base_score, -age_weight)
+
+
+@PRIORITIES.register("static-slo-class")
+class StaticSloClass(SteadyPriority):
+    """As urgent as the SLO class of the request, whatever its age (BLIS since May 2026): critical 4, standard 3, batch -1,
+    sheddable -2, background -3."""
+
+    name = "static-slo-class"
+
+    def compute(self, request: Request, now: Micros) -> float:
+        return slo_priority(request)
+
+    def rank(self, request: Request) -> float:
+        return slo_priority(request)
 
 
 def _finite(name: str, value: float) -> float:

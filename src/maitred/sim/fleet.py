@@ -10,28 +10,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from maitred.contracts import InstanceView
-from maitred.instance import Instance, InstanceConfig, InstanceEvent
+from maitred.admission import load_of
+from maitred.contracts import FleetLoad, InstanceView
+from maitred.instance import InstanceConfig, InstanceEvent, new_instance
 from maitred.sim.agenda import Agenda, Kind
-from maitred.sim.replica import Replica
-from maitred.units import Micros
+from maitred.sim.config import ClusterConfig
+from maitred.sim.replica import Chains, Replica
+from maitred.sim.snapshots import First, Snapshots
+from maitred.units import Micros, from_ms
 
 
 class Fleet:
     """Equal instances, by their index."""
 
-    def __init__(self, count: int, instance: InstanceConfig, seed: int, agenda: Agenda) -> None:
+    def __init__(self, cluster: ClusterConfig, instance: InstanceConfig, seed: int, agenda: Agenda) -> None:
         self._agenda = agenda
+        chains = Chains()
         self.touched: list[Replica] = []
         """Those whose next event is to be found anew."""
         self.replicas = [
-            Replica(index, Instance(instance, Random(f"{seed}/instance/{index}")), agenda) for index in range(count)
+            Replica(index, new_instance(instance, Random(f"{seed}/instance/{index}")), agenda, chains)
+            for index in range(cluster.num_instances)
         ]
-        self.views: Sequence[InstanceView] = self.replicas
+        self._snapshots = _snapshots(self.replicas, cluster, instance)
+        self.views: Sequence[InstanceView] = self.replicas if self._snapshots is None else self._snapshots.views
         """What routers see of them."""
 
     def look(self, now: Micros) -> None:
         """Somebody is about to decide by what `views` show."""
+        if self._snapshots is not None:
+            self._snapshots.look(now)
+
+    def load(self, model: str, now: Micros) -> FleetLoad:
+        """What `views` show as of `now`, for admission; all of them serve every model. O(instances)."""
+        self.look(now)
+        return load_of(self.views)
 
     def touch(self, replica: Replica) -> None:
         """Something happened to it: its next event is to be found anew."""
@@ -65,3 +78,11 @@ class Fleet:
                 if due is not None:
                     agenda.push(due, Kind.INSTANCE, replica.index)
         self.touched.clear()
+
+
+def _snapshots(replicas: Sequence[Replica], cluster: ClusterConfig, instance: InstanceConfig) -> Snapshots | None:
+    """None: everything is seen as it is."""
+    refresh, delay = from_ms(cluster.snapshot_refresh_interval_ms), from_ms(cluster.cache_signal_delay_ms)
+    if not (refresh or delay):
+        return None
+    return Snapshots(replicas, refresh, delay, First.BLANK if instance.flavour == "blis" else First.LIVE)

@@ -1,0 +1,123 @@
+"""KV blocks by BLIS's rules, where they differ from ours.
+
+* Of several copies of a prefix the last one answers; evicting any of them forgets it.
+* Blocks let go without content take their turn in eviction like any other.
+* A prompt whose every block is cached computes nothing: it enters on blocks that it does not own (so they may be evicted
+  under it), and its first token comes out of a step that does no work for it. A real engine computes at least one token.
+* Who is preempted finds its prompt again as far as it is cached, and nothing of its answer.
+* The last token of an answer takes a block, if it needs one and one is free, and gives it back at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from maitred.contracts import Seq
+from maitred.errors import InvariantError
+from maitred.kv.counts import BlockCounts
+from maitred.kv.pool import Blanks, BlockLock, BlockPool
+from maitred.kv.prefixed import NOTHING, Content, Found, PrefixedBlocks, own_keys
+from maitred.request import RequestId
+
+
+class BlisPool(BlockPool):
+    """The last copy answers."""
+
+    def __init__(self, total: int, block_size: int) -> None:
+        super().__init__(total, block_size, Blanks.IN_TURN)
+
+    def publish(self, lock: BlockLock, keys: Sequence[int]) -> None:
+        self.settle()  # what is evicted before is forgotten before: it may be a copy of the same
+        super().publish(lock, keys)
+
+    def _answer(self, copies: Sequence[int], keys: Sequence[int]) -> Sequence[int]:
+        fresh = [key for key in keys if key not in self._cached]
+        self._cached.update(zip(keys, copies, strict=True))
+        return fresh
+
+    def _forget(self, copy: int) -> None:
+        key = self._content.pop(copy)
+        if self._cached.pop(key, None) is not None:
+            self._watchers.evicted((key,))
+
+    def _check_index(self) -> None:
+        if any(self._content.get(copy) != key for key, copy in self._cached.items()):
+            raise InvariantError("KV blocks: the index is not what the copies say")
+
+
+class BlisBlocks(PrefixedBlocks):
+    """The KV blocks of one instance, as BLIS keeps its books."""
+
+    __slots__ = ("_openers",)
+
+    def __init__(self, cache: BlisPool) -> None:
+        super().__init__(cache)
+        self._openers: set[RequestId] = set()
+        """Who has opened a block for the step about to be formed."""
+
+    def find(self, seq: Seq) -> Found:
+        chain = self._content(seq).chain
+        blocks = self.cache.cached(chain)
+        return Found(blocks * self.block_size, self.cache.idle(chain[:blocks])) if blocks else NOTHING
+
+    def borrow(self, seq: Seq) -> None:
+        """`seq` enters on the blocks of its whole prompt, and owns none of them."""
+        self._content(seq).lock = self.cache.lock(())
+        seq.borrowed = seq.target
+        if not seq.preemptions:
+            seq.cached = seq.target
+
+    def grow(self, seq: Seq, tokens: int) -> None:
+        """The first `tokens` tokens of `seq` are computed when this step is over: it takes a block, says what it holds, and
+        takes the next. So a copy that it evicts may be of what it has just said, which is then forgotten."""
+        content, needed = self._content(seq), self.blocks(tokens)
+        known = min(tokens // self.block_size, content.known)
+        lock = self._claimed(content, 0)
+        self._publish(lock, content.chain[: min(known, lock.published + lock.plain)])
+        for held in range(lock.published + lock.plain + 1, needed + 1):
+            self.take(1)
+            self._publish(self._claimed(content, held), content.chain[: min(known, held)])
+
+    def open_for(self, seq: Seq, tokens: int) -> None:
+        """`seq`, which owns `tokens` tokens and decodes, takes the block that its next token needs, if it needs one."""
+        if tokens % self.block_size == 0:
+            self.take(1)
+            self._opened += 1
+            self._openers.add(seq.request.id)
+
+    def hold(self, tokens: int) -> None:
+        """A decoding sequence that owns `tokens` tokens stands still, until it joins again."""
+        self._decoders -= 1
+        self._opening[(self._phase - tokens) % self.block_size] -= 1
+
+    def run(self, steps: int) -> None:
+        super().run(steps)
+        self._openers.clear()
+
+    def leave(self, seq: Seq, tokens: int) -> None:
+        opened = int(seq.request.id in self._openers)
+        self._openers.discard(seq.request.id)
+        self._opened -= opened
+        BlockCounts.leave(self, seq, tokens)
+        self._let_go(seq, tokens, opened)
+
+    def returns(self, seq: Seq) -> None:
+        pass  # what it has emitted is lost
+
+    def _let_go(self, seq: Seq, tokens: int, opened: int) -> None:
+        if not seq.borrowed:
+            super()._let_go(seq, tokens, opened)
+            return
+        content = self._content(seq)
+        lock, content.lock = self._claimed(content, self.blocks(tokens) + opened), None
+        self.cache.bury(lock, tokens // self.block_size, list)
+        self.free = self.cache.free
+
+    def _content(self, seq: Seq) -> Content:
+        """A prompt of which nothing is known is like no other, and yet has blocks that it may find again."""
+        content = super()._content(seq)
+        full = seq.request.prompt_tokens // self.block_size
+        if content.known < full:
+            content.chain += own_keys(seq, content.known, full)
+            content.known = full
+        return content
