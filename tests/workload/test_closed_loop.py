@@ -1,0 +1,193 @@
+"""Closed loop: who waits for whose answer, by hand; then sub-agents, and how much is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maitred.errors import ConfigError
+from maitred.units import MILLISECOND
+from maitred.workload import Job, Reactive, open_trace
+from maitred.workload.closed_loop import ClosedLoop
+from maitred.workload.formats.maitred import Maitred
+from maitred.workload.row import Row
+
+SERVICE = 1_000
+Served = list[tuple[int, str, int]]
+
+
+class Plain(Maitred):
+    """Its rows say nothing of pauses."""
+
+
+class Pauses(Maitred):
+    thinks = True
+
+
+class Whole(Maitred):
+    thinks = True
+    by_session = True
+
+
+def row(at: int, program: str = "", think: int | None = None, parent: str = "") -> Row:
+    return Row(at, 1, 1, program=program, think=think, parent=parent)
+
+
+def served(loop: Reactive, service: int = SERVICE, completes: Callable[[Job], bool] = lambda job: True) -> tuple[Served, int]:
+    """(arrival, program, id) of all, in a world that serves each within `service` µs, and how many sessions were open at
+    most. It reads one job ahead, as the simulator does."""
+    source, latest = iter(loop), -1
+    out: Served = []
+    heap: list[tuple[int, int, int, Job]] = []
+    of_source: set[int] = set()
+    busy: set[str] = set()
+    most = 0
+
+    def read() -> None:
+        job = next(source, None)
+        if job is not None:
+            assert job.request.arrival >= latest
+            heappush(heap, (job.request.arrival, 1, job.request.id, job))
+            of_source.add(job.request.id)
+
+    read()
+    while heap:
+        latest, kind, number, job = heappop(heap)
+        if kind == 1:
+            out.append((latest, job.request.program, number))
+            assert job.request.program not in busy or not job.request.program
+            busy.add(job.request.program)
+            most = max(most, len(busy))
+            heappush(heap, (latest + service, 0, number, job))
+            if number in of_source:
+                read()
+            continue
+        busy.discard(job.request.program)
+        for follows in loop.ended(job.request, completes(job), 1, latest):
+            assert follows.request.arrival >= latest
+            heappush(heap, (follows.request.arrival, 1, follows.request.id, follows))
+    assert len({number for _, _, number in out}) == len(out)
+    return out, most
+
+
+def arrivals(rows: Sequence[Row], kind: type[Maitred] = Plain, **options: int) -> Served:
+    out, _ = served(ClosedLoop(rows, kind(), **options))
+    return [(at, program, 0) for at, program, _ in out]
+
+
+def test_without_pauses_the_gaps_between_arrivals_are_those_after_answers() -> None:
+    """a: at 0 and 300 later. The answer takes 1000, so its second request comes at 1300, and b has not waited for it."""
+    out = arrivals([row(0, "a"), row(200, "b"), row(300, "a"), row(350, "a"), row(400)])
+    assert [(at, program) for at, program, _ in out] == [(0, "a"), (200, "b"), (400, ""), (1_300, "a"), (2_350, "a")]
+
+
+def test_a_pause_may_bring_a_request_before_its_recorded_time() -> None:
+    out = arrivals([row(0, "a"), row(5_000, "b"), row(90_000, "a", think=10)], Pauses)
+    assert [(at, program) for at, program, _ in out] == [(0, "a"), (1_010, "a"), (5_000, "b")]
+
+
+def test_one_pause_for_all() -> None:
+    out = arrivals([row(0, "a"), row(5_000, "b"), row(90_000, "a")], think=7)
+    assert [(at, program) for at, program, _ in out] == [(0, "a"), (1_007, "a"), (5_000, "b")]
+
+
+def test_who_gets_no_answer_does_not_go_on() -> None:
+    rows = [row(0, "a"), row(10, "b"), row(20, "a"), row(30, "b"), row(5_000, "a")]
+    out, _ = served(ClosedLoop(rows, Plain()), completes=lambda job: job.request.program == "b")
+    assert [(at, program) for at, program, _ in out] == [(0, "a"), (10, "b"), (1_030, "b")]
+
+
+def test_a_sub_agent_starts_after_a_request_of_its_parent_which_goes_on_beside_it() -> None:
+    rows = [
+        row(0, "a", 0),
+        row(500, "a/1", 50, parent="a"),
+        row(600, "a/1", 60),
+        row(700, "a", 5_000),
+        row(0, "b", 0),
+    ]
+    out = arrivals(rows, Whole)
+    assert [(at, program) for at, program, _ in out] == [(0, "a"), (0, "b"), (1_050, "a/1"), (2_110, "a/1"), (6_000, "a")]
+
+
+def test_a_session_begins_when_another_is_over_with_all_its_sub_agents() -> None:
+    """a ends at 1000, its sub-agent at 3050; b cannot begin before."""
+    rows = [row(0, "a", 0), row(500, "a/1", 2_000 - 950, parent="a"), row(0, "b", 0), row(0, "b", 100), row(0, "c", 0)]
+    out, most = served(ClosedLoop(rows, Whole(), limit=1))
+    assert [(at, program) for at, program, _ in out] == [(0, "a"), (2_050, "a/1"), (3_050, "b"), (4_150, "b"), (5_150, "c")]
+    assert most == 1
+
+
+def test_a_session_without_an_answer_makes_room_too() -> None:
+    rows = [row(0, "a", 0), row(5, "a", 5), row(0, "b", 0)]
+    out, _ = served(ClosedLoop(rows, Whole(), limit=1), completes=lambda job: job.request.program != "a")
+    assert [(at, program) for at, program, _ in out] == [(0, "a"), (1_000, "b")]
+
+
+def test_of_sessions_that_stand_together_no_more_is_read_than_is_open() -> None:
+    """Three rows each: when the first request is sent, one row has been looked at ahead, and no other session."""
+    read: list[str] = []
+
+    def rows() -> list[Row]:
+        return [row(n, f"s{session}", 1) for session in range(50) for n in range(3)]
+
+    def watched() -> Iterator[Row]:
+        for one in rows():
+            read.append(one.program)
+            yield one
+
+    loop = ClosedLoop(watched(), Whole(), limit=2)
+    source = iter(loop)
+    next(source)
+    assert set(read) <= {"s0", "s1"}
+    served_all, most = served(ClosedLoop(rows(), Whole(), limit=2))
+    assert (len(served_all), most) == (150, 2)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.sampled_from("abcde"), st.none() | st.integers(0, 3_000)), max_size=60),
+    st.sampled_from([1, 100, 5_000]),
+    st.sampled_from([Plain, Pauses]),
+)
+def test_every_row_is_sent_once_and_never_before_the_answer_it_waits_for(
+    said: list[tuple[int, str, int | None]], service: int, kind: type[Maitred]
+) -> None:
+    at, rows = 0, []
+    for gap, program, think in said:
+        at += gap
+        rows.append(row(at, program, think if kind is Pauses else None))
+    out, most = served(ClosedLoop(rows, kind()), service)
+    assert sorted(program for _, program, _ in out) == sorted(row.program for row in rows)
+    assert most <= 5
+    for program in "abcde":
+        times = [at for at, whose, _ in out if whose == program]
+        thinks = [row.think for row in rows if row.program == program][1:]
+        assert all(b - a >= service + (pause or 0) for a, b, pause in zip(times, times[1:], thinks, strict=False))
+
+
+# From files
+
+
+def test_aiperfs_delays_are_pauses(tmp_path: Path) -> None:
+    turn = {"session_id": "a", "input_length": 5, "output_length": 1}
+    path = tmp_path / "trace"
+    path.write_text("\n".join(json.dumps(said) for said in ({**turn, "timestamp": 0}, {**turn, "delay": 100})))
+    with open_trace(str(path)) as trace:
+        out, _ = served(trace.closed_loop())
+    assert [at for at, _, _ in out] == [0, SERVICE + 100 * MILLISECOND]
+
+
+def test_sessions_that_do_not_stand_together_cannot_be_limited(samples: Path) -> None:
+    with open_trace(str(samples / "azure_tiny.csv")) as trace, pytest.raises(ConfigError, match="cannot limit its sessions"):
+        trace.closed_loop(limit=3)
+
+
+def test_an_empty_trace_is_an_error_here_too(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n")
+    with open_trace(str(tmp_path / "t")) as trace, pytest.raises(ConfigError, match="there is no row in it"):
+        trace.closed_loop()

@@ -1,0 +1,184 @@
+"""Formats of load generators and of published traces: rows by hand, and what each says of the content of prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from maitred.errors import ConfigError
+from maitred.workload import FORMATS, BadRows, Job, open_trace
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(*rows: str | dict[str, object]) -> Path:
+        path = tmp_path / "trace"
+        path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+        return path
+
+    return write
+
+
+def jobs(spec: object, bad_rows: BadRows = BadRows.REFUSE) -> list[Job]:
+    with open_trace(str(spec), bad_rows=bad_rows) as trace:
+        return list(trace)
+
+
+def refusal(spec: object) -> str:
+    with pytest.raises(ConfigError) as raised:
+        jobs(spec)
+    return str(raised.value)
+
+
+def keys(job: Job, block_size: int = 16) -> list[int]:
+    assert job.request.prefix is not None
+    return list(job.request.prefix.keys(block_size))
+
+
+def shape(job: Job) -> tuple[int, int, int]:
+    return job.request.arrival, job.request.prompt_tokens, job.output_tokens
+
+
+# BurstGPT
+
+BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+BURST_3 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
+
+
+def test_burstgpt_in_seconds_from_its_first_row_with_models_and_sessions(write: Write) -> None:
+    first, second = jobs(write(BURST, "5,ChatGPT,472,18,490,Conversation log", "45.5,GPT-4,1087,230,1317,API log"))
+    assert (shape(first), shape(second)) == ((0, 472, 18), (40_500_000, 1087, 230))
+    assert (first.request.model, second.request.model) == ("ChatGPT", "GPT-4")
+    (job,) = jobs(write(BURST_3, "19440110.0,1722ac82,43,GPT-4,906,446,1352,Conversation log"))
+    assert (shape(job), job.request.program) == ((0, 906, 446), "1722ac82")
+
+
+def test_burstgpts_failures_are_counted_and_not_replayed(write: Write) -> None:
+    path = write(BURST, "5,GPT-4,9,0,9,API log", "7,GPT-4,9,1,10,API log")
+    with open_trace(str(path)) as trace:
+        assert [job.request.arrival for job in trace] == [0]
+        assert trace.skipped == 1
+        assert str(trace.first_skipped) == f"{path}:2: a request that failed: it has no response tokens (it is not replayed)"
+    assert "there is no row" not in refusal(write(BURST, "5,GPT-4,9,0,9,API log"))
+
+
+@pytest.mark.parametrize(("row", "what"), [("x,m,1,1,2,l", "Timestamp is 'x'"), ("1,m,0,1,1,l", "Request tokens is '0'")])
+def test_a_bad_burstgpt_row_is_named_by_its_line(write: Write, row: str, what: str) -> None:
+    assert f"trace:3: {what}" in refusal(write(BURST, "1,m,1,1,2,l", row))
+
+
+# Bailian
+
+
+def test_bailians_chats_are_programs_and_its_blocks_of_16_are_prefixes(write: Write) -> None:
+    row = {"timestamp": 61.114, "input_length": 40, "output_length": 9, "type": "text", "turn": 1}
+    root, other, child, grandchild = jobs(
+        write(
+            {**row, "chat_id": 159, "parent_chat_id": -1, "hash_ids": [1, 2, 3]},
+            {**row, "chat_id": 7, "parent_chat_id": -1, "hash_ids": [4, 2, 3]},
+            {**row, "chat_id": 160, "parent_chat_id": 159, "timestamp": 62.5, "input_length": 48, "hash_ids": [1, 2, 9]},
+            {**row, "chat_id": 161, "parent_chat_id": 160, "timestamp": 63, "hash_ids": [1, 2]},
+        )
+    )
+    assert [job.request.program for job in (root, other, child, grandchild)] == ["159", "7", "159", "159"]
+    assert shape(child) == (1_386_000, 48, 9)
+    assert keys(root) == keys(grandchild) == keys(child)[:2]
+    assert not set(keys(root)) & set(keys(other)), "2 after 4 is another prefix than 2 after 1"
+
+
+def test_a_block_of_the_cache_may_be_several_of_the_trace(write: Write) -> None:
+    row = {"timestamp": 0, "output_length": 9, "chat_id": 1}
+    first, second = jobs(
+        write({**row, "input_length": 64, "hash_ids": [1, 2, 3, 4]}, {**row, "input_length": 70, "hash_ids": [1, 2, 3, 5, 6]})
+    )
+    assert [len(keys(job, 32)) for job in (first, second)] == [2, 2]
+    assert keys(first, 32)[0] == keys(second, 32)[0]
+    assert keys(first, 32)[1] != keys(second, 32)[1]
+    assert len(keys(second, 64)) == 1
+
+
+def test_bailian_ids_must_fit_the_prompt(write: Write) -> None:
+    row = {"timestamp": 0, "input_length": 64, "output_length": 9, "chat_id": 1, "hash_ids": [1]}
+    assert "trace:1: 1 hash_ids for 64 tokens (they are 4 blocks of 16" in refusal(write(row))
+
+
+# vLLM timed_trace
+
+
+def test_timed_trace_is_in_seconds_and_blocks_of_16(write: Write) -> None:
+    path = write(
+        {"timestamp": 1, "input_length": 40, "output_length": 3, "hash_ids": [7, 8, 9]},
+        {"timestamp": 1.5, "input_length": 32, "output_length": 4, "hash_ids": [7, 8]},
+    )
+    first, second = jobs(f"timed_trace:{path}")
+    assert (shape(first), shape(second)) == ((0, 40, 3), (500_000, 32, 4))
+    assert keys(first) == keys(second)
+
+
+def test_a_mooncake_file_is_no_timed_trace(write: Write) -> None:
+    path = write({"timestamp": 0, "input_length": 1200, "output_length": 3, "hash_ids": [7, 8, 9]})
+    assert "a file with blocks of 512 is mooncake:FILE" in refusal(f"timed_trace:{path}")
+
+
+# AIPerf
+
+
+def test_aiperfs_turns_are_prompts_that_grow(write: Write) -> None:
+    """700 + 52, then 100 new tokens: a prompt of 852. Of it 47 blocks of 16 have been said (752 tokens)."""
+    path = write(
+        {"session_id": "a", "timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]},
+        {"session_id": "b", "timestamp": 5, "input_length": 600, "output_length": 9, "hash_ids": [0, 2]},
+        {"session_id": "a", "timestamp": 2000.5, "input_length": 100, "output_length": 10},
+    )
+    first, other, second = jobs(path)
+    assert (shape(first), shape(second)) == ((0, 700, 52), (2_000_500, 852, 10))
+    assert [job.request.program for job in (first, other, second)] == ["a", "b", "a"]
+    assert first.whole is not None
+    whole = list(first.whole.keys(16))
+    assert (len(keys(first)), len(whole), len(keys(second))) == (43, 47, 53)
+    assert whole[:43] == keys(first)
+    assert keys(second)[:47] == whole
+    assert [mine == theirs for mine, theirs in zip(keys(first), keys(other), strict=False)] == [True] * 32 + [False] * 5
+
+
+def test_aiperf_rows_that_stand_by_session_are_put_in_order(write: Write) -> None:
+    turn = {"input_length": 5, "output_length": 1}
+    rows = [
+        {**turn, "session_id": "a", "timestamp": 0},
+        {**turn, "session_id": "a", "timestamp": 90},
+        {**turn, "session_id": "b", "timestamp": 50},
+    ]
+    assert [job.request.program for job in jobs(write(*rows))] == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"session_id": "a", "timestamp": 0, "text_input": "Hello"}, "it has no input_length"),
+        ({"session_id": "a", "timestamp": 0, "input_length": 5}, "it has no output_length"),
+        ({"session_id": "a", "input_length": 5, "output_length": 5}, "it has no timestamp"),
+        ({"session_id": "a", "timestamp": 0, "input_length": 0, "output_length": 5}, "input_length is 0"),
+    ],
+)
+def test_a_bad_aiperf_row_is_named_by_its_line(write: Write, row: dict[str, object], what: str) -> None:
+    assert f"trace:1: {what}" in refusal(write(row))
+
+
+def test_a_delay_alone_is_no_time(write: Write) -> None:
+    turn = {"session_id": "a", "input_length": 5, "output_length": 1}
+    said = refusal(write({**turn, "timestamp": 0}, {**turn, "delay": 100}))
+    assert "trace:2: it has no time of its own" in said
+    assert "--session-mode closed-loop" in said
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if "..." not in FORMATS.get(name)().example])
+def test_an_example_is_recognised_by_its_own_format_alone(name: str) -> None:
+    """Rows of `timed_trace` look like Mooncake's, so it must be named."""
+    example = FORMATS.get(name)().example
+    claimed = [other for other in FORMATS if FORMATS.get(other)().recognises(example)]
+    assert claimed == (["mooncake"] if name == "timed_trace" else [name])
