@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from maitred.admission import load_of
-from maitred.contracts import FleetLoad, InstanceView
-from maitred.instance import InstanceConfig, InstanceEvent, new_instance
+from maitred.contracts import FleetLoad, InstanceLoad, InstanceView
+from maitred.instance import Instance, InstanceConfig, InstanceEvent
 from maitred.sim.agenda import Agenda, Kind
 from maitred.sim.config import ClusterConfig
 from maitred.sim.replica import Chains, Replica
@@ -29,7 +28,7 @@ class Fleet:
         self.touched: list[Replica] = []
         """Those whose next event is to be found anew."""
         self.replicas = [
-            Replica(index, new_instance(instance, Random(f"{seed}/instance/{index}")), agenda, chains)
+            Replica(index, Instance(instance, Random(f"{seed}/instance/{index}")), agenda, chains)
             for index in range(cluster.num_instances)
         ]
         self._snapshots = _snapshots(self.replicas, cluster, instance)
@@ -44,7 +43,7 @@ class Fleet:
     def load(self, model: str, now: Micros) -> FleetLoad:
         """What `views` show as of `now`, for admission; all of them serve every model. O(instances)."""
         self.look(now)
-        return load_of(self.views)
+        return FleetLoad([InstanceLoad(v.in_flight, v.waiting, v.running, v.kv_usage) for v in self.views])
 
     def touch(self, replica: Replica) -> None:
         """Something happened to it: its next event is to be found anew."""

@@ -8,19 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from maitred.contracts import PrefixView
 from maitred.instance import Instance, InstanceEvent
 from maitred.request import Request, RequestId
 from maitred.sim.agenda import Agenda
 from maitred.units import Micros
 
 
+class Chains:
+    """The keys of a prompt, made once while one router asks every instance for them."""
+
+    def __init__(self) -> None:
+        self._request: Request | None = None
+        self._chain: Sequence[int] = ()
+
+    def of(self, request: Request, cache: PrefixView) -> Sequence[int]:
+        """All caches that ask have blocks of one size."""
+        if request is not self._request:
+            self._request, self._chain = request, cache.chain(request)
+        return self._chain
+
+
 class Replica:
     """An instance in the cluster, and the `InstanceView` that routers see."""
 
-    __slots__ = ("_agenda", "_kept", "due", "in_flight", "index", "instance", "touched")
+    __slots__ = ("_agenda", "_chains", "_kept", "due", "in_flight", "index", "instance", "touched")
 
-    def __init__(self, index: int, instance: Instance, agenda: Agenda) -> None:
+    def __init__(self, index: int, instance: Instance, agenda: Agenda, chains: Chains) -> None:
         self._agenda = agenda
+        self._chains = chains
         self.index = index
         self.instance = instance
         self.in_flight = 0
@@ -55,12 +71,21 @@ class Replica:
 
     @property
     def kv_usage(self) -> float:
-        self.instance.settle(self._agenda.now - 1)
+        self.settle()
         return self.instance.kv_usage
 
     def cached_blocks(self, request: Request) -> int:
         cache = self.instance.cache
         if cache is None:
             return 0
+        self.settle()
+        return cache.cached(self.chain(request))
+
+    def chain(self, request: Request) -> Sequence[int]:
+        """The keys of its prompt here."""
+        cache = self.instance.cache
+        return () if cache is None else self._chains.of(request, cache)
+
+    def settle(self) -> None:
+        """Blocks and caches are as of the steps that ended before this instant."""
         self.instance.settle(self._agenda.now - 1)
-        return cache.match(request) // cache.block_size

@@ -50,7 +50,7 @@ def simulate(
     cluster, instance = cluster or ClusterConfig(), instance or InstanceConfig()
     agenda = Agenda()
     arrivals = Arrivals(jobs, agenda, progress)
-    fleet = Fleet(cluster.num_instances, instance, seed, agenda)
+    fleet = Fleet(cluster, instance, seed, agenda)
     rows = Rows(instance.latency.overheads)
     gate = entrance(cluster, instance, admission, log)
     router = (routing or RoutingConfig()).router(Random(f"{seed}/routing"))
