@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from random import Random
 
 from maitred.contracts import FleetLoad, InstanceLoad, InstanceView
-from maitred.instance import Instance, InstanceConfig, InstanceEvent
+from maitred.instance import InstanceConfig, InstanceEvent, new_instance
 from maitred.sim.agenda import Agenda, Kind
 from maitred.sim.config import ClusterConfig
 from maitred.sim.replica import Chains, Replica
@@ -28,7 +28,7 @@ class Fleet:
         self.touched: list[Replica] = []
         """Those whose next event is to be found anew."""
         self.replicas = [
-            Replica(index, Instance(instance, Random(f"{seed}/instance/{index}")), agenda, chains)
+            Replica(index, new_instance(instance, Random(f"{seed}/instance/{index}")), agenda, chains)
             for index in range(cluster.num_instances)
         ]
         self._snapshots = _snapshots(self.replicas, cluster, instance)
