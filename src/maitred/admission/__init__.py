@@ -13,7 +13,11 @@ its class; else it is rejected.
     bucket.py       so many at once, and so many per second
     tenants.py      what the tenants that have limits use of them
     victims.py      who may be made to go, and who waits for it
-    pool.py         slots and queues of one model: who enters, who waits, who is next, who must go
+    pool.py         what all pools have in common: slots, who holds them, who waits, and the books of it
+    class_pool.py   slots and queues of one model: who enters, who waits, who is next, who must go
+    flow_control/   the other kind of pool: requests wait while the instances are saturated
+    policies/       who is turned away before he asks for a slot
+    saturation.py   how loaded the instances are
     books.py        what became of every request: totals, and views for metrics
     audit.py        what holds of a pool after every event
     core.py         Admission: all pools, time, and the books
@@ -40,35 +44,48 @@ from maitred.admission.config import (
     LegacyConfig,
     TenantPolicy,
     class_named,
-    tenant_problem,
 )
-from maitred.admission.core import EVERYBODY, Admission
+from maitred.admission.core import EVERYBODY, NO_LOAD, Admission, no_look
 from maitred.admission.flavours import BUILT_IN, SMG_BOOTSTRAP_CAPACITY
+from maitred.admission.flow_control.config import FlowControlConfig
+from maitred.admission.policies import POLICIES, AdmissionPolicy, PolicyConfig, Refusal
+from maitred.admission.pool import Look
 from maitred.admission.record import RecordedAdmission, replay
 from maitred.admission.rules import overcommit
+from maitred.admission.saturation import load_of
+from maitred.admission.tenant_names import tenant_problem
 from maitred.admission.ticket import State, Ticket, TransitionError
 from maitred.admission.vocabulary import Action, End, Reason
 
 __all__ = [
     "BUILT_IN",
     "EVERYBODY",
+    "NO_LOAD",
+    "POLICIES",
     "SMG_BOOTSTRAP_CAPACITY",
     "Action",
     "Admission",
     "AdmissionConfig",
+    "AdmissionPolicy",
     "ClassConfig",
     "ClassView",
     "ClassesConfig",
     "End",
+    "FlowControlConfig",
     "LegacyConfig",
+    "Look",
+    "PolicyConfig",
     "PoolView",
     "Reason",
     "RecordedAdmission",
+    "Refusal",
     "State",
     "TenantPolicy",
     "Ticket",
     "TransitionError",
     "class_named",
+    "load_of",
+    "no_look",
     "overcommit",
     "parse_class",
     "replay",

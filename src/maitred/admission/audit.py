@@ -1,4 +1,4 @@
-"""What holds of a pool after every event. For tests: O(n)."""
+"""What holds of a pool with classes after every event. For tests: O(n)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from maitred.admission.rules import LANES
 from maitred.admission.ticket import State
 
 if TYPE_CHECKING:
-    from maitred.admission.pool import Pool
+    from maitred.admission.class_pool import ClassPool
 
 
-def problems(pool: Pool) -> Iterator[str]:
-    """What is wrong with the books of a pool, if anything is."""
+def problems(pool: ClassPool) -> Iterator[str]:
+    """What is wrong with the books of such a pool, if anything is."""
     yield from _of_slots(pool)
     if pool.waiting != sum(map(len, pool.queues)) + pool.awaiting.count:
         yield f"{pool.waiting} counted as waiting, but queues differ"
@@ -28,7 +28,7 @@ def problems(pool: Pool) -> Iterator[str]:
         yield from _of_lane(pool, lane)
 
 
-def _of_slots(pool: Pool) -> Iterator[str]:
+def _of_slots(pool: ClassPool) -> Iterator[str]:
     slots = pool.slots
     if slots.used != sum(slots.in_flight) or min(slots.in_flight) < 0:
         yield f"{slots.used} used, but in flight {slots.in_flight}"
@@ -37,7 +37,7 @@ def _of_slots(pool: Pool) -> Iterator[str]:
         yield f"reservations {slots.reserved} leave nothing of {slots.capacity}"
 
 
-def _of_lane(pool: Pool, lane: int) -> Iterator[str]:
+def _of_lane(pool: ClassPool, lane: int) -> Iterator[str]:
     for ticket in pool.queues[lane]:
         if ticket.state is not State.QUEUED or ticket.lane != lane:
             yield f"{ticket} in the queue of lane {lane} does not queue there"

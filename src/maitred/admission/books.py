@@ -1,6 +1,6 @@
 """The books: what became of every request, per model and class; and what a pool looks like now.
 
-    arrived  = queue_full + tenant_queue_full + queue_timeout + cancelled + sum(ended) + waiting + in_flight
+    arrived  = queue_full + tenant_queue_full + queue_timeout + sum(refused) + cancelled + sum(ended) + waiting + in_flight
     admitted = sum(ended) + in_flight + retried
 
 A request that the rate gate stops has not arrived: it is counted beside.
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from maitred.admission.vocabulary import End
+from maitred.admission.vocabulary import REFUSALS, End, Reason
 from maitred.histogram import ERRORS, Histogram
 from maitred.request import PriorityClass
 
@@ -32,6 +32,7 @@ class Totals:
         "queue_timeout",
         "queue_wait",
         "rate_limited",
+        "refused",
         "retried",
         "slot_hold",
         "tenant_queue_full",
@@ -47,6 +48,8 @@ class Totals:
         self.cancelled = 0
         """Left while they waited."""
         self.rate_limited = 0
+        self.refused: dict[Reason, int] = dict.fromkeys(REFUSALS, 0)
+        """By admission policies, and by flow control."""
         self.ended = dict.fromkeys(End, 0)
         """Held a slot and gave it back, for good."""
         self.promoted = 0
@@ -62,7 +65,7 @@ class Totals:
 
     def balance(self) -> bool:
         """Every request that came is accounted for, once."""
-        refused = self.queue_full + self.tenant_queue_full + self.queue_timeout + self.cancelled
+        refused = self.queue_full + self.tenant_queue_full + self.queue_timeout + self.cancelled + sum(self.refused.values())
         ended = sum(self.ended.values())
         return (
             self.arrived == refused + ended + self.waiting + self.in_flight
@@ -88,6 +91,7 @@ class ClassView(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout: int
     cancelled: int
     rate_limited: int
+    refused: dict[Reason, int]
     ended: dict[End, int]
     promoted: int
     retried: int
@@ -121,13 +125,15 @@ def merged(books: Iterable[Totals]) -> Totals:
             whole.ended[end] += n
         for c, n in one.preempted_by.items():
             whole.preempted_by[c] += n
+        for reason, n in one.refused.items():
+            whole.refused[reason] += n
         for name in _HISTOGRAMS:
             getattr(whole, name).add(getattr(one, name))
     return whole
 
 
 _HISTOGRAMS = ("queue_wait", "slot_hold", "wasted")
-_NUMBERS = tuple(name for name in Totals.__slots__ if name not in (*_HISTOGRAMS, "ended", "preempted_by"))
+_NUMBERS = tuple(name for name in Totals.__slots__ if name not in (*_HISTOGRAMS, "ended", "preempted_by", "refused"))
 
 
 def class_view(totals: Totals, queue_size: int, reserved: int, desired: int, pressure: float, errors: Histogram) -> ClassView:
@@ -139,6 +145,7 @@ def class_view(totals: Totals, queue_size: int, reserved: int, desired: int, pre
         desired=desired,
         pressure=pressure,
         ended=dict(totals.ended),
+        refused=dict(totals.refused),
         preempted_by=dict(totals.preempted_by),
         retry_after_error=_copy(errors),
         **said,

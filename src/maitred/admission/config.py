@@ -6,13 +6,15 @@ the flavour (see `flavours`). Under `flavour: smg` an entry replaces the whole c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from ipaddress import ip_address
+from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from maitred.admission.flavours import BUILT_IN, ClassRules, Flavour
+from maitred.admission.flow_control.config import FlowControlConfig
+from maitred.admission.policies.config import PolicyConfig
+from maitred.admission.tenant_names import tenant_problem
 from maitred.request import PriorityClass
 
 MOST_SLOTS = 1_000_000_000
@@ -120,24 +122,25 @@ class LegacyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return max(1.0, self.rate_limit_tokens_per_second)
 
 
-Mode: TypeAlias = Literal["off", "legacy", "priority"]
+Mode: TypeAlias = Literal["off", "legacy", "priority", "flow-control"]
 SlotCost: TypeAlias = Literal["requests", "tokens"]
 OnPreempt: TypeAlias = Literal["reject", "retry"]
 
 
-class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who may be in flight. Raises ValueError for what cannot be."""
 
     mode: Mode = "legacy"
-    """`off`: everybody; `legacy`: one limit for all; `priority`: classes, a pool of slots per model."""
+    """`off`: everybody; `legacy`: one limit for all; `priority`: classes, a pool of slots per model; `flow-control`: as many as
+    the instances can carry."""
     flavour: Flavour = "maitred"
-    """`smg`: SMG's numbers, and its rules where ours are others."""
+    """`smg`: SMG's numbers, and its rules where ours are others; `blis`: BLIS's rules of flow control."""
     classes: ClassesConfig = ClassesConfig()
     default_max_class: ClassName = "default"
     """The highest class for tenants that no policy names."""
-    tenant_policies: dict[str, TenantPolicy] = {}
+    tenant_policies: dict[str, TenantPolicy] = msgspec.field(default_factory=dict)
     """By tenant: `auth:ID`, `header:VALUE`, `ip:ADDRESS` or `anonymous`."""
-    service_tiers: dict[str, ClassName] = {}
+    service_tiers: dict[str, ClassName] = msgspec.field(default_factory=dict)
     """What OpenAI's `service_tier` in a body means, for requests without the header."""
     on_overcommit: Literal["legacy", "clamp"] = "legacy"
     """When the reservations exceed the capacity at start-up: serve without classes, or scale the reservations down."""
@@ -154,8 +157,10 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     slot_tokens: int = 2048
     """Tokens that one slot stands for, with `slot_cost: tokens`."""
     legacy: LegacyConfig = LegacyConfig()
+    flow_control: FlowControlConfig = FlowControlConfig()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.promotion_share is not None and not 0 <= self.promotion_share <= 1:
             raise ValueError("promotion_share must be from 0 to 1")
         _at_least_0(self, "promotion_burst")
@@ -187,6 +192,11 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError(f"classes.{c.label}: reserved_per_slot must be a share from 0 to 1")
         return msgspec.structs.replace(built_in, **given)
 
+    @property
+    def admits_everybody(self) -> bool:
+        """Whether nobody is ever turned away, or has to wait."""
+        return self.mode == "off" and self.refuses_nobody
+
     def cap(self, tenant: str) -> PriorityClass:
         """The highest class that requests of `tenant` can have."""
         policy = self.tenant_policies.get(tenant)
@@ -213,23 +223,3 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 _REQUIRED_BY_SMG: Final = ("reserved_floor", "queue_size", "queue_timeout_secs", "starvation_threshold_secs", "can_preempt")
 _PROMOTION_SHARE: Final = 0.25
 _SMG_PROMOTION_SHARE: Final = 1.0
-_TENANTS: Final[Mapping[str, str]] = {"auth": "auth:ID", "header": "header:VALUE", "ip": "ip:ADDRESS"}
-
-
-def tenant_problem(tenant: str) -> str | None:
-    """Why no request can ever come from a tenant of that name; None if one can."""
-    kind, colon, name = tenant.partition(":")
-    if tenant == "anonymous":
-        return None
-    if not colon or kind not in _TENANTS:
-        return f"{tenant!r} matches nobody: write auth:{tenant}, header:{tenant}, ip:ADDRESS or anonymous"
-    if not name or name != name.strip():
-        return f"{tenant!r} matches nobody: write {_TENANTS[kind]}, without spaces around it"
-    if kind == "ip":
-        try:
-            normal = str(ip_address(name))
-        except ValueError:
-            return f"{tenant!r} matches nobody: {name!r} is not an IP address"
-        if normal != name:
-            return f"{tenant!r} matches nobody: write ip:{normal}"
-    return None

@@ -21,8 +21,10 @@ from typing import Final
 
 from maitred.admission.books import PoolView, Totals, class_view, merged
 from maitred.admission.bucket import TokenBucket
+from maitred.admission.class_pool import ClassPool
 from maitred.admission.config import AdmissionConfig
-from maitred.admission.pool import Pool
+from maitred.admission.policies.screen import Screen
+from maitred.admission.pool import Look, Pool
 from maitred.admission.queues import Turns
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, SMG_RETRY_AFTER, PoolRules, rules_of
 from maitred.admission.tenants import Tenant, limited
@@ -31,7 +33,8 @@ from maitred.admission.vocabulary import Action, End, Reason
 from maitred.contracts import FleetLoad
 from maitred.decisions import Decision
 from maitred.errors import InvariantError
-from maitred.request import PriorityClass, RequestId
+from maitred.request import PriorityClass, Request, RequestId
+from maitred.slo_classes import slo_class, slo_priority
 from maitred.units import SECOND, Micros
 
 NO_LOAD: Final = FleetLoad()
@@ -39,10 +42,18 @@ EVERYBODY: Final = "*"
 """The name of the pool that all models share without classes."""
 
 
-class Admission:
-    """Decides who may be in flight. `pools` gives each model's capacity in slots; `resize` adds more models."""
+def no_look(pool: str, now: Micros) -> FleetLoad:
+    """For rules that do not go by load: there are no instances."""
+    return NO_LOAD
 
-    def __init__(self, config: AdmissionConfig, pools: Mapping[str, int]) -> None:
+
+class Admission:
+    """Decides who may be in flight. `pools` gives each model's capacity in slots; `resize` adds more models. `look` tells how
+    loaded the instances of a model are, where the rules go by that and no request brings it. Raises ConfigError for an unknown
+    admission policy."""
+
+    def __init__(self, config: AdmissionConfig, pools: Mapping[str, int], look: Look = no_look) -> None:
+        self._look = look
         self._capacities: dict[str, int] = {}
         self._books: dict[str, Sequence[Totals]] = {}
         self._tickets: dict[RequestId, Ticket] = {}
@@ -52,6 +63,7 @@ class Admission:
         """What was due by this instant has been settled."""
         self._turns = Turns()
         self._gate: TokenBucket | None = None
+        self._screen = Screen(config)
         self._pools: dict[str, Pool] = {}
         self._configure(config)
         for name, capacity in pools.items():
@@ -60,11 +72,25 @@ class Admission:
 
     # Inputs.
 
+    def ticket(self, request: Request, cost: int) -> Ticket:
+        """What `submit` takes: `request` as the configuration sees it; `cost` in tokens, of its prompt and its answer."""
+        target = request.slo_target
+        return Ticket(
+            request.id,
+            request.model,
+            request.priority_class,
+            request.tenant,
+            cost,
+            request.prompt_tokens,
+            slo_priority(request, self._config.slo_priorities),
+            self._config.slo_targets.get(slo_class(request)) if target is None else target,
+        )
+
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad = NO_LOAD) -> Sequence[Decision]:
         """A request asks to enter: the last decision is on it (`admit`, `queue` or `reject`).
 
-        `load` is for policies that weigh the fleet's load; slots do not. Raises KeyError for an unknown model and
-        TransitionError for a ticket, or an id, that is here already.
+        `load` is that of the instances of its model, and only looked at if `reads_load`. Raises KeyError for an unknown model
+        and TransitionError for a ticket, or an id, that is here already.
         """
         books = self._books[ticket.pool]
         came = ticket.state
@@ -76,10 +102,14 @@ class Admission:
             if not self._gate.ready(now):
                 return [*settled, self._stopped_at_gate(ticket, now)]
             self._gate.take(now)
+        if not self._screen.idle:
+            refused = self._screen.refuse(ticket, load, now)
+            if refused is not None:
+                return [*settled, refused]
         if self._tenants:
             ticket.share = self._tenants.get(ticket.tenant)
         pool = self._shared or self._pools[ticket.pool]
-        decisions = pool.enter(ticket, now)
+        decisions = pool.enter(ticket, now, load)
         if ticket.state is State.LEFT:
             return [*settled, *decisions]
         self._tickets[ticket.id] = ticket
@@ -162,6 +192,11 @@ class Admission:
         return self._config
 
     @property
+    def reads_load(self) -> bool:
+        """Whether `submit` looks at `load`."""
+        return self._screen.reads_load
+
+    @property
     def pools(self) -> Sequence[str]:
         """Names, in alphabetical order: of models; or EVERYBODY, where they share one pool."""
         return list(self._pools)
@@ -226,22 +261,28 @@ class Admission:
         if name not in self._capacities:
             self._books[name] = [Totals() for _ in LANES]
             if self._shared is None:
-                self._pools[name] = Pool(name, self._rules, self._turns)
+                self._pools[name] = self._pool(name)
                 self._pools = dict(sorted(self._pools.items()))  # decisions must not hang on the order in which models came
         self._capacities[name] = capacity
+        self._screen.resize(sum(self._capacities.values()))
         if self._shared is None:
             self._pools[name].resize(capacity)
+
+    def _pool(self, name: str) -> Pool:
+        return ClassPool(name, self._rules, self._turns)
 
     def _configure(self, config: AdmissionConfig) -> None:
         """New rules, new pools, the same requests."""
         former = self._pools
         self._config = config
+        self._screen = self._screen.under(config)
+        self._screen.resize(sum(self._capacities.values()))
         self._rules: PoolRules = rules_of(config)
         self._tenants: dict[str, Tenant] = limited(config.tenant_policies) if config.mode == "priority" else {}
         self._gate = _gate(config, self._gate)
-        shared = config.mode != "priority"
+        shared = config.mode in ("off", "legacy")
         names = [EVERYBODY] if shared else sorted(self._capacities)
-        self._pools = {name: Pool(name, self._rules, self._turns) for name in names}
+        self._pools = {name: self._pool(name) for name in names}
         self._shared: Pool | None = self._pools[EVERYBODY] if shared else None
         for name, capacity in self._capacities.items():
             if not shared:
@@ -253,6 +294,7 @@ class Admission:
 
     def _move(self, ticket: Ticket) -> None:
         """Into the pool it belongs to now."""
+        self._screen.adopt(ticket)
         ticket.share = self._tenants.get(ticket.tenant)
         ticket.totals.in_flight -= ticket.state in HOLDING  # counted again where it comes to
         self._pool_of(ticket).adopt(ticket)

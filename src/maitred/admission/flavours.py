@@ -13,7 +13,7 @@ import msgspec
 
 from maitred.request import PriorityClass
 
-Flavour: TypeAlias = Literal["maitred", "smg"]
+Flavour: TypeAlias = Literal["maitred", "smg", "blis"]
 
 
 class ClassRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,38 +30,31 @@ class ClassRules(msgspec.Struct, frozen=True, kw_only=True):
 SMG_BOOTSTRAP_CAPACITY: Final = 1024
 """Slots that SMG assumes before any backend has come up; its reservations are checked against them."""
 
-BUILT_IN: Final[Mapping[Flavour, Mapping[PriorityClass, ClassRules]]] = {
-    "maitred": {
-        PriorityClass.SYSTEM: ClassRules(
-            reserved_per_slot=0.05, queue_size=64, queue_timeout_secs=30, starvation_threshold_secs=5, can_preempt=True
-        ),
-        PriorityClass.INTERACTIVE: ClassRules(
-            reserved_per_slot=0.25, queue_size=256, queue_timeout_secs=30, starvation_threshold_secs=5, can_preempt=True
-        ),
-        PriorityClass.DEFAULT: ClassRules(
-            queue_size=512, queue_timeout_secs=60, starvation_threshold_secs=30, can_preempt=False
-        ),
-        PriorityClass.BULK: ClassRules(
-            queue_size=1024, queue_timeout_secs=300, starvation_threshold_secs=120, can_preempt=False
-        ),
-    },
-    "smg": {
-        PriorityClass.SYSTEM: ClassRules(
-            reserved_floor=32, queue_size=64, queue_timeout_secs=30, starvation_threshold_secs=5, can_preempt=True
-        ),
-        PriorityClass.INTERACTIVE: ClassRules(
-            reserved_floor=128,
-            reserved_per_slot=0.25,
-            queue_size=256,
-            queue_timeout_secs=30,
-            starvation_threshold_secs=5,
-            can_preempt=True,
-        ),
-        PriorityClass.DEFAULT: ClassRules(
-            reserved_per_slot=0.10, queue_size=512, queue_timeout_secs=60, starvation_threshold_secs=30, can_preempt=False
-        ),
-        PriorityClass.BULK: ClassRules(
-            queue_size=1024, queue_timeout_secs=300, starvation_threshold_secs=120, can_preempt=False
-        ),
-    },
+_OURS: Final[Mapping[PriorityClass, ClassRules]] = {
+    PriorityClass.SYSTEM: ClassRules(
+        reserved_per_slot=0.05, queue_size=64, queue_timeout_secs=30, starvation_threshold_secs=5, can_preempt=True
+    ),
+    PriorityClass.INTERACTIVE: ClassRules(
+        reserved_per_slot=0.25, queue_size=256, queue_timeout_secs=30, starvation_threshold_secs=5, can_preempt=True
+    ),
+    PriorityClass.DEFAULT: ClassRules(queue_size=512, queue_timeout_secs=60, starvation_threshold_secs=30, can_preempt=False),
+    PriorityClass.BULK: ClassRules(queue_size=1024, queue_timeout_secs=300, starvation_threshold_secs=120, can_preempt=False),
 }
+_SMG: Final[Mapping[PriorityClass, ClassRules]] = {
+    PriorityClass.SYSTEM: ClassRules(
+        reserved_floor=32, queue_size=64, queue_timeout_secs=30, starvation_threshold_secs=5, can_preempt=True
+    ),
+    PriorityClass.INTERACTIVE: ClassRules(
+        reserved_floor=128,
+        reserved_per_slot=0.25,
+        queue_size=256,
+        queue_timeout_secs=30,
+        starvation_threshold_secs=5,
+        can_preempt=True,
+    ),
+    PriorityClass.DEFAULT: ClassRules(
+        reserved_per_slot=0.10, queue_size=512, queue_timeout_secs=60, starvation_threshold_secs=30, can_preempt=False
+    ),
+    PriorityClass.BULK: ClassRules(queue_size=1024, queue_timeout_secs=300, starvation_threshold_secs=120, can_preempt=False),
+}
+BUILT_IN: Final[Mapping[Flavour, Mapping[PriorityClass, ClassRules]]] = {"maitred": _OURS, "smg": _SMG, "blis": _OURS}

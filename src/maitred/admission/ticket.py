@@ -25,6 +25,7 @@ from enum import IntEnum
 import msgspec
 
 from maitred.admission.books import Totals
+from maitred.admission.policies.tenant_budgets import Account
 from maitred.admission.tenants import Tenant
 from maitred.errors import MaitredError
 from maitred.request import PriorityClass, RequestId
@@ -110,6 +111,11 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
     cost: int = 1
     """Tokens of its prompt and its answer, as far as they can be known. Counts with `slot_cost: tokens`, and among tenants
     with weights."""
+    prompt_tokens: int = 0
+    slo_priority: int = 3
+    """How urgent its SLO class is; larger is more urgent, less than 0 is sheddable."""
+    slo_target: Micros | None = None
+    """Within which time its first token should come; None: nobody says."""
     state: State = State.NEW
     submitted_at: Micros = 0
     """Since when it is here; its queue timeout counts from here, also when it is tried again."""
@@ -130,8 +136,15 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
     """Its place among those who queue; among those who hold a slot, or await a victim, the order in which they began to."""
     share: Tenant | None = None
     """Its tenant's account, if policies limit it."""
+    budget: Account | None = None
+    """Where what its tenant holds is counted, if it has a budget; set by the core."""
     totals: Totals = Totals()
     """Where it is counted; set by the core."""
+
+    @property
+    def sheddable(self) -> bool:
+        """Whether it may be turned away for the sake of others."""
+        return self.slo_priority < 0
 
     def on(self, event: Event) -> None:
         """Raises TransitionError if `event` cannot happen in this state."""

@@ -54,11 +54,40 @@ class Reason(StrEnum):
     """As many of its tenant wait as may."""
     RATE_LIMITED = "rate_limited"
     """The request-rate gate in front of the scheduler is closed."""
+    REJECT_ALL = "reject_all"
+    """Nobody may enter."""
+    BUCKET_EMPTY = "token_bucket"
+    """Its prompt has more tokens than the bucket holds now."""
+    TIER_SHED = "tier_shed"
+    """An instance is loaded, and it is not urgent enough."""
+    SATURATED = "saturated"
+    """The fleet is as loaded as it may be for requests of this urgency. With `queue`, it waits until it is less so."""
+    TENANT_BUDGET = "tenant_budget"
+    """It is sheddable, and its tenant holds more than its share of the slots."""
+    POLICY = "policy"
+    """For admission policies of one's own."""
+    BAND_FULL = "band_full"
+    """As many of its priority wait as may."""
+    DISPLACED = "displaced"
+    """It waited, and a more urgent one (`other`) took its place in a full queue."""
 
     CLIENT_GONE = "client_gone"
 
     HIGHER_CLASS = "higher_class"
     """A request of a higher class found no slot."""
+
+
+REFUSALS = (
+    Reason.REJECT_ALL,
+    Reason.BUCKET_EMPTY,
+    Reason.TIER_SHED,
+    Reason.SATURATED,
+    Reason.TENANT_BUDGET,
+    Reason.POLICY,
+    Reason.BAND_FULL,
+    Reason.DISPLACED,
+)
+"""Reasons with `reject` of admission policies and of flow control, which are counted by name."""
 
 
 class End(StrEnum):

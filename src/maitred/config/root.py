@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from maitred.admission import AdmissionConfig
+from maitred.admission import POLICIES, AdmissionConfig
 from maitred.emulator.config import EngineConfig
 from maitred.gateway.config import GatewayConfig
 from maitred.instance import InstanceConfig
@@ -19,6 +19,7 @@ from maitred.routing import ROUTERS, RoutingConfig
 from maitred.sim.config import ClusterConfig
 
 REGISTERED: Final[Mapping[KeyPath, Registry[Any]]] = {
+    ("admission", "policy"): POLICIES,
     ("routing", "policy"): ROUTERS,
     ("instance", "scheduler"): SCHEDULERS,
     ("instance", "priority_policy"): PRIORITIES,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from maitred.admission import Admission, AdmissionConfig, RecordedAdmission
+from maitred.admission import Admission, AdmissionConfig, Look, RecordedAdmission
 from maitred.decisions import DecisionLog
 from maitred.errors import ConfigError
 from maitred.gateway import refusals
@@ -30,7 +30,7 @@ from maitred.gateway.reload import Reloading, Settings
 from maitred.gateway.routes import ROUTES
 from maitred.gateway.service import Service
 from maitred.gateway.state import GatewayState
-from maitred.routing import RoutingConfig
+from maitred.routing import Reads, RoutingConfig, what_it_reads
 from maitred.wire import asgi
 from maitred.wire.asgi import ApiError, Receive, Scope, Send
 from maitred.wire.client import Client
@@ -57,17 +57,18 @@ class Gateway:
         self.config = config
         self.counts = Counts(config.tenant_metric_top_n)
         self._client = Client(config.upstream)
-        self._fleet = Fleet(config, self._client, self._follow)
+        router = (routing or RoutingConfig()).router(random.Random(seed))
+        self._reads = what_it_reads(router)
+        self._fleet = Fleet(config, self._client, self._follow, self._wants_load)
         self._log = None if config.decision_log is None else DecisionFile(config.decision_log)
-        self.core = _core(admission or AdmissionConfig(), self._log)
-        self._driver = Driver(self.core)
+        self.core = _core(admission or AdmissionConfig(), self._log, self._fleet.load)
+        self._driver = Driver(self.core, self._fleet.load)
         self._capacity = Capacity(self._fleet, self._driver, fallback)
         self._observer = Observer(self._driver, self._fleet, self._capacity, self.counts)
-        router = (routing or RoutingConfig()).router(random.Random(seed))
         relay = Relay(config, self._client, self._fleet, router, self._driver, self.counts)
         self._service = Service(config, self._driver, relay)
         self._watch: asyncio.Task[None] | None = None
-        self._reception = Reception(config, lambda: self.core.config, self._fleet, self.counts, self._driver.now)
+        self._reception = Reception(config, lambda: self.core.config, self._fleet, self.counts, self._driver.now, self._reads)
         settings = Settings(gateway=config, admission=self.core.config, routing=routing or RoutingConfig())
         self._reloading = Reloading(settings, reload, self._adopt, self.counts.reloads)
         self._pages = Pages(
@@ -122,6 +123,10 @@ class Gateway:
         """Read the configuration again: what SIGHUP is for. What came of it is logged."""
         self._reloading.reload_soon()
 
+    def _wants_load(self) -> bool:
+        """Whether anybody decides by the load that backends report."""
+        return Reads.LOAD in self._reads
+
     def _adopt(self, settings: Settings) -> None:
         """Raises ConfigError, and then nothing has changed."""
         self._capacity.adopt(settings.admission)
@@ -166,7 +171,7 @@ def _watch_ended(watch: asyncio.Task[None]) -> None:
         log.critical("backends are watched no more: restart the gateway", exc_info=watch.exception())
 
 
-def _core(config: AdmissionConfig, file: DecisionFile | None) -> Admission:
+def _core(config: AdmissionConfig, file: DecisionFile | None, look: Look) -> Admission:
     if file is None:
-        return Admission(config, {})
-    return RecordedAdmission(config, {}, DecisionLog(file.write), Driver.now())
+        return Admission(config, {}, look)
+    return RecordedAdmission(config, {}, DecisionLog(file.write), look, now=Driver.now())

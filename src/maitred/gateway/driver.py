@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Collection, Iterable
 
-from maitred.admission import Action, Admission, AdmissionConfig, End, Ticket
+from maitred.admission import NO_LOAD, Action, Admission, AdmissionConfig, End, Look, no_look
 from maitred.decisions import Decision
 from maitred.errors import MaitredError
 from maitred.request import Request, RequestId
@@ -85,8 +85,10 @@ class Stay:
 class Driver:
     """One per core; used inside one loop."""
 
-    def __init__(self, core: Admission) -> None:
+    def __init__(self, core: Admission, look: Look = no_look) -> None:
+        """`look` tells how loaded the backends of a model are."""
         self.core = core
+        self._look = look
         self._stays: dict[RequestId, Stay] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -105,8 +107,9 @@ class Driver:
 
         Raises Refused. Release it afterwards, even if it was refused.
         """
-        ticket = Ticket(request.id, request.model, request.priority_class, request.tenant, cost)
-        decisions = self.core.submit(ticket, self.now())
+        core, now = self.core, self.now()
+        load = self._look(request.model, now) if core.reads_load else NO_LOAD
+        decisions = core.submit(core.ticket(request, cost), now, load)
         own = decisions[-1]
         if own.action is Action.REJECT:
             self._apply(decisions)

@@ -116,6 +116,8 @@ def _outcomes(c: ClassState) -> Iterator[tuple[str, int]]:
     yield "rejected_tenant_queue_full", c.tenant_queue_full
     yield "rejected_queue_timeout", c.queue_timeout
     yield "client_cancelled", c.cancelled
+    for reason, n in c.refused.items():
+        yield f"rejected_{reason}", n
 
 
 def _ends(c: ClassState) -> Iterator[tuple[str, int]]:

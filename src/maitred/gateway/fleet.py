@@ -20,10 +20,14 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from maitred.admission import load_of
+from maitred.contracts import FleetLoad
 from maitred.errors import MaitredError
 from maitred.gateway.config import DEFAULT_SLOTS, GatewayConfig
+from maitred.gateway.engine_load import EngineLoad
 from maitred.gateway.polling import Found, Poller
 from maitred.request import Request
+from maitred.units import Micros
 from maitred.wire.client import Client, Origin
 from maitred.wire.failures import ConnectError, LocalError
 
@@ -42,10 +46,10 @@ class ModelSlots(msgspec.Struct, frozen=True):
 class Backend:
     """An instance reached over HTTP, as routers see it (InstanceView)."""
 
-    __slots__ = ("failures", "flights", "healthy", "index", "models", "origin", "polled", "problem", "reported", "seen", "url")
-
-    kv_usage = 0.0
-    waiting = 0
+    __slots__ = (
+        *("failures", "flights", "healthy", "index", "load", "models"),
+        *("origin", "polled", "problem", "reported", "seen", "url"),
+    )
 
     def __init__(self, index: int, url: str) -> None:
         self.index = index
@@ -61,6 +65,8 @@ class Backend:
         """What it served when last asked, by id; kept while it is down."""
         self.reported: int | None = None
         """Requests that it says it can run at once."""
+        self.load: EngineLoad | None = None
+        """What it says of its load; None: it does not, or nobody wants to know."""
         self.failures = 0
         self.problem = "not polled yet"
         """Why it is not healthy."""
@@ -70,8 +76,17 @@ class Backend:
         return len(self.flights)
 
     @property
+    def waiting(self) -> int:
+        return 0 if self.load is None else self.load.waiting
+
+    @property
     def running(self) -> int:
-        return len(self.flights)
+        """All that is in flight, if it does not say."""
+        return len(self.flights) if self.load is None else self.load.running
+
+    @property
+    def kv_usage(self) -> float:
+        return 0.0 if self.load is None else self.load.kv_usage
 
     def cached_blocks(self, request: Request) -> int:
         return 0
@@ -103,11 +118,19 @@ class Flight:
 
 
 class Fleet:
-    """`changed` is called with the models whose slots may have become more or fewer."""
+    """`changed` is called with the models whose slots may have become more or fewer; `wants_load` is asked whether anybody
+    decides by the load that backends report."""
 
-    def __init__(self, config: GatewayConfig, client: Client, changed: Callable[[Iterable[str]], object]) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        client: Client,
+        changed: Callable[[Iterable[str]], object],
+        wants_load: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._config = config
         self._changed = changed
+        self._wants_load = wants_load
         self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
         self._pollers = [Poller(client, backend.origin, config) for backend in self.backends]
         self._serving: dict[str, tuple[Backend, ...]] = {}
@@ -146,6 +169,10 @@ class Fleet:
         sources = {offer.source for offer in offers}
         source = sources.pop() if len(sources) == 1 else "mixed" if sources else "none"
         return ModelSlots(sum(offer.slots for offer in offers), source)
+
+    def load(self, model: str, now: Micros) -> FleetLoad:
+        """How loaded the healthy backends of `model` are. O(backends)."""
+        return load_of(self.serving(model))
 
     def slots_of(self, backend: Backend) -> ModelSlots:
         """What one backend offers, for each model it serves."""
@@ -191,7 +218,7 @@ class Fleet:
         backend.problem = problem
         if backend.healthy:
             log.warning("backend %s is down: %s", backend.url, problem)
-            backend.healthy = False
+            backend.healthy, backend.load = False, None
             self._pollers[backend.index].forget()
             self._settle()
 
@@ -220,6 +247,8 @@ class Fleet:
             self._failed(backend, f"{type(error).__name__}: {error}" if not isinstance(error, MaitredError) else str(error))
         else:
             self._up(backend, found)
+            load = await self._pollers[backend.index].load() if self._wants_load() else None
+            backend.load = load if backend.healthy else None
 
     def _failed(self, backend: Backend, problem: str) -> None:
         backend.failures += 1

@@ -1,7 +1,8 @@
-"""Ask one backend how it is: whether it is healthy, which models it serves, and how many requests it can run at once.
+"""Ask one backend how it is: whether it is healthy, which models it serves, how many requests it can run at once, and, where
+that matters to anybody, how loaded it is.
 
-The last is optional. A backend that answers 404 does not report it, and is not asked again before it has been down; any other
-trouble with it leaves what was known, because an engine that is busy is not a smaller one.
+The last two are optional. A backend that answers 404 does not report it, and is not asked again before it has been down; any
+other trouble with it leaves what was known, because an engine that is busy is not a smaller one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
-from maitred.gateway import server_info
+from maitred.gateway import engine_load, server_info
 from maitred.gateway.config import GatewayConfig
+from maitred.gateway.engine_load import EngineLoad
 from maitred.wire.client import Client, Origin
 from maitred.wire.failures import ProtocolError
 
@@ -22,7 +24,7 @@ log = logging.getLogger("maitred.gateway")
 MOST_POLLED: Final = 1024 * 1024
 """Bytes that the answer to a poll may have."""
 MOST_INFORMED: Final = 8 * 1024 * 1024
-"""Bytes of a /server_info, which repeats all arguments for each data-parallel rank."""
+"""Bytes of a /server_info, which repeats all arguments for each data-parallel rank, or of /metrics."""
 
 
 class ModelList(msgspec.Struct):
@@ -51,6 +53,8 @@ class Poller:
         self._reports = True
         self._slots: int | None = None
         self._trouble = ""
+        self._load: EngineLoad | None = None
+        self._reports_load = True
         self.use_key(config.upstream_api_key)
 
     def use_key(self, key: str | None) -> None:
@@ -66,9 +70,25 @@ class Poller:
             await self._ask_for_slots()
         return Found({model["id"]: model for model in models.data if isinstance(model.get("id"), str)}, self._slots)
 
+    async def load(self) -> EngineLoad | None:
+        """How loaded it says it is, or said last; None: it does not say."""
+        if self._reports_load:
+            try:
+                async with asyncio.timeout(self._timeout_secs):
+                    await self._look_at_metrics()
+            except Exception as error:  # there is no end to what may be answered
+                log.debug("backend %s does not say how loaded it is: %r", self._origin, error)
+        return self._load
+
     def forget(self) -> None:
         """It is down: what comes up again may be something else."""
         self._reports, self._slots = True, None
+        self._reports_load, self._load = True, None
+
+    async def _look_at_metrics(self) -> None:
+        status, body = await self._fetch(engine_load.PATH, MOST_INFORMED)
+        self._load = engine_load.load_reported(body) if status == 200 else self._load
+        self._reports_load = self._load is not None or not (status == 200 or 400 <= status < 500)
 
     async def _ask_for_slots(self) -> None:
         trouble = ""

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from maitred.admission import AdmissionConfig, parse_class
 from maitred.admission.config import class_named
 from maitred.gateway import refusals
+from maitred.gateway.affinity import AffinityReader
 from maitred.gateway.auth import Keys
 from maitred.gateway.budget import BodyBudget, Lease
 from maitred.gateway.call import Call
@@ -30,14 +31,14 @@ from maitred.gateway.forwarding import engine_priority, with_priority
 from maitred.gateway.intake import AUTHORIZATION, REQUEST_ID, Fields, HeaderReader, Inbound, must_name_a_model, read_fields
 from maitred.gateway.routes import ROUTES
 from maitred.gateway.tenants import tenant_of
+from maitred.kv.keys import BYTES_PER_TOKEN
 from maitred.request import PriorityClass, Request
+from maitred.routing import Reads
 from maitred.units import Micros
 from maitred.wire import asgi
 from maitred.wire.asgi import ApiError, Headers, Receive, Scope, Send
 
 log = logging.getLogger("maitred.gateway")
-BYTES_PER_TOKEN = 4
-"""Of a request body, when a prompt's length is guessed from it."""
 
 
 class Rules:
@@ -56,7 +57,7 @@ class Rules:
 
 
 class Reception:
-    """`core_config` tells the admission config in force, `now` the time."""
+    """`core_config` tells the admission config in force, `now` the time; `reads` is what the router looks at."""
 
     def __init__(
         self,
@@ -65,11 +66,13 @@ class Reception:
         fleet: Fleet,
         counts: Counts,
         now: Callable[[], Micros],
+        reads: Reads = Reads.NOTHING,
     ) -> None:
         self._core_config = core_config
         self._fleet = fleet
         self._counts = counts
         self._now = now
+        self._affinity = AffinityReader(reads)
         self._budget = BodyBudget(config.max_parked_body_bytes)
         self._ids = itertools.count()
         self._id_prefix = f"maitred-{secrets.token_hex(6)}-".encode()
@@ -132,6 +135,7 @@ class Reception:
         if not self._fleet.serving(model):
             raise refusals.not_served(self._fleet, model)
         priority_class = self._class(inbound, fields, tenant) if route.needs_slot else PriorityClass.DEFAULT
+        belonging = self._affinity.read(scope["headers"], body, model)
         number = next(self._ids)
         request_id = inbound.request_id or b"%b%d" % (self._id_prefix, number)
         request = Request(
@@ -143,7 +147,10 @@ class Reception:
             model=model,
             priority_class=priority_class,
             tenant=tenant,
+            program=belonging.program,
             stream=fields.stream is True,
+            routing_key=belonging.routing_key,
+            prefix=belonging.prefix,
         )
         forward = [*inbound.forward, *rules.authorization, (REQUEST_ID, request_id)]
         if route.needs_slot and rules.config.forward_priority != "off":

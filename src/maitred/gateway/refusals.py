@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import Final
 
 from maitred.admission import AdmissionConfig, Reason
 from maitred.gateway.driver import Refused
@@ -38,14 +39,30 @@ def retry_after(span: Micros | None) -> Headers:
     return [(b"retry-after", b"%d" % secs)]
 
 
+_REFUSED: Final = {
+    Reason.REJECT_ALL: (503, "no requests are admitted at present"),
+    Reason.BUCKET_EMPTY: (429, "more prompt tokens per second than are allowed here"),
+    Reason.TIER_SHED: (429, "the backends are loaded, and more urgent requests go first"),
+    Reason.SATURATED: (429, "the backends are saturated, and this request can be shed"),
+    Reason.TENANT_BUDGET: (429, "this tenant has used its share of the backends"),
+    Reason.POLICY: (429, "the admission policy refused this request"),
+    Reason.BAND_FULL: (429, "as many requests of this priority wait as may"),
+    Reason.DISPLACED: (429, "a more urgent request took the place of this one in a full queue"),
+}
+"""What admission policies and flow control say no with; the code is `admission_` and the reason."""
+
+
 def _words(reason: str, config: AdmissionConfig, timeout_status: int) -> tuple[int, str, str]:
+    if reason in _REFUSED:
+        status, message = _REFUSED[Reason(reason)]
+        return status, f"admission_{reason}", message
     path = "scheduler" if config.mode == "priority" else "admission"
     if reason == Reason.QUEUE_TIMEOUT:
         return timeout_status, f"{path}_queue_timeout", "timed out waiting for an admission slot"
     if reason == Reason.TENANT_QUEUE_FULL:
         return 429, f"{path}_tenant_queue_full", "request queue is full for this tenant"
     if config.mode != "priority":
-        if not config.legacy.queue_size:
+        if config.mode == "legacy" and not config.legacy.queue_size:
             return 429, "admission_queue_full", "concurrency limit reached and queuing is disabled"
         return 429, "admission_queue_full", "admission queue is at capacity"
     if reason == Reason.RATE_LIMITED and config.flavour != "smg":

@@ -33,8 +33,10 @@ class ClassState(msgspec.Struct):
     queue_full: int = 0
     tenant_queue_full: int = 0
     queue_timeout: int = 0
+    refused: dict[str, int] = {}
+    """By admission policies and flow control, by reason; those that came to pass."""
     rejected: int = 0
-    """queue_full + tenant_queue_full + queue_timeout"""
+    """queue_full + tenant_queue_full + queue_timeout + the sum of refused"""
     rate_limited: int = 0
     """Not counted in `arrived`."""
     promoted: int = 0
@@ -81,7 +83,7 @@ class TenantState(msgspec.Struct):
 class GatewayState(msgspec.Struct):
     ready: bool
     mode: str
-    """Of admission: `off`, `legacy` or `priority`."""
+    """Of admission: `off`, `legacy`, `priority` or `flow-control`."""
     config_fallback: str | None
     """Why the mode is not the configured one; null: it is."""
     capacity: int | None
@@ -90,7 +92,7 @@ class GatewayState(msgspec.Struct):
     waiting: int
     classes: dict[str, ClassState]
     pools: dict[str, PoolState]
-    """By model; one for all, `*`, where there are no classes."""
+    """By model; one for all, `*`, in modes off and legacy."""
     models: dict[str, ModelState]
     tenants: dict[str, TenantState]
     """Those that have requests here; the last is `other` if there are many."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from maitred.admission import Admission, AdmissionConfig, RecordedAdmission, Ticket, overcommit
+from maitred.admission import NO_LOAD, Admission, AdmissionConfig, Look, RecordedAdmission, overcommit
 from maitred.decisions import Decision, DecisionLog
 from maitred.errors import ConfigError
 from maitred.instance import InstanceConfig
@@ -25,9 +25,10 @@ from maitred.workload import Job
 class Entrance:
     """A core, and who comes before it."""
 
-    def __init__(self, config: AdmissionConfig, capacity: int, log: DecisionLog | None) -> None:
+    def __init__(self, config: AdmissionConfig, capacity: int, log: DecisionLog | None, look: Look) -> None:
         """`capacity` is in slots, for each model."""
-        self.core = Admission(config, {}) if log is None else RecordedAdmission(config, {}, log)
+        self.core = Admission(config, {}, look) if log is None else RecordedAdmission(config, {}, log, look)
+        self._look = look
         self._config = config
         self._capacity = capacity
         self._models: set[str] = set()
@@ -47,28 +48,33 @@ class Entrance:
             self._models.add(request.model)
             self.core.resize(request.model, self._capacity, now)
         cost = request.prompt_tokens + (request.max_output_tokens or 0)
-        return self.core.submit(Ticket(request.id, request.model, request.priority_class, request.tenant, cost), now)
+        load = self._look(request.model, now) if self.core.reads_load else NO_LOAD
+        return self.core.submit(self.core.ticket(request, cost), now, load)
 
 
 def entrance(
-    cluster: ClusterConfig, instance: InstanceConfig, admission: AdmissionConfig | None, log: DecisionLog | None
+    cluster: ClusterConfig,
+    instance: InstanceConfig,
+    admission: AdmissionConfig | None,
+    log: DecisionLog | None,
+    look: Look,
 ) -> Entrance | None:
     """What stands before the router; None: nothing, all may enter. `admission` is None when nobody said anything of it: then
-    there are classes if there is a capacity, and else nothing.
+    there are classes if there is a capacity, and else nothing. `look` tells how loaded the instances are.
 
     Raises ConfigError for limits that contradict each other, and for reservations that do not fit.
     """
     config = admission or AdmissionConfig(mode="off" if cluster.capacity is None else "priority")
-    if config.mode == "off":
+    if config.admits_everybody:
         return None
     capacity = cluster.capacity or cluster.num_instances * instance.max_num_seqs
     if config.mode == "legacy":
-        return Entrance(_limited(config, cluster.capacity), capacity, log)
-    problem = overcommit(config, capacity)
+        return Entrance(_limited(config, cluster.capacity), capacity, log, look)
+    problem = overcommit(config, capacity) if config.mode == "priority" else None
     if problem and config.on_overcommit == "legacy" and config.flavour != "smg":
         hint = "on_overcommit: clamp scales them down; a live gateway would serve without classes"
         raise ConfigError(problem, where="admission", hint=hint)
-    return Entrance(config, capacity, log)
+    return Entrance(config, capacity, log, look)
 
 
 def _limited(config: AdmissionConfig, capacity: int | None) -> AdmissionConfig:

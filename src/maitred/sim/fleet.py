@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from maitred.contracts import FleetLoad, InstanceLoad, InstanceView
+from maitred.admission import load_of
+from maitred.contracts import FleetLoad, InstanceView
 from maitred.instance import InstanceConfig, InstanceEvent, new_instance
 from maitred.sim.agenda import Agenda, Kind
 from maitred.sim.config import ClusterConfig
@@ -43,7 +44,7 @@ class Fleet:
     def load(self, model: str, now: Micros) -> FleetLoad:
         """What `views` show as of `now`, for admission; all of them serve every model. O(instances)."""
         self.look(now)
-        return FleetLoad([InstanceLoad(v.in_flight, v.waiting, v.running, v.kv_usage) for v in self.views])
+        return load_of(self.views)
 
     def touch(self, replica: Replica) -> None:
         """Something happened to it: its next event is to be found anew."""

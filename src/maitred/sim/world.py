@@ -52,7 +52,7 @@ def simulate(
     arrivals = Arrivals(jobs, agenda, progress)
     fleet = Fleet(cluster, instance, seed, agenda)
     rows = Rows(instance.latency.overheads)
-    gate = entrance(cluster, instance, admission, log)
+    gate = entrance(cluster, instance, admission, log, fleet.load)
     router = (routing or RoutingConfig()).router(Random(f"{seed}/routing"))
     pipeline = Pipeline(agenda, arrivals, gate, router, fleet, rows, delays(cluster, instance))
     arrivals.read(0)

@@ -1,0 +1,66 @@
+"""The keys of `admission.flow_control`, called after BLIS's flags."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Literal, TypeAlias
+
+import msgspec
+
+Detector: TypeAlias = Literal["never", "utilization", "concurrency"]
+DispatchOrder: TypeAlias = Literal["priority", "fifo", "slo-deadline"]
+Fairness: TypeAlias = Literal["global-strict", "round-robin"]
+Dispatch: TypeAlias = Literal["all", "one"]
+MOST_WAITING = 1_000_000_000
+_LONGEST_US = 10**15
+
+
+class FlowControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When requests wait in front of the fleet, and who goes in next. Raises ValueError for what cannot be."""
+
+    saturation_detector: Detector | None = None
+    """What tells that the fleet is saturated; null: `concurrency` (blis: `never`)."""
+    max_concurrency: int = 100
+    """Requests in flight per instance at which `concurrency` counts it as saturated."""
+    queue_depth_threshold: float = 5.0
+    """Waiting requests at which `utilization` does."""
+    kv_cache_util_threshold: float = 0.8
+    """Used share of its KV blocks at which it does, too."""
+    usage_limit_threshold: float = 1.0
+    """The saturation from which on the lowest band waits; the highest waits from 1, those between in even steps."""
+    dispatch_order: DispatchOrder = "priority"
+    """Which of the bands that may go in is served first."""
+    fairness_policy: Fairness = "global-strict"
+    """Within a band: one line for all tenants, or each tenant in turn."""
+    dispatch: Dispatch | None = None
+    """How many go in at a time: `all` that may, or `one` at each arrival and tick; null: all (blis: one)."""
+    dispatch_tick_interval_us: int = 1000
+    """How often the fleet is looked at while requests wait."""
+    max_gateway_queue_depth: int = 0
+    """How many may wait for each model; 0: any number."""
+    per_band_capacity: int = 0
+    """How many may wait in each band; 0: any number."""
+    queue_shedding: bool = False
+    """Whether one that finds the queue full takes the place of the newest sheddable one of the lowest priority below his."""
+    request_ttl_us: int = 0
+    """How long one may wait; 0: for ever."""
+    in_flight_eviction: bool = False
+    """Whether sheddable work in flight is stopped when the fleet is saturated and one that is not sheddable waits."""
+
+    def __post_init__(self) -> None:
+        if self.max_concurrency < 1:
+            raise ValueError("max_concurrency must be at least 1 request per instance")
+        if not (self.queue_depth_threshold > 0 and isfinite(self.queue_depth_threshold)):
+            raise ValueError("queue_depth_threshold must be more than 0")
+        for name in ("kv_cache_util_threshold", "usage_limit_threshold"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be above 0 and at most 1")
+        if not 1 <= self.dispatch_tick_interval_us <= _LONGEST_US:
+            raise ValueError("dispatch_tick_interval_us must be at least 1 µs")
+        if not 0 <= self.request_ttl_us <= _LONGEST_US:
+            raise ValueError("request_ttl_us must be at least 0 µs")
+        for name in ("max_gateway_queue_depth", "per_band_capacity"):
+            if not 0 <= getattr(self, name) <= MOST_WAITING:
+                raise ValueError(f"{name} must be from 0 to {MOST_WAITING:,}")
+        if self.queue_shedding and not self.max_gateway_queue_depth:
+            raise ValueError("queue_shedding has no effect without max_gateway_queue_depth")

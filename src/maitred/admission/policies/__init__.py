@@ -1,0 +1,30 @@
+"""Admission policies: who is turned away before he asks for a slot.
+
+A policy stands before the pools, in every mode. It says no, or nothing: who is not refused goes on to the slots, queues or
+flows of the mode. Policies are registered under the name that users type (`POLICIES`), which are BLIS's.
+
+    policy.py          what a policy is, and the registry
+    config.py          the keys that policies read
+    always_admit.py    refuses nobody
+    reject_all.py      refuses everybody
+    token_bucket.py    so many prompt tokens per second
+    tier_shed.py       the less urgent, while an instance is loaded
+    gaie_legacy.py     the sheddable, while the fleet is saturated
+    screen.py          the configured one at work, and the books of whom it turns away
+    tenant_budgets.py  over another policy: the sheddable of a tenant that has its share already
+"""
+
+from __future__ import annotations
+
+from maitred.admission.policies import always_admit as _always_admit
+from maitred.admission.policies import gaie_legacy as _gaie_legacy
+from maitred.admission.policies import reject_all as _reject_all
+from maitred.admission.policies import tier_shed as _tier_shed
+from maitred.admission.policies import token_bucket as _token_bucket
+from maitred.admission.policies.config import PolicyConfig
+from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
+from maitred.admission.policies.tenant_budgets import TenantBudgets
+
+__all__ = ["POLICIES", "AdmissionPolicy", "PolicyConfig", "Refusal", "TenantBudgets"]
+
+del _always_admit, _gaie_legacy, _reject_all, _tier_shed, _token_bucket

@@ -1,0 +1,20 @@
+"""Everybody may ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
+from maitred.contracts import FleetLoad
+from maitred.units import Micros
+
+if TYPE_CHECKING:
+    from maitred.admission.ticket import Ticket
+
+
+@POLICIES.register("always-admit")
+class AlwaysAdmit(AdmissionPolicy):
+    """Refuses nobody (BLIS `always-admit`): what stands behind it decides alone."""
+
+    def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
+        return None

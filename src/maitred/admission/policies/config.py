@@ -1,0 +1,64 @@
+"""The keys of the `admission` section that policies read, under the names of BLIS's policy bundle."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import msgspec
+
+from maitred.slo_classes import MOST_PRIORITY, SLO_PRIORITIES
+
+
+class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which policy stands before the pools, and its parameters. Raises ValueError for what cannot be."""
+
+    policy: str = "always-admit"
+    """By name: see `POLICIES`."""
+    token_bucket_capacity: float = 10_000.0
+    """Tokens of prompts that may enter at once. The bucket is full at first."""
+    token_bucket_refill_rate: float = 1_000.0
+    """Tokens per second."""
+    tier_shed_threshold: int = 0
+    """Load of the most loaded instance up to which nobody is shed."""
+    tier_shed_min_priority: int = 3
+    """SLO priority from which on nobody is shed."""
+    gaie_qd_threshold: float = 5.0
+    """Waiting requests at which an instance counts as saturated."""
+    gaie_kv_threshold: float = 0.8
+    """Share of its KV blocks in use at which it does."""
+    tenant_budgets: dict[str, float] = {}
+    """By tenant, the share of all slots beyond which its sheddable requests are refused."""
+    slo_priorities: dict[str, int] = {}
+    """By SLO class, where it is not as urgent as usual."""
+    slo_targets: dict[str, int] = {}
+    """By SLO class, µs until the first token that a request should have, where it does not say so itself."""
+
+    def __post_init__(self) -> None:
+        for name in ("token_bucket_capacity", "token_bucket_refill_rate"):
+            if not (getattr(self, name) >= 0 and isfinite(getattr(self, name))):
+                raise ValueError(f"{name} must be at least 0")
+        if self.tier_shed_threshold < 0:
+            raise ValueError("tier_shed_threshold must be at least 0")
+        if not (self.gaie_qd_threshold > 0 and isfinite(self.gaie_qd_threshold)):
+            raise ValueError("gaie_qd_threshold must be more than 0")
+        if not 0 < self.gaie_kv_threshold <= 1:
+            raise ValueError("gaie_kv_threshold must be above 0 and at most 1")
+        for tenant, share in self.tenant_budgets.items():
+            if not 0 <= share <= 1:
+                raise ValueError(f"tenant_budgets: {tenant} must be from 0 to 1, a share of all slots")
+        for name, priority in self.slo_priorities.items():
+            if abs(priority) > MOST_PRIORITY:
+                raise ValueError(f"slo_priorities: {name} must be from -{MOST_PRIORITY} to {MOST_PRIORITY}")
+        self._check_targets()
+
+    def _check_targets(self) -> None:
+        for name, target in self.slo_targets.items():
+            if name not in SLO_PRIORITIES and name not in self.slo_priorities:
+                raise ValueError(f"slo_targets: there is no SLO class {name} (known: {', '.join(SLO_PRIORITIES)})")
+            if target < 1:
+                raise ValueError(f"slo_targets: {name} must be at least 1 µs")
+
+    @property
+    def refuses_nobody(self) -> bool:
+        """Whether no policy ever says no."""
+        return self.policy == "always-admit" and not self.tenant_budgets

@@ -1,0 +1,21 @@
+"""Nobody may enter: closed, or a test of what clients do then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
+from maitred.admission.vocabulary import Reason
+from maitred.contracts import FleetLoad
+from maitred.units import Micros
+
+if TYPE_CHECKING:
+    from maitred.admission.ticket import Ticket
+
+
+@POLICIES.register("reject-all")
+class RejectAll(AdmissionPolicy):
+    """Refuses everybody (BLIS `reject-all`)."""
+
+    def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
+        return Refusal(Reason.REJECT_ALL)

@@ -1,0 +1,37 @@
+"""While some instance is loaded, only urgent requests enter.
+
+Loaded: its load (waiting + running + in flight, `InstanceLoad.effective`) is above `tier_shed_threshold`. Urgent: of an SLO
+priority of at least `tier_shed_min_priority`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from maitred.admission.policies.config import PolicyConfig
+from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
+from maitred.admission.vocabulary import Reason
+from maitred.contracts import FleetLoad
+from maitred.units import Micros
+
+if TYPE_CHECKING:
+    from maitred.admission.ticket import Ticket
+
+
+@POLICIES.register("tier-shed")
+class TierShed(AdmissionPolicy):
+    """Refuses the less urgent while the most loaded instance is above a threshold (BLIS `tier-shed`)."""
+
+    reads_load = True
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__(config)
+        self._threshold = config.tier_shed_threshold
+        self._min_priority = config.tier_shed_min_priority
+
+    def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
+        if ticket.slo_priority >= self._min_priority:
+            return None
+        if all(instance.effective <= self._threshold for instance in load.instances):
+            return None
+        return Refusal(Reason.TIER_SHED)

@@ -1,0 +1,48 @@
+"""So many prompt tokens per second, with a burst saved up.
+
+The bucket holds `token_bucket_capacity` tokens and is full at first; it gains `token_bucket_refill_rate` per second. A request
+costs the tokens of its prompt and is refused if the bucket holds fewer; then it costs nothing. One whose prompt is larger than
+the bucket never enters.
+
+The arithmetic is BLIS's, in floats and in its order of operations: it is refilled at every request, whether or not that enters.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+from maitred.admission.policies.config import PolicyConfig
+from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
+from maitred.admission.vocabulary import Reason
+from maitred.contracts import FleetLoad
+from maitred.units import SECOND, Micros
+
+if TYPE_CHECKING:
+    from maitred.admission.ticket import Ticket
+
+
+@POLICIES.register("token-bucket")
+class TokenBucketPolicy(AdmissionPolicy):
+    """Refuses who finds fewer tokens than his prompt has (BLIS `token-bucket`)."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__(config)
+        self._capacity = config.token_bucket_capacity
+        self._rate = config.token_bucket_refill_rate
+        self._level = self._capacity
+        self._at: Micros = 0
+
+    def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
+        self._level = min(self._capacity, self._level + (now - self._at) * self._rate / SECOND)
+        self._at = now
+        if self._level >= ticket.prompt_tokens:
+            self._level -= ticket.prompt_tokens
+            return None
+        return Refusal(Reason.BUCKET_EMPTY, self._filled_in(ticket.prompt_tokens))
+
+    def _filled_in(self, tokens: int) -> Micros | None:
+        """How long it takes until there are so many, if nobody else comes; None: for ever."""
+        if tokens > self._capacity or not self._rate:
+            return None
+        return ceil((tokens - self._level) * SECOND / self._rate)
