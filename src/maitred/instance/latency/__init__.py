@@ -1,7 +1,28 @@
-"""How long a step takes. Latency models are their own configuration, told apart in a file by `model`."""
+"""How long does a step take?
+
+A latency model is said as a frozen struct of its own, told apart in a file by `model`, and `compiled` once into something that
+answers quickly (`contracts.LatencyModel`). `linear` needs nothing but its numbers; `roofline` and `trained-physics` work out
+the arithmetic and the memory traffic of a model on a GPU, a `Deployment`, which the catalogue fills in.
+"""
 
 from __future__ import annotations
 
-from maitred.instance.latency.linear import LinearLatency, parse_latency
+from maitred.instance.latency.linear import LinearLatency
+from maitred.instance.latency.parse import LatencyConfig, numbers, parse_latency, with_coefficients
+from maitred.instance.latency.roofline import RooflineLatency
+from maitred.instance.latency.specs import AttentionRanks, Deployment, HardwareSpec, ModelSpec
+from maitred.instance.latency.trained_physics import TrainedPhysicsLatency
 
-__all__ = ["LinearLatency", "parse_latency"]
+__all__ = [
+    "AttentionRanks",
+    "Deployment",
+    "HardwareSpec",
+    "LatencyConfig",
+    "LinearLatency",
+    "ModelSpec",
+    "RooflineLatency",
+    "TrainedPhysicsLatency",
+    "numbers",
+    "parse_latency",
+    "with_coefficients",
+]

@@ -1,13 +1,12 @@
-"""How long a step takes. A latency model is its own configuration, told apart in a file by `model`."""
+"""A step costs so much, and so much more for each token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from math import isfinite
 
 import msgspec
 
-from maitred.contracts import BatchShape, Overheads
-from maitred.errors import ConfigError, nearest
+from maitred.contracts import BatchShape, LatencyModel, Overheads
 from maitred.units import SECOND, Micros
 
 _HOUR = 3600 * SECOND
@@ -17,14 +16,27 @@ class LinearLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     """step = β0 + β1 * prefill tokens + β2 * decode tokens, in µs, truncated to a whole µs, at least 1 (BLIS `blackbox`)."""
 
     beta: tuple[float, float, float] = (5000.0, 17.5, 60.0)
+    alpha: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """In µs: a request waits α0 + α1 * prompt tokens before it stands in the wait queue, and each token of its answer takes α2
+    to reach the client. They do not hold the engine up."""
 
     def __post_init__(self) -> None:
-        if not all(0 <= b <= _HOUR for b in self.beta):
-            raise ValueError(f"beta must be three numbers from 0 to {_HOUR:g} (µs: an hour), not {self.beta}")
+        for name in ("beta", "alpha"):
+            numbers = getattr(self, name)
+            if not all(isfinite(x) and 0 <= x <= _HOUR for x in numbers):
+                raise ValueError(f"{name} must be three numbers from 0 to {_HOUR:g} (µs: an hour), not {numbers}")
 
     @property
     def overheads(self) -> Overheads:
-        return Overheads()
+        a0, a1, a2 = self.alpha
+        return Overheads(queueing=a0, queueing_per_token=a1, per_output_token=int(a2))
+
+    def compiled(self, scale: float = 1.0) -> LatencyModel:
+        """Ready to be asked; every step takes `scale` times as long."""
+        if scale == 1.0:
+            return self
+        b0, b1, b2 = self.beta
+        return LinearLatency((b0 * scale, b1 * scale, b2 * scale), self.alpha)
 
     def step_time(self, batch: BatchShape) -> Micros:
         b0, b1, b2 = self.beta
@@ -35,23 +47,3 @@ class LinearLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
     def steps_within(self, batch: BatchShape, span: Micros, limit: int) -> int:
         return min(limit, span // self.step_time(batch))
-
-
-def parse_latency(text: str) -> LinearLatency:
-    """A latency model as flags write it: `linear:β0,β1,β2` (µs). Raises ConfigError."""
-    name, _, rest = text.partition(":")
-    if name not in _PARSERS:
-        raise ConfigError(f"unknown latency model {name!r}", hint=nearest(name, _PARSERS))
-    return _PARSERS[name](rest)
-
-
-def _parse_linear(text: str) -> LinearLatency:
-    try:
-        b0, b1, b2 = (float(part) for part in text.split(","))
-        return LinearLatency((b0, b1, b2))
-    except ValueError as error:
-        hint = "three numbers from 0 to 3.6e9: linear:β0,β1,β2, as in linear:5000,17.5,60 (µs; per step, prefill token, decode)"
-        raise ConfigError(f"cannot read the latency model 'linear:{text}'", hint=hint) from error
-
-
-_PARSERS: dict[str, Callable[[str], LinearLatency]] = {"linear": _parse_linear}

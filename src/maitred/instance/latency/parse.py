@@ -1,0 +1,92 @@
+"""A latency model as flags write it: its name, and after a colon its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from maitred.errors import ConfigError, nearest
+from maitred.instance.latency.linear import LinearLatency
+from maitred.instance.latency.roofline import RooflineLatency
+from maitred.instance.latency.trained_physics import TrainedPhysicsLatency
+
+LatencyConfig: TypeAlias = LinearLatency | RooflineLatency | TrainedPhysicsLatency
+"""What may be said of the time of a step."""
+
+
+def parse_latency(text: str) -> LatencyConfig:
+    """`linear[:β0,β1,β2]` (µs; BLIS calls it blackbox), `roofline` or `trained-physics`. Raises ConfigError."""
+    name, colon, rest = text.partition(":")
+    if name not in _PARSERS:
+        raise ConfigError(f"unknown latency model {name!r}", hint=nearest(name, _PARSERS))
+    return _PARSERS[name](rest if colon else None)
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Numbers with commas between them. Raises ConfigError."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(
+            f"{text!r} is no list of numbers", hint="numbers with commas between them, as in 5000,17.5,60"
+        ) from error
+
+
+def with_coefficients(latency: LatencyConfig, alpha: Sequence[float] | None, beta: Sequence[float] | None) -> LatencyConfig:
+    """`latency` with BLIS's --alpha-coeffs and --beta-coeffs. Raises ConfigError where they do not belong."""
+    if alpha is None and beta is None:
+        return latency
+    if isinstance(latency, RooflineLatency):
+        raise ConfigError("roofline has no coefficients", hint="leave them out, or choose linear or trained-physics")
+    if alpha is not None and len(alpha) != 3:
+        raise ConfigError(f"--alpha-coeffs are three numbers, not {len(alpha)}", hint="α0,α1,α2 in µs")
+    if isinstance(latency, LinearLatency):
+        return _linear(latency.alpha if alpha is None else alpha, latency.beta if beta is None else beta)
+    if alpha is None or beta is None:
+        raise ConfigError("trained-physics takes --alpha-coeffs and --beta-coeffs together", hint="give both, or neither")
+    try:
+        return TrainedPhysicsLatency((alpha[0], alpha[1], alpha[2]), tuple(beta), latency.moe_communication)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _linear(alpha: Sequence[float], beta: Sequence[float]) -> LinearLatency:
+    if len(beta) != 3:
+        hint = "β0,β1,β2 in µs: per step, prefill token, decode; 7 to 11 of them are for --latency-model trained-physics"
+        raise ConfigError(f"linear takes three β, not {len(beta)}", hint=hint)
+    try:
+        return LinearLatency((beta[0], beta[1], beta[2]), (alpha[0], alpha[1], alpha[2]))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _parse_linear(text: str | None) -> LinearLatency:
+    if text is None:
+        return LinearLatency()
+    try:
+        b0, b1, b2 = (float(part) for part in text.split(","))
+        return LinearLatency((b0, b1, b2))
+    except ValueError as error:
+        hint = "three numbers from 0 to 3.6e9: linear:β0,β1,β2, as in linear:5000,17.5,60 (µs; per step, prefill token, decode)"
+        raise ConfigError(f"cannot read the latency model 'linear:{text}'", hint=hint) from error
+
+
+def _parse_roofline(text: str | None) -> RooflineLatency:
+    if text is not None:
+        raise ConfigError(f"roofline has no coefficients, but {text!r} follows it", hint="write: roofline")
+    return RooflineLatency()
+
+
+def _parse_trained_physics(text: str | None) -> TrainedPhysicsLatency:
+    if text is None:
+        return TrainedPhysicsLatency()
+    hint = "give them as --alpha-coeffs and --beta-coeffs"
+    raise ConfigError(f"trained-physics takes no coefficients here, but {text!r} follows it", hint=hint)
+
+
+_PARSERS: dict[str, Callable[[str | None], LatencyConfig]] = {
+    "linear": _parse_linear,
+    "blackbox": _parse_linear,
+    "roofline": _parse_roofline,
+    "trained-physics": _parse_trained_physics,
+}

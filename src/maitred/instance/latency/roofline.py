@@ -1,0 +1,103 @@
+"""A step takes as long as its arithmetic or its memory traffic, whichever is longer (BLIS `roofline`).
+
+Per sequence, with T new tokens after s that are in KV (a decode: T = 1), e = s + (T-1)/2 the context they see on average:
+
+    flops  = T·(2·projections + 2·feed-forward) per layer + (4·H·dh + 5·H)·T·e + 2·T·d     (attention, softmax, rotation)
+    bytes  = T·(KV written + activations) + s·(KV read)                                    and once per step the weights
+    step   = max(Σ flops / (peak · MFU), (weights + Σ bytes) / bandwidth), both / TP
+
+MFU is that of prefill or of decode, per sequence. As BLIS has it, a feed-forward layer counts two of its three matrices, and a
+mixture of N experts loads N·(1 - ((N-k)/N)^T) of them for T tokens in all: those that somebody is routed to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
+
+from maitred.contracts import BatchShape, LatencyModel, Overheads
+from maitred.errors import ConfigError
+from maitred.instance.latency.affine import Line
+from maitred.instance.latency.along_lines import AlongLines
+from maitred.instance.latency.specs import Deployment, ModelSpec
+
+
+class RooflineLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="model", tag="roofline"):
+    """Limits of the hardware, and nothing fitted: no overheads either."""
+
+    deployment: Deployment | None = None
+    """None: what `instance.model` and `instance.hardware` say."""
+
+    def compiled(self, scale: float = 1.0) -> LatencyModel:
+        """Ready to be asked; every step takes `scale` times as long. Raises ConfigError without a deployment."""
+        if self.deployment is None:
+            raise ConfigError("the latency model roofline needs a model", hint="say which: --model meta-llama/llama-3.1-8b")
+        return _compiled(self.deployment, scale)
+
+
+class _Roofline(AlongLines):
+    def __init__(self, on: Deployment, scale: float) -> None:
+        super().__init__(Overheads())
+        model, hardware, tp = on.model, on.hardware, on.tensor_parallel_size
+        d, layers, heads = model.hidden_size, model.num_layers, model.num_heads
+        self._model = model
+        width = model.bytes_per_element
+
+        per_token = layers * (2 * model.attention_params + 2 * d) + 4 * d * _passed(model)
+        per_pair = layers * heads * (4 * model.head_width + 5)
+        prefill = tp * on.flops_per_us * hardware.mfu_prefill / scale
+        decode = tp * on.flops_per_us * hardware.mfu_decode / scale
+        self._prefill_token, self._prefill_pair = per_token / prefill, per_pair / prefill
+        self._decode_token, self._decode_pair = per_token / decode, per_pair / decode
+
+        memory = tp * on.bytes_per_us / scale
+        kv = layers * model.kv_width * width * tp / model.kv_shards(tp)
+        self._kv_read = kv / memory
+        self._written = (kv + layers * d * width) / memory
+        always = layers * model.attention_params + 2 * d * _always_loaded(model)
+        self._weights = always * model.weight_width / memory
+        self._experts = model.moe_layers * 2 * d * model.expert_width * model.weight_width / memory
+
+    def lines(self, decodes: int) -> Sequence[Line]:
+        compute = Line(decodes * self._decode_token, self._decode_pair)
+        memory = Line(self._loaded(decodes) + decodes * self._written, self._kv_read)
+        return compute, memory
+
+    def mixed(self, batch: BatchShape) -> float:
+        tokens = pairs = history = 0.0
+        for chunk in batch.chunks:
+            tokens += chunk.tokens
+            pairs += chunk.tokens * (chunk.start + (chunk.tokens - 1) / 2)
+            history += chunk.start
+        prefill = tokens * self._prefill_token + pairs * self._prefill_pair
+        compute = prefill + batch.decodes * self._decode_token + batch.context * self._decode_pair
+        tokens += batch.decodes
+        memory = self._loaded(tokens) + tokens * self._written + (history + batch.context) * self._kv_read
+        return max(compute, memory)
+
+    def _loaded(self, tokens: float) -> float:
+        """µs to load the weights that a step of so many tokens needs."""
+        experts = self._model.num_experts
+        if not self._experts:
+            return self._weights
+        idle = (experts - self._model.experts_per_token) / experts
+        return self._weights + self._experts * experts * (1 - math.pow(idle, tokens))
+
+
+def _passed(model: ModelSpec) -> int:
+    """Intermediate elements that a token passes, summed over the layers."""
+    routed = model.experts_per_token * model.expert_width + model.shared_intermediate_size
+    return model.dense_layers * model.intermediate_size + model.moe_layers * routed
+
+
+def _always_loaded(model: ModelSpec) -> int:
+    """Intermediate elements whose weights every step needs, summed over the layers."""
+    return model.dense_layers * model.intermediate_size + model.moe_layers * model.shared_intermediate_size
+
+
+@lru_cache(maxsize=64)
+def _compiled(on: Deployment, scale: float) -> LatencyModel:
+    return _Roofline(on, scale)

@@ -1,0 +1,164 @@
+"""A step is what the roofline has it, times coefficients that were fitted to measurements (BLIS `trained-physics`).
+
+    step = P + D + β3·weights + β4·all-reduce + βEP·dispatch + β5·layers + β6·requests + β7 + β8·MoE layers, if interleaved
+    P    = β1·compute + β1b·KV written   of the tokens that prefill    (7 or 8 β: β1·max of the two)
+    D    = β2·compute + β2b·KV read      of those that decode          (up to 9 β: β2·max of the two)
+
+in the order β1 β2 β3 β4 β5 β6 β7 β8 β1b β2b βEP; those left out are 0, βEP is β4. Compute is flops at the peak rate, the others
+bytes at the memory's. Each sees the work of one GPU: of TP that share every layer, and of DP that share the requests and, with
+TP, the experts. Attention of a chunk of t tokens is charged for the whole prompt and half the chunk, wherever the chunk
+stands in it: the coefficients were fitted so. α is a request's way in, its way out, and the way out of each token, in µs.
+
+All of it is linear in four numbers, which is what is kept: tokens, and the pairs of tokens that attend to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import isfinite
+from typing import Literal
+
+import msgspec
+
+from maitred.contracts import BatchShape, LatencyModel, Overheads
+from maitred.errors import ConfigError
+from maitred.instance.latency.affine import Line
+from maitred.instance.latency.along_lines import AlongLines
+from maitred.instance.latency.specs import Deployment, ModelSpec
+
+ALPHA = (15563.199579, 777.3455, 45.907545)
+BETA = (0.152128, 0.0, 1.36252915, 0.752037, 32.09546717, 4.41684444, 126.024825, 481.8613888, 0.0, 1.94710771)
+"""Shipped with BLIS (`trained_physics_coefficients` in its defaults.yaml): fitted to vLLM on H100, by its documentation within
+5.5 % of measured E2E there, 16 % on A100 and 13 % on L40S."""
+_KV_BYTES = 2.0
+"""Per element, however the weights are quantised."""
+_MOST = 1e12
+
+
+class TrainedPhysicsLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="model", tag="trained-physics"):
+    """Raises ValueError for coefficients that cannot be."""
+
+    alpha: tuple[float, float, float] = ALPHA
+    """Way in, way out, way out of each token, in µs."""
+    beta: tuple[float, ...] = BETA
+    """7 to 11 of them. The first four, β8's three followers and βEP correct a time, the others are µs."""
+    moe_communication: Literal["all-gather", "all-to-all"] = "all-gather"
+    """How tokens reach the experts when data_parallel_size is above 1: all to all ranks, or each to its experts."""
+    deployment: Deployment | None = None
+    """None: what `instance.model` and `instance.hardware` say."""
+
+    def __post_init__(self) -> None:
+        if not 7 <= len(self.beta) <= 11:
+            raise ValueError(f"beta must have from 7 to 11 numbers (3 are for the model linear), not {len(self.beta)}")
+        for name in ("alpha", "beta"):
+            if not all(isfinite(x) and 0 <= x <= _MOST for x in getattr(self, name)):
+                raise ValueError(f"{name} must be numbers of at least 0, not {list(getattr(self, name))}")
+
+    @property
+    def overheads(self) -> Overheads:
+        way_in, way_out, per_token = (int(a) for a in self.alpha)
+        return Overheads(queueing=way_in, per_output_token=per_token, at_the_end=way_out)
+
+    def compiled(self, scale: float = 1.0) -> LatencyModel:
+        """Ready to be asked; every step takes `scale` times as long. Raises ConfigError without a deployment."""
+        if self.deployment is None:
+            raise ConfigError(
+                "the latency model trained-physics needs a model", hint="say which: --model meta-llama/llama-3.1-8b"
+            )
+        return _compiled(self, scale)
+
+
+class _Work(msgspec.Struct, frozen=True):
+    """What a token costs on one GPU, in µs at the peak rates."""
+
+    compute: float
+    """All but attention."""
+    attention: float
+    """Per pair of tokens, one of which attends to the other."""
+    kv: float
+    """To read or write its KV."""
+    all_reduce: float
+    dispatch: float
+    """To its experts and back."""
+    weights: float
+    """Per step, not per token."""
+
+
+def _work(on: Deployment, moe_communication: str) -> _Work:
+    model, tp, dp = on.model, on.tensor_parallel_size, on.data_parallel_size
+    d, layers, moe, dense = model.hidden_size, model.num_layers, model.moe_layers, model.dense_layers
+    flops, bandwidth, gpus = on.flops_per_us, on.bytes_per_us, tp * dp
+    routed = moe * model.experts_per_token * model.expert_width
+    always = dense * model.intermediate_size + moe * model.shared_intermediate_size
+    stored = layers * model.attention_params + 3 * d * always
+    experts = 3 * d * moe * model.num_experts * model.expert_width
+    ring = d * _KV_BYTES * 2 * ((tp - 1) / tp) / bandwidth
+    reduced = (layers + dense) / dp + (moe if dp == 1 else 0)
+    return _Work(
+        compute=(2 * layers * model.attention_params + 6 * d * (routed + always)) / gpus / flops,
+        attention=layers * 4 * (model.num_heads / tp) * model.head_width / dp / flops,
+        kv=layers * model.kv_width / (model.kv_shards(tp) * dp) * _KV_BYTES / bandwidth,
+        all_reduce=reduced * ring,
+        dispatch=_dispatch(model, gpus, dp, moe_communication) / bandwidth,
+        weights=(stored / tp + experts / gpus) * model.weight_width / bandwidth,
+    )
+
+
+def _dispatch(model: ModelSpec, gpus: int, dp: int, moe_communication: str) -> float:
+    """Bytes per token on its way to the experts and back."""
+    if dp == 1:
+        return 0.0
+    copies = model.experts_per_token if moe_communication == "all-to-all" else 1
+    return model.moe_layers * copies / dp * ((gpus - 1) / gpus) * 2 * model.hidden_size * model.bytes_per_element
+
+
+class _TrainedPhysics(AlongLines):
+    def __init__(self, config: TrainedPhysicsLatency, on: Deployment, scale: float) -> None:
+        super().__init__(config.overheads)
+        model, work = on.model, _work(on, config.moe_communication)
+        beta = [b * scale for b in config.beta]
+        beta += [0.0] * (10 - len(beta))
+        expert = beta[10] if len(beta) > 10 else beta[3]
+        b1, b2, b3, _, b5, b6, b7, b8, b1b, b2b = beta[:10]
+        self._work = work
+        self._prefill_max = b1 if len(config.beta) < 9 else None
+        self._decode_max = b2 if len(config.beta) < 10 else None
+        self._prefill, self._prefill_pair = b1 * work.compute + b1b * work.kv, b1 * work.attention
+        self._decode, self._decode_pair = b2 * work.compute + b2b * work.kv, b2 * work.attention + b2b * work.kv
+        interleaved = model.moe_layers if model.interleave_moe_layer_step else 0
+        self._step = b3 * work.weights + b5 * model.num_layers + b7 + b8 * interleaved
+        self._request = b6
+        self._moved = beta[3] * work.all_reduce + expert * work.dispatch
+
+    def lines(self, decodes: int) -> Sequence[Line]:
+        beta, work = self._decode_max, self._work
+        rest = self._step + (self._request + self._moved) * decodes
+        if beta is None:
+            return (Line(rest + self._decode * decodes, self._decode_pair),)
+        compute = Line(rest + beta * work.compute * decodes, beta * work.attention)
+        return compute, Line(rest + beta * work.kv * decodes, beta * work.kv)
+
+    def mixed(self, batch: BatchShape) -> float:
+        tokens, decodes, requests, pairs = batch.prefill, batch.decodes, batch.decodes, 0.0
+        for chunk in batch.chunks:
+            if chunk.tokens:
+                requests += 1
+                pairs += chunk.tokens * (chunk.prompt + chunk.tokens / 2)
+        time = self._step + self._request * requests + self._moved * (tokens + decodes)
+        if self._prefill_max is None:
+            time += self._prefill * tokens + self._prefill_pair * pairs
+        else:
+            time += self._prefill_max * max(self._work.compute * tokens + self._work.attention * pairs, self._work.kv * tokens)
+        if not decodes:
+            return time
+        if self._decode_max is None:
+            return time + self._decode * decodes + self._decode_pair * batch.context
+        attended = self._work.attention * batch.context
+        return time + self._decode_max * max(self._work.compute * decodes + attended, self._work.kv * (batch.context + decodes))
+
+
+@lru_cache(maxsize=64)
+def _compiled(config: TrainedPhysicsLatency, scale: float) -> LatencyModel:
+    assert config.deployment is not None
+    return _TrainedPhysics(config, config.deployment, scale)
