@@ -69,7 +69,8 @@ def test_every_draw_is_a_length(text: str, uniforms: list[float]) -> None:
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("many", "write a number of tokens, such as 500, or lognormal:MEAN,SD, normal:MEAN,SD, uniform:LOW,HIGH"),
+        ("many", "write a number of tokens, such as 500, or exponential:MEAN, gaussian:MEAN,SD,MIN,MAX, lognormal:MEAN,SD, "),
+        ("few", "pareto_lognormal:ALPHA,XM,MU,SIGMA,WEIGHT, uniform:LOW,HIGH"),
         ("", "tokens, such as 500"),
         ("0", "tokens, such as 500"),
         ("nan", "tokens, such as 500"),

@@ -67,18 +67,23 @@ def _forms() -> str:
     return f"a number of tokens, such as 500, or {', '.join(named)}"
 
 
-def _whole(length: float) -> int:
+def whole(length: float) -> int:
+    """A length that was drawn as a number, as a length."""
     return min(max(1, round(length)), MOST_TOKENS)
 
 
-def _within(value: float, low: float, name: str) -> float:
+def within(value: float, low: float, name: str) -> float:
+    """`value`. Raises ValueError unless it is from `low` to `MOST_TOKENS`."""
     if not low <= value <= MOST_TOKENS:
         raise ValueError(f"{name} must be between {low:g} and {MOST_TOKENS}")
     return value
 
 
-def _standard_normal(uniform: UnitDraw) -> float:
-    """Box and Muller (1958). Two draws each; the second normal they could give is left, so that no state is kept."""
+def standard_normal(uniform: UnitDraw) -> float:
+    """A draw from the normal distribution of mean 0 and deviation 1.
+
+    Box and Muller (1958). Two draws each; the second normal they could give is left, so that no state is kept.
+    """
     radius = math.sqrt(-2.0 * math.log(1.0 - uniform()))
     return radius * math.cos(math.tau * uniform())
 
@@ -90,7 +95,7 @@ class Constant(Lengths):
     form = "TOKENS"
 
     def __init__(self, tokens: float) -> None:
-        self._tokens = _whole(_within(tokens, 1, "a length"))
+        self._tokens = whole(within(tokens, 1, "a length"))
 
     def draw(self, uniform: UnitDraw) -> int:
         return self._tokens
@@ -103,8 +108,8 @@ class Uniform(Lengths):
     form = "uniform:LOW,HIGH"
 
     def __init__(self, low: float, high: float) -> None:
-        self._low = _whole(_within(low, 1, "LOW"))
-        self._span = _whole(_within(high, low, "HIGH")) - self._low + 1
+        self._low = whole(within(low, 1, "LOW"))
+        self._span = whole(within(high, low, "HIGH")) - self._low + 1
 
     def draw(self, uniform: UnitDraw) -> int:
         return self._low + int(uniform() * self._span)
@@ -117,10 +122,10 @@ class Normal(Lengths):
     form = "normal:MEAN,SD"
 
     def __init__(self, mean: float, deviation: float) -> None:
-        self._mean, self._deviation = _within(mean, 1, "MEAN"), _within(deviation, 0, "SD")
+        self._mean, self._deviation = within(mean, 1, "MEAN"), within(deviation, 0, "SD")
 
     def draw(self, uniform: UnitDraw) -> int:
-        return _whole(self._mean + self._deviation * _standard_normal(uniform))
+        return whole(self._mean + self._deviation * standard_normal(uniform))
 
 
 @LENGTHS.register("lognormal")
@@ -131,8 +136,8 @@ class LogNormal(Lengths):
     form = "lognormal:MEAN,SD"
 
     def __init__(self, mean: float, deviation: float) -> None:
-        variance = math.log1p((_within(deviation, 0, "SD") / _within(mean, 1, "MEAN")) ** 2)
+        variance = math.log1p((within(deviation, 0, "SD") / within(mean, 1, "MEAN")) ** 2)
         self._location, self._scale = math.log(mean) - variance / 2, math.sqrt(variance)
 
     def draw(self, uniform: UnitDraw) -> int:
-        return _whole(math.exp(min(self._location + self._scale * _standard_normal(uniform), 50.0)))
+        return whole(math.exp(min(self._location + self._scale * standard_normal(uniform), 50.0)))

@@ -1,4 +1,5 @@
-"""The synthetic workload: Poisson arrivals, lengths from distributions.
+"""The plain synthetic workload: one stream of requests, or one group of users, with lengths from distributions. More than that
+says `spec`.
 
 Each quantity draws from a stream of its own, named and derived from the seed (`42/arrivals`, `42/input_tokens`, ...), so
 that changing one distribution leaves the draws of the others where they were: two runs that differ in the lengths of the
@@ -7,17 +8,18 @@ answers see the same arrivals.
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from random import Random
 
 from maitred.errors import ConfigError
 from maitred.request import PriorityClass, Request
-from maitred.units import SECOND
+from maitred.units import SECOND, from_seconds
+from maitred.workload.arrivals import Arrivals, Gaps, parse_arrivals
 from maitred.workload.job import Job
 from maitred.workload.lengths import Lengths, parse_lengths
-from maitred.workload.mixes import ClassMix, TenantMix, parse_mix, parse_tenant_mix, with_tenants
+from maitred.workload.mixes import ClassMix, TenantMix, parse_mix, parse_tenant_mix, reclassed, with_tenants
+from maitred.workload.spec import Client, Workload
 
 LOWEST_RATE, HIGHEST_RATE = 1e-6, 1e9
 """Requests per second. Outside, no span of simulated time makes sense any more."""
@@ -30,13 +32,15 @@ def synthetic(
     seed: int = 42,
     input_tokens: str | int | Lengths = 512,
     output_tokens: str | int | Lengths = 128,
+    arrival: str | Arrivals = "poisson",
     class_mix: str | ClassMix | None = None,
     tenant_mix: str | TenantMix | None = None,
 ) -> Iterator[Job]:
-    """`num_requests` jobs whose gaps are exponential with mean 1/`rate` (`rate` in requests per second).
+    """`num_requests` jobs whose gaps have the mean 1/`rate` (`rate` in requests per second).
 
-    Lengths are given as users write them (see `lengths`), in tokens; `class_mix` likewise (`interactive:0.3,bulk:0.7`),
-    None: every request is `default`. `tenant_mix` (`auth:acme:0.3,auth:globex:0.7`): None: nobody knows whose they are.
+    `arrival` says how they vary (see `arrivals`): `poisson`, `gamma:2.5`, ... Lengths are given as users write them (see
+    `lengths`), in tokens; `class_mix` likewise (`interactive:0.3,bulk:0.7`), None: every request is `default`. `tenant_mix`
+    (`auth:acme:0.3,auth:globex:0.7`): None: nobody knows whose they are.
     Raises ConfigError at once, not at the first job; its `where` is the name of the argument.
     """
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
@@ -45,9 +49,49 @@ def synthetic(
     count = _count(num_requests)
     prompts = parse_lengths(input_tokens, where="input_tokens") if isinstance(input_tokens, str | int) else input_tokens
     answers = parse_lengths(output_tokens, where="output_tokens") if isinstance(output_tokens, str | int) else output_tokens
+    process = parse_arrivals(arrival, where="arrival") if isinstance(arrival, str) else arrival
     mix = parse_mix(class_mix, where="class_mix") if isinstance(class_mix, str) else class_mix
     tenants = parse_tenant_mix(tenant_mix, where="tenant_mix") if isinstance(tenant_mix, str) else tenant_mix
-    jobs = _jobs(rate, count, seed, prompts=prompts, answers=answers, mix=mix or ClassMix({PriorityClass.DEFAULT: 1.0}))
+    gaps = process.gaps(Random(f"{seed}/arrivals").random, count)
+    jobs = _jobs(SECOND / rate, gaps, count, seed, prompts, answers, mix or ClassMix({PriorityClass.DEFAULT: 1.0}))
+    return jobs if tenants is None else iter(with_tenants(jobs, tenants, seed))
+
+
+def closed_loop(
+    concurrency: int,
+    num_requests: int,
+    *,
+    think_time_secs: float = 0.0,
+    seed: int = 42,
+    input_tokens: str | int = 512,
+    output_tokens: str | int = 128,
+    class_mix: str | ClassMix | None = None,
+    tenant_mix: str | TenantMix | None = None,
+) -> Iterable[Job]:
+    """`num_requests` jobs of `concurrency` users, each of whom sends, waits for the answer, thinks and sends again.
+
+    The other arguments are those of `synthetic`. A user whose request fails sends no more, and waits 300 s at most (BLIS).
+    Raises ConfigError at once.
+    """
+    mix = parse_mix(class_mix, where="class_mix") if isinstance(class_mix, str) else class_mix
+    tenants = parse_tenant_mix(tenant_mix, where="tenant_mix") if isinstance(tenant_mix, str) else tenant_mix
+    for where, said in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
+        parse_lengths(said, where=where)
+    count = _count(num_requests)
+    try:
+        users = Client(
+            id="users",
+            concurrency=concurrency,
+            think_time_us=from_seconds(think_time_secs),
+            input_distribution=input_tokens,
+            output_distribution=output_tokens,
+        )
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(str(error), where="concurrency") from error
+    if not concurrency or not count:
+        return iter(())
+    jobs: Iterable[Job] = Workload(clients=(users,), num_requests=count, seed=seed).jobs()
+    jobs = jobs if mix is None else reclassed(jobs, mix, seed)
     return jobs if tenants is None else with_tenants(jobs, tenants, seed)
 
 
@@ -61,15 +105,14 @@ def _count(num_requests: int) -> int:
     return count
 
 
-def _jobs(rate: float, count: int, seed: int, *, prompts: Lengths, answers: Lengths, mix: ClassMix) -> Iterator[Job]:
-    gap, prompt, answer, cls = (
-        Random(f"{seed}/{stream}").random for stream in ("arrivals", "input_tokens", "output_tokens", "classes")
-    )
-    draw_prompt, draw_answer, draw_class, log = prompts.draw, answers.draw, mix.draw, math.log
-    mean_gap = SECOND / rate
+def _jobs(
+    mean_gap: float, gaps: Gaps, count: int, seed: int, prompts: Lengths, answers: Lengths, mix: ClassMix
+) -> Iterator[Job]:
+    prompt, answer, cls = (Random(f"{seed}/{stream}").random for stream in ("input_tokens", "output_tokens", "classes"))
+    draw_prompt, draw_answer, draw_class = prompts.draw, answers.draw, mix.draw
     at = 0.0
-    for number in range(count):
+    for number, gap in zip(range(count), gaps, strict=False):
         # summed as a float and rounded once, so that gaps of less than a microsecond keep their mean
-        at -= mean_gap * log(1.0 - gap())
+        at += mean_gap * gap
         request = Request(id=number, arrival=round(at), prompt_tokens=draw_prompt(prompt), priority_class=draw_class(cls))
         yield Job(request, draw_answer(answer))

@@ -1,0 +1,139 @@
+"""Synthetic workloads: who asks what, how often, and what they do with the answers. A file in BLIS's keys, or in Python.
+
+    workload = Workload.from_yaml("chat.yaml")
+    workload = Workload(
+        aggregate_rate=20,
+        num_requests=5_000,
+        clients=[
+            Client(id="chat", rate_fraction=0.7, input_distribution="lognormal:300,200", output_distribution=150),
+            Client(id="batch", rate_fraction=0.3, input_distribution=2_000, output_distribution=500, slo_class="batch"),
+        ],
+    )
+
+It describes, and `jobs()` begins it: each call makes the same requests again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import msgspec
+
+from maitred.errors import ConfigError
+from maitred.units import Micros
+from maitred.workload.spec_clients import Client, Cohort
+from maitred.workload.spec_lengths import Distribution
+from maitred.workload.spec_parts import (
+    HIGHEST_RATE,
+    LONGEST,
+    Arrival,
+    Diurnal,
+    Drain,
+    GoodputTargets,
+    Lifecycle,
+    MultiTurn,
+    Reasoning,
+    Spike,
+    Window,
+    within,
+)
+
+if TYPE_CHECKING:
+    from maitred.workload.generated import Generated
+
+__all__ = [
+    "Arrival",
+    "Client",
+    "Cohort",
+    "Distribution",
+    "Diurnal",
+    "Drain",
+    "GoodputTargets",
+    "Lifecycle",
+    "MultiTurn",
+    "Reasoning",
+    "Spike",
+    "Window",
+    "Workload",
+]
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everybody who asks. Raises ValueError for what cannot be."""
+
+    clients: Sequence[Client] = ()
+    cohorts: Sequence[Cohort] = ()
+    aggregate_rate: float = 0.0
+    """Requests per second of all that have a `rate_fraction`, together; 0: everybody has a rate of his own."""
+    num_requests: int = 0
+    """Requests in all, later rounds included; 0: until the horizon."""
+    horizon: Micros = 0
+    """Nothing arrives later, in µs; 0: no end. The simulation goes on until all have their answers."""
+    seed: int = 42
+    version: str | int = "2"
+    category: Literal["language", "multimodal", "reasoning", ""] = ""
+    """A label."""
+    goodput_slo_targets: Mapping[str, GoodputTargets] = {}
+    """By SLO class."""
+    servegen_data: Any = None
+    inference_perf: Any = None
+
+    def __post_init__(self) -> None:
+        if str(self.version) not in ("", "1", "2"):
+            raise ValueError(f"version must be 2, not {self.version}")
+        for key in ("servegen_data", "inference_perf"):
+            if getattr(self, key) is not None:
+                raise ValueError(f"{key} is not read: convert it into clients first (blis convert)")
+        within("num_requests", self.num_requests, 0, 10**12)
+        within("horizon", self.horizon, 0, LONGEST)
+        within("aggregate_rate", self.aggregate_rate, 0.0, HIGHEST_RATE)
+        if not self.clients and not self.cohorts:
+            raise ValueError("clients are missing: nobody asks anything")
+        self._check_ids()
+        self._check_rates()
+        self._check_end()
+
+    def _check_ids(self) -> None:
+        for key, senders in (("clients", self.clients), ("cohorts", self.cohorts)):
+            for sender_id, times in Counter(sender.id for sender in senders).items():
+                if times > 1:
+                    raise ValueError(f"{key}: the id {sender_id!r} is given {times} times")
+
+    def _check_rates(self) -> None:
+        for key, senders in (("clients", self.clients), ("cohorts", self.cohorts)):
+            for sender in senders:
+                if isinstance(sender, Client) and sender.concurrency:
+                    continue
+                if not self.aggregate_rate and not sender.paced:
+                    hint = "rate_fraction is a share of aggregate_rate" if sender.rate_fraction else "nothing says how often"
+                    raise ValueError(f"{key}: {sender.id!r} has no rate, and there is no aggregate_rate: {hint}")
+                if self.aggregate_rate and sender.rate is None and sender.rate_fraction is None and not sender.paced:
+                    raise ValueError(f"{key}: {sender.id!r} has neither rate_fraction, rate nor concurrency")
+
+    def _check_end(self) -> None:
+        if self.num_requests or self.horizon:
+            return
+        if not (all(client.ends for client in self.clients) and all(cohort.ends for cohort in self.cohorts)):
+            raise ValueError("num_requests or horizon is missing: it would never end")
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Self:
+        """Raises ConfigError with file, line and the nearest valid key for what is wrong with the file."""
+        from maitred.reading.structs import read_struct
+
+        return read_struct(Path(path), cls)
+
+    def jobs(self, *, seed: int | None = None, rate_scale: float = 1.0) -> Generated:
+        """Begin it. `seed` in place of its own; every rate is multiplied by `rate_scale`.
+
+        Raises ConfigError for normalized arrivals that have no end.
+        """
+        from maitred.workload.generated import Generated
+
+        try:
+            return Generated(self, self.seed if seed is None else seed, rate_scale)
+        except ValueError as error:
+            raise ConfigError(str(error), where="workload") from error
