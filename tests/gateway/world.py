@@ -16,6 +16,7 @@ from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
 from maitred.gateway.reload import Settings
 from maitred.gateway.state import GatewayState
+from maitred.routing import RoutingConfig
 from maitred.wire.server import serving
 
 T = TypeVar("T")
@@ -73,6 +74,9 @@ class Backend:
         self.info: object = None
         """What it answers to /server_info; None: 404."""
         self.asked_for_info: list[str] = []
+        self.metrics: bytes | None = None
+        """What it answers to /metrics; None: 404."""
+        self.asked_for_metrics = 0
         self.turns: list[Turn] = []
         self.port = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -120,6 +124,9 @@ class Backend:
         elif b"server_info" in turn.head.split(b"\r\n")[0]:
             self.asked_for_info.append(turn.head.split(b" ")[1].decode())
             await turn.say(whole(msgspec.json.encode(self.info)) if self.info is not None else whole(b"{}", b"404 Not Found"))
+        elif turn.head.startswith(b"GET /metrics"):
+            self.asked_for_metrics += 1
+            await turn.say(whole(self.metrics) if self.metrics is not None else whole(b"{}", b"404 Not Found"))
         else:
             self.turns.append(turn)
             await self.act(turn)
@@ -219,6 +226,7 @@ async def world(
     *backends: Backend,
     slots: int | None = 64,
     admission: dict[str, Any] | None = None,
+    routing: RoutingConfig | None = None,
     ready: bool = True,
     reload: Callable[[GatewayConfig], Settings] | None = None,
     **config: Any,
@@ -233,7 +241,7 @@ async def world(
         **{"health_interval_secs": 0.01, "health_timeout_secs": 1.0, **config},
     )
     read = None if reload is None else partial(reload, settings)
-    gateway = Gateway(settings, admission_config(**(admission or {})), reload=read)
+    gateway = Gateway(settings, admission_config(**(admission or {})), routing, reload=read)
     try:
         async with serving(gateway) as url:
             here = World(gateway, url, backends)

@@ -63,7 +63,7 @@ def _summary(config: Config) -> Iterator[str]:
     slots = f"{gateway.slots_per_backend} slots" if gateway.slots_per_backend else "the slots it reports (else 64)"
     yield f"gateway    {gateway.host}:{gateway.port}, {_count(len(gateway.backends), 'backend')}, {slots} on each"
     yield from _admission(config.admission, _capacity(config))
-    yield f"routing    {config.routing.policy}"
+    yield f"routing    {config.routing.policy}" + (f", scorers {config.routing.scorers}" if config.routing.scorers else "")
     yield f"instance   {instance.scheduler}, {instance.max_num_seqs} sequences, {instance.max_num_batched_tokens} tokens a step"
     yield f"engine     {engine.model!r} on {engine.host}:{engine.port}"
     admission = "no admission" if cluster.capacity is None else f"{cluster.capacity} slots"
@@ -112,6 +112,7 @@ def _warnings(config: Config) -> Iterator[str]:
     admission = config.admission
     yield from admission.warnings()
     yield from config.instance.warnings(prefix_cache=config.instance.enable_prefix_caching)
+    yield from config.routing.warnings()
     if admission.mode != "priority":
         return
     problem = overcommit(admission, _capacity(config))

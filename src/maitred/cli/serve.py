@@ -57,11 +57,13 @@ def run(flags: Flags) -> None:
 def _loaded(sources: Said, *, strict: bool) -> Loaded:
     """What to serve with. Raises ConfigError if there is nothing, or less than everything and that is not wanted."""
     from maitred.config import Loaded, load_or_fall_back
+    from maitred.routing import Reads
 
     loaded = Loaded(sources.load()) if strict else load_or_fall_back(sources)
     if loaded.problem is not None:
         log.error("%s; serving with legacy admission until that is mended", printable(str(loaded.problem)))
-    for warning in loaded.config.admission.warnings():
+    config = loaded.config
+    for warning in (*config.admission.warnings(), *config.routing.warnings(Reads.CACHES)):
         log.warning("%s", printable(warning))
     return loaded
 

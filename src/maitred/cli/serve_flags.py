@@ -32,8 +32,19 @@ class Flags:
         int | None,
         flag(_BACKENDS, "--slots-per-backend", "In flight per backend and model. Default: what it reports, else 64.", "N"),
     ] = None
-    router: Annotated[
-        str | None, flag(_BACKENDS, "--router", "Which backend: least-loaded (default), round-robin.", "NAME")
+    routing_policy: Annotated[
+        str | None,
+        flag(
+            _BACKENDS,
+            "--routing-policy",
+            "Which backend: least-loaded (default) or another of maitred policies.",
+            "POLICY",
+            alias="--router",
+        ),
+    ] = None
+    routing_scorers: Annotated[
+        str | None,
+        flag(_BACKENDS, "--routing-scorers", "What weighted adds up, as queue-depth:2,load-balance:1.", "NAME:WEIGHT,..."),
     ] = None
     max_attempts: Annotated[
         int | None, flag(_BACKENDS, "--max-attempts", "Backends that may lose one request before its answer. Default 2.", "N")
@@ -134,7 +145,8 @@ class Flags:
 _KEYS: Final[Mapping[str, str]] = {
     "backend": "gateway.backends",
     "slots_per_backend": "gateway.slots_per_backend",
-    "router": "routing.policy",
+    "routing_policy": "routing.policy",
+    "routing_scorers": "routing.scorers",
     "max_attempts": "gateway.max_attempts",
     "host": "gateway.host",
     "port": "gateway.port",

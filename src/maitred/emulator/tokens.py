@@ -12,12 +12,9 @@ count as n when a client sends them back as history. The same position always ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from hashlib import blake2b
+from maitred.kv.keys import BYTES_PER_TOKEN, TextKeys
 
-import msgspec
-
-BYTES_PER_TOKEN = 4
+__all__ = ["BYTES_PER_TOKEN", "TextKeys", "count", "count_bytes", "filler", "laid_out", "piece"]
 
 CHAT_TOKENS_PER_MESSAGE = 4
 """What a chat template adds to each message: its role and its delimiters."""
@@ -47,23 +44,6 @@ def laid_out(text: str | bytes) -> bytes:
     """`text` filled up to whole tokens."""
     raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     return raw.ljust(count_bytes(len(raw)) * BYTES_PER_TOKEN, b"\0")
-
-
-class TextKeys(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys` of a prompt that is laid out as `text`."""
-
-    text: bytes
-
-    @property
-    def tokens(self) -> int:
-        return len(self.text) // BYTES_PER_TOKEN
-
-    def keys(self, block_size: int) -> Sequence[int]:
-        so_far, step, keys = blake2b(digest_size=8), block_size * BYTES_PER_TOKEN, []
-        for end in range(step, len(self.text) + 1, step):
-            so_far.update(self.text[end - step : end])
-            keys.append(int.from_bytes(so_far.copy().digest()))
-        return keys
 
 
 def piece(position: int) -> str:

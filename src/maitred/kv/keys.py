@@ -18,6 +18,9 @@ import msgspec
 
 from maitred.request import Request
 
+BYTES_PER_TOKEN = 4
+"""Of UTF-8 text, by the usual rule of thumb."""
+
 
 class TokenIds(msgspec.Struct, frozen=True, gc=False):
     """`PrefixKeys` of a prompt whose tokens are known; chained when a cache asks."""
@@ -27,6 +30,23 @@ class TokenIds(msgspec.Struct, frozen=True, gc=False):
 
     def keys(self, block_size: int) -> Sequence[int]:
         return extended((), self.tokens, block_size)
+
+
+class TextKeys(msgspec.Struct, frozen=True, gc=False):
+    """`PrefixKeys` of a prompt of which only the text is known: `BYTES_PER_TOKEN` bytes of `text` count as a token."""
+
+    text: bytes
+
+    @property
+    def tokens(self) -> int:
+        return len(self.text) // BYTES_PER_TOKEN
+
+    def keys(self, block_size: int) -> Sequence[int]:
+        so_far, step, keys = blake2b(digest_size=8), block_size * BYTES_PER_TOKEN, []
+        for end in range(step, len(self.text) + 1, step):
+            so_far.update(self.text[end - step : end])
+            keys.append(int.from_bytes(so_far.copy().digest()))
+        return keys
 
 
 def extended(chain: Sequence[int], tokens: Sequence[int], block_size: int) -> list[int]:

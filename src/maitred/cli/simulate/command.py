@@ -16,7 +16,7 @@ import typer
 
 from maitred.cli.flags import command
 from maitred.cli.printable import printable
-from maitred.cli.simulate.config import configured
+from maitred.cli.simulate.config import configured, warnings
 from maitred.cli.simulate.flags import Flags
 from maitred.cli.simulate.objective import horizon, slo
 from maitred.cli.simulate.outputs import outputs
@@ -40,7 +40,7 @@ def run(flags: Flags) -> None:
     from maitred.sim import simulate
 
     config, targets, last = configured(flags), slo(flags), horizon(flags)
-    for warning in config.instance.warnings(prefix_cache=config.instance.enable_prefix_caching):
+    for warning in warnings(flags, config):
         typer.echo(f"maitred: warning: {printable(warning)}", err=True)
     with unwinding(), ExitStack() as stack:
         trace = stack.enter_context(opened(flags, flags.trace)) if flags.trace is not None else None

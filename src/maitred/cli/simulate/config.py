@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -20,7 +21,11 @@ _PARTS = (cluster_flags, admission_flags, instance_flags)
 _KEYS = {name: key for part in _PARTS for name, key in part.KEYS.items()}
 _IN_MICROS = cluster_flags.IN_MICROS
 _ON = "--admission priority, or --capacity SLOTS"
-_FLAG_NAMES = {"routing.policy": "--routing-policy", "admission.mode": "--admission"}
+_FLAG_NAMES = {
+    "routing.policy": "--routing-policy",
+    "routing.scorers": "--routing-scorers",
+    "admission.mode": "--admission",
+}
 
 
 def configured(flags: Flags) -> Config:
@@ -47,6 +52,18 @@ def configured(flags: Flags) -> Config:
         hint = f"turn admission on with {_ON}"
         raise ConfigError("without admission there are no decisions to log", where="--decision-log", hint=hint)
     return config
+
+
+def warnings(flags: Flags, config: Config) -> Iterator[str]:
+    """What works and is hardly meant, a line each."""
+    from maitred.routing import Reads
+
+    caching = config.instance.enable_prefix_caching
+    yield from config.instance.warnings(prefix_cache=caching)
+    unknown = Reads.NOTHING if caching else Reads.CACHES
+    if flags.rate is not None:  # lengths drawn one by one: nothing is known of what prompts say, or to which run they belong
+        unknown |= Reads.PROMPT if flags.tenant_mix else Reads.PROMPT | Reads.SESSION
+    yield from config.routing.warnings(unknown)
 
 
 def _in_the_usual_mode(config: Config, flags: Flags) -> Config:

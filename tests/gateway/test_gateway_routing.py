@@ -1,0 +1,188 @@
+"""What routers see through a gateway: sessions, prompts, and the load that backends report."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from world import Backend, run, world
+
+from maitred.gateway.affinity import UNREAD, AffinityReader
+from maitred.gateway.engine_load import EngineLoad, load_reported
+from maitred.routing import Reads, RoutingConfig
+
+SESSION = AffinityReader(Reads.SESSION)
+
+
+def body(**fields: Any) -> bytes:
+    return msgspec.json.encode({"model": "m", **fields})
+
+
+def turns(routing: RoutingConfig, bodies: Sequence[dict[str, Any]], **headers: str) -> list[int]:
+    """To which of three backends each goes, one after the other."""
+
+    async def scenario() -> list[int]:
+        async with world(Backend(), Backend(), Backend(), routing=routing) as w:
+            went: list[int] = []
+            for said in bodies:
+                before = [len(backend.turns) for backend in w.backends]
+                await w.ask(body={"model": "m", **said}, **headers)
+                after = [len(backend.turns) for backend in w.backends]
+                went.append(next(place for place in range(3) if after[place] > before[place]))
+            return went
+
+    return run(scenario())
+
+
+def test_a_session_stays_at_its_backend() -> None:
+    routing = RoutingConfig(policy="session-affinity(round-robin)")
+    assert turns(routing, [{"program_id": name} for name in "abcabcca"]) == [0, 1, 2, 0, 1, 2, 2, 0]
+    assert turns(routing, [{"session_id": 7}] * 3, x_smg_routing_key="k") == [0, 0, 0]
+    assert turns(routing, [{}] * 3, x_smg_routing_key="k") == [0, 0, 0]
+    assert turns(RoutingConfig(policy="round-robin"), [{"program_id": "a"}] * 3) == [0, 1, 2]
+
+
+def test_without_a_name_the_tenant_is_the_session() -> None:
+    assert turns(RoutingConfig(policy="session-affinity(round-robin)"), [{}] * 3) == [0, 0, 0]
+
+
+def test_prompts_that_begin_alike_go_to_the_same_backend() -> None:
+    routing = RoutingConfig(policy="weighted", scorers="prefix-affinity:1, active-requests:0.01")
+    chats = [[{"role": "system", "content": f"You are number {n}. " + "Be brief. " * 40}] for n in range(6)]
+    first = turns(routing, [{"messages": chat} for chat in [*chats, *chats]])
+    assert first[:6] == first[6:]
+    assert len(set(first)) > 1
+
+
+def test_the_routing_key_is_forwarded() -> None:
+    async def scenario() -> bytes:
+        async with world(Backend(), routing=RoutingConfig(policy="session-affinity")) as w:
+            await w.ask(x_smg_routing_key="k")
+            return w.backends[0].turns[0].headers[b"x-smg-routing-key"]
+
+    assert run(scenario()) == b"k"
+
+
+@pytest.mark.parametrize(
+    ("headers", "said", "program", "key"),
+    [
+        ([], {}, "", ""),
+        ([(b"x-session-id", b" s "), (b"x-session-id", b"later")], {"program_id": "p"}, "s", ""),
+        ([(b"x-session-id", b"s"), (b"x-program-id", b"p")], {}, "p", ""),
+        ([(b"x-smg-routing-key", b"k")], {"program_id": "p", "session_id": "s"}, "p", "k"),
+        ([], {"program_id": None, "session_id": 12}, "12", ""),
+        ([], {"program_id": {"a": 1}, "session_id": [2]}, "", ""),
+    ],
+)
+def test_where_a_session_is_named(headers: list[tuple[bytes, bytes]], said: dict[str, Any], program: str, key: str) -> None:
+    found = SESSION.read(headers, body(**said), "m")
+    assert (found.program, found.routing_key, found.prefix) == (program, key, None)
+
+
+@pytest.mark.parametrize("number", ["1e400", "9" * 5000])
+def test_a_session_that_cannot_be_read_is_none(number: str) -> None:
+    assert SESSION.read([], f'{{"model": "m", "program_id": {number}}}'.encode(), "m").program == ""
+
+
+def test_of_long_names_a_digest_is_kept() -> None:
+    one, other = (SESSION.read([], body(program_id="x" * 1000 + end), "m").program for end in "ab")
+    assert one != other
+    assert len(one) == len(other) == 32
+
+
+def test_nothing_is_read_for_routers_that_look_at_nothing() -> None:
+    assert AffinityReader(Reads.LOAD | Reads.CACHES).read([(b"x-session-id", b"s")], b"not even JSON", "m") is UNREAD
+
+
+def test_prompts_share_keys_as_far_as_they_are_alike() -> None:
+    reader = AffinityReader(Reads.PROMPT)
+
+    def keys(model: str, **said: Any) -> Sequence[int]:
+        prefix = reader.read([], body(**said), model).prefix
+        assert prefix is not None
+        return prefix.keys(4)  # 16 bytes
+
+    turn = [{"role": "user", "content": "x" * 100}]
+    short, long = keys("m", messages=turn), keys("m", messages=[*turn, {"role": "assistant", "content": "y" * 100}])
+    assert len(long) > len(short) > 5
+    assert list(long[: len(short) - 1]) == list(short[:-1])
+    assert keys("n", messages=turn)[0] != short[0], "another model"
+    assert keys("m", messages=turn, tools=[{"name": "t"}])[0] != short[0], "tools come first"
+    assert reader.read([], body(temperature=0), "m").prefix is None
+
+
+VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m {x}"} 3.0
+vllm:num_requests_running{engine="1",model_name="m {x}"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="m {x}"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 100.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m {x}"} 5.2e-05
+vllm:kv_cache_usage_perc{engine="1",model_name="m {x}"} 0.5
+"""
+SGLANG = b"""sglang:num_running_reqs{model_name="m",tp_rank="0"} 5.0
+sglang:num_queue_reqs{model_name="m"} 7.0
+sglang:token_usage{model_name="m"} 0.25
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "load"),
+    [
+        (VLLM, EngineLoad(2, 7, (5.2e-05 + 0.5) / 2)),
+        (SGLANG, EngineLoad(7, 5, 0.25)),
+        (b"vllm:num_requests_running 1\nvllm:gpu_cache_usage_perc 0.75", EngineLoad(0, 1, 0.75)),
+        (b"vllm:num_requests_running NaN\nvllm:num_requests_running -3\nvllm:num_requests_running 2", EngineLoad(0, 2, 0.0)),
+        (b"python_info 1\n", None),
+        (b"\xff\xfe", None),
+    ],
+)
+def test_what_engines_say_of_their_load(page: bytes, load: EngineLoad | None) -> None:
+    assert load_reported(page) == load
+
+
+def loaded(waiting: int) -> bytes:
+    return b"vllm:num_requests_running 1\nvllm:num_requests_waiting %d\n" % waiting
+
+
+def test_a_router_that_looks_at_queues_sees_those_of_the_backends() -> None:
+    async def scenario() -> None:
+        backends = one, other = Backend(), Backend()
+        one.metrics, other.metrics = loaded(5), loaded(0)
+        async with world(*backends, routing=RoutingConfig(policy="weighted", scorers="queue-depth:1")) as w:
+            views = w.gateway._fleet.backends
+            await w.until(lambda: [view.waiting for view in views] == [5, 0])
+            for _ in range(4):
+                await w.ask()
+            one.metrics, other.metrics = loaded(0), loaded(3)
+            await w.until(lambda: [view.waiting for view in views] == [0, 3])
+            for _ in range(2):
+                await w.ask()
+            assert [len(backend.turns) for backend in backends] == [2, 4]
+            one.status = b"500 Oh"
+            await w.until(lambda: not views[0].healthy)
+            assert (views[0].load, views[1].running) == (None, 1)
+
+    run(scenario())
+
+
+def polls(policy: str, metrics: bytes | None) -> int:
+    """How often a backend is asked for its load in some 20 polls of its health."""
+
+    async def scenario() -> int:
+        backend = Backend()
+        backend.metrics = metrics
+        async with world(backend, routing=RoutingConfig(policy=policy)):
+            await asyncio.sleep(0.25)
+            return backend.asked_for_metrics
+
+    return run(scenario())
+
+
+def test_backends_are_asked_for_their_load_only_if_somebody_looks_at_it_and_if_they_say_it() -> None:
+    assert polls("least-loaded", loaded(0)) == 0
+    assert polls("least-loaded(load=effective)", loaded(0)) > 3
+    assert polls("least-loaded(load=effective)", None) == 1
