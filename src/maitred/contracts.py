@@ -73,6 +73,10 @@ class Seq(msgspec.Struct, eq=False, gc=False):
     stalled: Micros = 0
     """How long it stood still between tokens, where BLIS does not count that."""
     preemptions: int = 0
+    lost: int = 0
+    """Tokens of KV that the last preemption took, until it enters again."""
+    wasted: int = 0
+    """Tokens of KV that it had to compute again."""
 
 
 class StepView(Protocol):

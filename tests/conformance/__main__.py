@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from .blis_conformance import runner as blis
 from .sglang_conformance import runner as sglang
 from .sglang_radix import run_case as radix_trace
 from .smg_conformance.runner import FileProblem, Result, chosen, load, run
@@ -19,12 +20,13 @@ from .smg_conformance.runner import FileProblem, Result, chosen, load, run
 class System(StrEnum):
     SMG = "smg"
     SGLANG = "sglang"
+    BLIS = "blis"
 
 
 def main(
     system: Annotated[System, typer.Argument(help="Whose scenarios they are.")],
     paths: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="The scenarios, as JSON; JSONL, also gzipped, of sglang.")
+        list[Path], typer.Argument(metavar="FILE...", help="The scenarios, as JSON; JSONL, also gzipped, of sglang and blis.")
     ],
     only: Annotated[str, typer.Option("--only", metavar="IDS", help="These, with commas between them.")] = "",
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Play so many at once.")] = 1,
@@ -38,9 +40,11 @@ def main(
         if system is System.SGLANG:
             checks = {**sglang.CHECKS, "radix_trace": lambda case: radix_trace(msgspec.json.decode(case))}
             raise typer.Exit(sglang.report(paths, typer.echo, checks))
+        if system is System.BLIS:
+            raise typer.Exit(blis.report(paths, typer.echo))
         names = [name for name in only.split(",") if name]
         files = [load(path, names) for path in paths]
-    except (FileProblem, sglang.CasesError) as problem:
+    except (FileProblem, sglang.CasesError, blis.CasesError) as problem:
         typer.echo(f"error: {problem}", err=True)
         raise typer.Exit(2) from problem
 

@@ -251,6 +251,8 @@ class ContinuousBatch:
 
     def _enter(self, seq: Seq, computed: int, pending: int, now: Micros) -> None:
         seq.computed, seq.pending = computed, pending
+        seq.wasted += max(0, seq.lost - computed)
+        seq.lost = 0
         seq.scheduled_at = now
         seq.entered = self._entered
         self._entered += 1
@@ -294,7 +296,7 @@ class ContinuousBatch:
             self._prefixed.returns(seq)
         self.drop(seq)
         seq.target = seq.request.prompt_tokens + seq.emitted
-        seq.computed = 0
+        seq.lost, seq.computed = seq.computed, 0
         seq.preemptions += 1
         return seq
 

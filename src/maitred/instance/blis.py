@@ -19,7 +19,7 @@ from maitred.batching import BlisStep
 from maitred.contracts import BatchShape, Seq
 from maitred.instance.config import InstanceConfig
 from maitred.instance.engine import Instance, InstanceEvent, Run
-from maitred.request import Request, RequestId
+from maitred.request import PrefixKeys, Request, RequestId
 from maitred.units import Micros
 
 
@@ -32,9 +32,9 @@ class BlisInstance(Instance):
         self._to_come = False
         """The first step of the run in progress has not begun yet: those before it are over."""
 
-    def enqueue(self, request: Request, output_tokens: int, now: Micros) -> None:
+    def enqueue(self, request: Request, output_tokens: int, now: Micros, whole: PrefixKeys | None = None) -> None:
         self._now = now
-        super().enqueue(request, output_tokens, now)
+        super().enqueue(request, output_tokens, now, whole)
         run = self._run
         if run is None or self._batch.full:
             return

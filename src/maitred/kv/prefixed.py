@@ -2,8 +2,9 @@
 
 A sequence that enters uses the leading blocks of its prompt that are cached, and computes the rest. Its blocks say what they
 hold as soon as the step is formed that computes them, so that one admitted later in the same step may share them. What it
-emits nobody else will ask for, yet it fills blocks, which take their turn in eviction: they are buried when it leaves. Only
-one that is preempted comes back for them, and finds them by keys of its own, as far as they are still there.
+emits nobody else will ask for, as a rule, yet it fills blocks, which take their turn in eviction: they are buried when it
+leaves. One that is preempted comes back for them, and finds them by keys of its own, as far as they are still there. And where
+somebody will continue the conversation (`expect`), the answer's blocks are published as it leaves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from maitred.contracts import Seq
 from maitred.errors import InvariantError
 from maitred.kv.cache import Lock, PrefixCache
 from maitred.kv.counts import BlockCounts
-from maitred.request import RequestId
+from maitred.kv.keys import namespaced
+from maitred.request import PrefixKeys, RequestId
 
 _OWN = 0x6F776E
 """Marks the keys of what only its sequence knows. Hashes of ints are the same in every process."""
@@ -46,6 +48,8 @@ class Content(msgspec.Struct, eq=False, gc=False):
     """Keys: of its prompt as far as it is known, and then its own, where they are needed."""
     known: int
     """How many of its prompt."""
+    whole: PrefixKeys | None = None
+    """What prompt and answer say together, for those who continue it; None: nobody will."""
     lock: Lock | None = None
     """While it is in the batch."""
     returns: bool = False
@@ -87,6 +91,10 @@ class PrefixedBlocks(BlockCounts):
 
     def steps_free(self, limit: int) -> int:
         return self.steps_within(self.free + self._opened, limit)
+
+    def expect(self, seq: Seq, whole: PrefixKeys) -> None:
+        """What `seq` will have said in all: others may ask for it when it is over."""
+        self._content(seq).whole = whole
 
     def find(self, seq: Seq) -> Found:
         """What is here already of `seq`, which wants to enter."""
@@ -130,7 +138,7 @@ class PrefixedBlocks(BlockCounts):
         """It holds `tokens` tokens, and `opened` blocks more in which there is nothing yet."""
         content, full = self._content(seq), tokens // self.block_size
         lock, content.lock = self._claimed(content, self.blocks(tokens) + opened), None
-        if content.returns:
+        if content.returns or content.whole is not None:
             self._publish(lock, self._whole(seq, full)[:full])
             self.cache.unlock(lock)
         else:
@@ -167,8 +175,12 @@ class PrefixedBlocks(BlockCounts):
         return content
 
     def _whole(self, seq: Seq, blocks: int) -> list[int]:
-        """At least the first `blocks` keys of what `seq` says, its own among them."""
-        chain = self._content(seq).chain
+        """At least the first `blocks` keys of what `seq` says; its own, where nobody knows others."""
+        content = self._content(seq)
+        chain = content.chain
+        if content.whole is not None and len(chain) < blocks:
+            keys = namespaced(content.whole.keys(self.block_size), seq.request.cache_namespace)
+            chain.extend(keys[len(chain) : blocks])
         chain.extend(own_keys(seq, len(chain), blocks))
         return chain
 

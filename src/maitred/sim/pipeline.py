@@ -58,7 +58,7 @@ class Delays(msgspec.Struct, frozen=True):
 def delays(cluster: ClusterConfig, instance: InstanceConfig) -> Delays:
     """What `cluster` and the latency model of `instance` say. In BLIS what is routed at t reaches its wait queue when all
     routing of that instant is over, so there even no time at all is a station."""
-    entry = instance.latency.overheads
+    entry = instance.latency_model().overheads
     none = not (entry.queueing or entry.queueing_per_token) and instance.flavour != "blis"
     return Delays(from_ms(cluster.admission_latency_ms), from_ms(cluster.routing_latency_ms), None if none else entry)
 
@@ -195,7 +195,8 @@ class Pipeline:
         assert replica is not None
         journey.place = _INSIDE
         journey.queued = now
-        replica.instance.enqueue(journey.job.request, journey.job.output_tokens, now)
+        job = journey.job
+        replica.instance.enqueue(job.request, job.output_tokens, now, job.whole)
         self._fleet.touch(replica)
 
     def _apply(self, event: InstanceEvent, replica: Replica, now: Micros) -> None:

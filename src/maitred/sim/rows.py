@@ -82,13 +82,13 @@ class Rows:
         scheduled = first_token = NEVER
         emitted = cached = wasted = preemptions = 0
         if seq is not None:
-            emitted, cached, preemptions = seq.emitted, seq.cached, seq.preemptions
+            emitted, cached, wasted, preemptions = seq.emitted, seq.cached, seq.wasted, seq.preemptions
             if seq.scheduled_at is not None:
                 scheduled = seq.scheduled_at
             if seq.first_token_at is not None:
                 first_token = seq.first_token_at + self._per_token
             if outcome is Outcome.COMPLETED:
-                at += self._per_token * emitted + self._at_the_end
+                at += self._per_token * emitted + self._at_the_end - seq.stalled
         block, row = divmod(journey.row, _BLOCK)
         _ROW.pack_into(
             self._blocks[block],

@@ -1,0 +1,1 @@
+"""What BLIS did, played against `maitred.simulate`."""

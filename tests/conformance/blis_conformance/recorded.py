@@ -1,0 +1,66 @@
+"""Routers that break ties as they were broken when the case was recorded.
+
+BLIS draws among equals by a generator of its own. The recorded choice must be among the equals; then it is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+from maitred.contracts import InstanceView
+from maitred.request import Request
+from maitred.routing import ROUTERS
+from maitred.routing.least_loaded import LeastLoaded, Load
+from maitred.routing.mix import Mix
+from maitred.routing.weighted import Weighted
+
+
+class UntrueError(Exception):
+    """The instance that was chosen is not among those that could have been."""
+
+
+class _Recorded:
+    routed_to: Mapping[int, int] = {}
+
+    def _tie(self, request: Request, tied: Sequence[InstanceView]) -> InstanceView:
+        chosen = self.routed_to[int(request.client_id)]
+        for view in tied:
+            if view.index == chosen:
+                return view
+        raise UntrueError(f"request {request.client_id} went to {chosen}; the best were {[view.index for view in tied]}")
+
+
+class RecordedLeastLoaded(_Recorded, LeastLoaded):
+    """BLIS's least-loaded with the recorded ties."""
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng, Load.EFFECTIVE)
+
+
+class RecordedWeighted(_Recorded, Weighted):
+    """Weighted scorers with the recorded ties."""
+
+    def __init__(self, rng: Random, mix: Mix) -> None:
+        super().__init__(rng, mix)
+
+
+_RECORDED: Mapping[str, type[Any]] = {"least-loaded": RecordedLeastLoaded, "weighted": RecordedWeighted}
+
+
+@contextmanager
+def breaking_ties(policy: str, routed_to: Mapping[int, int]) -> Iterator[str]:
+    """The name under which a router is registered meanwhile that is `policy`, ties as in `routed_to`."""
+    if policy not in _RECORDED:
+        yield policy
+        return
+    name = f"recorded-{policy}"
+    if name not in ROUTERS:
+        ROUTERS.register(name)(_RECORDED[policy])
+    _Recorded.routed_to = routed_to
+    try:
+        yield name
+    finally:
+        _Recorded.routed_to = {}

@@ -1,0 +1,149 @@
+"""Cases of BLIS: what each says is simulated by `maitred.simulate`, and every request must come out to the microsecond."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from maitred import Job, Outcome, Results, open_trace
+from maitred.sim import simulate
+
+from .case import Case, Request, Said
+from .recorded import breaking_ties
+
+NOT_PLAYED = {"kv_cpu_tier": "a second tier of KV memory is not built"}
+
+
+class CasesError(Exception):
+    """It cannot be read as recorded cases."""
+
+
+def load(path: Path) -> list[Case]:
+    """The cases of a JSONL file, gzipped or not. Raises CasesError."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            lines = [line for line in file if line.strip()]
+    except OSError as error:
+        raise CasesError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        return [msgspec.json.decode(line, type=Case, strict=False) for line in lines]
+    except msgspec.DecodeError as error:
+        raise CasesError(f"{path}: {error}") from error
+
+
+def not_played(case: Case) -> str | None:
+    """Why a case is not played; None: it is."""
+    return next((why for key, why in NOT_PLAYED.items() if getattr(case.config, key) is not None), None)
+
+
+def run_case(case: Case, traces: Path, *, step_by_step: bool = False) -> list[str]:
+    """What came out differently, one line each."""
+    said = case.config
+    instance = msgspec.structs.replace(said.instance(), step_by_step=step_by_step)
+    with breaking_ties(said.routing.policy, case.expected.routed_to) as policy:
+        results = simulate(
+            _jobs(traces / f"{case.trace}.csv.gz", said),
+            said.cluster(),
+            instance,
+            said.router(policy),
+            said.admitting(),
+            horizon=said.horizon_us,
+        )
+    return list(_differences(case, results, _names(traces / f"{case.trace}.csv.gz")))
+
+
+def _jobs(path: Path, said: Said) -> Iterator[Job]:
+    """BLIS breaks ties of arrival by the text of ids (`request_10` before `request_2`), so ours are their ranks."""
+    rank = {name: number for number, name in enumerate(_names(path))}
+    for job in open_trace(f"blis:{path}"):
+        request = msgspec.structs.replace(job.request, id=rank[job.request.id], client_id=str(job.request.id))
+        yield Job(request, job.output_tokens)
+
+
+def _names(path: Path) -> Sequence[int]:
+    """The recorded id of each of our ids."""
+    return sorted((job.request.id for job in open_trace(f"blis:{path}")), key=lambda number: f"request_{number}")
+
+
+def _differences(case: Case, results: Results, names: Sequence[int]) -> Iterator[str]:
+    expected = case.expected
+    several = case.config.num_instances > 1
+    got = {request.id: request for request in _completed(results, names, case)}
+    for wanted in expected.requests:
+        request = got.pop(wanted.id, None)
+        if request is None:
+            yield f"request {wanted.id} was not completed"
+        elif request != wanted:
+            changed = [
+                f"{field} {was} instead of {is_}"
+                for field, is_, was in zip(
+                    Request.__struct_fields__, msgspec.structs.astuple(wanted), msgspec.structs.astuple(request)
+                )
+                if is_ != was
+            ]
+            yield f"request {wanted.id}: {', '.join(changed)}"
+    for number in got:
+        yield f"request {number} was completed"
+    if several:
+        yield from _elsewhere(expected.routed_to, results, names)
+    if expected.rejected is not None:
+        rejected = [names[number] for number in results.request_id[results.outcome == Outcome.REJECTED]]
+        wanted_ids = expected.rejected
+        if (len(rejected) if isinstance(wanted_ids, int) else sorted(rejected)) != (
+            wanted_ids if isinstance(wanted_ids, int) else sorted(wanted_ids)
+        ):
+            yield f"{len(rejected)} were rejected, not {wanted_ids}"
+    if expected.aggregates and int(results.preemptions.sum()) != expected.aggregates["preemption_count"]:
+        yield f"{results.preemptions.sum()} preemptions instead of {expected.aggregates['preemption_count']}"
+
+
+def _completed(results: Results, names: Sequence[int], case: Case) -> Iterator[Request]:
+    several, newest = case.config.num_instances > 1, case.era == "newest"
+    for row in np.flatnonzero(results.outcome == Outcome.COMPLETED):
+        arrival = int(results.arrival[row])
+        yield Request(
+            id=names[int(results.request_id[row])],
+            ttft_us=int(results.first_token[row]) - arrival,
+            e2e_us=int(results.finished[row]) - arrival,
+            input_tokens=int(results.prompt_tokens[row]),
+            output_tokens=int(results.output_tokens[row]),
+            instance=int(results.instance[row]) if several else None,
+            scheduling_delay_us=int(results.scheduled[row]) - arrival if newest else None,
+        )
+
+
+def _elsewhere(routed_to: dict[int, int], results: Results, names: Sequence[int]) -> Iterator[str]:
+    went = {names[int(number)]: int(to) for number, to in zip(results.request_id, results.instance, strict=True) if to >= 0}
+    for number, to in routed_to.items():
+        if went.get(number) != to:
+            yield f"request {number} went to {went.get(number)} instead of {to}"
+
+
+def report(paths: Iterable[Path], say: Callable[[str], None]) -> int:
+    """Plays all cases of `paths`, whose traces lie in `traces/` beside them. Returns the exit status. Raises CasesError."""
+    passed = failed = skipped = 0
+    for path in paths:
+        for case in load(path):
+            why = not_played(case)
+            if why is not None:
+                skipped += 1
+                say(f"{case.name}: SKIPPED, {why}")
+                continue
+            failures = _played(case, path.parent / "traces")
+            passed, failed = passed + (not failures), failed + bool(failures)
+            if failures:
+                say(f"{case.name}: FAILED")
+                say("\n".join(f"    {failure}" for failure in failures[:5]))
+    say(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
+    return 0 if passed and not failed else 1
+
+
+def _played(case: Case, traces: Path) -> list[str]:
+    try:
+        return run_case(case, traces)
+    except Exception as error:  # a defect in what is checked is a failure of this case, and the others are still to be played
+        return [f"{type(error).__name__}: {error}"]
