@@ -1,23 +1,37 @@
-"""Results as JSON: one object per completed request, and the figures of the run, under BLIS's keys where it has them.
+"""Results for programs: the requests one by one, and the figures of the run, under BLIS's keys where it has them.
 
-Requests are written in slices, so that writing a million needs no more memory than writing ten thousand.
+Requests as JSON are what BLIS's `--results-path` is: an object per completed request, by request id. They are written in
+slices, so that writing a million needs no more memory than writing ten thousand. As Parquet or CSV they are all requests with
+all columns (`frame`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
-from maitred.report.summary import Group, Spread, Summary
+from maitred.report.breakdown import By
+from maitred.report.frame import CSV, PARQUET, write_frame
+from maitred.report.slo import Slo, Targets
+from maitred.report.spread import Spread
+from maitred.report.summary import Group, Summary
 from maitred.sim import Outcome, Results
 from maitred.units import to_ms, to_seconds
 
 Write: TypeAlias = Callable[[bytes], object]
 
 _SLICE = 10_000
+_PER = {
+    By.CLASS: "per_class",
+    By.SLO_CLASS: "per_slo_class",
+    By.TENANT: "per_tenant",
+    By.MODEL: "per_model",
+    By.INSTANCE: "per_instance",
+}
 
 
 class _Completed(msgspec.Struct):
@@ -26,6 +40,14 @@ class _Completed(msgspec.Struct):
     e2e_us: int
     input_tokens: int
     output_tokens: int
+
+
+def write_results(results: Results, path: Path, write: Write) -> None:
+    """In the format that the name of the file says: `.parquet`, `.csv`, or else JSON."""
+    if path.suffix in (PARQUET, CSV):
+        write_frame(results, path.suffix, write)
+    else:
+        write_requests(results, write)
 
 
 def write_requests(results: Results, write: Write) -> None:
@@ -51,14 +73,28 @@ def write_requests(results: Results, write: Write) -> None:
 
 
 def write_metrics(summary: Summary, write: Write) -> None:
-    """A JSON object of the run's figures, with those of each class under `per_class`. Null: nothing to compute it from."""
-    figures = {
-        "simulated_duration_s": to_seconds(summary.duration),
-        "slo": {f"{name}_ms": None if us is None else to_ms(us) for name, us in msgspec.structs.asdict(summary.slo).items()},
+    """The figures of the run (`metrics`) as a JSON object."""
+    write(msgspec.json.format(msgspec.json.encode(metrics(summary)), indent=2) + b"\n")
+
+
+def metrics(summary: Summary) -> dict[str, Any]:
+    """The run's figures, those of each class under `per_class`, and so on for the breakdowns of the summary. None: nothing to
+    compute it from."""
+    duration = to_seconds(summary.duration)
+    return {
+        "simulated_duration_s": duration,
+        "vllm_estimated_duration_s": duration,
+        "slo": {**_targets(summary.slo), **{name: _targets(own) for name, own in summary.slo.classes.items()}},
         **_figures(summary, summary.total),
-        "per_class": {cls.label: _figures(summary, group) for cls, group in summary.classes.items()},
+        "fairness_jain_index": summary.fairness,
+        "warnings": summary.warnings,
+        **{_PER[by]: {label: _figures(summary, group) for label, group in groups.items()} for by, groups in summary.by.items()},
     }
-    write(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
+
+
+def _targets(targets: Slo | Targets) -> dict[str, float | None]:
+    given = {"ttft_ms": targets.ttft, "tpot_ms": targets.tpot, "e2e_ms": targets.e2e}
+    return {name: None if us is None else to_ms(us) for name, us in given.items()}
 
 
 def _figures(summary: Summary, group: Group) -> dict[str, float | None]:
@@ -72,16 +108,21 @@ def _figures(summary: Summary, group: Group) -> dict[str, float | None]:
         "timed_out_requests": count[Outcome.TIMED_OUT],
         "aborted_requests": count[Outcome.ABORTED],
         "unfinished_requests": count[Outcome.UNFINISHED],
+        "still_queued": count[Outcome.UNFINISHED] - group.still_running,
+        "still_running": group.still_running,
         "total_input_tokens": group.prompt_tokens,
         "total_cached_tokens": group.cached_tokens,
+        "cache_hit_rate": group.hit_rate,
         "prefix_cache_hit_rate": group.hit_rate,
         "total_output_tokens": group.output_tokens,
+        "total_wasted_tokens": group.wasted_tokens,
         "responses_per_sec": summary.per_second(group.completed),
         "tokens_per_sec": summary.per_second(group.output_tokens),
         **_spread_ms("ttft", group.ttft),
         **_spread_ms("tpot", group.tpot),
         **_spread_ms("e2e", group.e2e),
         **_spread_ms("scheduling_delay", group.scheduling_delay),
+        "starvation_age_ms": to_ms(group.starvation),
         "preemption_count": group.preemptions,
         "retry_count": group.retries,
         "goodput_rps": summary.per_second(group.good),

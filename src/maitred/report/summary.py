@@ -1,67 +1,51 @@
-"""The figures of a run, overall and per class.
+"""The figures of a run, of all requests and of each group of them.
 
-    TTFT  first token - arrival, of every request that got a first token, whatever became of it (as BLIS counts)
-    TPOT  (finished - first token) / (output tokens - 1), of completed requests with at least 2 output tokens
-    E2E   finished - arrival, of completed requests
+    TTFT        first token - arrival, of every request that got a first token, whatever became of it (as BLIS counts)
+    TPOT        (finished - first token) / (output tokens - 1), of completed requests with at least 2 output tokens
+    E2E         finished - arrival, of completed requests
+    starvation  the longest that anybody waited to run for the first time, also of those who never did
 
-Percentiles interpolate linearly between the two nearest ranks, as numpy and BLIS do. What has no requests to be computed
-from is None, never NaN and never 0.
+What has no requests to be computed from is None, never NaN and never 0.
 
-A request is good if it completed within every target of the SLO that was given; a single token has no gap, so it meets any
-TPOT target. Goodput is good requests per simulated second; attainment is good requests over all that arrived, so that
-turning requests away does not look like serving them well.
+Goodput is good requests (`slo`) per simulated second; attainment is good requests over all that arrived, so that turning
+requests away does not look like serving them well. Fairness is Jain's index of the tokens that tenants got, (Σx)² / (n·Σx²):
+1 if all got the same, 1/n if one got everything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from maitred.report.breakdown import By, groups
+from maitred.report.slo import Slo, absent, good
+from maitred.report.spread import Spread, spread
 from maitred.request import PriorityClass
 from maitred.sim import Outcome, Results
-from maitred.units import MILLISECOND, SECOND, Micros, to_seconds
+from maitred.units import Micros, to_seconds
 
-Mask = npt.NDArray[np.bool_]
-
-
-class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency targets; None: not one."""
-
-    ttft: Micros | None = None
-    tpot: Micros | None = None
-    e2e: Micros | None = None
-
-    def __bool__(self) -> bool:
-        return self != Slo()
-
-
-USUAL_SLO = Slo(ttft=2 * SECOND, tpot=200 * MILLISECOND)
-"""For those who state none: what MLPerf Inference asks of its "server" scenario with Llama 2 70B."""
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """How a latency is distributed, in µs."""
-
-    mean: float
-    p50: float
-    p90: float
-    p95: float
-    p99: float
+THRASHING = 0.1
+"""If more than this share of the tokens that were computed had been computed before, KV is too small for the load."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of the requests of one class, or of all."""
+    """The figures of some requests, or of all."""
 
     arrived: int
     outcomes: dict[Outcome, int]
     """A count for every outcome; they add up to `arrived`."""
+    still_running: int
+    """Of those unfinished, how many had been scheduled."""
     prompt_tokens: int
     """Of the requests that were let in: neither rejected nor refused."""
     cached_tokens: int
     """Of their prompts, what was in the prefix cache when they first ran."""
     output_tokens: int
     """All that came out, also of requests that did not complete."""
+    wasted_tokens: int
+    """Computed again, because a preemption had lost their KV."""
     preemptions: int
     """How often their instances took the KV of one of them."""
     retries: int
@@ -70,6 +54,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     tpot: Spread | None
     e2e: Spread | None
     scheduling_delay: Spread | None
+    starvation: Micros
     good: int | None
     """Requests within the SLO; None when there is none."""
 
@@ -81,6 +66,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     def hit_rate(self) -> float | None:
         """Share of the prompt tokens that were cached, 0..1."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+    @property
+    def waste(self) -> float | None:
+        """Share of the tokens that were computed which had been computed before, 0..1."""
+        computed = self.prompt_tokens - self.cached_tokens + self.output_tokens + self.wasted_tokens
+        return self.wasted_tokens / computed if computed > 0 else None
 
     @property
     def attainment(self) -> float | None:
@@ -95,57 +86,87 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Simulated, from 0 to the end of the run."""
     slo: Slo
     total: Group
-    classes: dict[PriorityClass, Group]
-    """Only classes of which a request arrived, the most urgent first."""
+    by: Mapping[By, dict[str, Group]]
+    """Breakdowns, as far as they were asked for; those of classes always."""
+    fairness: float | None
+    """Among tenants, 0..1; None if there are not several."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> dict[PriorityClass, Group]:
+        """Only classes of which a request arrived, the most urgent first."""
+        return {PriorityClass[label.upper()]: group for label, group in self.by[By.CLASS].items()}
 
     def per_second(self, count: int | None) -> float | None:
         """`count` per simulated second; None if there is no count or no time passed."""
         return None if count is None or not self.duration else count / to_seconds(self.duration)
 
 
-def summarise(results: Results, slo: Slo | None = None) -> Summary:
+def summarise(results: Results, slo: Slo | None = None, by: Iterable[By] = By) -> Summary:
+    """`by`: the breakdowns that are wanted."""
     targets = slo or Slo()
-    present = [cls for cls in sorted(PriorityClass, reverse=True) if np.any(results.priority_class == cls)]
+    total = group(results, targets)
+    wanted = [each for each in By if each in {By.CLASS, *by}]
     return Summary(
         duration=int(results.end),
         slo=targets,
-        total=_group(results, targets, np.ones(len(results.arrival), dtype=np.bool_)),
-        classes={cls: _group(results, targets, results.priority_class == cls) for cls in present},
+        total=total,
+        by={each: {label: group(part, targets) for label, part in groups(results, each)} for each in wanted},
+        fairness=_fairness(results),
+        warnings=(*_thrashing(total), *_nobody(results, targets)),
     )
 
 
-def _group(results: Results, slo: Slo, members: Mask) -> Group:
-    outcome, preemptions = results.outcome[members], results.preemptions[members]
-    arrival, first, finished = results.arrival[members], results.first_token[members], results.finished[members]
-    scheduled = results.scheduled[members]
-    prompts, tokens = results.prompt_tokens[members], results.output_tokens[members]
+def group(results: Results, slo: Slo) -> Group:
+    """The figures of all rows of `results`."""
+    outcome, arrival, first, finished = results.outcome, results.arrival, results.first_token, results.finished
+    tokens, scheduled = results.output_tokens, results.scheduled
     let_in = (outcome != Outcome.REJECTED) & (outcome != Outcome.REFUSED)
-    completed, several = outcome == Outcome.COMPLETED, tokens > 1
-    ttft, e2e = first - arrival, finished - arrival
-    tpot = (finished - first) / np.maximum(tokens - 1, 1)
-    good = completed & _within(ttft, slo.ttft) & (_within(tpot, slo.tpot) | ~several) & _within(e2e, slo.e2e)
+    completed = outcome == Outcome.COMPLETED
+    several = completed & (tokens > 1)
     return Group(
-        arrived=len(arrival),
+        arrived=len(results),
         outcomes={kind: int(np.count_nonzero(outcome == kind)) for kind in Outcome},
-        prompt_tokens=int(prompts[let_in].sum()),
-        cached_tokens=int(results.cached_tokens[members].sum()),
+        still_running=int(np.count_nonzero((outcome == Outcome.UNFINISHED) & (scheduled >= 0))),
+        prompt_tokens=int(results.prompt_tokens[let_in].sum()),
+        cached_tokens=int(results.cached_tokens.sum()),
         output_tokens=int(tokens.sum()),
-        preemptions=int(preemptions.sum()),
-        retries=int(results.retries[members].sum()),
-        ttft=_spread(ttft[first >= 0]),
-        tpot=_spread(tpot[completed & several]),
-        e2e=_spread(e2e[completed]),
-        scheduling_delay=_spread((scheduled - arrival)[scheduled >= 0]),
-        good=int(np.count_nonzero(good)) if slo else None,
+        wasted_tokens=int(results.wasted_tokens.sum()),
+        preemptions=int(results.preemptions.sum()),
+        retries=int(results.retries.sum()),
+        ttft=spread((first - arrival)[first >= 0]),
+        tpot=spread((finished - first)[several] / (tokens - 1)[several]),
+        e2e=spread((finished - arrival)[completed]),
+        scheduling_delay=spread((scheduled - arrival)[scheduled >= 0]),
+        starvation=_starvation(results),
+        good=int(np.count_nonzero(good(results, slo))) if slo else None,
     )
 
 
-def _within(latency: npt.NDArray[np.int64] | npt.NDArray[np.float64], target: Micros | None) -> Mask:
-    return np.ones(len(latency), dtype=np.bool_) if target is None else latency <= target
+def _starvation(results: Results) -> Micros:
+    """Who was preempted has run by its first token at the latest, whenever it was scheduled again."""
+    if not len(results):
+        return 0
+    ended = np.where(results.finished >= 0, results.finished, results.end)
+    ran = np.where(results.scheduled >= 0, results.scheduled, ended)
+    ran = np.where(results.first_token >= 0, np.minimum(ran, results.first_token), ran)
+    return int((ran - results.arrival).max())
 
 
-def _spread(latencies: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> Spread | None:
-    if not len(latencies):
-        return None
-    p50, p90, p95, p99 = np.percentile(latencies, (50, 90, 95, 99))
-    return Spread(float(latencies.mean()), float(p50), float(p90), float(p95), float(p99))
+def _fairness(results: Results) -> float | None:
+    """R. Jain et al., A quantitative measure of fairness (1984)."""
+    got = np.bincount(results.tenant, weights=results.output_tokens) if len(results) else np.zeros(0)
+    got = got[np.unique(results.tenant)]
+    squares = float((got * got).sum())
+    return float(got.sum()) ** 2 / (len(got) * squares) if len(got) > 1 and squares else None
+
+
+def _thrashing(total: Group) -> list[str]:
+    if total.waste is None or total.waste <= THRASHING:
+        return []
+    what = f"KV thrashing: {total.preemptions:,} preemptions, {total.waste:.0%} of the tokens computed were computed again"
+    return [f"{what} (more total_kv_blocks, fewer max_num_seqs, or admission with a capacity)"]
+
+
+def _nobody(results: Results, slo: Slo) -> list[str]:
+    return [f"there is an SLO for the class {name!r}, and no request of it" for name in absent(results, slo)]

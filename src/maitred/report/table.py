@@ -1,22 +1,25 @@
-"""The figures of a run as a person reads them: latencies by class, then what became of the requests."""
+"""The figures of a run as a person reads them: latencies by class, what became of the requests, and perhaps a breakdown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeAlias
 
-import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from maitred.report.summary import Group, Slo, Spread, Summary
+from maitred.report.breakdown import By
+from maitred.report.spread import Spread
+from maitred.report.summary import Group, Summary
+from maitred.report.wording import NOTHING, number, objective, share
 from maitred.sim import Outcome
-from maitred.units import Micros, to_ms, to_seconds
+from maitred.units import SECOND, to_ms, to_seconds
 
-_NOTHING = "–"
 _WIDEST = 1_000
+_MOST_GROUPS = 20
+_LONGEST_NAME = 18
 
 Line: TypeAlias = tuple[str, Callable[[Group], str]]
 
@@ -27,14 +30,18 @@ _LATENCIES: tuple[tuple[str, Callable[[Group], Spread | None]], ...] = (
 )
 
 
-def print_summary(summary: Summary, console: Console) -> None:
-    """Two tables within 80 columns and a line below them; plain text where the console is no terminal.
+def print_summary(summary: Summary, console: Console, per: By = By.CLASS) -> None:
+    """Tables within 80 columns and a line below them; plain text where the console is no terminal.
 
+    Classes have columns of their own; another breakdown has a table with a line for each group, the 20 with the most requests.
     No figure is ever cut or left out: on a console that is narrower than a table, its lines run on as they are.
     """
-    groups = {cls.label: group for cls, group in summary.classes.items()} if len(summary.classes) > 1 else {}
-    groups["all"] = summary.total
-    for table in (_latencies(groups), _requests(summary, groups)):
+    several = per is By.CLASS and len(summary.by[By.CLASS]) > 1
+    groups = {**summary.by[By.CLASS], "all": summary.total} if several else {"all": summary.total}
+    tables = [_latencies(groups), _requests(summary, groups)]
+    if per is not By.CLASS:
+        tables.append(_breakdown(summary, per))
+    for table in tables:
         wide = console.options.update(max_width=_WIDEST)
         table.width = Measurement.get(console, wide, table).maximum
         console.print(table, no_wrap=True, crop=False, overflow="ignore")
@@ -57,8 +64,8 @@ def _latencies(groups: dict[str, Group]) -> Table:
 
 def _spread(spread: Spread | None) -> list[str]:
     if spread is None:
-        return [_NOTHING] * 4
-    return [_number(to_ms(us)) for us in (spread.mean, spread.p50, spread.p90, spread.p99)]
+        return [NOTHING] * 4
+    return [number(to_ms(us)) for us in (spread.mean, spread.p50, spread.p90, spread.p99)]
 
 
 def _requests(summary: Summary, groups: dict[str, Group]) -> Table:
@@ -66,7 +73,7 @@ def _requests(summary: Summary, groups: dict[str, Group]) -> Table:
     table.add_column("requests", style="bold")
     for label in groups:
         table.add_column(label, justify="right", min_width=9, header_style="cyan")
-    for name, of in (("arrived", _arrived), *_outcomes(summary), *_rates(summary)):
+    for name, of in (("arrived", _arrived), *_outcomes(summary), *_work(summary), *_rates(summary)):
         table.add_row(name, *map(of, groups.values()))
     return table
 
@@ -84,34 +91,53 @@ def _outcomes(summary: Summary) -> list[Line]:
     return [line(kind) for kind in Outcome if kind is Outcome.COMPLETED or summary.total.outcomes[kind]]
 
 
+def _work(summary: Summary) -> list[Line]:
+    """What it cost, as far as there is anything to say."""
+    total = summary.total
+    lines: list[tuple[bool | int, Line]] = [
+        (total.retries, ("retries", lambda group: f"{group.retries:,}")),
+        (total.starvation >= SECOND, ("longest wait s", lambda group: number(to_seconds(group.starvation)))),
+        (total.cached_tokens, ("prefix hits", lambda group: share(group.hit_rate or 0))),
+        (True, ("KV preemptions", lambda group: f"{group.preemptions:,}")),
+        (total.wasted_tokens, ("wasted tokens", lambda group: f"{group.wasted_tokens:,}")),
+    ]
+    return [line for said, line in lines if said]
+
+
 def _rates(summary: Summary) -> list[Line]:
-    retries: list[Line] = [("retries", lambda group: f"{group.retries:,}")] if summary.total.retries else []
-    cached: list[Line] = [("prefix hits", lambda group: f"{group.hit_rate or 0:.1%}")] if summary.total.cached_tokens else []
     lines: list[Line] = [
-        *retries,
-        *cached,
-        ("KV preemptions", lambda group: f"{group.preemptions:,}"),
-        ("completed/s", lambda group: _number(summary.per_second(group.completed))),
-        ("output tokens/s", lambda group: _number(summary.per_second(group.output_tokens))),
+        ("completed/s", lambda group: number(summary.per_second(group.completed))),
+        ("output tokens/s", lambda group: number(summary.per_second(group.output_tokens))),
     ]
     if summary.slo:
-        lines.append(("goodput/s", lambda group: _number(summary.per_second(group.good))))
-        lines.append(("within SLO", lambda group: _NOTHING if group.attainment is None else f"{group.attainment:.1%}"))
+        lines.append(("goodput/s", lambda group: number(summary.per_second(group.good))))
+        lines.append(("within SLO", lambda group: share(group.attainment)))
     return lines
 
 
+def _breakdown(summary: Summary, per: By) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column(per.value, style="cyan", max_width=_LONGEST_NAME)
+    for name in ("requests", "TTFT p50", "TTFT p99", "TPOT p99", "E2E p99", "tokens/s", "in SLO"):
+        table.add_column(name, justify="right")
+    groups = list(summary.by[per].items())
+    if len(groups) > _MOST_GROUPS:
+        groups.sort(key=lambda item: -item[1].arrived)
+    for label, group in groups[:_MOST_GROUPS]:
+        ttft, tpot, e2e = (_spread(each) for each in (group.ttft, group.tpot, group.e2e))
+        tokens = number(summary.per_second(group.output_tokens))
+        name = label if len(label) <= _LONGEST_NAME else f"{label[: _LONGEST_NAME - 1]}…"
+        table.add_row(name, _arrived(group), ttft[1], ttft[3], tpot[3], e2e[3], tokens, share(group.attainment))
+    if len(groups) > _MOST_GROUPS:
+        rest = groups[_MOST_GROUPS:]
+        table.add_row(f"{len(rest):,} more", f"{sum(group.arrived for _, group in rest):,}", style="dim")
+    return table
+
+
 def _closing(summary: Summary) -> str:
-    simulated = f"{to_seconds(summary.duration):,.1f} s simulated"
-    return f"{simulated}; SLO: {_targets(summary.slo)}" if summary.slo else simulated
-
-
-def _targets(slo: Slo) -> str:
-    targets: dict[str, Micros | None] = msgspec.structs.asdict(slo)
-    return ", ".join(f"{name.upper()} ≤ {to_ms(us):,g} ms" for name, us in targets.items() if us is not None)
-
-
-def _number(value: float | None) -> str:
-    """Three digits or more: enough to compare, few enough to read."""
-    if value is None:
-        return _NOTHING
-    return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}" if value >= 10 else f"{value:,.2f}"
+    parts = [f"{to_seconds(summary.duration):,.1f} s simulated"]
+    if summary.fairness is not None:
+        parts.append(f"fairness among tenants (Jain): {summary.fairness:.3f}")
+    if summary.slo:
+        parts.append(f"SLO: {objective(summary.slo)}")
+    return "; ".join(parts)

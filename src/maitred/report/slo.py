@@ -1,0 +1,91 @@
+"""Service level objectives: which latencies are good enough, for whom.
+
+A request is good if it completed within every target that it has; a single token has no gap, so it meets any TPOT target.
+The targets of a class come before those for all, each by itself. A class is the SLO class of requests that name one, and the
+priority class of those that do not:
+
+    Slo(ttft=500_000, classes={"batch": Targets(ttft=60_000_000)})    # a minute for batch, half a second for everybody else
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from maitred.request import PriorityClass
+from maitred.sim import Outcome, Results
+from maitred.units import MILLISECOND, SECOND, Micros
+
+Mask = npt.NDArray[np.bool_]
+
+_NO_CLASSES: Final[Mapping[str, Targets]] = MappingProxyType({})
+
+
+class Targets(msgspec.Struct, frozen=True, kw_only=True):
+    """Latency targets; None: not one."""
+
+    ttft: Micros | None = None
+    tpot: Micros | None = None
+    e2e: Micros | None = None
+
+    def __bool__(self) -> bool:
+        return (self.ttft, self.tpot, self.e2e) != (None, None, None)
+
+
+class Slo(Targets, frozen=True, kw_only=True):
+    """Targets for all, and for classes that have their own."""
+
+    classes: Mapping[str, Targets] = _NO_CLASSES
+
+    def __bool__(self) -> bool:
+        return super().__bool__() or any(self.classes.values())
+
+
+USUAL_SLO = Slo(ttft=2 * SECOND, tpot=200 * MILLISECOND)
+"""For those who state none: what MLPerf Inference asks of its "server" scenario with Llama 2 70B."""
+
+
+def good(results: Results, slo: Slo) -> Mask:
+    """Which requests met it."""
+    gaps = np.maximum(results.output_tokens - 1, 1)
+    tpot = (results.finished - results.first_token) / gaps
+    tpot[results.output_tokens <= 1] = 0
+    met: Mask = (
+        (results.outcome == Outcome.COMPLETED)
+        & _within(results.first_token - results.arrival, "ttft", results, slo)
+        & _within(tpot, "tpot", results, slo)
+        & _within(results.finished - results.arrival, "e2e", results, slo)
+    )
+    return met
+
+
+def absent(results: Results, slo: Slo) -> list[str]:
+    """The classes that have targets and no request: perhaps a slip of the keyboard."""
+    return [name for name in slo.classes if not _members(results, name).any()]
+
+
+def _within(latency: npt.NDArray[np.int64] | npt.NDArray[np.float64], target: str, results: Results, slo: Slo) -> Mask:
+    everyone: Micros | None = getattr(slo, target)
+    limits = np.full(len(results), np.inf if everyone is None else everyone)
+    for name, targets in sorted(slo.classes.items(), key=lambda item: PriorityClass.of(item[0]) is None):  # SLO classes last
+        own: Micros | None = getattr(targets, target)
+        if own is not None:
+            limits[_members(results, name)] = own
+    within: Mask = latency <= limits
+    return within
+
+
+def _members(results: Results, name: str) -> Mask:
+    """The requests of a class. Of a priority class, those that name no SLO class."""
+    of_slo = results.slo_class == results.slo_classes.index(name) if name in results.slo_classes else None
+    priority_class = PriorityClass.of(name)
+    if priority_class is None:
+        return np.zeros(len(results), dtype=np.bool_) if of_slo is None else of_slo
+    of_class = (results.priority_class == priority_class) & (results.slo_class == 0)
+    both: Mask = of_class if of_slo is None else of_class | of_slo
+    return both
