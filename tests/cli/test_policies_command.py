@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from maitred.queueing import SCHEDULERS
+from maitred.routing import ROUTERS, SCORERS
 
 
 def test_every_policy_has_its_line_with_cost_and_who_starves(maitred: Any) -> None:
@@ -31,4 +32,24 @@ def test_one_policy_is_shown_with_its_parameters(maitred: Any) -> None:
 def test_an_unknown_policy_is_a_mistake_in_one_line(maitred: Any) -> None:
     said = maitred("policies", "lmp")
     assert said.code == 2
-    assert said.err == "maitred: error: unknown scheduler 'lmp' (did you mean 'lpm'?)\n"
+    assert said.err == "maitred: error: unknown policy 'lmp' (did you mean 'lpm'?)\n"
+
+
+def test_routers_and_scorers_are_listed_with_what_they_look_at(maitred: Any) -> None:
+    rows = {row.split()[0]: row.rstrip() for row in maitred("policies").out.splitlines() if row.strip()}
+    assert {*ROUTERS, *SCORERS} <= set(rows)
+    assert re.search(r"power-of-two .* O\(1\) +in flight$", rows["power-of-two"])
+    assert re.search(r"kv-utilization +1 - used share of the KV blocks +O\(n\) +KV usage$", rows["kv-utilization"])
+    assert "for tests only" in rows["always-busiest"]
+
+
+def test_one_router_and_one_scorer_are_shown_with_the_parameters_that_users_may_write(maitred: Any) -> None:
+    assert maitred("policies", "session-affinity").out.startswith("session-affinity(policy, sessions=100000)\n")
+    assert maitred("policies", "least-loaded").out.startswith("least-loaded(load=in_flight)\n")
+    shown = maitred("policies", "prefix-affinity").out
+    assert shown.startswith("prefix-affinity(block=16, most=10000)\n")
+    assert "\n  looks at: the prompt\n" in shown
+    assert (
+        maitred("policies", "power-of-to").err
+        == "maitred: error: unknown policy 'power-of-to' (did you mean 'power-of-two'?)\n"
+    )

@@ -1,4 +1,4 @@
-"""`maitred policies`: in what order requests may be served, and at what price."""
+"""`maitred policies`: in what order requests may be served and where, and at what price."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maitred.cli.printable import printable
+from maitred.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,54 +23,96 @@ _WIDE = 360
 def run(
     name: Annotated[str | None, typer.Argument(help="Show one of them, with its parameters.", metavar="POLICY")] = None,
 ) -> None:
-    """List the policies of the wait queue: their order, what they cost, who starves under them, who looks at the cache.
+    """List the policies of the wait queue (--scheduler): their order, what they cost, who starves under them, who looks at the
+    cache; then those that choose an instance (--routing-policy), and the scorers of which one of them is made up.
 
     A policy is named as `--scheduler NAME`, or with parameters: `--scheduler 'bounded(lpm, max_wait=5)'`.
     """
-    from maitred.queueing import SCHEDULERS
-
     if name is not None:
         for line in _one(name):
             typer.echo(printable(line))
         return
     from rich.console import Console
 
+    from maitred.routing import ROUTERS, SCORERS
+
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDE)
-    console.print(_table(SCHEDULERS))
+    console.print(_schedulers())
     for line in _others():
         typer.echo(line)
+    typer.echo()
+    console.print(_routers("routing policy", "whom it chooses", ROUTERS))
+    console.print(_routers("scorer of weighted", "score, from 0 to 1", SCORERS))
 
 
-def _table(schedulers: Registry[Any]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
+def _schedulers() -> Table:
+    from maitred.queueing import SCHEDULERS
     from maitred.queueing.policy import info
 
-    table = Table("policy", "order", "cost, with n waiting", "starves", "cache-aware", box=SIMPLE_HEAD, pad_edge=False)
-    table.columns[0].style, table.columns[0].no_wrap = "bold", True
-    for name in schedulers:
-        about = info(schedulers.get(name))
+    table = _table("policy", "order", "cost, with n waiting", "starves", "cache-aware")
+    for name in SCHEDULERS:
+        about = info(SCHEDULERS.get(name))
         table.add_row(name, about.line, about.complexity, about.starves, about.cache_aware.value)
     return table
 
 
+def _routers(title: str, line: str, registry: Registry[Any]) -> Table:
+    from maitred.routing.policy import info
+
+    table = _table(title, line, "cost, with n instances", "looks at")
+    for name in registry:
+        about = info(registry.get(name))
+        table.add_row(name, about.line, about.complexity, about.reads)
+    return table
+
+
+def _table(*columns: str) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
+    table.columns[0].style, table.columns[0].no_wrap = "bold", True
+    return table
+
+
 def _one(name: str) -> Iterator[str]:
+    """Raises ConfigError for what there is not."""
     from maitred.queueing import SCHEDULERS
+    from maitred.routing import ROUTERS, SCORERS
+    from maitred.spelling import spelled
+
+    word = spelled(name, "policy").word
+    registry = next((kind for kind in (SCHEDULERS, ROUTERS, SCORERS) if word in kind), None)
+    if registry is None and ":" not in word:
+        raise ConfigError(f"unknown policy {word!r}", hint=nearest(word, [*SCHEDULERS, *ROUTERS, *SCORERS]))
+    factory = (registry or SCHEDULERS).get(name)
+    made_by = getattr(factory, "func", factory)
+    yield _usage(word, made_by) if word == name.strip() else name
+    yield from _about_router(factory) if registry in (ROUTERS, SCORERS) else _about_scheduler(factory)
+    if said := made_by.__doc__:
+        yield ""
+        yield from inspect.cleandoc(said).splitlines()
+
+
+def _about_scheduler(factory: Callable[..., Any]) -> Iterator[str]:
     from maitred.queueing.policy import info
 
-    factory = SCHEDULERS.get(name)
     about = info(factory)
-    yield _usage(name, factory) if isinstance(factory, type) else name
     yield f"  {about.line}"
     yield f"  cost: {about.complexity}"
     yield f"  starves: {about.starves}"
     yield f"  cache-aware: {about.cache_aware.value}"
-    if said := getattr(factory, "func", factory).__doc__:
-        yield ""
-        yield from inspect.cleandoc(said).splitlines()
+
+
+def _about_router(factory: Callable[..., Any]) -> Iterator[str]:
+    from maitred.routing.policy import info
+
+    about = info(factory)
+    yield f"  {about.line}"
+    yield f"  cost: {about.complexity}"
+    yield f"  looks at: {about.reads}"
 
 
 def _others() -> Iterator[str]:
@@ -83,9 +126,15 @@ def _others() -> Iterator[str]:
 
 def _usage(name: str, factory: Callable[..., Any]) -> str:
     """`name`, with its parameters and what they are if nobody says."""
+    from maitred.routing.policy import HANDED
+    from maitred.spelling import settable
+
     parameters = [
-        parameter.name if parameter.default in (parameter.empty, None) else f"{parameter.name}={parameter.default}"
-        for parameter in inspect.signature(factory).parameters.values()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        parameter.name if parameter.default in (parameter.empty, None) else f"{parameter.name}={_said(parameter.default)}"
+        for parameter in settable(factory, HANDED).values()
     ]
     return f"{name}({', '.join(parameters)})" if parameters else name
+
+
+def _said(value: object) -> object:
+    return getattr(value, "value", value)

@@ -125,7 +125,7 @@ class Gateway:
 
     def _wants_load(self) -> bool:
         """Whether anybody decides by the load that backends report."""
-        return Reads.LOAD in self._reads
+        return Reads.LOAD in self._reads or self.core.reads_load
 
     def _adopt(self, settings: Settings) -> None:
         """Raises ConfigError, and then nothing has changed."""
