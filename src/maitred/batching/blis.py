@@ -5,6 +5,7 @@
 * When the one that needs a block is itself the victim, those admitted after it stand still in this step.
 * A prompt that is cached as a whole computes nothing and gets its first token nevertheless.
 * The last token of an answer needs a block like the others.
+* What a prompt finds in the cache does not count as history of its first chunk: no time is charged for reading it.
 
 Blocks are taken sequence by sequence in the order of admission, since in BLIS's cache it matters who evicts whom first.
 """
@@ -130,7 +131,7 @@ class BlisBatch(ContinuousBatch):
             else:
                 self._memory.borrow(seq)
             self._enter(seq, found.tokens, tokens, now)
-            chunks.append(Chunk(tokens, found.tokens, seq.target, seq))
+            chunks.append(Chunk(tokens, 0, seq.target, seq))
             budget -= tokens
             step.prefill += tokens
         step.chunks = chunks

@@ -15,6 +15,7 @@ these would have been events of the instance, and whoever took the slot was ther
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
 import msgspec
 
@@ -23,7 +24,7 @@ from maitred.contracts import Overheads, Router, Seq
 from maitred.decisions import Decision
 from maitred.errors import ConfigError
 from maitred.instance import EventKind, InstanceConfig, InstanceEvent
-from maitred.request import RequestId
+from maitred.request import Request, RequestId
 from maitred.sim.agenda import Agenda, Kind
 from maitred.sim.arrivals import Arrivals
 from maitred.sim.columns import Outcome
@@ -46,21 +47,32 @@ _ADMIT, _REJECT, _PREEMPT = Action.ADMIT, Action.REJECT, Action.PREEMPT
 _ENTERING, _INSIDE, _FRONT = Place.ENTERING, Place.INSIDE, Place.FRONT
 
 
-class Delays(msgspec.Struct, frozen=True):
-    """What it takes until a request stands in a wait queue."""
+class Checks(Enum):
+    """When it is found out that a request can never run, or that its time is up."""
 
-    admission: Micros = 0
-    routing: Micros = 0
+    AT_ONCE = "wherever it is"
+    INSIDE = "in its instance only, as in BLIS"
+
+
+class Delays(msgspec.Struct, frozen=True):
+    """What it takes until a request stands in a wait queue. None: no time at all, and the next thing is done at once; 0: none
+    either, but what is due at this instant comes first."""
+
+    admission: Micros | None = None
+    routing: Micros | None = None
     entry: Overheads | None = None
-    """None: no time at all."""
+    checks: Checks = Checks.AT_ONCE
 
 
 def delays(cluster: ClusterConfig, instance: InstanceConfig) -> Delays:
-    """What `cluster` and the latency model of `instance` say. In BLIS what is routed at t reaches its wait queue when all
-    routing of that instant is over, so there even no time at all is a station."""
+    """What `cluster` and the latency model of `instance` say. In BLIS all who arrive at an instant are admitted before any of
+    them is routed, and routed before any stands in a wait queue, so there even no time at all is a station."""
     entry = instance.latency_model().overheads
-    none = not (entry.queueing or entry.queueing_per_token) and instance.flavour != "blis"
-    return Delays(from_ms(cluster.admission_latency_ms), from_ms(cluster.routing_latency_ms), None if none else entry)
+    before = from_ms(cluster.admission_latency_ms), from_ms(cluster.routing_latency_ms)
+    if instance.flavour == "blis":
+        return Delays(*before, entry, Checks.INSIDE)
+    takes_time = entry.queueing or entry.queueing_per_token
+    return Delays(before[0] or None, before[1] or None, entry if takes_time else None)
 
 
 class Pipeline:
@@ -101,18 +113,23 @@ class Pipeline:
         if request.id in self.live:
             raise ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
         journey = self.live[request.id] = Journey(job, self._rows.row())
-        if request.deadline is not None and request.deadline <= now:
-            self._end(journey, Outcome.TIMED_OUT, now)
-            return
-        if self._fleet.replicas[0].instance.refusal(request) is not None:
-            self._end(journey, Outcome.REFUSED, now)
-            return
-        if request.deadline is not None and self._takes_time:
-            self._agenda.push(request.deadline, Kind.DEADLINE, request.id)
-        if self._delays.admission:
-            self._later(journey, now + self._delays.admission, Kind.DECISION)
-        else:
+        if self._delays.checks is Checks.AT_ONCE:
+            outcome = self._hopeless(request, now)
+            if outcome is not None:
+                self._end(journey, outcome, now)
+                return
+            if request.deadline is not None and self._takes_time:
+                self._agenda.push(request.deadline, Kind.DEADLINE, request.id)
+        if self._delays.admission is None:
             self._ask(journey, now)
+        else:
+            self._later(journey, now + self._delays.admission, Kind.DECISION)
+
+    def _hopeless(self, request: Request, now: Micros) -> Outcome | None:
+        """What becomes of a request that need not be admitted, since it could never run."""
+        if request.deadline is not None and request.deadline <= now:
+            return Outcome.TIMED_OUT
+        return None if self._fleet.replicas[0].instance.refusal(request) is None else Outcome.REFUSED
 
     def decide(self, station: int, now: Micros) -> None:
         journey = self._at(station)
@@ -173,10 +190,10 @@ class Pipeline:
             self._obey(self._entrance.submit(journey.job.request, now), now)
 
     def _admitted(self, journey: Journey, now: Micros) -> None:
-        if self._delays.routing:
-            self._later(journey, now + self._delays.routing, Kind.ROUTING)
-        else:
+        if self._delays.routing is None:
             self._route(journey, now)
+        else:
+            self._later(journey, now + self._delays.routing, Kind.ROUTING)
 
     def _route(self, journey: Journey, now: Micros) -> None:
         request, fleet = journey.job.request, self._fleet
