@@ -121,6 +121,15 @@ def test_rows_by_id_are_put_in_order_of_arrival(tmp_path: Path) -> None:
     assert [(job.request.arrival, job.request.id) for job in read] == [(500, 1), (500, 3), (600, 2), (700, 0)]
 
 
+def test_ids_may_come_in_any_order_and_once(tmp_path: Path) -> None:
+    ids = [5, 3, 4, 9, 0, 1, 7, 8, 2, 6]
+    read = jobs(trace(tmp_path / "t.csv", *(row(request_id=number) for number in ids)))
+    assert [job.request.id for job in read] == ids
+    for again in ids:
+        said = refusal(trace(tmp_path / "t.csv", *(row(request_id=number) for number in [*ids, again])))
+        assert f":12: its id is {again}, as that of a row above" in said
+
+
 def test_a_quoted_field_may_hold_commas(tmp_path: Path) -> None:
     (job,) = jobs(trace(tmp_path / "t.csv", row(error_message='"no, never"')))
     assert job.output_tokens == 4
@@ -129,7 +138,7 @@ def test_a_quoted_field_may_hold_commas(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "what"),
     [
-        ({"request_id": 1}, ":3: its id is 1, after 1"),
+        ({"request_id": 1}, ":3: its id is 1, as that of a row above"),
         ({"request_id": "x"}, ":3: its id is no whole number"),
         ({"request_id": 2, "input_tokens": 0}, ":3: input_tokens is '0'"),
         ({"request_id": 2, "output_tokens": ""}, ":3: output_tokens is ''"),

@@ -21,7 +21,7 @@ from typing import Annotated, Final, cast
 import typer
 
 from maitred import __version__
-from maitred.cli import check, demo, engine, policies, serve, simulate
+from maitred.cli import check, convert, demo, engine, formats, policies, serve, simulate
 from maitred.cli.printable import printable
 from maitred.errors import MaitredError
 
@@ -36,6 +36,8 @@ app.command("serve")(serve.run)
 app.command("engine")(engine.run)
 app.command("simulate")(simulate.run)
 app.command("demo")(demo.run)
+app.command("convert")(convert.run)
+app.command("formats")(formats.run)
 app.command("policies")(policies.run)
 app.command("check")(check.run)
 

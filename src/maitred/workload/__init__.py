@@ -21,11 +21,13 @@ from maitred.workload.scaled import rate_scaled, time_scaled
 from maitred.workload.spec import Client, Cohort, Workload
 from maitred.workload.synthetic import closed_loop, synthetic
 from maitred.workload.trace import BadRows, Trace, open_trace, sample, sample_names
+from maitred.workload.writing import WRITERS, Lost, TraceWriter
 
 __all__ = [
     "ARRIVALS",
     "FORMATS",
     "LENGTHS",
+    "WRITERS",
     "Arrivals",
     "BadRows",
     "ClassMix",
@@ -33,6 +35,7 @@ __all__ = [
     "Cohort",
     "Job",
     "Lengths",
+    "Lost",
     "Mix",
     "Reactive",
     "Row",
@@ -40,6 +43,7 @@ __all__ = [
     "TenantMix",
     "Trace",
     "TraceFormat",
+    "TraceWriter",
     "Workload",
     "closed_loop",
     "open_trace",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from random import Random
 from typing import Generic, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from maitred.admission.config import tenant_problem
+from maitred.admission.tenant_names import tenant_problem
 from maitred.errors import ConfigError, nearest
 from maitred.request import PriorityClass, Request
+from maitred.workload.changed import changed
 from maitred.workload.job import Job
 from maitred.workload.lengths import UnitDraw
 
@@ -87,18 +88,16 @@ def _parsed(
         raise ConfigError(f"{text!r}: {error}", where=where, hint=form) from error
 
 
-def reclassed(jobs: Iterable[Job], mix: ClassMix, seed: int) -> Iterator[Job]:
-    """The same jobs with classes drawn from `mix`: for traces that name none."""
+def reclassed(jobs: Iterable[Job], mix: ClassMix, seed: int) -> Iterable[Job]:
+    """The same jobs with classes drawn from `mix`: for traces that name none. A reactive workload stays one."""
     uniform = Random(f"{seed}/classes").random
-    for job in jobs:
-        yield _with(job, replace(job.request, priority_class=mix.draw(uniform)))
+    return changed(jobs, lambda job: _with(job, replace(job.request, priority_class=mix.draw(uniform))))
 
 
-def with_tenants(jobs: Iterable[Job], mix: TenantMix, seed: int) -> Iterator[Job]:
-    """The same jobs with tenants drawn from `mix`."""
+def with_tenants(jobs: Iterable[Job], mix: TenantMix, seed: int) -> Iterable[Job]:
+    """The same jobs with tenants drawn from `mix`. A reactive workload stays one."""
     uniform = Random(f"{seed}/tenants").random
-    for job in jobs:
-        yield _with(job, replace(job.request, tenant=mix.draw(uniform)))
+    return changed(jobs, lambda job: _with(job, replace(job.request, tenant=mix.draw(uniform))))
 
 
 def _with(job: Job, request: Request) -> Job:

@@ -7,6 +7,7 @@ instant keep the order of the file.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 
@@ -31,18 +32,40 @@ def in_order(rows: Iterable[Row], disorder: int, refuse: Callable[[RowError], No
 
 
 class Ids:
-    """Sees to it that the ids of a trace, where it has some, occur once: each must be larger than the one before."""
+    """Sees to it that the ids of a trace, where it has some, occur once.
+
+    What has been seen is kept as ranges, so ids without gaps, in whatever order, are next to nothing.
+    """
 
     def __init__(self) -> None:
-        self._last: int | None = None
+        self._numbered: bool | None = None
+        self._firsts: list[int] = []
+        self._ends: list[int] = []
+        """Range i is from `_firsts[i]` to before `_ends[i]`; in order, with a gap between any two."""
 
     def check(self, row: Row) -> None:
-        """Rows in the order of the file. Raises RowError for an id that cannot be one."""
-        last, this = self._last, row.id
-        if last is None and this is None:
-            return
-        if last is not None and this is None:
+        """Raises RowError for an id that cannot be one."""
+        if self._numbered is None:
+            self._numbered = row.id is not None
+        if self._numbered and row.id is None:
             raise RowError("its id is no whole number", "those of the rows above are")
-        if last is not None and this is not None and this <= last:
-            raise RowError(f"its id is {this}, after {last}", "ids must rise from row to row")
-        self._last = this
+        if self._numbered and row.id is not None:
+            self._add(row.id)
+
+    def _add(self, number: int) -> None:
+        firsts, ends = self._firsts, self._ends
+        place = bisect_right(firsts, number)  # of the first range that begins after it
+        if place and number < ends[place - 1]:
+            raise RowError(f"its id is {number}, as that of a row above", "ids must occur once")
+        follows = bool(place) and ends[place - 1] == number
+        precedes = place < len(firsts) and firsts[place] == number + 1
+        if follows and precedes:
+            ends[place - 1] = ends.pop(place)
+            del firsts[place]
+        elif follows:
+            ends[place - 1] = number + 1
+        elif precedes:
+            firsts[place] = number
+        else:
+            firsts.insert(place, number)
+            ends.insert(place, number + 1)

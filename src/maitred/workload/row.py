@@ -92,6 +92,8 @@ RowParser: TypeAlias = Callable[[str], Row | Sequence[Row | RowError]]
 class TraceFormat(Protocol):
     """How the rows of one kind of trace file are written."""
 
+    about: ClassVar[str] = ""
+    """What it is, in a line."""
     example: ClassVar[str]
     """A file that users would recognise: its first line, or a row."""
     disorder: ClassVar[int] = 0

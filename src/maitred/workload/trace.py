@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from maitred.errors import ConfigError, nearest
 from maitred.units import Micros
-from maitred.workload.closed_loop import ClosedLoop
 from maitred.workload.job import Job
 from maitred.workload.lines import Lines, is_text
 from maitred.workload.ordering import Ids, in_order
 from maitred.workload.row import FORMATS, NotReplayedError, Row, RowError, RowParser, TraceFormat, job_of, joined
+from maitred.workload.session_replay import ClosedLoop
 
 _SAMPLES = Path(__file__).parent / "samples"
 
@@ -59,15 +60,15 @@ class Trace:
         if origin is None:
             raise self._useless()
 
-    def closed_loop(self, *, think: Micros | None = None, limit: int | None = None) -> ClosedLoop:
-        """The same requests, but in a session each waits for the answer before it (see `closed_loop`); instead of reading the
-        trace itself. `think` replaces the pauses of the trace; `limit`: that many sessions at once. Raises ConfigError for a
-        `limit` where sessions do not stand together, and as reading the trace does."""
+    def closed_loop(self, *, think: Micros | None = None, limit: int | None = None, most: int | None = None) -> ClosedLoop:
+        """The same requests, but in a session each waits for the answer before it (see `session_replay`); instead of reading the
+        trace itself. `think` replaces the pauses of the trace; `limit`: that many sessions at once; `most`: rows to read.
+        Raises ConfigError for a `limit` where sessions do not stand together, and as reading the trace does."""
         if limit is not None and not self._format.by_session:
             hint = "only a trace whose sessions stand one after another, such as agentic, can begin one when another ends"
             raise ConfigError("this trace cannot limit its sessions", where=str(self.path), hint=hint)
         rows = self._rows() if self._format.by_session else in_order(self._rows(), self._format.disorder, self._bad)
-        return ClosedLoop(self._not_empty(rows), self._format, think=think, limit=limit)
+        return ClosedLoop(islice(self._not_empty(rows), most), self._format, think=think, limit=limit)
 
     def _not_empty(self, rows: Iterable[Row]) -> Iterator[Row]:
         empty = True

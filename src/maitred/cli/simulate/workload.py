@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from maitred.cli.simulate.config import of_flag
 from maitred.cli.simulate.flags import Flags
-from maitred.errors import ConfigError
+from maitred.errors import ConfigError, nearest
+from maitred.units import from_ms
 
 if TYPE_CHECKING:
     from maitred.workload import Job, Trace
 
 _USAGE = "give --trace FORMAT:FILE, or --rate RATE --num-requests N"
+_LONGEST_PAUSE_MS = 1e11
 _DEFAULT_LENGTHS = "normal:512,256"
 
 
@@ -31,12 +33,30 @@ def jobs_of(flags: Flags, trace: Trace | None) -> Iterable[Job]:
         return _synthetic(flags)
     from maitred.workload import parse_mix, parse_tenant_mix, reclassed, with_tenants
 
-    jobs: Iterator[Job] = islice(trace, flags.max_requests)
+    jobs = _sessions(flags, trace)
     if flags.class_mix is not None:
         jobs = reclassed(jobs, parse_mix(flags.class_mix, where="--class-mix"), flags.seed)
     if flags.tenant_mix is not None:
         jobs = with_tenants(jobs, parse_tenant_mix(flags.tenant_mix, where="--tenant-mix"), flags.seed)
     return jobs
+
+
+def _sessions(flags: Flags, trace: Trace) -> Iterable[Job]:
+    if flags.session_mode == "closed-loop":
+        pause, limit = flags.think_time_ms, flags.max_sessions
+        if pause is not None and not 0 <= pause <= _LONGEST_PAUSE_MS:
+            raise ConfigError(f"{pause:g} cannot be used", where="--think-time-ms", hint=f"from 0 to {_LONGEST_PAUSE_MS:g}")
+        if limit is not None and limit < 1:
+            raise ConfigError(f"{limit} sessions cannot be open", where="--max-sessions", hint="1 or more")
+        return trace.closed_loop(think=None if pause is None else from_ms(pause), limit=limit, most=flags.max_requests)
+    if flags.session_mode not in (None, "open"):
+        hint = nearest(flags.session_mode, ("open", "closed-loop"))
+        raise ConfigError(f"unknown session mode {flags.session_mode!r}", where="--session-mode", hint=hint)
+    for name in ("think_time_ms", "max_sessions"):
+        if getattr(flags, name) is not None:
+            where = f"--{name.replace('_', '-')}"
+            raise ConfigError("nobody waits for an answer", where=where, hint="it goes with --session-mode closed-loop")
+    return islice(trace, flags.max_requests)
 
 
 def _synthetic(flags: Flags) -> Iterator[Job]:
@@ -47,7 +67,7 @@ def _synthetic(flags: Flags) -> Iterator[Job]:
     if flags.rate is None or flags.num_requests is None:
         missing = "--rate" if flags.rate is None else "--num-requests"
         raise ConfigError(f"{missing} is missing", hint=_USAGE)
-    _forbid(flags, "--rate", ("max_requests", "skip_bad_rows"))
+    _forbid(flags, "--rate", ("max_requests", "skip_bad_rows", "session_mode", "think_time_ms", "max_sessions"))
     try:
         return synthetic(
             flags.rate,

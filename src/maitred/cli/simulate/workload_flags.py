@@ -18,11 +18,22 @@ class WorkloadFlags:
 
     trace: Annotated[
         str | None,
-        flag(_TRACE, "--trace", "azure:FILE, mooncake:FILE, maitred:FILE or sample:mixed; plain or gzipped.", "FORMAT:FILE"),
+        flag(_TRACE, "--trace", "FILE, FORMAT:FILE (see maitred formats) or sample:mixed; plain or gzipped.", "FORMAT:FILE"),
     ] = None
     max_requests: Annotated[int | None, flag(_TRACE, "--max-requests", "Read no more than so many requests.", "N")] = None
     skip_bad_rows: Annotated[
         bool | None, flag(_TRACE, "--skip-bad-rows", "Leave out rows that cannot be used, and count them.", NO_VALUE)
+    ] = None
+    session_mode: Annotated[
+        str | None,
+        flag(_TRACE, "--session-mode", "open: as recorded (default). closed-loop: a turn waits for the answer before.", "MODE"),
+    ] = None
+    think_time_ms: Annotated[
+        float | None,
+        flag(_TRACE, "--think-time-ms", "Closed loop: from an answer to the next turn. Default: as the trace says.", "MS"),
+    ] = None
+    max_sessions: Annotated[
+        int | None, flag(_TRACE, "--max-sessions", "Closed loop: so many sessions at once, one after another.", "N")
     ] = None
 
     rate: Annotated[float | None, flag(_SYNTHETIC, "--rate", "Requests per second, Poisson arrivals.", "RATE")] = None

@@ -46,6 +46,7 @@ class _Session(msgspec.Struct):
 class AiPerf(TraceFormat):
     """Prompts must be given as lengths: a text has no known number of tokens without the model's tokeniser."""
 
+    about = "What AIPerf replays as mooncake_trace, with sessions and delays."
     example = '{"session_id": "s1", "timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}'
 
     thinks = True

@@ -17,6 +17,7 @@ _MICROSECOND = timedelta(microseconds=1)
 class Azure(TraceFormat):
     """TIMESTAMP is UTC text down to 100 ns, of which whole microseconds are kept, cut and not rounded."""
 
+    about = "The Azure LLM inference traces of 2023 and 2024."
     example = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
     def recognises(self, first_line: str) -> bool:

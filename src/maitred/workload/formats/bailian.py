@@ -33,6 +33,7 @@ class _Line(msgspec.Struct, gc=False):
 class Bailian(TraceFormat):
     """`timestamp` is in seconds. `type` (text, search, image, file) and `turn` are not read."""
 
+    about = "The Qwen-Bailian traces, with chats and prefixes in blocks of 16 tokens."
     example = '{"chat_id": 160, "parent_chat_id": 159, "timestamp": 61.1, "input_length": 20, "output_length": 9, ...}'
 
     def recognises(self, first_line: str) -> bool:

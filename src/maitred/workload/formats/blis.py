@@ -88,6 +88,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 class Blis(TraceFormat):
     """Request ids are the trace's where they are whole numbers; otherwise rows are counted, and those become client ids."""
 
+    about = "TraceV2 of BLIS (inference-sim); its header, NAME.yaml, may stand beside it."
     example = "request_id,client_id,tenant_id,...,input_tokens,output_tokens,...,arrival_time_us,send_time_us,..."
     thinks = True
     disorder = 4_096

@@ -18,6 +18,7 @@ _LATEST_SECS = 1e10
 class BurstGpt(TraceFormat):
     """A `Session ID` becomes the program."""
 
+    about = "The BurstGPT traces, with or without sessions."
     example = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 
     def recognises(self, first_line: str) -> bool:

@@ -2,28 +2,40 @@
 
 `arrival_secs` (seconds, to the microsecond; only differences count), `class` (`system`, `interactive`, `default` or
 `bulk`), `prompt_tokens`, `output_tokens`. And where they are known: `tenant`, as policies name it (`auth:acme`;
-empty: nobody knows), `max_output_tokens`, what the client allowed (empty: it did not say), and `stream` (`true`, `false`;
-empty: true).
+empty: nobody knows), `max_output_tokens`, what the client allowed (empty: it did not say), `stream` (`true`, `false`;
+empty: true), `model`, `program` (the session or agent that it belongs to) and `slo_class`, in BLIS's words.
+
+`maitred serve --record` writes such a file, with the `outcome` of each request besides: `completed`, or why not. Those that
+did not complete are not replayed, for nobody knows how long their answers would have been; they are counted. Its rows are
+written as requests end, so they may stand 65,536 places behind where their arrival belongs.
 """
 
 from __future__ import annotations
 
-from maitred.admission.config import tenant_problem
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from maitred.admission.tenant_names import tenant_problem
 from maitred.errors import nearest
-from maitred.request import PriorityClass
-from maitred.units import from_seconds
+from maitred.request import PriorityClass, Request
+from maitred.units import SECOND, from_seconds
+from maitred.workload.job import Job
 from maitred.workload.lines import Lines
-from maitred.workload.row import FORMATS, Columns, Row, RowError, RowParser, TraceFormat, split, tokens
+from maitred.workload.row import FORMATS, Columns, NotReplayedError, Row, RowError, RowParser, TraceFormat, split, tokens
+from maitred.workload.writing import WRITERS, Lost, TraceWriter, csv_line
 
 NAMES = ("arrival_secs", "class", "prompt_tokens", "output_tokens")
-OPTIONAL = ("tenant", "max_output_tokens", "stream")
+OPTIONAL = ("tenant", "max_output_tokens", "stream", "model", "program", "slo_class", "outcome")
+COMPLETED = "completed"
 
 _LATEST_SECS = 1e10
 
 
 @FORMATS.register("maitred")
 class Maitred(TraceFormat):
+    about = "Our own: what maitred serve --record writes, or you by hand."
     example = ",".join(NAMES)
+    disorder = 65_536
 
     def recognises(self, first_line: str) -> bool:
         return set(NAMES) <= set(split(first_line))
@@ -32,7 +44,9 @@ class Maitred(TraceFormat):
         columns = Columns(next(lines), *NAMES, optional=OPTIONAL)
 
         def parse(line: str) -> Row:
-            arrival, label, prompt, answer, tenant, most, stream = columns.pick(line)
+            arrival, label, prompt, answer, tenant, most, stream, model, program, slo, outcome = columns.pick(line)
+            if outcome not in ("", COMPLETED):
+                raise NotReplayedError(f"a request that did not complete: {outcome}", "it is not replayed")
             return Row(
                 from_seconds(_seconds(arrival)),
                 tokens(prompt, "prompt_tokens"),
@@ -41,9 +55,57 @@ class Maitred(TraceFormat):
                 tenant=_tenant(tenant),
                 max_output_tokens=tokens(most, "max_output_tokens") if most.strip() else None,
                 stream=_stream(stream),
+                model=model,
+                program=program,
+                slo_class=slo,
             )
 
         return parse
+
+
+@WRITERS.register("maitred")
+class MaitredWriter(TraceWriter):
+    """A tenant that our policies cannot name is named as if a header had: `acme` as `header:acme`."""
+
+    companion = None
+
+    def __init__(self) -> None:
+        self.lost: Counter[Lost] = Counter()
+
+    def lines(self, jobs: Iterable[Job]) -> Iterator[str]:
+        yield csv_line(HEADER)
+        for job in jobs:
+            request = job.request
+            self.lost[Lost.PREFIX] += request.prefix is not None
+            self.lost[Lost.ID] += bool(request.client_id)
+            self.lost[Lost.DEADLINE] += request.deadline is not None
+            self.lost[Lost.TARGET] += request.slo_target is not None
+            self.lost[Lost.PRIORITY] += bool(request.priority)
+            self.lost[Lost.NAMESPACE] += bool(request.cache_namespace)
+            yield row_of(request, request.prompt_tokens, job.output_tokens, COMPLETED)
+
+
+HEADER = (*NAMES, *OPTIONAL)
+
+
+def row_of(request: Request, prompt_tokens: int, output_tokens: int, outcome: str) -> str:
+    """A row, with its newline."""
+    tenant, most = request.tenant, request.max_output_tokens
+    return csv_line(
+        (
+            f"{request.arrival // SECOND}.{request.arrival % SECOND:06d}",
+            request.priority_class.label,
+            prompt_tokens,
+            output_tokens,
+            f"header:{tenant.strip()}" if tenant and tenant_problem(tenant) else tenant,
+            "" if most is None else most,
+            "true" if request.stream else "false",
+            request.model,
+            request.program,
+            request.slo_class,
+            outcome,
+        )
+    )
 
 
 def _class(label: str) -> PriorityClass:

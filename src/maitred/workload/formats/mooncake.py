@@ -25,6 +25,7 @@ class _Line(msgspec.Struct, gc=False):
 class Mooncake(TraceFormat):
     """`timestamp` is in ms from the start of the trace. `hash_ids`, where present, become the prefix of the request."""
 
+    about = "The Mooncake traces, with prefixes in blocks of 512 tokens."
     example = '{"timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}'
 
     def recognises(self, first_line: str) -> bool:

@@ -29,6 +29,7 @@ class _Line(msgspec.Struct, gc=False):
 class TimedTrace(TraceFormat):
     """Not told by its first line: it looks like Mooncake's."""
 
+    about = "What vllm bench serve --dataset-name timed_trace replays. To be named: it looks like mooncake."
     example = '{"timestamp": 0.5, "input_length": 40, "output_length": 52, "hash_ids": [7, 8, 9]}'
 
     def recognises(self, first_line: str) -> bool:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from maitred.errors import ConfigError
 from maitred.units import MILLISECOND
 from maitred.workload import Job, Reactive, open_trace
-from maitred.workload.closed_loop import ClosedLoop
 from maitred.workload.formats.maitred import Maitred
 from maitred.workload.row import Row
+from maitred.workload.session_replay import ClosedLoop
 
 SERVICE = 1_000
 Served = list[tuple[int, str, int]]

@@ -1,0 +1,97 @@
+"""`maitred convert` and `maitred formats`, and sessions that wait in `maitred simulate`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BETA = ("--beta-coeffs", "1000,10,100")
+
+
+def results(path: str) -> Any:
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def test_a_converted_trace_runs_as_the_one_it_was_made_of(maitred: Any, samples: Path) -> None:
+    source = samples / "azure_tiny.csv"
+    assert maitred("convert", source, "blis:t.csv.gz").err == "5 requests\n"
+    assert maitred("convert", "t.csv.gz", "maitred:m.csv").code == 0
+    assert Path("t.yaml").read_text(encoding="utf-8").startswith("trace_version: 2\n")
+    assert gzip.decompress(Path("t.csv.gz").read_bytes()).startswith(b"request_id,client_id,")
+    for number, trace in enumerate((source, "blis:t.csv.gz", "maitred:m.csv")):
+        assert maitred("simulate", "--trace", trace, *BETA, "--results-path", f"r{number}.json").code == 0
+    assert results("r0.json") == results("r1.json") == results("r2.json")
+
+
+def test_what_is_lost_is_said(maitred: Any, samples: Path) -> None:
+    said = maitred("convert", samples / "mooncake_tiny.jsonl", "blis:t.csv", "--max-requests", 2)
+    assert said.err.splitlines() == [
+        "maitred: warning: the format cannot say of a request what its prompt shares with others: 2 times",
+        "2 requests",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("azure:t.csv", "OUT: unknown format 'azure' for writing (write it as blis:FILE or maitred:FILE)"),
+        ("blsi:t.csv", "OUT: unknown format 'blsi' for writing (did you mean 'blis'? write it as"),
+        ("t.csv", "OUT: 't.csv' names no format and file"),
+        ("blis:no/t.csv", "there is no directory no"),
+        ("blis:t.yaml", "its header would be t.yaml itself"),
+    ],
+)
+def test_a_target_that_is_none(maitred: Any, samples: Path, target: str, said: str) -> None:
+    ended = maitred("convert", samples / "azure_tiny.csv", target)
+    assert (ended.code, said in ended.err) == (2, True), ended.err
+    assert not list(Path().iterdir())
+
+
+def test_nothing_is_left_of_a_conversion_that_fails(maitred: Any) -> None:
+    Path("s.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-17 00:00:00,1,2\nrubbish\n")
+    assert maitred("convert", "s.csv", "blis:t.csv").code == 2
+    assert [path.name for path in Path().iterdir()] == ["s.csv"]
+    assert maitred("convert", "s.csv", "blis:s.csv").err.startswith("maitred: error: s.csv: this is the trace itself")
+
+
+def test_formats_are_listed_with_an_example_each(maitred: Any) -> None:
+    out = maitred("formats").out
+    assert "azure: The Azure LLM inference traces of 2023 and 2024.\n    TIMESTAMP,ContextTokens,GeneratedTokens\n" in out
+    assert all(f"\n{name}: " in f"\n{out}" for name in ("agentic", "aiperf", "bailian", "blis", "burstgpt", "timed_trace"))
+
+
+def test_a_session_waits_for_its_answers_and_thinks(maitred: Any) -> None:
+    """A prompt of 100 tokens takes 2000 µs to the only token of its answer, one of 210 takes 3100. 5 ms of thought lie between.
+    As recorded the turns come 1 ms apart and meet."""
+    turns = [
+        {"session_id": "a", "timestamp": 0, "input_length": 100, "output_length": 1},
+        {"session_id": "a", "timestamp": 1, "input_length": 109, "output_length": 1},
+    ]
+    Path("t.jsonl").write_text("\n".join(json.dumps(turn) for turn in turns))
+    run = ("simulate", "--trace", "t.jsonl", *BETA, "--results-path", "r.json", "--metrics-path", "m.json")
+    assert maitred(*run, "--session-mode", "closed-loop", "--think-time-ms", 5, "--class-mix", "bulk:1").code == 0
+    assert [row["e2e_us"] for row in results("r.json")] == [2_000, 3_100]
+    assert results("m.json")["simulated_duration_s"] == 0.0101
+    assert maitred(*run).code == 0
+    assert [row["e2e_us"] for row in results("r.json")] == [2_000, 4_100]
+    assert maitred(*run, "--session-mode", "closed-loop", "--max-requests", 1).code == 0
+    assert len(results("r.json")) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--session-mode", "closed"), "--session-mode: unknown session mode 'closed'"),
+        (("--think-time-ms", 5), "--think-time-ms: nobody waits for an answer (it goes with --session-mode closed-loop)"),
+        (("--session-mode", "closed-loop", "--think-time-ms", -1), "--think-time-ms: -1 cannot be used"),
+        (("--session-mode", "closed-loop", "--max-sessions", 0), "--max-sessions: 0 sessions cannot be open"),
+        (("--session-mode", "closed-loop", "--max-sessions", 3), "this trace cannot limit its sessions"),
+    ],
+)
+def test_flags_of_sessions_that_cannot_be(maitred: Any, samples: Path, flags: tuple[object, ...], said: str) -> None:
+    ended = maitred("simulate", "--trace", samples / "azure_tiny.csv", *flags)
+    assert (ended.code, said in ended.err) == (2, True), ended.err

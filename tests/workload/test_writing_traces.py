@@ -1,0 +1,176 @@
+"""Traces written and read again: what a format can say comes back as it was, what it cannot is counted."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maitred.request import PriorityClass, Request
+from maitred.slo_classes import SLO_PRIORITIES, class_of
+from maitred.workload import WRITERS, Job, Lost, TraceWriter, open_trace
+from maitred.workload.formats.blis import COLUMNS
+from maitred.workload.prefix import GroupPrefix
+
+TEXT = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")), max_size=8).map(str.strip)
+
+
+def written(jobs: Iterable[Job], name: str) -> tuple[str, TraceWriter]:
+    writer = WRITERS.get(name)()
+    return "".join(writer.lines(jobs)), writer
+
+
+def read(text: str, name: str) -> list[Job]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.csv"
+        path.write_text(text, encoding="utf-8", newline="")
+        with open_trace(f"{name}:{path}") as trace:
+            return list(trace)
+
+
+@st.composite
+def blis_jobs(draw: st.DrawFn) -> Job:
+    slo = draw(st.sampled_from(list(SLO_PRIORITIES)))
+    prompt = draw(st.integers(1, 500))
+    shared = draw(st.integers(0, prompt - 1))
+    answer = draw(st.integers(1, 50))
+    request = Request(
+        id=0,
+        arrival=draw(st.integers(0, 10**12)),
+        prompt_tokens=prompt,
+        max_output_tokens=answer,
+        client_id=draw(TEXT),
+        model=draw(TEXT),
+        priority_class=class_of(slo),
+        tenant=draw(TEXT),
+        program=draw(TEXT),
+        stream=draw(st.booleans()),
+        priority=float(draw(st.integers(-9, 9))),
+        cache_namespace=draw(TEXT),
+        deadline=draw(st.none() | st.integers(1, 10**12)),
+        slo_class=slo,
+        slo_target=draw(st.none() | st.integers(1, 10**9)),
+        prefix=GroupPrefix(draw(st.integers(1, 5)) if shared else 0, shared, 0, prompt),
+    )
+    return Job(request, answer)
+
+
+def numbered(jobs: list[Job]) -> Iterator[Job]:
+    """In order of arrival, with ids, and each with a prompt of its own."""
+    for number, job in enumerate(sorted(jobs, key=lambda job: job.request.arrival)):
+        prefix = job.request.prefix
+        assert isinstance(prefix, GroupPrefix)
+        own = GroupPrefix(prefix.group, prefix.shared, number, prefix.tokens)
+        fields = {name: getattr(job.request, name) for name in Request.__struct_fields__}
+        yield Job(Request(**{**fields, "id": number, "prefix": own}), job.output_tokens)
+
+
+def sharing(jobs: list[Job]) -> list[list[int]]:
+    """For each block the first request that had it."""
+    seen: dict[int, int] = {}
+    found = []
+    for job in jobs:
+        assert job.request.prefix is not None
+        found.append([seen.setdefault(key, job.request.id) for key in job.request.prefix.keys(16)])
+    return found
+
+
+@settings(max_examples=60)
+@given(st.lists(blis_jobs(), min_size=1, max_size=12))
+def test_tracev2_brings_back_what_was_written(drawn: list[Job]) -> None:
+    """All fields; of prefixes who shares which blocks with whom, for groups have new names (one model each)."""
+    jobs = list(numbered(drawn))
+    text, writer = written(jobs, "blis")
+    assert not +writer.lost
+    back = read(text, "blis")
+    for before, after in zip(jobs, back, strict=True):
+        for name in set(Request.__struct_fields__) - {"prefix"}:
+            assert getattr(after.request, name) == getattr(before.request, name), name
+        assert after.output_tokens == before.output_tokens
+    if len({job.request.model for job in jobs}) == 1:
+        assert sharing(back) == sharing(jobs)
+
+
+def job(**said: object) -> Job:
+    return Job(Request(**{"id": 0, "arrival": 5, "prompt_tokens": 9, **said}), 3)  # type: ignore[arg-type]
+
+
+def test_the_27_columns_alone_where_no_other_is_needed() -> None:
+    text, _ = written([job(program="s"), job(program="s", id=1), job(id=2)], "blis")
+    lines = text.splitlines()
+    assert lines[0] == ",".join(COLUMNS)
+    first = dict(zip(COLUMNS, lines[1].split(","), strict=True))
+    assert (first["arrival_time_us"], first["send_time_us"], first["input_tokens"], first["slo_class"]) == (
+        "5",
+        "5",
+        "9",
+        "standard",
+    )
+    assert [line.split(",")[COLUMNS.index("round_index")] for line in lines[1:]] == ["0", "1", "0"]
+    assert len(COLUMNS) == 27
+
+
+def test_a_column_that_is_needed_too_late_is_counted() -> None:
+    text, writer = written([*(job(id=number) for number in range(5_000)), job(id=5_000, slo_target=7)], "blis")
+    assert +writer.lost == {Lost.TARGET: 1}
+    assert len(text.splitlines()) == 1 + 5_001
+
+
+def test_memory_does_not_grow_with_the_jobs() -> None:
+    """The header comes after 4,096 jobs at most, each further line after one."""
+    taken = 0
+
+    def endless() -> Iterator[Job]:
+        nonlocal taken
+        while True:
+            yield job(id=taken)
+            taken += 1
+
+    lines = WRITERS.get("blis")().lines(endless())
+    next(lines)
+    assert taken <= 4_096
+    for _ in range(5_000):
+        next(lines)
+    assert taken <= 5_001
+
+
+def test_ours_brings_back_what_was_written() -> None:
+    said = job(
+        arrival=1_500_000,
+        max_output_tokens=77,
+        model='a "b", c',
+        priority_class=PriorityClass.BULK,
+        tenant="auth:acme",
+        program="s\n1",
+        stream=False,
+        slo_class="sheddable",
+    )
+    text, writer = written([said], "maitred")
+    (back,) = read(text, "maitred")
+    assert not +writer.lost
+    for name in ("max_output_tokens", "model", "priority_class", "tenant", "stream", "slo_class"):
+        assert getattr(back.request, name) == getattr(said.request, name)
+    assert back.request.program == "s 1"
+    assert text.splitlines()[1].startswith("1.500000,bulk,9,3,auth:acme,77,false,")
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "lost"),
+    [
+        ("maitred", {"deadline": 5}, Lost.DEADLINE),
+        ("maitred", {"priority": 1.0}, Lost.PRIORITY),
+        ("maitred", {"prefix": GroupPrefix(1, 2, 0, 9)}, Lost.PREFIX),
+        ("blis", {"deadline": 0}, Lost.DEADLINE),
+    ],
+)
+def test_what_cannot_be_said_is_counted(name: str, said: dict[str, object], lost: Lost) -> None:
+    assert +written([job(**said)], name)[1].lost == {lost: 1}
+
+
+def test_a_tenant_of_blis_is_one_of_a_header() -> None:
+    text, _ = written([job(tenant="t0"), job(id=1, tenant="ip:127.0.0.1")], "maitred")
+    assert [job.request.tenant for job in read(text, "maitred")] == ["header:t0", "ip:127.0.0.1"]
