@@ -8,7 +8,7 @@ ones when the health of a backend changes, and for each second attempt of a requ
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from maitred.contracts import FleetView
@@ -25,6 +25,8 @@ class PerFleet(Generic[T]):
         self._make = make
         self._kept: OrderedDict[int, tuple[FleetView, T]] = OrderedDict()
         self._last: tuple[FleetView, T] | None = None
+        self.all: Sequence[T] = ()
+        """What is kept now."""
 
     def of(self, fleet: FleetView) -> T:
         """Raises ValueError for an empty fleet. O(1) for one that is known."""
@@ -38,11 +40,8 @@ class PerFleet(Generic[T]):
             kept = self._kept[id(fleet)] = (fleet, self._make(fleet))
             if len(self._kept) > _MOST:
                 self._kept.popitem(last=False)
+            self.all = [known for _, known in self._kept.values()]
         else:
             self._kept.move_to_end(id(fleet))
         self._last = kept
         return kept[1]
-
-    def all(self) -> Iterable[T]:
-        """What is kept now."""
-        return (kept for _, kept in self._kept.values())

@@ -49,7 +49,7 @@ class LeastLoaded(Drawing):
         return Choice(self._standings.of(fleet).least().index, "least_loaded")
 
     def left(self, request: Request, instance: int, now: Micros) -> None:
-        for standings in self._standings.all():
+        for standings in self._standings.all:
             standings.touch(instance)
 
 

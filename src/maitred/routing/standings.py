@@ -43,25 +43,28 @@ class Standings:
 
     def least(self) -> InstanceView:
         """The first of those with the fewest in flight."""
-        fleet, known = self._fleet, self._known
+        fleet, known, shelves = self._fleet, self._known, self._shelves
         self._look_again()
         while True:
-            while self._least not in self._shelves:
+            shelf = shelves.get(self._least)
+            if shelf is None:
                 self._least += 1
-            place = next(iter(self._shelves[self._least]))
-            count = fleet[place].in_flight
-            if count <= known[place]:
-                return fleet[place]
-            self._put(place, count)
+                continue
+            place = next(iter(shelf))
+            view = fleet[place]
+            if view.in_flight <= known[place]:
+                return view
+            self._put(place, view.in_flight)
 
     def _look_again(self) -> None:
         """At those touched, and at one in turn."""
-        fleet = self._fleet
-        for index in self._touched:
-            place = self._places.get(index)
-            if place is not None:
-                self._put(place, fleet[place].in_flight)
-        self._touched.clear()
+        fleet, touched = self._fleet, self._touched
+        if touched:
+            for index in touched:
+                place = self._places.get(index)
+                if place is not None:
+                    self._put(place, fleet[place].in_flight)
+            touched.clear()
         self._turn = turn = (self._turn + 1) % len(fleet)
         count = fleet[turn].in_flight
         if count < self._known[turn]:
@@ -71,12 +74,16 @@ class Standings:
         """At the end of its shelf."""
         before = self._known[place]
         shelf = self._shelves[before]
+        if count == before:
+            shelf.move_to_end(place)
+            return
         del shelf[place]
         if not shelf:
             del self._shelves[before]
         self._known[place] = count
         self._shelf(count)[place] = None
-        self._least = min(self._least, count)
+        if count < self._least:  # noqa: PLR1730 - min() would cost as much as all of the rest
+            self._least = count
 
     def _shelf(self, count: int) -> OrderedDict[int, None]:
         shelf = self._shelves.get(count)

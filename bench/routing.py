@@ -1,0 +1,152 @@
+"""What one choice costs each router, and which of them it costs more the more instances there are.
+
+    python bench/routing.py [--rounds 5] [--only least-loaded] [--write docs/routing.md]
+
+4, 64 and 256 instances under steady load: five requests each are in flight, and for each one sent another ends, at random.
+Prompts have 32 blocks of 16 tokens, of which 24 are those of one of 32 families; a session has ten requests. The views are
+plain objects, so the figures are the router's own: what a simulated instance or a backend makes of a look at it comes on top.
+
+Rounds are interleaved: each runs every case once, beside a calibration loop (plain Python, no work of ours). CPU time of
+`choose` and `left` together, medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from time import process_time
+
+import msgspec
+
+from maitred.contracts import Router
+from maitred.request import Request
+from maitred.routing import RoutingConfig
+from measuring import CALIBRATION_LOOPS, calibrate
+
+SIZES = (4, 64, 256)
+CHOICES = 2_000
+"""In a round."""
+FAMILIES, SHARED, OWN, ROUNDS_OF_A_SESSION = 32, 24, 8, 10
+CASES = (
+    ("round-robin", ""),
+    ("least-loaded", ""),
+    ("power-of-two", ""),
+    ("session-affinity", ""),
+    ("least-loaded(load=effective)", ""),
+    ("weighted", "active-requests:1"),
+    ("weighted", "queue-depth:2, kv-utilization:2, load-balance:1"),
+    ("weighted", "precise-prefix-cache:2, queue-depth:1, kv-utilization:1"),
+    ("weighted", "prefix-affinity:1, active-requests:1"),
+    ("weighted", "no-hit-lru:1, queue-depth:1"),
+)
+BEGIN, END = "<!-- made by bench/routing.py -->", "<!-- end -->"
+
+
+class Prompt(msgspec.Struct, frozen=True, gc=False):
+    """`PrefixKeys`: blocks of the family, then its own."""
+
+    number: int
+
+    def keys(self, block_size: int) -> list[int]:
+        first, own = (1 + self.number % FAMILIES) * SHARED, (1_000 + self.number) * OWN
+        return [*range(first, first + SHARED), *range(own, own + OWN)]
+
+
+class View:
+    def __init__(self, index: int, dice: Random) -> None:
+        self.index, self.in_flight = index, 0
+        self.waiting, self.running, self.kv_usage = dice.randrange(4), dice.randrange(9), dice.random()
+
+    def cached_blocks(self, request: Request) -> int:
+        return SHARED if (request.id + self.index) % 4 == 0 else 0
+
+
+def requests(size: int) -> list[Request]:
+    return [
+        Request(id=n, arrival=n, prompt_tokens=512, program=f"p{n // ROUNDS_OF_A_SESSION}", prefix=Prompt(n))
+        for n in range(5 * size + CHOICES)
+    ]
+
+
+def run(router: Router, size: int, sent: Sequence[Request]) -> float:
+    """µs for each request."""
+    dice = Random(1)
+    fleet = [View(index, dice) for index in range(size)]
+    there: list[tuple[Request, int]] = []
+    for request in sent[: 5 * size]:
+        chosen = router.choose(request, fleet, request.arrival).instance
+        fleet[chosen].in_flight += 1
+        there.append((request, chosen))
+    took = 0.0
+    for request in sent[5 * size :]:
+        place = dice.randrange(len(there))
+        gone, left = there[place]
+        fleet[left].in_flight -= 1
+        began = process_time()
+        router.left(gone, left, request.arrival)
+        chosen = router.choose(request, fleet, request.arrival).instance
+        took += process_time() - began
+        fleet[chosen].in_flight += 1
+        there[place] = request, chosen
+    return took / CHOICES * 1e6
+
+
+def clock() -> float:
+    """µs that reading the clock twice takes, which is part of what `run` measures."""
+    took = 0.0
+    for _ in range(CHOICES):
+        began = process_time()
+        took += process_time() - began
+    return took / CHOICES * 1e6
+
+
+def table(figures: dict[tuple[str, str], dict[int, float]], calibration: float) -> Iterator[str]:
+    loops = f"{CALIBRATION_LOOPS:,} turns of a plain loop took {calibration * 1e3:.0f} ms meanwhile"
+    yield f"µs of CPU time for each request, choice and departure together; {loops}."
+    yield ""
+    yield "| policy | scorers |" + "".join(f" {size} instances |" for size in SIZES)
+    yield "|---|---|" + "---:|" * len(SIZES)
+    for (policy, scorers), by_size in figures.items():
+        named = f"`{scorers}`" if scorers else ""
+        yield f"| `{policy}` | {named} |" + "".join(f" {by_size[size]:.1f} |" for size in SIZES)
+
+
+def write(path: Path, lines: Sequence[str]) -> None:
+    text = path.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"{path}: there is no {BEGIN} ... {END}")
+    path.write_text(before + "\n".join((BEGIN, "", *lines, "", END)) + after, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", help="the policies whose name or scorers contain this")
+    parser.add_argument("--write", type=Path, help="put the table into this document")
+    asked = parser.parse_args()
+    gc.disable()
+    cases = [case for case in CASES if not asked.only or asked.only in " ".join(case)]
+    sent = {size: requests(size) for size in SIZES}
+    took: dict[tuple[str, str], dict[int, list[float]]] = {case: {size: [] for size in SIZES} for case in cases}
+    calibrations = []
+    for _ in range(asked.rounds):
+        calibrations.append(calibrate())
+        for case in cases:
+            for size in SIZES:
+                router = RoutingConfig(policy=case[0], scorers=case[1]).router(Random(0))
+                took[case][size].append(run(router, size, sent[size]) - clock())
+    figures = {case: {size: statistics.median(runs) for size, runs in by.items()} for case, by in took.items()}
+    lines = list(table(figures, statistics.median(calibrations)))
+    print("\n".join(lines))
+    if asked.write:
+        write(asked.write, lines)
+
+
+if __name__ == "__main__":
+    main()
