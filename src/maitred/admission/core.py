@@ -23,6 +23,8 @@ from maitred.admission.books import PoolView, Totals, class_view, merged
 from maitred.admission.bucket import TokenBucket
 from maitred.admission.class_pool import ClassPool
 from maitred.admission.config import AdmissionConfig
+from maitred.admission.flow_control.pool import FlowPool
+from maitred.admission.flow_control.rules import flow_rules
 from maitred.admission.policies.screen import Screen
 from maitred.admission.pool import Look, Pool
 from maitred.admission.queues import Turns
@@ -96,7 +98,7 @@ class Admission:
         came = ticket.state
         if came is not State.NEW or ticket.id in self._tickets:
             raise TransitionError(f"{ticket} was submitted before")
-        settled = self._settle(now)
+        settled = self._settle_before(now)
         ticket.totals = books[ticket.priority_class]
         if self._gate is not None:
             if not self._gate.ready(now):
@@ -110,6 +112,8 @@ class Admission:
             ticket.share = self._tenants.get(ticket.tenant)
         pool = self._shared or self._pools[ticket.pool]
         decisions = pool.enter(ticket, now, load)
+        if len(decisions) > 1:
+            self._forget(decisions[:-1])
         if ticket.state is State.LEFT:
             return [*settled, *decisions]
         self._tickets[ticket.id] = ticket
@@ -139,7 +143,7 @@ class Admission:
         PREEMPTED is how a driver lets go of a victim: it may be tried again (`queue`), and is here still. Raises
         TransitionError for a request that is no victim.
         """
-        settled = self._settle(now)
+        settled = self._settle_before(now)
         ticket = self._tickets.get(request_id)
         if ticket is None:
             return settled
@@ -153,6 +157,8 @@ class Admission:
             self._expect(pool.first_due(ticket))
         if ticket.share is not None:
             decisions += self._let_others_in(ticket.share, pool, now)
+        elif self._config.mode == "flow-control":  # other models may run on the same instances
+            decisions += self._dispatch([other for other in self._pools.values() if other is not pool], now)
         if pool.waiting:
             self._look_again(pool)
         if self._tenants:
@@ -163,13 +169,13 @@ class Admission:
         """The slots of a model, known or new, are now `capacity`. More: waiters enter at once. Fewer: nobody is killed,
         and nobody enters before enough have ended. Raises ValueError for less than 0."""
         _check_slots(capacity)
-        settled = self._settle(now)
+        settled = self._settle_before(now)
         self._set_capacity(pool, capacity)
         return [*settled, *self._dispatch([self._shared or self._pools[pool]], now)]
 
     def reconfigure(self, config: AdmissionConfig, now: Micros) -> Sequence[Decision]:
         """Everything that is configured changes at once, for all pools; nobody loses a slot or a place in a queue."""
-        settled = self._settle(now)
+        settled = self._settle_before(now)
         self._configure(config)
         admitted = self._dispatch(self._pools.values(), now)
         self._earliest = self._next_due()
@@ -194,7 +200,7 @@ class Admission:
     @property
     def reads_load(self) -> bool:
         """Whether `submit` looks at `load`."""
-        return self._screen.reads_load
+        return self._screen.reads_load or self._config.mode == "flow-control"
 
     @property
     def pools(self) -> Sequence[str]:
@@ -269,6 +275,8 @@ class Admission:
             self._pools[name].resize(capacity)
 
     def _pool(self, name: str) -> Pool:
+        if self._config.mode == "flow-control":
+            return FlowPool(name, self._rules, self._turns, flow_rules(self._config), self._look)
         return ClassPool(name, self._rules, self._turns)
 
     def _configure(self, config: AdmissionConfig) -> None:
@@ -330,6 +338,12 @@ class Admission:
         share = self._tickets[request_id].share
         return share is not None and share.at_limit
 
+    def _forget(self, decisions: Iterable[Decision]) -> None:
+        """Those who were rejected for the sake of another."""
+        for decision in decisions:
+            if decision.action is Action.REJECT:
+                del self._tickets[decision.subject]
+
     def _look_again(self, pool: Pool) -> None:
         """Where somebody waits beside idle slots, time may let him in: he may starve, or a bucket fill."""
         self._expect(pool.soon())
@@ -341,6 +355,10 @@ class Admission:
     def _next_due(self) -> Micros | None:
         return min((due for pool in self._pools.values() if (due := pool.next_due()) is not None), default=None)
 
+    def _settle_before(self, now: Micros) -> list[Decision]:
+        """What comes before an input at `now`: with flow control, what falls due at that very instant comes after."""
+        return self._settle(now - 1 if self._config.mode == "flow-control" else now)
+
     def _settle(self, now: Micros) -> list[Decision]:
         """Everything that fell due by `now`, each thing at its own time."""
         decisions: list[Decision] = []
@@ -349,7 +367,7 @@ class Admission:
             self._now = max(self._now, self._earliest)
             decisions += self._fire(self._now)
             self._earliest = self._next_due()
-        self._now = now
+        self._now = max(self._now, now)
         return decisions
 
     def _fire(self, due: Micros) -> list[Decision]:

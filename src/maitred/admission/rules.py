@@ -80,6 +80,8 @@ class PoolRules(msgspec.Struct, frozen=True, kw_only=True):
 
 def rules_of(config: AdmissionConfig) -> PoolRules:
     """The rules of every pool."""
+    if config.mode == "flow-control":
+        return _with_flow_control(config)
     return _with_classes(config) if config.mode == "priority" else _without_classes(config)
 
 
@@ -112,6 +114,18 @@ def _with_classes(config: AdmissionConfig) -> PoolRules:
         retries=config.on_preempt == "retry",
         retry_after=SMG_RETRY_AFTER if smg else None,
         weights=weights or None,
+    )
+
+
+def _with_flow_control(config: AdmissionConfig) -> PoolRules:
+    """Slots are only counted; what else a pool goes by, `flow_control.rules` says."""
+    limits = config.flow_control
+    lane = LaneRules(limits.max_gateway_queue_depth or MOST_SLOTS, limits.request_ttl_us)
+    return PoolRules(
+        lanes=[lane] * len(LANES),
+        lane_of=[SHARED] * len(LANES),
+        capacity=MOST_SLOTS,
+        retries=config.on_preempt == "retry",
     )
 
 

@@ -10,7 +10,9 @@ import msgspec
 import numpy as np
 
 from maitred import Job, Outcome, Results, open_trace
+from maitred.decisions import DecisionLog
 from maitred.sim import simulate
+from maitred.units import Micros
 
 from .case import Case, Request, Said
 from .recorded import breaking_ties
@@ -44,6 +46,7 @@ def run_case(case: Case, traces: Path, *, step_by_step: bool = False) -> list[st
     """What came out differently, one line each."""
     said = case.config
     instance = msgspec.structs.replace(said.instance(), step_by_step=step_by_step)
+    waits = Waits()
     with breaking_ties(said.routing.policy, case.expected.routed_to) as policy:
         results = simulate(
             _jobs(traces / f"{case.trace}.csv.gz", said),
@@ -52,8 +55,26 @@ def run_case(case: Case, traces: Path, *, step_by_step: bool = False) -> list[st
             said.router(policy),
             said.admitting(),
             horizon=said.horizon_us,
+            log=None if said.flow_control is None else DecisionLog(waits.read),
         )
-    return list(_differences(case, results, _names(traces / f"{case.trace}.csv.gz")))
+    return list(_differences(case, results, waits, _names(traces / f"{case.trace}.csv.gz")))
+
+
+class Waits:
+    """How long requests waited at the gate of flow control, by our ids, as the decision log has it."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, Micros] = {}
+        self.of: dict[int, Micros] = {}
+
+    def read(self, line: bytes) -> None:
+        entry = msgspec.json.decode(line)
+        decision = entry.get("decision")
+        if decision is None:
+            if entry["input"] == "submit":
+                self._since[entry["id"]] = entry["at"]
+        elif decision["action"] == "admit":
+            self.of[decision["subject"]] = decision["at"] - self._since[decision["subject"]]
 
 
 def _jobs(path: Path, said: Said) -> Iterator[Job]:
@@ -69,10 +90,10 @@ def _names(path: Path) -> Sequence[int]:
     return sorted((job.request.id for job in open_trace(f"blis:{path}")), key=lambda number: f"request_{number}")
 
 
-def _differences(case: Case, results: Results, names: Sequence[int]) -> Iterator[str]:
+def _differences(case: Case, results: Results, waits: Waits, names: Sequence[int]) -> Iterator[str]:
     expected = case.expected
     several = case.config.num_instances > 1
-    got = {request.id: request for request in _completed(results, names, case)}
+    got = {request.id: request for request in _completed(results, waits, names, case)}
     for wanted in expected.requests:
         request = got.pop(wanted.id, None)
         if request is None:
@@ -101,7 +122,7 @@ def _differences(case: Case, results: Results, names: Sequence[int]) -> Iterator
         yield f"{results.preemptions.sum()} preemptions instead of {expected.aggregates['preemption_count']}"
 
 
-def _completed(results: Results, names: Sequence[int], case: Case) -> Iterator[Request]:
+def _completed(results: Results, waits: Waits, names: Sequence[int], case: Case) -> Iterator[Request]:
     several, newest = case.config.num_instances > 1, case.era == "newest"
     for row in np.flatnonzero(results.outcome == Outcome.COMPLETED):
         arrival = int(results.arrival[row])
@@ -113,6 +134,7 @@ def _completed(results: Results, names: Sequence[int], case: Case) -> Iterator[R
             output_tokens=int(results.output_tokens[row]),
             instance=int(results.instance[row]) if several else None,
             scheduling_delay_us=int(results.scheduled[row]) - arrival if newest else None,
+            gateway_queue_delay_us=waits.of.get(int(results.request_id[row])) or None,
         )
 
 

@@ -1,0 +1,246 @@
+"""A pool with flow control: requests wait in front of the instances while these are saturated, and not inside them.
+
+Whoever comes joins the line of his band, and then as many go in as the instances can carry: the detector says how saturated
+they are, the gate who may go in at that saturation and who is next. The same is tried whenever somebody has left, and, where
+the load of the instances may change by itself, at ticks while anybody waits (with `dispatch: one`, only one goes in for each
+arrival and each tick). One who is let in counts for the saturation at once, before any instance shows him.
+
+Who finds his band full, or the queue, is rejected; or takes the place of the newest sheddable waiter, who is. Who waits too
+long is rejected. And if all of that is not enough for one who is not sheddable, sheddable work in flight may be stopped.
+
+At one instant inputs come before ticks: who arrives at a tick may go in with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from typing import Final
+
+from maitred.admission.flow_control.detectors import READERS, in_flight_of
+from maitred.admission.flow_control.gate import Gate
+from maitred.admission.flow_control.rules import FlowRules
+from maitred.admission.flow_control.victims import Sheddable
+from maitred.admission.pool import Look, Pool
+from maitred.admission.queues import Turns
+from maitred.admission.rules import SHARED, PoolRules
+from maitred.admission.ticket import HOLDING, Event, State, Ticket
+from maitred.admission.vocabulary import Action, End, Reason
+from maitred.contracts import FleetLoad
+from maitred.decisions import Decision
+from maitred.units import SECOND, Micros
+
+_MOST_PROMISED: Final[Micros] = 300 * SECOND
+"""Nobody is told to come back later than that."""
+
+
+class FlowPool(Pool):
+    """One model's bands, and what is in flight of them."""
+
+    def __init__(self, name: str, rules: PoolRules, turns: Turns, flow: FlowRules, look: Look) -> None:
+        super().__init__(name, rules, turns)
+        self.flow = flow
+        self.gate = Gate(flow)
+        self.takeable: Sheddable = Sheddable()
+        self._look = look
+        self._leaving = 0
+        """Victims that hold their slots still."""
+        self._tick: Micros | None = None
+        """The next one; if it is past, nobody waited then."""
+        self._expiries: list[tuple[Micros, int, Ticket]] = []
+        """When waiters' time is up, a heap; who does not wait any more is dropped when it comes up."""
+        self._expired = 0
+        self.resize(0)
+
+    # Coming and leaving.
+
+    def enter(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
+        ticket.lane, ticket.charge = SHARED, 1
+        ticket.submitted_at = ticket.queued_at = now
+        ticket.totals.arrived += 1
+        decisions = self._make_room(ticket, now)
+        if ticket.state is State.LEFT:
+            return decisions
+        ticket.turn = self._turns.last()
+        self.gate.add(ticket)
+        if self.flow.ticks and (self._tick is None or self._tick < now):
+            self._tick = now + self.flow.limits.dispatch_tick_interval_us
+        decisions += self._let_in(now, load)
+        if ticket.state is State.NEW:
+            ticket.on(Event.QUEUE)
+            self._join(ticket, now)
+            return [*decisions, Decision(now, ticket.id, Action.QUEUE, Reason.SATURATED)]
+        return sorted(decisions, key=lambda decision: decision.subject == ticket.id)
+
+    def leave(self, ticket: Ticket, end: End, now: Micros) -> list[Decision]:
+        if ticket.state in HOLDING:
+            return [*self._give_back(ticket, end, now), *self.dispatch(now)]
+        self.gate.remove(ticket)
+        self._left_queue(ticket, now)
+        self.forecasts[SHARED].left(now)
+        ticket.on(Event.RELEASE)
+        ticket.totals.cancelled += 1
+        return [Decision(now, ticket.id, Action.CANCEL, Reason.CLIENT_GONE)]
+
+    def adopt(self, ticket: Ticket) -> None:
+        ticket.lane, ticket.charge = SHARED, 1
+        if ticket.state in HOLDING:
+            self._hold(ticket)
+            self._leaving += ticket.state is State.VICTIM
+            return
+        if ticket.state is State.AWAITING:  # its victim leaves for nobody in particular
+            ticket.on(Event.QUEUE)
+            ticket.queued_at = ticket.submitted_at
+            if ticket.other is not None:
+                ticket.other = ticket.other.other = None
+        ticket.totals.waiting -= 1  # counted again
+        self.gate.add(ticket)
+        self._join(ticket, ticket.queued_at)
+        if self.flow.ticks and self._tick is None:
+            self._tick = ticket.queued_at
+
+    # Who goes in.
+
+    def dispatch(self, now: Micros) -> list[Decision]:
+        if not self.waiting:
+            return []
+        ticking = self._tick is not None and self._tick <= now
+        if self.flow.dispatch == "one" and not ticking:
+            return []
+        decisions = self._let_in(now, self._look(self.name, now))
+        if ticking:
+            self._tick = now + self.flow.limits.dispatch_tick_interval_us if self.waiting else None
+        return decisions
+
+    def _let_in(self, now: Micros, load: FleetLoad) -> list[Decision]:
+        """Those who may go in at this load."""
+        saturation = READERS[self.flow.detector](load, self.flow.limits)
+        unseen = max(0, self.slots.used - in_flight_of(load)) if self.flow.counts_unseen else 0
+        if self.flow.limits.in_flight_eviction and saturation(unseen) >= 1.0:
+            return [*self._evict(now)]
+        admitted: list[Decision] = []
+        while (ticket := self.gate.next(saturation(unseen))) is not None:
+            admitted.append(self._serve(ticket, now))
+            unseen += 1
+            if self.flow.dispatch == "one":
+                break
+        return admitted
+
+    def _serve(self, ticket: Ticket, now: Micros) -> Decision:
+        self.gate.serve(ticket)
+        if ticket.state is State.QUEUED:
+            self._left_queue(ticket, now)
+            self.forecasts[SHARED].moved(now)
+        return self._admit(ticket, Reason.SLOT_FREE, now)
+
+    def _evict(self, now: Micros) -> Iterator[Decision]:
+        """Stop the work of one for one that is not sheddable; one at a time."""
+        waiter = self.gate.not_sheddable()
+        victim = None if waiter is None or self._leaving else self.takeable.last_of_lowest()
+        if waiter is None or victim is None:
+            return
+        victim.on(Event.PREEMPT)
+        self.takeable.discard(victim)
+        victim.totals.preempted_by[waiter.priority_class] += 1
+        self._leaving += 1
+        yield Decision(now, victim.id, Action.PREEMPT, Reason.HIGHER_CLASS, waiter.id)
+
+    # Who waits.
+
+    def _make_room(self, ticket: Ticket, now: Micros) -> list[Decision]:
+        """A place to wait for a newcomer, or he is rejected."""
+        limits = self.flow.limits
+        if limits.per_band_capacity and len(self.gate.band(ticket.slo_priority)) >= limits.per_band_capacity:
+            return [self._reject(ticket, Reason.BAND_FULL, now)]
+        if not limits.max_gateway_queue_depth or len(self.gate) < limits.max_gateway_queue_depth:
+            return []
+        displaced = self.gate.displaceable(ticket.slo_priority) if limits.queue_shedding else None
+        if displaced is None:
+            return [self._reject(ticket, Reason.QUEUE_FULL, now)]
+        self._drop(displaced, now)
+        return [self._reject(displaced, Reason.DISPLACED, now, ticket.id)]
+
+    def _join(self, ticket: Ticket, now: Micros) -> None:
+        """It waits, and stands at the gate already."""
+        if not self.waiting:
+            self.forecasts[SHARED].began(now)
+        self._wait(ticket)
+        if self.flow.limits.request_ttl_us:
+            self._expired += 1
+            due = ticket.submitted_at + self.flow.limits.request_ttl_us
+            heappush(self._expiries, (due, self._expired, ticket))
+
+    def _left_queue(self, ticket: Ticket, now: Micros) -> None:
+        self._wait_no_more(ticket)
+        ticket.totals.queue_wait.observe(now - ticket.queued_at)
+
+    def _drop(self, ticket: Ticket, now: Micros) -> None:
+        """One who waits is about to be rejected."""
+        self.gate.remove(ticket)
+        self._left_queue(ticket, now)
+        self.forecasts[SHARED].left(now)
+
+    def _give_back(self, ticket: Ticket, end: End, now: Micros) -> Iterator[Decision]:
+        victim = ticket.state is State.VICTIM
+        self._release(ticket, now)
+        self._leaving -= victim
+        if victim and end is End.PREEMPTED and self.rules.retries and not self._too_late(ticket, now):
+            ticket.on(Event.RETRY)
+            ticket.retried = True
+            ticket.totals.retried += 1
+            ticket.turn, ticket.queued_at = self._turns.first(), now
+            self.gate.add(ticket)
+            self._join(ticket, now)
+            yield Decision(now, ticket.id, Action.QUEUE, Reason.TO_BE_RETRIED)
+        else:
+            ticket.totals.ended[End.PREEMPTED if victim else end] += 1
+            ticket.on(Event.RELEASE)
+
+    def _too_late(self, ticket: Ticket, now: Micros) -> bool:
+        ttl = self.flow.limits.request_ttl_us
+        return ttl > 0 and ticket.submitted_at + ttl <= now
+
+    def _retry_after(self, ticket: Ticket, now: Micros) -> Micros | None:
+        return self.forecasts[SHARED].promise(self.waiting, now, _MOST_PROMISED)
+
+    def unblock(self, tenant: str) -> None:
+        """Nobody is passed over here."""
+
+    # Time.
+
+    def fire(self, now: Micros) -> list[tuple[Ticket, Decision]]:
+        done: list[tuple[Ticket, Decision]] = []
+        while (due := self._next_expiry()) is not None and due <= now:
+            ticket = heappop(self._expiries)[2]
+            self._drop(ticket, now)
+            done.append((ticket, self._reject(ticket, Reason.QUEUE_TIMEOUT, now)))
+        return done
+
+    def first_due(self, ticket: Ticket) -> Micros | None:
+        return self.next_due()
+
+    def soon(self) -> Micros | None:
+        return self._tick if self.waiting else None
+
+    def next_due(self) -> Micros | None:
+        due, expiry = self.soon(), self._next_expiry()
+        return expiry if due is None or (expiry is not None and expiry < due) else due
+
+    def _next_expiry(self) -> Micros | None:
+        while self._expiries and self._expiries[0][2].state is not State.QUEUED:
+            heappop(self._expiries)
+        return self._expiries[0][0] if self._expiries else None
+
+    # Looking.
+
+    def problems(self) -> Iterable[str]:
+        waiting = [*self.gate]
+        if not len(waiting) == len(self.gate) == self.waiting:
+            yield f"{self.waiting} counted as waiting, {len(self.gate)} at the gate, {len(waiting)} in its bands"
+        if any(ticket.state is not State.QUEUED for ticket in waiting):
+            yield f"who stands at the gate does not wait: {waiting}"
+        limits = self.flow.limits
+        if limits.max_gateway_queue_depth and self.waiting > limits.max_gateway_queue_depth:
+            yield f"{self.waiting} wait, more than may"
+        if self.waiting and self.flow.ticks and self._tick is None:
+            yield "somebody waits, and nothing will let him in"
