@@ -161,8 +161,12 @@ def test_variables_that_are_not_ours_are_left_alone() -> None:
         ),
         ("gateway: {queue_timeout_status: 500}", "1: gateway.queue_timeout_status: 500 cannot be chosen (valid: 408, 503)"),
         ("instance: {latency: {modle: linear}}", "1: unknown key 'instance.latency.modle' (did you mean 'model'?)"),
+        (
+            "instance: {latency: {beta: [1, 2, 3]}}",
+            "1: instance.latency: the key 'model' is missing (valid: linear, roofline, trained-physics)",
+        ),
         ("instance: {latency: {model: liner}}", "1: instance.latency.model: 'liner' cannot be chosen (did you mean 'linear'?)"),
-        ("instance: {latency: {beta: [1, 2]}}", "1: instance.latency.beta: expected a list of length 3, got 2"),
+        ("instance: {latency: {model: linear, beta: [1, 2]}}", "1: instance.latency.beta: expected a list of length 3, got 2"),
         ("instance: {scheduler: fcsf}", "1: instance.scheduler: unknown scheduler 'fcsf' (did you mean 'fcfs'?)"),
     ],
 )

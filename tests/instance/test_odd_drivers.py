@@ -24,6 +24,9 @@ Seen = list[tuple[Micros, int, int, int]]
 class ContextLatency:
     """Quadratic attention: what is read counts, each step truncated to a microsecond; a run is summed step by step."""
 
+    def compiled(self, _scale: float) -> ContextLatency:
+        return self
+
     def step_time(self, batch: BatchShape) -> Micros:
         attention = sum(chunk.tokens * (chunk.start + chunk.tokens) for chunk in batch.chunks)
         return 10 + batch.prefill + batch.context * 7 // 10 + batch.decodes * 3 + attention // 50

@@ -31,6 +31,9 @@ class Paid(msgspec.Struct, frozen=True, tag_field="model", tag="paid"):
     overheads: Overheads = Overheads()
     steps: LinearLatency = LinearLatency((100, 1, 10))
 
+    def compiled(self, _scale: float) -> LatencyModel:
+        return self
+
     def step_time(self, batch: BatchShape) -> Micros:
         return self.steps.step_time(batch)
 

@@ -147,8 +147,8 @@ class EngineMetrics:
         labels = {
             **self._labels,
             "block_size": str(config.block_size_in_tokens),
-            "num_gpu_blocks": str(config.total_kv_blocks),
-            "kv_cache_size_tokens": str(config.total_kv_blocks * config.block_size_in_tokens),
+            "num_gpu_blocks": str(config.kv_blocks),
+            "kv_cache_size_tokens": str(config.kv_blocks * config.block_size_in_tokens),
             "enable_prefix_caching": str(config.enable_prefix_caching),
         }
         Gauge("vllm:cache_config_info", "The KV cache.", labels, registry=self._registry).labels(**labels).set(1)

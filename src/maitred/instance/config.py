@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from maitred.instance.latency import LinearLatency
+from maitred.contracts import LatencyModel
+from maitred.errors import ConfigError
+from maitred.instance.latency import LatencyConfig, LinearLatency
 from maitred.kv import EVICTIONS, BlisPool, BlockPool, PrefixCache, RadixCache
 from maitred.queueing import QueueingConfig
 
+_USUAL_BLOCKS = 27_000
 _MOST = {
     "max_num_seqs": 1_000_000,
     "max_num_batched_tokens": 1_000_000_000,
@@ -16,16 +19,32 @@ _MOST = {
     "block_size_in_tokens": 65_536,
 }
 """Far more than any engine has: what is above is a slip of the keyboard, and would only exhaust memory."""
+_MOST_GPUS = 4096
+_MOST_SCALE = 1_000_000
 
 
 class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Names and meanings as vLLM's and BLIS's flags; defaults as theirs, KV as an 80 GB GPU has beside an 8B model."""
 
+    model: str = ""
+    """A name in the catalogue, any case, or the path of a Hugging Face config.json: what runs here. Empty: it does not matter,
+    steps take what `latency` says."""
+    model_config_folder: str | None = None
+    """A folder with the config.json of `model`, instead of the catalogue."""
+    hardware: str = "H100"
+    """The kind of GPU: a name in the catalogue, any case."""
+    hardware_config: str | None = None
+    """A JSON file with kinds of GPU, as BLIS has it, instead of the catalogue."""
+    tensor_parallel_size: int = 1
+    """GPUs that share every layer."""
+    data_parallel_size: int = 1
+    """Ranks that share the experts, each with its own part of the requests; together they are this one instance."""
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = 0
     """The largest chunk of one prompt in one step, in tokens; 0: no limit but `max_num_batched_tokens`."""
-    total_kv_blocks: int = 27_000
+    total_kv_blocks: int | None = None
+    """None: what the catalogue derives from `model` and `hardware`; without a model, 27,000."""
     block_size_in_tokens: int = 16
     enable_prefix_caching: bool = False
     """Whether the KV blocks of a prompt stay in memory for the next one that begins alike."""
@@ -39,23 +58,36 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     """Whose rules where systems differ: vLLM's, made right, or BLIS's, to compare with its results. BLIS always caches
     prefixes, block by block."""
     max_model_len: int | None = None
-    """Prompt and output together, in tokens; None: what the KV blocks hold."""
-    latency: LinearLatency = LinearLatency()
+    """Prompt and output together, in tokens; None: what the KV blocks hold and, with a model, what it takes."""
+    latency: LatencyConfig | None = None
+    """How long a step takes. None: trained-physics if `model` is given, else linear with its defaults."""
+    latency_scale: float = 1.0
+    """Every step takes so many times as long as `latency` says: to see what its error would do."""
+    latency_error: float = 0.0
+    """Relative standard deviation of the times that `latency` says, as `maitred calibrate` found it."""
     step_by_step: bool = False
     """Make every step by itself. Slower, and the same results: for pacing in real time, and to check the skipping."""
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
-            if not 1 <= getattr(self, name) <= most:
-                raise ValueError(f"{name} must be from 1 to {most:,}, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise ValueError(f"{name} must be from 1 to {most:,}, not {value}")
         if self.long_prefill_token_threshold < 0:
             raise ValueError(f"long_prefill_token_threshold must be at least 0, not {self.long_prefill_token_threshold}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len must be at least 2 (a token in and a token out), not {self.max_model_len}")
+        for name in ("tensor_parallel_size", "data_parallel_size"):
+            if not 1 <= getattr(self, name) <= _MOST_GPUS:
+                raise ValueError(f"{name} must be from 1 to {_MOST_GPUS:,}, not {getattr(self, name)}")
+        if not 0 < self.latency_scale <= _MOST_SCALE:
+            raise ValueError(f"latency_scale must be above 0 and at most {_MOST_SCALE:,}, not {self.latency_scale}")
+        if not 0 <= self.latency_error < 1:
+            raise ValueError(f"latency_error must be from 0 to below 1, not {self.latency_error}")
 
     def warnings(self, *, prefix_cache: bool) -> list[str]:
         """Also what is said of a prefix cache that is another one, or none."""
-        return [*super().warnings(prefix_cache=prefix_cache), *self._about_cache()]
+        return [*super().warnings(prefix_cache=prefix_cache), *self._about_cache(), *self._about_model()]
 
     def _about_cache(self) -> Iterator[str]:
         if self.prefix_cache != "blocks" and not self.enable_prefix_caching:
@@ -63,18 +95,42 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         if self.radix_eviction_policy != "lru" and self.prefix_cache != "radix":
             yield f"radix_eviction_policy {self.radix_eviction_policy} has no effect without prefix_cache radix"
 
+    def _about_model(self) -> Iterator[str]:
+        """What is said of a model that is not there. Whatever needs one, and has none, is an error."""
+        if self.model:
+            return
+        for name, usual in (
+            ("hardware", "H100"),
+            ("tensor_parallel_size", 1),
+            ("data_parallel_size", 1),
+            ("hardware_config", None),
+        ):
+            if getattr(self, name) != usual:
+                yield f"{name} {getattr(self, name)} has no effect without model"
+
+    def latency_model(self) -> LatencyModel:
+        """Ready to be asked how long steps take. Raises ConfigError where `catalogue.resolved` has yet to be called."""
+        if self.latency is None and self.model:
+            raise ConfigError(f"nobody has looked up the model {self.model!r} yet", hint="catalogue.resolved(config) does")
+        return (self.latency or LinearLatency()).compiled(self.latency_scale)
+
+    @property
+    def kv_blocks(self) -> int:
+        """`total_kv_blocks`, and the usual number where nothing is said or derived."""
+        return _USUAL_BLOCKS if self.total_kv_blocks is None else self.total_kv_blocks
+
     def new_prefix_cache(self) -> PrefixCache[Any] | None:
         """An empty one; None: without prefix caching. Raises ConfigError for an unknown eviction policy."""
         if self.flavour == "blis":
-            return BlisPool(self.total_kv_blocks, self.block_size_in_tokens)
+            return BlisPool(self.kv_blocks, self.block_size_in_tokens)
         if not self.enable_prefix_caching:
             return None
         if self.prefix_cache == "blocks":
-            return BlockPool(self.total_kv_blocks, self.block_size_in_tokens)
-        return RadixCache(self.block_size_in_tokens, self.total_kv_blocks, EVICTIONS.get(self.radix_eviction_policy)())
+            return BlockPool(self.kv_blocks, self.block_size_in_tokens)
+        return RadixCache(self.block_size_in_tokens, self.kv_blocks, EVICTIONS.get(self.radix_eviction_policy)())
 
     @property
     def model_len(self) -> int:
         """The longest prompt and output together that fits, in tokens."""
-        held = self.total_kv_blocks * self.block_size_in_tokens
+        held = self.kv_blocks * self.block_size_in_tokens
         return held if self.max_model_len is None else min(held, self.max_model_len)

@@ -73,7 +73,7 @@ class Instance:
 
     def __init__(self, config: InstanceConfig, rng: Random) -> None:
         """Raises ConfigError for an unknown scheduler."""
-        self._latency = config.latency
+        self._latency = config.latency_model()
         self._model_len = config.model_len
         self._step_limit = 1 if config.step_by_step else 1 << 60
         self.cache = config.new_prefix_cache()
@@ -367,7 +367,7 @@ class Instance:
 
 def _blocks(config: InstanceConfig, cache: PrefixCache[Any] | None) -> BlockCounts:
     if cache is None:
-        return BlockCounts(config.total_kv_blocks, config.block_size_in_tokens)
+        return BlockCounts(config.kv_blocks, config.block_size_in_tokens)
     return BlisBlocks(cache) if isinstance(cache, BlisPool) else PrefixedBlocks(cache)
 
 

@@ -22,6 +22,7 @@ Locator: TypeAlias = Callable[[KeyPath], str]
 
 _SECRETS: Final = ("api_key", "api_keys")
 """How the keys end whose values are shown to nobody."""
+_MISSING: Final = "Object missing required field"
 _ANY_KEY: Final = "[...]"
 _STEP: Final = re.compile(r"\.(\w+)|\[(\d+)\]")
 
@@ -48,7 +49,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def _explain(said: str, tree: Any, root: type[msgspec.Struct], locate: Locator) -> Problem:
-    if said.startswith("Object contains unknown field") and (blamed := _unknown_key(tree, root, ())):
+    if said.startswith(("Object contains unknown field", _MISSING)) and (blamed := _unknown_key(tree, root, ())):
         hint = nearest(str(blamed[-1]), keys_of(kind_at(root, blamed[:-1])))
         return _problem(blamed, f"unknown key {dotted(blamed)!r}", locate, hint)
     message, _, at = said.partition(" - at `")
@@ -56,6 +57,10 @@ def _explain(said: str, tree: Any, root: type[msgspec.Struct], locate: Locator) 
     found = _at(tree, path)
     if wrong := re.fullmatch(r"Expected (.*), got `.*`", message):
         return _problem(path, f"{_name(path)}: expected {in_words(wrong[1])}, found {_shown(found, path)}", locate)
+    if message.startswith(_MISSING):
+        key = message.removeprefix(_MISSING).strip(" `")
+        known = [str(choice) for choice in choices(kind_at(root, (*path, key)))]
+        return _problem(path, f"{_name(path)}: the key {key!r} is missing", locate, nearest("", known) if known else "")
     if isinstance(found, dict):
         return _about_section(path, found, message, locate)
     if message.startswith("Invalid "):

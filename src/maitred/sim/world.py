@@ -51,7 +51,7 @@ def simulate(
     agenda = Agenda()
     arrivals = Arrivals(jobs, agenda, progress)
     fleet = Fleet(cluster, instance, seed, agenda)
-    rows = Rows(instance.latency.overheads)
+    rows = Rows(instance.latency_model().overheads)
     gate = entrance(cluster, instance, admission, log, fleet.load)
     router = (routing or RoutingConfig()).router(Random(f"{seed}/routing"))
     pipeline = Pipeline(agenda, arrivals, gate, router, fleet, rows, delays(cluster, instance))

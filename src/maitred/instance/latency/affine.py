@@ -55,14 +55,11 @@ def envelope(lines: Sequence[Line]) -> Envelope:
     fixed = [(_ONE, 0), *((round(line.base * _ONE), round(line.slope * _ONE)) for line in lines)]
     stretches: list[Stretch] = []
     base, slope = max(fixed)
-    while True:
-        steeper = [(_crossing(base, slope, b, s), -s, b) for b, s in fixed if s > slope]
-        if not steeper:
-            return (*stretches, Stretch(base, slope, None))
-        until, negative, b = min(steeper)
-        if not stretches or until > (stretches[-1].until or 0):
-            stretches.append(Stretch(base, slope, until))
-        base, slope = b, -negative
+    while steeper := [(b, s) for b, s in fixed if s > slope]:
+        until = min(_crossing(base, slope, b, s) for b, s in steeper)
+        stretches.append(Stretch(base, slope, until))
+        base, slope = max(steeper, key=lambda line: (line[0] + line[1] * until, line[1]))
+    return (*stretches, Stretch(base, slope, None))
 
 
 def _crossing(base: int, slope: int, other: int, steeper: int) -> int:
