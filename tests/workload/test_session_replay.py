@@ -97,6 +97,15 @@ def test_one_pause_for_all() -> None:
     assert [(at, program) for at, program, _ in out] == [(0, "a"), (1_007, "a"), (5_000, "b")]
 
 
+@pytest.mark.parametrize(("scale", "begun", "second"), [(2, 1_000, 500), (0.5, 4_000, 2_000)])
+def test_sessions_begin_more_densely_and_think_as_long(scale: float, begun: int, second: int) -> None:
+    """a's second request comes 300 after the answer, which takes 1000, at whatever rate sessions begin."""
+    rows = [row(1_000, "x"), row(2_000, "a"), row(2_300, "a"), row(3_000, "b")]
+    out, _ = served(ClosedLoop(rows, Plain(), rate_scale=scale))
+    expected = [(0, "x"), (second, "a"), (begun, "b"), (second + 1_300, "a")]
+    assert [(at, program) for at, program, _ in out] == sorted(expected)
+
+
 def test_who_gets_no_answer_does_not_go_on() -> None:
     rows = [row(0, "a"), row(10, "b"), row(20, "a"), row(30, "b"), row(5_000, "a")]
     out, _ = served(ClosedLoop(rows, Plain()), completes=lambda job: job.request.program == "b")

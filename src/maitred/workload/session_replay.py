@@ -63,15 +63,22 @@ class ClosedLoop:
     """A reactive workload (`workload.reactive`) of the rows of a trace."""
 
     def __init__(
-        self, rows: Iterable[Row], trace_format: TraceFormat, *, think: Micros | None = None, limit: int | None = None
+        self,
+        rows: Iterable[Row],
+        trace_format: TraceFormat,
+        *,
+        think: Micros | None = None,
+        limit: int | None = None,
+        rate_scale: float = 1.0,
     ) -> None:
         """`rows` in order of arrival, or, `by_session`, those of one session after those of another. `limit`, at least 1, only
-        for the latter."""
+        for the latter. `rate_scale`: what comes at a time of its own comes at so much less of it; pauses stay."""
         self._rows = iter(rows)
         self._by_session = trace_format.by_session
         self._think = think
         self._limit = limit
-        self._reads_ahead = think is not None or trace_format.thinks
+        self._reads_ahead = think is not None or trace_format.thinks or rate_scale < 1
+        self._rate_scale = rate_scale
         self._next_row: Row | None = next(self._rows, None)
         self._origin = trace_format.origin(self._next_row.at) if self._next_row else 0
         self._numbers = count()
@@ -85,7 +92,7 @@ class ClosedLoop:
 
     def __iter__(self) -> Iterator[Job]:
         while self._next_row is not None and not self._full(self._next_row):
-            begins, at = self._begins(self._next_row), self._next_row.at - self._origin
+            begins, at = self._begins(self._next_row), self._recorded(self._next_row)
             self._take(self._expect)
             while self._due and self._due[0][0] <= at and (begins or not self._by_session):
                 yield heappop(self._due)[2]
@@ -137,7 +144,7 @@ class ClosedLoop:
                 self._open += 1
                 self._latest.to_end += 1
                 self._loops[row.program] = _Loop(row.program, self._latest, row.at)
-            send(self._job(row, max(row.at - self._origin, earliest)))
+            send(self._job(row, max(self._recorded(row), earliest)))
 
     def _follow(self, before: _Loop, loop: _Loop, row: Row, send: Send) -> None:
         """`row` of `loop` comes when the request of `before` has ended that is under way, or those that wait before it."""
@@ -185,6 +192,11 @@ class ClosedLoop:
         """The next session begins in the place of one that is over, though not before it was recorded to."""
         while self._next_row is not None and not self._full(self._next_row):
             self._take(send, now)
+
+    def _recorded(self, row: Row) -> Micros:
+        """When `row` arrives if it waits for nobody."""
+        at = row.at - self._origin
+        return at if self._rate_scale == 1 else round(at / self._rate_scale)
 
     def _job(self, row: Row, arrival: Micros) -> Job:
         return job_of(row, next(self._numbers) if row.id is None else row.id, arrival)

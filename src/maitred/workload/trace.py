@@ -60,15 +60,23 @@ class Trace:
         if origin is None:
             raise self._useless()
 
-    def closed_loop(self, *, think: Micros | None = None, limit: int | None = None, most: int | None = None) -> ClosedLoop:
-        """The same requests, but in a session each waits for the answer before it (see `session_replay`); instead of reading the
-        trace itself. `think` replaces the pauses of the trace; `limit`: that many sessions at once; `most`: rows to read.
-        Raises ConfigError for a `limit` where sessions do not stand together, and as reading the trace does."""
+    def closed_loop(
+        self,
+        *,
+        think: Micros | None = None,
+        limit: int | None = None,
+        most: int | None = None,
+        rate_scale: float = 1.0,
+    ) -> ClosedLoop:
+        """The same requests, but in a session each waits for the answer before it (see `session_replay`); instead of reading
+        the trace itself. `think` replaces the pauses of the trace; `limit`: that many sessions at once; `most`: rows to read;
+        `rate_scale`: sessions begin so much more densely. Raises ConfigError for a `limit` where sessions do not stand
+        together, and as reading the trace does."""
         if limit is not None and not self._format.by_session:
             hint = "only a trace whose sessions stand one after another, such as agentic, can begin one when another ends"
             raise ConfigError("this trace cannot limit its sessions", where=str(self.path), hint=hint)
         rows = self._rows() if self._format.by_session else in_order(self._rows(), self._format.disorder, self._bad)
-        return ClosedLoop(islice(self._not_empty(rows), most), self._format, think=think, limit=limit)
+        return ClosedLoop(islice(self._not_empty(rows), most), self._format, think=think, limit=limit, rate_scale=rate_scale)
 
     def _not_empty(self, rows: Iterable[Row]) -> Iterator[Row]:
         empty = True
