@@ -73,8 +73,9 @@ def driven(config: InstanceConfig, jobs: list[Job]) -> list[tuple[int, int, int,
     seqs=st.sampled_from([2, 4, 256]),
     blocks=st.sampled_from([50, 60, 90]),
     cache=st.sampled_from(["blocks", "radix"]),
+    victims=st.sampled_from(["fcfs", "fcfs", "priority"]),
 )
-def test_skipping_changes_nothing(policy: str, seed: int, seqs: int, blocks: int, cache: str) -> None:
+def test_skipping_changes_nothing(policy: str, seed: int, seqs: int, blocks: int, cache: str, victims: str) -> None:
     jobs = workload(Random(seed))
     config = {
         "scheduler": policy,
@@ -84,6 +85,7 @@ def test_skipping_changes_nothing(policy: str, seed: int, seqs: int, blocks: int
         "block_size_in_tokens": 4,
         "enable_prefix_caching": True,
         "prefix_cache": cache,
+        "preemption_policy": victims,
         "latency": LinearLatency((40, 1, 2)),
     }
     skipping = driven(InstanceConfig(**config), jobs)  # type: ignore[arg-type]

@@ -178,7 +178,8 @@ class Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def router(self, policy: str) -> RoutingConfig:
         """`policy`: the recorded one, told how ties were broken."""
-        scorers = ", ".join(f"{scorer.name}:{scorer.weight}" for scorer in self.routing.scorers)
+        blocks = {"prefix-affinity": f"(block={self.block_size_tokens})"}
+        scorers = ", ".join(f"{scorer.name}{blocks.get(scorer.name, '')}:{scorer.weight}" for scorer in self.routing.scorers)
         return RoutingConfig(policy=policy, scorers=scorers)
 
 

@@ -1,0 +1,139 @@
+"""BLIS's rules, where they are not ours: by hand, and skipping under them."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from test_skipping_prefixes import Job, workload
+
+from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency, new_instance
+from maitred.kv import TokenIds
+from maitred.request import Request
+
+FIRST, PREEMPTED, FINISHED, TIMED_OUT = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.FINISHED, EventKind.TIMED_OUT
+
+
+def blis(**config: Any) -> Instance:
+    """A step lasts 100 µs + 1 µs per prefill token + 10 µs per decode; a block has 4 tokens."""
+    said = {"block_size_in_tokens": 4, "latency": LinearLatency((100, 1, 10)), "flavour": "blis", **config}
+    return new_instance(InstanceConfig(**said), Random(0))
+
+
+def request(number: int, tokens: range | tuple[int, ...], arrival: int = 0, **fields: Any) -> Request:
+    return Request(id=number, arrival=arrival, prompt_tokens=len(tokens), prefix=TokenIds(tuple(tokens)), **fields)
+
+
+def driven(engine: Instance, jobs: list[Job]) -> list[tuple[int, EventKind, int]]:
+    """All events as (at, kind, request), in the order in which they were told."""
+    coming, seen = list(jobs), []
+    while True:
+        due = engine.next_event()
+        arrivals = [job.arrival for job, _ in coming[:1]]
+        if due is None and not arrivals:
+            return seen
+        now = min([*arrivals, *([] if due is None else [due])])
+        while coming and coming[0][0].arrival == now:
+            engine.enqueue(*coming.pop(0), now)
+        if due == now:
+            seen += [(e.at, e.kind, e.seq.request.id) for e in engine.advance(now)]
+        engine.check()
+
+
+def test_a_prompt_that_is_cached_as_a_whole_takes_a_microsecond() -> None:
+    prompt = range(8)  # two whole blocks
+    jobs = [(request(0, prompt), 1), (request(1, prompt, arrival=1000), 1), (request(2, range(9), arrival=2000), 1)]
+    assert driven(blis(), jobs) == [
+        (108, FIRST, 0),
+        (108, FINISHED, 0),
+        (1001, FIRST, 1),
+        (1001, FINISHED, 1),
+        (2101, FIRST, 2),  # a token beyond the blocks is computed as everywhere
+        (2101, FINISHED, 2),
+    ]
+
+
+def test_ours_computes_its_last_block() -> None:
+    prompt = range(8)
+    jobs = [(request(0, prompt), 1), (request(1, prompt, arrival=1000), 1)]
+    ours = blis(flavour="maitred", enable_prefix_caching=True)
+    assert [at for at, kind, _ in driven(ours, jobs) if kind is FIRST] == [108, 1104]
+
+
+def test_what_a_step_brings_about_is_there_when_it_begins() -> None:
+    engine = blis()
+    engine.enqueue(request(0, range(8), deadline=105), 1, 0)
+    assert engine.next_event() == 0  # the step begins, and the request is over at once
+    (first, last) = engine.advance(0)
+    assert (first.at, last.at, last.kind) == (108, 108, FINISHED)  # though a deadline lies within the step
+    assert (engine.running, engine.kv_usage, engine.next_event()) == (0, 0.0, None)
+
+
+def test_nobody_waits_for_the_end_of_a_step_after_which_nothing_is_left() -> None:
+    jobs = [(request(0, range(8)), 1), (request(1, range(50, 58), arrival=50), 1)]
+    assert [(at, number) for at, kind, number in driven(blis(), jobs) if kind is FIRST] == [(108, 0), (158, 1)]
+
+
+def test_but_for_one_that_was_emptied_by_a_deadline() -> None:
+    jobs = [(request(0, range(8), deadline=50), 9), (request(1, range(50, 58), arrival=60), 1)]
+    assert driven(blis(), jobs) == [(108, FIRST, 0), (50, TIMED_OUT, 0), (216, FIRST, 1), (216, FINISHED, 1)]
+
+
+def test_a_victim_starts_anew_and_finds_its_prompt() -> None:
+    """Four blocks. Both hold two when the next token of the first opens a third: the other goes, and comes back to one of its
+    own that is still cached."""
+    jobs = [(request(0, range(8)), 3), (request(1, range(50, 57)), 3)]
+    assert driven(blis(total_kv_blocks=4), jobs) == [
+        (115, FIRST, 0),
+        (115, FIRST, 1),
+        (115, PREEMPTED, 1),
+        (335, FINISHED, 0),  # alone, at 110 µs a token
+        (438, FIRST, 1),  # 3 tokens are to be computed
+        (658, FINISHED, 1),
+    ]
+
+
+def test_who_is_its_own_victim_makes_those_behind_stand_still() -> None:
+    """Five blocks. The last is the most urgent. The first to need a block is the least urgent: it goes, and in this step the
+    one behind it gets nothing, though there is room now."""
+    jobs = [
+        (request(0, range(8), slo_class="background"), 9),
+        (request(1, range(50, 62), slo_class="critical"), 3),
+    ]
+    engine = blis(total_kv_blocks=5, preemption_policy="priority", priority_policy="static-slo-class")
+    assert driven(engine, jobs)[:4] == [
+        (120, FIRST, 0),
+        (120, FIRST, 1),
+        (120, PREEMPTED, 0),
+        (121 + 110 + 110, FINISHED, 1),  # a step without work takes 1 µs
+    ]
+    ours = blis(total_kv_blocks=5, preemption_policy="priority", priority_policy="static-slo-class", flavour="maitred")
+    assert (120 + 110 + 110, FINISHED, 1) in driven(ours, jobs)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 100_000),
+    scheduler=st.sampled_from(["fcfs", "sjf", "priority-fcfs", "reverse-priority", "hrrn", "lpm"]),
+    victims=st.sampled_from(["fcfs", "priority"]),
+    seqs=st.sampled_from([2, 4, 64]),
+    blocks=st.sampled_from([45, 50, 60, 90]),
+    threshold=st.sampled_from([0, 10]),
+)
+def test_skipping_changes_nothing(scheduler: str, victims: str, seed: int, seqs: int, blocks: int, threshold: int) -> None:
+    config = {
+        "scheduler": scheduler,
+        "priority_policy": "static-slo-class",
+        "preemption_policy": victims,
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": 64,
+        "long_prefill_token_threshold": threshold,
+        "total_kv_blocks": blocks,
+        "latency": LinearLatency((40, 1, 2)),
+    }
+    jobs = workload(Random(seed))
+    skipping = driven(blis(**config), jobs)
+    assert skipping == driven(blis(**config, step_by_step=True), jobs)
+    event(f"preempted {any(kind == PREEMPTED for _, kind, _ in skipping)}")
