@@ -5,8 +5,8 @@
     time scale F    everything in time takes F times as long: arrivals, pauses, deadlines and targets. On instances that are
                     F times as slow, all times of a run are F times what they were.
 
-A workload that is made by rates is scaled by its rates instead (`Workload.jobs(rate_scale=F)`), so that its windows stay
-where they are.
+Who waits for answers is made denser where he is made: `Workload.jobs(rate_scale=F)` multiplies rates and leaves windows where
+they are, `Trace.closed_loop(rate_scale=F)` begins sessions more densely and leaves their pauses.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ def checked_scale(factor: float, where: str) -> float:
     return factor
 
 
-def rate_scaled(jobs: Iterable[Job], factor: float) -> Iterable[Job]:
-    """Arrivals `factor` times as dense. Raises ConfigError for a factor that cannot be one."""
+def rate_scaled(jobs: Iterable[Job], factor: float) -> Iterator[Job]:
+    """Arrivals `factor` times as dense. Raises ConfigError for a factor that cannot be one, and for jobs that react."""
     checked_scale(factor, "rate_scale")
-    return _Denser(jobs, factor) if isinstance(jobs, Reactive) else (_denser(job, factor) for job in jobs)
+    if isinstance(jobs, Reactive):
+        hint = "give the rate_scale to Workload.jobs or Trace.closed_loop"
+        raise ConfigError("a workload that waits for answers has no arrivals to be scaled", where="rate_scale", hint=hint)
+    return (_denser(job, factor) for job in jobs)
 
 
 def time_scaled(jobs: Iterable[Job], factor: float) -> Iterable[Job]:
@@ -59,19 +62,6 @@ def _slower(job: Job, factor: float) -> Job:
     deadline = None if request.deadline is None else arrival + round((request.deadline - request.arrival) * factor)
     target = None if request.slo_target is None else round(request.slo_target * factor)
     return Job(replace(request, arrival=arrival, deadline=deadline, slo_target=target), job.output_tokens, job.whole)
-
-
-class _Denser:
-    """What follows from an answer follows as it did."""
-
-    def __init__(self, jobs: Reactive, factor: float) -> None:
-        self._jobs, self._factor = jobs, factor
-
-    def __iter__(self) -> Iterator[Job]:
-        return (_denser(job, self._factor) for job in self._jobs)
-
-    def ended(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
-        return self._jobs.ended(request, completed, output_tokens, now)
 
 
 class _Slower:

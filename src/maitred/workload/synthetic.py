@@ -14,7 +14,7 @@ from random import Random
 
 from maitred.errors import ConfigError
 from maitred.request import PriorityClass, Request
-from maitred.units import SECOND, from_seconds
+from maitred.units import SECOND, from_ms
 from maitred.workload.arrivals import Arrivals, Gaps, parse_arrivals
 from maitred.workload.job import Job
 from maitred.workload.lengths import Lengths, parse_lengths
@@ -61,7 +61,7 @@ def closed_loop(
     concurrency: int,
     num_requests: int,
     *,
-    think_time_secs: float = 0.0,
+    think_time_ms: float = 0.0,
     seed: int = 42,
     input_tokens: str | int = 512,
     output_tokens: str | int = 128,
@@ -82,7 +82,7 @@ def closed_loop(
         users = Client(
             id="users",
             concurrency=concurrency,
-            think_time_us=from_seconds(think_time_secs),
+            think_time_us=from_ms(think_time_ms),
             input_distribution=input_tokens,
             output_distribution=output_tokens,
         )

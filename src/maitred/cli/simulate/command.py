@@ -21,6 +21,7 @@ from maitred.cli.simulate.flags import Flags
 from maitred.cli.simulate.objective import horizon, slo
 from maitred.cli.simulate.outputs import outputs
 from maitred.cli.simulate.progress import Watch, watching
+from maitred.cli.simulate.synthetic import specification
 from maitred.cli.simulate.workload import jobs_of, opened
 from maitred.cli.unwinding import unwinding
 
@@ -33,18 +34,20 @@ if TYPE_CHECKING:
 def run(flags: Flags) -> None:
     """Simulate a cluster under a workload, and print what its users would see.
 
-    The workload is a recorded trace (--trace) or synthetic (--rate and --num-requests).
+    The workload is a recorded trace (--trace), a file that describes clients (--workload-spec), or one stream of requests
+    (--rate and --num-requests).
     """
     from maitred.decisions import DecisionLog
     from maitred.report import summarise, write_metrics, write_requests
     from maitred.sim import simulate
 
-    config, targets, last = configured(flags), slo(flags), horizon(flags)
+    config, workload, last = configured(flags), specification(flags), horizon(flags)
+    targets = slo(flags, workload)
     for warning in warnings(flags, config):
         typer.echo(f"maitred: warning: {printable(warning)}", err=True)
     with unwinding(), ExitStack() as stack:
         trace = stack.enter_context(opened(flags, flags.trace)) if flags.trace is not None else None
-        jobs = jobs_of(flags, trace)
+        jobs = jobs_of(flags, trace, workload)
         requests_file, metrics_file, log_file = outputs(flags, trace, stack)
         began = monotonic()
         with _watching(flags, trace) as watch:
@@ -54,7 +57,7 @@ def run(flags: Flags) -> None:
                 config.instance,
                 config.routing,
                 config.admission,
-                seed=flags.seed,
+                seed=flags.run_seed,
                 horizon=last,
                 progress=watch,
                 log=DecisionLog(log_file.write) if log_file else None,

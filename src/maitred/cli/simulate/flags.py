@@ -1,6 +1,7 @@
 """All flags of `maitred simulate`, as one typed record. Each heading of its help has a module of its own:
 
     workload_flags.py    what arrives: traces, synthetic workloads
+    synthetic_flags.py   more of the latter: specifications, closed loops, scales
     cluster_flags.py     instances and routing
     admission_flags.py   what stands before the router
     instance_flags.py    what each instance is made of
@@ -18,9 +19,15 @@ from maitred.cli.simulate.admission_flags import AdmissionFlags
 from maitred.cli.simulate.cluster_flags import ClusterFlags
 from maitred.cli.simulate.instance_flags import InstanceFlags
 from maitred.cli.simulate.output_flags import OutputFlags
+from maitred.cli.simulate.synthetic_flags import SyntheticFlags
 from maitred.cli.simulate.workload_flags import WorkloadFlags
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags(OutputFlags, InstanceFlags, AdmissionFlags, ClusterFlags, WorkloadFlags):
+class Flags(OutputFlags, InstanceFlags, AdmissionFlags, ClusterFlags, SyntheticFlags, WorkloadFlags):
     """What the user said. Help shows the last of these first, as dataclasses collect their fields."""
+
+    @property
+    def run_seed(self) -> int:
+        """The seed of the run, and of its workload if that names none."""
+        return 42 if self.seed is None else self.seed

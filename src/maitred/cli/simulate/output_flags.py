@@ -20,7 +20,7 @@ class OutputFlags:
     slo_tpot_ms: Annotated[float | None, flag(_SLO, "--slo-tpot-ms", "Mean gap between tokens of a request.", "MS")] = None
     slo_e2e_ms: Annotated[float | None, flag(_SLO, "--slo-e2e-ms", "Last token within so many ms.", "MS")] = None
 
-    seed: Annotated[int, flag(_RUN, "--seed", "Same seed, same results. Default: 42.", "SEED")] = 42
+    seed: Annotated[int | None, flag(_RUN, "--seed", "Same seed, same results. Default: 42.", "SEED")] = None
     horizon: Annotated[
         float | None, flag(_RUN, "--horizon", "End after so many simulated seconds; what is left is unfinished.", "SECONDS")
     ] = None

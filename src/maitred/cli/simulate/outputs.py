@@ -18,7 +18,13 @@ def outputs(flags: Flags, trace: Trace | None, stack: ExitStack) -> list[OutputF
     from maitred.report import OutputFile
 
     named = {"--results-path": flags.results_path, "--metrics-path": flags.metrics_path, "--decision-log": flags.decision_log}
-    inputs = {"--trace": trace.path if trace else None, "--config": flags.config, "--admission-config": flags.admission_config}
+    inputs = {
+        "--trace": trace.path if trace else None,
+        "--workload-spec": flags.workload_spec,
+        "--config": flags.config,
+        "--admission-config": flags.admission_config,
+        "--policy-config": flags.policy_config,
+    }
     taken = {os.path.realpath(path): f"{flag} reads" for flag, path in inputs.items() if path and path.is_file()}
     for flag, path in named.items():
         use = f"{flag} writes to"

@@ -9,7 +9,7 @@ from maitred.cli.flags import NO_VALUE, flag
 
 _TRACE = "Workload: a recorded trace"
 _SYNTHETIC = "Workload: synthetic"
-_LENGTHS = "TOKENS, normal:MEAN,SD, lognormal:MEAN,SD (both of the lengths) or uniform:LOW,HIGH. Default: normal:512,256."
+_LENGTHS = "TOKENS, normal:MEAN,SD, lognormal:MEAN,SD (of the lengths), uniform:LOW,HIGH, ... Default: normal:512,256."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,11 @@ class WorkloadFlags:
         int | None, flag(_TRACE, "--max-sessions", "Closed loop: so many sessions at once, one after another.", "N")
     ] = None
 
-    rate: Annotated[float | None, flag(_SYNTHETIC, "--rate", "Requests per second, Poisson arrivals.", "RATE")] = None
+    rate: Annotated[float | None, flag(_SYNTHETIC, "--rate", "Requests per second.", "RATE")] = None
     num_requests: Annotated[int | None, flag(_SYNTHETIC, "--num-requests", "How many requests arrive.", "N")] = None
     input_tokens: Annotated[
-        str | None, flag(_SYNTHETIC, "--input-tokens", f"Lengths of the prompts: {_LENGTHS}", "LENGTHS")
+        str | None,
+        flag(_SYNTHETIC, "--input-tokens", f"Lengths of the prompts: {_LENGTHS}", "LENGTHS", alias="--prompt-tokens"),
     ] = None
     output_tokens: Annotated[
         str | None, flag(_SYNTHETIC, "--output-tokens", "Lengths of the answers, written likewise.", "LENGTHS")
