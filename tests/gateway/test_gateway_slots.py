@@ -11,7 +11,7 @@ from world import ANSWER, STREAM_HEAD, Backend, Turn, Wire, World, admission_con
 
 from maitred.admission import replay
 from maitred.decisions import DecisionLog
-from maitred.gateway.decision_file import DecisionFile
+from maitred.gateway.append_file import AppendFile
 from maitred.request import PriorityClass
 
 
@@ -358,7 +358,7 @@ def test_a_full_disk_ends_the_decision_log_and_nothing_else(caplog: pytest.LogCa
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_disk_that_is_full_in_the_middle_of_a_decision_raises_nothing() -> None:
-    file = DecisionFile("/dev/full")
+    file = AppendFile("/dev/full", where="gateway.decision_log", what="decisions")
     for _ in range(100):
         file.write(b"x" * 999 + b"\n")  # more than its buffer holds
     assert file.failed

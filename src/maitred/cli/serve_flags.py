@@ -68,6 +68,9 @@ class Flags:
     decision_log: Annotated[
         Path | None, flag(_SERVER, "--decision-log", "Append all decisions to it, as JSON lines.", "FILE")
     ] = None
+    record: Annotated[
+        Path | None, flag(_SERVER, "--record", "Append all requests to it, as a trace for maitred simulate.", "FILE")
+    ] = None
 
     admission: Annotated[str | None, flag(_ADMISSION, "--admission", "off, legacy (default) or priority.", "MODE")] = None
     priority_scheduler_enabled: Annotated[
@@ -154,6 +157,7 @@ _KEYS: Final[Mapping[str, str]] = {
     "sse_keepalive_secs": "gateway.sse_keepalive_secs",
     "drain_secs": "gateway.drain_secs",
     "decision_log": "gateway.decision_log",
+    "record": "gateway.record",
     "admission": "admission.mode",
     "flavour": "admission.flavour",
     "default_max_class": "admission.default_max_class",

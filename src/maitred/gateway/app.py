@@ -13,11 +13,11 @@ from maitred.admission import Admission, AdmissionConfig, Look, RecordedAdmissio
 from maitred.decisions import DecisionLog
 from maitred.errors import ConfigError
 from maitred.gateway import refusals
+from maitred.gateway.append_file import AppendFile
 from maitred.gateway.call import Call
 from maitred.gateway.capacity import Capacity
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.counts import Counts
-from maitred.gateway.decision_file import DecisionFile
 from maitred.gateway.driver import Driver
 from maitred.gateway.fleet import Fleet
 from maitred.gateway.intake import REQUEST_ID
@@ -25,6 +25,7 @@ from maitred.gateway.metrics import GatewayCollector
 from maitred.gateway.observer import Observer
 from maitred.gateway.pages import Pages
 from maitred.gateway.reception import Reception
+from maitred.gateway.recording import Recording
 from maitred.gateway.relay import Relay
 from maitred.gateway.reload import Reloading, Settings
 from maitred.gateway.routes import ROUTES
@@ -60,7 +61,8 @@ class Gateway:
         router = (routing or RoutingConfig()).router(random.Random(seed))
         self._reads = what_it_reads(router)
         self._fleet = Fleet(config, self._client, self._follow, self._wants_load)
-        self._log = None if config.decision_log is None else DecisionFile(config.decision_log)
+        self._log = _decision_file(config)
+        self._recording = None if config.record is None else Recording(config.record)
         self.core = _core(admission or AdmissionConfig(), self._log, self._fleet.load)
         self._driver = Driver(self.core, self._fleet.load)
         self._capacity = Capacity(self._fleet, self._driver, fallback)
@@ -68,7 +70,8 @@ class Gateway:
         relay = Relay(config, self._client, self._fleet, router, self._driver, self.counts)
         self._service = Service(config, self._driver, relay)
         self._watch: asyncio.Task[None] | None = None
-        self._reception = Reception(config, lambda: self.core.config, self._fleet, self.counts, self._driver.now, self._reads)
+        reads = self._reads if self._recording is None else self._reads | Reads.SESSION
+        self._reception = Reception(config, lambda: self.core.config, self._fleet, self.counts, self._driver.now, reads)
         settings = Settings(gateway=config, admission=self.core.config, routing=routing or RoutingConfig())
         self._reloading = Reloading(settings, reload, self._adopt, self.counts.reloads)
         self._pages = Pages(
@@ -83,8 +86,9 @@ class Gateway:
 
     async def start(self) -> None:
         """Begin to watch the backends. Called by the lifespan protocol."""
-        if self._log is not None:
-            self._log.start()
+        for file in (self._log, self._recording):
+            if file is not None:
+                file.start()
         self._watch = asyncio.create_task(self._fleet.watch())
         self._watch.add_done_callback(_watch_ended)
 
@@ -95,8 +99,9 @@ class Gateway:
             await asyncio.wait({self._watch})
         self._driver.close()
         await self._client.close()
-        if self._log is not None:
-            self._log.close()
+        for file in (self._log, self._recording):
+            if file is not None:
+                file.close()
 
     def state(self) -> GatewayState:
         """What is waiting, in flight and done, and how the backends are."""
@@ -137,6 +142,13 @@ class Gateway:
         call = await self._reception.receive(scope, receive, send)
         if call is None:
             return
+        if self._recording is None or not call.route.generates:
+            await self._answer(call, receive, send)
+            return
+        with self._recording.of(call.request, send) as recorded:
+            await self._answer(call, receive, recorded.send)
+
+    async def _answer(self, call: Call, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None
         departure = asgi.Departure(receive, task.cancel)
@@ -171,7 +183,12 @@ def _watch_ended(watch: asyncio.Task[None]) -> None:
         log.critical("backends are watched no more: restart the gateway", exc_info=watch.exception())
 
 
-def _core(config: AdmissionConfig, file: DecisionFile | None, look: Look) -> Admission:
+def _decision_file(config: GatewayConfig) -> AppendFile | None:
+    path = config.decision_log
+    return None if path is None else AppendFile(path, where="gateway.decision_log", what="decisions")
+
+
+def _core(config: AdmissionConfig, file: AppendFile | None, look: Look) -> Admission:
     if file is None:
         return Admission(config, {}, look)
     return RecordedAdmission(config, {}, DecisionLog(file.write), look, now=Driver.now())

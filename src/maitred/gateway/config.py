@@ -59,6 +59,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long requests in flight may go on after the first SIGINT or SIGTERM."""
     decision_log: str | None = None
     """A file to append every input and decision of admission to, as JSON lines."""
+    record: str | None = None
+    """A file to append every request that generates to, as a trace that `maitred simulate` replays."""
     upstream: Limits = Limits()
 
     def __post_init__(self) -> None:

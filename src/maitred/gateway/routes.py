@@ -19,6 +19,8 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     needs_slot: bool = True
     needs_model: bool = True
     """Whether its body must name a model. Where not, none means the only one that is served."""
+    generates: bool = True
+    """Whether its answer is made token by token."""
 
 
 ROUTES: Final[Mapping[str, Route]] = {
@@ -26,16 +28,16 @@ ROUTES: Final[Mapping[str, Route]] = {
     for route in (
         Route("/v1/chat/completions"),
         Route("/v1/completions"),
-        Route("/v1/embeddings"),
+        Route("/v1/embeddings", generates=False),
         Route("/v1/responses"),
         Route("/v1/messages"),
-        Route("/v1/rerank"),
-        Route("/v1/classify"),
+        Route("/v1/rerank", generates=False),
+        Route("/v1/classify", generates=False),
         Route("/generate", needs_model=False),
-        Route("/rerank", needs_model=False),
-        Route("/v1/tokenize", needs_slot=False, needs_model=False),
-        Route("/v1/detokenize", needs_slot=False, needs_model=False),
-        Route("/tokenize", needs_slot=False, needs_model=False),
-        Route("/detokenize", needs_slot=False, needs_model=False),
+        Route("/rerank", needs_model=False, generates=False),
+        Route("/v1/tokenize", needs_slot=False, needs_model=False, generates=False),
+        Route("/v1/detokenize", needs_slot=False, needs_model=False, generates=False),
+        Route("/tokenize", needs_slot=False, needs_model=False, generates=False),
+        Route("/detokenize", needs_slot=False, needs_model=False, generates=False),
     )
 }

@@ -1,6 +1,8 @@
-"""The file behind a decision log. Decisions come first: when it cannot be written any more, recording ends and serving goes on.
+"""The file behind a record of what goes on. Serving comes first: when it cannot be written any more, recording ends and serving
+goes on.
 
-A log with a gap cannot be run again, so after the first failure nothing more is written, even if the disk has room again.
+A record with a gap is none (a decision log cannot be run again), so after the first failure nothing more is written, even if
+the disk has room again.
 """
 
 from __future__ import annotations
@@ -18,15 +20,16 @@ FLUSH_SECS = 1.0
 log = logging.getLogger("maitred.gateway")
 
 
-class DecisionFile:
-    """Appends to `path`. Raises ConfigError if it cannot be opened."""
+class AppendFile:
+    """Appends to `path`."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, where: str, what: str) -> None:
+        """`where` is the key that names the file, `what` is recorded there. Raises ConfigError if it cannot be opened."""
         self.failed = False
         """Whether recording has ended before its time."""
-        self._path = path
+        self._path, self._what = path, what
         self._timer: asyncio.TimerHandle | None = None
-        self._file: BinaryIO | None = _opened(path)
+        self._file: BinaryIO | None = _opened(path, where)
 
     def start(self) -> None:
         """Flush every second, from now on and inside this loop."""
@@ -59,7 +62,7 @@ class DecisionFile:
                 self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        log.error("decisions are recorded no more: cannot write %s: %s", self._path, error.strerror)
+        log.error("%s are recorded no more: cannot write %s: %s", self._what, self._path, error.strerror)
         file, self._file = self._file, None
         self.failed = True
         assert file is not None
@@ -67,8 +70,8 @@ class DecisionFile:
             file.close()  # it tries once more to write what it holds
 
 
-def _opened(path: str) -> BinaryIO:
+def _opened(path: str, where: str) -> BinaryIO:
     try:
         return Path(path).open("ab")
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}", where="gateway.decision_log") from error
+        raise ConfigError(f"cannot write {path}: {error.strerror}", where=where) from error

@@ -1,0 +1,131 @@
+"""Recording: what passes through a gateway becomes a trace that can be replayed, and is not changed by it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+from world import STREAM_HEAD, Backend, Turn, chunk, run, whole, world
+
+from maitred.errors import ConfigError
+from maitred.gateway.recording import Recorded, Recording
+from maitred.request import PriorityClass
+from maitred.workload import Job, open_trace
+
+USAGE = (
+    b'{"choices":[{"text":"\\"output_tokens\\": 9"}],"usage":{"prompt_tokens":21,"completion_tokens": 34,"total_tokens":55}}'
+)
+
+
+def recorded(path: Path) -> list[Job]:
+    with open_trace(str(path)) as trace:
+        return list(trace)
+
+
+def test_a_request_is_recorded_with_the_usage_of_its_answer(tmp_path: Path) -> None:
+    async def act(turn: Turn) -> None:
+        await turn.say(whole(USAGE))
+
+    async def scenario() -> None:
+        async with world(Backend(act), record=str(tmp_path / "r.csv"), trust_tenant_header=True, admission={}) as w:
+            body = {"model": "m", "max_tokens": 50}
+            headers = {"x-session-id": "s1", "x-smg-priority": "bulk", "x-smg-tenant-id": "acme"}
+            assert (await w.ask(body=body, **headers))[2] == USAGE
+            await asyncio.sleep(0.02)
+            await w.ask(path="/v1/embeddings")
+            await w.ask()
+
+    run(scenario())
+    first, second = recorded(tmp_path / "r.csv")
+    request = first.request
+    assert (request.prompt_tokens, first.output_tokens, request.max_output_tokens) == (21, 34, 50)
+    assert (request.priority_class, request.tenant, request.model) == (PriorityClass.BULK, "header:acme", "m")
+    assert (request.program, request.stream) == ("s1", False)
+    assert second.request.arrival >= 20_000
+    since = float((tmp_path / "r.csv").read_text().splitlines()[1].split(",")[0])
+    assert abs(since - time.time()) < 60
+
+
+def test_a_stream_without_usage_counts_its_events(tmp_path: Path) -> None:
+    """Three events and the last word, cut anywhere; the prompt by its bytes."""
+
+    async def act(turn: Turn) -> None:
+        stream = b'data: {"x":1}\n\ndata: {"x":2}\n\n: a comment\n\ndata: {"data:":3}\n\ndata: [DONE]\n\n'
+        await turn.say(STREAM_HEAD)
+        for at in range(0, len(stream), 7):
+            await turn.say(chunk(stream[at : at + 7]))
+        await turn.say(b"0\r\n\r\n")
+
+    async def scenario() -> None:
+        async with world(Backend(act), record=str(tmp_path / "r.csv")) as w:
+            await w.ask(body={"model": "m", "stream": True, "prompt": "x" * 400})
+
+    run(scenario())
+    (job,) = recorded(tmp_path / "r.csv")
+    assert (job.output_tokens, job.request.stream) == (3, True)
+    assert 100 <= job.request.prompt_tokens <= 112
+
+
+def test_what_did_not_complete_is_recorded_and_not_replayed(tmp_path: Path) -> None:
+    async def refuse(turn: Turn) -> None:
+        await turn.say(whole(b"{}", b"400 Bad Request"))
+
+    async def die(turn: Turn) -> None:
+        await turn.say(STREAM_HEAD + chunk(b"data: 1\n\n"))
+        raise ConnectionError
+
+    async def scenario() -> None:
+        backend = Backend(refuse)
+        async with world(backend, record=str(tmp_path / "r.csv")) as w:
+            assert (await w.ask())[0] == 400
+            backend.act = die
+            with contextlib.suppress(asyncio.IncompleteReadError):
+                await w.ask(body={"model": "m", "stream": True})
+            backend.act = Backend().act
+            await w.ask()
+
+    run(scenario())
+    outcomes = [line.split(",")[-1] for line in (tmp_path / "r.csv").read_text().splitlines()]
+    assert outcomes == ["outcome", "status_400", "broken_off", "completed"]
+    with open_trace(str(tmp_path / "r.csv")) as trace:
+        assert len(list(trace)) == 1
+        assert trace.skipped == 2
+
+
+def test_a_recording_goes_on_where_it_was_and_nothing_else_is_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+
+    async def scenario() -> None:
+        async with world(record=str(path)) as w:
+            await w.ask()
+
+    run(scenario())
+    run(scenario())
+    assert len(recorded(path)) == 2
+    assert len(path.read_text().splitlines()) == 3
+    path.write_text("mine\n")
+    with pytest.raises(ConfigError, match="holds something else"):
+        Recording(str(path))
+    with pytest.raises(ConfigError, match="gateway.record: cannot write"):
+        Recording(str(tmp_path / "no" / "r.csv"))
+
+
+@pytest.mark.parametrize("cut", [1, 5, 4_096, 10_000])
+def test_usage_is_found_wherever_the_answer_is_cut(cut: int) -> None:
+    async def scenario() -> tuple[int, int]:
+        async def send(message: object) -> None:
+            pass
+
+        answer = Recorded(send, stream=False)
+        await answer.send({"type": "http.response.start", "status": 200})
+        body = b'{"x":"' + b"y" * 20_000 + b'","usage":{"input_tokens":7,"output_tokens":8}}'
+        for at in range(0, len(body), cut):
+            more = at + cut < len(body)
+            await answer.send({"type": "http.response.body", "body": body[at : at + cut], "more_body": more})
+        assert answer.outcome == "completed"
+        return answer.tokens(999)
+
+    assert asyncio.run(scenario()) == (7, 8)
