@@ -3,8 +3,8 @@
     arrival, class, tenant, model, session, stream, what the client allowed     from the request
     prompt and output tokens                                                    from the `usage` in the answer
 
-An answer that does not say its usage is estimated: the prompt as admission does, a stream at a token per event, any other body by
-its bytes. A row is written when a request has ended; one without a whole answer is recorded with what became of it, so that
+An answer that does not say its usage is estimated: the prompt as admission does, a stream at a token per event, any other body
+by its bytes. A row is written when a request has ended; one without a whole answer is recorded with what became of it, so that
 whoever reads the trace knows what it lacks. No text is recorded.
 
 What passes is looked at and not changed. Times are those of the wall clock at the start, carried on by the monotonic one.

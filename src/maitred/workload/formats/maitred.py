@@ -98,7 +98,7 @@ def row_of(request: Request, prompt_tokens: int, output_tokens: int, outcome: st
             prompt_tokens,
             output_tokens,
             f"header:{tenant.strip()}" if tenant and tenant_problem(tenant) else tenant,
-            "" if most is None else most,
+            "" if most is None or most < 1 else most,
             "true" if request.stream else "false",
             request.model,
             request.program,
