@@ -99,9 +99,8 @@ class Recorded:
     def tokens(self, estimated_prompt: int) -> tuple[int, int]:
         """Of the prompt and of the answer, at least 1 each."""
         prompt, output = _PROMPT.findall(self._tail), _OUTPUT.findall(self._tail)
-        estimate = (
-            self._events - 1 if self._stream else self._bytes // BYTES_PER_TOKEN
-        )  # the last event says that it is the last
+        events = self._events - 1  # the last one says that it is the last
+        estimate = events if self._stream else self._bytes // BYTES_PER_TOKEN
         return max(1, int(prompt[-1]) if prompt else estimated_prompt), max(1, int(output[-1]) if output else estimate)
 
     def _look(self, piece: bytes) -> None:
