@@ -208,8 +208,19 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
             return self.promotion_share
         return _SMG_PROMOTION_SHARE if self.flavour == "smg" else _PROMOTION_SHARE
 
+    def policy_warnings(self) -> Iterator[str]:
+        """Of admission policies and flow control, what is said and has no effect, each as one line."""
+        yield from self.without_effect()
+        if self.mode != "flow-control" and self.flow_control != FlowControlConfig():
+            yield f"mode is {self.mode}: flow_control has no effect (mode: flow-control)"
+        if self.slo_targets and not (self.mode == "flow-control" and self.flow_control.dispatch_order == "slo-deadline"):
+            yield "slo_targets have no effect but on flow control with dispatch_order: slo-deadline"
+        if self.mode == "flow-control" and self.flow_control.saturation_detector == "never":
+            yield "saturation_detector is never: nobody ever waits"
+
     def warnings(self) -> Iterator[str]:
         """What is allowed and probably not meant, each as one line."""
+        yield from self.policy_warnings()
         if self.mode == "priority" and self.default_max_class == "system":
             yield "default_max_class is system: every tenant can use the class meant for the control plane"
         if self.mode != "priority" and (self.tenant_policies or self.classes != ClassesConfig()):

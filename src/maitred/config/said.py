@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from maitred.config.bundle import Bundle
 from maitred.config.merged import Merged
 from maitred.config.root import REGISTERED, Config
 from maitred.config.sources import from_environment, from_flags
@@ -24,6 +25,8 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     file: Path | None = None
     admission_file: Path | None = None
     """The section `admission` in a file of its own, as SMG has it."""
+    policy_file: Path | None = None
+    """A policy bundle of BLIS's."""
     env: Mapping[str, str] = NOTHING
     flags: Mapping[str, object] = NOTHING
     """Values by dotted key; None: not given."""
@@ -51,3 +54,5 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
             yield main if self.admission_keys is None else main.only("admission", self.admission_keys)
         if self.admission_file is not None:
             yield Document.read(self.admission_file, section="admission")
+        if self.policy_file is not None:
+            yield Bundle.read(self.policy_file)

@@ -40,22 +40,21 @@ def retry_after(span: Micros | None) -> Headers:
 
 
 _REFUSED: Final = {
-    Reason.REJECT_ALL: (503, "no requests are admitted at present"),
-    Reason.BUCKET_EMPTY: (429, "more prompt tokens per second than are allowed here"),
-    Reason.TIER_SHED: (429, "the backends are loaded, and more urgent requests go first"),
-    Reason.SATURATED: (429, "the backends are saturated, and this request can be shed"),
-    Reason.TENANT_BUDGET: (429, "this tenant has used its share of the backends"),
-    Reason.POLICY: (429, "the admission policy refused this request"),
-    Reason.BAND_FULL: (429, "as many requests of this priority wait as may"),
-    Reason.DISPLACED: (429, "a more urgent request took the place of this one in a full queue"),
+    Reason.REJECT_ALL: (503, "admission_reject_all", "no requests are admitted at present"),
+    Reason.BUCKET_EMPTY: (429, "admission_token_bucket", "more prompt tokens per second than are allowed here"),
+    Reason.TIER_SHED: (429, "admission_tier_shed", "the backends are loaded, and more urgent requests go first"),
+    Reason.SATURATED: (429, "admission_saturated", "the backends are saturated, and this request can be shed"),
+    Reason.TENANT_BUDGET: (429, "admission_tenant_budget", "this tenant has used its share of the backends"),
+    Reason.POLICY: (429, "admission_policy", "the admission policy refused this request"),
+    Reason.BAND_FULL: (429, "admission_band_full", "as many requests of this priority wait as may"),
+    Reason.DISPLACED: (429, "admission_displaced", "a more urgent request took the place of this one in a full queue"),
 }
-"""What admission policies and flow control say no with; the code is `admission_` and the reason."""
+"""What admission policies and flow control say no with."""
 
 
 def _words(reason: str, config: AdmissionConfig, timeout_status: int) -> tuple[int, str, str]:
     if reason in _REFUSED:
-        status, message = _REFUSED[Reason(reason)]
-        return status, f"admission_{reason}", message
+        return _REFUSED[Reason(reason)]
     path = "scheduler" if config.mode == "priority" else "admission"
     if reason == Reason.QUEUE_TIMEOUT:
         return timeout_status, f"{path}_queue_timeout", "timed out waiting for an admission slot"

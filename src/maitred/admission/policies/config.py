@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from math import isfinite
+from typing import Final
 
 import msgspec
 
@@ -58,7 +60,22 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
             if target < 1:
                 raise ValueError(f"slo_targets: {name} must be at least 1 µs")
 
+    def without_effect(self) -> Iterator[str]:
+        """Parameters of policies that are not in force, a line each."""
+        for policy, keys in _PARAMETERS.items():
+            for key in keys:
+                if policy != self.policy and ":" not in self.policy and getattr(self, key) != _DEFAULTS[key]:
+                    yield f"{key} has no effect: the policy is {self.policy}, not {policy}"
+
     @property
     def refuses_nobody(self) -> bool:
         """Whether no policy ever says no."""
         return self.policy == "always-admit" and not self.tenant_budgets
+
+
+_PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "token-bucket": ("token_bucket_capacity", "token_bucket_refill_rate"),
+    "tier-shed": ("tier_shed_threshold", "tier_shed_min_priority"),
+    "gaie-legacy": ("gaie_qd_threshold", "gaie_kv_threshold"),
+}
+_DEFAULTS: Final = {key: getattr(PolicyConfig(), key) for keys in _PARAMETERS.values() for key in keys}

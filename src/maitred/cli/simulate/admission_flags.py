@@ -18,7 +18,7 @@ class AdmissionFlags:
 
     admission: Annotated[
         str | None,
-        flag(_ADMISSION, "--admission", "off: all enter; legacy: one limit, one queue; priority: classes.", "MODE"),
+        flag(_ADMISSION, "--admission", "off: all enter; legacy: one queue; priority: classes; flow-control.", "MODE"),
     ] = None
     capacity: Annotated[
         int | None,
@@ -34,10 +34,33 @@ class AdmissionFlags:
             alias="--priority-scheduler-config",
         ),
     ] = None
+    admission_policy: Annotated[
+        str | None,
+        flag(
+            _ADMISSION,
+            "--admission-policy",
+            "Who is turned away before: always-admit, reject-all, token-bucket, tier-shed, gaie-legacy.",
+            "POLICY",
+        ),
+    ] = None
+    token_bucket_capacity: Annotated[
+        float | None,
+        flag(_ADMISSION, "--token-bucket-capacity", "Tokens of prompts that token-bucket lets in at once.", "TOKENS"),
+    ] = None
+    token_bucket_refill_rate: Annotated[
+        float | None, flag(_ADMISSION, "--token-bucket-refill-rate", "And per second.", "TOKENS")
+    ] = None
+    policy_config: Annotated[
+        Path | None,
+        flag(_ADMISSION, "--policy-config", "A policy bundle of BLIS: admission, routing, scheduler, ...", "FILE"),
+    ] = None
 
 
 KEYS: Final[Mapping[str, str]] = {
     "admission": "admission.mode",
     "capacity": "cluster.capacity",
+    "admission_policy": "admission.policy",
+    "token_bucket_capacity": "admission.token_bucket_capacity",
+    "token_bucket_refill_rate": "admission.token_bucket_refill_rate",
 }
 """The keys of the configuration that flags stand for."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from maitred.cli.simulate import admission_flags, cluster_flags, instance_flags
+from maitred.cli.simulate import admission_flags, cluster_flags, flow_flags, instance_flags
 from maitred.cli.simulate.flags import Flags
 from maitred.errors import ConfigError
 from maitred.units import to_ms
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from maitred.config import Config
     from maitred.instance import LinearLatency
 
-_PARTS = (cluster_flags, admission_flags, instance_flags)
+_PARTS = (cluster_flags, admission_flags, flow_flags, instance_flags)
 _KEYS = {name: key for part in _PARTS for name, key in part.KEYS.items()}
 _IN_MICROS = cluster_flags.IN_MICROS
 _ON = "--admission priority, or --capacity SLOTS"
@@ -25,6 +25,8 @@ _FLAG_NAMES = {
     "routing.policy": "--routing-policy",
     "routing.scorers": "--routing-scorers",
     "admission.mode": "--admission",
+    "admission.policy": "--admission-policy",
+    **flow_flags.FLAG_NAMES,
 }
 
 
@@ -36,10 +38,12 @@ def configured(flags: Flags) -> Config:
     for name, key in _IN_MICROS.items():
         micros: int | None = getattr(flags, name)
         values[key] = None if micros is None else to_ms(micros)
+    values |= flow_flags.said(flags, flags.admission)
     values["instance.latency"] = _latency(flags)
     said = Said(
         file=flags.config,
         admission_file=flags.admission_config,
+        policy_file=flags.policy_config,
         env=os.environ,
         flags=values,
         flag_names=_FLAG_NAMES,
@@ -48,7 +52,9 @@ def configured(flags: Flags) -> Config:
     config = read.value()
     if not read.says("admission", "mode"):
         config = _in_the_usual_mode(config, flags)
-    if flags.decision_log is not None and config.admission.mode == "off":
+    if config.admission.mode != "flow-control":
+        flow_flags.needs_flow_control(flags)
+    if flags.decision_log is not None and config.admission.admits_everybody:
         hint = f"turn admission on with {_ON}"
         raise ConfigError("without admission there are no decisions to log", where="--decision-log", hint=hint)
     return config
@@ -59,6 +65,7 @@ def warnings(flags: Flags, config: Config) -> Iterator[str]:
     from maitred.routing import Reads
 
     caching = config.instance.enable_prefix_caching
+    yield from config.admission.policy_warnings()
     yield from config.instance.warnings(prefix_cache=caching)
     unknown = Reads.NOTHING if caching else Reads.CACHES
     if flags.rate is not None:  # lengths drawn one by one: nothing is known of what prompts say, or to which run they belong
@@ -68,7 +75,7 @@ def warnings(flags: Flags, config: Config) -> Iterator[str]:
 
 def _in_the_usual_mode(config: Config, flags: Flags) -> Config:
     """Who says nothing of admission wants none; who says how many slots there are wants classes."""
-    if config.cluster.capacity is None and flags.admission_config is not None:
+    if config.cluster.capacity is None and flags.admission_config is not None and config.admission.refuses_nobody:
         raise ConfigError("without admission it has no effect", where="--admission-config", hint=f"turn it on with {_ON}")
     mode = "off" if config.cluster.capacity is None else "priority"
     return replace(config, admission=replace(config.admission, mode=mode))

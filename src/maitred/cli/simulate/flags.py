@@ -4,6 +4,7 @@
     synthetic_flags.py   more of the latter: specifications, closed loops, scales
     cluster_flags.py     instances and routing
     admission_flags.py   what stands before the router
+    flow_flags.py        flow control
     instance_flags.py    what each instance is made of
     output_flags.py      objectives, the run, files
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 from maitred.cli.simulate.admission_flags import AdmissionFlags
 from maitred.cli.simulate.cluster_flags import ClusterFlags
+from maitred.cli.simulate.flow_flags import FlowFlags
 from maitred.cli.simulate.instance_flags import InstanceFlags
 from maitred.cli.simulate.output_flags import OutputFlags
 from maitred.cli.simulate.synthetic_flags import SyntheticFlags
@@ -24,7 +26,7 @@ from maitred.cli.simulate.workload_flags import WorkloadFlags
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags(OutputFlags, InstanceFlags, AdmissionFlags, ClusterFlags, SyntheticFlags, WorkloadFlags):
+class Flags(OutputFlags, InstanceFlags, FlowFlags, AdmissionFlags, ClusterFlags, SyntheticFlags, WorkloadFlags):
     """What the user said. Help shows the last of these first, as dataclasses collect their fields."""
 
     @property
