@@ -65,6 +65,8 @@ class Seq(msgspec.Struct, eq=False, gc=False):
     """Output tokens of which `WaitQueue.served` has been told."""
     decoding: bool = False
     origin: int = 0
+    queued_at: Micros | None = None
+    """When it stood in the wait queue; None: as soon as it was there."""
     scheduled_at: Micros | None = None
     """When it last entered the running batch."""
     first_token_at: Micros | None = None
@@ -75,6 +77,8 @@ class Seq(msgspec.Struct, eq=False, gc=False):
     preemptions: int = 0
     lost: int = 0
     """Tokens of KV that the last preemption took, until it enters again."""
+    lost_at: Micros = 0
+    """When that was: while decoding, the instant of its last token."""
     wasted: int = 0
     """Tokens of KV that it had to compute again."""
 

@@ -14,7 +14,7 @@ COLUMNS = (
     "request_id", "priority_class", "arrival", "scheduled", "first_token", "finished",
     "prompt_tokens", "output_tokens", "outcome", "instance", "preemptions", "retries", "cached_tokens",
 )  # fmt: skip
-NOT_SAID = {"queued": NEVER, "wasted_tokens": 0, "tenant": 0, "model": 0, "slo_class": 0}
+NOT_SAID = {"admitted": NEVER, "queued": NEVER, "wasted_tokens": 0, "tenant": 0, "model": 0, "slo_class": 0}
 
 Row = tuple[int, ...]
 

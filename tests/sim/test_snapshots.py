@@ -114,7 +114,7 @@ def test_as_in_blis_nothing_is_seen_until_the_first_interval_is_over() -> None:
 
 def test_blank_and_live_differ_in_the_first_interval_alone() -> None:
     agenda = Agenda()
-    replica = Replica(0, Instance(INSTANCE, Random(0)), agenda, Chains())
+    replica = Replica(0, Instance(INSTANCE, Random(0)), agenda, Chains(), INSTANCE.latency_model())
     replica.instance.enqueue(job(0).request, 5, 0)
     replica.instance.next_event()
     for first, running in ((First.LIVE, [1, 1]), (First.BLANK, [0, 1])):
@@ -163,7 +163,7 @@ def test_a_past_cache_is_what_a_copy_of_all_its_keys_would_be(
     kind: Any, done: list[tuple[str, Any]], asked: tuple[int, ...]
 ) -> None:
     config = msgspec.structs.replace(CACHED, total_kv_blocks=8, prefix_cache=kind)
-    replica = Replica(0, Instance(config, Random(0)), Agenda(), Chains())
+    replica = Replica(0, Instance(config, Random(0)), Agenda(), Chains(), config.latency_model())
     cache = replica.instance.cache
     assert cache is not None
     past, copied = PastCache(replica, cache), set[int]()

@@ -67,10 +67,7 @@ class BlisInstance(Instance):
         if run is None or run.steps == 1 or run.start > now:
             return
         begun = 1 + self._latency.steps_within(run.shape, now - run.start, run.steps - 2)
-        self._batch.run(begun)
-        run.start += self._latency.run_time(run.shape, begun)
-        run.steps -= begun
-        run.shape = self._batch.shape(run.step)
+        self._part_over(run, begun)
         self._to_come = True
 
     def _catch_up(self, now: Micros, *, through: Micros = -1) -> None:

@@ -29,8 +29,9 @@ from maitred.contracts import BatchShape, Seq
 from maitred.errors import InvariantError
 from maitred.instance.config import InstanceConfig
 from maitred.instance.ends import Ends
+from maitred.instance.meter import Meter
 from maitred.kv import BlisBlocks, BlisPool, BlockCounts, PrefixCache, PrefixedBlocks
-from maitred.request import Request, RequestId
+from maitred.request import PrefixKeys, Request, RequestId
 from maitred.units import Micros
 
 
@@ -95,6 +96,8 @@ class Instance:
         """Without a run: the instant at which the next step begins, if there is work."""
         self._count = 0
         self.preemptions = 0
+        self.meter: Meter | None = None
+        """Who is told of every run; None: nobody."""
 
     @property
     def waiting(self) -> int:
@@ -133,8 +136,9 @@ class Instance:
             return f"{asked} are more than the model length of {limit} tokens"
         return None
 
-    def enqueue(self, request: Request, output_tokens: int, now: Micros) -> None:
+    def enqueue(self, request: Request, output_tokens: int, now: Micros, whole: PrefixKeys | None = None) -> None:
         """`request` arrives; its answer will end after `output_tokens` tokens, or where it or the model length limits it.
+        `whole`: the content of prompt and answer together, if others may continue it (`workload.Job.whole`).
 
         Raises ValueError for an id that is here already.
         """
@@ -159,12 +163,18 @@ class Instance:
             longest = min(longest, request.max_output_tokens)
         self._seqs[request.id] = seq
         self._answers[request.id] = max(1, min(output_tokens, longest))
-        self._waiting.add(seq, now)
+        if whole is not None and isinstance(self._blocks, PrefixedBlocks):
+            self._blocks.expect(seq, whole)
+        self._line_up(seq, now)
         if run is None:
             if self._boundary < now and len(self._seqs) == 1:
                 self._boundary = now
         elif run.steps > 1 and not self._batch.full:
             self._cut(run, now)
+
+    def _line_up(self, seq: Seq, now: Micros) -> None:
+        """`seq` has arrived."""
+        self._waiting.add(seq, now)
 
     def abort(self, request_id: RequestId, now: Micros) -> bool:
         """Nobody wants the answer any more. False: it is not here (any more)."""
@@ -253,6 +263,7 @@ class Instance:
         self.preemptions += 1
         if seq.emitted > seq.charged:  # it was decoding: prefill emits nothing
             self._ends.forsake()
+            seq.lost_at = now
         self._charge(seq, now)
         self._waiting.add(seq, now, front=True)
         self._events.append(InstanceEvent(now, EventKind.PREEMPTED, seq))
@@ -278,16 +289,25 @@ class Instance:
             return
         steps = self._latency.steps_within(run.shape, now - run.start, run.steps)
         if steps:
-            self._batch.run(steps)
-            run.start += self._latency.run_time(run.shape, steps)
-            run.steps -= steps
-            run.shape = self._batch.shape(run.step)
+            self._part_over(run, steps)
             if run.start == now:
                 self._run, self._boundary = None, now
+
+    def _part_over(self, run: Run, steps: int) -> None:
+        """The first `steps` steps of `run` are over. The rest stays a run."""
+        span = self._latency.run_time(run.shape, steps)
+        if self.meter is not None:
+            self.meter.ran(run.shape, steps, span)
+        self._batch.run(steps)
+        run.start += span
+        run.steps -= steps
+        run.shape = self._batch.shape(run.step)
 
     def _commit(self, run: Run) -> None:
         """The run is over: prompts may be complete, sequences may end."""
         now, batch = self._over(run), self._batch
+        if self.meter is not None:
+            self.meter.ran(run.shape, run.steps, now - run.start)
         batch.run(run.steps)
         self._run, self._boundary = None, now
         if run.step.chunks:
@@ -307,6 +327,8 @@ class Instance:
             if seq.first_token_at is None:
                 seq.first_token_at = now
                 self._events.append(InstanceEvent(now, _FIRST_TOKEN, seq))
+            elif self.meter is not None:
+                self.meter.paused(now - seq.lost_at)
             self._ends.add(seq, seq.origin + self._answers[seq.request.id])
 
     def _expire(self, due: Micros) -> None:

@@ -4,7 +4,7 @@ At one instant the kinds come in this order, and within a kind whom it concerns:
 for that depends on how many steps were skipped.
 
     arrival  <  admission decides  <  routing  <  deadline of one on the way  <  admission's timer
-             <  enters its wait queue  <  an instance's event  <  steps begin
+             <  enters its wait queue  <  an instance's event  <  a sample is taken  <  steps begin
 
 So whatever enters an instance at t joins the step that begins at t, and a step that ends at t has freed its room by then. What
 decides about requests (all that comes before the instances) precedes what happens in instances at that instant, as in BLIS.
@@ -32,6 +32,7 @@ class Kind(IntEnum):
     ENTRY = 5
     INSTANCE = 6
     """By its index."""
+    SAMPLE = 7
 
 
 class Agenda:

@@ -8,12 +8,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.sim.journey import NEVER
+from maitred.sketch import Sketch
 from maitred.units import Micros
 
 Ints = NDArray[np.int64]
 
-__all__ = ["NEVER", "Ints", "Outcome", "Results"]
+NEVER = -1
+"""The instant of what did not happen, and the index of no instance."""
 
 
 class Outcome(IntEnum):
@@ -33,11 +34,48 @@ class Outcome(IntEnum):
     """The simulation ended before it did."""
 
 
+class InstanceTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What one instance did. Counts of requests and tokens are of those who left it, finished or not."""
+
+    steps: int
+    busy: Micros
+    """The time that its steps took."""
+    preemptions: int
+    """How often it took the KV of a sequence."""
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompts, those that were in the prefix cache when they first ran."""
+    output_tokens: int
+    gaps: Sketch
+    """Between one token and the next of the same request (ITL), as the client sees them."""
+
+
+class Samples(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster at regular instants. Arrays are by instant and instance; a run's end has none."""
+
+    at: Ints
+    """By instant, µs."""
+    waiting: NDArray[np.int32]
+    running: NDArray[np.int32]
+    blocks_used: NDArray[np.int32]
+    """KV blocks that are held."""
+    total_blocks: int
+    """Of each instance."""
+    in_front: NDArray[np.int32]
+    """By instant: requests that have arrived and are in no instance yet, such as those that wait for admission."""
+
+
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of equal length. Instants are µs since the start of the run, -1 where there was none."""
+    """Columns of equal length. Instants are µs since the start of the run, -1 where there was none.
+
+    If the rows went to a sink, the columns here are empty; the rest is said all the same.
+    """
 
     request_id: Ints
     arrival: Ints
+    admitted: Ints
+    """When admission let it pass, to be routed."""
     queued: Ints
     """When it entered the wait queue of its instance."""
     scheduled: Ints
@@ -71,6 +109,10 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     slo_classes: tuple[str, ...] = ("",)
     end: Micros
     """When the last request ended; the horizon, if some had not."""
+    instances: tuple[InstanceTotals, ...] = ()
+    """What each instance did, by index."""
+    samples: Samples | None = None
+    """What instances were like in between, if it was asked for."""
 
     def __len__(self) -> int:
         return len(self.request_id)

@@ -14,6 +14,7 @@ from maitred.admission import load_of
 from maitred.contracts import FleetLoad, InstanceView
 from maitred.instance import InstanceConfig, InstanceEvent, new_instance
 from maitred.sim.agenda import Agenda, Kind
+from maitred.sim.columns import InstanceTotals
 from maitred.sim.config import ClusterConfig
 from maitred.sim.replica import Chains, Replica
 from maitred.sim.snapshots import First, Snapshots
@@ -25,11 +26,11 @@ class Fleet:
 
     def __init__(self, cluster: ClusterConfig, instance: InstanceConfig, seed: int, agenda: Agenda) -> None:
         self._agenda = agenda
-        chains = Chains()
+        chains, latency = Chains(), instance.latency_model()
         self.touched: list[Replica] = []
         """Those whose next event is to be found anew."""
         self.replicas = [
-            Replica(index, new_instance(instance, Random(f"{seed}/instance/{index}")), agenda, chains)
+            Replica(index, new_instance(instance, Random(f"{seed}/instance/{index}")), agenda, chains, latency)
             for index in range(cluster.num_instances)
         ]
         self._snapshots = _snapshots(self.replicas, cluster, instance)
@@ -45,6 +46,10 @@ class Fleet:
         """What `views` show as of `now`, for admission; all of them serve every model. O(instances)."""
         self.look(now)
         return load_of(self.views)
+
+    def totals(self) -> tuple[InstanceTotals, ...]:
+        """What each instance did until now."""
+        return tuple(replica.totals() for replica in self.replicas)
 
     def touch(self, replica: Replica) -> None:
         """Something happened to it: its next event is to be found anew."""

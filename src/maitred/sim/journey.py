@@ -6,12 +6,10 @@ from enum import IntEnum
 
 import msgspec
 
+from maitred.sim.columns import NEVER
 from maitred.sim.replica import Replica
 from maitred.units import Micros
 from maitred.workload import Job
-
-NEVER = -1
-"""The instant of what did not happen, and the index of no instance."""
 
 
 class Place(IntEnum):
@@ -34,6 +32,7 @@ class Journey(msgspec.Struct, eq=False, gc=False):
     station: int = 0
     """Names the entry of the agenda by which it goes on; older ones are obsolete."""
     replica: Replica | None = None
+    admitted: Micros = NEVER
     queued: Micros = NEVER
     retries: int = 0
     """How often admission took its slot back and let it wait for another."""

@@ -27,11 +27,11 @@ from maitred.instance import EventKind, InstanceConfig, InstanceEvent
 from maitred.request import Request, RequestId
 from maitred.sim.agenda import Agenda, Kind
 from maitred.sim.arrivals import Arrivals
-from maitred.sim.columns import Outcome
+from maitred.sim.columns import NEVER, Outcome
 from maitred.sim.config import ClusterConfig
 from maitred.sim.entrance import Entrance
 from maitred.sim.fleet import Fleet
-from maitred.sim.journey import NEVER, Journey, Place
+from maitred.sim.journey import Journey, Place
 from maitred.sim.replica import Replica
 from maitred.sim.rows import Rows
 from maitred.units import Micros, from_ms
@@ -190,6 +190,7 @@ class Pipeline:
             self._obey(self._entrance.submit(journey.job.request, now), now)
 
     def _admitted(self, journey: Journey, now: Micros) -> None:
+        journey.admitted = now
         if self._delays.routing is None:
             self._route(journey, now)
         else:
@@ -245,6 +246,8 @@ class Pipeline:
         """It is over, and has its row; `seq`: what it came to in an instance."""
         job = journey.job
         del self.live[job.request.id]
+        if seq is not None and replica is not None:
+            replica.count(seq)
         self.ended = max(self.ended, self._rows.ended(journey, outcome, at, seq, replica))
         if self._arrivals.reactive is not None:
             tokens = 0 if seq is None else seq.emitted
@@ -258,6 +261,7 @@ class Pipeline:
             at, seq = journey.replica, None
             if at is not None and journey.place is _INSIDE:
                 seq = at.instance.look(journey.job.request.id)
+                at.count(seq)
             self._rows.ended(journey, Outcome.UNFINISHED, NEVER, seq, at)
         self.ended = end
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maitred.contracts import PrefixView
+from maitred.contracts import LatencyModel, PrefixView, Seq
 from maitred.instance import Instance, InstanceEvent
+from maitred.instance.meter import Meter
 from maitred.request import Request, RequestId
 from maitred.sim.agenda import Agenda
+from maitred.sim.columns import InstanceTotals
 from maitred.units import Micros
 
 
@@ -32,9 +34,23 @@ class Chains:
 class Replica:
     """An instance in the cluster, and the `InstanceView` that routers see."""
 
-    __slots__ = ("_agenda", "_chains", "_kept", "due", "in_flight", "index", "instance", "touched")
+    __slots__ = (
+        "_agenda",
+        "_cached_tokens",
+        "_chains",
+        "_kept",
+        "_meter",
+        "_output_tokens",
+        "_prompt_tokens",
+        "_requests",
+        "due",
+        "in_flight",
+        "index",
+        "instance",
+        "touched",
+    )
 
-    def __init__(self, index: int, instance: Instance, agenda: Agenda, chains: Chains) -> None:
+    def __init__(self, index: int, instance: Instance, agenda: Agenda, chains: Chains, latency: LatencyModel) -> None:
         self._agenda = agenda
         self._chains = chains
         self.index = index
@@ -45,6 +61,28 @@ class Replica:
         self.touched = False
         """Something happened to it at this instant: its next event is to be found anew."""
         self._kept: list[InstanceEvent] = []
+        self._meter = instance.meter = Meter(latency)
+        self._requests = self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
+
+    def count(self, seq: Seq) -> None:
+        """It has left, or the run is over."""
+        self._requests += 1
+        self._prompt_tokens += seq.request.prompt_tokens
+        self._cached_tokens += seq.cached
+        self._output_tokens += seq.emitted
+
+    def totals(self) -> InstanceTotals:
+        instance, meter = self.instance, self._meter
+        return InstanceTotals(
+            steps=instance.steps,
+            busy=meter.busy,
+            preemptions=instance.preemptions,
+            requests=self._requests,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            output_tokens=self._output_tokens,
+            gaps=meter.gaps,
+        )
 
     def events(self, now: Micros) -> Sequence[InstanceEvent]:
         """What happened there up to `now`."""

@@ -1,26 +1,27 @@
 """Rows: results in the making. A row is reserved when its request arrives and written, at once and whole, when it ends.
 
-Rows lie one after the other in blocks of memory, 106 bytes each however many tokens a request had, and become columns when the
+Rows lie one after the other in blocks of memory, 114 bytes each however many tokens a request had, and become columns when the
 run is over.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from maitred.contracts import Overheads, Seq
-from maitred.sim.columns import Outcome, Results
-from maitred.sim.journey import NEVER, Journey
+from maitred.sim.columns import NEVER, Outcome, Results
+from maitred.sim.journey import Journey
 from maitred.sim.replica import Replica
 from maitred.units import Micros
 
 _FIELDS = {
     "request_id": "q",
     "arrival": "q",
+    "admitted": "q",
     "queued": "q",
     "scheduled": "q",
     "first_token": "q",
@@ -42,6 +43,10 @@ _ROW = Struct("=" + "".join(_FIELDS.values()))
 _TYPE = np.dtype(list(_FIELDS.items()))
 _BLOCK = 4096
 """Rows are made so many at a time."""
+
+
+Sink: TypeAlias = Callable[[Results], object]
+"""Receives rows in blocks, in the order in which requests ended; `end` is when the last of them did."""
 
 
 class Names(dict[str, int]):
@@ -79,10 +84,12 @@ class Rows:
     def ended(self, journey: Journey, outcome: Outcome, at: Micros, seq: Seq | None, replica: Replica | None) -> Micros:
         """What became of it, `seq` in its instance. Returns when the client knows that it is over."""
         request = journey.job.request
-        scheduled = first_token = NEVER
+        queued, scheduled, first_token = journey.queued, NEVER, NEVER
         emitted = cached = wasted = preemptions = 0
         if seq is not None:
             emitted, cached, wasted, preemptions = seq.emitted, seq.cached, seq.wasted, seq.preemptions
+            if seq.queued_at is not None:
+                queued = seq.queued_at
             if seq.scheduled_at is not None:
                 scheduled = seq.scheduled_at
             if seq.first_token_at is not None:
@@ -95,7 +102,8 @@ class Rows:
             row * _ROW.size,
             request.id,
             request.arrival,
-            journey.queued,
+            journey.admitted,
+            queued,
             scheduled,
             first_token,
             at,
@@ -115,8 +123,9 @@ class Rows:
         return at
 
     def results(self, end: Micros) -> Results:
+        """All rows, of a run that ended at `end`."""
         rows = np.frombuffer(b"".join(self._blocks), dtype=_TYPE)[: self._count]
-        columns: dict[str, NDArray[Any]] = {name: np.ascontiguousarray(rows[name]) for name in _FIELDS}
+        columns: dict[str, Any] = {name: np.ascontiguousarray(rows[name]) for name in _FIELDS}
         return Results(
             end=end,
             tenants=tuple(self._tenants),
@@ -124,3 +133,32 @@ class Rows:
             slo_classes=tuple(self._slo_classes),
             **columns,
         )
+
+
+class PassingRows(Rows):
+    """Rows that are handed on block by block, in the order in which requests ended, and not kept."""
+
+    def __init__(self, overheads: Overheads, sink: Sink) -> None:
+        super().__init__(overheads)
+        self._sink = sink
+
+    def row(self) -> int:
+        """Its number is known when it ends."""
+        return NEVER
+
+    def ended(self, journey: Journey, outcome: Outcome, at: Micros, seq: Seq | None, replica: Replica | None) -> Micros:
+        journey.row = super().row()
+        at = super().ended(journey, outcome, at, seq, replica)
+        if self._count == _BLOCK:
+            self._hand_on(at)
+        return at
+
+    def results(self, end: Micros) -> Results:
+        """None: the last ones are handed on."""
+        if self._count:
+            self._hand_on(end)
+        return super().results(end)
+
+    def _hand_on(self, end: Micros) -> None:
+        self._sink(super().results(end))
+        self._blocks, self._count = [], 0

@@ -6,9 +6,12 @@ instance its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop
 from random import Random
+from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from maitred.admission import AdmissionConfig
 from maitred.decisions import DecisionLog
@@ -21,11 +24,13 @@ from maitred.sim.config import ClusterConfig
 from maitred.sim.entrance import entrance
 from maitred.sim.fleet import Fleet
 from maitred.sim.pipeline import Pipeline, delays
-from maitred.sim.rows import Rows
+from maitred.sim.rows import PassingRows, Rows, Sink
+from maitred.sim.samples import Sampler
 from maitred.units import Micros
 from maitred.workload import Job
 
 _NO_HORIZON: Micros = 1 << 62
+_Act: TypeAlias = Callable[[int, Micros], None]
 
 
 def simulate(
@@ -39,36 +44,42 @@ def simulate(
     horizon: Micros | None = None,
     progress: Callable[[int], None] | None = None,
     log: DecisionLog | None = None,
+    sink: Sink | None = None,
+    sample_every: Micros | None = None,
 ) -> Results:
     """Run `jobs`, given in the order of arrival, through a cluster, until all have ended or `horizon` (µs) has passed.
 
     `admission` stands before the router, in the mode that it says; None: with the usual classes if `cluster.capacity` is
     given, else nothing does. `progress` is told now and then how many have arrived; `log` receives admission's inputs and
-    decisions. Jobs are read one at a time; a reactive workload (`workload.Reactive`) is told of every end. Raises ConfigError
-    for unknown policies, for limits and reservations that cannot be, and for jobs out of order.
+    decisions. Jobs are read one at a time; a reactive workload (`workload.Reactive`) is told of every end. `sink` receives the
+    rows, block by block as requests end, and none is kept: memory does not grow with their number. `sample_every` (µs): take
+    samples of the instances. Raises ConfigError for unknown policies, for limits and reservations that cannot be, and for
+    jobs out of order.
     """
     cluster, instance = cluster or ClusterConfig(), instance or InstanceConfig()
     agenda = Agenda()
     arrivals = Arrivals(jobs, agenda, progress)
     fleet = Fleet(cluster, instance, seed, agenda)
-    rows = Rows(instance.latency_model().overheads)
+    overheads = instance.latency_model().overheads
+    rows = Rows(overheads) if sink is None else PassingRows(overheads, sink)
     gate = entrance(cluster, instance, admission, log, fleet.load)
     router = (routing or RoutingConfig()).router(Random(f"{seed}/routing"))
     pipeline = Pipeline(agenda, arrivals, gate, router, fleet, rows, delays(cluster, instance))
+    sampler = None if sample_every is None else Sampler(sample_every, agenda, arrivals, pipeline, fleet)
     arrivals.read(0)
-    _run(agenda, fleet, pipeline, _NO_HORIZON if horizon is None else horizon)
+    _run(agenda, fleet, _acts(pipeline, sampler), _NO_HORIZON if horizon is None else horizon)
     if arrivals or pipeline.live:
         assert horizon is not None
         pipeline.unfinished(horizon)
     if progress is not None:
         progress(arrivals.count)
-    return rows.results(pipeline.ended)
+    samples = None if sampler is None else sampler.samples()
+    return replace(rows.results(pipeline.ended), instances=fleet.totals(), samples=samples)
 
 
-def _run(agenda: Agenda, fleet: Fleet, pipeline: Pipeline, last: Micros) -> None:
-    """All that is due by `last`."""
+def _run(agenda: Agenda, fleet: Fleet, acts: Sequence[_Act], last: Micros) -> None:
+    """All that is due by `last`; `acts`: what is then done, by kind."""
     heap = agenda.heap
-    acts = _acts(pipeline)
     while heap and heap[0][0] <= last:
         agenda.now, kind, whom = heappop(heap)
         acts[kind](whom, agenda.now)
@@ -76,9 +87,8 @@ def _run(agenda: Agenda, fleet: Fleet, pipeline: Pipeline, last: Micros) -> None
             fleet.begin_steps()
 
 
-def _acts(pipeline: Pipeline) -> list[Callable[[int, Micros], None]]:
-    """What is done when something of a kind is due, by kind."""
-    acts: dict[Kind, Callable[[int, Micros], None]] = {
+def _acts(pipeline: Pipeline, sampler: Sampler | None) -> Sequence[_Act]:
+    acts: dict[Kind, _Act] = {
         Kind.ARRIVAL: pipeline.arrive,
         Kind.DECISION: pipeline.decide,
         Kind.ROUTING: pipeline.route,
@@ -87,4 +97,6 @@ def _acts(pipeline: Pipeline) -> list[Callable[[int, Micros], None]]:
         Kind.ENTRY: pipeline.enter,
         Kind.INSTANCE: pipeline.instance,
     }
-    return [acts[kind] for kind in Kind]
+    if sampler is not None:
+        acts[Kind.SAMPLE] = sampler.take
+    return [acts[kind] for kind in sorted(acts)]

@@ -1,0 +1,77 @@
+"""Meter: how busy an instance was, and the gaps between the tokens that came out of it.
+
+In a step every decoding sequence emits a token, so the gap before each of them is the duration of the step: a run of k steps
+with n decoding sequences has k * n gaps. If all its steps last equally long that is one addition; else their durations
+grow with the context from step to step, and where they pass from one bucket of the sketch into the next is found by bisection.
+Either way the counts are those of one step after the other.
+"""
+
+from __future__ import annotations
+
+from maitred.contracts import BatchShape, LatencyModel
+from maitred.sketch import Sketch, bucket
+from maitred.units import Micros
+
+
+class Meter:
+    """Told of every run, when it is over."""
+
+    __slots__ = ("_latency", "_overhead", "busy", "gaps")
+
+    def __init__(self, latency: LatencyModel) -> None:
+        """`latency` made the steps; its overhead per output token is part of every gap."""
+        self._latency = latency
+        self._overhead = latency.overheads.per_output_token
+        self.busy: Micros = 0
+        """The time that all steps took."""
+        self.gaps = Sketch()
+        """Between one token and the next of the same sequence, as the client sees them (ITL)."""
+
+    def ran(self, shape: BatchShape, steps: int, span: Micros) -> None:
+        """`steps` steps are over, the first of which had this shape; together they took `span`."""
+        self.busy += span
+        decodes = shape.decodes
+        if not decodes:
+            return
+        if steps == 1:
+            self.gaps.add(span + self._overhead, decodes)
+            return
+        first = self._time(shape, 0)
+        if first * steps == span:
+            self.gaps.add(first + self._overhead, decodes * steps)
+        else:
+            self._spread(shape, steps, span, first)
+
+    def paused(self, gap: Micros) -> None:
+        """A sequence had lost its KV between two of its tokens, `gap` after each other."""
+        self.gaps.add(gap + self._overhead)
+
+    def _spread(self, shape: BatchShape, steps: int, span: Micros, first: Micros) -> None:
+        """Durations that grow."""
+        overhead, decodes = self._overhead, shape.decodes
+        last = self._time(shape, steps - 1)
+        counts: dict[int, int] = {}
+        at, now = 0, bucket(first + overhead)
+        final = bucket(last + overhead)
+        while now != final:
+            beyond = self._first_beyond(now, shape, at, steps - 1)
+            counts[now] = (beyond - at) * decodes
+            at, now = beyond, bucket(self._time(shape, beyond) + overhead)
+        counts[now] = (steps - at) * decodes
+        self.gaps.add_run(counts, (span + steps * overhead) * decodes, first + overhead, last + overhead)
+
+    def _first_beyond(self, number: int, shape: BatchShape, low: int, high: int) -> int:
+        """The first step whose duration is not in this bucket any more: after `low`, and `high` at the latest."""
+        while high - low > 1:
+            middle = (low + high) // 2
+            if bucket(self._time(shape, middle) + self._overhead) <= number:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _time(self, shape: BatchShape, step: int) -> Micros:
+        """Of a step of the run."""
+        if step:
+            shape = BatchShape(shape.decodes, shape.context + step * shape.decodes)
+        return self._latency.step_time(shape)

@@ -1,0 +1,121 @@
+"""How busy an instance was, and the gaps between tokens: by hand, and the same with and without skipping."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maitred.contracts import BatchShape, Overheads
+from maitred.instance import Instance, InstanceConfig, LinearLatency
+from maitred.instance.meter import Meter
+from maitred.request import Request
+from maitred.sketch import Sketch, bucket
+from maitred.units import Micros
+
+LINEAR = LinearLatency((100, 1, 10), (0, 0, 5))
+
+
+class Growing(msgspec.Struct, frozen=True):
+    """Steps that get longer with the context: 100 µs and a tenth of a µs for each token."""
+
+    overheads: Overheads = Overheads()
+
+    def step_time(self, batch: BatchShape) -> Micros:
+        return 100 + batch.prefill + batch.context // 10
+
+    def run_time(self, batch: BatchShape, steps: int) -> Micros:
+        return sum(self.step_time(BatchShape(batch.decodes, batch.context + step * batch.decodes)) for step in range(steps))
+
+    def steps_within(self, batch: BatchShape, span: Micros, limit: int) -> int:
+        return next(steps for steps in range(limit, -1, -1) if self.run_time(batch, steps) <= span)
+
+
+def metered(jobs: list[tuple[int, int, int]], config: InstanceConfig) -> Meter:
+    """Jobs are (arrival, prompt, output)."""
+    instance = Instance(config, Random(0))
+    meter = instance.meter = Meter(config.latency_model())
+    for number, (arrival, prompt, output) in enumerate(jobs):
+        instance.enqueue(Request(id=number, arrival=arrival, prompt_tokens=prompt), output, arrival)
+        instance.settle(arrival)
+    while (due := instance.next_event()) is not None:
+        instance.advance(due)
+    return meter
+
+
+def test_every_token_but_the_first_has_a_gap() -> None:
+    # prefill to 150; decode to 260; beside the prefill of the second to 420 (160); both to 540 (120), then one alone for 110
+    meter = metered([(0, 50, 4), (200, 50, 3)], InstanceConfig(latency=LINEAR))
+    assert meter.busy == 150 + 110 + 160 + 120 + 110
+    expected = Sketch()
+    for gap, times in ((110, 1), (160, 1), (120, 2), (110, 1)):
+        expected.add(gap + 5, times)
+    assert meter.gaps == expected
+
+
+def test_a_pause_counts_as_the_gap_that_it_is() -> None:
+    """Two sequences of 32 tokens each in 5 blocks of 16: the second is preempted, comes back when the first has ended."""
+    config = InstanceConfig(latency=LINEAR, total_kv_blocks=5)
+    meter = metered([(0, 32, 16), (0, 32, 3)], config)
+    # both prompts to 164. One block is left, of two that are needed: 1 is preempted. 0 decodes 15 times, to 1814; then 1
+    # computes 33 tokens and emits its second one at 1947, its third at 2057
+    assert meter.gaps.count == 15 + 2
+    assert meter.gaps.greatest == 1947 - 164 + 5
+    assert meter.gaps.total == 15 * 115 + 1788 + 115
+
+
+@given(
+    jobs=st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 60), st.integers(1, 200)), min_size=1, max_size=8),
+    blocks=st.sampled_from([18, 40, 1000]),
+    grows=st.booleans(),
+)
+def test_skipping_measures_the_same(jobs: list[tuple[int, int, int]], blocks: int, grows: bool) -> None:
+    class Config(InstanceConfig, frozen=True, kw_only=True):
+        def latency_model(self) -> Growing | LinearLatency:
+            return Growing() if grows else LINEAR
+
+    skipping = metered(sorted(jobs), Config(total_kv_blocks=blocks))
+    stepping = metered(sorted(jobs), Config(total_kv_blocks=blocks, step_by_step=True))
+    assert (skipping.busy, skipping.gaps) == (stepping.busy, stepping.gaps)
+
+
+def test_a_long_run_passes_through_many_buckets() -> None:
+    meter = Meter(Growing())
+    shape = BatchShape(3, 500)
+    meter.ran(shape, 1000, Growing().run_time(shape, 1000))
+    assert len(meter.gaps.counts) > 50
+    assert sum(meter.gaps.counts.values()) == meter.gaps.count == 3000
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=200), st.integers(0, 100))
+def test_a_sketch_is_within_half_a_percent(values: list[int], percent: int) -> None:
+    one, many, merged = Sketch(), Sketch(), Sketch()
+    for value in values:
+        one.add(value)
+    many.add_all(np.array(values))
+    merged.add_all(np.array(values[::2]))
+    merged.merge(one)
+    exact = float(np.percentile(values, percent))
+    assert one.percentile(percent) == pytest.approx(exact, rel=0.005001)
+    assert many.percentile(percent) == pytest.approx(exact, rel=0.005001)
+    assert (one.count, one.total, one.least, one.greatest) == (len(values), sum(values), min(values), max(values))
+    assert (many.count, many.total, many.mean) == (one.count, one.total, one.mean)
+    assert merged.count == len(values) + len(values[::2])
+
+
+def test_a_sketch_of_nothing() -> None:
+    sketch = Sketch()
+    sketch.add_all(np.array([], dtype=np.int64))
+    sketch.merge(Sketch())
+    assert sketch == Sketch()
+    assert repr(sketch) == "Sketch(0 values, 0..0)"
+    with pytest.raises(ValueError, match="of no values"):
+        sketch.percentile(50)
+
+
+def test_small_values_have_buckets_of_their_own() -> None:
+    assert len({bucket(value) for value in (0, *range(1, 100))}) == 100
