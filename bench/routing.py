@@ -26,6 +26,7 @@ from maitred.contracts import Router
 from maitred.request import Request
 from maitred.routing import RoutingConfig
 from measuring import CALIBRATION_LOOPS, calibrate
+from policies import write
 
 SIZES = (4, 64, 256)
 CHOICES = 2_000
@@ -43,7 +44,6 @@ CASES = (
     ("weighted", "prefix-affinity:1, active-requests:1"),
     ("weighted", "no-hit-lru:1, queue-depth:1"),
 )
-BEGIN, END = "<!-- made by bench/routing.py -->", "<!-- end -->"
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
@@ -115,15 +115,6 @@ def table(figures: dict[tuple[str, str], dict[int, float]], calibration: float) 
         yield f"| `{policy}` | {named} |" + "".join(f" {by_size[size]:.1f} |" for size in SIZES)
 
 
-def write(path: Path, lines: Sequence[str]) -> None:
-    text = path.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"{path}: there is no {BEGIN} ... {END}")
-    path.write_text(before + "\n".join((BEGIN, "", *lines, "", END)) + after, encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
@@ -145,7 +136,7 @@ def main() -> None:
     lines = list(table(figures, statistics.median(calibrations)))
     print("\n".join(lines))
     if asked.write:
-        write(asked.write, lines)
+        write(asked.write, "routing.py", "\n".join(lines))
 
 
 if __name__ == "__main__":
