@@ -151,10 +151,36 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, said: dict[str, object],
     assert what in refusal(trace(tmp_path / "t.csv", row(request_id=1), row(**said)))
 
 
+def test_where_contexts_accumulate_a_round_says_what_is_new(tmp_path: Path) -> None:
+    """Of session a: 40 + 30 tokens, then 50 new ones after the answer of 26 (146), then nothing new after 14 (160). Each
+    session has a clock of its own. 96 tokens have been said when the first answer ends, which are six blocks."""
+    (tmp_path / "t.yaml").write_text("trace_version: 3\nsession_context_growth: accumulate\n")
+    group = {"prefix_group": "g", "prefix_length": 40}
+    read = jobs(
+        trace(
+            tmp_path / "t.csv",
+            row(session_id="a", input_tokens=30, output_tokens=26, arrival_time_us=0, **group),
+            row(session_id="a", input_tokens=50, output_tokens=14, arrival_time_us=90, request_id=1, **group),
+            row(session_id="a", input_tokens=0, output_tokens=1, arrival_time_us=95, request_id=2),
+            row(session_id="b", input_tokens=30, output_tokens=26, arrival_time_us=20, request_id=3, **group),
+            row(input_tokens=70, output_tokens=26, arrival_time_us=99, request_id=4),
+        )
+    )
+    assert [(job.request.id, job.request.prompt_tokens) for job in read] == [(0, 70), (3, 70), (1, 146), (2, 160), (4, 70)]
+    first, alone = read[0], read[-1]
+    keys = [list(job.request.prefix.keys(16)) for job in read if job.request.prefix]
+    assert first.whole is not None
+    assert list(first.whole.keys(16)) == keys[2][:6]
+    assert (keys[0], keys[3][:9]) == (keys[2][:4], keys[2])
+    assert [mine == theirs for mine, theirs in zip(keys[0], keys[1], strict=True)] == [True, True, False, False]
+    assert alone.whole is None
+
+
 @pytest.mark.parametrize(
     ("header", "what"),
     [
         ("trace_version: 1", "trace_version is 1"),
+        ("session_context_growth: Accumulate", "this is no header of a BLIS trace"),
         ("trace_version: 2\ntime_unit: ms", "time_unit is 'ms'"),
         ("- 2", "this is no header of a BLIS trace"),
         ("a: [", "this is no header of a BLIS trace"),

@@ -96,7 +96,7 @@ class TraceFormat(Protocol):
     """What it is, in a line."""
     example: ClassVar[str]
     """A file that users would recognise: its first line, or a row."""
-    disorder: ClassVar[int] = 0
+    disorder: int = 0
     """By how many places a row may come later than in order of arrival: for what is written in another order."""
     by_session: ClassVar[bool] = False
     """Whether the rows of a session stand together, from the first to the last."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 USAGE = "give --trace FORMAT:FILE, --workload-spec FILE, or --rate RATE (or --concurrency N) and --num-requests N"
 _DEFAULT_LENGTHS = "normal:512,256"
-_OF_TRACES = ("max_requests", "skip_bad_rows", "session_mode", "max_sessions")
+_OF_TRACES = ("max_requests", "skip_bad_rows", "session_mode", "concurrent_sessions")
 
 
 def specification(flags: Flags) -> Workload | None:

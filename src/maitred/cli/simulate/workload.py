@@ -49,17 +49,17 @@ def _recorded(flags: Flags, trace: Trace) -> Iterable[Job]:
 
 def _sessions(flags: Flags, trace: Trace) -> Iterable[Job]:
     if flags.session_mode == "closed-loop":
-        pause, limit = flags.think_time_ms, flags.max_sessions
+        pause, limit = flags.think_time_ms, flags.concurrent_sessions
         if pause is not None and not 0 <= pause <= _LONGEST_PAUSE_MS:
             raise ConfigError(f"{pause:g} cannot be used", where="--think-time-ms", hint=f"from 0 to {_LONGEST_PAUSE_MS:g}")
         if limit is not None and limit < 1:
-            raise ConfigError(f"{limit} sessions cannot be open", where="--max-sessions", hint="1 or more")
+            raise ConfigError(f"{limit} sessions cannot be open", where="--concurrent-sessions", hint="1 or more")
         think = None if pause is None else from_ms(pause)
         return trace.closed_loop(think=think, limit=limit, most=flags.max_requests, rate_scale=rate_scale_of(flags))
-    if flags.session_mode not in (None, "open"):
-        hint = nearest(flags.session_mode, ("open", "closed-loop"))
+    if flags.session_mode not in (None, "open", "fixed"):
+        hint = nearest(flags.session_mode, ("open", "fixed", "closed-loop"))
         raise ConfigError(f"unknown session mode {flags.session_mode!r}", where="--session-mode", hint=hint)
-    for name in ("think_time_ms", "max_sessions"):
+    for name in ("think_time_ms", "concurrent_sessions"):
         if getattr(flags, name) is not None:
             where = f"--{name.replace('_', '-')}"
             raise ConfigError("nobody waits for an answer", where=where, hint="it goes with --session-mode closed-loop")

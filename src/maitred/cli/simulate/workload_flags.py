@@ -26,14 +26,19 @@ class WorkloadFlags:
     ] = None
     session_mode: Annotated[
         str | None,
-        flag(_TRACE, "--session-mode", "open: as recorded (default). closed-loop: a turn waits for the answer before.", "MODE"),
+        flag(
+            _TRACE,
+            "--session-mode",
+            "open (or fixed): as recorded, default. closed-loop: a turn waits for the answer before.",
+            "MODE",
+        ),
     ] = None
     think_time_ms: Annotated[
         float | None,
         flag(_TRACE, "--think-time-ms", "Closed loop: from an answer to the next turn. Default: as the trace says.", "MS"),
     ] = None
-    max_sessions: Annotated[
-        int | None, flag(_TRACE, "--max-sessions", "Closed loop: so many sessions at once, one after another.", "N")
+    concurrent_sessions: Annotated[
+        int | None, flag(_TRACE, "--concurrent-sessions", "Closed loop: so many sessions at once, one after another.", "N")
     ] = None
 
     rate: Annotated[float | None, flag(_SYNTHETIC, "--rate", "Requests per second.", "RATE")] = None

@@ -5,8 +5,8 @@ prompt's blocks are the first `keep` of the request before it and the ranges of 
 within their session only. `requests.csv`: see `agentic_table`.
 
 Every session begins at 0 of its own clock, so as recorded all of them come at once, and must all be read for that;
-`--session-mode closed-loop` with `--max-sessions` is how a server would meet them. A request follows `think_time` after the
-answer before it, a sub-agent as long after it as its beginning was recorded to.
+`--session-mode closed-loop` with `--concurrent-sessions` is how a server would meet them. A request follows `think_time` after
+the answer before it, a sub-agent as long after it as its beginning was recorded to.
 
 What an answer becomes in the next prompt is known where that goes on with all of it: where the next prompt keeps all blocks and
 is long enough, and there was no thinking in the answer, which prompts leave out. Requests without tokens failed; they are not

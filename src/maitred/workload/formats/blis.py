@@ -6,21 +6,26 @@ how long the prompt was and there is no group, `server_input_tokens` holds inste
 (`output_tokens`), and `deadline_us` is an instant, 0 for none. Times are those of the trace and not counted from the first
 row, unless its clock is one of 1970.
 
+Where the header says `session_context_growth: accumulate`, `input_tokens` of a later round of a session is what is new in it,
+and its prompt is all that was said before, and that. Such traces often stand session by session, each with a clock of its own,
+so they are read to the end before the first request.
+
 What only describes a past run (status, chunk times) and what a simulation has no use for (kinds of tokens) is not read. An
 adapter separates prefix caches as it does in vLLM.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from itertools import count
-from pathlib import Path
+from typing import Protocol
 
-import msgspec
+from msgspec.structs import replace
 
-from maitred.errors import ConfigError
 from maitred.slo_classes import class_of
 from maitred.units import SECOND, Micros
+from maitred.workload.formats.blis_header import header_of
 from maitred.workload.lines import Lines
 from maitred.workload.prefix import GroupPrefix, group_number
 from maitred.workload.row import FORMATS, Columns, Row, RowError, RowParser, TraceFormat, at_least_0, micros, split, tokens
@@ -77,13 +82,6 @@ _CLOCK_OF_1970: Micros = 10 * 365 * 86_400 * SECOND
 """A trace that begins later than ten years after its origin has another one: a recorded one, by a clock of 1970."""
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the YAML file beside the rows changes their meaning."""
-
-    trace_version: int = 2
-    time_unit: str = "microseconds"
-
-
 @FORMATS.register("blis")
 class Blis(TraceFormat):
     """Request ids are the trace's where they are whole numbers; otherwise rows are counted, and those become client ids."""
@@ -98,52 +96,78 @@ class Blis(TraceFormat):
         return {*REQUIRED, "prefix_group"} <= set(split(first_line))
 
     def begin(self, lines: Lines) -> RowParser:
-        _check(header_path(lines.path))
-        return _parser(Columns(next(lines), *REQUIRED, optional=READ))
+        accumulates = header_of(lines.path).session_context_growth == "accumulate"
+        if accumulates:
+            self.disorder = sys.maxsize
+        return _Reader(Columns(next(lines), *REQUIRED, optional=READ), _Grown() if accumulates else _Fresh()).row
 
     def origin(self, first: Micros) -> Micros:
         return first if first > _CLOCK_OF_1970 else 0
 
 
-def header_path(path: Path) -> Path:
-    """Where the header of the rows in `path` is: NAME.yaml beside NAME.csv or NAME.csv.gz."""
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
-    return plain.with_suffix(".yaml")
+class _Content(Protocol):
+    """What prompts hold, row by row."""
+
+    def said(self, session: str) -> GroupPrefix | None:
+        """All that was said in the session so far, answers included; None: nothing."""
+        ...
+
+    def goes_on(self, session: str, whole: GroupPrefix) -> None:
+        """This much was said when a round of it had ended."""
+        ...
 
 
-def _check(path: Path) -> None:
-    if not path.is_file():
-        return
-    import yaml
+class _Fresh:
+    """Each row says its whole prompt."""
 
-    try:
-        header = msgspec.convert(yaml.load(path.read_bytes(), Loader=yaml.CSafeLoader), Header)
-    except (OSError, yaml.YAMLError, msgspec.ValidationError) as error:
-        raise ConfigError("this is no header of a BLIS trace", where=str(path), hint="trace_version: 2") from error
-    if header.trace_version != 2:
-        raise ConfigError(f"trace_version is {header.trace_version}", where=str(path), hint="only version 2 can be read")
-    if header.time_unit not in ("microseconds", "us"):
-        raise ConfigError(f"time_unit is {header.time_unit!r}", where=str(path), hint="it must be microseconds")
+    def said(self, session: str) -> GroupPrefix | None:
+        return None
+
+    def goes_on(self, session: str, whole: GroupPrefix) -> None:
+        pass
 
 
-def _parser(columns: Columns) -> RowParser:
-    number, groups = count(), _groups()
+class _Grown:
+    """Rows of a session say what is new in their prompts."""
 
-    def parse(line: str) -> Row:
-        name, suffix, answer, arrival, tenant, slo, session, group, prefix, *rest = columns.pick(line)
+    def __init__(self) -> None:
+        self._said: dict[str, GroupPrefix] = {}
+
+    def said(self, session: str) -> GroupPrefix | None:
+        return self._said.get(session)
+
+    def goes_on(self, session: str, whole: GroupPrefix) -> None:
+        if session:
+            self._said[session] = whole
+
+
+class _Reader:
+    def __init__(self, columns: Columns, content: _Content) -> None:
+        self._columns = columns
+        self._content = content
+        self._number = count()
+        self._groups = _groups()
+
+    def row(self, line: str) -> Row:
+        name, suffix, answer, arrival, tenant, slo, session, group, length, *rest = self._columns.pick(line)
         streaming, model, deadline, server_input, sent, urgency, target, asked_as, adapter, think = rest
-        shared = at_least_0(prefix, "prefix_length") if group else 0
-        own = tokens(suffix, "input_tokens") if not shared else at_least_0(suffix, "input_tokens")
+        before = self._content.said(session)
+        shares = group and length not in ("", "0")
+        own = at_least_0(suffix, "input_tokens") if before or shares else tokens(suffix, "input_tokens")
         if not group:
             own = at_least_0(server_input, "server_input_tokens") or own
         output = tokens(answer, "output_tokens")
+        prefix = self._prefix(before, group, model, at_least_0(length, "prefix_length"), own)
+        whole = replace(prefix, tokens=prefix.tokens + output)
+        self._content.goes_on(session, whole)
         numbered = name.isdecimal() and name.isascii()
         return Row(
             micros(sent, "send_time_us") or micros(arrival, "arrival_time_us"),
-            shared + own,
+            prefix.tokens,
             output,
             class_of(slo),
-            GroupPrefix(groups(group, model), shared, next(number), shared + own),
+            prefix,
+            self._content.said(session) and whole,
             tenant=tenant,
             max_output_tokens=output,
             stream=_flag(streaming),
@@ -159,7 +183,11 @@ def _parser(columns: Columns) -> RowParser:
             think=micros(think, "think_time_us") if think else None,
         )
 
-    return parse
+    def _prefix(self, before: GroupPrefix | None, group: str, model: str, length: int, own: int) -> GroupPrefix:
+        if before:
+            return replace(before, tokens=before.tokens + own)
+        shared = length if group else 0
+        return GroupPrefix(self._groups(group, model), shared, next(self._number), shared + own)
 
 
 def _groups() -> Callable[[str, str], int]:
