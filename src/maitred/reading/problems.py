@@ -106,8 +106,9 @@ def _about_section(path: KeyPath, section: dict[str, Any], message: str, locate:
         return _problem(path, f"{_name(path)}: {message}", locate)
     blamed, shown = (*path, *inside), _shown(value, (*path, *inside))
     what = message if message.startswith(inside[0]) else f"{inside[0]}: {message}"
-    found = "" if message.endswith(f"not {shown}") or isinstance(value, (dict, list)) or _secret(blamed) else f", found {shown}"
-    return _problem(blamed, f"{dotted(path)}.{what}{found}", locate)
+    said = message.endswith(f"not {shown}") or (isinstance(value, str) and shown in message)
+    found = "" if said or isinstance(value, (dict, list)) or _secret(blamed) else f", found {shown}"
+    return _problem(blamed, ".".join(filter(None, (dotted(path), f"{what}{found}"))), locate)
 
 
 def _blamed(section: dict[str, Any], message: str) -> tuple[tuple[str, ...], Any]:

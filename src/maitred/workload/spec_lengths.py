@@ -18,9 +18,6 @@ class Form(msgspec.Struct, frozen=True):
     make: Callable[..., Lengths]
     names: Sequence[str]
 
-    def __str__(self) -> str:
-        return ", ".join(self.names)
-
 
 _FORMS: Mapping[str, Sequence[Form]] = {
     "gaussian": [Form(Gaussian, ("mean", "std_dev", "min", "max"))],
@@ -59,11 +56,19 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"params: {error}") from error
 
     def _by_name(self) -> Lengths:
-        forms = _FORMS[self.type]
-        form = next((form for form in forms if {*form.names} == self.params.keys()), None)
+        form = next((form for form in _FORMS[self.type] if {*form.names} == self.params.keys()), None)
         if form is None:
-            raise ValueError(f"those of {self.type} are {' or '.join(map(str, forms))}")
+            raise ValueError(self._mismatch())
         return form.make(*(self.params[name] for name in form.names))
+
+    def _mismatch(self) -> str:
+        """What is too much, or else what is missing."""
+        known = {name for form in _FORMS[self.type] for name in form.names}
+        for name in self.params:
+            if name not in known:
+                return f"{name!r} means nothing to {self.type} lengths: {nearest(name, known)}"
+        nearly = max(_FORMS[self.type], key=lambda form: len(self.params.keys() & {*form.names}))
+        return f"{self.type} lengths also need {', '.join(name for name in nearly.names if name not in self.params)}"
 
 
 Tokens: TypeAlias = Distribution | str | int

@@ -9,7 +9,9 @@ from maitred.cli.flags import NO_VALUE, flag
 
 _TRACE = "Workload: a recorded trace"
 _SYNTHETIC = "Workload: synthetic"
-_LENGTHS = "TOKENS, normal:MEAN,SD, lognormal:MEAN,SD (of the lengths), uniform:LOW,HIGH, ... Default: normal:512,256."
+_LENGTHS = (
+    "TOKENS, normal:MEAN,SD, lognormal:MEAN,SD (both of the lengths), uniform:LOW,HIGH or others. Default: normal:512,256."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
