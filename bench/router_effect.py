@@ -45,10 +45,10 @@ def _sooner(job: Job, speed: float) -> Job:
     return msgspec.structs.replace(job, request=request)
 
 
-def row(policy: str, scorers: str, results: Results) -> str:
+def row(policy: str, scorers: str, instances: int, results: Results) -> str:
     waits = (results.first_token - results.arrival)[results.first_token >= results.arrival] / 1000
     whole = (results.finished - results.arrival)[results.first_token >= results.arrival] / 1000
-    loads = np.bincount(results.instance[results.instance >= 0])
+    loads = np.bincount(results.instance[results.instance >= 0], minlength=instances)
     hits = results.cached_tokens.sum() / results.prompt_tokens.sum()
     named = f"`{scorers}`" if scorers else ""
     spans = [np.percentile(waits, 50), np.percentile(waits, 99), np.percentile(whole, 50)]
@@ -65,10 +65,11 @@ def table(asked: argparse.Namespace, jobs: Sequence[Job]) -> Iterator[str]:
     yield "| policy | scorers | TTFT p50 | TTFT p99 | E2E p50 | hit rate | busiest / mean |"
     yield "|---|---|" + "---:|" * 5
     instance = InstanceConfig(enable_prefix_caching=True, total_kv_blocks=asked.kv_blocks)
-    for policy, scorers in CASES:
-        routing = RoutingConfig(policy=policy, scorers=scorers.replace("BLOCKS", str(asked.kv_blocks)))
+    for policy, mix in CASES:
+        scorers = mix.replace("BLOCKS", str(asked.kv_blocks))
+        routing = RoutingConfig(policy=policy, scorers=scorers)
         results = simulate(jobs, ClusterConfig(num_instances=asked.num_instances), instance, routing)
-        yield row(policy, routing.scorers if isinstance(routing.scorers, str) else "", results)
+        yield row(policy, scorers, asked.num_instances, results)
 
 
 def main() -> None:

@@ -108,6 +108,25 @@ def test_prefix_affinity_forgets_the_blocks_that_were_sent_least_recently() -> N
     assert scorer.scores(request(tokens=[1, 9]), fleet) == [1.0]
 
 
+@given(
+    sent=st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 2), min_size=1, max_size=5)), max_size=25),
+    most=st.integers(1, 12),
+)
+def test_prefix_affinity_is_an_lru_of_blocks_for_each_instance(sent: list[tuple[int, list[int]]], most: int) -> None:
+    scorer = SCORERS.get(f"prefix-affinity(block=1, most={most})")()
+    fleet = [View(index) for index in range(4)]
+    memories: list[list[tuple[int, ...]]] = [[] for _ in fleet]
+    for place, tokens in sent:
+        chain = [tuple(tokens[: end + 1]) for end in range(len(tokens))]
+        shares = [
+            next((n for n, prefix in enumerate(chain) if prefix not in memory), len(chain)) / len(chain) for memory in memories
+        ]
+        assert scorer.scores(request(tokens=tokens), fleet) == shares
+        scorer.chosen(request(tokens=tokens), fleet[place])
+        for prefix in chain:
+            memories[place] = [*(kept for kept in memories[place] if kept != prefix), prefix][-most:]
+
+
 def test_no_hit_lru_spreads_what_nobody_has_cached() -> None:
     scorer = SCORERS.get("no-hit-lru")()
     fleet = [View(0), View(1), View(2)]

@@ -2,13 +2,16 @@
 
 The router remembers what it sent where, and asks nobody: for each instance the keys of the blocks of the prompts that went
 there, the least recently sent forgotten first. That is about what is in the prefix cache there, if the cache is about as large.
+
+    holders[key]    a bit for each instance that was sent the block `key`
+
+A prompt is looked up once and not in each instance: block by block those drop out that do not have it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Iterator, Sequence
 
 from maitred.contracts import FleetView, InstanceView
 from maitred.kv.keys import chain_of
@@ -38,23 +41,53 @@ class PrefixAffinity(BaseScorer):
             raise ValueError(f"block and most must be at least 1, not {min(block, most)}")
         self._block, self._most = block, most
         self._sent: dict[int, OrderedDict[int, None]] = {}
-        """By index of the instance; the least recently sent first."""
+        """Keys by index of the instance; the least recently sent first."""
+        self._holders: dict[int, int] = {}
         self._chain: Sequence[int] = ()
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
         chain = self._chain = chain_of(request, self._block)
         if not chain:
             return [0.0] * len(fleet)
-        return [self._matched(view) / len(chain) for view in fleet]
+        matched, blocks = self._matched(chain), len(chain)
+        return [matched.get(view.index, 0) / blocks for view in fleet]
 
     def chosen(self, request: Request, view: InstanceView) -> None:
-        sent = self._sent.setdefault(view.index, OrderedDict())
+        sent, bit, holders = self._sent.setdefault(view.index, OrderedDict()), 1 << view.index, self._holders
         for key in self._chain:
+            if key in sent:
+                sent.move_to_end(key)
+                continue
             sent[key] = None
-            sent.move_to_end(key)
+            holders[key] = holders.get(key, 0) | bit
             if len(sent) > self._most:
-                sent.popitem(last=False)
+                self._forget(sent.popitem(last=False)[0], bit)
 
-    def _matched(self, view: InstanceView) -> int:
-        sent = self._sent.get(view.index)
-        return sum(1 for _ in takewhile(sent.__contains__, self._chain)) if sent else 0
+    def _forget(self, key: int, bit: int) -> None:
+        others = self._holders[key] & ~bit
+        if others:
+            self._holders[key] = others
+        else:
+            del self._holders[key]
+
+    def _matched(self, chain: Sequence[int]) -> dict[int, int]:
+        """How many leading blocks, by the index of the instances that have any."""
+        found: dict[int, int] = {}
+        holders = self._holders
+        left = holders.get(chain[0], 0)
+        for place, key in enumerate(chain):
+            still = left & holders.get(key, 0)
+            if still != left:
+                found.update(dict.fromkeys(_bits(left ^ still), place))
+                left = still
+            if not left:
+                return found
+        found.update(dict.fromkeys(_bits(left), len(chain)))
+        return found
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
