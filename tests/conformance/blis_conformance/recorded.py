@@ -12,7 +12,6 @@ from typing import Any
 
 from maitred.contracts import InstanceView
 from maitred.request import Request
-from maitred.routing import ROUTERS
 from maitred.routing.least_loaded import LeastLoaded, Load
 from maitred.routing.mix import Mix
 from maitred.routing.weighted import Weighted
@@ -52,15 +51,13 @@ _RECORDED: Mapping[str, type[Any]] = {"least-loaded": RecordedLeastLoaded, "weig
 
 @contextmanager
 def breaking_ties(policy: str, routed_to: Mapping[int, int]) -> Iterator[str]:
-    """The name under which a router is registered meanwhile that is `policy`, ties as in `routed_to`."""
+    """How a router is called that is `policy`, ties as in `routed_to`."""
     if policy not in _RECORDED:
         yield policy
         return
-    name = f"recorded-{policy}"
-    if name not in ROUTERS:
-        ROUTERS.register(name)(_RECORDED[policy])
+    recorded = _RECORDED[policy]
     _Recorded.routed_to = routed_to
     try:
-        yield name
+        yield f"{recorded.__module__}:{recorded.__name__}"
     finally:
         _Recorded.routed_to = {}
