@@ -24,12 +24,18 @@ from typing import TYPE_CHECKING, Any
 from maitred.sim.config import ClusterConfig
 
 if TYPE_CHECKING:
-    from maitred.sim.columns import Outcome, Results
+    from maitred.sim.columns import InstanceTotals, Outcome, Results, Samples
     from maitred.sim.world import simulate
 
-__all__ = ["ClusterConfig", "Outcome", "Results", "simulate"]
+__all__ = ["ClusterConfig", "InstanceTotals", "Outcome", "Results", "Samples", "simulate"]
 
-_HOMES = {"Outcome": "maitred.sim.columns", "Results": "maitred.sim.columns", "simulate": "maitred.sim.world"}
+_HOMES = {
+    "InstanceTotals": "maitred.sim.columns",
+    "Outcome": "maitred.sim.columns",
+    "Results": "maitred.sim.columns",
+    "Samples": "maitred.sim.columns",
+    "simulate": "maitred.sim.world",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,10 @@
 
 A sample is taken when all has happened at its instant, before steps begin. It changes nothing: runs that it looks into are
 counted as far as they have come, and go on.
+
+Nobody knows beforehand how long a run will be. So samples are close at first, and whenever there are too many, every other one
+is dropped and those to come are twice as far apart: there are always between half of `_MOST` and all of it, evenly spread, from
+a run of a second or of a week.
 """
 
 from __future__ import annotations
@@ -19,12 +23,15 @@ from maitred.sim.fleet import Fleet
 from maitred.sim.pipeline import Pipeline
 from maitred.units import Micros
 
+_MOST = 512
+"""More than a chart can show."""
+
 
 class Sampler:
-    """Takes a sample every so often, from 0 on, while anybody is here or expected."""
+    """Takes a sample every so often, from 0 on, while anybody is here or expected; less often as the run goes on."""
 
     def __init__(self, every: Micros, agenda: Agenda, arrivals: Arrivals, pipeline: Pipeline, fleet: Fleet) -> None:
-        """Raises ConfigError unless `every` is at least 1."""
+        """`every` is the distance at first. Raises ConfigError unless it is at least 1."""
         if every < 1:
             raise ConfigError(f"samples cannot be taken every {every} µs", hint="1 or more")
         self._every = every
@@ -48,8 +55,17 @@ class Sampler:
             in_flight += replica.in_flight
         self._at.append(now)
         self._in_front.append(len(self._pipeline.live) - in_flight)
+        if len(self._at) > _MOST:
+            self._thin_out()
         if self._arrivals or self._pipeline.live:
-            self._agenda.push(now + self._every, Kind.SAMPLE)
+            self._agenda.push(self._at[-1] + self._every, Kind.SAMPLE)
+
+    def _thin_out(self) -> None:
+        """Keep the first, the third and so on: the last is kept, as their number is odd."""
+        self._every *= 2
+        self._at, self._in_front = self._at[::2], self._in_front[::2]
+        for column in (self._waiting, self._running, self._blocks):
+            _keep_every_other(column, len(self._fleet.replicas))
 
     def samples(self) -> Samples:
         return Samples(
@@ -63,3 +79,11 @@ class Sampler:
 
     def _by_instance(self, values: array[int]) -> NDArray[np.int32]:
         return np.array(values, dtype=np.int32).reshape(len(self._at), -1)
+
+
+def _keep_every_other(column: array[int], width: int) -> None:
+    """Rows of `width` values."""
+    kept = array(column.typecode)
+    for start in range(0, len(column), 2 * width):
+        kept += column[start : start + width]
+    column[:] = kept
