@@ -67,8 +67,8 @@ class ParetoLogNormal(Lengths):
     form = "pareto_lognormal:ALPHA,XM,MU,SIGMA,WEIGHT"
 
     def __init__(self, alpha: float, xm: float, mu: float, sigma: float, mix_weight: float) -> None:
-        if not 0.05 <= alpha <= 1000.0:
-            raise ValueError("alpha must be between 0.05 and 1000")
+        if not 0.1 <= alpha <= 1000.0:
+            raise ValueError("alpha must be between 0.1 and 1000")
         if not 0.0 <= mix_weight <= 1.0:
             raise ValueError("mix_weight must be between 0 and 1")
         self._power, self._xm, self._weight = -1.0 / alpha, within(xm, 0, "xm"), mix_weight
