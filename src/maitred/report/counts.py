@@ -1,0 +1,118 @@
+"""What can be counted of requests, and what their latencies are: of all of them at once, or part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from maitred.report.slo import Slo, good
+from maitred.sim import Outcome, Results
+from maitred.units import Micros
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of some requests, or of all."""
+
+    arrived: int
+    outcomes: Mapping[Outcome, int]
+    """A count for every outcome; they add up to `arrived`."""
+    still_running: int
+    """Of those unfinished, how many had been scheduled."""
+    prompt_tokens: int
+    """Of the requests that were let in: neither rejected nor refused."""
+    cached_tokens: int
+    """Of their prompts, what was in the prefix cache when they first ran."""
+    output_tokens: int
+    """All that came out, also of requests that did not complete."""
+    wasted_tokens: int
+    """Computed again, because a preemption had lost their KV."""
+    preemptions: int
+    """How often their instances took the KV of one of them."""
+    retries: int
+    """How often admission took the slot of one of them back and let it wait for another."""
+    starvation: Micros
+    """The longest that one of them waited to run for the first time, also of those who never did."""
+    good: int | None
+    """Requests within the SLO; None when there is none."""
+
+    @property
+    def completed(self) -> int:
+        return self.outcomes[Outcome.COMPLETED]
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the prompt tokens that were cached, 0..1."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+    @property
+    def waste(self) -> float | None:
+        """Share of the tokens that were computed which had been computed before, 0..1."""
+        computed = self.prompt_tokens - self.cached_tokens + self.output_tokens + self.wasted_tokens
+        return self.wasted_tokens / computed if computed > 0 else None
+
+    @property
+    def attainment(self) -> float | None:
+        """0..1."""
+        return None if self.good is None or not self.arrived else self.good / self.arrived
+
+
+def count(results: Results, slo: Slo) -> Counts:
+    """Of all rows of `results`."""
+    outcome = results.outcome
+    let_in = (outcome != Outcome.REJECTED) & (outcome != Outcome.REFUSED)
+    return Counts(
+        arrived=len(results),
+        outcomes={kind: int(np.count_nonzero(outcome == kind)) for kind in Outcome},
+        still_running=int(np.count_nonzero((outcome == Outcome.UNFINISHED) & (results.scheduled >= 0))),
+        prompt_tokens=int(results.prompt_tokens[let_in].sum()),
+        cached_tokens=int(results.cached_tokens.sum()),
+        output_tokens=int(results.output_tokens.sum()),
+        wasted_tokens=int(results.wasted_tokens.sum()),
+        preemptions=int(results.preemptions.sum()),
+        retries=int(results.retries.sum()),
+        starvation=_starvation(results),
+        good=int(np.count_nonzero(good(results, slo))) if slo else None,
+    )
+
+
+def together(first: Counts, second: Counts) -> Counts:
+    """The counts of the requests of both."""
+    added = {
+        name: getattr(first, name) + getattr(second, name)
+        for name in Counts.__struct_fields__
+        if name not in ("outcomes", "starvation", "good")
+    }
+    return Counts(
+        **added,
+        outcomes={kind: first.outcomes[kind] + second.outcomes[kind] for kind in Outcome},
+        starvation=max(first.starvation, second.starvation),
+        good=None if first.good is None or second.good is None else first.good + second.good,
+    )
+
+
+def latencies(results: Results) -> dict[str, NDArray[Any]]:
+    """Those there are, in µs, by name: ttft, tpot, e2e, scheduling_delay."""
+    arrival, first, finished = results.arrival, results.first_token, results.finished
+    tokens, scheduled = results.output_tokens, results.scheduled
+    completed = results.outcome == Outcome.COMPLETED
+    several = completed & (tokens > 1)
+    return {
+        "ttft": (first - arrival)[first >= 0],
+        "tpot": (finished - first)[several] / (tokens - 1)[several],
+        "e2e": (finished - arrival)[completed],
+        "scheduling_delay": (scheduled - arrival)[scheduled >= 0],
+    }
+
+
+def _starvation(results: Results) -> Micros:
+    """Who was preempted has run by its first token at the latest, whenever it was scheduled again."""
+    if not len(results):
+        return 0
+    ended = np.where(results.finished >= 0, results.finished, results.end)
+    ran = np.where(results.scheduled >= 0, results.scheduled, ended)
+    ran = np.where(results.first_token >= 0, np.minimum(ran, results.first_token), ran)
+    return int((ran - results.arrival).max())

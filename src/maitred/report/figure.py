@@ -1,0 +1,104 @@
+"""The panels of a run as one matplotlib figure: for papers, slides and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from maitred.errors import ConfigError, nearest
+from maitred.report.over_time import over_time
+from maitred.report.panels import Panel, latencies
+from maitred.report.slo import Slo
+from maitred.sim import Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KINDS: Final = ("png", "svg", "pdf")
+_COLOURS = ("#2a6fc9", "#d9662b", "#1b9a6c", "#8a4fb8", "#b8860b", "#c2405a")
+_COLUMNS = 3
+_PANEL_INCHES = (4.2, 2.7)
+_STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e8e6e0",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "svg.hashsalt": "maitred",
+    "svg.fonttype": "none",
+}
+
+
+def require_matplotlib(*, where: str = "") -> None:
+    """Raises ConfigError if it is not installed."""
+    try:
+        import matplotlib as mpl  # noqa: F401
+    except ImportError as error:
+        hint = "pip install 'maitred[plots]'"
+        raise ConfigError("needs matplotlib, which is not installed", where=where, hint=hint) from error
+
+
+def kind_of(path: Path, *, where: str = "") -> str:
+    """What kind of picture the name of a file says. Raises ConfigError for others."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in KINDS:
+        what = f"{path.name} says no kind of picture that can be drawn"
+        raise ConfigError(what, where=where, hint=nearest(kind, KINDS) if kind else f"end it in .{', .'.join(KINDS)}")
+    return kind
+
+
+def draw(results: Results, slo: Slo) -> Figure:
+    """Latencies by class, then what happened over time. Raises ConfigError without matplotlib."""
+    require_matplotlib(where="a plot")
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    panels = [*latencies(results, slo), *over_time(results)]
+    rows = max(ceil(len(panels) / _COLUMNS), 1)
+    width, height = _PANEL_INCHES
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(_COLUMNS * width, rows * height), layout="constrained")
+        for axes, panel in zip(figure.subplots(rows, _COLUMNS, squeeze=False).flat, panels, strict=False):
+            _draw(axes, panel)
+        for axes in figure.axes[len(panels) :]:
+            axes.set_visible(False)
+    return figure
+
+
+def save(figure: Figure, kind: str, write: Callable[[bytes], object]) -> None:
+    """As one of `KINDS`; the same figure gives the same bytes."""
+    import matplotlib as mpl
+
+    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    buffer = BytesIO()
+    with mpl.rc_context(_STYLE):
+        figure.savefig(buffer, format=kind, dpi=150, metadata=dated.get(kind))
+    write(buffer.getvalue())
+
+
+def _draw(axes: Axes, panel: Panel) -> None:
+    for curve, colour in zip(panel.curves, _COLOURS * len(panel.curves), strict=False):
+        axes.plot(curve.x, curve.y, color=colour, label=curve.label, linewidth=1.6)
+        if curve.low is not None and curve.high is not None:
+            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
+    axes.set_title(panel.title)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    axes.set_ylim(0, 1.02 if panel.shares else None)
+    if panel.log_x:
+        axes.set_xscale("log")
+    if panel.shares:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    if panel.target is not None:
+        axes.axvline(panel.target, color="#6a6862", linestyle="--", linewidth=1, label="SLO")
+    if len(panel.curves) > 1 or panel.target is not None:
+        axes.legend(fontsize=8)

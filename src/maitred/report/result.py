@@ -1,0 +1,146 @@
+"""`maitred.simulate`, and what it returns: a run as people work with it in a program or a notebook.
+
+import maitred
+
+workload = maitred.synthetic(rate=20, num_requests=1_000, class_mix="interactive:1,bulk:2")
+result = maitred.simulate(workload, maitred.ClusterConfig(num_instances=2))
+result.summary().total.ttft.p99     # µs
+result.to_frame()                   # polars, a row per request
+result.report("report.html")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from maitred.admission import AdmissionConfig
+from maitred.decisions import DecisionLog
+from maitred.instance import InstanceConfig
+from maitred.report import frame
+from maitred.report.breakdown import By
+from maitred.report.files import OutputFile
+from maitred.report.page import page
+from maitred.report.setup import Setup
+from maitred.report.slo import USUAL_SLO, Slo
+from maitred.report.summary import Summary, summarise
+from maitred.routing import RoutingConfig
+from maitred.sim import ClusterConfig, Results
+from maitred.sim import simulate as run
+from maitred.units import MILLISECOND, Micros
+from maitred.workload import Job, open_trace
+
+if TYPE_CHECKING:
+    import polars as pl
+    from matplotlib.figure import Figure
+
+
+class Result:
+    """A simulated run: its rows, and what can be made of them. It never changes."""
+
+    def __init__(self, rows: Results, setup: Setup, slo: Slo) -> None:
+        """`slo` is meant wherever no other is given."""
+        self.rows = rows
+        """One row per request, in columns (numpy): instants in µs."""
+        self.setup = setup
+        """What was simulated."""
+        self.slo = slo
+
+    def summary(self, slo: Slo | None = None, by: Iterable[By] = By) -> Summary:
+        """The figures of the run and of its breakdowns; those of classes are always there."""
+        return summarise(self.rows, self.slo if slo is None else slo, by)
+
+    def to_frame(self) -> pl.DataFrame:
+        """A row per request, in the order of arrival; columns as in `report.frame`. Raises ConfigError without polars."""
+        return frame.to_frame(self.rows)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Latencies and what happened over time; also written to `path` (png, svg or pdf, by its suffix), if given.
+
+        Raises ConfigError without matplotlib, and for a path that cannot be written.
+        """
+        from maitred.report.figure import draw, kind_of, save
+
+        figure = draw(self.rows, self.slo)
+        if path is not None:
+            kind = kind_of(Path(path))
+            with OutputFile(Path(path)) as file:
+                save(figure, kind, file.write)
+        return figure
+
+    def report(self, path: str | Path) -> None:
+        """Write the run as one HTML page that needs nothing else. Raises ConfigError for a path that cannot be written."""
+        with OutputFile(Path(path)) as file:
+            file.write(page(self.rows, self.summary(), self.setup))
+
+    def __repr__(self) -> str:
+        from maitred.report.wording import number, share
+
+        total = self.summary(by=()).total
+        ttft = "no first token" if total.ttft is None else f"TTFT p99 {number(total.ttft.p99 / 1000)} ms"
+        met = "" if total.attainment is None else f", {share(total.attainment)} within SLO"
+        return f"<Result: {total.completed:,} of {total.arrived:,} requests completed, {ttft}{met}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from maitred.report.page.glance import glance
+
+        return glance(self.summary(by=()))
+
+
+def simulate(
+    workload: Iterable[Job] | str,
+    cluster: ClusterConfig | None = None,
+    instance: InstanceConfig | None = None,
+    routing: RoutingConfig | None = None,
+    admission: AdmissionConfig | None = None,
+    *,
+    seed: int = 42,
+    horizon: Micros | None = None,
+    slo: Slo = USUAL_SLO,
+    sample_every: Micros | None = MILLISECOND,
+    progress: Callable[[int], None] | None = None,
+    log: DecisionLog | None = None,
+) -> Result:
+    """Run a workload through a simulated cluster, until all requests have ended or `horizon` (µs) has passed.
+
+    `workload` is jobs in the order of arrival (`synthetic(...)`, a trace), or a trace as the command line names it
+    (`"azure:FILE"`). What is None has its defaults; `admission` None means the usual classes if `cluster.capacity` is given,
+    and else that all may enter. `slo` is what `summary` judges by if nothing else is said. `sample_every` (µs) is how close
+    samples for charts are at first: they grow further apart as the run goes on; None: take none. `progress` is told now and
+    then how many requests have arrived; `log` receives admission's decisions. The same arguments give the same result.
+
+    Raises ConfigError for unknown policies, limits that cannot be, jobs out of order, and a trace that cannot be read.
+    """
+    setup = Setup(
+        workload=workload if isinstance(workload, str) else "",
+        seed=seed,
+        horizon=horizon,
+        sections={
+            "cluster": cluster or ClusterConfig(),
+            "instance": instance or InstanceConfig(),
+            "routing": routing or RoutingConfig(),
+            "admission": admission or AdmissionConfig(mode="off"),
+        },
+    )
+
+    def ran(jobs: Iterable[Job]) -> Result:
+        rows = run(
+            jobs,
+            cluster,
+            instance,
+            routing,
+            admission,
+            seed=seed,
+            horizon=horizon,
+            progress=progress,
+            log=log,
+            sample_every=sample_every,
+        )
+        return Result(rows, setup, slo)
+
+    if not isinstance(workload, str):
+        return ran(workload)
+    with open_trace(workload) as trace:
+        return ran(trace)
