@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from maitred import __version__
+from maitred.catalogue import resolved
 from maitred.emulator import embeddings, metrics
 from maitred.emulator.asks import Ask, ChatAsk, CompletionAsk, EmbeddingAsk, parse
 from maitred.emulator.clock import LoopClock
@@ -62,8 +63,8 @@ class EngineApp:
     def __init__(self, config: EngineConfig, instance: InstanceConfig) -> None:
         """Raises ConfigError for an unknown scheduler."""
         self._config = config
-        self._instance = instance
-        self._engine = Engine(config, instance, LoopClock())
+        self._instance = resolved(instance)
+        self._engine = Engine(config, self._instance, LoopClock())
         self._one_model: Route = (_GET, self._model)
         self._routes: dict[str, Route] = {
             "/v1/chat/completions": (_POST, self._chat),

@@ -97,7 +97,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
 
     def _about_model(self) -> Iterator[str]:
         """What is said of a model that is not there. Whatever needs one, and has none, is an error."""
-        if self.model:
+        if self._has_model:
             return
         for name, usual in (
             ("hardware", "H100"),
@@ -108,10 +108,15 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             if getattr(self, name) != usual:
                 yield f"{name} {getattr(self, name)} has no effect without model"
 
+    @property
+    def _has_model(self) -> bool:
+        return bool(self.model or self.model_config_folder)
+
     def latency_model(self) -> LatencyModel:
         """Ready to be asked how long steps take. Raises ConfigError where `catalogue.resolved` has yet to be called."""
-        if self.latency is None and self.model:
-            raise ConfigError(f"nobody has looked up the model {self.model!r} yet", hint="catalogue.resolved(config) does")
+        if self.latency is None and self._has_model:
+            what = f"nobody has looked up the model {self.model or self.model_config_folder!r} yet"
+            raise ConfigError(what, hint="catalogue.resolved(config) does")
         return (self.latency or LinearLatency()).compiled(self.latency_scale)
 
     @property

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from maitred.admission import AdmissionConfig
+from maitred.catalogue import resolved
 from maitred.decisions import DecisionLog
 from maitred.instance import InstanceConfig
 from maitred.routing import RoutingConfig
@@ -56,7 +57,7 @@ def simulate(
     samples of the instances. Raises ConfigError for unknown policies, for limits and reservations that cannot be, and for
     jobs out of order.
     """
-    cluster, instance = cluster or ClusterConfig(), instance or InstanceConfig()
+    cluster, instance = cluster or ClusterConfig(), resolved(instance or InstanceConfig())
     agenda = Agenda()
     arrivals = Arrivals(jobs, agenda, progress)
     fleet = Fleet(cluster, instance, seed, agenda)

@@ -49,7 +49,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     first_dense_layers: int = 0
     """Layers at the beginning that have no experts."""
     interleave_moe_layer_step: int = 0
-    """0: all layers are alike; n: of n + 1 layers one has experts (as BLIS reads it)."""
+    """n: every n-th layer has experts (Llama 4); 0: they are not interleaved."""
     latent_attention: AttentionRanks | None = None
 
     def __post_init__(self) -> None:
@@ -106,13 +106,19 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.expert_intermediate_size or self.intermediate_size
 
     @property
-    def moe_layers(self) -> int:
+    def expert_layers(self) -> int:
         """Layers with experts."""
         if self.num_experts < 2:
             return 0
-        if self.interleave_moe_layer_step:
+        return self.num_layers // (self.interleave_moe_layer_step or 1) - self.first_dense_layers
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with experts as BLIS counts them, to which the coefficients of trained-physics were fitted: where they are
+        interleaved, one of n + 1."""
+        if self.num_experts > 1 and self.interleave_moe_layer_step:
             return self.num_layers // (self.interleave_moe_layer_step + 1)
-        return self.num_layers - self.first_dense_layers
+        return self.expert_layers
 
     @property
     def dense_layers(self) -> int:
@@ -124,7 +130,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         d = self.hidden_size
         dense = 3 * d * self.intermediate_size
         experts = 3 * d * (self.num_experts * self.expert_width + self.shared_intermediate_size) + self.num_experts * d
-        layers = self.num_layers * (self.attention_params + 2 * d) + self.dense_layers * dense + self.moe_layers * experts
+        layers = self.num_layers * (self.attention_params + 2 * d)
+        layers += (self.num_layers - self.expert_layers) * dense + self.expert_layers * experts
         return self.vocab_size * d * (1 if self.tied_embeddings else 2) + layers + d
 
 

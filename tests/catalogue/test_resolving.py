@@ -1,0 +1,135 @@
+"""What follows from the names of a model and a kind of GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from maitred.catalogue import deployment, find_hardware, find_model, kv_blocks, resolved
+from maitred.contracts import BatchShape, ChunkShape
+from maitred.errors import ConfigError
+from maitred.instance import Instance, InstanceConfig
+from maitred.instance.latency import Deployment, LinearLatency, RooflineLatency, TrainedPhysicsLatency
+
+LLAMA = "meta-llama/llama-3.1-8b-instruct"
+PROMPT = BatchShape(0, 0, 450, (ChunkShape(450, 0, 450),))
+
+
+def test_a_model_brings_its_latency_its_blocks_and_its_longest_context() -> None:
+    found = resolved(InstanceConfig(model=LLAMA))
+
+    assert isinstance(found.latency, TrainedPhysicsLatency)
+    assert found.latency_model().step_time(PROMPT) == 7825  # as BLIS recorded it
+    assert (found.total_kv_blocks, found.max_model_len) == (26312, 131072)
+
+
+def test_what_is_said_stands() -> None:
+    said = InstanceConfig(model=LLAMA, latency=RooflineLatency(), total_kv_blocks=2100, max_model_len=900)
+
+    found = resolved(said)
+
+    assert found.latency_model().step_time(PROMPT) == 10429  # likewise
+    assert (found.total_kv_blocks, found.max_model_len) == (2100, 900)
+    assert resolved(InstanceConfig(model=LLAMA, latency=LinearLatency())).latency == LinearLatency()
+
+
+def test_the_context_is_no_longer_than_the_blocks_hold() -> None:
+    assert resolved(InstanceConfig(model=LLAMA, total_kv_blocks=100)).max_model_len == 1600
+
+
+def test_resolving_again_changes_nothing() -> None:
+    once = resolved(InstanceConfig(model=LLAMA, tensor_parallel_size=2, hardware="a100"))
+
+    assert resolved(once) == once
+
+
+def test_without_a_model_the_usual_holds() -> None:
+    found = resolved(InstanceConfig())
+
+    assert (found.latency, found.kv_blocks, found.max_model_len) == (LinearLatency(), 27_000, None)
+
+
+def test_an_instance_of_a_model_nobody_looked_up_says_so() -> None:
+    with pytest.raises(ConfigError, match="nobody has looked up the model"):
+        Instance(InstanceConfig(model=LLAMA), Random(0))
+
+
+def test_an_analytic_model_needs_a_model() -> None:
+    with pytest.raises(ConfigError, match="roofline needs a model"):
+        resolved(InstanceConfig(latency=RooflineLatency()))
+
+
+def test_files_instead_of_the_catalogue(tmp_path: Path) -> None:
+    shape = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"vocab_size": 100}))
+    gpus = tmp_path / "gpus.json"
+    gpus.write_text('{"Abacus": {"TFlopsPeak": 1, "BwPeakTBs": 0.1, "MemoryGiB": 8}}')
+    config = InstanceConfig(model_config_folder=str(tmp_path), hardware="abacus", hardware_config=str(gpus))
+
+    on = deployment(config)
+
+    assert (on.model.hidden_size, on.model.num_kv_heads, on.hardware.name) == (512, 8, "Abacus")
+    assert resolved(config).total_kv_blocks == kv_blocks(on, 16)
+    assert config.warnings(prefix_cache=False) == []
+
+
+def test_gpus_without_a_model_are_hardly_meant() -> None:
+    config = InstanceConfig(hardware="A100", tensor_parallel_size=2)
+
+    assert config.warnings(prefix_cache=False) == [
+        "hardware A100 has no effect without model",
+        "tensor_parallel_size 2 has no effect without model",
+    ]
+
+
+def test_gpus_that_do_not_divide_the_heads() -> None:
+    with pytest.raises(ConfigError, match=r"must divide the 32 heads of llama-3\.1-8b, not 3"):
+        resolved(InstanceConfig(model=LLAMA, tensor_parallel_size=3))
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "tp", "blocks"),
+    [
+        # (72 - 14.96 - 5.5 - 0.15) GiB at 512 blocks per GiB
+        ("llama-3.1-8b", "H100", 1, 26312),
+        # as BLIS's own tests have it, since it divides by what a token takes on all GPUs: (571.2 - 20.46) GiB at 512 per GiB
+        ("llama-3.1-8b", "H100", 8, 281980),
+        ("llama-3.1-8b", "H100", 16, 574434),
+        ("llama-3.1-70b", "H200", 8, 178889),
+        ("llama-3.1-70b", "H200", 16, 385819),
+    ],
+)
+def test_kv_blocks(model: str, hardware: str, tp: int, blocks: int) -> None:
+    assert kv_blocks(on(model, hardware, tp), 16) == blocks
+
+
+def test_compressed_kv_is_on_every_gpu() -> None:
+    """Another 2 H100 bring (72 - 0.6) · 2 GiB, of which a token takes its 576 · 61 · 2 bytes on each of 16 (18) GPUs."""
+    token = (512 + 64) * 61 * 2
+    fewer = kv_blocks(on("deepseek-v3", "H100", 16), 1)
+
+    weights = find_model("deepseek-v3").params
+    assert fewer == int(((72 - 0.6) * 16 * 2**30 - 8 * 2**30 - weights) / (16 * token))
+
+
+def test_ranks_of_data_parallelism_share_the_experts() -> None:
+    model, gpu = find_model("qwen3-30b-a3b"), find_hardware("RTXPRO6000")
+    experts = 48 * 128 * 3 * 2048 * 768
+
+    both = kv_blocks(Deployment(model=model, hardware=gpu, data_parallel_size=2), 1)
+
+    weights = 2 * (2 * (model.params - experts) + experts)
+    room = 2 * (96 * 0.9 - 0.6 - 8) * 2**30 - weights
+    assert both == int(room / (48 * 2 * 4 * 128 * 2))
+
+
+def test_a_model_that_does_not_fit() -> None:
+    with pytest.raises(ConfigError, match=r"llama-3.1-70b wants 137 GiB before any KV, and 1 x H100 give it 72"):
+        kv_blocks(on("llama-3.1-70b", "H100", 1), 16)
+
+
+def on(model: str, hardware: str, tp: int) -> Deployment:
+    return Deployment(model=find_model(model), hardware=find_hardware(hardware), tensor_parallel_size=tp)
