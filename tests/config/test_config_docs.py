@@ -11,7 +11,7 @@ import pytest
 from maitred.admission.config import TenantPolicy
 from maitred.admission.flavours import BUILT_IN, Flavour
 from maitred.config import Config, load
-from maitred.instance.latency import LinearLatency, RooflineLatency, TrainedPhysicsLatency
+from maitred.instance.latency import LinearLatency, RooflineLatency, TableLatency, TrainedPhysicsLatency
 from maitred.reading.document import Document
 from maitred.reading.schema import keys_of, kind_at
 from maitred.request import PriorityClass
@@ -54,7 +54,7 @@ def test_every_key_is_documented_with_its_default_and_nothing_else_is() -> None:
     said = {key: value for key, value in defaults(msgspec.to_builtins(Config())).items() if ".classes." not in key}
     policy = defaults(msgspec.to_builtins(TenantPolicy()), "admission", "tenant_policies", "TENANT")
 
-    latencies = [LinearLatency(), RooflineLatency(), TrainedPhysicsLatency()]
+    latencies = [LinearLatency(), RooflineLatency(), TrainedPhysicsLatency(), TableLatency()]
     for latency in map(msgspec.to_builtins, latencies):
         policy |= defaults(latency, "instance", "latency", latency["model"])
 

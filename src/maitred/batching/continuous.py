@@ -81,6 +81,7 @@ class ContinuousBatch:
         "_victims",
         "context",
         "decodes",
+        "leaving",
         "number",
         "sequences",
     )
@@ -94,6 +95,8 @@ class ContinuousBatch:
         self._prefixed = blocks if isinstance(blocks, PrefixedBlocks) else None
         self.sequences: dict[RequestId, Seq] = {}
         """In order of admission."""
+        self.leaving = 0
+        """Slots of sequences that have ended and that are not free yet, if the next step is planned while they run."""
         self._prefilling: list[Seq] = []
         self.number = 0
         self.decodes = 0
@@ -114,7 +117,7 @@ class ContinuousBatch:
     @property
     def full(self) -> bool:
         """Nobody can be admitted, whoever comes."""
-        return len(self.sequences) >= self._limits.max_num_seqs
+        return len(self.sequences) + self.leaving >= self._limits.max_num_seqs
 
     def emitted(self, seq: Seq) -> int:
         """Tokens that `seq` has emitted by now."""
@@ -223,7 +226,8 @@ class ContinuousBatch:
     def _admit(self, waiting: WaitQueue, chunks: list[Chunk], spare: int, budget: int, now: Micros) -> int:
         """Adds a chunk for each sequence that enters the batch, within `spare` blocks and `budget` tokens. Returns what is left
         of the budget."""
-        sequences, most, size, prefixed = self.sequences, self._limits.max_num_seqs, self._blocks.block_size, self._prefixed
+        sequences, size, prefixed = self.sequences, self._blocks.block_size, self._prefixed
+        most = self._limits.max_num_seqs - self.leaving
         if prefixed is not None:
             prefixed.open_next()
             prefixed.settle()

@@ -57,6 +57,8 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     flavour: Literal["maitred", "blis"] = "maitred"
     """Whose rules where systems differ: vLLM's, made right, or BLIS's, to compare with its results. BLIS always caches
     prefixes, block by block."""
+    async_scheduling: bool = False
+    """Whether the next step is planned while one runs, as in vLLM since 0.14: who arrives joins one step later."""
     max_model_len: int | None = None
     """Prompt and output together, in tokens; None: what the KV blocks hold and, with a model, what it takes."""
     latency: LatencyConfig | None = None
@@ -75,6 +77,8 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
                 raise ValueError(f"{name} must be from 1 to {most:,}, not {value}")
         if self.long_prefill_token_threshold < 0:
             raise ValueError(f"long_prefill_token_threshold must be at least 0, not {self.long_prefill_token_threshold}")
+        if self.async_scheduling and self.flavour == "blis":
+            raise ValueError("async_scheduling is not BLIS's: leave out one of async_scheduling and flavour blis")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len must be at least 2 (a token in and a token out), not {self.max_model_len}")
         for name in ("tensor_parallel_size", "data_parallel_size"):

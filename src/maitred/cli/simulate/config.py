@@ -15,7 +15,7 @@ from maitred.units import to_ms
 
 if TYPE_CHECKING:
     from maitred.config import Config
-    from maitred.instance import LinearLatency
+    from maitred.instance.latency import LatencyConfig
 
 _PARTS = (cluster_flags, admission_flags, flow_flags, instance_flags)
 _KEYS = {name: key for part in _PARTS for name, key in part.KEYS.items()}
@@ -81,7 +81,7 @@ def _in_the_usual_mode(config: Config, flags: Flags) -> Config:
     return replace(config, admission=replace(config.admission, mode=mode))
 
 
-def _latency(flags: Flags) -> LinearLatency | None:
+def _latency(flags: Flags) -> LatencyConfig | None:
     from maitred.instance import parse_latency
 
     if flags.beta_coeffs is not None and flags.latency is not None:

@@ -1,8 +1,8 @@
 """How long does a step take?
 
 A latency model is said as a frozen struct of its own, told apart in a file by `model`, and `compiled` once into something that
-answers quickly (`contracts.LatencyModel`). `linear` needs nothing but its numbers; `roofline` and `trained-physics` work out
-the arithmetic and the memory traffic of a model on a GPU, a `Deployment`, which the catalogue fills in.
+answers quickly (`contracts.LatencyModel`). `linear` needs nothing but its numbers, `table` its measurements; `roofline` and
+`trained-physics` work out arithmetic and memory traffic of a model on a GPU, a `Deployment`, which the catalogue fills in.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ from maitred.instance.latency.linear import LinearLatency
 from maitred.instance.latency.parse import LatencyConfig, numbers, parse_latency, with_coefficients
 from maitred.instance.latency.roofline import RooflineLatency
 from maitred.instance.latency.specs import AttentionRanks, Deployment, HardwareSpec, ModelSpec
+from maitred.instance.latency.table import Grid, StepTable, TableLatency
 from maitred.instance.latency.trained_physics import TrainedPhysicsLatency
 
 __all__ = [
     "AttentionRanks",
     "Deployment",
+    "Grid",
     "HardwareSpec",
     "LatencyConfig",
     "LinearLatency",
     "ModelSpec",
     "RooflineLatency",
+    "StepTable",
+    "TableLatency",
     "TrainedPhysicsLatency",
     "numbers",
     "parse_latency",

@@ -1,4 +1,4 @@
-"""Latency models whose decode-only steps are affine in the context: what they have in common."""
+"""Latency models whose decode-only steps are affine in the context, piece by piece: what they have in common."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from maitred.instance.latency.affine import Envelope, Line, envelope, steps_with
 from maitred.units import Micros
 
 
-class AlongLines(ABC):
-    """Says how long any step takes from two things: the lines of a decode-only step, and a step with prefill in it.
+class ByContext(ABC):
+    """Says how long any step takes from two things: a decode-only step by its context, and a step with prefill in it.
 
-    The lines depend on nothing but the number of sequences that decode, so they are worked out once for each.
+    The former depends on nothing else but the number of sequences that decode, so it is worked out once for each.
     """
 
     def __init__(self, overheads: Overheads) -> None:
@@ -21,8 +21,8 @@ class AlongLines(ABC):
         self._envelopes: dict[int, Envelope] = {}
 
     @abstractmethod
-    def lines(self, decodes: int) -> Sequence[Line]:
-        """A step in which `decodes` (at least 1) sequences decode and none prefills lasts as long as the largest of these."""
+    def stretches(self, decodes: int) -> Envelope:
+        """A step in which `decodes` sequences decode and none prefills; never less than 1 µs, nor less for more context."""
 
     @abstractmethod
     def mixed(self, batch: BatchShape) -> float:
@@ -44,5 +44,16 @@ class AlongLines(ABC):
     def _envelope(self, decodes: int) -> Envelope:
         known = self._envelopes.get(decodes)
         if known is None:
-            known = self._envelopes[decodes] = envelope(self.lines(decodes) if decodes else ())
+            known = self._envelopes[decodes] = self.stretches(decodes) if decodes else envelope(())
         return known
+
+
+class AlongLines(ByContext):
+    """A decode-only step lasts as long as the largest of a few lines."""
+
+    @abstractmethod
+    def lines(self, decodes: int) -> Sequence[Line]:
+        """Of a step in which `decodes` (at least 1) sequences decode."""
+
+    def stretches(self, decodes: int) -> Envelope:
+        return envelope(self.lines(decodes))

@@ -8,14 +8,15 @@ from typing import TypeAlias
 from maitred.errors import ConfigError, nearest
 from maitred.instance.latency.linear import LinearLatency
 from maitred.instance.latency.roofline import RooflineLatency
+from maitred.instance.latency.table import TableLatency
 from maitred.instance.latency.trained_physics import TrainedPhysicsLatency
 
-LatencyConfig: TypeAlias = LinearLatency | RooflineLatency | TrainedPhysicsLatency
+LatencyConfig: TypeAlias = LinearLatency | RooflineLatency | TrainedPhysicsLatency | TableLatency
 """What may be said of the time of a step."""
 
 
 def parse_latency(text: str) -> LatencyConfig:
-    """`linear[:β0,β1,β2]` (µs; BLIS calls it blackbox), `roofline` or `trained-physics`. Raises ConfigError."""
+    """`linear[:β0,β1,β2]` (µs; BLIS calls it blackbox), `roofline`, `trained-physics` or `table:FILE`. Raises ConfigError."""
     name, colon, rest = text.partition(":")
     if name not in _PARSERS:
         raise ConfigError(f"unknown latency model {name!r}", hint=nearest(name, _PARSERS))
@@ -36,8 +37,9 @@ def with_coefficients(latency: LatencyConfig, alpha: Sequence[float] | None, bet
     """`latency` with BLIS's --alpha-coeffs and --beta-coeffs. Raises ConfigError where they do not belong."""
     if alpha is None and beta is None:
         return latency
-    if isinstance(latency, RooflineLatency):
-        raise ConfigError("roofline has no coefficients", hint="leave them out, or choose linear or trained-physics")
+    if isinstance(latency, RooflineLatency | TableLatency):
+        name = "roofline" if isinstance(latency, RooflineLatency) else "table"
+        raise ConfigError(f"{name} has no coefficients", hint="leave them out, or choose linear or trained-physics")
     if alpha is not None and len(alpha) != 3:
         raise ConfigError(f"--alpha-coeffs are three numbers, not {len(alpha)}", hint="α0,α1,α2 in µs")
     if isinstance(latency, LinearLatency):
@@ -84,9 +86,16 @@ def _parse_trained_physics(text: str | None) -> TrainedPhysicsLatency:
     raise ConfigError(f"trained-physics takes no coefficients here, but {text!r} follows it", hint=hint)
 
 
+def _parse_table(text: str | None) -> TableLatency:
+    if not text:
+        raise ConfigError("the latency model table needs a file", hint="table:FILE, as maitred calibrate has written it")
+    return TableLatency(text)
+
+
 _PARSERS: dict[str, Callable[[str | None], LatencyConfig]] = {
     "linear": _parse_linear,
     "blackbox": _parse_linear,
     "roofline": _parse_roofline,
     "trained-physics": _parse_trained_physics,
+    "table": _parse_table,
 }

@@ -1,0 +1,59 @@
+"""A CSV file as rows of numbers, every mistake with its file and line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import TextIO
+
+from maitred.errors import ConfigError, nearest
+
+
+def rows_of(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> Iterator[tuple[list[float], list[str]]]:
+    """For each row the columns `numbers` and the columns `texts`, in this order; `path` may be gzipped. Raises ConfigError."""
+    try:
+        with _open(path) as lines:
+            reader = csv.DictReader(lines)
+            _check_header(path, reader.fieldnames or (), (*numbers, *texts))
+            for row in reader:
+                place = f"{path}:{reader.line_num}"
+                yield [_number(row, name, place) for name in numbers], [row[name] or "" for name in texts]
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"cannot be read: {error}", where=str(path)) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"no CSV: {error}", where=str(path)) from error
+
+
+def header_of(path: Path) -> Sequence[str]:
+    """The names of its columns. Raises ConfigError if it cannot be read."""
+    try:
+        with _open(path) as lines:
+            return next(csv.reader(lines), [])
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"cannot be read: {error}", where=str(path)) from error
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _check_header(path: Path, found: Sequence[str], wanted: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in found:
+            raise ConfigError(f"there is no column {name!r}", where=f"{path}:1", hint=nearest(name, found))
+
+
+def _number(row: Mapping[str, str | None], name: str, place: str) -> float:
+    text = row[name]
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = float("nan")
+    if not isfinite(value):
+        raise ConfigError(f"{name} should be a number, not {text!r}", where=place)
+    return value
