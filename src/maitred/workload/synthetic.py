@@ -78,6 +78,8 @@ def closed_loop(
     for where, said in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
         parse_lengths(said, where=where)
     count = _count(num_requests)
+    if concurrency < 1:
+        raise ConfigError(f"{concurrency} users ask nothing", where="concurrency", hint="1 or more")
     try:
         users = Client(
             id="users",
@@ -88,7 +90,7 @@ def closed_loop(
         )
     except (ValueError, OverflowError) as error:
         raise ConfigError(str(error), where="concurrency") from error
-    if not concurrency or not count:
+    if not count:
         return iter(())
     jobs: Iterable[Job] = Workload(clients=(users,), num_requests=count, seed=seed).jobs()
     jobs = jobs if mix is None else reclassed(jobs, mix, seed)
