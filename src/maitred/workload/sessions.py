@@ -106,6 +106,7 @@ class Asker:
             program=program,
             stream=sender.streaming,
             routing_key=sender.adapter,
+            cache_namespace=sender.adapter,
             deadline=at + self._timeout if self._timeout else None,
             slo_class=self._slo_class,
             slo_target=sender.slo_target_us or None,

@@ -49,7 +49,7 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     slo_class: str = ""
     model: str = ""
     adapter: str = ""
-    """LoRA adapter: the routing key of its requests. What adapters cost is not simulated."""
+    """LoRA adapter: the routing key of its requests, and a prefix cache of their own. What adapters cost is not simulated."""
     streaming: bool = True
     prefix_group: str = ""
     """Prompts of one group begin with the same tokens."""
