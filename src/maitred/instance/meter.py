@@ -9,23 +9,36 @@ Either way the counts are those of one step after the other.
 from __future__ import annotations
 
 from maitred.contracts import BatchShape, LatencyModel
+from maitred.instance.latency import LinearLatency
 from maitred.sketch import Sketch, bucket
 from maitred.units import Micros
+
+_MOST = 4096
+"""So many different gaps are counted exactly before they go into the sketch: an addition is cheaper than a logarithm."""
 
 
 class Meter:
     """Told of every run, when it is over."""
 
-    __slots__ = ("_latency", "_overhead", "busy", "gaps")
+    __slots__ = ("_even", "_exactly", "_latency", "_overhead", "_sketch", "busy")
 
     def __init__(self, latency: LatencyModel) -> None:
         """`latency` made the steps; its overhead per output token is part of every gap."""
         self._latency = latency
+        self._even = isinstance(latency, LinearLatency)
+        """All steps of a run last equally long."""
         self._overhead = latency.overheads.per_output_token
         self.busy: Micros = 0
         """The time that all steps took."""
-        self.gaps = Sketch()
+        self._sketch = Sketch()
+        self._exactly: dict[Micros, int] = {}
+        """How often each gap came that is not in the sketch yet."""
+
+    @property
+    def gaps(self) -> Sketch:
         """Between one token and the next of the same sequence, as the client sees them (ITL)."""
+        self._settle()
+        return self._sketch
 
     def ran(self, shape: BatchShape, steps: int, span: Micros) -> None:
         """`steps` steps are over, the first of which had this shape; together they took `span`."""
@@ -33,18 +46,27 @@ class Meter:
         decodes = shape.decodes
         if not decodes:
             return
-        if steps == 1:
-            self.gaps.add(span + self._overhead, decodes)
-            return
-        first = self._time(shape, 0)
+        first = span // steps if steps == 1 or self._even else self._latency.step_time(shape)
         if first * steps == span:
-            self.gaps.add(first + self._overhead, decodes * steps)
+            self._add(first, decodes * steps)
         else:
             self._spread(shape, steps, span, first)
 
     def paused(self, gap: Micros) -> None:
         """A sequence had lost its KV between two of its tokens, `gap` after each other."""
-        self.gaps.add(gap + self._overhead)
+        self._add(gap, 1)
+
+    def _add(self, gap: Micros, times: int) -> None:
+        exactly = self._exactly
+        exactly[gap] = exactly.get(gap, 0) + times
+        if len(exactly) > _MOST:
+            self._settle()
+
+    def _settle(self) -> None:
+        """All gaps are in the sketch."""
+        for gap, times in self._exactly.items():
+            self._sketch.add(gap + self._overhead, times)
+        self._exactly.clear()
 
     def _spread(self, shape: BatchShape, steps: int, span: Micros, first: Micros) -> None:
         """Durations that grow."""
@@ -58,7 +80,7 @@ class Meter:
             counts[now] = (beyond - at) * decodes
             at, now = beyond, bucket(self._time(shape, beyond) + overhead)
         counts[now] = (steps - at) * decodes
-        self.gaps.add_run(counts, (span + steps * overhead) * decodes, first + overhead, last + overhead)
+        self._sketch.add_run(counts, (span + steps * overhead) * decodes, first + overhead, last + overhead)
 
     def _first_beyond(self, number: int, shape: BatchShape, low: int, high: int) -> int:
         """The first step whose duration is not in this bucket any more: after `low`, and `high` at the latest."""
@@ -72,6 +94,4 @@ class Meter:
 
     def _time(self, shape: BatchShape, step: int) -> Micros:
         """Of a step of the run."""
-        if step:
-            shape = BatchShape(shape.decodes, shape.context + step * shape.decodes)
-        return self._latency.step_time(shape)
+        return self._latency.step_time(BatchShape(shape.decodes, shape.context + step * shape.decodes))

@@ -42,11 +42,12 @@ class Arrivals:
         if job is None:
             self._read = None
             return
-        if job.request.arrival < now:
+        request = job.request
+        if request.arrival < now:
             before = f"after one that arrived at {now} µs" if self.count else "before the run begins at 0"
-            what = f"request {job.request.id} arrives at {job.request.arrival} µs, {before}"
+            what = f"request {request.id} arrives at {request.arrival} µs, {before}"
             raise ConfigError(what, hint="give the jobs in the order of arrival")
-        self._read = job.request.id
+        self._read = request.id
         self._expect(job)
 
     def take(self, request_id: RequestId, now: Micros) -> Job:

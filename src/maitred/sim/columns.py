@@ -35,7 +35,7 @@ class Outcome(IntEnum):
 
 
 class InstanceTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What one instance did. Counts of requests and tokens are of those who left it, finished or not."""
+    """What one instance did. Counts of requests and tokens are of those who came to it, finished or not."""
 
     steps: int
     busy: Micros

@@ -8,17 +8,20 @@ are dropped when they come up. So nothing here takes time in proportion to the n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappush
 from random import Random
 
 from maitred.admission import load_of
 from maitred.contracts import FleetLoad, InstanceView
-from maitred.instance import InstanceConfig, InstanceEvent, new_instance
+from maitred.instance import InstanceConfig, new_instance
 from maitred.sim.agenda import Agenda, Kind
-from maitred.sim.columns import InstanceTotals
+from maitred.sim.columns import InstanceTotals, Ints
 from maitred.sim.config import ClusterConfig
 from maitred.sim.replica import Chains, Replica
 from maitred.sim.snapshots import First, Snapshots
 from maitred.units import Micros, from_ms
+
+_INSTANCE = Kind.INSTANCE  # enum members are slow to look up
 
 
 class Fleet:
@@ -36,6 +39,8 @@ class Fleet:
         self._snapshots = _snapshots(self.replicas, cluster, instance)
         self.views: Sequence[InstanceView] = self.replicas if self._snapshots is None else self._snapshots.views
         """What routers see of them."""
+        self.stale = self._snapshots is not None
+        """Whether somebody who is about to decide must `look`, so that views may be refreshed."""
 
     def look(self, now: Micros) -> None:
         """Somebody is about to decide by what `views` show."""
@@ -47,9 +52,9 @@ class Fleet:
         self.look(now)
         return load_of(self.views)
 
-    def totals(self) -> tuple[InstanceTotals, ...]:
-        """What each instance did until now."""
-        return tuple(replica.totals() for replica in self.replicas)
+    def totals(self, counts: Ints) -> tuple[InstanceTotals, ...]:
+        """What each instance did until now; `counts`: of their requests (`Rows.by_instance`)."""
+        return tuple(replica.totals(*of) for replica, of in zip(self.replicas, counts.tolist(), strict=True))
 
     def touch(self, replica: Replica) -> None:
         """Something happened to it: its next event is to be found anew."""
@@ -57,31 +62,22 @@ class Fleet:
             replica.touched = True
             self.touched.append(replica)
 
-    def events(self, index: int, now: Micros) -> tuple[Replica, Sequence[InstanceEvent]]:
-        """What happened in an instance whose entry has come up; nothing, if the entry is obsolete."""
-        replica = self.replicas[index]
-        if replica.due != now:
-            return replica, ()
-        replica.due = None
-        self.touch(replica)
-        return replica, replica.events(now)
-
     def call(self, replica: Replica, now: Micros) -> None:
         """It has events for this very instant."""
         if replica.due != now:
             replica.due = now
-            self._agenda.push(now, Kind.INSTANCE, replica.index)
+            self._agenda.push(now, _INSTANCE, replica.index)
 
     def begin_steps(self) -> None:
         """All that happens at this instant has been said: the instances concerned go on."""
-        agenda = self._agenda
+        heap = self._agenda.heap
         for replica in self.touched:
             replica.touched = False
             due = replica.instance.next_event()
             if due != replica.due:
                 replica.due = due
                 if due is not None:
-                    agenda.push(due, Kind.INSTANCE, replica.index)
+                    heappush(heap, (due, _INSTANCE, replica.index))
         self.touched.clear()
 
 

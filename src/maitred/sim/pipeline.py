@@ -147,10 +147,13 @@ class Pipeline:
             self._enter(journey, now)
 
     def instance(self, index: int, now: Micros) -> None:
-        """The turn of an instance has come."""
-        replica, events = self._fleet.events(index, now)
-        for event in events:
-            self._apply(event, replica, now)
+        """The turn of an instance has come, unless its entry is obsolete."""
+        replica = self._fleet.replicas[index]
+        if replica.due == now:
+            replica.due = None
+            self._fleet.touch(replica)
+            for event in replica.events(now):
+                self._apply(event, replica, now)
 
     def admission(self, _: int, now: Micros) -> None:
         """Admission's timer is up."""
@@ -183,7 +186,8 @@ class Pipeline:
 
     def _ask(self, journey: Journey, now: Micros) -> None:
         """May it enter?"""
-        self._fleet.look(now)
+        if self._fleet.stale:
+            self._fleet.look(now)
         if self._entrance is None:
             self._admitted(journey, now)
         else:
@@ -198,7 +202,8 @@ class Pipeline:
 
     def _route(self, journey: Journey, now: Micros) -> None:
         request, fleet = journey.job.request, self._fleet
-        fleet.look(now)
+        if fleet.stale:
+            fleet.look(now)
         replica = journey.replica = fleet.replicas[self._router.choose(request, fleet.views, now).instance]
         replica.in_flight += 1
         overheads = self._delays.entry
@@ -246,9 +251,8 @@ class Pipeline:
         """It is over, and has its row; `seq`: what it came to in an instance."""
         job = journey.job
         del self.live[job.request.id]
-        if seq is not None and replica is not None:
-            replica.count(seq)
-        self.ended = max(self.ended, self._rows.ended(journey, outcome, at, seq, replica))
+        over = self._rows.ended(journey, outcome, at, seq, replica)
+        self.ended = max(self.ended, over)
         if self._arrivals.reactive is not None:
             tokens = 0 if seq is None else seq.emitted
             self._arrivals.ended(job.request, outcome is Outcome.COMPLETED, tokens, at)
@@ -261,7 +265,6 @@ class Pipeline:
             at, seq = journey.replica, None
             if at is not None and journey.place is _INSIDE:
                 seq = at.instance.look(journey.job.request.id)
-                at.count(seq)
             self._rows.ended(journey, Outcome.UNFINISHED, NEVER, seq, at)
         self.ended = end
 

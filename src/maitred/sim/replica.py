@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maitred.contracts import LatencyModel, PrefixView, Seq
+from maitred.contracts import LatencyModel, PrefixView
 from maitred.instance import Instance, InstanceEvent
 from maitred.instance.meter import Meter
 from maitred.request import Request, RequestId
@@ -36,13 +36,9 @@ class Replica:
 
     __slots__ = (
         "_agenda",
-        "_cached_tokens",
         "_chains",
         "_kept",
         "_meter",
-        "_output_tokens",
-        "_prompt_tokens",
-        "_requests",
         "due",
         "in_flight",
         "index",
@@ -62,25 +58,18 @@ class Replica:
         """Something happened to it at this instant: its next event is to be found anew."""
         self._kept: list[InstanceEvent] = []
         self._meter = instance.meter = Meter(latency)
-        self._requests = self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
 
-    def count(self, seq: Seq) -> None:
-        """It has left, or the run is over."""
-        self._requests += 1
-        self._prompt_tokens += seq.request.prompt_tokens
-        self._cached_tokens += seq.cached
-        self._output_tokens += seq.emitted
-
-    def totals(self) -> InstanceTotals:
+    def totals(self, requests: int, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> InstanceTotals:
+        """What it did; the counts are of those who came here."""
         instance, meter = self.instance, self._meter
         return InstanceTotals(
             steps=instance.steps,
             busy=meter.busy,
             preemptions=instance.preemptions,
-            requests=self._requests,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            output_tokens=self._output_tokens,
+            requests=requests,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            output_tokens=output_tokens,
             gaps=meter.gaps,
         )
 

@@ -11,9 +11,10 @@ from struct import Struct
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from maitred.contracts import Overheads, Seq
-from maitred.sim.columns import NEVER, Outcome, Results
+from maitred.sim.columns import NEVER, Ints, Outcome, Results
 from maitred.sim.journey import Journey
 from maitred.sim.replica import Replica
 from maitred.units import Micros
@@ -63,8 +64,9 @@ class Names(dict[str, int]):
 class Rows:
     """See the module."""
 
-    def __init__(self, overheads: Overheads) -> None:
-        """`overheads` reach the client, and do not hold the engine up."""
+    def __init__(self, overheads: Overheads, instances: int) -> None:
+        """`overheads` reach the client, and do not hold the engine up; `instances`: how many there are."""
+        self._instances = instances
         self._per_token, self._at_the_end = overheads.per_output_token, overheads.at_the_end
         self._blocks: list[bytearray] = []
         self._count = 0
@@ -122,9 +124,17 @@ class Rows:
         )
         return at
 
+    def by_instance(self) -> Ints:
+        """By instance: how many requests came there, and how many prompt, cached and output tokens they had."""
+        rows = self._written()
+        came = rows[rows["instance"] >= 0]
+        where, most = came["instance"], self._instances
+        tokens = [np.bincount(where, came[f"{kind}_tokens"], most) for kind in ("prompt", "cached", "output")]
+        return np.column_stack([np.bincount(where, minlength=most), *tokens]).astype(np.int64)
+
     def results(self, end: Micros) -> Results:
         """All rows, of a run that ended at `end`."""
-        rows = np.frombuffer(b"".join(self._blocks), dtype=_TYPE)[: self._count]
+        rows = self._written()
         columns: dict[str, Any] = {name: np.ascontiguousarray(rows[name]) for name in _FIELDS}
         return Results(
             end=end,
@@ -134,13 +144,17 @@ class Rows:
             **columns,
         )
 
+    def _written(self) -> NDArray[Any]:
+        return np.frombuffer(b"".join(self._blocks), dtype=_TYPE)[: self._count]
+
 
 class PassingRows(Rows):
     """Rows that are handed on block by block, in the order in which requests ended, and not kept."""
 
-    def __init__(self, overheads: Overheads, sink: Sink) -> None:
-        super().__init__(overheads)
+    def __init__(self, overheads: Overheads, instances: int, sink: Sink) -> None:
+        super().__init__(overheads, instances)
         self._sink = sink
+        self._passed = super().by_instance()
 
     def row(self) -> int:
         """Its number is known when it ends."""
@@ -149,9 +163,12 @@ class PassingRows(Rows):
     def ended(self, journey: Journey, outcome: Outcome, at: Micros, seq: Seq | None, replica: Replica | None) -> Micros:
         journey.row = super().row()
         at = super().ended(journey, outcome, at, seq, replica)
-        if self._count == _BLOCK:
+        if self._count >= _BLOCK and outcome is not Outcome.UNFINISHED:  # those go together, with the end of the run
             self._hand_on(at)
         return at
+
+    def by_instance(self) -> Ints:
+        return self._passed + super().by_instance()
 
     def results(self, end: Micros) -> Results:
         """None: the last ones are handed on."""
@@ -160,5 +177,6 @@ class PassingRows(Rows):
         return super().results(end)
 
     def _hand_on(self, end: Micros) -> None:
+        self._passed += super().by_instance()
         self._sink(super().results(end))
         self._blocks, self._count = [], 0

@@ -62,7 +62,8 @@ def simulate(
     arrivals = Arrivals(jobs, agenda, progress)
     fleet = Fleet(cluster, instance, seed, agenda)
     overheads = instance.latency_model().overheads
-    rows = Rows(overheads) if sink is None else PassingRows(overheads, sink)
+    count = cluster.num_instances
+    rows = Rows(overheads, count) if sink is None else PassingRows(overheads, count, sink)
     gate = entrance(cluster, instance, admission, log, fleet.load)
     router = (routing or RoutingConfig()).router(Random(f"{seed}/routing"))
     pipeline = Pipeline(agenda, arrivals, gate, router, fleet, rows, delays(cluster, instance))
@@ -75,7 +76,7 @@ def simulate(
     if progress is not None:
         progress(arrivals.count)
     samples = None if sampler is None else sampler.samples()
-    return replace(rows.results(pipeline.ended), instances=fleet.totals(), samples=samples)
+    return replace(rows.results(pipeline.ended), instances=fleet.totals(rows.by_instance()), samples=samples)
 
 
 def _run(agenda: Agenda, fleet: Fleet, acts: Sequence[_Act], last: Micros) -> None:
