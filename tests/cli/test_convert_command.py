@@ -95,3 +95,35 @@ def test_a_session_waits_for_its_answers_and_thinks(maitred: Any) -> None:
 def test_flags_of_sessions_that_cannot_be(maitred: Any, samples: Path, flags: tuple[object, ...], said: str) -> None:
     ended = maitred("simulate", "--trace", samples / "azure_tiny.csv", *flags)
     assert (ended.code, said in ended.err) == (2, True), ended.err
+
+
+def test_a_synthetic_workload_written_down_runs_again_as_it_was(maitred: Any) -> None:
+    made = ("--rate", 50, "--num-requests", 40, "--class-mix", "bulk:1,interactive:1")
+    said = maitred("simulate", *made, *BETA, "--trace-output", "kept", "--results-path", "r0.json")
+    assert (said.code, Path("kept.yaml").exists()) == (0, True)
+    assert maitred("simulate", "--trace", "kept.csv", *BETA, "--results-path", "r1.json").code == 0
+    assert len(results("r0.json")) == 40
+    assert results("r0.json") == results("r1.json")
+
+
+def test_turns_that_waited_are_written_when_they_came(maitred: Any) -> None:
+    """Answers take 2000 and 3100 µs; 10 ms lie between. The other session begins at 4 ms, before the second turn."""
+    turns = [
+        {"session_id": "a", "timestamp": 0, "input_length": 100, "output_length": 1},
+        {"session_id": "a", "timestamp": 1, "input_length": 109, "output_length": 1},
+        {"session_id": "b", "timestamp": 4, "input_length": 10, "output_length": 1},
+    ]
+    Path("t.jsonl").write_text("\n".join(json.dumps(turn) for turn in turns))
+    wait = ("--session-mode", "closed-loop", "--think-time-ms", 10)
+    maitred("simulate", "--trace", "t.jsonl", *wait, *BETA, "--trace-output", "maitred:k.csv")
+    rows = [line.split(",") for line in Path("k.csv").read_text().splitlines()[1:]]
+    assert [(row[0], row[2], row[8]) for row in rows] == [
+        ("0.000000", "100", "a"),
+        ("0.004000", "10", "b"),
+        ("0.012000", "210", "a"),
+    ]
+
+
+def test_a_trace_that_cannot_be_written_is_said_before_the_run(maitred: Any) -> None:
+    said = maitred("simulate", "--rate", 1, "--num-requests", 1, "--trace-output", "azure:t.csv")
+    assert (said.code, "--trace-output: unknown format 'azure' for writing" in said.err) == (2, True)

@@ -15,13 +15,14 @@ from maitred.slo_classes import SLO_PRIORITIES, class_of
 from maitred.workload import WRITERS, Job, Lost, TraceWriter, open_trace
 from maitred.workload.formats.blis import COLUMNS
 from maitred.workload.prefix import GroupPrefix
+from maitred.workload.writing import lines
 
 TEXT = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")), max_size=8).map(str.strip)
 
 
 def written(jobs: Iterable[Job], name: str) -> tuple[str, TraceWriter]:
     writer = WRITERS.get(name)()
-    return "".join(writer.lines(jobs)), writer
+    return "".join(lines(writer, jobs)), writer
 
 
 def read(text: str, name: str) -> list[Job]:
@@ -101,16 +102,16 @@ def job(**said: object) -> Job:
 
 def test_the_27_columns_alone_where_no_other_is_needed() -> None:
     text, _ = written([job(program="s"), job(program="s", id=1), job(id=2)], "blis")
-    lines = text.splitlines()
-    assert lines[0] == ",".join(COLUMNS)
-    first = dict(zip(COLUMNS, lines[1].split(","), strict=True))
+    said = text.splitlines()
+    assert said[0] == ",".join(COLUMNS)
+    first = dict(zip(COLUMNS, said[1].split(","), strict=True))
     assert (first["arrival_time_us"], first["send_time_us"], first["input_tokens"], first["slo_class"]) == (
         "5",
         "5",
         "9",
         "standard",
     )
-    assert [line.split(",")[COLUMNS.index("round_index")] for line in lines[1:]] == ["0", "1", "0"]
+    assert [line.split(",")[COLUMNS.index("round_index")] for line in said[1:]] == ["0", "1", "0"]
     assert len(COLUMNS) == 27
 
 
@@ -130,11 +131,11 @@ def test_memory_does_not_grow_with_the_jobs() -> None:
             yield job(id=taken)
             taken += 1
 
-    lines = WRITERS.get("blis")().lines(endless())
-    next(lines)
+    text = lines(WRITERS.get("blis")(), endless())
+    next(text)
     assert taken <= 4_096
     for _ in range(5_000):
-        next(lines)
+        next(text)
     assert taken <= 5_001
 
 

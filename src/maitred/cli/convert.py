@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from maitred.cli.flags import NO_VALUE
 from maitred.cli.printable import printable
-from maitred.errors import ConfigError, nearest
+from maitred.cli.trace_target import TraceTarget
+from maitred.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maitred.workload import Trace, TraceWriter
+    from maitred.workload import Trace
 
 
 def run(
@@ -32,73 +29,24 @@ def run(
 
     Sessions are written as recorded. What a format cannot say is left out, and said to be.
     """
-    from maitred.report import OutputFile
     from maitred.workload import BadRows, open_trace
+    from maitred.workload.writing import lines
 
-    writer, path = _target(target)
-    with ExitStack() as stack:
-        trace = stack.enter_context(open_trace(source, bad_rows=BadRows.SKIP if skip_bad_rows else BadRows.REFUSE))
-        if os.path.realpath(trace.path) == os.path.realpath(path):
-            raise ConfigError("this is the trace itself", where=str(path), hint="name another file")
-        companion = _companion(writer, path)
-        if companion:
-            beside, text = companion
-            stack.enter_context(OutputFile(beside, where=target)).write(text.encode())
-        written = _written(trace, max_requests, writer, stack.enter_context(OutputFile(path, where=target)).write, path)
-    _report(trace, writer, written)
-
-
-def _target(target: str) -> tuple[TraceWriter, Path]:
-    from maitred.workload import WRITERS
-
-    name, _, path = target.partition(":")
-    if name not in WRITERS or not path:
-        hint = f"write it as {' or '.join(f'{known}:FILE' for known in WRITERS)}"
-        what = f"unknown format {name!r} for writing" if path else f"{target!r} names no format and file"
-        near = nearest(name, WRITERS) if path else ""
-        raise ConfigError(what, where="OUT", hint=f"{near} {hint}".strip() if near.startswith("did") else hint)
-    return WRITERS.get(name)(), Path(path)
-
-
-def _companion(writer: TraceWriter, path: Path) -> tuple[Path, str] | None:
-    if writer.companion is None:
-        return None
-    suffix, text = writer.companion
-    beside = (path.with_suffix("") if path.suffix == ".gz" else path).with_suffix(suffix)
-    if beside == path:
-        raise ConfigError(f"its header would be {path} itself", where=str(path), hint="name it NAME.csv or NAME.csv.gz")
-    return beside, text
-
-
-def _written(trace: Trace, most: int | None, writer: TraceWriter, write: Callable[[bytes], int], path: Path) -> int:
-    rows = -1  # the header
-    if path.suffix == ".gz":
-        with gzip.GzipFile(filename="", mode="wb", fileobj=cast(BinaryIO, _Sink(write)), mtime=0) as packed:
-            for line in writer.lines(islice(trace, most)):
-                packed.write(line.encode())
+    written = TraceTarget(target, where="OUT")
+    with open_trace(source, bad_rows=BadRows.SKIP if skip_bad_rows else BadRows.REFUSE) as trace:
+        if os.path.realpath(trace.path) == os.path.realpath(written.path):
+            raise ConfigError("this is the trace itself", where=str(written.path), hint="name another file")
+        with written:
+            rows = -1  # the header
+            for line in lines(written.writer, islice(trace, max_requests)):
+                written.write(line)
                 rows += 1
-        return rows
-    for line in writer.lines(islice(trace, most)):
-        write(line.encode())
-        rows += 1
-    return rows
+    _report(trace)
+    written.report_losses()
+    typer.echo(f"{rows:,} requests", err=True)
 
 
-class _Sink:
-    """As much of a file as gzip wants to see."""
-
-    def __init__(self, write: Callable[[bytes], int]) -> None:
-        self.write = write
-
-    def flush(self) -> None:
-        pass
-
-
-def _report(trace: Trace, writer: TraceWriter, written: int) -> None:
+def _report(trace: Trace) -> None:
     if trace.first_skipped:
         rows = "1 row was" if trace.skipped == 1 else f"{trace.skipped:,} rows were"
         typer.echo(f"maitred: {rows} skipped; the first: {printable(str(trace.first_skipped))}", err=True)
-    for what, count in writer.lost.items():
-        if count:
-            typer.echo(f"maitred: warning: the format cannot say of a request {what.value}: {count:,} times", err=True)
-    typer.echo(f"{written:,} requests", err=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from maitred.workload import formats as _formats
 from maitred.workload.arrivals import ARRIVALS, Arrivals, parse_arrivals
 from maitred.workload.job import Job
+from maitred.workload.kept import Kept
 from maitred.workload.lengths import LENGTHS, Lengths, parse_lengths
 from maitred.workload.mixes import ClassMix, Mix, TenantMix, parse_mix, parse_tenant_mix, reclassed, with_tenants
 from maitred.workload.reactive import Reactive
@@ -34,6 +35,7 @@ __all__ = [
     "Client",
     "Cohort",
     "Job",
+    "Kept",
     "Lengths",
     "Lost",
     "Mix",

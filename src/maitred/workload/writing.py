@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from itertools import chain, islice
 from typing import ClassVar, Protocol
 
 from maitred.registry import Registry
@@ -36,9 +37,24 @@ class TraceWriter(Protocol):
     companion: ClassVar[tuple[str, str] | None]
     """A file that belongs beside it: its suffix, and what is in it."""
 
-    def lines(self, jobs: Iterable[Job]) -> Iterator[str]:
-        """The header and a row per job, each with its newline. Raises ConfigError for a job that cannot be said at all."""
+    def begin(self, first: Sequence[Job]) -> str:
+        """The header, once, with its newline. `first`: the first `LOOKED_AT` jobs, or all if they are fewer."""
         ...
+
+    def row(self, job: Job) -> str:
+        """With its newline."""
+        ...
+
+
+LOOKED_AT = 4_096
+
+
+def lines(writer: TraceWriter, jobs: Iterable[Job]) -> Iterator[str]:
+    """The text of a trace, line by line."""
+    jobs = iter(jobs)
+    first = list(islice(jobs, LOOKED_AT))
+    yield writer.begin(first)
+    yield from map(writer.row, chain(first, jobs))
 
 
 WRITERS: Registry[TraceWriter] = Registry("format for writing traces", group="maitred.trace_writers")

@@ -22,6 +22,7 @@ from maitred.cli.simulate.objective import horizon, slo
 from maitred.cli.simulate.outputs import outputs
 from maitred.cli.simulate.progress import Watch, watching
 from maitred.cli.simulate.synthetic import specification
+from maitred.cli.simulate.trace_output import written_down
 from maitred.cli.simulate.workload import jobs_of, opened
 from maitred.cli.unwinding import unwinding
 
@@ -49,6 +50,7 @@ def run(flags: Flags) -> None:
         trace = stack.enter_context(opened(flags, flags.trace)) if flags.trace is not None else None
         jobs = jobs_of(flags, trace, workload)
         requests_file, metrics_file, log_file = outputs(flags, trace, stack)
+        jobs = stack.enter_context(written_down(flags, jobs))
         began = monotonic()
         with _watching(flags, trace) as watch:
             results = simulate(

@@ -28,6 +28,10 @@ class OutputFlags:
         Path | None, flag(_RUN, "--results-path", "Write a JSON list with an object per completed request.", "FILE")
     ] = None
     metrics_path: Annotated[Path | None, flag(_RUN, "--metrics-path", "Write the figures of the run as JSON.", "FILE")] = None
+    trace_output: Annotated[
+        str | None,
+        flag(_RUN, "--trace-output", "Write what arrived as a trace: NAME for BLIS's NAME.csv and NAME.yaml.", "FORMAT:FILE"),
+    ] = None
     decision_log: Annotated[
         Path | None, flag(_RUN, "--decision-log", "Write every decision and its reason as JSON lines.", "FILE")
     ] = None

@@ -1,14 +1,14 @@
 """TraceV2 for BLIS to read, or us: its 27 columns, and of the optional ones those that are needed.
 
-A header has to come before the rows, so the first 4,096 jobs say which optional columns there are. Prefixes can be said where
+A header has to come before the rows, so the first jobs say which optional columns there are. Prefixes can be said where
 they are those of a group (`GroupPrefix`): which name the group had is not known any more, and does not matter.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Sequence
+from itertools import chain
 
 from maitred.slo_classes import slo_class
 from maitred.workload.formats.blis import COLUMNS
@@ -16,7 +16,6 @@ from maitred.workload.job import Job
 from maitred.workload.prefix import GroupPrefix
 from maitred.workload.writing import WRITERS, Lost, TraceWriter, csv_line
 
-_LOOKED_AT = 4_096
 _AFTER = {"slo_class": "vllm_priority", "deadline_us": "slo_target_us", "finish_reason": "x_request_id"}
 _LAST = "adapter"
 _LOSSES = {
@@ -36,25 +35,25 @@ class BlisWriter(TraceWriter):
     def __init__(self) -> None:
         self.lost: Counter[Lost] = Counter()
         self._rounds: Counter[str] = Counter()
+        self._columns: Sequence[str] = COLUMNS
 
-    def lines(self, jobs: Iterable[Job]) -> Iterator[str]:
-        jobs = iter(jobs)
-        first = list(islice(jobs, _LOOKED_AT))
+    def begin(self, first: Sequence[Job]) -> str:
         needed = {column for job in first for column, value in _optional(job).items() if value != ""}
-        columns = [*chain.from_iterable((name, _AFTER.get(name, "")) for name in COLUMNS), _LAST]
-        columns = [name for name in columns if name in COLUMNS or name in needed]
-        yield csv_line(columns)
-        for job in chain(first, jobs):
-            values = self._values(job, needed)
-            yield csv_line(values.get(name, "") for name in columns)
+        known = [*chain.from_iterable((name, _AFTER.get(name, "")) for name in COLUMNS), _LAST]
+        self._columns = [name for name in known if name in COLUMNS or name in needed]
+        return csv_line(self._columns)
 
-    def _values(self, job: Job, optional: set[str]) -> dict[str, object]:
+    def row(self, job: Job) -> str:
+        values = self._values(job)
+        return csv_line(values.get(name, "") for name in self._columns)
+
+    def _values(self, job: Job) -> dict[str, object]:
         request = job.request
         shared = request.prefix if isinstance(request.prefix, GroupPrefix) and request.prefix.shared else None
         own = request.prompt_tokens - (shared.shared if shared else 0)
         extra = _optional(job)
         for column, value in extra.items():
-            if value != "" and column not in optional:
+            if value != "" and column not in self._columns:
                 self.lost[_LOSSES[column]] += 1
         if request.prefix is not None and not isinstance(request.prefix, GroupPrefix):
             self.lost[Lost.PREFIX] += 1

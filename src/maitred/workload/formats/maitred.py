@@ -13,7 +13,7 @@ written as requests end, so they may stand 65,536 places behind where their arri
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 
 from maitred.admission.tenant_names import tenant_problem
 from maitred.errors import nearest
@@ -72,17 +72,18 @@ class MaitredWriter(TraceWriter):
     def __init__(self) -> None:
         self.lost: Counter[Lost] = Counter()
 
-    def lines(self, jobs: Iterable[Job]) -> Iterator[str]:
-        yield csv_line(HEADER)
-        for job in jobs:
-            request = job.request
-            self.lost[Lost.PREFIX] += request.prefix is not None
-            self.lost[Lost.ID] += bool(request.client_id)
-            self.lost[Lost.DEADLINE] += request.deadline is not None
-            self.lost[Lost.TARGET] += request.slo_target is not None
-            self.lost[Lost.PRIORITY] += bool(request.priority)
-            self.lost[Lost.NAMESPACE] += bool(request.cache_namespace)
-            yield row_of(request, request.prompt_tokens, job.output_tokens, COMPLETED)
+    def begin(self, first: Sequence[Job]) -> str:
+        return csv_line(HEADER)
+
+    def row(self, job: Job) -> str:
+        request = job.request
+        self.lost[Lost.PREFIX] += request.prefix is not None
+        self.lost[Lost.ID] += bool(request.client_id)
+        self.lost[Lost.DEADLINE] += request.deadline is not None
+        self.lost[Lost.TARGET] += request.slo_target is not None
+        self.lost[Lost.PRIORITY] += bool(request.priority)
+        self.lost[Lost.NAMESPACE] += bool(request.cache_namespace)
+        return row_of(request, request.prompt_tokens, job.output_tokens, COMPLETED)
 
 
 HEADER = (*NAMES, *OPTIONAL)

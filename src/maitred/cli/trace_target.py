@@ -1,0 +1,85 @@
+"""A trace that a command writes: `blis:FILE` or `maitred:FILE`, with whatever belongs beside it."""
+
+from __future__ import annotations
+
+import gzip
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO, Self, cast
+
+import typer
+
+from maitred.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from maitred.report import OutputFile
+    from maitred.workload import TraceWriter
+
+
+class TraceTarget:
+    """To be used in a `with`: the files are there when the block ends well, and else not at all."""
+
+    def __init__(self, spec: str, *, where: str) -> None:
+        """Raises ConfigError for a `spec` that names no format and file; `where` is the flag or argument that it is."""
+        self.writer, self.path = _named(spec, where)
+        self._where = where
+        self._stack = ExitStack()
+        self._text: OutputFile | gzip.GzipFile
+
+    def __enter__(self) -> Self:
+        from maitred.report import OutputFile
+
+        with ExitStack() as stack:
+            if self.writer.companion is not None:
+                suffix, text = self.writer.companion
+                stack.enter_context(OutputFile(self._beside(suffix), where=self._where)).write(text.encode())
+            self._text = file = stack.enter_context(OutputFile(self.path, where=self._where))
+            if self.path.suffix == ".gz":
+                sink = cast(BinaryIO, _Sink(file))
+                self._text = stack.enter_context(gzip.GzipFile(filename="", mode="wb", fileobj=sink, mtime=0))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def write(self, line: str) -> None:
+        """Raises ConfigError when the disk is full or gone."""
+        self._text.write(line.encode("utf-8", "replace"))
+
+    def report_losses(self) -> None:
+        """Say what the format could not."""
+        for what, count in self.writer.lost.items():
+            if count:
+                typer.echo(f"maitred: warning: the format cannot say of a request {what.value}: {count:,} times", err=True)
+
+    def _beside(self, suffix: str) -> Path:
+        plain = self.path.with_suffix("") if self.path.suffix == ".gz" else self.path
+        beside = plain.with_suffix(suffix)
+        if beside == self.path:
+            hint = "name it NAME.csv or NAME.csv.gz"
+            raise ConfigError(f"its header would be {beside} itself", where=self._where, hint=hint)
+        return beside
+
+
+class _Sink:
+    """As much of a file as gzip wants to see."""
+
+    def __init__(self, file: OutputFile) -> None:
+        self.write = file.write
+
+    def flush(self) -> None:
+        pass
+
+
+def _named(spec: str, where: str) -> tuple[TraceWriter, Path]:
+    from maitred.workload import WRITERS
+
+    name, _, path = spec.partition(":")
+    if name not in WRITERS or not path:
+        hint = f"write it as {' or '.join(f'{known}:FILE' for known in WRITERS)}"
+        what = f"unknown format {name!r} for writing" if path else f"{spec!r} names no format and file"
+        near = nearest(name, WRITERS) if path else ""
+        raise ConfigError(what, where=where, hint=f"{near} {hint}" if near.startswith("did") else hint)
+    return WRITERS.get(name)(), Path(path)
