@@ -309,7 +309,8 @@ class InstanceView(Protocol):
 
 FleetView: TypeAlias = Sequence[InstanceView]
 """The instances that may be chosen for this request: healthy, serving its model. A driver that shows the same instances shows
-the same object, so a router may keep what it knows of them and need not look at each of them anew."""
+the same object, and in one object always the same instances, so a router may keep what it knows of them and need not look at
+each of them anew. It says `left` whenever an `in_flight` falls."""
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
