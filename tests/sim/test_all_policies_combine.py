@@ -1,4 +1,4 @@
-"""Any routing policy, any scheduler and any priority policy go together; and where there is no queue, no order of it matters."""
+"""Any routing policy, scheduler and priority policy go together; and where there is no queue, its order does not matter."""
 
 from __future__ import annotations
 
