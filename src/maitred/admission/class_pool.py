@@ -351,16 +351,16 @@ class ClassPool(Pool):
             return ticket.submitted_at + self.rules.budget
         return ticket.submitted_at + self.rules.lanes[ticket.lane].timeout
 
-    def fire(self, now: Micros) -> list[tuple[Ticket, Decision]]:
-        """What is due at `now` and not before: timeouts, and preemptors whose budget is spent. `dispatch` is due then."""
-        done: list[tuple[Ticket, Decision]] = []
+    def fire(self, now: Micros) -> list[Decision]:
+        """Timeouts, and preemptors whose budget is spent; then whoever may enter for that."""
+        done: list[Decision] = []
         for lane in MOST_URGENT_FIRST:
             queue, rules = self.queues[lane], self.rules.lanes[lane]
             while (oldest := queue.oldest()) is not None and oldest.submitted_at + rules.timeout <= now:
-                done.append((oldest, self._time_out(oldest, now)))
+                done.append(self._time_out(oldest, now))
             while (preemptor := self._out_of_budget(lane, now)) is not None:
-                done.append((preemptor, self._budget_spent(preemptor, now)))
-        return done
+                done.append(self._budget_spent(preemptor, now))
+        return done + self.dispatch(now)
 
     def _out_of_budget(self, lane: int, now: Micros) -> Ticket | None:
         first = self.awaiting.first(lane) if self.awaiting.count else None

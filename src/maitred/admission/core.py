@@ -339,7 +339,7 @@ class Admission:
         return share is not None and share.at_limit
 
     def _forget(self, decisions: Iterable[Decision]) -> None:
-        """Those who were rejected for the sake of another."""
+        """Those who were rejected."""
         for decision in decisions:
             if decision.action is Action.REJECT:
                 del self._tickets[decision.subject]
@@ -373,11 +373,9 @@ class Admission:
     def _fire(self, due: Micros) -> list[Decision]:
         decisions: list[Decision] = []
         for pool in self._pools.values():
-            for ticket, decision in pool.fire(due):
-                decisions.append(decision)
-                if ticket.state is State.LEFT:
-                    del self._tickets[ticket.id]
-            decisions += pool.dispatch(due)
+            fired = pool.fire(due)
+            self._forget(fired)
+            decisions += fired
         return decisions + self._passed_over(decisions, due)
 
 

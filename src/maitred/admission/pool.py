@@ -89,8 +89,8 @@ class Pool(ABC):
     # Time.
 
     @abstractmethod
-    def fire(self, now: Micros) -> list[tuple[Ticket, Decision]]:
-        """What is due at `now` and not before, but for admissions: `dispatch` is due then."""
+    def fire(self, now: Micros) -> list[Decision]:
+        """What is due at `now` and not before, and what follows from it."""
 
     @abstractmethod
     def first_due(self, ticket: Ticket) -> Micros | None:

@@ -102,15 +102,9 @@ class FlowPool(Pool):
     # Who goes in.
 
     def dispatch(self, now: Micros) -> list[Decision]:
-        if not self.waiting:
+        if not self.waiting or self.flow.dispatch == "one":
             return []
-        ticking = self._tick is not None and self._tick <= now
-        if self.flow.dispatch == "one" and not ticking:
-            return []
-        decisions = self._let_in(now, self._look(self.name, now))
-        if ticking:
-            self._tick = now + self.flow.limits.dispatch_tick_interval_us if self.waiting else None
-        return decisions
+        return self._let_in(now, self._look(self.name, now))
 
     def _let_in(self, now: Micros, load: FleetLoad) -> list[Decision]:
         """Those who may go in at this load."""
@@ -208,12 +202,18 @@ class FlowPool(Pool):
 
     # Time.
 
-    def fire(self, now: Micros) -> list[tuple[Ticket, Decision]]:
-        done: list[tuple[Ticket, Decision]] = []
+    def fire(self, now: Micros) -> list[Decision]:
+        """Whose time is up; then a tick, if one is due."""
+        done: list[Decision] = []
         while (due := self._next_expiry()) is not None and due <= now:
             ticket = heappop(self._expiries)[2]
             self._drop(ticket, now)
-            done.append((ticket, self._reject(ticket, Reason.QUEUE_TIMEOUT, now)))
+            done.append(self._reject(ticket, Reason.QUEUE_TIMEOUT, now))
+        if self._tick is None or self._tick > now:
+            return done
+        if self.waiting:
+            done += self._let_in(now, self._look(self.name, now))
+        self._tick = now + self.flow.limits.dispatch_tick_interval_us if self.waiting else None
         return done
 
     def first_due(self, ticket: Ticket) -> Micros | None:

@@ -1,0 +1,245 @@
+"""Admission policies: who is turned away before he asks for a slot, in every mode, with hand-computed numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from maitred.admission import NO_LOAD, Admission, AdmissionConfig, End, RecordedAdmission, Ticket, replay
+from maitred.contracts import FleetLoad, InstanceLoad
+from maitred.decisions import Decision, DecisionLog
+from maitred.errors import ConfigError
+from maitred.request import PriorityClass, Request
+from maitred.slo_classes import SLO_PRIORITIES
+from maitred.units import SECOND, from_seconds
+
+OFF = {"mode": "off"}
+
+
+def config(**keys: Any) -> AdmissionConfig:
+    return msgspec.convert({**OFF, **keys}, AdmissionConfig)
+
+
+class Door:
+    """A core with the pool `m`; every input is followed by `check()`."""
+
+    def __init__(self, slots: int = 4, **keys: Any) -> None:
+        self.log: list[bytes] = []
+        self.core = RecordedAdmission(config(**keys), {"m": slots}, DecisionLog(self.log.append))
+        self.count = 0
+
+    def ask(self, secs: float = 0, slo: str = "standard", load: FleetLoad = NO_LOAD, **fields: Any) -> Decision:
+        self.count += 1
+        ticket = Ticket(self.count, "m", slo_priority=SLO_PRIORITIES[slo], **fields)
+        decision = self.core.submit(ticket, from_seconds(secs), load)[-1]
+        self.core.check()
+        return decision
+
+    def says(self, *asked: Any, **fields: Any) -> str:
+        decision = self.ask(*asked, **fields)
+        return str(decision.reason) if decision.action == "reject" else str(decision.action)
+
+
+def test_by_default_nobody_is_refused() -> None:
+    door = Door()
+    assert not door.core.reads_load
+    assert [door.says() for _ in range(3)] == ["admit"] * 3
+    assert config().admits_everybody
+
+
+def test_reject_all_refuses_everybody_and_counts_them_by_class() -> None:
+    door = Door(policy="reject-all")
+
+    assert door.says(priority_class=PriorityClass.BULK) == "reject_all"
+    assert door.says(slo="critical") == "reject_all"
+
+    refused = {c.label: sum(view.refused.values()) for c, view in door.core.view("*").classes.items()}
+    assert refused == {"system": 0, "interactive": 0, "default": 1, "bulk": 1}
+    assert not config(policy="reject-all").admits_everybody
+
+
+def test_the_token_bucket_counts_tokens_of_prompts() -> None:
+    """100 tokens, 10 more per second."""
+    door = Door(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=10)
+
+    assert door.says(0, prompt_tokens=60) == "admit"  # leaves 40
+    short = door.ask(0, prompt_tokens=50)
+    assert (short.reason, short.retry_after) == ("token_bucket", 1 * SECOND)  # 10 are missing
+    assert door.says(0.999, prompt_tokens=50) == "token_bucket"
+    assert door.says(1, prompt_tokens=50) == "admit"  # 40 + 10
+    assert door.says(1, prompt_tokens=1) == "token_bucket"
+    assert door.says(100, prompt_tokens=100) == "admit"  # never more than 100
+    assert door.says(100, prompt_tokens=1) == "token_bucket"
+
+
+def test_a_prompt_larger_than_the_bucket_is_not_told_to_come_back() -> None:
+    door = Door(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=10)
+    never = Door(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=0)
+
+    assert door.ask(prompt_tokens=101).retry_after is None
+    assert never.says(prompt_tokens=60) == "admit"
+    assert never.ask(prompt_tokens=60).retry_after is None
+
+
+def test_tier_shed_lets_the_urgent_in_while_an_instance_is_loaded() -> None:
+    """Loaded: waiting + running + in flight above 10 in one of them."""
+    door = Door(policy="tier-shed", tier_shed_threshold=10)
+    at_it = FleetLoad((InstanceLoad(in_flight=5, waiting=2, running=3), InstanceLoad()))
+    above = FleetLoad((InstanceLoad(), InstanceLoad(in_flight=5, waiting=3, running=3)))
+
+    assert door.core.reads_load
+    assert door.says(slo="background", load=at_it) == "admit"
+    assert door.says(slo="background", load=NO_LOAD) == "admit"
+    assert [door.says(slo=slo, load=above) for slo in SLO_PRIORITIES] == ["admit", "admit", *["tier_shed"] * 3]
+    assert Door(policy="tier-shed", tier_shed_min_priority=4).says(slo="standard", load=above) == "tier_shed"
+
+
+@pytest.mark.parametrize(
+    ("instances", "says"),
+    [
+        ([InstanceLoad(waiting=4), InstanceLoad(kv_usage=0.25)], "admit"),  # (4/4 + 0.25/0.5) / 2 is less than 1
+        ([InstanceLoad(waiting=6), InstanceLoad(kv_usage=0.25)], "saturated"),  # (6/4 + 0.25/0.5) / 2 is 1
+        ([InstanceLoad(waiting=2, kv_usage=0.5)], "saturated"),  # the more of 2/4 and 0.5/0.5
+        ([InstanceLoad(in_flight=99, running=99, waiting=3)], "admit"),
+        ([], "saturated"),
+    ],
+)
+def test_gaie_legacy_sheds_what_can_be_shed_while_the_fleet_is_saturated(instances: list[InstanceLoad], says: str) -> None:
+    door = Door(policy="gaie-legacy", gaie_qd_threshold=4, gaie_kv_threshold=0.5)
+
+    assert door.says(slo="sheddable", load=FleetLoad(instances)) == says
+    assert door.says(slo="standard", load=FleetLoad(instances)) == "admit"
+
+
+def test_a_tenant_over_its_budget_gets_no_more_sheddable_work_in() -> None:
+    """Half of four slots: over it with three."""
+    door = Door(slots=4, tenant_budgets={"a": 0.5})
+
+    assert [door.says(slo="batch", tenant="a") for _ in range(4)] == ["admit"] * 3 + ["tenant_budget"]
+    assert door.says(slo="standard", tenant="a") == "admit"
+    assert door.says(slo="batch", tenant="b") == "admit"
+    door.core.release(1, End.DRAINED, 0)
+    door.core.release(2, End.DRAINED, 0)
+    assert door.says(slo="batch", tenant="a") == "admit"
+
+
+def test_budgets_follow_the_slots_and_outlive_a_reload() -> None:
+    door = Door(slots=4, tenant_budgets={"a": 0.5})
+    for _ in range(3):
+        door.ask(slo="batch", tenant="a")
+
+    door.core.resize("n", 4, 0)
+    assert door.says(slo="batch", tenant="a") == "admit"  # 3 of 8 in flight
+    door.core.reconfigure(config(tenant_budgets={"a": 0.25}), 0)
+    assert door.says(slo="batch", tenant="a") == "tenant_budget"  # 4 of 8
+    assert door.says(slo="batch", tenant="a") == "tenant_budget"
+    for number in (1, 2):
+        door.core.release(number, End.DRAINED, 0)
+    assert door.says(slo="batch", tenant="a") == "admit"  # 2 are a quarter, and not over it
+
+
+def test_a_budget_comes_after_the_policy_below_it() -> None:
+    door = Door(slots=2, tenant_budgets={"a": 0.0}, policy="tier-shed")
+
+    assert door.core.reads_load
+    assert door.says(slo="batch", tenant="a", load=FleetLoad((InstanceLoad(in_flight=1),))) == "tier_shed"
+
+
+@pytest.mark.parametrize("mode", ["off", "legacy", "priority", "flow-control"])
+def test_a_policy_stands_before_every_mode(mode: str) -> None:
+    door = Door(mode=mode, policy="token-bucket", token_bucket_capacity=10, token_bucket_refill_rate=0)
+    busy = FleetLoad((InstanceLoad(),))
+
+    assert [door.says(prompt_tokens=n, load=busy) for n in (11, 10, 1)] == ["token_bucket", "admit", "token_bucket"]
+
+
+def test_a_reload_that_does_not_concern_the_policy_leaves_the_bucket_as_it_is() -> None:
+    keys: Any = {"policy": "token-bucket", "token_bucket_capacity": 10, "token_bucket_refill_rate": 0}
+    door = Door(**keys)
+    door.ask(prompt_tokens=10)
+
+    door.core.reconfigure(config(**keys, mode="priority"), 0)
+    assert door.says(prompt_tokens=1) == "token_bucket"
+    door.core.reconfigure(config(**{**keys, "token_bucket_capacity": 11}, mode="priority"), 0)
+    assert door.says(prompt_tokens=11) == "admit"
+
+
+def test_a_policy_of_ones_own_is_named_by_its_place() -> None:
+    door = Door(policy="policies_of_ones_own:ShortPrompts")
+
+    assert [door.says(prompt_tokens=n) for n in (100, 101)] == ["admit", "policy"]
+
+
+def test_an_unknown_policy_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown admission policy 'tier-shedd'.*'tier-shed'"):
+        Admission(config(policy="tier-shedd"), {})
+
+
+def test_what_a_ticket_says_of_a_request() -> None:
+    core = Admission(config(slo_priorities={"batch": -7}, slo_targets={"batch": 900, "critical": 100}), {})
+    request = Request(id=7, arrival=0, prompt_tokens=50, model="m", tenant="a", slo_class="batch")
+
+    ticket = core.ticket(request, 60)
+
+    assert (ticket.id, ticket.pool, ticket.tenant, ticket.cost, ticket.prompt_tokens) == (7, "m", "a", 60, 50)
+    assert (ticket.slo_priority, ticket.slo_target, ticket.sheddable) == (-7, 900, True)
+    own = core.ticket(msgspec.structs.replace(request, slo_class="", slo_target=5, priority_class=PriorityClass.SYSTEM), 1)
+    assert (own.slo_priority, own.slo_target) == (4, 5)
+
+
+def test_a_log_with_loads_runs_again_byte_for_byte() -> None:
+    door = Door(policy="gaie-legacy", tenant_budgets={"a": 0.1})
+    for n in range(12):
+        load = FleetLoad((InstanceLoad(waiting=n, kv_usage=n / 12),))
+        door.ask(n, "batch" if n % 2 else "critical", load, tenant="ab"[n % 3 == 0], prompt_tokens=n)
+    again: list[bytes] = []
+
+    replay(door.log, DecisionLog(again.append))
+
+    assert again == door.log
+    assert b'"saturated"' in b"".join(again)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("token_bucket_capacity", -1),
+        ("token_bucket_refill_rate", float("inf")),
+        ("token_bucket_refill_rate", float("nan")),
+        ("tier_shed_threshold", -1),
+        ("gaie_qd_threshold", 0),
+        ("gaie_kv_threshold", 1.1),
+        ("tenant_budgets", {"a": 1.5}),
+        ("slo_priorities", {"batch": 101}),
+        ("slo_targets", {"batsh": 1000}),
+        ("slo_targets", {"batch": 0}),
+        ("flow_control", {"max_concurrency": 0}),
+        ("flow_control", {"usage_limit_threshold": 0}),
+        ("flow_control", {"usage_limit_threshold": 1.1}),
+        ("flow_control", {"queue_depth_threshold": 0}),
+        ("flow_control", {"dispatch_tick_interval_us": 0}),
+        ("flow_control", {"request_ttl_us": -1}),
+        ("flow_control", {"per_band_capacity": -1}),
+        ("flow_control", {"saturation_detector": "sometimes"}),
+        ("flow_control", {"queue_shedding": True}),
+    ],
+)
+def test_what_policies_and_flow_control_cannot_be_given(key: str, value: object) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({key: value}, AdmissionConfig)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"token_bucket_capacity": 5}, "the policy is always-admit, not token-bucket"),
+        ({"flow_control": {"max_concurrency": 5}}, "mode is off: flow_control has no effect"),
+        ({"mode": "flow-control", "slo_targets": {"batch": 5}}, "slo_targets have no effect"),
+        ({"mode": "flow-control", "flow_control": {"saturation_detector": "never"}}, "nobody ever waits"),
+    ],
+)
+def test_what_has_no_effect_is_said(keys: dict[str, Any], words: str) -> None:
+    assert any(words in line for line in config(**keys).warnings())
+    assert not list(config().policy_warnings())

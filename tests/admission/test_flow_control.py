@@ -1,0 +1,272 @@
+"""Flow control, one rule at a time. `max_concurrency: 1` over one instance makes it saturated by one request in flight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flow_timeline import FlowTimeline, flow_config
+
+from maitred.admission import AdmissionConfig, End, replay
+from maitred.decisions import DecisionLog
+
+ONE: Any = {"saturation_detector": "concurrency", "max_concurrency": 1}
+
+
+def test_who_finds_the_fleet_saturated_waits_until_somebody_has_left() -> None:
+    t = FlowTimeline(**ONE)
+
+    assert t.submit(0, "a") == ["a admit slot_free"]
+    assert t.submit(1, "b") == ["b queue saturated"]
+    assert t.due() is None  # requests in flight change by what the core is told: nobody need look at the clock
+    assert t.release(5, "a") == ["b admit slot_free"]
+    assert t.release(9, "b") == []
+
+
+def test_the_more_urgent_go_first_and_within_a_band_who_came_first() -> None:
+    t = FlowTimeline(**ONE)
+    t.submit(0, "a")
+    for name, slo in (("b1", "batch"), ("s1", "standard"), ("s2", "standard"), ("c1", "critical"), ("x1", "sheddable")):
+        t.submit(1, name, slo)
+
+    order = [t.release(10 + i, name)[0].split()[0] for i, name in enumerate(("a", "c1", "s1", "s2", "b1"))]
+
+    assert order == ["c1", "s1", "s2", "b1", "x1"]
+
+
+def test_all_that_may_go_in_do_and_count_at_once_before_an_instance_shows_them() -> None:
+    t = FlowTimeline(saturation_detector="concurrency", max_concurrency=2, instances=2)
+    t.hidden = 4  # they are on their way for some time
+
+    for name in "abcd":
+        assert t.submit(0, name) == [f"{name} admit slot_free"]
+    for name in "efg":
+        assert t.submit(1, name) == [f"{name} queue saturated"]
+    t.release(2, "a")
+    t.reconfigure(3, flow_config(saturation_detector="concurrency", max_concurrency=3))
+
+    assert t.core.view("m").in_flight == 6
+
+
+def test_one_at_a_time_for_each_arrival_and_each_tick() -> None:
+    """BLIS: at most one request per attempt, and an attempt at each arrival and every ms while somebody waits."""
+    t = FlowTimeline({"flavour": "blis"}, **ONE)
+    t.submit(0, "a")
+    t.submit(0.3, "b")
+    t.submit(0.4, "c")
+
+    assert t.due() == 1  # one ms after the first attempt, not after the first who waits
+    assert t.release(0.5, "a") == []  # a release is no attempt
+    assert t.advance(1) == ["b admit slot_free"]
+    assert t.advance(2) == []
+    t.release(2.5, "b")
+    assert t.submit(2.7, "d", "critical") == ["d admit slot_free"]  # an arrival is
+    t.release(2.8, "d")
+    assert t.advance(3) == ["c admit slot_free"]
+    assert t.due() is None
+
+
+def test_at_one_instant_arrivals_come_before_the_tick() -> None:
+    t = FlowTimeline({"flavour": "blis"}, **ONE)
+    t.submit(0, "a")
+    t.submit(0.5, "b")
+    t.release(0.7, "a")
+
+    assert t.submit(1, "c", "critical") == ["c admit slot_free"]
+    assert t.advance(1) == []
+    t.release(1.2, "c")
+    assert t.advance(2) == ["b admit slot_free"]
+
+
+def test_the_queues_of_the_instances_are_looked_at_every_tick() -> None:
+    """Utilisation of two instances at a threshold of 4: (4/4 + 5/4) / 2 is above 1; (2/4 + 5/4) / 2 is 7/8, and one more makes
+    it 8/8."""
+    t = FlowTimeline(saturation_detector="utilization", queue_depth_threshold=4, instances=2, dispatch_tick_interval_us=2000)
+    t.waiting = [4, 5]
+
+    assert t.submit(0, "a") == ["a queue saturated"]
+    assert t.submit(1, "b") == ["b queue saturated"]
+    assert t.due() == 2
+    assert t.advance(2) == []
+    t.waiting = [2, 5]
+    t.hidden = 1
+    assert t.advance(4) == ["a admit slot_free"]
+    assert t.advance(6) == []
+    t.hidden, t.waiting = 0, [3, 4]
+    assert t.advance(8) == ["b admit slot_free"]
+    assert (t.due(), t.looks) == (None, 4)
+
+
+def test_no_instance_is_saturation_and_never_is_none() -> None:
+    assert FlowTimeline(**ONE, instances=0).submit(0, "a") == ["a queue saturated"]
+    assert FlowTimeline(saturation_detector="never", instances=0).submit(0, "a") == ["a admit slot_free"]
+
+
+def test_below_a_usage_limit_of_1_the_less_urgent_leave_room() -> None:
+    """Five bands and a limit of 0.6: from the most urgent, ceilings of 1, 0.9, 0.8, 0.7 and 0.6 of ten requests."""
+    t = FlowTimeline(saturation_detector="concurrency", max_concurrency=10, usage_limit_threshold=0.6)
+    for n in range(6):
+        t.submit(n, f"b{n}", "background")
+
+    assert t.submit(6, "b6", "background") == ["b6 queue saturated"]
+    assert t.submit(7, "s", "sheddable") == ["s admit slot_free"]  # to seven
+    assert t.submit(8, "s2", "sheddable") == ["s2 queue saturated"]
+    assert t.submit(9, "b", "batch") == ["b admit slot_free"]  # to eight
+    assert t.submit(10, "n", "standard") == ["n admit slot_free"]
+    assert t.submit(11, "n2", "standard") == ["n2 queue saturated"]
+    assert t.submit(12, "c", "critical") == ["c admit slot_free"]
+    assert t.submit(13, "c2", "critical") == ["c2 queue saturated"]
+
+
+def test_blis_knows_only_the_bands_that_it_has_seen() -> None:
+    """The first class to come is the most urgent there is: no usage limit holds for it."""
+    t = FlowTimeline({"flavour": "blis"}, saturation_detector="concurrency", max_concurrency=10, usage_limit_threshold=0.6)
+
+    assert [t.submit(n, f"b{n}", "background")[0] for n in range(10)] == [f"b{n} admit slot_free" for n in range(10)]
+
+
+def test_dispatch_order_fifo_is_by_arrival_over_all_bands_that_may_go_in() -> None:
+    arrivals = (("b", "batch"), ("c", "critical"), ("s", "standard"))
+
+    def order(flavour: str) -> list[str]:
+        t = FlowTimeline({"flavour": flavour}, **ONE, dispatch_order="fifo", dispatch="all")
+        t.submit(0, "a")
+        for name, slo in arrivals:
+            t.submit(1, name, slo)
+        return [t.release(10 + i, name)[0].split()[0] for i, name in enumerate("abc" if flavour == "maitred" else "acs")]
+
+    assert order("maitred") == ["b", "c", "s"]
+    assert order("blis") == ["c", "s", "b"]  # whatever the order: bands by priority
+
+
+def test_dispatch_order_slo_deadline_is_by_when_the_first_token_is_due() -> None:
+    t = FlowTimeline(**ONE, dispatch_order="slo-deadline")
+    t.submit(0, "a")
+    t.submit(1, "late", "critical", target_ms=500)
+    t.submit(2, "never", "critical")
+    t.submit(3, "soon", "batch", target_ms=100)
+    t.submit(4, "sooner", "standard", target_ms=98)
+
+    order = [t.release(10 + i, name)[0].split()[0] for i, name in enumerate(("a", "sooner", "soon", "late"))]
+
+    assert order == ["sooner", "soon", "late", "never"]  # due at 102, 103, 501 ms
+
+
+def test_tenants_take_turns_with_round_robin() -> None:
+    def order(policy: str) -> list[str]:
+        t = FlowTimeline(**ONE, fairness_policy=policy)
+        t.submit(0, "first", tenant="y")
+        for name, tenant in (("x1", "x"), ("x2", "x"), ("x3", "x"), ("y1", "y"), ("z1", "z")):
+            t.submit(1, name, tenant=tenant)
+        went = ["first"]
+        for ms in range(5):
+            went.append(t.release(10 + ms, went[-1])[0].split()[0])
+        return went[1:]
+
+    assert order("round-robin") == ["z1", "x1", "y1", "x2", "x3"]
+    assert order("global-strict") == ["x1", "x2", "x3", "y1", "z1"]
+
+
+def test_a_full_queue_rejects_and_says_when_to_come_back() -> None:
+    t = FlowTimeline(**ONE, max_gateway_queue_depth=3, per_band_capacity=2)
+    t.submit(0, "a")
+    for name, slo in (("s1", "standard"), ("s2", "standard"), ("b1", "batch")):
+        t.submit(1, name, slo)
+
+    assert t.submit(2, "s3") == ["s3 reject band_full"]
+    assert t.submit(3, "c1", "critical") == ["c1 reject queue_full"]
+    refused = t.core.view("m").classes
+    assert sum(c.queue_full for c in refused.values()) == 1
+    assert sum(sum(c.refused.values()) for c in refused.values()) == 1
+
+
+def test_queue_shedding_makes_room_by_the_newest_of_the_lowest_that_can_be_shed() -> None:
+    t = FlowTimeline(**ONE, max_gateway_queue_depth=4, queue_shedding=True)
+    t.submit(0, "a")
+    for name, slo in (("x1", "sheddable"), ("x2", "sheddable"), ("b1", "batch"), ("s1", "standard")):
+        t.submit(1, name, slo)
+
+    assert t.submit(2, "x3", "sheddable") == ["x3 reject queue_full"]  # nobody is below it
+    assert t.submit(3, "c1", "critical") == ["x2 reject displaced c1", "c1 queue saturated"]
+    assert t.submit(4, "b2", "batch") == ["x1 reject displaced b2", "b2 queue saturated"]
+    assert t.submit(5, "s2") == ["b2 reject displaced s2", "s2 queue saturated"]
+    assert t.submit(6, "s3") == ["b1 reject displaced s3", "s3 queue saturated"]
+    assert t.submit(7, "c2", "critical") == ["c2 reject queue_full"]  # who waits now cannot be shed
+    assert t.release(8, "x2") == []  # it has left
+
+
+def test_who_waits_too_long_is_rejected() -> None:
+    t = FlowTimeline(**ONE, request_ttl_us=20_000)
+    t.submit(0, "a")
+    t.submit(5, "b")
+    t.submit(7, "c", "critical")
+
+    assert t.due() == 25
+    assert t.advance(25) == ["b reject queue_timeout"]
+    assert t.release(26, "a") == ["c admit slot_free"]
+    assert (t.due(), t.advance(100)) == (None, [])
+
+
+def test_who_leaves_the_queue_is_not_let_in() -> None:
+    t = FlowTimeline(**ONE)
+    t.submit(0, "a")
+    t.submit(1, "b")
+    t.submit(2, "c")
+
+    assert t.release(3, "b", End.CLIENT_GONE) == ["b cancel client_gone"]
+    assert t.release(4, "a") == ["c admit slot_free"]
+
+
+def test_eviction_stops_the_last_of_the_lowest_for_one_that_cannot_be_shed() -> None:
+    t = FlowTimeline(saturation_detector="concurrency", max_concurrency=4, in_flight_eviction=True)
+    for name, slo in (("b1", "batch"), ("x1", "sheddable"), ("x2", "sheddable"), ("x3", "sheddable")):
+        t.submit(0, name, slo)
+    assert t.first_byte(1, "x3")
+
+    assert t.submit(2, "b2", "batch") == ["b2 queue saturated"]  # it can be shed itself
+    assert t.submit(3, "s1") == ["x2 preempt higher_class s1", "s1 queue saturated"]
+    assert t.submit(4, "s2") == ["s2 queue saturated"]  # a slot is about to be free: one at a time
+    assert t.release(5, "x2", End.PREEMPTED) == ["s1 admit slot_free"]
+    assert t.submit(6, "s3") == ["x1 preempt higher_class s2", "s3 queue saturated"]
+    assert t.release(7, "x1", End.PREEMPTED) == ["s2 admit slot_free"]
+
+
+def test_a_victim_may_wait_again_and_is_left_alone_then() -> None:
+    t = FlowTimeline({"on_preempt": "retry"}, **ONE, in_flight_eviction=True)
+    t.submit(0, "b1", "batch")
+    t.submit(1, "b2", "batch")
+    t.submit(2, "s1")
+
+    assert t.release(3, "b1", End.PREEMPTED) == ["b1 queue to_be_retried", "s1 admit slot_free"]
+    assert t.release(4, "s1") == ["b1 admit slot_free"]  # first of its band, as it was before
+    assert t.submit(5, "s2") == ["s2 queue saturated"]
+
+
+def test_a_reload_from_classes_and_back_loses_nobody() -> None:
+    t = FlowTimeline(**ONE)
+    for name in "abc":
+        t.submit(0, name)
+
+    assert t.reconfigure(1, AdmissionConfig(mode="priority")) == ["b admit slot_free", "c admit slot_free"]
+    assert t.reconfigure(2, flow_config(**ONE)) == []
+    t.submit(3, "d")
+    assert [t.release(4, name) for name in "abc"] == [[], [], ["d admit slot_free"]]
+
+
+def test_a_log_with_looks_runs_again_byte_for_byte() -> None:
+    t = FlowTimeline(saturation_detector="utilization", request_ttl_us=9_000, max_gateway_queue_depth=2, queue_shedding=True)
+    t.waiting = [5]
+    for ms, (name, slo) in enumerate((("a", "batch"), ("b", "sheddable"), ("c", "critical"))):
+        t.submit(ms, name, slo)
+    t.advance(4)
+    t.waiting = [4]
+    t.advance(5)
+    t.waiting = [9]
+    t.advance(6)
+    t.release(7, "c")
+    t.advance(12)
+
+    again: list[bytes] = []
+    replay(t.log, DecisionLog(again.append))
+
+    assert again == t.log
+    assert sum(b'"look"' in line for line in again) == t.looks > 5
