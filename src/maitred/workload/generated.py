@@ -10,9 +10,11 @@ holds for the users of a closed loop (BLIS).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, repeat
+from random import Random
 from typing import Protocol
 
 import msgspec
@@ -100,8 +102,9 @@ class Generated:
 class Stream(Source):
     """A client that sends at a rate: requests, or sessions of which the first round comes so."""
 
-    def __init__(self, sender: Client | Cohort, asker: Asker, instants: Instants) -> None:
-        self._asker = asker
+    def __init__(self, sender: Client | Cohort, who: Callable[[], Asker], instants: Instants) -> None:
+        """`who` sends next."""
+        self._who = who
         self._instants = instants
         self._turns = sender.multi_turn
         self._scripted = sender.closed_loop is False
@@ -115,11 +118,12 @@ class Stream(Source):
         assert self._instant is not None
         at, window = self._instant.at, self._instant.window
         self._move()
+        asker = self._who()
         if self._turns is None:
-            return self._asker.job(next(to.ids), at, self._asker.turn(window), None, "")
+            return asker.job(next(to.ids), at, asker.turn(window), None, "")
         if self._turns.single_session:
             self.at = None
-        session = self._asker.session(window)
+        session = asker.session(window)
         if not self._scripted:
             return to.ask(session, at)
         script = Script(session, at)
@@ -163,17 +167,35 @@ def _sources(workload: Workload, seed: int, rate_scale: float) -> Iterator[Sourc
             yield from _users(client, seed, groups)
         else:
             asker = Asker(client, client.id, Turns(client, f"{seed}/{client.id}"), groups)
-            yield Stream(client, asker, paces.instants(client, f"{seed}/{client.id}/arrivals"))
+            yield Stream(client, repeat(asker).__next__, paces.instants(client, f"{seed}/{client.id}/arrivals"))
     for cohort in workload.cohorts:
-        yield from _members(cohort, seed, paces, groups)
+        single = cohort.multi_turn is not None and cohort.multi_turn.single_session
+        if cohort.arrival.process == "poisson" and not single:
+            yield _crowd(cohort, seed, paces, groups)
+        else:
+            yield from _members(cohort, seed, paces, groups)
+
+
+def _crowd(cohort: Cohort, seed: int, paces: Paces, groups: Groups) -> Stream:
+    """All members at once: Poisson processes add up to one, of which each arrival is any member's as likely as another's. So it
+    costs nothing how many there are."""
+    turns, members = Turns(cohort, f"{seed}/{cohort.id}"), Random(f"{seed}/{cohort.id}/members").random
+
+    @cache
+    def member(number: int) -> Asker:
+        return Asker(cohort, f"{cohort.id}-{number}", turns, groups)
+
+    instants = paces.instants(cohort, f"{seed}/{cohort.id}/arrivals")
+    return Stream(cohort, lambda: member(int(members() * cohort.population)), instants)
 
 
 def _members(cohort: Cohort, seed: int, paces: Paces, groups: Groups) -> Iterator[Stream]:
-    """Each has arrivals of its own; what they say comes from the streams of the cohort."""
-    turns = Turns(cohort, f"{seed}/{cohort.id}")
+    """One by one. Each has arrivals of its own; what they say comes from the streams of the cohort."""
+    turns, share = Turns(cohort, f"{seed}/{cohort.id}"), 1.0 if cohort.arrival.own_rate else 1.0 / cohort.population
     for number in range(cohort.population):
         name = f"{cohort.id}-{number}"
-        yield Stream(cohort, Asker(cohort, name, turns, groups), paces.instants(cohort, f"{seed}/{name}/arrivals"))
+        instants = paces.instants(cohort, f"{seed}/{name}/arrivals", share)
+        yield Stream(cohort, repeat(Asker(cohort, name, turns, groups)).__next__, instants)
 
 
 def _users(client: Client, seed: int, groups: Groups) -> Iterator[Beginning]:

@@ -66,8 +66,8 @@ class Paces:
         active = [span for sender in senders for span in self._spans(sender) if self._shares(sender, span.window)]
         self._all = Shares(workload.aggregate_rate * self._scale, active)
 
-    def instants(self, sender: Client | Cohort, stream: str) -> Instants:
-        """The arrivals of a client, or of one member of a cohort, drawn from the stream of this name.
+    def instants(self, sender: Client | Cohort, stream: str, share: float = 1.0) -> Instants:
+        """The arrivals of a client or a cohort, or of a share of it, drawn from the stream of this name.
 
         Raises ValueError for normalized arrivals that have no end.
         """
@@ -75,30 +75,29 @@ class Paces:
         if sender.arrival.process == "normalized":
             if not self._ends(sender):
                 raise ValueError(f"{sender.id!r}: normalized arrivals need an end: a horizon, or windows")
-            expected = total(self._segments(sender))
+            expected = total(self._segments(sender, share))
         of_window = {
             index: window.arrival.made().gaps(Random(f"{stream}/{index}").random, math.inf)
             for index, window in enumerate(_windows(sender))
             if window.arrival is not None
         }
-        return Instants(self._segments(sender), sender.arrival.made().gaps(Random(stream).random, expected), of_window)
+        return Instants(self._segments(sender, share), sender.arrival.made().gaps(Random(stream).random, expected), of_window)
 
     def _ends(self, sender: Client | Cohort) -> bool:
         return bool(self._workload.horizon or _windows(sender) or (isinstance(sender, Cohort) and sender.ends))
 
-    def _segments(self, sender: Client | Cohort) -> Iterator[Segment]:
-        """The rates of one client, or of one member."""
-        return until(self._shaped(sender, self._rated(sender)), self._horizon)
+    def _segments(self, sender: Client | Cohort, share: float) -> Iterator[Segment]:
+        """Its rates, from time to time."""
+        return until(self._shaped(sender, self._rated(sender, share)), self._horizon)
 
-    def _rated(self, sender: Client | Cohort) -> Iterator[Segment]:
-        population = sender.population if isinstance(sender, Cohort) and sender.arrival.own_rate is None else 1
+    def _rated(self, sender: Client | Cohort, share: float) -> Iterator[Segment]:
         for span in self._spans(sender):
             if self._shares(sender, span.window):
                 parts = self._all.of(span)
             else:
                 parts = iter((msgspec.structs.replace(span, rate=span.rate * self._scale),))
             for part in parts:
-                yield msgspec.structs.replace(part, rate=part.rate / population)
+                yield msgspec.structs.replace(part, rate=part.rate * share)
 
     def _spans(self, sender: Client | Cohort) -> Iterator[Segment]:
         """When it is active. The `rate` of a span is its weight where the sender shares, and else requests per second."""

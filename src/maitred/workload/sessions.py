@@ -27,18 +27,18 @@ SINGLE: Final = MultiTurn(max_rounds=1)
 
 
 class Groups:
-    """The shared prefixes of a workload, and numbers for all pieces of text that are not shared."""
+    """Numbers for pieces of text: even ones for the shared prefixes of a workload, odd ones for what is said once."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def prefix(self, name: str, tokens: int) -> Content:
         """What prompts of the group `name` begin with."""
-        return NOTHING.then(self._numbers.setdefault(name, len(self._numbers)), tokens)
+        return NOTHING.then(2 * self._numbers.setdefault(name, len(self._numbers)), tokens)
 
     def own(self, request_id: RequestId) -> int:
-        """The number of what this request says, and is answered. To be asked for once all groups are known."""
-        return len(self._numbers) + request_id
+        """The number of what this request says and is answered."""
+        return 2 * request_id + 1
 
 
 class Turn(msgspec.Struct, frozen=True, gc=False):
