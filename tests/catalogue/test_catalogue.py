@@ -68,7 +68,7 @@ def test_quantised_weights_are_said_in_the_name(typed: str, width: float) -> Non
 
 
 def test_an_unknown_model_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"--model: unknown model 'qwen/qwen3-9b' \(did you mean 'qwen3-8b'\?"):
+    with pytest.raises(ConfigError, match=r"model: unknown model 'qwen/qwen3-9b' \(did you mean 'qwen3-8b'\?"):
         find_model("qwen/qwen3-9b")
 
 
@@ -86,7 +86,7 @@ def test_hardware_has_a_source_and_its_memory() -> None:
 
 
 def test_unknown_hardware_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="--hardware: unknown hardware 'H1000'"):
+    with pytest.raises(ConfigError, match="hardware: unknown hardware 'H1000'"):
         find_hardware("H1000")
 
 

@@ -233,7 +233,7 @@ def test_what_a_terminal_cannot_show_is_a_question_mark(env: dict[str, str]) -> 
 
     assert (done.returncode, refused.returncode) == (0, 2)
     assert "TTFT ? 2,000 ms" in done.stdout
-    assert refused.stderr.startswith("maitred: error: --latency: ")
+    assert refused.stderr.startswith("maitred: error: --latency-model: ")
     assert refused.stderr.count("\n") == 1
 
 

@@ -41,7 +41,7 @@ def kv_blocks(on: Deployment, block_size: int) -> int:
         wants = (weights + activations + libraries) / _GIB
         what = f"{model.name} wants {wants:.0f} GiB before any KV, and {gpus} x {hardware.name} give it {memory / _GIB:.0f}"
         hint = "a larger --tensor-parallel-size, other --hardware, or say --total-kv-blocks"
-        raise ConfigError(what, where="--hardware", hint=hint)
+        raise ConfigError(what, where="hardware", hint=hint)
     return blocks
 
 

@@ -42,7 +42,7 @@ def find_hardware(name: str, *, file: Path | None = None) -> HardwareSpec:
     known = names(_FILE)
     plain = re.sub(r"^nvidia-", "", re.sub(r"[\s_]+", "-", name.strip().lower()))
     if plain not in known:
-        raise ConfigError(f"unknown hardware {name!r}", where="--hardware", hint=nearest(plain, hardware_names()))
+        raise ConfigError(f"unknown hardware {name!r}", where="hardware", hint=nearest(plain, hardware_names()))
     found = known[plain]
     fields = {key: value for key, value in entries(_FILE)[found].items() if key != "also"}
     return msgspec.convert({"name": found, **fields}, HardwareSpec)

@@ -42,7 +42,7 @@ def find_model(name: str) -> ModelSpec:
         if each in known:
             return _spec(known[each], weight_bytes)
     hint = f"{nearest(plain, known)} or give the path of its config.json"
-    raise ConfigError(f"unknown model {name!r}", where="--model", hint=hint)
+    raise ConfigError(f"unknown model {name!r}", where="model", hint=hint)
 
 
 def _spec(name: str, weight_bytes: float) -> ModelSpec:

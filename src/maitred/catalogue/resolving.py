@@ -10,9 +10,17 @@ from maitred.catalogue.capacity import kv_blocks
 from maitred.catalogue.gpus import find_hardware
 from maitred.catalogue.hugging_face import read_config
 from maitred.catalogue.models import find_model
+from maitred.catalogue.step_table import read_table
 from maitred.errors import ConfigError
 from maitred.instance import InstanceConfig
-from maitred.instance.latency import Deployment, LatencyConfig, LinearLatency, RooflineLatency, TrainedPhysicsLatency
+from maitred.instance.latency import (
+    Deployment,
+    LatencyConfig,
+    LinearLatency,
+    RooflineLatency,
+    TableLatency,
+    TrainedPhysicsLatency,
+)
 
 
 def resolved(config: InstanceConfig) -> InstanceConfig:
@@ -20,6 +28,9 @@ def resolved(config: InstanceConfig) -> InstanceConfig:
 
     Raises ConfigError for unknown names, files that cannot be read, and models that do not fit.
     """
+    if isinstance(config.latency, TableLatency) and config.latency.table is None and config.latency.file:
+        table = read_table(Path(config.latency.file))
+        config = replace(config, latency=replace(config.latency, table=table))
     if not (config.model or config.model_config_folder):
         return replace(config, latency=_without_model(config))
     on = deployment(config)
@@ -46,7 +57,7 @@ def deployment(config: InstanceConfig) -> Deployment:
             data_parallel_size=config.data_parallel_size,
         )
     except ValueError as error:
-        raise ConfigError(str(error), where="--tensor-parallel-size") from error
+        raise ConfigError(str(error), where="tensor_parallel_size") from error
 
 
 def _in_folder(folder: Path) -> Path:

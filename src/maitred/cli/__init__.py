@@ -21,7 +21,7 @@ from typing import Annotated, Final, cast
 import typer
 
 from maitred import __version__
-from maitred.cli import check, convert, demo, engine, formats, policies, serve, simulate
+from maitred.cli import check, convert, demo, engine, formats, models, policies, serve, simulate
 from maitred.cli.printable import printable
 from maitred.errors import MaitredError
 
@@ -39,6 +39,7 @@ app.command("demo")(demo.run)
 app.command("convert")(convert.run)
 app.command("formats")(formats.run)
 app.command("policies")(policies.run)
+app.command("models")(models.run)
 app.command("check")(check.run)
 
 

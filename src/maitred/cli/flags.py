@@ -9,6 +9,8 @@ from typing import Any, Final, TypeVar, get_type_hints
 
 import typer
 
+from maitred.errors import ConfigError
+
 F = TypeVar("F")
 NO_VALUE: Final = ""
 """The metavar of a flag that is on when it is there."""
@@ -17,6 +19,11 @@ NO_VALUE: Final = ""
 def flag(panel: str, name: str, text: str, metavar: str | None = None, *, alias: str = "") -> Any:
     """A flag under a heading of the help, perhaps with a second name."""
     return typer.Option(*filter(None, (name, alias)), help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
+
+
+def of_flag(name: str, error: ConfigError) -> ConfigError:
+    """`error`, said of a flag."""
+    return ConfigError(error.what, where=name, hint=error.hint)
 
 
 def command(kind: type[F]) -> Callable[[Callable[[F], None]], Callable[..., None]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from maitred.cli import model_flags
 from maitred.cli.simulate import admission_flags, cluster_flags, flow_flags, instance_flags
 from maitred.cli.simulate.flags import Flags
 from maitred.errors import ConfigError
@@ -15,9 +16,8 @@ from maitred.units import to_ms
 
 if TYPE_CHECKING:
     from maitred.config import Config
-    from maitred.instance.latency import LatencyConfig
 
-_PARTS = (cluster_flags, admission_flags, flow_flags, instance_flags)
+_PARTS = (cluster_flags, admission_flags, flow_flags, instance_flags, model_flags)
 _KEYS = {name: key for part in _PARTS for name, key in part.KEYS.items()}
 _IN_MICROS = cluster_flags.IN_MICROS
 _ON = "--admission priority, or --capacity SLOTS"
@@ -26,6 +26,7 @@ _FLAG_NAMES = {
     "routing.scorers": "--routing-scorers",
     "admission.mode": "--admission",
     "admission.policy": "--admission-policy",
+    "instance.latency": "--latency-model",
     **flow_flags.FLAG_NAMES,
 }
 
@@ -39,7 +40,7 @@ def configured(flags: Flags) -> Config:
         micros: int | None = getattr(flags, name)
         values[key] = None if micros is None else to_ms(micros)
     values |= flow_flags.said(flags, flags.admission)
-    values["instance.latency"] = _latency(flags)
+    values["instance.latency"] = model_flags.latency(flags)
     said = Said(
         file=flags.config,
         admission_file=flags.admission_config,
@@ -79,20 +80,3 @@ def _in_the_usual_mode(config: Config, flags: Flags) -> Config:
         raise ConfigError("without admission it has no effect", where="--admission-config", hint=f"turn it on with {_ON}")
     mode = "off" if config.cluster.capacity is None else "priority"
     return replace(config, admission=replace(config.admission, mode=mode))
-
-
-def _latency(flags: Flags) -> LatencyConfig | None:
-    from maitred.instance import parse_latency
-
-    if flags.beta_coeffs is not None and flags.latency is not None:
-        raise ConfigError("--latency and --beta-coeffs are two names for one thing", hint="give one of them")
-    given = f"linear:{flags.beta_coeffs}" if flags.latency is None and flags.beta_coeffs is not None else flags.latency
-    try:
-        return None if given is None else parse_latency(given)
-    except ConfigError as error:
-        raise of_flag("--latency" if flags.beta_coeffs is None else "--beta-coeffs", error) from error
-
-
-def of_flag(flag: str, error: ConfigError) -> ConfigError:
-    """`error`, said of a flag."""
-    return ConfigError(error.what, where=flag, hint=error.hint)

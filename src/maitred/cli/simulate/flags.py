@@ -6,6 +6,7 @@
     admission_flags.py   what stands before the router
     flow_flags.py        flow control
     instance_flags.py    what each instance is made of
+    ../model_flags.py    what runs there on which GPUs, and how long steps take
     output_flags.py      objectives, the run, files
 
 A flag is a field there, named like it. If it stands for one key of the configuration, `KEYS` of its module says which; a flag
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from maitred.cli.model_flags import ModelFlags
 from maitred.cli.simulate.admission_flags import AdmissionFlags
 from maitred.cli.simulate.cluster_flags import ClusterFlags
 from maitred.cli.simulate.flow_flags import FlowFlags
@@ -26,7 +28,7 @@ from maitred.cli.simulate.workload_flags import WorkloadFlags
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags(OutputFlags, InstanceFlags, FlowFlags, AdmissionFlags, ClusterFlags, SyntheticFlags, WorkloadFlags):
+class Flags(OutputFlags, InstanceFlags, ModelFlags, FlowFlags, AdmissionFlags, ClusterFlags, SyntheticFlags, WorkloadFlags):
     """What the user said. Help shows the last of these first, as dataclasses collect their fields."""
 
     @property

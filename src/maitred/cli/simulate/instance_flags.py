@@ -13,7 +13,7 @@ _INSTANCE = "Each instance"
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceFlags:
-    """Order, caching, latency and limits of every instance."""
+    """Order, caching and limits of every instance."""
 
     scheduler: Annotated[
         str | None,
@@ -45,11 +45,6 @@ class InstanceFlags:
     radix_eviction_policy: Annotated[
         str | None, flag(_INSTANCE, "--radix-eviction-policy", "Which leaf of a radix tree goes first.", "NAME")
     ] = None
-    latency: Annotated[
-        str | None,
-        flag(_INSTANCE, "--latency", "Time of a step in µs: β0 + β1·prefill tokens + β2·decodes.", "linear:β0,β1,β2"),
-    ] = None
-    beta_coeffs: Annotated[str | None, flag(_INSTANCE, "--beta-coeffs", "The same, as BLIS names it.", "β0,β1,β2")] = None
     max_num_seqs: Annotated[int | None, flag(_INSTANCE, "--max-num-seqs", "Most requests in the running batch.", "N")] = None
     max_num_batched_tokens: Annotated[
         int | None, flag(_INSTANCE, "--max-num-batched-tokens", "Token budget of a step.", "TOKENS")
@@ -58,7 +53,9 @@ class InstanceFlags:
         int | None,
         flag(_INSTANCE, "--long-prefill-token-threshold", "Largest chunk of one prompt in a step; 0: no limit.", "TOKENS"),
     ] = None
-    total_kv_blocks: Annotated[int | None, flag(_INSTANCE, "--total-kv-blocks", "KV blocks.", "N")] = None
+    total_kv_blocks: Annotated[
+        int | None, flag(_INSTANCE, "--total-kv-blocks", "KV blocks. Default: what fits beside --model, else 27,000.", "N")
+    ] = None
     block_size_in_tokens: Annotated[
         int | None, flag(_INSTANCE, "--block-size-in-tokens", "Tokens in a KV block.", "TOKENS")
     ] = None

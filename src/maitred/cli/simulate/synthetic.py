@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from maitred.cli.simulate.config import of_flag
+from maitred.cli.flags import of_flag
 from maitred.cli.simulate.flags import Flags
 from maitred.cli.simulate.synthetic_flags import NOT_OF_TRACES
 from maitred.errors import ConfigError, nearest
