@@ -208,6 +208,11 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
             return self.promotion_share
         return _SMG_PROMOTION_SHARE if self.flavour == "smg" else _PROMOTION_SHARE
 
+    @property
+    def reads_classes(self) -> bool:
+        """Whether it matters which class a request is of."""
+        return self.mode in ("priority", "flow-control") or not self.refuses_nobody
+
     def policy_warnings(self) -> Iterator[str]:
         """Of admission policies and flow control, what is said and has no effect, each as one line."""
         yield from self.without_effect()
@@ -223,7 +228,7 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         yield from self.policy_warnings()
         if self.mode == "priority" and self.default_max_class == "system":
             yield "default_max_class is system: every tenant can use the class meant for the control plane"
-        if self.mode != "priority" and (self.tenant_policies or self.classes != ClassesConfig()):
+        if self.mode != "priority" and (self.classes != ClassesConfig() or (self.tenant_policies and not self.reads_classes)):
             yield f"mode is {self.mode}: classes and tenant_policies have no effect (mode: priority)"
         for tenant in self.tenant_policies:
             problem = tenant_problem(tenant)

@@ -32,7 +32,7 @@ class Entrance:
         self._config = config
         self._capacity = capacity
         self._models: set[str] = set()
-        self._capped = config.tenant_policies if config.mode == "priority" else {}
+        self._capped = config.tenant_policies if config.reads_classes else {}
 
     def identify(self, job: Job) -> Job:
         """`job` with its effective class."""

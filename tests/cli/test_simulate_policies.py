@@ -1,0 +1,130 @@
+"""`maitred simulate --admission-policy ...`, `--flow-control ...` and BLIS's policy bundles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LOAD = ("--rate", 200, "--num-requests", 300, "--input-tokens", 100, "--output-tokens", 20, "--max-num-seqs", 8)
+MIXED = (*LOAD, "--class-mix", "interactive:1,bulk:9")
+
+
+def figures(maitred: Any, *flags: object) -> Any:
+    said = maitred("simulate", *MIXED, *flags, "--metrics-path", "m.json")
+    assert (said.code, said.err.count("\n")) == (0, 1), said.err
+    return json.loads(Path("m.json").read_text(encoding="utf-8"))
+
+
+def rejected(of: Any) -> tuple[int, int]:
+    return tuple(of["per_class"][cls]["rejected_requests"] for cls in ("interactive", "bulk"))  # type: ignore[return-value]
+
+
+def test_a_policy_needs_no_mode(maitred: Any) -> None:
+    assert figures(maitred, "--admission-policy", "reject-all")["rejected_requests"] == 300
+    assert figures(maitred, "--admission-policy", "always-admit") == figures(maitred)
+
+
+def test_the_token_bucket_has_flags_of_its_own(maitred: Any) -> None:
+    """2,000 tokens let 20 prompts in, and nothing comes after."""
+    bucket = ("--admission-policy", "token-bucket", "--token-bucket-capacity", 2000, "--token-bucket-refill-rate", 0)
+    assert figures(maitred, *bucket)["completed_requests"] == 20
+
+
+def test_a_policy_bundle_of_blis(maitred: Any) -> None:
+    Path("bundle.yaml").write_text(
+        "admission: {policy: tier-shed, tier_shed_threshold: 10, slo_priorities: {critical: 4, batch: -5}}\n"
+        "routing: {policy: weighted, scorers: [{name: queue-depth, weight: 2.0}]}\n"
+        "scheduler: sjf\n"
+        "priority: {policy: ''}\n"
+        "preemption: {policy: priority}\n"
+        "tenant_budgets:\n"
+    )
+    chats, bulk = rejected(figures(maitred, "--policy-config", "bundle.yaml"))
+    assert chats == 0
+    assert bulk > 100
+    assert rejected(figures(maitred, "--policy-config", "bundle.yaml", "--admission-policy", "always-admit")) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "admission: {policy: tear-shed}",
+            "b.yaml:1: admission.policy: unknown admission policy 'tear-shed' (did you mean 'tier",
+        ),
+        (
+            "scheduler: fcfs\nadmission:\n  tier_shed_treshold: 1",
+            "b.yaml:3: unknown key 'admission.tier_shed_treshold' (did you",
+        ),
+        ("\nschedular: fcfs", "b.yaml:2: unknown key 'schedular' (did you mean 'scheduler'?)"),
+        ("scheduler: fcsf", "b.yaml:1: instance.scheduler: unknown scheduler 'fcsf' (did you mean 'fcfs'?)"),
+        ("tenant_budgets: {a: 2}", "b.yaml:1: admission.tenant_budgets: a must be from 0 to 1"),
+        ("node_pools: []", "b.yaml:1: node_pools is not simulated"),
+        ("autoscaler: {interval_us: 5}", "b.yaml:1: autoscaler is not simulated"),
+        ("routing: least-loaded", "b.yaml:1: routing should have keys with values"),
+        ("- admission", "b.yaml: there should be keys with values"),
+    ],
+)
+def test_a_bundle_that_is_wrong_is_one_line(maitred: Any, text: str, line: str) -> None:
+    Path("b.yaml").write_text(text)
+    said = maitred("simulate", *LOAD, "--policy-config", "b.yaml")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(f"maitred: error: {line}")
+    assert said.err.count("\n") == 1
+
+
+def test_flow_control_keeps_requests_before_the_instances(maitred: Any) -> None:
+    """With 8 in a batch, 8 in flight keep the instance as busy as 300 do; chats no longer wait behind bulk in its queue."""
+    held = figures(maitred, "--flow-control", "--max-concurrency", 8)
+    free = figures(maitred)
+
+    assert held["completed_requests"] == free["completed_requests"] == 300
+    chat, bulk = (held["per_class"][cls]["ttft_p99_ms"] for cls in ("interactive", "bulk"))
+    assert chat < free["per_class"]["interactive"]["ttft_p99_ms"] / 5
+    assert bulk > chat * 5
+
+
+def test_every_flag_of_flow_control_is_known(maitred: Any) -> None:
+    flags = (
+        *("--saturation-detector", "utilization", "--queue-depth-threshold", 2, "--kv-cache-util-threshold", 0.9),
+        *("--usage-limit-threshold", 0.7, "--dispatch-order", "slo-deadline", "--slo-targets", "critical=50000,batch=900000"),
+        *("--fairness-policy", "round-robin", "--dispatch", "one", "--dispatch-tick-interval", 500),
+        *("--max-gateway-queue-depth", 20, "--per-band-capacity", 15, "--queue-shedding"),
+        *("--request-ttl", 200_000, "--in-flight-eviction"),
+    )
+    chats, bulk = rejected(figures(maitred, "--admission", "flow-control", *flags))
+    assert chats < bulk
+    assert bulk > 100
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (("--max-concurrency", 3), "--max-concurrency: without flow control it has no effect"),
+        (("--slo-targets", "critical=1"), "--slo-targets: without flow control it has no effect"),
+        (("--flow-control", "--admission", "priority"), "--flow-control: contradicts --admission priority"),
+        (("--flow-control", "--slo-targets", "critical"), "--slo-targets: 'critical' is no CLASS=µs"),
+        (
+            ("--flow-control", "--slo-targets", "cristal=1"),
+            "--slo-targets: admission.slo_targets: there is no SLO class cristal",
+        ),
+        (("--flow-control", "--dispatch-order", "lifo"), "--dispatch-order: admission.flow_control.dispatch_order: 'lifo'"),
+        (("--flow-control", "--request-ttl", -1), "--request-ttl: admission.flow_control.request_ttl_us must be at least 0"),
+        (("--flow-control", "--capacity", 3), "cluster.capacity: a capacity has no effect"),
+        (("--admission-policy", "tear-shed"), "--admission-policy: admission.policy: unknown admission policy"),
+    ],
+)
+def test_a_flag_that_is_wrong_is_one_line(maitred: Any, flags: tuple[object, ...], line: str) -> None:
+    said = maitred("simulate", *LOAD, *flags)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(f"maitred: error: {line}"), said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_parameter_of_another_policy_is_warned_of(maitred: Any) -> None:
+    said = maitred("simulate", *LOAD, "--token-bucket-capacity", 5)
+    assert said.code == 0
+    assert "warning: token_bucket_capacity has no effect: the policy is always-admit, not token-bucket" in said.err

@@ -1,0 +1,144 @@
+"""Admission policies and flow control over HTTP: the core of the simulator, on what the gateway sees of its backends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from world import ANSWER, Backend, Turn, Wire, World, run, whole, world
+
+from maitred.admission import AdmissionConfig
+from maitred.gateway.config import GatewayConfig
+from maitred.gateway.reload import Settings
+
+OFF: dict[str, Any] = {"mode": "off", "classes": {}}
+
+
+class Gate:
+    """An act that answers when it is opened."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+
+    async def __call__(self, turn: Turn) -> None:
+        await self.open.wait()
+        await turn.say(whole(ANSWER))
+
+
+async def refused(w: World, body: object = None, **headers: str) -> tuple[int, str, str]:
+    status, answered, said = await w.ask(body=body, **headers)
+    error = msgspec.json.decode(said)["error"]
+    assert answered["x-smg-error-code"] == error["code"]
+    return status, error["code"], answered["retry-after"]
+
+
+async def in_flight(w: World, count: int) -> list[Wire]:
+    wires = [await w.asking(x_smg_priority="interactive") for _ in range(count)]
+    await w.until(lambda: w.state.backends[0].in_flight == count)
+    return wires
+
+
+def prompt(tokens: int) -> bytes:
+    """A body of four bytes per token, as the gateway guesses the length of prompts."""
+    bare = len(b'{"model":"m","prompt":""}')
+    return b'{"model":"m","prompt":"%b"}' % (b"x" * (4 * tokens - bare))
+
+
+def test_tier_shed_lets_only_the_urgent_in_while_the_backend_is_busy() -> None:
+    """In flight and running: two requests are a load of 4."""
+
+    async def scenario() -> None:
+        policy = {**OFF, "policy": "tier-shed", "tier_shed_threshold": 3}
+        async with world(Backend(gate := Gate()), admission=policy) as w:
+            first = await in_flight(w, 1)
+            sheddable = await w.asking(x_smg_priority="bulk")
+            await w.until(lambda: w.state.in_flight == 2)
+            assert await refused(w, x_smg_priority="bulk") == (429, "admission_tier_shed", "2")
+            urgent = await w.asking(x_smg_priority="interactive")
+            await w.until(lambda: w.state.in_flight == 3)
+            gate.open.set()
+            assert [(await wire.reply())[0] for wire in (*first, sheddable, urgent)] == [200] * 3
+
+            bulk = w.state.classes["bulk"]
+            assert (bulk.arrived, bulk.completed, bulk.rejected, bulk.refused) == (2, 1, 1, {"tier_shed": 1})
+            metrics = (await w.ask("/metrics", method="GET"))[2].decode()
+            assert 'maitred_scheduler_admit_total{class="bulk",outcome="rejected_tier_shed"} 1.0' in metrics
+
+    run(scenario())
+
+
+def test_the_token_bucket_counts_what_the_gateway_guesses_of_prompts() -> None:
+    async def scenario() -> None:
+        bucket = {"policy": "token-bucket", "token_bucket_capacity": 100, "token_bucket_refill_rate": 0.01}
+        async with world(admission={**OFF, **bucket}) as w:
+            assert (await w.ask("/v1/completions", prompt(60)))[0] == 200
+            assert await refused(w, prompt(41)) == (429, "admission_token_bucket", "100")  # a token is missing
+            assert await refused(w, prompt(101)) == (429, "admission_token_bucket", "2")  # and here nothing will ever help
+            assert (await w.ask("/v1/completions", prompt(40)))[0] == 200
+
+    run(scenario())
+
+
+def test_reject_all_until_a_reload_says_otherwise() -> None:
+    def opened(config: GatewayConfig) -> Settings:
+        return Settings(gateway=config, admission=AdmissionConfig(mode="off"))
+
+    async def scenario() -> None:
+        async with world(admission={**OFF, "policy": "reject-all"}, reload=opened) as w:
+            assert await refused(w) == (503, "admission_reject_all", "2")
+            assert (await w.ask("/admin/reload"))[0] == 200
+            assert (await w.ask())[0] == 200
+
+    run(scenario())
+
+
+def test_flow_control_keeps_requests_before_a_saturated_backend_and_lets_the_urgent_in_first() -> None:
+    async def scenario() -> None:
+        flow = {"mode": "flow-control", "classes": {}, "flow_control": {"max_concurrency": 1, "per_band_capacity": 1}}
+        async with world(Backend(gate := Gate()), admission=flow) as w:
+            first = await in_flight(w, 1)
+            bulk = await w.asking({"model": "m", "user": "bulk"}, x_smg_priority="bulk")
+            await w.until(lambda: w.state.waiting == 1)
+            urgent = await w.asking({"model": "m", "user": "urgent"}, x_smg_priority="interactive")
+            await w.until(lambda: w.state.waiting == 2)
+            assert await refused(w, x_smg_priority="bulk") == (429, "admission_band_full", "1")
+            assert len(w.backends[0].turns) == 1
+            gate.open.set()
+            for wire in (first[0], urgent, bulk):
+                assert (await wire.reply())[0] == 200
+            assert [msgspec.json.decode(turn.body).get("user") for turn in w.backends[0].turns] == [None, "urgent", "bulk"]
+
+    run(scenario())
+
+
+def test_flow_control_follows_backends_up_and_down() -> None:
+    """A second backend is room for a second request; and nobody waits for one that has gone."""
+
+    async def scenario() -> None:
+        flow = {"mode": "flow-control", "classes": {}, "flow_control": {"max_concurrency": 1, "request_ttl_us": 10_000_000}}
+        late = Backend(gate := Gate())
+        async with world(Backend(gate), late, admission=flow) as w:
+            await late.stop()
+            await w.until(lambda: not w.state.backends[1].healthy)
+            wires = await in_flight(w, 1)
+            wires.append(await w.asking())
+            await w.until(lambda: w.state.waiting == 1)
+            await late.start()
+            await w.until(lambda: not w.state.waiting)
+            gate.open.set()
+            assert [(await wire.reply())[0] for wire in wires] == [200, 200]
+
+    run(scenario())
+
+
+def test_who_waits_too_long_at_the_gate_is_told_so() -> None:
+    async def scenario() -> None:
+        flow = {"mode": "flow-control", "classes": {}, "flow_control": {"max_concurrency": 1, "request_ttl_us": 20_000}}
+        async with world(Backend(gate := Gate()), admission=flow) as w:
+            first = await in_flight(w, 1)
+            assert await refused(w) == (408, "admission_queue_timeout", "1")
+            gate.open.set()
+            assert (await first[0].reply())[0] == 200
+
+    run(scenario())
