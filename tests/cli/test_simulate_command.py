@@ -142,7 +142,7 @@ def test_a_config_file_is_heeded_and_flags_win(maitred: Any, samples: Path) -> N
 
 
 def test_a_horizon_leaves_the_rest_unfinished(maitred: Any, samples: Path) -> None:
-    maitred("simulate", "--trace", samples / "azure_tiny.csv", *BETA, "--horizon", 0.26, "--metrics-path", "m.json")
+    maitred("simulate", "--trace", samples / "azure_tiny.csv", *BETA, "--horizon-secs", 0.26, "--metrics-path", "m.json")
     figures = results("m.json")
     assert (figures["injected_requests"], figures["completed_requests"], figures["unfinished_requests"]) == (3, 2, 1)
     assert figures["simulated_duration_s"] == 0.26
@@ -202,9 +202,9 @@ MISTAKES = [
     (["--rate", "5", "--num-requests", "-5"], "--num-requests: -5 requests cannot be made"),
     (["--rate", "5", "--num-requests", "5", "--class-mix", "bulc:1"], "--class-mix: unknown class 'bulc'"),
     (["--trace", "sample:mixed", "--beta-coeffs", "1,2,3", "--latency", "linear:1,2,3"], "two names for one thing"),
-    (["--trace", "sample:mixed", "--horizon", "nan"], "--horizon: nan cannot be used (from a microsecond up to 1e+11)"),
-    (["--trace", "sample:mixed", "--horizon", "inf"], "--horizon: inf cannot be used (from a microsecond up to 1e+11)"),
-    (["--trace", "sample:mixed", "--horizon", "1e-7"], "--horizon: 1e-07 cannot be used"),
+    (["--trace", "sample:mixed", "--horizon-secs", "nan"], "--horizon-secs: nan cannot be used (from a microsecond up to 1e+11)"),
+    (["--trace", "sample:mixed", "--horizon-secs", "inf"], "--horizon-secs: inf cannot be used (from a microsecond up to 1e+11)"),
+    (["--trace", "sample:mixed", "--horizon-secs", "1e-7"], "--horizon-secs: 1e-07 cannot be used"),
     (["--trace", "sample:mixed", "--slo-ttft-ms", "1e12"], "1e+12 cannot be used (from a microsecond up to 1e+11)"),
     (["--trace", ""], "'' names no trace (write it as FORMAT:FILE)"),
     (["--trace", "sample:mixed", "--slo-tpot-ms", "-1"], "--slo-tpot-ms: -1 cannot be used"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Final, TypeVar, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from maitred.errors import ConfigError
 
@@ -43,3 +45,16 @@ def command(kind: type[F]) -> Callable[[Callable[[F], None]], Callable[..., None
         return run
 
     return decorate
+
+
+def spelled(command: str, flags: Any) -> str:
+    """The command line that says the same as `flags`, whatever the order and the second names in which it was said."""
+    words = ["maitred", command]
+    for field, hint in get_type_hints(type(flags), include_extras=True).items():
+        value = getattr(flags, field)
+        if value is None or value is False:
+            continue
+        name = next(each for each in hint.__metadata__ if isinstance(each, OptionInfo)).default  # so typer keeps the first one
+        for each in value if isinstance(value, list) else [value]:
+            words += [str(name)] if each is True else [str(name), str(each)]
+    return shlex.join(words)

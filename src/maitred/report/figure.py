@@ -38,8 +38,18 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def require_matplotlib(*, where: str = "") -> None:
-    """Raises ConfigError if it is not installed."""
+def require_plots(path: Path, *, where: str = "") -> None:
+    """Raises ConfigError if the name of this file says no kind of picture, and if matplotlib is not installed."""
+    kind_of(path, where=where)
+    _require_matplotlib(where)
+
+
+def write_plot(results: Results, slo: Slo, path: Path, write: Callable[[bytes], object]) -> None:
+    """The figure (`draw`), as the name of the file says; the same run gives the same bytes."""
+    save(draw(results, slo), kind_of(path), write)
+
+
+def _require_matplotlib(where: str) -> None:
     try:
         import matplotlib as mpl  # noqa: F401
     except ImportError as error:
@@ -58,7 +68,7 @@ def kind_of(path: Path, *, where: str = "") -> str:
 
 def draw(results: Results, slo: Slo) -> Figure:
     """Latencies by class, then what happened over time. Raises ConfigError without matplotlib."""
-    require_matplotlib(where="a plot")
+    _require_matplotlib("a plot")
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,8 +25,13 @@ PARQUET: Final = ".parquet"
 CSV: Final = ".csv"
 
 
-def require_polars(*, where: str = "") -> None:
-    """Raises ConfigError if it is not installed."""
+def require_frames(path: Path, *, where: str = "") -> None:
+    """Raises ConfigError if the name of this file says Parquet or CSV, and polars is not installed."""
+    if path.suffix in (PARQUET, CSV):
+        _require_polars(where)
+
+
+def _require_polars(where: str) -> None:
     try:
         import polars as pl  # noqa: F401
     except ImportError as error:
@@ -35,7 +41,7 @@ def require_polars(*, where: str = "") -> None:
 
 def to_frame(results: Results) -> pl.DataFrame:
     """Raises ConfigError without polars."""
-    require_polars(where="a data frame")
+    _require_polars("a data frame")
     import polars as pl
 
     completed = results.outcome == Outcome.COMPLETED

@@ -87,7 +87,7 @@ def _by_instance(what: str, at: Floats, values: NDArray[Any]) -> Curve:
     if values.shape[1] == 1:
         return Curve(label=what, x=at, y=values[:, 0].astype(np.float64))
     low, high = values.min(axis=1).astype(np.float64), values.max(axis=1).astype(np.float64)
-    return Curve(label=f"{what}: mean and range of the instances", x=at, y=values.mean(axis=1), low=low, high=high)
+    return Curve(label=f"{what}: instances' mean and range", x=at, y=values.mean(axis=1), low=low, high=high)
 
 
 def _per_second(label: str, instants: NDArray[np.int64], edges: Floats) -> Curve:

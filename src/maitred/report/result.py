@@ -21,7 +21,7 @@ from maitred.instance import InstanceConfig
 from maitred.report import frame
 from maitred.report.breakdown import By
 from maitred.report.files import OutputFile
-from maitred.report.page import page
+from maitred.report.page import write_page
 from maitred.report.setup import Setup
 from maitred.report.slo import USUAL_SLO, Slo
 from maitred.report.summary import Summary, summarise
@@ -72,7 +72,7 @@ class Result:
     def report(self, path: str | Path) -> None:
         """Write the run as one HTML page that needs nothing else. Raises ConfigError for a path that cannot be written."""
         with OutputFile(Path(path)) as file:
-            file.write(page(self.rows, self.summary(), self.setup))
+            write_page(self.rows, self.summary(), self.setup, file.write)
 
     def __repr__(self) -> str:
         from maitred.report.wording import number, share

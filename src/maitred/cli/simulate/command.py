@@ -8,26 +8,30 @@ error.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import typer
 
-from maitred.cli.flags import command
+from maitred.cli.flags import command, spelled
 from maitred.cli.printable import printable
 from maitred.cli.simulate.config import configured, warnings
 from maitred.cli.simulate.flags import Flags
-from maitred.cli.simulate.objective import horizon, slo
+from maitred.cli.simulate.objective import horizon, short_horizon, slo
 from maitred.cli.simulate.outputs import outputs
 from maitred.cli.simulate.progress import Watch, watching
 from maitred.cli.simulate.synthetic import specification
 from maitred.cli.simulate.trace_output import written_down
-from maitred.cli.simulate.workload import jobs_of, opened
+from maitred.cli.simulate.workload import described, jobs_of, opened
 from maitred.cli.unwinding import unwinding
+from maitred.errors import ConfigError, nearest
+from maitred.units import MILLISECOND, Micros
 
 if TYPE_CHECKING:
-    from maitred.report import Summary
+    from maitred.config import Config
+    from maitred.report import By, Setup, Summary
     from maitred.workload import Trace
 
 
@@ -39,17 +43,17 @@ def run(flags: Flags) -> None:
     (--rate and --num-requests).
     """
     from maitred.decisions import DecisionLog
-    from maitred.report import summarise, write_metrics, write_requests
+    from maitred.report import By, Tally, summarise
     from maitred.sim import simulate
 
-    config, workload, last = configured(flags), specification(flags), horizon(flags)
+    config, workload, last, per = configured(flags), specification(flags), horizon(flags), _per(flags)
     targets = slo(flags, workload)
-    for warning in warnings(flags, config):
-        typer.echo(f"maitred: warning: {printable(warning)}", err=True)
+    _warn([*warnings(flags, config), *short_horizon(flags)])
+    tally = Tally(targets, [*By] if flags.metrics_path else [per]) if flags.summary_only else None
     with unwinding(), ExitStack() as stack:
         trace = stack.enter_context(opened(flags, flags.trace)) if flags.trace is not None else None
         jobs = jobs_of(flags, trace, workload)
-        requests_file, metrics_file, log_file = outputs(flags, trace, stack)
+        files = outputs(flags, trace, stack)
         jobs = stack.enter_context(written_down(flags, jobs))
         began = monotonic()
         with _watching(flags, trace) as watch:
@@ -62,14 +66,38 @@ def run(flags: Flags) -> None:
                 seed=flags.run_seed,
                 horizon=last,
                 progress=watch,
-                log=DecisionLog(log_file.write) if log_file else None,
+                log=DecisionLog(files.decisions.write) if files.decisions else None,
+                sink=tally.add if tally else None,
+                sample_every=MILLISECOND if files.charts else None,
             )
-        took, summary = monotonic() - began, summarise(results, targets)
-        if requests_file:
-            write_requests(results, requests_file.write)
-        if metrics_file:
-            write_metrics(summary, metrics_file.write)
-    _print(flags, trace, summary, took)
+        took = monotonic() - began
+        by = [*By] if flags.metrics_path or flags.report else [per]
+        summary = tally.summary(results) if tally else summarise(results, targets, by)
+        files.write(flags, results, summary, _setup(flags, config, last))
+    _print(flags, trace, summary, per, took)
+
+
+def _per(flags: Flags) -> By:
+    from maitred.report import By
+
+    if flags.per is None:
+        return By.CLASS
+    if flags.per not in [*By]:
+        raise ConfigError(f"there is no breakdown {flags.per!r}", where="--per", hint=nearest(flags.per, By))
+    return By(flags.per)
+
+
+def _setup(flags: Flags, config: Config, last: Micros | None) -> Setup:
+    from maitred.report import Setup
+
+    names = ("cluster", "instance", "routing", "admission")
+    return Setup(
+        workload=described(flags),
+        command=spelled("simulate", flags),
+        seed=flags.run_seed,
+        horizon=last,
+        sections={name: getattr(config, name) for name in names},
+    )
 
 
 def _watching(flags: Flags, trace: Trace | None) -> AbstractContextManager[Watch | None]:
@@ -84,7 +112,13 @@ def _watching(flags: Flags, trace: Trace | None) -> AbstractContextManager[Watch
     return watching(share_done)
 
 
-def _print(flags: Flags, trace: Trace | None, summary: Summary, took: float) -> None:
+def _warn(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        typer.echo(f"maitred: warning: {printable(warning)}", err=True)
+
+
+def _print(flags: Flags, trace: Trace | None, summary: Summary, per: By, took: float) -> None:
+    _warn(summary.warnings)
     if trace and trace.first_skipped:
         rows = "1 row was" if trace.skipped == 1 else f"{trace.skipped:,} rows were"
         typer.echo(f"maitred: {rows} skipped; the first: {printable(str(trace.first_skipped))}", err=True)
@@ -94,6 +128,6 @@ def _print(flags: Flags, trace: Trace | None, summary: Summary, took: float) -> 
 
     from maitred.report import print_summary
 
-    print_summary(summary, Console())
+    print_summary(summary, Console(), per)
     arrived = summary.total.arrived
     typer.echo(f"{arrived:,} requests in {took:.1f} s ({arrived / max(took, 1e-3):,.0f}/s)", err=True)

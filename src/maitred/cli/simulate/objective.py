@@ -2,46 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
 
 from maitred.cli.simulate.flags import Flags
 from maitred.errors import ConfigError
-from maitred.units import Micros, from_ms, from_seconds
+from maitred.units import MILLISECOND, SECOND, Micros, from_ms, from_seconds
 
 if TYPE_CHECKING:
-    from maitred.report import Slo
-    from maitred.report.slo import Targets
-    from maitred.workload.spec import GoodputTargets, Workload
+    from maitred.report import Slo, Targets
+    from maitred.workload import Workload
 
 _LONGEST = 1e11
 """Of a span that a flag gives, in whatever unit: three thousand years of seconds."""
+_UNITS: Final = {"us": 1, "µs": 1, "ms": MILLISECOND, "s": SECOND}
 
 
 def slo(flags: Flags, workload: Workload | None) -> Slo:
-    """What flags ask of all, and the workload for its classes."""
+    """What flags ask of all; of classes, what the workload says and flags over it."""
     from maitred.report import USUAL_SLO, Slo
 
     said = Slo(
         ttft=_positive("--slo-ttft-ms", flags.slo_ttft_ms, from_ms),
         tpot=_positive("--slo-tpot-ms", flags.slo_tpot_ms, from_ms),
         e2e=_positive("--slo-e2e-ms", flags.slo_e2e_ms, from_ms),
-        classes={} if workload is None else {name: _targets(of) for name, of in workload.goodput_slo_targets.items()},
+        classes=_of_classes(flags, workload),
     )
     return said or USUAL_SLO
 
 
-def _targets(said: GoodputTargets) -> Targets:
-    from maitred.report.slo import Targets
+def _of_classes(flags: Flags, workload: Workload | None) -> dict[str, Targets]:
+    from maitred.report import Targets
 
-    def micros(milliseconds: float | None) -> Micros | None:
-        return None if milliseconds is None else from_ms(milliseconds)
+    classes: dict[str, dict[str, Micros | None]] = {}
+    for name, said in {} if workload is None else workload.goodput_slo_targets.items():
+        targets = {"ttft": said.ttft_ms, "tpot": said.itl_ms, "e2e": said.e2e_ms}
+        classes[name] = {target: None if ms is None else from_ms(ms) for target, ms in targets.items()}
+    for flag, target, text in (
+        ("--slo-ttft", "ttft", flags.slo_ttft),
+        ("--slo-itl", "tpot", flags.slo_itl),
+        ("--slo-e2e", "e2e", flags.slo_e2e),
+    ):
+        for name, limit in _parsed(flag, text):
+            classes.setdefault(name, {})[target] = limit
+    return {name: Targets(**targets) for name, targets in classes.items()}
 
-    return Targets(ttft=micros(said.ttft_ms), tpot=micros(said.itl_ms), e2e=micros(said.e2e_ms))
+
+def _parsed(flag: str, text: str | None) -> Iterator[tuple[str, Micros]]:
+    """As BLIS writes it: `critical=100ms,standard=500ms`."""
+    for part in (text or "").split(",") if text is not None else ():
+        parts = re.fullmatch(r"\s*([^=\s]+)\s*=\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(us|µs|ms|s)\s*", part)
+        try:
+            limit = round(float(parts[2]) * _UNITS[parts[3]]) if parts else 0
+        except (ValueError, OverflowError):
+            limit = 0
+        if parts is None or not 0 < limit <= from_seconds(_LONGEST):
+            raise ConfigError(f"cannot read {part.strip()!r}", where=flag, hint="write it as critical=100ms,standard=2s")
+        yield parts[1], limit
 
 
 def horizon(flags: Flags) -> Micros | None:
-    return _positive("--horizon", flags.horizon, from_seconds)
+    """When the run ends, whatever is left."""
+    if flags.horizon is None:
+        return _positive("--horizon-secs", flags.horizon_secs, from_seconds)
+    if flags.horizon_secs is not None:
+        raise ConfigError("--horizon and --horizon-secs are two names for one thing", hint="give one of them")
+    if flags.horizon < 1:
+        raise ConfigError(f"{flags.horizon} µs cannot be used", where="--horizon", hint="1 or more")
+    return flags.horizon
+
+
+def short_horizon(flags: Flags) -> Iterator[str]:
+    """A warning for those who meant seconds."""
+    if flags.horizon is not None and flags.horizon < SECOND:
+        yield f"--horizon is in µs, as in BLIS: the run ends after {flags.horizon / SECOND:g} s (--horizon-secs takes seconds)"
 
 
 def _positive(flag: str, value: float | None, convert: Callable[[float], Micros]) -> Micros | None:

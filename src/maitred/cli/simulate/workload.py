@@ -27,6 +27,16 @@ def opened(flags: Flags, spec: str) -> Trace:
     return open_trace(spec, bad_rows=BadRows.SKIP if flags.skip_bad_rows else BadRows.REFUSE)
 
 
+def described(flags: Flags) -> str:
+    """The workload in a few words."""
+    if flags.trace is not None:
+        return flags.trace
+    if flags.workload_spec is not None:
+        return flags.workload_spec.name
+    count = "" if flags.num_requests is None else f"{flags.num_requests:,} requests"
+    return count if flags.rate is None else f"{count}, {flags.rate:g} per second"
+
+
 def jobs_of(flags: Flags, trace: Trace | None, workload: Workload | None) -> Iterable[Job]:
     jobs = synthetic_jobs(flags, workload) if trace is None else _recorded(flags, trace)
     if flags.time_scale is None:

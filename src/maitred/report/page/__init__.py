@@ -10,7 +10,7 @@ Style and script are files beside this one and are copied into the page. The sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -40,9 +40,9 @@ _TERMS = {
 }
 
 
-def page(results: Results, summary: Summary, setup: Setup) -> bytes:
-    """The whole, as UTF-8."""
-    return "".join(_parts(results, summary, setup)).encode()
+def write_page(results: Results, summary: Summary, setup: Setup, write: Callable[[bytes], object]) -> None:
+    """The whole, as UTF-8. Charts of queues and KV need the samples of `results`."""
+    write("".join(_parts(results, summary, setup)).encode())
 
 
 def _parts(results: Results, summary: Summary, setup: Setup) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _subtitle(summary: Summary, setup: Setup) -> str:
 
 def _charts(title: str, panels: Sequence[Panel]) -> Iterator[str]:
     if panels:
-        pairs = "" if len(panels) % 3 == 0 else " pairs"
+        pairs = " pairs" if len(panels) % 3 == 1 else ""
         charts = "".join(map(chart, panels))
         yield f'<section><h2>{escape(title)}</h2>\n<div class="charts{pairs}">\n{charts}</div></section>\n'
 

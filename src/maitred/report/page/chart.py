@@ -22,6 +22,8 @@ _TICKS = 5
 _COLOURS = 6
 _HEADROOM = 1.06
 _TINY = 1e-3
+_NEAR = 4
+"""A target further off than so many times the largest value is not shown: there would be nothing else to see."""
 
 
 class _Axis(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +72,9 @@ def _x_axis(panel: Panel) -> _Axis:
     high = max(float(curve.x.max()) for curve in panel.curves)
     if not panel.log_x:
         return _Axis(low=0.0, high=high or 1.0, ticks=neat(0.0, high or 1.0, _TICKS))
-    low, high = max(low, _TINY), max(high, 2 * _TINY, panel.target or 0)
+    low, high = max(low, _TINY), max(high, 2 * _TINY)
+    if panel.target is not None and panel.target < high * _NEAR:
+        high = max(high, panel.target)
     low, high = low / 1.1, max(high * 1.1, low * 2)
     return _Axis(low=low, high=high, ticks=decades(low, high, _TICKS), log=True)
 

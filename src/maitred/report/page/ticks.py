@@ -6,6 +6,7 @@ from math import ceil, floor, log10
 
 _NEAT = (1, 2, 2.5, 5, 10)
 _THOUSAND = 1000
+_CLOSE = 8
 
 
 def neat(low: float, high: float, about: int) -> list[float]:
@@ -19,7 +20,9 @@ def neat(low: float, high: float, about: int) -> list[float]:
 
 
 def decades(low: float, high: float, about: int) -> list[float]:
-    """Powers of ten between `low` and `high`, both above 0; with 2 and 5 between them if that leaves room."""
+    """Powers of ten between `low` and `high`, both above 0, with 2 and 5 between them if there is room; or neat steps."""
+    if high < low * _CLOSE:
+        return neat(low, high, about)
     first, last = floor(log10(low)), ceil(log10(high))
     for factors in ((1, 2, 5), (1, 3), (1,)):
         ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
@@ -33,9 +36,9 @@ def decades(low: float, high: float, about: int) -> list[float]:
 def label(value: float) -> str:
     """Short: 12, 0.5, 20k, 3M."""
     for unit, name in ((_THOUSAND**3, "G"), (_THOUSAND**2, "M"), (_THOUSAND, "k")):
-        if abs(value) >= unit * (10 if name == "k" else 1):
+        if abs(value) >= unit:
             return f"{value / unit:.3g}{name}"
-    return f"{value:,.0f}" if abs(value) >= _THOUSAND else f"{value:.3g}"
+    return f"{value:.3g}"
 
 
 def percent(value: float) -> str:
