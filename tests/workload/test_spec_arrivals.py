@@ -229,3 +229,26 @@ def test_twice_the_rate_is_twice_as_many_in_the_same_windows() -> None:
         ],
     )
     assert [job.request.arrival for job in workload.jobs(rate_scale=2)] == [100_000 * n for n in range(1, 101)]
+
+
+def test_windows_weigh_by_their_trace_rate_and_may_say_something_else() -> None:
+    """16 per second in all. For 10 s a and b weigh 1 : 1, then 1 : 3, and b's prompts are longer."""
+    steady = Arrival(process="constant")
+    windows = [
+        Window(start_us=0, end_us=10 * SECOND, trace_rate=1),
+        Window(
+            start_us=10 * SECOND, end_us=20 * SECOND, trace_rate=3, input_distribution=70, output_distribution="uniform:7,7"
+        ),
+    ]
+    workload = Workload(
+        aggregate_rate=16,
+        horizon=20 * SECOND,
+        clients=[
+            client("a", rate_fraction=1, arrival=steady),
+            client("b", rate_fraction=1, arrival=steady, lifecycle=Lifecycle(windows=windows)),
+        ],
+    )
+    jobs = [job for job in workload.jobs() if job.request.client_id == "b"]
+    lengths = [(job.request.prompt_tokens, job.output_tokens) for job in jobs]
+    assert lengths == [(10, 10)] * 80 + [(70, 7)] * 120
+    assert len(arrivals(workload, "a")) == 80 + 40

@@ -276,3 +276,25 @@ def test_in_the_simulator_each_round_comes_its_pause_after_the_end_of_the_one_be
     assert sorted(at + 3 * SECOND for at in first)[: len(second)] == sorted(second)
     hits = {int(c) for c, p in zip(results.cached_tokens, results.prompt_tokens, strict=True) if p == 264}
     assert hits == {160}
+
+
+def test_what_follows_does_not_depend_on_skipping_steps() -> None:
+    lengths = {"input_distribution": "normal:300,200", "output_distribution": "lognormal:60,60", "rate": 3.0}
+    workload = Workload(num_requests=300, clients=[chat(4, think=SECOND, timeout=4 * SECOND, **lengths)])
+    tight = InstanceConfig(enable_prefix_caching=True, total_kv_blocks=400, max_num_seqs=8)
+
+    def facts(instance: InstanceConfig) -> list[list[int]]:
+        results = simulate(workload.jobs(), instance=instance)
+        columns = (
+            results.request_id,
+            results.arrival,
+            results.finished,
+            results.prompt_tokens,
+            results.cached_tokens,
+            results.outcome,
+        )
+        return [column.tolist() for column in columns]
+
+    skipping = facts(tight)
+    assert skipping == facts(msgspec.structs.replace(tight, step_by_step=True))
+    assert len(set(skipping[-1])) > 1
