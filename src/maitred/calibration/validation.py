@@ -108,3 +108,17 @@ def peer_errors(path: Path) -> dict[tuple[str, str], float]:
             if row:
                 found[metric, statistic] = float(row[2]) / float(row[1]) - 1
     return found
+
+
+def as_builtins(validation: Validation) -> dict[str, object]:
+    """For JSON: times in ms, errors as shares of 1."""
+    peer = validation.peer
+    return {
+        "name": validation.name,
+        "requests": validation.requests,
+        "mean_error": validation.mean_error,
+        "worst_error": validation.worst_error,
+        "peer_mean_error": None if peer is None else peer[0],
+        "peer_worst_error": None if peer is None else peer[1],
+        "lines": [{**msgspec.to_builtins(line), "error": line.error} for line in validation.lines],
+    }

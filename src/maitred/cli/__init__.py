@@ -21,7 +21,7 @@ from typing import Annotated, Final, cast
 import typer
 
 from maitred import __version__
-from maitred.cli import check, convert, demo, engine, formats, models, policies, serve, simulate
+from maitred.cli import calibrate, check, convert, demo, engine, formats, models, policies, serve, simulate, validate
 from maitred.cli.printable import printable
 from maitred.errors import MaitredError
 
@@ -41,6 +41,8 @@ app.command("formats")(formats.run)
 app.command("policies")(policies.run)
 app.command("models")(models.run)
 app.command("check")(check.run)
+app.command("calibrate")(calibrate.run)
+app.command("validate")(validate.run)
 
 
 def _show_version(wanted: bool) -> None:

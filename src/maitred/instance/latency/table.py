@@ -69,7 +69,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         terms, stride = [(0, 1.0)], len(self.us)
         for axis, x in zip(self.axes, point, strict=True):
             stride //= len(axis)
-            index, share = _place(axis, x)
+            index, share = place_on(axis, x)
             terms = [(offset + index * stride, weight * (1 - share)) for offset, weight in terms] + (
                 [(offset + (index + 1) * stride, weight * share) for offset, weight in terms] if share else []
             )
@@ -183,7 +183,7 @@ def _through(contexts: list[int], times: list[int]) -> Envelope:
     return (*stretches, Stretch(times[-1] - slope * contexts[-1], slope, None))
 
 
-def _place(axis: Sequence[float], x: float) -> tuple[int, float]:
+def place_on(axis: Sequence[float], x: float) -> tuple[int, float]:
     """Between which two points, and how far on the way to the second one; beyond 1 after the last."""
     if x <= axis[0] or len(axis) == 1:
         return 0, 0.0

@@ -1,0 +1,126 @@
+"""`maitred calibrate`: a latency model from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from maitred.cli.printable import printable
+from maitred.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from maitred.calibration.fitting import Fit
+    from maitred.instance.latency import Deployment
+
+_MODELS: Final = ("linear", "trained-physics", "table")
+_LINEAR: Final = ("", " · prefill tokens", " · decode tokens")
+_PHYSICS: Final = ("β1", "β2", "β3", "β4", "β5", "β6", "β7", "β8", "β1b", "β2b")
+
+
+def run(
+    measured: Annotated[
+        Path,
+        typer.Argument(
+            help="Measured steps (CSV or JSON lines), the timeline of requests (CSV), or a folder with layer profiles.",
+            metavar="MEASURED",
+            show_default=False,
+        ),
+    ],
+    latency_model: Annotated[
+        str, typer.Option("--latency-model", help="What to fit: linear, trained-physics or table.", metavar="NAME")
+    ] = "linear",
+    model: Annotated[
+        str, typer.Option("--model", help="The model that was served, for trained-physics.", metavar="NAME", show_default=False)
+    ] = "",
+    hardware: Annotated[
+        str, typer.Option("--hardware", help="The GPU it ran on, for trained-physics.", metavar="NAME")
+    ] = "H100",
+    tensor_parallel_size: Annotated[
+        int, typer.Option("--tensor-parallel-size", help="GPUs that shared every layer.", metavar="N", min=1)
+    ] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write a YAML file that --config takes.", metavar="FILE", show_default=False),
+    ] = None,
+) -> None:
+    """Fit a latency model to measurements, and say how well it fits.
+
+    Steps have the columns prefill_tokens, decode_tokens, context_tokens and step_us. A timeline has input_tokens,
+    output_tokens, queued_ts, scheduled_ts, first_token_ts and last_token_ts, and is for linear. A folder has meta.json,
+    profile/ and requests.csv, and is for table.
+    """
+    if latency_model not in _MODELS:
+        raise ConfigError(
+            f"unknown latency model {latency_model!r}", where="--latency-model", hint=nearest(latency_model, _MODELS)
+        )
+    fit = _fit(measured, latency_model, (model, hardware, tensor_parallel_size))
+    for line in _report(fit):
+        typer.echo(printable(line))
+    if out is not None:
+        from maitred.calibration.written import write_fit
+
+        written = write_fit(fit, out, measured.name)
+        typer.echo(printable(f"written: {' and '.join(str(path) for path in written)}"))
+
+
+def _fit(measured: Path, name: str, deployment: tuple[str, str, int]) -> Fit:
+    from maitred.calibration.measured_steps import holds_steps, read_steps
+
+    if measured.is_dir():
+        return _of_profile(measured, name)
+    if not holds_steps(measured):
+        return _of_timeline(measured, name)
+    steps = read_steps(measured)
+    if name == "table":
+        from maitred.calibration.table_fit import fit_table
+
+        return fit_table(steps, measured.name)
+    from maitred.calibration.fitting import fit_linear, fit_trained_physics
+
+    return fit_linear(steps) if name == "linear" else fit_trained_physics(steps, _deployment(*deployment))
+
+
+def _of_profile(folder: Path, name: str) -> Fit:
+    from maitred.calibration.profile_fit import fit_profile
+
+    if name != "table":
+        raise ConfigError("layer profiles make a table", where="--latency-model", hint="--latency-model table")
+    return fit_profile(folder)
+
+
+def _of_timeline(measured: Path, name: str) -> Fit:
+    from maitred.calibration.fitting import fit_timeline
+    from maitred.calibration.timelines import read_timeline
+
+    if name != "linear":
+        hint = "fit linear, or give measured steps: prefill_tokens, decode_tokens, context_tokens, step_us"
+        raise ConfigError(f"a timeline of requests does not show enough for {name}", where=str(measured), hint=hint)
+    return fit_timeline(read_timeline(measured))
+
+
+def _deployment(model: str, hardware: str, tensor_parallel_size: int) -> Deployment:
+    from maitred.catalogue import deployment
+    from maitred.instance import InstanceConfig
+
+    if not model:
+        hint = "such as --model meta-llama/llama-3.1-8b --hardware H100"
+        raise ConfigError("trained-physics is fitted for a model on a GPU", where="--model", hint=hint)
+    return deployment(InstanceConfig(model=model, hardware=hardware, tensor_parallel_size=tensor_parallel_size))
+
+
+def _report(fit: Fit) -> Iterator[str]:
+    from maitred.instance.latency import LinearLatency, TrainedPhysicsLatency
+
+    found, latency = fit.residuals, fit.latency
+    if isinstance(latency, LinearLatency):
+        yield f"linear: {' + '.join(f'{b:g}{of}' for b, of in zip(latency.beta, _LINEAR, strict=True))} µs"
+    elif isinstance(latency, TrainedPhysicsLatency):
+        yield f"trained-physics: {', '.join(f'{name} {b:g}' for name, b in zip(_PHYSICS, latency.beta, strict=True) if b)}"
+    else:
+        yield "table"
+    yield f"{found.count} measurements, relative error {found.mean:+.2%} on average, standard deviation {found.sd:.2%}"
+    yield f"its size: mean {found.mape:.2%}, p50 {found.p50:.2%}, p90 {found.p90:.2%}, p99 {found.p99:.2%}"
+    yield f"R² {found.r_squared:.5f}, Pearson's r {found.pearson:.5f}: {found.quality}"

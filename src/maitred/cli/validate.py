@@ -1,0 +1,101 @@
+"""`maitred validate`: how far a simulation is from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from maitred.cli.printable import printable
+from maitred.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from maitred.calibration.validation import Line, Validation
+
+
+def run(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Folders of measured runs: meta.json, profile/ and requests.csv.", metavar="DIR...", show_default=False
+        ),
+    ] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option("--measured", help="The timeline of your own requests (CSV).", metavar="FILE", show_default=False),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="The engine that served them: its section instance.", metavar="FILE", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", metavar="")] = False,
+) -> None:
+    """Predict TTFT, TPOT and E2E of measured requests, and print the errors.
+
+    Step times come from the layer profiles of each folder; or, with --measured, from the latency model in --config.
+    """
+    from maitred.calibration.validation import as_builtins
+
+    found = _validations(folders or [], measured, config)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps([as_builtins(validation) for validation in found], indent=2))
+        return
+    from rich.console import Console
+
+    for validation in found:
+        Console().print(_table(validation))
+        for line in _summary(validation):
+            typer.echo(printable(line))
+        typer.echo()
+
+
+def _validations(folders: Sequence[Path], measured: Path | None, config: Path | None) -> list[Validation]:
+    from maitred.calibration.folder import read_folder
+    from maitred.calibration.timelines import read_timeline
+    from maitred.calibration.validation import validate
+
+    if (measured is None) != (config is None) or (measured is None and not folders):
+        hint = "maitred validate DIR..., or maitred validate --measured requests.csv --config FILE"
+        raise ConfigError("there is nothing to compare", hint=hint)
+    found = []
+    for path in folders:
+        folder = read_folder(path)
+        peer = path / "peer_simulator_error.txt"
+        found.append(validate(folder.name, read_timeline(folder.requests), folder.instance(), peer))
+    if measured is not None and config is not None:
+        from maitred.config import load
+
+        found.append(validate(measured.name, read_timeline(measured), load(config).instance))
+    return found
+
+
+def _table(validation: Validation) -> Table:
+    from rich.table import Table
+
+    table = Table(title=f"{validation.name} · {validation.requests} requests", title_justify="left")
+    for name in ("", "measured ms", "predicted ms", "error", *(["peer"] if validation.peer else [])):
+        table.add_column(name, justify="right" if name else "left")
+    for line in validation.lines:
+        table.add_row(*_cells(line, peer=validation.peer is not None))
+    return table
+
+
+def _cells(line: Line, *, peer: bool) -> Iterator[str]:
+    yield f"{line.metric.upper()} {line.statistic}"
+    yield f"{line.measured:,.1f}"
+    yield f"{line.predicted:,.1f}"
+    yield f"{line.error:+.1%}"
+    if peer:
+        yield "" if line.peer_error is None else f"{line.peer_error:+.1%}"
+
+
+def _summary(validation: Validation) -> Iterator[str]:
+    peer = validation.peer
+    beside = f"; the peer's: mean {peer[0]:.1%}, worst {peer[1]:.1%}" if peer else ""
+    yield f"error: mean {validation.mean_error:.1%}, worst {validation.worst_error:.1%}{beside}"
