@@ -19,7 +19,7 @@ def figures(maitred: Any, *flags: object) -> Any:
 
 
 def rejected(of: Any) -> tuple[int, int]:
-    return tuple(of["per_class"][cls]["rejected_requests"] for cls in ("interactive", "bulk"))  # type: ignore[return-value]
+    return tuple(of["per_class"][cls]["rejected_requests"] for cls in ("interactive", "bulk"))
 
 
 def test_a_policy_needs_no_mode(maitred: Any) -> None:
@@ -45,7 +45,9 @@ def test_a_policy_bundle_of_blis(maitred: Any) -> None:
     chats, bulk = rejected(figures(maitred, "--policy-config", "bundle.yaml"))
     assert chats == 0
     assert bulk > 100
-    assert rejected(figures(maitred, "--policy-config", "bundle.yaml", "--admission-policy", "always-admit")) == (0, 0)
+    assert figures(maitred, "--policy-config", "bundle.yaml", "--num-requests", 1)["rejected_requests"] == 0
+    over = maitred("simulate", *MIXED, "--policy-config", "bundle.yaml", "--admission-policy", "reject-all")
+    assert "warning: tier_shed_threshold has no effect: the policy is reject-all" in over.err  # flags win
 
 
 @pytest.mark.parametrize(
