@@ -241,7 +241,14 @@ def test_users_may_have_sessions() -> None:
         id="a", concurrency=1, think_time_us=10 * SECOND, input_distribution=100, output_distribution=40, reasoning=turns
     )
     jobs = driven(Workload(num_requests=4, clients=[agent]).jobs(), lambda request: End(SECOND))
-    assert told(jobs) == [(0, "a/1", 100), (2, "a/1", 240), (13, "a/2", 100), (15, "a/2", 240)]
+    assert told(jobs) == [(0, "a-0/1", 100), (2, "a-0/1", 240), (13, "a-0/2", 100), (15, "a-0/2", 240)]
+
+
+def test_sessions_of_different_users_are_different_programs() -> None:
+    turns = Reasoning(multi_turn=MultiTurn(max_rounds=2))
+    agents = Client(id="a", concurrency=2, input_distribution=10, output_distribution=10, reasoning=turns)
+    jobs = driven(Workload(num_requests=8, clients=[agents]).jobs(), lambda request: End(SECOND))
+    assert Counter(job.request.program for job in jobs) == {"a-0/1": 2, "a-0/2": 2, "a-1/1": 2, "a-1/2": 2}
 
 
 @pytest.mark.parametrize(("said", "deadline"), [({}, 310), ({"timeout": 0}, None), ({"timeout": 7 * SECOND}, 17)])

@@ -202,5 +202,6 @@ def _users(client: Client, seed: int, groups: Groups) -> Iterator[Beginning]:
     """They begin one after the other within the time that they think, so that they do not think in step."""
     think = client.think_time_us or 0
     for number in range(client.concurrency):
-        user = User(Asker(client, client.id, Turns(client, f"{seed}/{client.id}-{number}"), groups), think)
+        name = f"{client.id}-{number}"
+        user = User(Asker(client, name, Turns(client, f"{seed}/{name}"), groups), think)
         yield Beginning(user, think * number // client.concurrency)
