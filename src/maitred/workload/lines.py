@@ -93,7 +93,8 @@ class Lines:
     def _read(self) -> str | None:
         """The next line that is not blank; None at the end."""
         while line := self._read_one():
-            text = line.decode("utf-8-sig", "surrogateescape").rstrip("\r\n")
+            encoding = "utf-8-sig" if self.next_number == 1 else "utf-8"
+            text = line.decode(encoding, "surrogateescape").rstrip("\r\n")
             if text and not text.isspace():
                 return text
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heappushpop
 
 from maitred.units import Micros
 from maitred.workload.row import Row, RowError
@@ -23,10 +23,11 @@ def in_order(rows: Iterable[Row], disorder: int, refuse: Callable[[RowError], No
         if latest is not None and row.at < latest:
             refuse(RowError("it arrived before the row above it", "rows must be in order of arrival"))
             continue
-        heappush(ahead, (row.at, place, row))
-        if len(ahead) > disorder:
-            latest, _, first = heappop(ahead)
+        if len(ahead) == disorder:
+            latest, _, first = heappushpop(ahead, (row.at, place, row))
             yield first
+        else:
+            heappush(ahead, (row.at, place, row))
     while ahead:
         yield heappop(ahead)[2]
 

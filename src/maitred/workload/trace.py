@@ -11,7 +11,7 @@ row can be used is an error too: it is the wrong file, and not a workload in whi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -107,17 +107,19 @@ class Trace:
         finally:
             self.close()
 
-    def _parsed(self, line: str) -> Iterator[Row]:
+    def _parsed(self, line: str) -> Sequence[Row]:
+        """The rows of one line that can be used."""
         try:
             parsed = self._parse(_text(line))
         except RowError as bad:
             self._bad(bad)
-            return
-        for row in (parsed,) if isinstance(parsed, Row) else parsed:
+            return ()
+        if isinstance(parsed, Row):
+            return (parsed,)
+        for row in parsed:
             if isinstance(row, RowError):
                 self._bad(row)
-            else:
-                yield row
+        return [row for row in parsed if isinstance(row, Row)]
 
     def _bad(self, row: RowError) -> None:
         left_out = isinstance(row, NotReplayedError)
