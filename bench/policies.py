@@ -30,10 +30,11 @@ from random import Random
 import msgspec
 import numpy as np
 
-from maitred import ClusterConfig, InstanceConfig, Job, Results, simulate
+from maitred import InstanceConfig, Job
 from maitred.errors import MaitredError
 from maitred.queueing import QueueingConfig
 from maitred.request import PriorityClass
+from maitred.sim import ClusterConfig, Results, simulate
 from maitred.units import SECOND, Micros
 from maitred.workload import open_trace
 

@@ -25,7 +25,8 @@ from time import process_time
 
 import msgspec
 
-from maitred import ClusterConfig, InstanceConfig, Job, simulate, synthetic
+from maitred import InstanceConfig, Job, synthetic
+from maitred.sim import ClusterConfig, simulate
 from measuring import CALIBRATION_LOOPS, calibrate
 
 OFF, UNIQUE, SHARED = InstanceConfig(), InstanceConfig(enable_prefix_caching=True), InstanceConfig(enable_prefix_caching=True)
@@ -113,7 +114,8 @@ sys.path.insert(0, {bench!r})
 from simulate import workload
 import msgspec
 
-from maitred import ClusterConfig, InstanceConfig, simulate
+from maitred import InstanceConfig
+from maitred.sim import ClusterConfig, simulate
 results = simulate(workload({requests}, 250, 60.0), ClusterConfig(num_instances=4), InstanceConfig())
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())
 print(json.dumps([len(results), int(peak[1]) * 1024]))

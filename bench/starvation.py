@@ -21,8 +21,9 @@ from random import Random
 import msgspec
 import numpy as np
 
-from maitred import InstanceConfig, Job, Results, simulate
+from maitred import InstanceConfig, Job
 from maitred.request import Request
+from maitred.sim import Results, simulate
 from maitred.units import SECOND
 from maitred.workload.prefix import BlockIds
 from policies import write

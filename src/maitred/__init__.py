@@ -4,9 +4,11 @@ It answers five questions about a request: may it enter now (admission), may its
 which instance (routing), in what order (queueing), what fits in this step (batching). The code that answers is the same
 in a live gateway, inside a real engine and in a simulator.
 
-    from maitred import ClusterConfig, simulate, synthetic
+    import maitred
 
-    results = simulate(synthetic(rate=20, num_requests=1_000), ClusterConfig(num_instances=4))
+    result = maitred.simulate(maitred.synthetic(rate=20, num_requests=1_000), maitred.ClusterConfig(num_instances=4))
+    result.summary().total.ttft.p99  # µs
+    result.report("report.html")
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AdmissionConfig": "maitred.admission",
+    "By": "maitred.report",
     "ClusterConfig": "maitred.sim",
     "ConfigError": "maitred.errors",
     "InstanceConfig": "maitred.instance",
@@ -27,10 +30,15 @@ _HOMES = {
     "Outcome": "maitred.sim",
     "PriorityClass": "maitred.request",
     "Request": "maitred.request",
+    "Result": "maitred.report",
     "Results": "maitred.sim",
     "RoutingConfig": "maitred.routing",
+    "Workload": "maitred.workload",
     "open_trace": "maitred.workload",
-    "simulate": "maitred.sim",
+    "Slo": "maitred.report",
+    "Summary": "maitred.report",
+    "Targets": "maitred.report",
+    "simulate": "maitred.report",
     "synthetic": "maitred.workload",
 }
 

@@ -3,14 +3,20 @@ from maitred.errors import ConfigError as ConfigError
 from maitred.errors import MaitredError as MaitredError
 from maitred.instance import InstanceConfig as InstanceConfig
 from maitred.instance import LinearLatency as LinearLatency
+from maitred.report import By as By
+from maitred.report import Result as Result
+from maitred.report import Slo as Slo
+from maitred.report import Summary as Summary
+from maitred.report import Targets as Targets
+from maitred.report import simulate as simulate
 from maitred.request import PriorityClass as PriorityClass
 from maitred.request import Request as Request
 from maitred.routing import RoutingConfig as RoutingConfig
 from maitred.sim import ClusterConfig as ClusterConfig
 from maitred.sim import Outcome as Outcome
 from maitred.sim import Results as Results
-from maitred.sim import simulate as simulate
 from maitred.workload import Job as Job
+from maitred.workload import Workload as Workload
 from maitred.workload import open_trace as open_trace
 from maitred.workload import synthetic as synthetic
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from maitred import ClusterConfig, InstanceConfig, Job, simulate, synthetic
+from maitred import InstanceConfig, Job, synthetic
 from maitred.kv.keys import TokenIds
 from maitred.routing import ROUTERS, SCORERS, RoutingConfig
-from maitred.sim import Outcome
+from maitred.sim import ClusterConfig, Outcome, simulate
 
 CLUSTER = ClusterConfig(num_instances=4)
 INSTANCE = InstanceConfig(enable_prefix_caching=True, total_kv_blocks=400, max_num_seqs=8)

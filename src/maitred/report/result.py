@@ -29,7 +29,7 @@ from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Results
 from maitred.sim import simulate as run
 from maitred.units import MILLISECOND, Micros
-from maitred.workload import Job, open_trace
+from maitred.workload import Job, Workload, open_trace
 
 if TYPE_CHECKING:
     import polars as pl
@@ -90,7 +90,7 @@ class Result:
 
 
 def simulate(
-    workload: Iterable[Job] | str,
+    workload: Iterable[Job] | Workload | str,
     cluster: ClusterConfig | None = None,
     instance: InstanceConfig | None = None,
     routing: RoutingConfig | None = None,
@@ -99,14 +99,14 @@ def simulate(
     seed: int = 42,
     horizon: Micros | None = None,
     slo: Slo = USUAL_SLO,
-    sample_every: Micros | None = MILLISECOND,
+    sample_every: Micros | None = 5 * MILLISECOND,
     progress: Callable[[int], None] | None = None,
     log: DecisionLog | None = None,
 ) -> Result:
     """Run a workload through a simulated cluster, until all requests have ended or `horizon` (µs) has passed.
 
-    `workload` is jobs in the order of arrival (`synthetic(...)`, a trace), or a trace as the command line names it
-    (`"azure:FILE"`). What is None has its defaults; `admission` None means the usual classes if `cluster.capacity` is given,
+    `workload` is jobs in the order of arrival (`synthetic(...)`, a trace), a `Workload` (by its own seed; for another one give
+    its `jobs(seed=...)`), or a trace as the command line names it (`"azure:FILE"`). What is None has its defaults; `admission` None means the usual classes if `cluster.capacity` is given,
     and else that all may enter. `slo` is what `summary` judges by if nothing else is said. `sample_every` (µs) is how close
     samples for charts are at first: they grow further apart as the run goes on; None: take none. `progress` is told now and
     then how many requests have arrived; `log` receives admission's decisions. The same arguments give the same result.
@@ -140,6 +140,8 @@ def simulate(
         )
         return Result(rows, setup, slo)
 
+    if isinstance(workload, Workload):
+        return ran(workload.jobs())
     if not isinstance(workload, str):
         return ran(workload)
     with open_trace(workload) as trace:

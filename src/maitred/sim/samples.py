@@ -23,7 +23,7 @@ from maitred.sim.fleet import Fleet
 from maitred.sim.pipeline import Pipeline
 from maitred.units import Micros
 
-_MOST = 512
+_MOST = 256
 """More than a chart can show."""
 
 

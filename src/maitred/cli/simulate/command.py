@@ -68,7 +68,7 @@ def run(flags: Flags) -> None:
                 progress=watch,
                 log=DecisionLog(files.decisions.write) if files.decisions else None,
                 sink=tally.add if tally else None,
-                sample_every=MILLISECOND if files.charts else None,
+                sample_every=5 * MILLISECOND if files.charts else None,
             )
         took = monotonic() - began
         by = [*By] if flags.metrics_path or flags.report else [per]
