@@ -106,10 +106,11 @@ def simulate(
     """Run a workload through a simulated cluster, until all requests have ended or `horizon` (µs) has passed.
 
     `workload` is jobs in the order of arrival (`synthetic(...)`, a trace), a `Workload` (by its own seed; for another one give
-    its `jobs(seed=...)`), or a trace as the command line names it (`"azure:FILE"`). What is None has its defaults; `admission` None means the usual classes if `cluster.capacity` is given,
-    and else that all may enter. `slo` is what `summary` judges by if nothing else is said. `sample_every` (µs) is how close
-    samples for charts are at first: they grow further apart as the run goes on; None: take none. `progress` is told now and
-    then how many requests have arrived; `log` receives admission's decisions. The same arguments give the same result.
+    its `jobs(seed=...)`), or a trace as the command line names it (`"azure:FILE"`). What is None has its defaults; `admission`
+    None means the usual classes if `cluster.capacity` is given, and else that all may enter. `slo` is what `summary` judges by
+    if nothing else is said. `sample_every` (µs) is how close samples for charts are at first: they grow further apart as the
+    run goes on; None: take none. `progress` is told now and then how many requests have arrived; `log` receives admission's
+    decisions. The same arguments give the same result.
 
     Raises ConfigError for unknown policies, limits that cannot be, jobs out of order, and a trace that cannot be read.
     """
