@@ -115,7 +115,6 @@ def test_every_flag_of_flow_control_is_known(maitred: Any) -> None:
         ),
         (("--flow-control", "--dispatch-order", "lifo"), "--dispatch-order: admission.flow_control.dispatch_order: 'lifo'"),
         (("--flow-control", "--request-ttl", -1), "--request-ttl: admission.flow_control.request_ttl_us must be at least 0"),
-        (("--flow-control", "--capacity", 3), "cluster.capacity: a capacity has no effect"),
         (("--admission-policy", "tear-shed"), "--admission-policy: admission.policy: unknown admission policy"),
     ],
 )
@@ -126,7 +125,14 @@ def test_a_flag_that_is_wrong_is_one_line(maitred: Any, flags: tuple[object, ...
     assert said.err.count("\n") == 1
 
 
-def test_a_parameter_of_another_policy_is_warned_of(maitred: Any) -> None:
-    said = maitred("simulate", *LOAD, "--token-bucket-capacity", 5)
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--token-bucket-capacity", 5), "token_bucket_capacity has no effect: the policy is always-admit, not token-bucket"),
+        (("--flow-control", "--capacity", 5), "a capacity has no effect: flow control goes by how loaded the instances are"),
+    ],
+)
+def test_what_has_no_effect_is_warned_of(maitred: Any, flags: tuple[object, ...], words: str) -> None:
+    said = maitred("simulate", *LOAD, *flags)
     assert said.code == 0
-    assert "warning: token_bucket_capacity has no effect: the policy is always-admit, not token-bucket" in said.err
+    assert f"maitred: warning: {words}\n" in said.err

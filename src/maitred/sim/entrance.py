@@ -70,9 +70,6 @@ def entrance(
     capacity = cluster.capacity or cluster.num_instances * instance.max_num_seqs
     if config.mode == "legacy":
         return Entrance(_limited(config, cluster.capacity), capacity, log, look)
-    if config.mode == "flow-control" and cluster.capacity is not None and not config.tenant_budgets:
-        what = "a capacity has no effect: flow control goes by how loaded the instances are"
-        raise ConfigError(what, where="cluster.capacity", hint="max_concurrency limits what each may have in flight")
     problem = overcommit(config, capacity) if config.mode == "priority" else None
     if problem and config.on_overcommit == "legacy" and config.flavour != "smg":
         hint = "on_overcommit: clamp scales them down; a live gateway would serve without classes"

@@ -67,6 +67,8 @@ def warnings(flags: Flags, config: Config) -> Iterator[str]:
 
     caching = config.instance.enable_prefix_caching
     yield from config.admission.policy_warnings()
+    if config.admission.mode == "flow-control" and config.cluster.capacity is not None and not config.admission.tenant_budgets:
+        yield "a capacity has no effect: flow control goes by how loaded the instances are"
     yield from config.instance.warnings(prefix_cache=caching)
     unknown = Reads.NOTHING if caching else Reads.CACHES
     if flags.rate is not None:  # lengths drawn one by one: nothing is known of what prompts say, or to which run they belong
