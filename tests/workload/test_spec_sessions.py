@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import maitred
 from maitred.instance import InstanceConfig
 from maitred.request import PrefixKeys, Request
 from maitred.sim import Outcome, simulate
@@ -305,3 +306,11 @@ def test_what_follows_does_not_depend_on_skipping_steps() -> None:
     skipping = facts(tight)
     assert skipping == facts(msgspec.structs.replace(tight, step_by_step=True))
     assert len(set(skipping[-1])) > 1
+
+
+def test_a_workload_is_simulated_as_it_is() -> None:
+    users = Client(id="u", concurrency=4, input_distribution=100, output_distribution="uniform:1,40")
+    workload = maitred.Workload(num_requests=50, seed=3, clients=[users])
+    whole = maitred.simulate(workload).rows
+    assert whole.finished.tolist() == simulate(workload.jobs(seed=3)).finished.tolist()
+    assert whole.finished.tolist() != simulate(workload.jobs(seed=4)).finished.tolist()
