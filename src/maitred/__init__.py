@@ -33,11 +33,11 @@ _HOMES = {
     "Result": "maitred.report",
     "Results": "maitred.sim",
     "RoutingConfig": "maitred.routing",
-    "Workload": "maitred.workload",
-    "open_trace": "maitred.workload",
     "Slo": "maitred.report",
     "Summary": "maitred.report",
     "Targets": "maitred.report",
+    "Workload": "maitred.workload",
+    "open_trace": "maitred.workload",
     "simulate": "maitred.report",
     "synthetic": "maitred.workload",
 }
