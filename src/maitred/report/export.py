@@ -7,7 +7,7 @@ all columns (`frame`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ from maitred.report.breakdown import By
 from maitred.report.frame import CSV, PARQUET, write_frame
 from maitred.report.slo import Slo, Targets
 from maitred.report.spread import Spread
-from maitred.report.summary import Group, Summary
+from maitred.report.summary import Engine, Group, Summary
 from maitred.sim import Outcome, Results
 from maitred.units import to_ms, to_seconds
 
@@ -86,10 +86,21 @@ def metrics(summary: Summary) -> dict[str, Any]:
         "vllm_estimated_duration_s": duration,
         "slo": {**_targets(summary.slo), **{name: _targets(own) for name, own in summary.slo.classes.items()}},
         **_figures(summary, summary.total),
+        **_engine(summary.engine),
         "fairness_jain_index": summary.fairness,
         "warnings": summary.warnings,
-        **{_PER[by]: {label: _figures(summary, group) for label, group in groups.items()} for by, groups in summary.by.items()},
+        **{_PER[by]: dict(_breakdown(summary, by)) for by in summary.by},
     }
+
+
+def _breakdown(summary: Summary, by: By) -> Iterator[tuple[str, dict[str, float | None]]]:
+    for label, group in summary.by[by].items():
+        engine = _engine(summary.engines[label]) if by is By.INSTANCE else {}
+        yield label, {**_figures(summary, group), **engine}
+
+
+def _engine(engine: Engine) -> dict[str, float | None]:
+    return {"steps": engine.steps, "utilisation": engine.utilisation, **_spread_ms("itl", engine.itl)}
 
 
 def _targets(targets: Slo | Targets) -> dict[str, float | None]:

@@ -20,6 +20,7 @@ from maitred.units import SECOND, to_ms, to_seconds
 _WIDEST = 1_000
 _MOST_GROUPS = 20
 _LONGEST_NAME = 18
+_ALL = "all"
 
 Line: TypeAlias = tuple[str, Callable[[Group], str]]
 
@@ -37,8 +38,8 @@ def print_summary(summary: Summary, console: Console, per: By = By.CLASS) -> Non
     No figure is ever cut or left out: on a console that is narrower than a table, its lines run on as they are.
     """
     several = per is By.CLASS and len(summary.by[By.CLASS]) > 1
-    groups = {**summary.by[By.CLASS], "all": summary.total} if several else {"all": summary.total}
-    tables = [_latencies(groups), _requests(summary, groups)]
+    groups = {**summary.by[By.CLASS], _ALL: summary.total} if several else {_ALL: summary.total}
+    tables = [_latencies(summary, groups), _requests(summary, groups)]
     if per is not By.CLASS:
         tables.append(_breakdown(summary, per))
     for table in tables:
@@ -48,7 +49,7 @@ def print_summary(summary: Summary, console: Console, per: By = By.CLASS) -> Non
     console.print(_closing(summary), style="dim", highlight=False)
 
 
-def _latencies(groups: dict[str, Group]) -> Table:
+def _latencies(summary: Summary, groups: dict[str, Group]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("latency", style="bold")
     table.add_column("class", style="cyan")
@@ -59,6 +60,8 @@ def _latencies(groups: dict[str, Group]) -> Table:
             table.add_row(name if row == 0 else "", label, *_spread(of(group)))
         if len(groups) > 1:
             table.add_section()
+    if summary.engine.itl is not None:
+        table.add_row("ITL ms", _ALL, *_spread(summary.engine.itl))
     return table
 
 
@@ -136,6 +139,8 @@ def _breakdown(summary: Summary, per: By) -> Table:
 
 def _closing(summary: Summary) -> str:
     parts = [f"{to_seconds(summary.duration):,.1f} s simulated"]
+    if summary.engine.utilisation is not None:
+        parts[0] += f", instances {summary.engine.utilisation:.0%} busy"
     if summary.fairness is not None:
         parts.append(f"fairness among tenants (Jain): {summary.fairness:.3f}")
     if summary.slo:
