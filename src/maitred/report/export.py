@@ -84,7 +84,7 @@ def metrics(summary: Summary) -> dict[str, Any]:
     return {
         "simulated_duration_s": duration,
         "vllm_estimated_duration_s": duration,
-        "slo": {**_targets(summary.slo), **{name: _targets(own) for name, own in summary.slo.classes.items()}},
+        "slo": _slo(summary.slo),
         **_figures(summary, summary.total),
         **_engine(summary.engine),
         "fairness_jain_index": summary.fairness,
@@ -95,15 +95,20 @@ def metrics(summary: Summary) -> dict[str, Any]:
 
 def _breakdown(summary: Summary, by: By) -> Iterator[tuple[str, dict[str, float | None]]]:
     for label, group in summary.by[by].items():
-        engine = _engine(summary.engines[label]) if by is By.INSTANCE else {}
-        yield label, {**_figures(summary, group), **engine}
+        engine = summary.engines.get(label) if by is By.INSTANCE else None
+        yield label, {**_figures(summary, group), **(_engine(engine) if engine else {})}
 
 
 def _engine(engine: Engine) -> dict[str, float | None]:
     return {"steps": engine.steps, "utilisation": engine.utilisation, **_spread_ms("itl", engine.itl)}
 
 
-def _targets(targets: Slo | Targets) -> dict[str, float | None]:
+def _slo(slo: Slo) -> dict[str, Any]:
+    own = {name: _targets(targets) for name, targets in slo.classes.items()}
+    return {**_targets(slo), **({"classes": own} if own else {})}
+
+
+def _targets(targets: Targets) -> dict[str, float | None]:
     given = {"ttft_ms": targets.ttft, "tpot_ms": targets.tpot, "e2e_ms": targets.e2e}
     return {name: None if us is None else to_ms(us) for name, us in given.items()}
 
