@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from maitred.admission import POLICIES
 from maitred.queueing import SCHEDULERS
 from maitred.routing import ROUTERS, SCORERS
 
@@ -53,3 +54,9 @@ def test_one_router_and_one_scorer_are_shown_with_the_parameters_that_users_may_
         maitred("policies", "power-of-to").err
         == "maitred: error: unknown policy 'power-of-to' (did you mean 'power-of-two'?)\n"
     )
+
+
+def test_admission_policies_are_listed_with_whom_they_refuse(maitred: Any) -> None:
+    said = maitred("policies").out
+    assert "\n  token-bucket: Refuses who finds fewer tokens than his prompt has (BLIS `token-bucket`)\n" in said
+    assert all(f"\n  {name}: Refuses " in said for name in POLICIES)

@@ -43,6 +43,9 @@ def run(
     for line in _others():
         typer.echo(line)
     typer.echo()
+    for line in _admission():
+        typer.echo(line)
+    typer.echo()
     console.print(_routers("routing policy", "whom it chooses", ROUTERS))
     console.print(_routers("scorer of weighted", "score, from 0 to 1", SCORERS))
 
@@ -122,6 +125,15 @@ def _others() -> Iterator[str]:
 
     for title, registry in (("priority policies (--priority-policy)", PRIORITIES), ("length predictors of srpt", PREDICTORS)):
         yield f"{title}: {', '.join(_usage(name, registry.get(name)) for name in registry)}"
+
+
+def _admission() -> Iterator[str]:
+    """Who is turned away, and when."""
+    from maitred.admission import POLICIES
+
+    yield "admission policies (--admission-policy):"
+    for name in POLICIES:
+        yield f"  {name}: {(POLICIES.get(name).__doc__ or '').strip().partition(chr(10))[0].rstrip('.')}"
 
 
 def _usage(name: str, factory: Callable[..., Any]) -> str:
