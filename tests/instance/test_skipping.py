@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from maitred.instance import Instance, InstanceConfig, InstanceEvent, LinearLatency
+from maitred.instance import InstanceConfig, InstanceEvent, LinearLatency, new_instance
 from maitred.request import Request
 
 Seen = list[tuple[int, int, int, int]]
@@ -46,7 +46,7 @@ def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]
 
 def drive(config: InstanceConfig, jobs: list[tuple[Request, int]], aborts: list[tuple[int, int]], looks: set[int]) -> Seen:
     """All events as (at, kind, request, tokens emitted). Beside inputs, the instance is looked at at the instants `looks`."""
-    engine = Instance(config, Random(0))
+    engine = new_instance(config, Random(0))
     inputs = sorted(
         [(request.arrival, 0, number) for number, (request, _) in enumerate(jobs)]
         + [(at, 1, number) for at, number in aborts]

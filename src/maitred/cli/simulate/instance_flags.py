@@ -62,6 +62,10 @@ class InstanceFlags:
     max_model_len: Annotated[
         int | None, flag(_INSTANCE, "--max-model-len", "Longest prompt and answer together.", "TOKENS")
     ] = None
+    async_scheduling: Annotated[
+        bool | None,
+        flag(_INSTANCE, "--async-scheduling", "Plan the next step while one runs, as vLLM does since 0.14.", NO_VALUE),
+    ] = None
     step_by_step: Annotated[
         bool | None, flag(_INSTANCE, "--step-by-step", "Make every step by itself: slower, same results.", NO_VALUE)
     ] = None
@@ -81,6 +85,7 @@ KEYS: Final[Mapping[str, str]] = {
     "total_kv_blocks": "instance.total_kv_blocks",
     "block_size_in_tokens": "instance.block_size_in_tokens",
     "max_model_len": "instance.max_model_len",
+    "async_scheduling": "instance.async_scheduling",
     "step_by_step": "instance.step_by_step",
 }
 """The keys of the configuration that flags stand for."""

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maitred.cli import main
+
+Maitred = Callable[..., tuple[Any, str, str]]
+
+
+@pytest.fixture
+def maitred(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Maitred:
+    """Runs a command line in this process, in an empty folder. Returns its exit code, what it said, and its errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["maitred", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code, *capfd.readouterr())
+
+    return run

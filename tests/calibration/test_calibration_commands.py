@@ -1,0 +1,155 @@
+"""`maitred calibrate` and `maitred validate`, as users have them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maitred.config import load
+from maitred.instance.latency import LinearLatency
+
+Maitred = Callable[..., tuple[Any, str, str]]
+RUNS = Path(__file__).parents[1] / "vectors" / "vllm_timelines"
+RUN = RUNS / "RTXPRO6000_Llama-3.1-8B"
+STEPS = "prefill_tokens,decode_tokens,context_tokens,step_ms\n" + "".join(
+    f"{p},{d},{d * 500},{(5000 + 20 * p + 50 * d) / 1000}\n" for p in (0, 100, 500, 2000) for d in (1, 8, 64)
+)
+
+
+def test_measured_steps_become_a_configuration(maitred: Maitred) -> None:
+    Path("steps.csv").write_text(STEPS)
+    code, said, _ = maitred("calibrate", "steps.csv", "--out", "latency.yaml")
+
+    assert code == 0
+    assert "linear: 5000 + 20 · prefill tokens + 50 · decode tokens µs" in said
+    assert "12 measurements, relative error" in said
+    assert "excellent" in said
+    instance = load(Path("latency.yaml")).instance
+    assert instance.latency == LinearLatency((5000, 20, 50))
+    assert instance.latency_error == pytest.approx(0, abs=1e-3)
+
+
+def test_a_table_lies_beside_its_configuration_and_simulates(maitred: Maitred) -> None:
+    Path("steps.csv").write_text(STEPS)
+    code, said, _ = maitred("calibrate", "steps.csv", "--latency-model", "table", "--out", "latency.yaml")
+
+    assert (code, "written: latency.yaml and latency.table.json" in said) == (0, True)
+    assert maitred("simulate", "--config", "latency.yaml", "--num-requests", 20, "--rate", 5)[0] == 0
+
+
+def test_layer_profiles_become_a_table(maitred: Maitred) -> None:
+    code, said, _ = maitred("calibrate", RUN, "--latency-model", "table", "--out", "latency.yaml")
+
+    assert (code, "300 measurements" in said) == (0, True)
+    config = "instance: {max_num_seqs: 128, async_scheduling: true, latency: {model: table, file: latency.table.json}}"
+    Path("engine.yaml").write_text(config)
+    code, said, _ = maitred("validate", "--measured", RUN / "requests.csv", "--config", "engine.yaml", "--json")
+    assert code == 0
+    assert json.loads(said)[0]["mean_error"] < 0.03
+
+
+def test_a_timeline_becomes_linear(maitred: Maitred) -> None:
+    code, said, _ = maitred("calibrate", RUN / "requests.csv")
+
+    assert code == 0
+    assert said.startswith("linear: 149")
+    assert "excellent" in said
+
+
+def test_json_lines(maitred: Maitred) -> None:
+    rows = [{"prefill_tokens": p, "decode_tokens": 4, "step_us": 900 + p, "other": "x"} for p in (0, 10, 20, 40)]
+    Path("steps.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+
+    assert "· prefill tokens" in maitred("calibrate", "steps.jsonl")[1]
+
+
+def test_the_errors_of_a_run_stand_beside_the_peers(maitred: Maitred) -> None:
+    code, said, _ = maitred("validate", RUN, RUNS / "RTXPRO6000_Qwen3-32B")
+
+    assert code == 0
+    assert "TTFT p50" in said
+    assert "error: mean 1.6%, worst 6.0%; the peer's: mean 2.3%, worst 8.6%" in said
+    assert "error: mean 0.2%, worst 0.6%; the peer's: mean 1.1%, worst 1.7%" in said
+
+
+def test_the_same_as_json(maitred: Maitred) -> None:
+    (found,) = json.loads(maitred("validate", RUN, "--json")[1])
+
+    assert found["worst_error"] == pytest.approx(0.06, abs=0.001)
+    assert found["peer_worst_error"] == pytest.approx(0.0857, abs=0.001)
+    assert [line["metric"] for line in found["lines"]] == ["ttft"] * 4 + ["tpot"] * 4 + ["e2e"] * 4
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "said"),
+    [
+        (STEPS, ("--latency-model", "lineal"), "--latency-model: unknown latency model 'lineal' (did you mean 'linear'?)"),
+        (STEPS, ("--latency-model", "trained-physics"), "--model: trained-physics is fitted for a model on a GPU"),
+        ("a,b\n1,2\n", (), "steps.csv:1: there is no column 'input_tokens'"),
+        ("", (), "steps.csv:1: there is no column 'input_tokens'"),
+        ("prefill_tokens,step_us\n1,2\n", (), "steps.csv:1: there is no column 'decode_tokens'"),
+        ("prefill_tokens,decode_tokens,step_us\n1,2,x\n", (), "steps.csv:2: step_us should be a number, not 'x'"),
+        ("prefill_tokens,decode_tokens,step_us\n1,2,nan\n", (), "steps.csv:2: step_us should be a number, not 'nan'"),
+        ("prefill_tokens,decode_tokens,step_us\n1,2\n", (), "steps.csv:2: step_us should be a number, not None"),
+        ("prefill_tokens,decode_tokens,step_us\n1,-2,3\n", (), "steps.csv:2: counts are at least 0"),
+        ("prefill_tokens,decode_tokens,step_us\n0,0,3\n", (), "steps.csv:2: a step without tokens"),
+        ("prefill_tokens,decode_tokens,step_us\n1,1,3\n", (), "1 steps are too few"),
+        ("prefill_tokens,decode_tokens,step_us\n", (), "steps.csv: there are no steps in it"),
+        (STEPS.split("\n500")[0], ("--latency-model", "table"), "6 steps are too few for a table"),
+    ],
+)
+def test_what_is_wrong_with_measurements_is_said(maitred: Maitred, content: str, arguments: tuple[str], said: str) -> None:
+    Path("steps.csv").write_text(content)
+    code, _, error = maitred("calibrate", "steps.csv", *arguments)
+
+    assert code == 2
+    assert error.startswith(f"maitred: error: {said}")
+
+
+def test_what_is_wrong_with_json_lines_is_said(maitred: Maitred) -> None:
+    for line, said in (
+        ("{", "steps.jsonl:1: no JSON"),
+        ("[]", "steps.jsonl:1: a step is a JSON object"),
+        ('{"prefill_tokens": 1, "step_us": 1}', "steps.jsonl:1: decode_tokens is missing"),
+        ('{"prefill_tokens": true, "decode_tokens": 1, "step_us": 1}', "steps.jsonl:1: prefill_tokens should be a number"),
+    ):
+        Path("steps.jsonl").write_text(line + "\n")
+        assert maitred("calibrate", "steps.jsonl")[2].startswith(f"maitred: error: {said}")
+
+
+def test_what_is_wrong_with_a_timeline_is_said(maitred: Maitred) -> None:
+    header = "input_tokens,output_tokens,queued_ts,first_token_ts,last_token_ts\n"
+    for rows, said in (
+        ("", "t.csv: there are no requests in it"),
+        ("5,5,1,0.5,2\n", "t.csv:2: queued_ts, first_token_ts and last_token_ts should follow each other"),
+        ("0,5,1,2,3\n", "t.csv:2: input_tokens and output_tokens must be at least 1"),
+        ("5,1,1,2,3\n5,1,1,2,3\n5,1,1,2,3\n", "0 requests with two tokens or more are too few"),
+    ):
+        Path("t.csv").write_text(header + rows)
+        assert maitred("calibrate", "t.csv")[2].startswith(f"maitred: error: {said}")
+    assert "does not show enough for table" in maitred("calibrate", "t.csv", "--latency-model", "table")[2]
+
+
+def test_what_is_wrong_with_a_folder_is_said(maitred: Maitred, tmp_path: Path) -> None:
+    assert "meta.json: cannot be read: no such file" in maitred("validate", ".")[2]
+    assert "there is nothing to compare" in maitred("validate")[2]
+    assert "there is nothing to compare" in maitred("validate", "--measured", "x.csv")[2]
+    shutil.copytree(RUN, "run")
+    shutil.rmtree("run/profile/tp1")
+    assert "run/profile/tp1: there is no profile for 1 GPUs (there is no tpN at all)" in maitred("validate", "run")[2]
+    Path("run/meta.json").write_text('{"engine_kwargs": {}, "model_config": {}, "cluster": {}}')
+    assert "run/meta.json: there is no key 'num_hidden_layers'" in maitred("validate", "run")[2]
+    assert "layer profiles make a table" in maitred("calibrate", "run")[2]
+
+
+def test_requests_that_do_not_fit_are_said(maitred: Maitred) -> None:
+    Path("small.yaml").write_text("instance: {max_model_len: 1000}")
+    code, _, error = maitred("validate", "--measured", RUN / "requests.csv", "--config", "small.yaml")
+
+    assert code == 2
+    assert "of 300 requests cannot be served by this configuration" in error

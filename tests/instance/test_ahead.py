@@ -1,0 +1,93 @@
+"""An instance that plans one step ahead (async_scheduling). A step lasts 100 µs + 1 per prefill token + 10 per decode."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instance_timeline import ABORTED, FINISHED, FIRST, request, run
+from test_skipping import drive, workloads
+
+from maitred.instance import Instance, InstanceConfig, LinearLatency, new_instance
+from maitred.request import Request
+
+
+def ahead(**config: Any) -> Instance:
+    return new_instance(InstanceConfig(latency=LinearLatency((100, 1, 10)), async_scheduling=True, **config), Random(0))
+
+
+def test_nobody_is_late_where_nothing_runs() -> None:
+    engine = ahead()
+    engine.enqueue(request(0), 2, 0)
+    engine.enqueue(request(1), 1, 0)
+
+    assert run(engine) == [(200, FIRST, 0), (200, FIRST, 1), (200, FINISHED, 1), (310, FINISHED, 0)]
+
+
+def test_who_comes_during_a_step_misses_the_next_one_too() -> None:
+    engine = ahead()
+    engine.enqueue(request(0), 4, 0)
+    assert engine.next_event() == 150  # its prompt of 50 tokens
+    engine.enqueue(request(1), 1, 60)
+
+    # picked up at 150, when the step until 260 is planned already; its own lasts 100 + 50 + 10
+    assert run(engine) == [(150, FIRST, 0), (420, FIRST, 1), (420, FINISHED, 1), (530, FINISHED, 0)]
+
+
+def test_it_stands_in_the_wait_queue_when_the_step_in_progress_ends() -> None:
+    engine = ahead()
+    engine.enqueue(request(0), 10, 0)
+    engine.next_event()
+    engine.advance(150)
+    assert engine.next_event() == 150 + 9 * 110  # a run
+    engine.enqueue(request(1), 5, 270)  # in its second step
+
+    assert engine.look(1).queued_at == 150 + 2 * 110
+    run(engine)
+
+
+def test_a_slot_is_filled_one_step_after_it_is_free() -> None:
+    engine = ahead(max_num_seqs=2)
+    for number, tokens in ((0, 2), (1, 5), (2, 1)):
+        engine.enqueue(request(number), tokens, 0)
+
+    events = run(engine)
+    # the first two prompts until 200; 0 ends at 320; the step until 430 was planned by then; 2 needs 100 + 50 + 10
+    assert events[2:5] == [(320, FINISHED, 0), (590, FIRST, 2), (590, FINISHED, 2)]
+
+
+def test_who_gives_up_before_being_picked_up_leaves_no_trace() -> None:
+    engine = ahead()
+    engine.enqueue(request(0), 3, 0)
+    engine.next_event()
+    engine.enqueue(request(1), 1, 60)
+    assert engine.abort(1, 100)
+
+    assert run(engine) == [(100, ABORTED, 1), (150, FIRST, 0), (370, FINISHED, 0)]
+
+
+def test_a_deadline_may_come_before_it_is_picked_up() -> None:
+    engine = ahead()
+    engine.enqueue(request(0), 3, 0)
+    engine.next_event()
+    engine.enqueue(Request(id=1, arrival=60, prompt_tokens=5, deadline=90), 1, 60)
+
+    assert [event[0] for event in run(engine) if event[2] == 1] == [90]
+
+
+def test_it_is_not_for_the_rules_of_blis() -> None:
+    with pytest.raises(ValueError, match="async_scheduling is not BLIS's"):
+        InstanceConfig(async_scheduling=True, flavour="blis")
+
+
+@settings(max_examples=120, deadline=None)
+@given(workloads(), st.sets(st.integers(0, 4000), max_size=5))
+def test_skipping_is_not_seen(workload: Any, looks: set[int]) -> None:
+    config, jobs, aborts = workload
+    skipping = drive(InstanceConfig(**config, async_scheduling=True), jobs, aborts, looks)
+
+    assert skipping == drive(InstanceConfig(**config, async_scheduling=True, step_by_step=True), jobs, aborts, set())
+    assert sorted(number for _, kind, number, _ in skipping if kind > 1) == list(range(len(jobs)))

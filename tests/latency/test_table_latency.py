@@ -1,0 +1,141 @@
+"""Step times from tables: by hand, and runs against one step after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from latency_shapes import decode, prefill
+
+from maitred.catalogue import resolved
+from maitred.catalogue.step_table import read_table, table_bytes
+from maitred.contracts import BatchShape, ChunkShape, LatencyModel
+from maitred.errors import ConfigError
+from maitred.instance import InstanceConfig
+from maitred.instance.latency import Grid, StepTable, TableLatency, parse_latency
+
+DECODE = Grid(((1.0, 4.0), (100.0, 200.0)), (10.0, 35.0, 40.0, 100.0))
+MIXED = Grid(((10.0, 20.0), (0.0, 100.0), (0.0, 2.0), (50.0, 150.0)), tuple(float(100 * i) for i in range(16)))
+TABLE = StepTable(
+    tokens=((1.0, 1000.0), (8.0, 1000.0), (9.0, 1500.0), (16.0, 1500.0)),
+    sequences=((0.0, 0.0), (10.0, 50.0)),
+    decode=DECODE,
+    mixed=MIXED,
+)
+
+
+def model(table: StepTable = TABLE, scale: float = 1.0) -> LatencyModel:
+    return TableLatency(table=table).compiled(scale)
+
+
+def test_at_a_measured_point() -> None:
+    assert model().step_time(decode(1, 100)) == 1000 + 5 + 10
+    assert model().step_time(decode(4, 4 * 200)) == 1000 + 20 + 100
+
+
+def test_between_measured_points() -> None:
+    assert model().step_time(decode(2, 2 * 150)) == 1000 + 10 + int(22.5 + (70 - 22.5) / 3)  # a third of the way from 1 to 4
+
+
+def test_before_the_first_point_and_after_the_last() -> None:
+    assert model().step_time(decode(1, 3)) == 1000 + 5 + 10
+    assert model().step_time(decode(1, 400)) == 1000 + 5 + 85  # straight on: 25 µs for 100 tokens
+
+
+def test_a_curve_may_have_stairs() -> None:
+    time = model().step_time
+
+    assert time(decode(9, 9 * 100)) - time(decode(8, 8 * 100)) == 500 + 5 + 10
+
+
+def test_a_step_that_prefills() -> None:
+    shape = BatchShape(2, 2 * 150, 20, (ChunkShape(20, 100, 200),))
+
+    assert model().step_time(shape) == 1500 + 15 + 1500  # the last of the sixteen points
+
+
+def test_several_chunks_count_as_one_with_as_many_pairs() -> None:
+    two = BatchShape(0, 0, 20, (ChunkShape(10, 50, 60), ChunkShape(10, 60, 70)))
+    one = BatchShape(0, 0, 20, (ChunkShape(20, 50, 70),))  # 10·55 + 10·65 pairs = 20·60
+
+    assert model().step_time(two) == model().step_time(one) + 5  # and a sequence more
+
+
+def test_every_step_may_take_longer() -> None:
+    assert model(scale=2.0).step_time(decode(1, 100)) == 2030
+
+
+def test_the_slowest_of_two_ranks_counts_and_what_all_do() -> None:
+    table = StepTable(
+        tokens=((0.0, 0.0), (100.0, 1000.0)), all_tokens=((0.0, 0.0), (100.0, 500.0)), decode=DECODE, data_parallel_size=2
+    )
+    time = model(table).step_time
+
+    assert time(decode(3, 300)) == 20 + 15 + 20  # two of them on one rank: 10 and a third of 30
+    assert time(prefill(60, 40)) == 600 + 500  # one chunk each
+    assert time(BatchShape(2, 200, 60, (ChunkShape(60, 0, 60),))) == 610 + 310
+
+
+@given(
+    us=st.lists(st.floats(0, 5_000), min_size=6, max_size=6),
+    decodes=st.integers(1, 40),
+    each=st.integers(0, 900),
+    steps=st.integers(1, 300),
+    ranks=st.sampled_from([1, 2, 3]),
+)
+def test_a_run_takes_what_its_steps_take(us: list[float], decodes: int, each: int, steps: int, ranks: int) -> None:
+    table = StepTable(
+        tokens=((0.0, 0.3), (9.0, 77.7)), decode=Grid(((1.0, 16.0), (16.0, 100.5, 700.0)), tuple(us)), data_parallel_size=ranks
+    )
+    timing, context = model(table), decodes * each
+    singly = [timing.step_time(decode(decodes, context + decodes * j)) for j in range(steps)]
+
+    assert timing.run_time(decode(decodes, context), steps) == sum(singly)
+    half = sum(singly[: steps // 2])
+    assert timing.steps_within(decode(decodes, context), half, steps) == steps // 2
+    assert singly == sorted(singly)  # more context never takes less
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"tokens": ((2.0, 1.0), (1.0, 1.0))}, "increasing order"),
+        ({"tokens": ()}, "increasing order"),
+        ({"sequences": ((0.0, -1.0),)}, "at least 0"),
+        ({"sequences": ((0.0, float("nan")),)}, "at least 0"),
+        ({"decode": MIXED}, "decode has 2 axes"),
+        ({"data_parallel_size": 0}, "data_parallel_size"),
+    ],
+)
+def test_tables_that_cannot_be(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        StepTable(**wrong)
+
+
+def test_a_grid_has_a_value_for_every_point() -> None:
+    with pytest.raises(ValueError, match="2 by 2 points have 3 values"):
+        Grid(((0.0, 1.0), (0.0, 1.0)), (1.0, 2.0, 3.0))
+
+
+def test_tables_are_files(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    path.write_bytes(table_bytes(TABLE))
+
+    assert read_table(path) == TABLE
+    assert resolved(InstanceConfig(latency=parse_latency(f"table:{path}"))).latency == TableLatency(str(path), TABLE)
+
+
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "no.json").write_text('{"tokens": [[2, 1], [1, 1]]}')
+
+    with pytest.raises(ConfigError, match=r"no.json: no step table: .*increasing order"):
+        read_table(tmp_path / "no.json")
+    with pytest.raises(ConfigError, match=r"absent.json: cannot be read"):
+        read_table(tmp_path / "absent.json")
+    with pytest.raises(ConfigError, match="needs a table"):
+        TableLatency().compiled()
+    with pytest.raises(ConfigError, match="needs a file"):
+        parse_latency("table")
