@@ -75,6 +75,8 @@ class Seq(msgspec.Struct, eq=False, gc=False):
     stalled: Micros = 0
     """How long it stood still between tokens, where BLIS does not count that."""
     preemptions: int = 0
+    carried: int = 0
+    """Tokens of KV that another instance computed and that come with it, until a preemption takes them."""
     lost: int = 0
     """Tokens of KV that the last preemption took, until it enters again."""
     lost_at: Micros = 0

@@ -83,6 +83,7 @@ class ContinuousBatch:
         "decodes",
         "leaving",
         "number",
+        "resuming",
         "sequences",
     )
 
@@ -98,6 +99,8 @@ class ContinuousBatch:
         self.leaving = 0
         """Slots of sequences that have ended and that are not free yet, if the next step is planned while they run."""
         self._prefilling: list[Seq] = []
+        self.resuming = 0
+        """Sequences that enter in this step with their KV from elsewhere: each has one token to compute, as if it decoded."""
         self.number = 0
         self.decodes = 0
         self.context = 0
@@ -129,7 +132,7 @@ class ContinuousBatch:
         Takes the blocks of its chunks; those of the decodes are taken as the step runs. Who is preempted has left the batch,
         and is the caller's to put back into the wait queue.
         """
-        blocks, chunks, needed = self._blocks, [], 0
+        blocks, chunks, needed, self.resuming = self._blocks, [], 0, 0
         budget = room = self._limits.max_num_batched_tokens - self.decodes
         if self._prefilling:
             chunks = self._chunks(budget)
@@ -154,7 +157,12 @@ class ContinuousBatch:
 
     def shape(self, step: Step) -> BatchShape:
         """The work of `step`, which has just been formed."""
-        return BatchShape(self.decodes, self.context, step.prefill, tuple(step.chunks))
+        if not self.resuming:
+            return BatchShape(self.decodes, self.context, step.prefill, tuple(step.chunks))
+        decode = [chunk for chunk in step.chunks if chunk.start == chunk.seq.carried > 0]
+        chunks = tuple(chunk for chunk in step.chunks if chunk not in decode)
+        context = self.context + sum(chunk.start for chunk in decode)
+        return BatchShape(self.decodes + len(decode), context, step.prefill - len(decode), chunks)
 
     def run(self, steps: int) -> None:
         """`steps` steps are over, as far as the decoding sequences go."""
@@ -240,17 +248,21 @@ class ContinuousBatch:
             if seq.target - found.tokens > (spare - found.idle) * size:
                 break
             waiting.pop()
-            tokens = min(seq.target - found.tokens, self._chunk_limit, budget)
-            taken = -(-tokens // size)
+            start = found.tokens
+            if seq.carried:
+                start = seq.carried
+                self.resuming += 1
+            tokens = min(seq.target - start, self._chunk_limit, budget)
+            taken = -(-(start + tokens - found.tokens) // size)
             if prefixed is not None:
                 prefixed.admit(seq, found)
             self._blocks.take(taken)
             if prefixed is not None:
-                prefixed.fill(seq, found.tokens + tokens)
+                prefixed.fill(seq, start + tokens)
             spare -= found.idle + taken
             budget -= tokens
-            self._enter(seq, found.tokens, tokens, now)
-            chunks.append(Chunk(tokens, found.tokens, seq.target, seq))
+            self._enter(seq, start, tokens, now)
+            chunks.append(Chunk(tokens, start, seq.target, seq))
         return budget
 
     def _enter(self, seq: Seq, computed: int, pending: int, now: Micros) -> None:
@@ -300,7 +312,7 @@ class ContinuousBatch:
             self._prefixed.returns(seq)
         self.drop(seq)
         seq.target = seq.request.prompt_tokens + seq.emitted
-        seq.lost, seq.computed = seq.computed, 0
+        seq.lost, seq.computed, seq.carried = seq.computed, 0, 0
         seq.preemptions += 1
         return seq
 

@@ -32,9 +32,17 @@ class BlisInstance(Instance):
         self._to_come = False
         """The first step of the run in progress has not begun yet: those before it are over."""
 
-    def enqueue(self, request: Request, output_tokens: int, now: Micros, whole: PrefixKeys | None = None) -> None:
+    def enqueue(
+        self,
+        request: Request,
+        output_tokens: int,
+        now: Micros,
+        whole: PrefixKeys | None = None,
+        *,
+        carried: Seq | None = None,
+    ) -> None:
         self._now = now
-        super().enqueue(request, output_tokens, now, whole)
+        super().enqueue(request, output_tokens, now, whole, carried=carried)
         run = self._run
         if run is None or self._batch.full:
             return

@@ -136,9 +136,18 @@ class Instance:
             return f"{asked} are more than the model length of {limit} tokens"
         return None
 
-    def enqueue(self, request: Request, output_tokens: int, now: Micros, whole: PrefixKeys | None = None) -> None:
+    def enqueue(
+        self,
+        request: Request,
+        output_tokens: int,
+        now: Micros,
+        whole: PrefixKeys | None = None,
+        *,
+        carried: Seq | None = None,
+    ) -> None:
         """`request` arrives; its answer will end after `output_tokens` tokens, or where it or the model length limits it.
-        `whole`: the content of prompt and answer together, if others may continue it (`workload.Job.whole`).
+        `whole`: the content of prompt and answer together, if others may continue it (`workload.Job.whole`). `carried`: what it
+        came to in the instance that computed its prompt, whose KV comes with it; it goes on after the tokens emitted there.
 
         Raises ValueError for an id that is here already.
         """
@@ -158,11 +167,10 @@ class Instance:
                 self._events.append(InstanceEvent(now, EventKind.TIMED_OUT, seq))
                 return
             heappush(self._deadlines, (request.deadline, seq.order, seq))
-        longest = self._model_len - request.prompt_tokens
-        if request.max_output_tokens is not None:
-            longest = min(longest, request.max_output_tokens)
+        if carried is not None:
+            _carry_on(seq, carried)
         self._seqs[request.id] = seq
-        self._answers[request.id] = max(1, min(output_tokens, longest))
+        self._answers[request.id] = self.answer(request, output_tokens)
         if whole is not None and isinstance(self._blocks, PrefixedBlocks):
             self._blocks.expect(seq, whole)
         self._line_up(seq, now)
@@ -175,6 +183,13 @@ class Instance:
     def _line_up(self, seq: Seq, now: Micros) -> None:
         """`seq` has arrived."""
         self._waiting.add(seq, now)
+
+    def answer(self, request: Request, output_tokens: int) -> int:
+        """How many tokens come out, if the answer ends by itself after `output_tokens`."""
+        longest = self._model_len - request.prompt_tokens
+        if request.max_output_tokens is not None:
+            longest = min(longest, request.max_output_tokens)
+        return max(1, min(output_tokens, longest))
 
     def abort(self, request_id: RequestId, now: Micros) -> bool:
         """Nobody wants the answer any more. False: it is not here (any more)."""
@@ -307,7 +322,7 @@ class Instance:
         """The run is over: prompts may be complete, sequences may end."""
         now, batch = self._over(run), self._batch
         if self.meter is not None:
-            self.meter.ran(run.shape, run.steps, now - run.start)
+            self.meter.ran(run.shape, run.steps, now - run.start, batch.resuming)
         batch.run(run.steps)
         self._run, self._boundary = None, now
         if run.step.chunks:
@@ -385,6 +400,15 @@ class Instance:
                 return due
             heappop(deadlines)
         return None
+
+
+def _carry_on(seq: Seq, before: Seq) -> None:
+    """`seq` is what was `before` elsewhere."""
+    seq.carried = seq.request.prompt_tokens
+    seq.emitted = seq.charged = before.emitted
+    seq.target += before.emitted
+    seq.first_token_at = before.first_token_at
+    seq.lost_at = before.first_token_at or 0
 
 
 def _blocks(config: InstanceConfig, cache: PrefixCache[Any] | None) -> BlockCounts:

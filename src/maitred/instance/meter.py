@@ -40,10 +40,11 @@ class Meter:
         self._settle()
         return self._sketch
 
-    def ran(self, shape: BatchShape, steps: int, span: Micros) -> None:
-        """`steps` steps are over, the first of which had this shape; together they took `span`."""
+    def ran(self, shape: BatchShape, steps: int, span: Micros, resumed: int = 0) -> None:
+        """`steps` steps are over, the first of which had this shape; together they took `span`. Of those that decoded in it,
+        `resumed` had stood still before."""
         self.busy += span
-        decodes = shape.decodes
+        decodes = shape.decodes - resumed
         if not decodes:
             return
         first = span // steps if steps == 1 or self._even else self._latency.step_time(shape)
@@ -53,7 +54,7 @@ class Meter:
             self._spread(shape, steps, span, first)
 
     def paused(self, gap: Micros) -> None:
-        """A sequence had lost its KV between two of its tokens, `gap` after each other."""
+        """A sequence stood still between two of its tokens, `gap` after each other: its KV was lost, or on its way."""
         self._add(gap, 1)
 
     def _add(self, gap: Micros, times: int) -> None:

@@ -1,14 +1,19 @@
 """The virtual world: the same cores, driven by one heap of events instead of clocks and sockets.
 
-    config.py    ClusterConfig: how many instances, how many slots in front of them, how long the way to them takes
-    world.py     simulate: the event loop
-    agenda.py    what is due when, and the order of things at one instant
-    arrivals.py  who is expected
-    pipeline.py  the way of a request: admission, routing, entry, end
-    entrance.py  the admission in front of the router
-    fleet.py     the instances, and who is to be asked when
-    columns.py   Results: one row per request, in columns
-    rows.py      results in the making
+    config.py          ClusterConfig: how many instances, how many slots in front of them, how long the way to them takes
+    world.py           simulate: the event loop
+    agenda.py          what is due when, and the order of things at one instant
+    arrivals.py        who is expected
+    journey.py         a request on its way
+    pipeline.py        that way: admission, routing, entry, end
+    entrance.py        the admission in front of the router
+    fleet.py           the instances, and who is to be asked when
+    replica.py         one of them, as it is
+    snapshots.py       what routers see of them, when that is not what they are
+    disaggregation.py  prompts in some of them, answers in others
+    columns.py         Results: one row per request, in columns
+    rows.py            results in the making
+    samples.py         what instances are like at regular instants
 
 Time is an integer number of microseconds and events at one instant have a fixed order, so that the same seed gives the same
 bytes, with skipping on or off.
@@ -21,13 +26,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from maitred.sim.config import ClusterConfig
+from maitred.sim.config import ClusterConfig, DisaggregationConfig
 
 if TYPE_CHECKING:
     from maitred.sim.columns import InstanceTotals, Outcome, Results, Samples
     from maitred.sim.world import simulate
 
-__all__ = ["ClusterConfig", "InstanceTotals", "Outcome", "Results", "Samples", "simulate"]
+__all__ = ["ClusterConfig", "DisaggregationConfig", "InstanceTotals", "Outcome", "Results", "Samples", "simulate"]
 
 _HOMES = {
     "InstanceTotals": "maitred.sim.columns",

@@ -4,7 +4,7 @@ At one instant the kinds come in this order, and within a kind whom it concerns:
 for that depends on how many steps were skipped.
 
     arrival  <  admission decides  <  routing  <  deadline of one on the way  <  admission's timer
-             <  enters its wait queue  <  an instance's event  <  a sample is taken  <  steps begin
+             <  KV has come  <  enters its wait queue  <  an instance's event  <  a sample is taken  <  steps begin
 
 So whatever enters an instance at t joins the step that begins at t, and a step that ends at t has freed its room by then. What
 decides about requests (all that comes before the instances) precedes what happens in instances at that instant, as in BLIS.
@@ -24,15 +24,16 @@ class Kind(IntEnum):
     ARRIVAL = 0
     """A request, by its id."""
     DECISION = 1
-    """A request on its way, by the number of its station; ROUTING and ENTRY likewise."""
+    """A request on its way, by the number of its station; ROUTING, TRANSFER and ENTRY likewise."""
     ROUTING = 2
     DEADLINE = 3
     """A request, by its id."""
     ADMISSION = 4
-    ENTRY = 5
-    INSTANCE = 6
+    TRANSFER = 5
+    ENTRY = 6
+    INSTANCE = 7
     """By its index."""
-    SAMPLE = 7
+    SAMPLE = 8
 
 
 class Agenda:

@@ -6,6 +6,7 @@ from enum import IntEnum
 
 import msgspec
 
+from maitred.contracts import Seq
 from maitred.sim.columns import NEVER
 from maitred.sim.replica import Replica
 from maitred.units import Micros
@@ -34,5 +35,9 @@ class Journey(msgspec.Struct, eq=False, gc=False):
     replica: Replica | None = None
     admitted: Micros = NEVER
     queued: Micros = NEVER
+    then: Replica | None = None
+    """Where it goes on when its prompt is computed; None: where it is."""
+    came: Seq | None = None
+    """What it came to where its prompt was computed."""
     retries: int = 0
     """How often admission took its slot back and let it wait for another."""

@@ -29,6 +29,7 @@ from maitred.sim.agenda import Agenda, Kind
 from maitred.sim.arrivals import Arrivals
 from maitred.sim.columns import NEVER, Outcome
 from maitred.sim.config import ClusterConfig
+from maitred.sim.disaggregation import Pools, Way
 from maitred.sim.entrance import Entrance
 from maitred.sim.fleet import Fleet
 from maitred.sim.journey import Journey, Place
@@ -87,7 +88,9 @@ class Pipeline:
         fleet: Fleet,
         rows: Rows,
         delays: Delays,
+        pools: Pools | None,
     ) -> None:
+        """`pools`: which instances do what; None: all do everything."""
         self._agenda = agenda
         self._arrivals = arrivals
         self._entrance = entrance
@@ -97,7 +100,8 @@ class Pipeline:
         self._fleet = fleet
         self._rows = rows
         self._delays = delays
-        self._takes_time = entrance is not None or delays != Delays()
+        self._pools = pools
+        self._takes_time = entrance is not None or pools is not None or delays != Delays()
         self._stations: dict[int, Journey] = {}
         """Who goes on when the entry of that number comes up."""
         self._count = 0
@@ -204,7 +208,11 @@ class Pipeline:
         request, fleet = journey.job.request, self._fleet
         if fleet.stale:
             fleet.look(now)
-        replica = journey.replica = fleet.replicas[self._router.choose(request, fleet.views, now).instance]
+        if self._pools is None:
+            replica = fleet.replicas[self._router.choose(request, fleet.views, now).instance]
+        else:
+            replica = self._first(journey, self._pools.choose(request, now))
+        journey.replica = replica
         replica.in_flight += 1
         overheads = self._delays.entry
         if overheads is None:
@@ -213,13 +221,45 @@ class Pipeline:
             journey.place = _ENTERING
             self._later(journey, now + overheads.before(request.prompt_tokens), Kind.ENTRY)
 
+    def _first(self, journey: Journey, way: Way) -> Replica:
+        """Where it goes first; it counts as in flight in the other instance, too."""
+        if way.prefill is None:
+            return way.decode
+        journey.then = way.decode
+        way.decode.in_flight += 1
+        return way.prefill
+
     def _enter(self, journey: Journey, now: Micros) -> None:
-        replica = journey.replica
+        replica, job, tokens = journey.replica, journey.job, 1
         assert replica is not None
         journey.place = _INSIDE
         journey.queued = now
-        job = journey.job
-        replica.instance.enqueue(job.request, job.output_tokens, now, job.whole)
+        if journey.then is None:
+            tokens = job.output_tokens
+        replica.instance.enqueue(job.request, tokens, now, job.whole)
+        self._fleet.touch(replica)
+
+    def _send(self, journey: Journey, then: Replica, seq: Seq, now: Micros) -> None:
+        """Its prompt is computed: its KV goes where the rest is."""
+        assert self._pools is not None
+        assert journey.replica is not None
+        journey.replica.in_flight -= 1
+        self._left(journey.job.request, journey.replica, now)
+        journey.replica, journey.then, journey.came = then, None, seq
+        journey.place = _ENTERING
+        self._later(journey, now + self._pools.begin_transfer(journey.job.request), Kind.TRANSFER)
+
+    def transfer(self, station: int, now: Micros) -> None:
+        """KV has come."""
+        assert self._pools is not None
+        self._pools.end_transfer()
+        journey = self._at(station)
+        if journey is None:
+            return
+        replica, job = journey.replica, journey.job
+        assert replica is not None
+        journey.place = _INSIDE
+        replica.instance.enqueue(job.request, job.output_tokens, now, job.whole, carried=journey.came)
         self._fleet.touch(replica)
 
     def _apply(self, event: InstanceEvent, replica: Replica, now: Micros) -> None:
@@ -232,6 +272,10 @@ class Pipeline:
                 core.first_byte(request.id, now)
             return
         journey = self.live[request.id]
+        then = journey.then
+        if then is not None and kind is _FINISHED and replica.instance.answer(request, journey.job.output_tokens) > 1:
+            self._send(journey, then, event.seq, now)
+            return
         self._leave(journey, now)
         self._end(journey, _OUTCOMES[kind], event.at, event.seq, replica)
         if core is not None:
@@ -239,11 +283,22 @@ class Pipeline:
 
     def _leave(self, journey: Journey, now: Micros) -> None:
         """It is on its way no more, and in no instance."""
-        replica, journey.replica = journey.replica, None
+        here, then = journey.replica, journey.then
+        journey.replica = journey.then = None
         journey.station, journey.place = 0, _FRONT
-        if replica is not None:
-            replica.in_flight -= 1
-            self._router.left(journey.job.request, replica.index, now)
+        if here is not None:
+            here.in_flight -= 1
+            self._left(journey.job.request, here, now)
+        if then is not None:
+            then.in_flight -= 1
+            self._left(journey.job.request, then, now)
+
+    def _left(self, request: Request, replica: Replica, now: Micros) -> None:
+        """Its router is told."""
+        if self._pools is None:
+            self._router.left(request, replica.index, now)
+        else:
+            self._pools.left(request, replica, now)
 
     def _end(
         self, journey: Journey, outcome: Outcome, at: Micros, seq: Seq | None = None, replica: Replica | None = None
@@ -251,6 +306,8 @@ class Pipeline:
         """It is over, and has its row; `seq`: what it came to in an instance."""
         job = journey.job
         del self.live[job.request.id]
+        if journey.came is not None:
+            seq = _whole(journey.came, seq)
         over = self._rows.ended(journey, outcome, at, seq, replica)
         self.ended = max(self.ended, over)
         if self._arrivals.reactive is not None:
@@ -265,6 +322,8 @@ class Pipeline:
             at, seq = journey.replica, None
             if at is not None and journey.place is _INSIDE:
                 seq = at.instance.look(journey.job.request.id)
+            if journey.came is not None:
+                seq = _whole(journey.came, seq)
             self._rows.ended(journey, Outcome.UNFINISHED, NEVER, seq, at)
         self.ended = end
 
@@ -302,6 +361,19 @@ class Pipeline:
         decisions = self._core.release(request.id, End.PREEMPTED, now)
         if any(decision.subject == request.id for decision in decisions):
             journey.retries += 1
+            journey.came = None
         else:
             self._end(journey, Outcome.PREEMPTED, now, None, replica)
         return decisions
+
+
+def _whole(before: Seq, after: Seq | None) -> Seq:
+    """What a request came to in two instances, one after the other."""
+    if after is None:
+        return before
+    after.cached = before.cached
+    after.preemptions += before.preemptions
+    after.wasted += before.wasted
+    if after.scheduled_at is None:
+        after.scheduled_at = before.scheduled_at
+    return after

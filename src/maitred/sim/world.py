@@ -22,6 +22,7 @@ from maitred.sim.agenda import Agenda, Kind
 from maitred.sim.arrivals import Arrivals
 from maitred.sim.columns import Results
 from maitred.sim.config import ClusterConfig
+from maitred.sim.disaggregation import Pools
 from maitred.sim.entrance import entrance
 from maitred.sim.fleet import Fleet
 from maitred.sim.pipeline import Pipeline, delays
@@ -66,7 +67,8 @@ def simulate(
     rows = Rows(overheads, count) if sink is None else PassingRows(overheads, count, sink)
     gate = entrance(cluster, instance, admission, log, fleet.load)
     router = (routing or RoutingConfig()).router(Random(f"{seed}/routing"))
-    pipeline = Pipeline(agenda, arrivals, gate, router, fleet, rows, delays(cluster, instance))
+    pools = Pools(cluster, instance, fleet, router, seed) if cluster.disaggregation else None
+    pipeline = Pipeline(agenda, arrivals, gate, router, fleet, rows, delays(cluster, instance), pools)
     sampler = None if sample_every is None else Sampler(sample_every, agenda, arrivals, pipeline, fleet)
     arrivals.read(0)
     _run(agenda, fleet, _acts(pipeline, sampler), _NO_HORIZON if horizon is None else horizon)
@@ -96,6 +98,7 @@ def _acts(pipeline: Pipeline, sampler: Sampler | None) -> Sequence[_Act]:
         Kind.ROUTING: pipeline.route,
         Kind.DEADLINE: pipeline.deadline,
         Kind.ADMISSION: pipeline.admission,
+        Kind.TRANSFER: pipeline.transfer,
         Kind.ENTRY: pipeline.enter,
         Kind.INSTANCE: pipeline.instance,
     }

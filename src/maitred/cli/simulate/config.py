@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from maitred.cli import model_flags
-from maitred.cli.simulate import admission_flags, cluster_flags, flow_flags, instance_flags
+from maitred.cli.simulate import admission_flags, cluster_flags, disaggregation_flags, flow_flags, instance_flags
 from maitred.cli.simulate.flags import Flags
 from maitred.errors import ConfigError
 from maitred.units import to_ms
@@ -17,7 +17,7 @@ from maitred.units import to_ms
 if TYPE_CHECKING:
     from maitred.config import Config
 
-_PARTS = (cluster_flags, admission_flags, flow_flags, instance_flags, model_flags)
+_PARTS = (cluster_flags, disaggregation_flags, admission_flags, flow_flags, instance_flags, model_flags)
 _KEYS = {name: key for part in _PARTS for name, key in part.KEYS.items()}
 _IN_MICROS = cluster_flags.IN_MICROS
 _ON = "--admission priority, or --capacity SLOTS"

@@ -3,6 +3,7 @@
     workload_flags.py    what arrives: traces, synthetic workloads
     synthetic_flags.py   more of the latter: specifications, closed loops, scales
     cluster_flags.py     instances and routing
+    disaggregation_flags.py  prefill and decode instances
     admission_flags.py   what stands before the router
     flow_flags.py        flow control
     instance_flags.py    what each instance is made of
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from maitred.cli.model_flags import ModelFlags
 from maitred.cli.simulate.admission_flags import AdmissionFlags
 from maitred.cli.simulate.cluster_flags import ClusterFlags
+from maitred.cli.simulate.disaggregation_flags import DisaggregationFlags
 from maitred.cli.simulate.flow_flags import FlowFlags
 from maitred.cli.simulate.instance_flags import InstanceFlags
 from maitred.cli.simulate.output_flags import OutputFlags
@@ -28,7 +30,17 @@ from maitred.cli.simulate.workload_flags import WorkloadFlags
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags(OutputFlags, InstanceFlags, ModelFlags, FlowFlags, AdmissionFlags, ClusterFlags, SyntheticFlags, WorkloadFlags):
+class Flags(
+    OutputFlags,
+    InstanceFlags,
+    ModelFlags,
+    FlowFlags,
+    AdmissionFlags,
+    DisaggregationFlags,
+    ClusterFlags,
+    SyntheticFlags,
+    WorkloadFlags,
+):
     """What the user said. Help shows the last of these first, as dataclasses collect their fields."""
 
     @property
