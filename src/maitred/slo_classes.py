@@ -32,6 +32,7 @@ _OF_CLASS: Final = {
     PriorityClass.DEFAULT: STANDARD,
     PriorityClass.BULK: "batch",
 }
+_PRIORITIES: Final = [SLO_PRIORITIES[_OF_CLASS[c]] for c in PriorityClass]
 _CLASSES: Final = {
     "critical": PriorityClass.INTERACTIVE,
     STANDARD: PriorityClass.DEFAULT,
@@ -49,6 +50,8 @@ def slo_class(request: Request) -> str:
 
 def slo_priority(request: Request, overrides: Mapping[str, int] | None = None) -> int:
     """How urgent its SLO class is; less than 0: sheddable. `overrides` by class, also for names of one's own."""
+    if not (request.slo_class or overrides):
+        return _PRIORITIES[request.priority_class]
     return priority_of(slo_class(request), overrides)
 
 

@@ -26,7 +26,6 @@ from maitred.admission.victims import Awaiting, Takeable
 from maitred.admission.vocabulary import Action, End, Reason
 from maitred.contracts import FleetLoad
 from maitred.decisions import Decision
-from maitred.request import RequestId
 from maitred.units import Micros
 
 _NO_ROOM = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
@@ -203,11 +202,6 @@ class ClassPool(Pool):
         self._wait_no_more(ticket)
         return self._admit(ticket, reason, now)
 
-    def _admit(self, ticket: Ticket, reason: Reason, now: Micros, other: RequestId | None = None) -> Decision:
-        if self._bucket is not None:
-            self._bucket.take(now)
-        return super()._admit(ticket, reason, now, other)
-
     # Preemption.
 
     def _victim_for(self, ticket: Ticket) -> Ticket | None:
@@ -259,12 +253,6 @@ class ClassPool(Pool):
             return False
         return ticket.submitted_at + self.rules.lanes[ticket.lane].timeout > now
 
-    def _release(self, ticket: Ticket, now: Micros) -> None:
-        super()._release(ticket, now)
-        if ticket.share is not None:
-            ticket.share.in_flight -= 1
-            self.unblock(ticket.share.name)
-
     def unblock(self, tenant: str) -> None:
         for queue in self.queues:
             queue.unblock(tenant)
@@ -278,16 +266,6 @@ class ClassPool(Pool):
         return Decision(now, ticket.id, Action.QUEUE, Reason.TO_BE_RETRIED)
 
     # Waiting.
-
-    def _wait(self, ticket: Ticket) -> None:
-        super()._wait(ticket)
-        if ticket.share is not None:
-            ticket.share.queued += 1
-
-    def _wait_no_more(self, ticket: Ticket) -> None:
-        super()._wait_no_more(ticket)
-        if ticket.share is not None:
-            ticket.share.queued -= 1
 
     def _join(self, ticket: Ticket, now: Micros, *, front: bool = False) -> None:
         ticket.queued_at = now

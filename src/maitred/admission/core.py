@@ -63,9 +63,13 @@ class Admission:
         """Time changes nothing before this instant (it may be later). None: it changes nothing at all."""
         self._now: Micros = 0
         """What was due by this instant has been settled."""
+        self._lag: Micros = 0
+        """1 with flow control: what falls due at the very instant of an input comes after it there, else before."""
         self._turns = Turns()
         self._gate: TokenBucket | None = None
         self._screen = Screen(config)
+        self.reads_load = False
+        """Whether `submit` looks at `load`."""
         self._pools: dict[str, Pool] = {}
         self._configure(config)
         for name, capacity in pools.items():
@@ -76,7 +80,9 @@ class Admission:
 
     def ticket(self, request: Request, cost: int) -> Ticket:
         """What `submit` takes: `request` as the configuration sees it; `cost` in tokens, of its prompt and its answer."""
-        target = request.slo_target
+        config, target = self._config, request.slo_target
+        if target is None and config.slo_targets:
+            target = config.slo_targets.get(slo_class(request))
         return Ticket(
             request.id,
             request.model,
@@ -84,8 +90,8 @@ class Admission:
             request.tenant,
             cost,
             request.prompt_tokens,
-            slo_priority(request, self._config.slo_priorities),
-            self._config.slo_targets.get(slo_class(request)) if target is None else target,
+            slo_priority(request, config.slo_priorities),
+            target,
         )
 
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad = NO_LOAD) -> Sequence[Decision]:
@@ -98,7 +104,7 @@ class Admission:
         came = ticket.state
         if came is not State.NEW or ticket.id in self._tickets:
             raise TransitionError(f"{ticket} was submitted before")
-        settled = self._settle_before(now)
+        settled = self._settle(now - self._lag)
         ticket.totals = books[ticket.priority_class]
         if self._gate is not None:
             if not self._gate.ready(now):
@@ -143,7 +149,7 @@ class Admission:
         PREEMPTED is how a driver lets go of a victim: it may be tried again (`queue`), and is here still. Raises
         TransitionError for a request that is no victim.
         """
-        settled = self._settle_before(now)
+        settled = self._settle(now - self._lag)
         ticket = self._tickets.get(request_id)
         if ticket is None:
             return settled
@@ -169,13 +175,13 @@ class Admission:
         """The slots of a model, known or new, are now `capacity`. More: waiters enter at once. Fewer: nobody is killed,
         and nobody enters before enough have ended. Raises ValueError for less than 0."""
         _check_slots(capacity)
-        settled = self._settle_before(now)
+        settled = self._settle(now - self._lag)
         self._set_capacity(pool, capacity)
         return [*settled, *self._dispatch([self._shared or self._pools[pool]], now)]
 
     def reconfigure(self, config: AdmissionConfig, now: Micros) -> Sequence[Decision]:
         """Everything that is configured changes at once, for all pools; nobody loses a slot or a place in a queue."""
-        settled = self._settle_before(now)
+        settled = self._settle(now - self._lag)
         self._configure(config)
         admitted = self._dispatch(self._pools.values(), now)
         self._earliest = self._next_due()
@@ -196,11 +202,6 @@ class Admission:
     @property
     def config(self) -> AdmissionConfig:
         return self._config
-
-    @property
-    def reads_load(self) -> bool:
-        """Whether `submit` looks at `load`."""
-        return self._screen.reads_load or self._config.mode == "flow-control"
 
     @property
     def pools(self) -> Sequence[str]:
@@ -283,7 +284,9 @@ class Admission:
         """New rules, new pools, the same requests."""
         former = self._pools
         self._config = config
+        self._lag = 1 if config.mode == "flow-control" else 0
         self._screen = self._screen.under(config)
+        self.reads_load = self._screen.reads_load or config.mode == "flow-control"
         self._screen.resize(sum(self._capacities.values()))
         self._rules: PoolRules = rules_of(config)
         self._tenants: dict[str, Tenant] = limited(config.tenant_policies) if config.mode == "priority" else {}
@@ -354,10 +357,6 @@ class Admission:
 
     def _next_due(self) -> Micros | None:
         return min((due for pool in self._pools.values() if (due := pool.next_due()) is not None), default=None)
-
-    def _settle_before(self, now: Micros) -> list[Decision]:
-        """What comes before an input at `now`: with flow control, what falls due at that very instant comes after."""
-        return self._settle(now - 1 if self._config.mode == "flow-control" else now)
 
     def _settle(self, now: Micros) -> list[Decision]:
         """Everything that fell due by `now`, each thing at its own time."""

@@ -132,6 +132,8 @@ class Pool(ABC):
         self._hold(ticket)
         if ticket.share is not None:
             ticket.share.in_flight += 1
+        if self._bucket is not None:
+            self._bucket.take(now)
         return Decision(now, ticket.id, Action.ADMIT, reason, other)
 
     def _hold(self, ticket: Ticket) -> None:
@@ -153,14 +155,21 @@ class Pool(ABC):
             ticket.totals.wasted.observe(held)
         if ticket.budget is not None:
             ticket.budget.in_flight -= 1
+        if ticket.share is not None:
+            ticket.share.in_flight -= 1
+            self.unblock(ticket.share.name)
 
     def _wait(self, ticket: Ticket) -> None:
         self.waiting += 1
         ticket.totals.waiting += 1
+        if ticket.share is not None:
+            ticket.share.queued += 1
 
     def _wait_no_more(self, ticket: Ticket) -> None:
         self.waiting -= 1
         ticket.totals.waiting -= 1
+        if ticket.share is not None:
+            ticket.share.queued -= 1
 
     def _reject(self, ticket: Ticket, reason: Reason, now: Micros, other: RequestId | None = None) -> Decision:
         ticket.on(Event.REJECT)
