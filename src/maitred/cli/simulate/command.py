@@ -22,9 +22,8 @@ from maitred.cli.simulate.flags import Flags
 from maitred.cli.simulate.objective import horizon, short_horizon, slo
 from maitred.cli.simulate.outputs import outputs
 from maitred.cli.simulate.progress import Watch, watching
-from maitred.cli.simulate.synthetic import specification
 from maitred.cli.simulate.trace_output import written_down
-from maitred.cli.simulate.workload import described, jobs_of, opened
+from maitred.cli.simulate.workload import described, jobs_of, opened, specification
 from maitred.cli.unwinding import unwinding
 from maitred.errors import ConfigError, nearest
 from maitred.units import MILLISECOND, Micros
@@ -51,7 +50,7 @@ def run(flags: Flags) -> None:
     _warn([*warnings(flags, config), *short_horizon(flags)])
     tally = Tally(targets, [*By] if flags.metrics_path else [per]) if flags.summary_only else None
     with unwinding(), ExitStack() as stack:
-        trace = stack.enter_context(opened(flags, flags.trace)) if flags.trace is not None else None
+        trace = stack.enter_context(opened(flags)) if flags.trace is not None else None
         jobs = jobs_of(flags, trace, workload)
         files = outputs(flags, trace, stack)
         jobs = stack.enter_context(written_down(flags, jobs))

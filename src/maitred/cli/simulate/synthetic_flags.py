@@ -52,22 +52,3 @@ class SyntheticFlags:
         float | None,
         flag(_SCALE, "--time-scale", "All times so many times as long: arrivals, pauses, deadlines, targets.", "FACTOR"),
     ] = None
-
-
-NOT_OF_TRACES = (
-    "rate",
-    "num_requests",
-    "input_tokens",
-    "output_tokens",
-    "workload_spec",
-    "workload",
-    "concurrency",
-    "arrival",
-    "prompt_tokens_stdev",
-    "prompt_tokens_min",
-    "prompt_tokens_max",
-    "output_tokens_stdev",
-    "output_tokens_min",
-    "output_tokens_max",
-)
-"""What a trace says itself."""
