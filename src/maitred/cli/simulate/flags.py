@@ -8,7 +8,8 @@
     flow_flags.py        flow control
     instance_flags.py    what each instance is made of
     ../model_flags.py    what runs there on which GPUs, and how long steps take
-    output_flags.py      objectives, the run, files
+    objective_flags.py   what the run is judged by, and how long it lasts
+    output_flags.py      what is shown and written of it
 
 A flag is a field there, named like it. If it stands for one key of the configuration, `KEYS` of its module says which; a flag
 in µs (as BLIS has them) for a key in ms is in `IN_MICROS`. A flag that is left out is None and overrides nothing.

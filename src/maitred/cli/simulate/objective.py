@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from maitred.cli.simulate.flags import Flags
+from maitred.cli.simulate.objective_flags import ObjectiveFlags
 from maitred.errors import ConfigError
 from maitred.units import MILLISECOND, SECOND, Micros, from_ms, from_seconds
 
@@ -19,7 +19,7 @@ _LONGEST = 1e11
 _UNITS: Final = {"us": 1, "µs": 1, "ms": MILLISECOND, "s": SECOND}
 
 
-def slo(flags: Flags, workload: Workload | None) -> Slo:
+def slo(flags: ObjectiveFlags, workload: Workload | None) -> Slo:
     """What flags ask of all; of classes, what the workload says and flags over it."""
     from maitred.report import USUAL_SLO, Slo
 
@@ -32,7 +32,7 @@ def slo(flags: Flags, workload: Workload | None) -> Slo:
     return said or USUAL_SLO
 
 
-def _of_classes(flags: Flags, workload: Workload | None) -> dict[str, Targets]:
+def _of_classes(flags: ObjectiveFlags, workload: Workload | None) -> dict[str, Targets]:
     from maitred.report import Targets
 
     classes: dict[str, dict[str, Micros | None]] = {}
@@ -62,7 +62,7 @@ def _parsed(flag: str, text: str | None) -> Iterator[tuple[str, Micros]]:
         yield parts[1], limit
 
 
-def horizon(flags: Flags) -> Micros | None:
+def horizon(flags: ObjectiveFlags) -> Micros | None:
     """When the run ends, whatever is left."""
     if flags.horizon is None:
         return _positive("--horizon-secs", flags.horizon_secs, from_seconds)
@@ -73,7 +73,7 @@ def horizon(flags: Flags) -> Micros | None:
     return flags.horizon
 
 
-def short_horizon(flags: Flags) -> Iterator[str]:
+def short_horizon(flags: ObjectiveFlags) -> Iterator[str]:
     """A warning for those who meant seconds."""
     if flags.horizon is not None and flags.horizon < SECOND:
         yield f"--horizon is in µs, as in BLIS: the run ends after {flags.horizon / SECOND:g} s (--horizon-secs takes seconds)"
