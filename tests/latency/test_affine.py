@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.instance.latency.affine import SHIFT, Envelope, Line, envelope, floors, steps_within, time_of, time_of_run
+from maitred.instance.latency.affine import SHIFT, Envelope, Line, Part, envelope, floors, part_within, time_of, time_of_run
 
 FINE = 1 / 2**40
 LINES = st.lists(
@@ -54,16 +54,16 @@ def test_only_lines_that_are_largest_somewhere_count() -> None:
 def test_steps_within_a_span_to_the_microsecond() -> None:
     line = envelope([Line(100.0, 0.25)])
 
-    assert steps_within(line, 2, 3, 100 + 101 + 102 - 1, 99) == 2
-    assert steps_within(line, 2, 3, 100 + 101 + 102, 99) == 3
-    assert steps_within(line, 2, 3, 100 + 101 + 102, 1) == 1
-    assert steps_within(line, 2, 3, 99, 99) == 0
+    assert part_within(line, 2, 3, 100 + 101 + 102 - 1, 99) == Part(2, 201)
+    assert part_within(line, 2, 3, 100 + 101 + 102, 99) == Part(3, 303)
+    assert part_within(line, 2, 3, 100 + 101 + 102, 1) == Part(1, 100)
+    assert part_within(line, 2, 3, 99, 99) == Part(0, 0)
 
 
 def test_steps_of_almost_2_us_are_1_us_each() -> None:
     line = envelope([Line(1.9, 1e-12)])  # without truncation hardly more than half of the steps would fit
 
-    assert steps_within(line, 0, 1, 10**6, 10**9) == 10**6
+    assert part_within(line, 0, 1, 10**6, 10**9) == Part(10**6, 10**6)
 
 
 @given(LINES, CONTEXTS)
@@ -87,10 +87,10 @@ def test_steps_within_are_those_that_fit(lines: list[Line], context: int, growth
     times = one_by_one(line, context, growth, limit)
     span = int(share * sum(times))
 
-    found = steps_within(line, context, growth, span, limit)
+    found = part_within(line, context, growth, span, limit)
 
-    assert sum(times[:found]) <= span
-    assert found == limit or sum(times[: found + 1]) > span
+    assert found.time == sum(times[: found.steps]) <= span
+    assert found.steps == limit or found.time + times[found.steps] > span
 
 
 @given(st.integers(0, 2**60), st.integers(0, 2**56), st.integers(0, 300))

@@ -117,9 +117,14 @@ def test_a_run_is_the_sum_of_its_steps(batch: BatchShape, steps: int, model: Mod
     on = Deployment(model=model, hardware=H100)
     n = max(1, batch.decodes)
     for latency in (RooflineLatency(on).compiled(), TrainedPhysicsLatency(beta=BETA[:betas], deployment=on).compiled()):
-        alone = [latency.step_time(decode(n, batch.context + n * j)) for j in range(steps)]
+        run = decode(n, batch.context)
+        alone = [latency.step_time(decode(n, batch.context + n * j)) for j in range(steps + 1)]
+        longer = sum(alone)
+        del alone[-1]
 
-        assert latency.run_time(decode(n, batch.context), steps) == sum(alone)
+        assert latency.run_time(run, steps) == sum(alone)
+        assert latency.steps_within(run, sum(alone), 99) == steps
+        assert (latency.run_time(run, steps), latency.run_time(run, steps + 1)) == (sum(alone), longer)
         assert latency.steps_within(decode(n, batch.context), sum(alone), 99) == steps
         assert latency.steps_within(decode(n, batch.context), sum(alone) - 1, 99) == steps - 1
 

@@ -23,12 +23,14 @@ import msgspec
 from maitred.units import Micros
 
 SHIFT = 48
-"""Bits after the point. A slope is off by less than 2^-49 µs per token: 2e-8 µs over ten million tokens of context. And what
-is left of a µs fits a machine word with 15 bits to spare, which the plain sum below is fast with."""
+"""Bits after the point. A slope is off by less than 2^-49 µs per token: 2e-8 µs over ten million tokens of context. """
 _ONE = 1 << SHIFT
 _BELOW = _ONE - 1
-_SHORT = 12
-"""Steps up to which the plain sum is the faster one."""
+_UNIT = 1 / _ONE
+_FEW = 4
+"""Steps up to which nothing is faster than the plain sum, ..."""
+_SHORT = 16
+"""... and up to which it is faster than Euclid's algorithm."""
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
@@ -69,87 +71,97 @@ def _crossing(base: int, slope: int, other: int, steeper: int) -> int:
 
 def time_of(line: Envelope, context: int) -> Micros:
     """Of one step."""
-    for stretch in line:
-        if stretch.until is None or context < stretch.until:
-            return (stretch.base + stretch.slope * context) >> SHIFT
-    raise AssertionError("the last stretch has no end")
+    stretch = line[0] if len(line) == 1 else _stretch(line, context)
+    return (stretch.base + stretch.slope * context) >> SHIFT
 
 
 def time_of_run(line: Envelope, context: int, growth: int, steps: int) -> Micros:
     """Of `steps` steps, of which each has `growth` tokens of context more than the one before."""
-    if len(line) == 1:
-        stretch = line[0]
-        return floors(stretch.base + stretch.slope * context, stretch.slope * growth, steps)
     total = 0
-    for stretch in line:
-        here = _steps_on(stretch, context, growth, steps)
-        if here:
-            total += floors(stretch.base + stretch.slope * context, stretch.slope * growth, here)
-            context += growth * here
-            steps -= here
+    while steps:
+        stretch = _stretch(line, context)
+        here = steps if stretch.until is None else _steps_on(stretch.until, context, growth, steps)
+        total += floors(stretch.base + stretch.slope * context, stretch.slope * growth, here)
+        context += growth * here
+        steps -= here
     return total
 
 
-def steps_within(line: Envelope, context: int, growth: int, span: Micros, limit: int) -> int:
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """The first steps of a run, and the time that they take."""
+
+    steps: int
+    time: Micros
+
+
+def part_within(line: Envelope, context: int, growth: int, span: Micros, limit: int) -> Part:
     """The most steps, at most `limit`, that together take no more than `span`."""
-    made = 0
-    for stretch in line:
-        here = _steps_on(stretch, context, growth, limit - made)
-        if not here:
-            continue
-        first, step = stretch.base + stretch.slope * context, stretch.slope * growth
-        fit, span = _fitting(first, step, span, here)
+    made, left = 0, span
+    while made < limit:
+        stretch = line[0] if len(line) == 1 else _stretch(line, context)
+        here = limit - made
+        if stretch.until is not None:
+            here = _steps_on(stretch.until, context, growth, here)
+        fit, left = _fitting(stretch.base + stretch.slope * context, stretch.slope * growth, left, here)
         made += fit
-        if fit < here or made == limit:
-            return made
-        context += growth * here
-    return made
+        context += growth * fit
+        if fit < here:
+            break
+    return Part(made, span - left)
 
 
-def _steps_on(stretch: Stretch, context: int, growth: int, steps: int) -> int:
-    """How many of the next `steps` steps are on it."""
-    until = stretch.until
-    if until is None:
-        return steps
-    if context >= until:
-        return 0
+def _stretch(line: Envelope, context: int) -> Stretch:
+    """The one in which `context` is."""
+    for stretch in line:
+        if stretch.until is None or context < stretch.until:
+            return stretch
+    raise AssertionError("the last stretch has no end")
+
+
+def _steps_on(until: int, context: int, growth: int, steps: int) -> int:
+    """How many of the next `steps` steps have a context below `until`; the first one has."""
     return min(steps, -((context - until) // growth)) if growth else steps
 
 
 def _fitting(first: int, growth: int, span: Micros, limit: int) -> tuple[int, Micros]:
-    """The most steps, at most `limit`, within `span`, and what is left of it. So many as would fit without truncation are
-    made at once; truncation leaves less than 1 µs per step for more, so it takes hardly ever a second round."""
-    if not growth:
-        steps = min(limit, span // (first >> SHIFT))
-        return steps, span - steps * (first >> SHIFT)
-    slope, made = growth / _ONE, 0
-    while made < limit and span >= first >> SHIFT:
-        half = first / _ONE - slope / 2
-        steps = int(2 * span / (half + sqrt(half * half + 2 * slope * span)))
-        steps = min(limit - made, max(1, steps))
+    """The most steps, at most `limit`, within `span`, and what is left of it. As many are made at once as are sure to fit, and
+    that is half of them at least, so there are few rounds; mostly it is all of them, or all but one."""
+    made = 0
+    while made < limit and span >= (time := first >> SHIFT):
+        steps = min(limit - made, span // time)
+        last = (first + growth * (steps - 1)) >> SHIFT
+        if last > 2 * time:
+            steps = min(steps, _without_truncation(first * _UNIT, growth * _UNIT, span))
+        elif last * steps > span:
+            steps = span // last
         span -= floors(first, growth, steps)
         first += growth * steps
         made += steps
-    while span < 0:  # the square root is not exact
-        first -= growth
-        span += first >> SHIFT
-        made -= 1
     return made, span
+
+
+def _without_truncation(first: float, growth: float, span: Micros) -> int:
+    """How many steps fit if they are not truncated, by the quadratic of their sum; one less, since a root is not exact, and 1
+    at least."""
+    half = first - growth / 2
+    return max(1, int(2 * span / (half + sqrt(half * half + 2 * growth * span))) - 1)
 
 
 def floors(first: int, growth: int, steps: int) -> int:
     """Σ floor((first + growth·j) / 2^48) for j from 0 below `steps`."""
-    total = (first >> SHIFT) * steps
-    if not growth:
-        return total
-    total += (growth >> SHIFT) * (steps * (steps - 1) >> 1)
-    first &= _BELOW
-    growth &= _BELOW
-    if first + growth * (steps - 1) < _ONE:
-        return total
-    if steps <= _SHORT:
-        return total + sum([x >> SHIFT for x in range(first, first + growth * steps, growth)])
-    return total + _euclid(steps, _ONE, growth, first)
+    total = 0
+    if steps > _FEW:
+        total = (first >> SHIFT) * steps + (growth >> SHIFT) * (steps * (steps - 1) >> 1)
+        first &= _BELOW
+        growth &= _BELOW
+        if first + growth * (steps - 1) < _ONE:
+            return total
+        if steps > _SHORT:
+            return total + _euclid(steps, _ONE, growth, first)
+    for _ in range(steps):
+        total += first >> SHIFT
+        first += growth
+    return total
 
 
 def _euclid(steps: int, modulus: int, growth: int, first: int) -> int:

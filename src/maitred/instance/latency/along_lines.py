@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from maitred.contracts import BatchShape, Overheads
-from maitred.instance.latency.affine import Envelope, Line, envelope, steps_within, time_of, time_of_run
+from maitred.instance.latency.affine import Envelope, Line, Part, envelope, floors, part_within, time_of, time_of_run
 from maitred.units import Micros
 
 
@@ -18,7 +18,10 @@ class ByContext(ABC):
 
     def __init__(self, overheads: Overheads) -> None:
         self.overheads = overheads
-        self._envelopes: dict[int, Envelope] = {}
+        self._envelopes = _Envelopes(self.stretches)
+        self._parted: BatchShape | None = None
+        self._part = Part(0, 0)
+        """What was last asked of a run, which is cut there next, or a step later."""
 
     @abstractmethod
     def stretches(self, decodes: int) -> Envelope:
@@ -31,21 +34,38 @@ class ByContext(ABC):
     def step_time(self, batch: BatchShape) -> Micros:
         if batch.prefill:
             return int(self.mixed(batch)) or 1
-        return time_of(self._envelope(batch.decodes), batch.context)
+        return time_of(self._envelopes[batch.decodes], batch.context)
 
     def run_time(self, batch: BatchShape, steps: int) -> Micros:
         if steps == 1:
             return self.step_time(batch)
-        return time_of_run(self._envelope(batch.decodes), batch.context, batch.decodes, steps)
+        line, context, growth = self._envelopes[batch.decodes], batch.context, batch.decodes
+        if batch is self._parted:
+            part = self._part
+            if steps == part.steps:
+                return part.time
+            if steps == part.steps + 1:
+                return part.time + time_of(line, context + growth * part.steps)
+        if len(line) == 1:
+            stretch = line[0]
+            return floors(stretch.base + stretch.slope * context, stretch.slope * growth, steps)
+        return time_of_run(line, context, growth, steps)
 
     def steps_within(self, batch: BatchShape, span: Micros, limit: int) -> int:
-        return steps_within(self._envelope(batch.decodes), batch.context, batch.decodes, span, limit)
+        part = self._part = part_within(self._envelopes[batch.decodes], batch.context, batch.decodes, span, limit)
+        self._parted = batch
+        return part.steps
 
-    def _envelope(self, decodes: int) -> Envelope:
-        known = self._envelopes.get(decodes)
-        if known is None:
-            known = self._envelopes[decodes] = self.stretches(decodes) if decodes else envelope(())
-        return known
+
+class _Envelopes(dict[int, Envelope]):
+    """Those of a model, worked out when they are first asked for."""
+
+    def __init__(self, stretches: Callable[[int], Envelope]) -> None:
+        self._stretches = stretches
+
+    def __missing__(self, decodes: int) -> Envelope:
+        found = self[decodes] = self._stretches(decodes) if decodes else envelope(())
+        return found
 
 
 class AlongLines(ByContext):

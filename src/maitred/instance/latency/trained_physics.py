@@ -120,42 +120,47 @@ class _TrainedPhysics(AlongLines):
         beta = [b * scale for b in config.beta]
         beta += [0.0] * (10 - len(beta))
         expert = beta[10] if len(beta) > 10 else beta[3]
-        b1, b2, b3, _, b5, b6, b7, b8, b1b, b2b = beta[:10]
+        b1, b2, b3, b4, b5, b6, b7, b8, b1b, b2b = beta[:10]
         self._work = work
-        self._prefill_max = b1 if len(config.beta) < 9 else None
-        self._decode_max = b2 if len(config.beta) < 10 else None
-        self._prefill, self._prefill_pair = b1 * work.compute + b1b * work.kv, b1 * work.attention
-        self._decode, self._decode_pair = b2 * work.compute + b2b * work.kv, b2 * work.attention + b2b * work.kv
         interleaved = model.moe_layers if model.interleave_moe_layer_step else 0
         self._step = b3 * work.weights + b5 * model.num_layers + b7 + b8 * interleaved
-        self._request = b6
-        self._moved = beta[3] * work.all_reduce + expert * work.dispatch
+        self._chunk = b6
+        self._token = self._sequence = b4 * work.all_reduce + expert * work.dispatch
+        self._sequence += b6
+        self._pair = self._context = 0.0
+        self._prefill_max, self._decode_max = b1, b2
+        if len(config.beta) >= 9:
+            self._prefill_max = 0.0
+            self._token += b1 * work.compute + b1b * work.kv
+            self._pair = b1 * work.attention
+        if len(config.beta) >= 10:
+            self._decode_max = 0.0
+            self._sequence += b2 * work.compute + b2b * work.kv
+            self._context = b2 * work.attention + b2b * work.kv
 
     def lines(self, decodes: int) -> Sequence[Line]:
         beta, work = self._decode_max, self._work
-        rest = self._step + (self._request + self._moved) * decodes
-        if beta is None:
-            return (Line(rest + self._decode * decodes, self._decode_pair),)
-        compute = Line(rest + beta * work.compute * decodes, beta * work.attention)
-        return compute, Line(rest + beta * work.kv * decodes, beta * work.kv)
+        rest = Line(self._step + self._sequence * decodes, self._context)
+        if not beta:
+            return (rest,)
+        compute = Line(rest.base + beta * work.compute * decodes, beta * work.attention)
+        return compute, Line(rest.base + beta * work.kv * decodes, beta * work.kv)
 
     def mixed(self, batch: BatchShape) -> float:
-        tokens, decodes, requests, pairs = batch.prefill, batch.decodes, batch.decodes, 0.0
+        tokens, decodes, chunks, pairs = batch.prefill, batch.decodes, 0, 0.0
         for chunk in batch.chunks:
-            if chunk.tokens:
-                requests += 1
-                pairs += chunk.tokens * (chunk.prompt + chunk.tokens / 2)
-        time = self._step + self._request * requests + self._moved * (tokens + decodes)
-        if self._prefill_max is None:
-            time += self._prefill * tokens + self._prefill_pair * pairs
-        else:
-            time += self._prefill_max * max(self._work.compute * tokens + self._work.attention * pairs, self._work.kv * tokens)
-        if not decodes:
-            return time
-        if self._decode_max is None:
-            return time + self._decode * decodes + self._decode_pair * batch.context
-        attended = self._work.attention * batch.context
-        return time + self._decode_max * max(self._work.compute * decodes + attended, self._work.kv * (batch.context + decodes))
+            if new := chunk.tokens:
+                chunks += 1
+                pairs += new * (chunk.prompt + new / 2)
+        time = self._step + self._chunk * chunks + self._token * tokens + self._pair * pairs
+        time += self._sequence * decodes + self._context * batch.context
+        if self._prefill_max:
+            compute = self._work.compute * tokens + self._work.attention * pairs
+            time += self._prefill_max * max(compute, self._work.kv * tokens)
+        if self._decode_max:
+            compute = self._work.compute * decodes + self._work.attention * batch.context
+            time += self._decode_max * max(compute, self._work.kv * (batch.context + decodes))
+        return time
 
 
 @lru_cache(maxsize=64)
