@@ -60,15 +60,18 @@ def compiled(profile: LayerProfile, on: Serving, *, overhead_us: float = STEP_OV
     """Raises ConfigError if the profile lacks what the model needs."""
     if on.num_experts and not profile.experts:
         raise ConfigError("a model with experts needs a moe.csv in its profile", where=source)
-    return StepTable(
-        tokens=_tokens(profile, on, overhead_us),
-        sequences=_sum(profile.per_sequence.values()),
-        all_tokens=_all_tokens(profile, on),
-        decode=_decode(profile, on.layers),
-        mixed=_mixed(profile, on.layers),
-        data_parallel_size=on.data_parallel_size,
-        source=source,
-    )
+    try:
+        return StepTable(
+            tokens=_tokens(profile, on, overhead_us),
+            sequences=_sum(profile.per_sequence.values()),
+            all_tokens=_all_tokens(profile, on),
+            decode=_decode(profile, on.layers),
+            mixed=_mixed(profile, on.layers),
+            data_parallel_size=on.data_parallel_size,
+            source=source,
+        )
+    except ValueError as error:
+        raise ConfigError(f"its layer profile is no full one: {error}", where=source) from error
 
 
 def graph_sizes(limit: int) -> list[int]:
@@ -147,6 +150,8 @@ def _all_reduce(on: Serving, tokens: float) -> float:
 
 def _decode(profile: LayerProfile, layers: int) -> Grid:
     counts = sorted({n for p, _, n, _ in profile.attention if n and not p})
+    if not counts:
+        raise ConfigError("attention.csv has no rows of decode-only steps", hint="prefill_chunk 0, n_decode above 0")
     contexts = sorted(set.intersection(*({kv for p, _, m, kv in profile.attention if m == n and not p} for n in counts)))
     us = []
     for n in counts:

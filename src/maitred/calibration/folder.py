@@ -1,6 +1,6 @@
 """A folder of a measured run: the configuration of the engine, its layer profile, and what became of the requests.
 
-    meta.json      engine arguments, configuration of the model, the links of the cluster, KV blocks where recorded
+    meta.json      engine arguments, configuration of the model, links and memory of the cluster, KV blocks where recorded
     profile/       see `layers`
     requests.csv   see `timelines`
 
@@ -10,7 +10,6 @@ as the `bench` examples of LLMServingSim have them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,18 +21,76 @@ from maitred.instance.latency import TableLatency
 
 _GIB = 1 << 30
 _BLOCK = 16
+_WIDTH = 2
+"""Bytes of a weight, and of an element of KV."""
 _PLENTY = 0.85
-"""Of the memory, what weights and KV share: the rest is what vLLM leaves free and its activations take."""
+"""Of the memory, what weights and KV share: the rest is what vLLM leaves free and what its activations take."""
+
+
+class EngineArguments(msgspec.Struct, frozen=True):
+    """vLLM's, of one rank."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    max_model_len: int | None = None
+
+
+class ModelShape(msgspec.Struct, frozen=True):
+    """As in a Hugging Face config.json."""
+
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    vocab_size: int
+    head_dim: int | None = None
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+
+
+class Memory(msgspec.Struct, frozen=True):
+    mem_size: float
+    """GiB."""
+
+
+class Gpus(msgspec.Struct, frozen=True):
+    npu_mem: Memory
+
+
+class Node(msgspec.Struct, frozen=True):
+    instances: tuple[Gpus, ...]
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    link_bw: float
+    """GiB/s."""
+    link_latency: float
+    """ns."""
+    nodes: tuple[Node, ...] = ()
+
+
+class KvCache(msgspec.Struct, frozen=True):
+    num_gpu_blocks: int | None = None
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """What is needed of a meta.json."""
+
+    engine_kwargs: EngineArguments
+    model_config: ModelShape
+    cluster: Cluster
+    kv_cache: KvCache | None = None
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """What `meta.json` says."""
+    """See the module."""
 
     path: Path
-    engine: dict[str, Any]
-    model: dict[str, Any]
-    cluster: dict[str, Any]
-    kv_blocks: int | None
+    meta: Meta
 
     @property
     def name(self) -> str:
@@ -45,71 +102,73 @@ class Folder(msgspec.Struct, frozen=True):
 
     @property
     def serving(self) -> Serving:
-        engine, model = self.engine, self.model
+        engine, model, cluster = self.meta.engine_kwargs, self.meta.model_config, self.meta.cluster
         return Serving(
-            layers=model["num_hidden_layers"],
-            hidden_size=model["hidden_size"],
-            num_experts=model.get("num_experts", 0),
-            experts_per_token=model.get("num_experts_per_tok", 0),
-            tensor_parallel_size=engine["tensor_parallel_size"],
-            data_parallel_size=engine["data_parallel_size"],
-            max_num_seqs=engine["max_num_seqs"],
-            link_bytes_per_us=self.cluster["link_bw"] * _GIB / 1e6,
-            link_latency_us=self.cluster["link_latency"] / 1e3,
+            layers=model.num_hidden_layers,
+            hidden_size=model.hidden_size,
+            num_experts=model.num_experts,
+            experts_per_token=model.num_experts_per_tok,
+            tensor_parallel_size=engine.tensor_parallel_size,
+            data_parallel_size=engine.data_parallel_size,
+            max_num_seqs=engine.max_num_seqs,
+            link_bytes_per_us=cluster.link_bw * _GIB / 1e6,
+            link_latency_us=cluster.link_latency / 1e3,
         )
 
     def instance(self, overhead_us: float = STEP_OVERHEAD_US) -> InstanceConfig:
         """The engine as an instance; several ranks are one with as many times the room. Raises ConfigError."""
-        engine, serving = self.engine, self.serving
+        engine, serving = self.meta.engine_kwargs, self.serving
         profile = read_profile(self.path / "profile", serving.tensor_parallel_size)
-        ranks, budget = serving.data_parallel_size, engine["max_num_batched_tokens"]
+        ranks, budget = engine.data_parallel_size, engine.max_num_batched_tokens
         table = compiled(profile, serving, overhead_us=overhead_us, source=self.name)
         return InstanceConfig(
-            max_num_seqs=ranks * serving.max_num_seqs,
+            max_num_seqs=ranks * engine.max_num_seqs,
             max_num_batched_tokens=ranks * budget,
             long_prefill_token_threshold=budget if ranks > 1 else 0,
-            total_kv_blocks=ranks * (self._free_blocks() if self.kv_blocks is None else self.kv_blocks - 1),
+            total_kv_blocks=ranks * self._blocks(),
             block_size_in_tokens=_BLOCK,
             enable_prefix_caching=True,
             async_scheduling=True,
-            max_model_len=engine.get("max_model_len"),
+            max_model_len=engine.max_model_len,
             latency=TableLatency(table=table),
         )
 
-    def _free_blocks(self) -> int:
-        """KV blocks of one rank, where nobody has recorded them: what memory has left beside the weights."""
-        model, gpus = self.model, self.engine["tensor_parallel_size"]
-        memory = self.cluster["nodes"][0]["instances"][0]["npu_mem"]["mem_size"] * _GIB
-        head = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
-        kv_heads = max(1, model["num_key_value_heads"] // gpus)
-        token = model["num_hidden_layers"] * 2 * kv_heads * head * 2
-        weights = _parameters(model, head, self.engine["data_parallel_size"]) * 2 / gpus
-        return max(1, int((memory * _PLENTY - weights) / (token * _BLOCK)))
+    def _blocks(self) -> int:
+        """KV blocks of one rank: those recorded, of which vLLM keeps one to itself, or what weights leave of the memory."""
+        recorded = self.meta.kv_cache
+        if recorded is not None and recorded.num_gpu_blocks is not None:
+            return recorded.num_gpu_blocks - 1
+        model, engine = self.meta.model_config, self.meta.engine_kwargs
+        instances = [gpus for node in self.meta.cluster.nodes for gpus in node.instances]
+        if not instances:
+            hint = "say kv_cache.num_gpu_blocks, or cluster.nodes[].instances[].npu_mem.mem_size"
+            raise ConfigError("nothing says how many KV blocks there are", where=str(self.path / "meta.json"), hint=hint)
+        kv_heads = max(1, model.num_key_value_heads // engine.tensor_parallel_size)
+        block = _BLOCK * model.num_hidden_layers * 2 * kv_heads * _head(model) * _WIDTH
+        weights = _parameters(model, engine.data_parallel_size) * _WIDTH / engine.tensor_parallel_size
+        return max(1, int((instances[0].npu_mem.mem_size * _GIB * _PLENTY - weights) / block))
 
 
 def read_folder(path: Path) -> Folder:
-    """Raises ConfigError for what is missing."""
+    """Raises ConfigError for what is missing in its meta.json, or wrong."""
     file = path / "meta.json"
     try:
-        meta = msgspec.json.decode(file.read_bytes())
-        blocks = (meta.get("kv_cache") or {}).get("num_gpu_blocks")
-        folder = Folder(path, meta["engine_kwargs"], meta["model_config"], meta["cluster"], blocks)
-        _ = folder.serving
+        return Folder(path, msgspec.json.decode(file.read_bytes(), type=Meta))
     except OSError as error:
         hint = "a folder with meta.json, requests.csv and profile/"
         raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(file), hint=hint) from error
-    except (msgspec.DecodeError, AttributeError, TypeError) as error:
+    except msgspec.DecodeError as error:
         raise ConfigError(f"not what a meta.json holds: {error}", where=str(file)) from error
-    except KeyError as error:
-        raise ConfigError(f"there is no key {error}", where=str(file)) from error
-    return folder
 
 
-def _parameters(model: dict[str, Any], head: int, ranks: int) -> float:
-    hidden, heads, kv_heads = model["hidden_size"], model["num_attention_heads"], model["num_key_value_heads"]
-    attention = hidden * head * (2 * heads + 2 * kv_heads)
-    if model.get("num_experts"):
-        mlp = 3 * hidden * model["moe_intermediate_size"] * model["num_experts"] / ranks
-    else:
-        mlp = 3 * hidden * model["intermediate_size"]
-    return float(model["num_hidden_layers"] * (attention + mlp) + 2 * model["vocab_size"] * hidden)
+def _head(model: ModelShape) -> int:
+    return model.head_dim or model.hidden_size // model.num_attention_heads
+
+
+def _parameters(model: ModelShape, ranks: int) -> float:
+    """Of one of the ranks that share the experts."""
+    attention = model.hidden_size * _head(model) * 2 * (model.num_attention_heads + model.num_key_value_heads)
+    mlp = 3.0 * model.hidden_size * model.intermediate_size
+    if model.num_experts:
+        mlp = 3.0 * model.hidden_size * model.moe_intermediate_size * model.num_experts / ranks
+    return model.num_hidden_layers * (attention + mlp) + 2 * model.vocab_size * model.hidden_size

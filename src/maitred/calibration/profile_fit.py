@@ -9,7 +9,8 @@ from maitred.calibration.folder import read_folder
 from maitred.calibration.residuals import residuals
 from maitred.calibration.timelines import jobs_of, read_timeline
 from maitred.errors import ConfigError
-from maitred.sim import simulate
+from maitred.sim import Outcome, simulate
+from maitred.units import SECOND
 
 
 def fit_profile(path: Path) -> Fit:
@@ -17,9 +18,8 @@ def fit_profile(path: Path) -> Fit:
     folder = read_folder(path)
     instance, rows = folder.instance(), read_timeline(folder.requests)
     results = simulate(jobs_of(rows), instance=instance)
-    if (results.finished < 0).any():
+    if (results.outcome != Outcome.COMPLETED).any():
         raise ConfigError("some of its requests do not fit into the engine that it describes", where=str(path))
-    if instance.latency is None:
-        raise AssertionError("a folder says its latency model")
-    predicted = (results.finished - results.queued) / 1e6
+    assert instance.latency is not None
+    predicted = (results.finished - results.queued) / SECOND
     return Fit(instance.latency, residuals([row.latency for row in rows], predicted.tolist()))

@@ -20,7 +20,7 @@ import msgspec
 from maitred.calibration.csv_file import header_of, rows_of
 from maitred.errors import ConfigError
 from maitred.request import Request
-from maitred.units import SECOND, Micros, from_seconds
+from maitred.units import from_seconds
 from maitred.workload import Job
 
 SHARED_BLOCK = 16
@@ -119,7 +119,3 @@ def _chain(index: int, row: Measured, earlier: Sequence[tuple[int, ...]]) -> tup
     shared = next((chain[: row.shared_blocks] for chain in earlier if len(chain) >= row.shared_blocks), ())
     first = index * (1 << 20)
     return (*shared, *range(first + len(shared), first + row.prompt_tokens // SHARED_BLOCK))
-
-
-def seconds(span: Micros) -> float:
-    return span / SECOND

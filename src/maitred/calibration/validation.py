@@ -9,10 +9,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from maitred.calibration.timelines import Measured, jobs_of, seconds
+from maitred.calibration.timelines import Measured, jobs_of
 from maitred.errors import ConfigError
 from maitred.instance import InstanceConfig
 from maitred.sim import Outcome, Results, simulate
+from maitred.units import SECOND
 
 METRICS = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -81,12 +82,11 @@ def validate(name: str, rows: Sequence[Measured], instance: InstanceConfig, peer
 
 def _predicted(results: Results) -> dict[str, np.typing.NDArray[np.float64]]:
     """In seconds; from the wait queue on."""
-    decode = (results.finished - results.first_token) / np.maximum(1, results.output_tokens - 1)
-    second = 1 / seconds(1)
+    gaps = np.maximum(1, results.output_tokens - 1)
     return {
-        "ttft": (results.first_token - results.queued) / second,
-        "tpot": decode / second,
-        "e2e": (results.finished - results.queued) / second,
+        "ttft": (results.first_token - results.queued) / SECOND,
+        "tpot": (results.finished - results.first_token) / gaps / SECOND,
+        "e2e": (results.finished - results.queued) / SECOND,
     }
 
 

@@ -70,9 +70,8 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for axis, x in zip(self.axes, point, strict=True):
             stride //= len(axis)
             index, share = place_on(axis, x)
-            terms = [(offset + index * stride, weight * (1 - share)) for offset, weight in terms] + (
-                [(offset + (index + 1) * stride, weight * share) for offset, weight in terms] if share else []
-            )
+            beyond = [(offset + (index + 1) * stride, weight * share) for offset, weight in terms] if share else []
+            terms = [(offset + index * stride, weight * (1 - share)) for offset, weight in terms] + beyond
         return sum([self.us[offset] * weight for offset, weight in terms])
 
 
@@ -105,7 +104,7 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TableLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="model", tag="table"):
-    """What `maitred calibrate --model table` has written to `file`."""
+    """What `maitred calibrate --latency-model table` has written to `file`."""
 
     file: str = ""
     """As in the configuration; a relative path counts from the folder one works in."""
@@ -119,7 +118,7 @@ class TableLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
     def compiled(self, scale: float = 1.0) -> LatencyModel:
         """Ready to be asked; every step takes `scale` times as long. Raises ConfigError without a table."""
         if self.table is None:
-            hint = "latency: {model: table, file: FILE}; maitred calibrate --model table makes one"
+            hint = "latency: {model: table, file: FILE}; maitred calibrate --latency-model table makes one"
             raise ConfigError("the latency model table needs a table", hint=hint)
         return _compiled(self.table, scale)
 
