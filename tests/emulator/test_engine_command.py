@@ -42,6 +42,7 @@ def test_a_port_in_use_is_one_line():
         (("--scheduler", "sfj"), "did you mean 'sjf'?"),
         (("--latency", "linear:1,2"), "linear:5000,17.5,60"),
         (("--latency", "quadratic:1"), "linear"),
+        (("--model", "llama-3.1-9b", "--hardware", "H100"), "did you mean 'llama-3.1-8b'?"),
         (("--output-tokens", "gamma:1,2"), "lognormal:MEAN,SD"),
         (("--speed", "0"), "speed must be a number above 0"),
     ],
