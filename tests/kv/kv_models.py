@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from hypothesis import strategies as st
 
-from maitred.kv import Blanks, namespaced
+from maitred.kv import namespaced
 
 Path = tuple[int, ...]
 """A prompt: a path in a binary tree, one step a block, so that prefixes are often shared. Steps are 0 and 1, or in the other
@@ -47,8 +47,8 @@ class Listener:
 class NaivePool:
     """Blocks as vLLM keeps them, each with a name of its own, everything at once and by search."""
 
-    def __init__(self, total: int, blanks: Blanks) -> None:
-        self.free, self.blanks = list(range(total)), blanks
+    def __init__(self, total: int) -> None:
+        self.free = list(range(total))
         self.content: dict[int, int] = {}
         """block -> key, in the order of publication"""
         self.users = [0] * total
@@ -82,7 +82,7 @@ class NaivePool:
         for block in reversed(blocks):
             self.users[block] -= 1
             if not self.users[block]:
-                blank = block not in self.content and self.blanks is Blanks.FIRST
+                blank = block not in self.content
                 self.free.insert(0 if blank else len(self.free), block)
 
     def touch(self, chain: list[int]) -> None:

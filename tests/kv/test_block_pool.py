@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kv_models import DEEPEST, LONGEST, PATHS, Listener, NaivePool, chain
 
 from maitred.errors import InvariantError
-from maitred.kv import Blanks, BlockPool
+from maitred.kv import BlisPool, BlockPool, PrefixCache
 from maitred.kv.pool import BlockLock
 
 
@@ -88,9 +90,9 @@ def test_of_two_copies_the_other_answers_when_one_is_evicted() -> None:
     assert listener.said == ["+5", "-5"]
 
 
-@pytest.mark.parametrize(("blanks", "left"), [(Blanks.FIRST, 2), (Blanks.IN_TURN, 0)])
-def test_blocks_without_content_are_used_again_first_or_in_turn(blanks: Blanks, left: int) -> None:
-    pool = BlockPool(4, 16, blanks)
+@pytest.mark.parametrize(("kind", "left"), [(BlockPool, 2), (BlisPool, 0)])
+def test_blocks_without_content_are_used_again_first_and_in_blis_in_turn(kind: type[PrefixCache[Any]], left: int) -> None:
+    pool = kind(4, 16)  # type: ignore[call-arg]
     pool.insert([1, 2])
     lock = pool.lock([])
     pool.take(2)
@@ -98,6 +100,38 @@ def test_blocks_without_content_are_used_again_first_or_in_turn(blanks: Blanks, 
     pool.unlock(lock)
     pool.take(2)
     assert pool.cached([1, 2]) == left
+
+
+def test_in_blis_the_last_copy_answers_and_evicting_any_forgets_it() -> None:
+    pool = BlisPool(total=3, block_size=16)
+    locks = [pool.lock([]) for _ in range(2)]
+    for lock in locks:
+        pool.take(1)
+        pool.claim(lock, 1)
+        pool.publish(lock, [5])
+    pool.unlock(locks[0])
+    assert pool.idle([5]) == 0  # the second answers, which is in use
+    pool.take(2)  # the blank one and the first copy
+    assert not pool.holds(5)
+    pool.check()
+
+
+def test_who_shares_a_part_of_a_run_splits_it_under_those_who_hold_it() -> None:
+    pool = BlockPool(total=9, block_size=16)
+    first = pool.lock([])
+    pool.take(5)
+    pool.claim(first, 5)
+    pool.publish(first, [1, 2, 3, 4, 5])
+    second = pool.lock([1, 2, 8])
+    third = pool.lock([1, 2, 3, 9])
+    pool.unlock(first)
+    assert (pool.evictable, pool.protected, pool.free) == (2, 3, 6)
+    pool.unlock(third)
+    pool.take(4 + 2)
+    assert (pool.cached([1, 2, 3, 4, 5]), pool.protected) == (3, 2)
+    pool.check()
+    pool.unlock(second)
+    pool.check()
 
 
 def test_who_takes_first_evicts_though_a_block_is_let_go_before_anybody_looks() -> None:
@@ -161,16 +195,16 @@ class LazyPool(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.build(5, Blanks.FIRST)
+        self.build(5)
         self.running: list[tuple[BlockLock, list[int]]] = []
         self.paths: dict[int, tuple[int, ...]] = {}
         """The published content of each running sequence, by its place in `running`."""
         self.late: list[tuple[BlockLock, int, list[int]]] = []
         """Claimed blocks and published keys that the pool has not been told of."""
 
-    @initialize(total=st.sampled_from([5, 12]), blanks=st.sampled_from(Blanks))
-    def build(self, total: int, blanks: Blanks) -> None:
-        self.pool, self.twin = BlockPool(total, 16, blanks), NaivePool(total, blanks)
+    @initialize(total=st.sampled_from([5, 12, 30]))
+    def build(self, total: int) -> None:
+        self.pool, self.twin = BlockPool(total, 16), NaivePool(total)
         self.listener = Listener()
         self.pool.watch(self.listener)
 

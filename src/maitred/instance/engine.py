@@ -207,7 +207,7 @@ class Instance:
             self._commit(run)
         else:
             self._catch_up(now, through=now)
-            self.settle(now)
+            self._settle_to_boundary(now)
         if not self._events:
             return ()
         events, self._events = self._events, []
@@ -285,7 +285,7 @@ class Instance:
 
     def _cut(self, run: Run, now: Micros) -> None:
         """End the run at the first step boundary at or after `now`, and not before its first step is over."""
-        if run.steps == 1 or run.end <= now:
+        if run.steps == 1 or self._over(run) <= now:
             return
         steps = 1 + self._latency.steps_within(run.shape, max(now - run.start, 1) - 1, run.steps - 1)
         if steps < run.steps:
@@ -298,13 +298,19 @@ class Instance:
 
     def settle(self, now: Micros) -> None:
         """Count the steps of the run in progress that ended by `now`, which is before its end: `free_blocks` and `emitted` are
-        as of then. The rest stays a run."""
+        as of then. The rest stays a run, so whoever only looks need not ask for the next event anew."""
         run = self._run
         if run is None or run.steps == 1 or run.start >= now:
             return
         steps = self._latency.steps_within(run.shape, now - run.start, run.steps)
         if steps:
             self._part_over(run, steps)
+
+    def _settle_to_boundary(self, now: Micros) -> None:
+        """`settle`, and if a step ends at `now`, the next one has not begun: what comes in at this instant may join it."""
+        run = self._run
+        if run is not None and run.start < now:
+            self.settle(now)
             if run.start == now:
                 self._run, self._boundary = None, now
 
@@ -362,7 +368,7 @@ class Instance:
 
     def _interrupt(self, now: Micros) -> None:
         """The run in progress ends with its present step."""
-        self.settle(now)
+        self._settle_to_boundary(now)
         if self._run is not None:
             self._cut(self._run, now)
 

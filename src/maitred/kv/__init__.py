@@ -3,18 +3,19 @@
 KV memory is cut into blocks of a fixed number of tokens. As long as nothing reads their content, blocks are counts
 (`BlockCounts`). A `PrefixCache` remembers what they held, in one of two ways:
 
-* `BlockPool`: block by block, as vLLM and BLIS do; the least recently used goes first.
+* `BlockPool`: block by block, as vLLM does; the least recently used goes first (`BlisPool`: as BLIS does).
 * `RadixCache`: in a tree of runs, as SGLang does; a leaf at a time, by one of the `EVICTIONS`.
 """
 
 from __future__ import annotations
 
-from maitred.kv.blis import BlisBlocks, BlisPool
+from maitred.kv.blis import BlisBlocks
+from maitred.kv.blis_pool import BlisPool
 from maitred.kv.cache import Lock, PrefixCache
 from maitred.kv.counts import BlockCounts
 from maitred.kv.eviction import EVICTIONS, EvictionPolicy
 from maitred.kv.keys import TokenIds, chain_of, extended, namespace_of, namespaced
-from maitred.kv.pool import Blanks, BlockPool
+from maitred.kv.pool import BlockPool
 from maitred.kv.prefixed import NOTHING, PrefixedBlocks
 from maitred.kv.radix import RadixCache
 from maitred.kv.reuse import Reuse, reuse
@@ -22,7 +23,6 @@ from maitred.kv.reuse import Reuse, reuse
 __all__ = [
     "EVICTIONS",
     "NOTHING",
-    "Blanks",
     "BlisBlocks",
     "BlisPool",
     "BlockCounts",

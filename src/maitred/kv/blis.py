@@ -1,7 +1,5 @@
-"""KV blocks by BLIS's rules, where they differ from ours.
+"""KV blocks by BLIS's rules, where they differ from ours (`BlisPool`: how they are cached).
 
-* Of several copies of a prefix the last one answers; evicting any of them forgets it.
-* Blocks let go without content take their turn in eviction like any other.
 * A prompt whose every block is cached computes nothing: it enters on blocks that it does not own (so they may be evicted
   under it), and its first token comes out of a step that does no work for it. A real engine computes at least one token.
 * Who is preempted finds its prompt again as far as it is cached, and nothing of its answer.
@@ -10,39 +8,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from maitred.contracts import Seq
-from maitred.errors import InvariantError
+from maitred.kv.blis_pool import BlisPool
 from maitred.kv.counts import BlockCounts
-from maitred.kv.pool import Blanks, BlockLock, BlockPool
 from maitred.kv.prefixed import NOTHING, Content, Found, PrefixedBlocks, own_keys
 from maitred.request import RequestId
-
-
-class BlisPool(BlockPool):
-    """The last copy answers."""
-
-    def __init__(self, total: int, block_size: int) -> None:
-        super().__init__(total, block_size, Blanks.IN_TURN)
-
-    def publish(self, lock: BlockLock, keys: Sequence[int]) -> None:
-        self.settle()  # what is evicted before is forgotten before: it may be a copy of the same
-        super().publish(lock, keys)
-
-    def _answer(self, copies: Sequence[int], keys: Sequence[int]) -> Sequence[int]:
-        fresh = [key for key in keys if key not in self._cached]
-        self._cached.update(zip(keys, copies, strict=True))
-        return fresh
-
-    def _forget(self, copy: int) -> None:
-        key = self._content.pop(copy)
-        if self._cached.pop(key, None) is not None:
-            self._watchers.evicted((key,))
-
-    def _check_index(self) -> None:
-        if any(self._content.get(copy) != key for key, copy in self._cached.items()):
-            raise InvariantError("KV blocks: the index is not what the copies say")
 
 
 class BlisBlocks(PrefixedBlocks):

@@ -1,26 +1,27 @@
-"""BlockPool: KV memory in fixed blocks, remembered block by block. The semantic twin of vLLM's block pool and of BLIS's.
+"""BlockPool: KV memory that remembers block by block, and lets the least recently used block go first (vLLM).
 
-A block that is let go keeps its content and joins the end of the free list, a sequence's last block first; new blocks come
-from its head, and lose what they still said. So what was used longest ago goes first, and of a sequence its end goes before
-its beginning. A cached block that somebody asks for again leaves the free list, whoever used it before. A block without
-content goes first of all, since nothing is lost with it (`Blanks`).
+    free list:  [12 blank] [run of 8] [run of 31] [5 blank] ...
+                 next to go                        last let go
 
-Only content makes a block worth telling from another. A *copy* is a block whose content is known, named by a serial number;
-the others are only counted, so the free list holds copies and *extents* of blank blocks, and a sequence that decodes for an
-hour costs no more than one that ends at once:
+Blocks that are let go join the end of the free list, the end of a sequence before its beginning, and are taken from its front
+when somebody needs room. Only then do they lose what they hold; one that somebody asks for again leaves the free list, whoever
+used it before. A block without content goes first of all, since nothing is lost with it (vLLM 0.32, by its recorded
+schedules).
 
-    free list:  [12 blank] [copy 17] [copy 16] [copy 42] ...
-                 next to go                 last let go
+Blocks that were published together share their fate but for their end, so they are kept as a *run*: a list of keys, found by
+its first one. Who shares a part of a run splits it. Whoever holds a block holds all before it, and lets them go after it, so
+what is cached of a prompt is always its beginning, and to find it takes one look for each run instead of one for each block.
+Blocks without content are only counted.
 
 Two sequences may compute the same prefix at the same time; then there are two copies of it, and the first published answers
-for both until it is evicted. (BLIS lets the last one answer, and forgets the prefix with either.)
+for both until it is evicted. (BLIS lets the last one answer, and forgets the prefix with either: `kv.blis`.)
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from enum import Enum
+from typing import TypeAlias
 
 import msgspec
 
@@ -29,45 +30,59 @@ from maitred.errors import InvariantError
 from maitred.kv.cache import Lock, PrefixCache, Watchers
 
 
-class Blanks(Enum):
-    """When blocks that are let go without content are used again."""
+class Run:
+    """Blocks that follow each other in a chain."""
 
-    FIRST = "before all others"
-    """As vLLM does (0.32, by its recorded schedules)."""
-    IN_TURN = "like any other"
-    """As BLIS does."""
+    __slots__ = ("keys", "rest", "users")
+
+    def __init__(self, keys: list[int], users: int) -> None:
+        self.keys = keys
+        self.users = users
+        """How many locks hold it."""
+        self.rest: Run | None = None
+        """What was split off its end while somebody held it."""
+
+
+class Blank:
+    """Free blocks whose content nobody knows."""
+
+    __slots__ = ("blocks",)
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+
+
+Entry: TypeAlias = Run | Blank
 
 
 class BlockLock(Lock, eq=False):
-    copies: list[int] = msgspec.field(default_factory=list)
-    """The published blocks, first block first."""
+    runs: list[tuple[Run, int]] = msgspec.field(default_factory=list)
+    """The published blocks, first block first: runs, with how many blocks each had."""
 
 
 class BlockPool(PrefixCache[BlockLock]):
     """The KV blocks of one instance. See `PrefixCache`."""
 
-    def __init__(self, total: int, block_size: int, blanks: Blanks = Blanks.FIRST) -> None:
+    def __init__(self, total: int, block_size: int) -> None:
         """Raises ValueError unless both are at least 1 (`block_size` in tokens)."""
         if total < 1 or block_size < 1:
             raise ValueError("a pool has at least one block of at least one token")
         self._total = total
         self._block_size = block_size
-        self._blanks = blanks
         self._free = total
+        self._held = 0
+        """Published blocks that somebody holds."""
         self._owed = 0
         """Blocks taken that the free list has not given up yet."""
         self._unclaimed = 0
-        self._idle: OrderedDict[int, int] = OrderedDict({-1: total})
-        """The free list: copies by their number, and extents by a negative one, with how many blocks each has."""
-        self._serial = 1
-        self._content: dict[int, int] = {}
-        """copy -> key"""
-        self._cached: dict[int, int] = {}
-        """key -> the copy that answers for it"""
-        self._others: dict[int, list[int]] = {}
-        """key -> its further copies, in the order in which they were published"""
-        self._users: dict[int, int] = {}
-        """copy -> how many locks hold it; those in the free list are left out"""
+        self._idle: OrderedDict[Entry, None] = OrderedDict({Blank(total): None})
+        """The free list."""
+        self._index: dict[int, Run] = {}
+        """first key -> the run that answers for it"""
+        self._others: dict[int, list[Run]] = {}
+        """key -> its further copies, runs of one block, in the order in which they were published"""
+        self._keys: set[int] | None = None
+        """All that is cached, once somebody has asked for a single key."""
         self._locks: set[BlockLock] = set()
         self._watchers = Watchers()
 
@@ -86,59 +101,66 @@ class BlockPool(PrefixCache[BlockLock]):
     @property
     def evictable(self) -> int:
         self.settle()
-        return len(self._content) - len(self._users)
+        return sum(len(entry.keys) for entry in self._idle if isinstance(entry, Run))
 
     @property
     def spare(self) -> int:
         """Those at the head of the free list that say nothing."""
         self.settle()
         blocks = 0
-        for entry, size in self._idle.items():
-            if entry > 0:
+        for entry in self._idle:
+            if isinstance(entry, Run):
                 break
-            blocks += size
+            blocks += entry.blocks
         return blocks
 
     @property
     def protected(self) -> int:
-        return len(self._users)
+        return self._held
 
     def watch(self, watcher: PrefixWatcher) -> None:
         self._watchers.add(watcher)
 
     def holds(self, key: int) -> bool:
         self.settle()
-        return key in self._cached
+        if self._keys is None:
+            self._keys = {key for run in self._index.values() for key in run.keys}
+        return key in self._keys
 
     def cached(self, chain: Sequence[int]) -> int:
         self.settle()
-        cached = self._cached
-        for position, key in enumerate(chain):
-            if key not in cached:
-                return position
-        return len(chain)
+        return self._cached(chain if isinstance(chain, list) else list(chain))
 
     def idle(self, chain: Sequence[int]) -> int:
-        users = self._users
-        return sum([copy not in users for copy in self._copies(chain)])
+        self.settle()
+        chain = chain if isinstance(chain, list) else list(chain)
+        index, position, idle = self._index, 0, 0
+        while position < len(chain) and (run := index.get(chain[position])) is not None:
+            shared = _shared(run.keys, chain, position)
+            position += shared
+            idle += 0 if run.users else shared
+        return idle
 
     def touch(self, chain: Sequence[int]) -> int:
-        copies = self._copies(chain)
-        for copy in reversed(copies):
-            if copy not in self._users:
-                self._idle.move_to_end(copy)
-        return len(copies)
+        runs = self._runs(chain)
+        for run in reversed(runs):
+            if not run.users:
+                self._idle[run] = None
+                self._idle.move_to_end(run)
+        return sum(len(run.keys) for run in runs)
 
     def lock(self, chain: Sequence[int], *, priority: float = 0.0) -> BlockLock:
-        copies, users, idle = self._copies(chain), self._users, self._idle
-        for copy in copies:
-            if copy in users:
-                users[copy] += 1
-            else:
-                users[copy] = 1
-                del idle[copy]
-                self._free -= 1
-        lock = BlockLock(len(copies), 0, copies)
+        held, idle, published = [], self._idle, 0
+        for run in self._runs(chain):
+            blocks = len(run.keys)
+            if not run.users:
+                idle.pop(run, None)
+                self._free -= blocks
+                self._held += blocks
+            run.users += 1
+            held.append((run, blocks))
+            published += blocks
+        lock = BlockLock(published, 0, held)
         self._locks.add(lock)
         return lock
 
@@ -159,14 +181,23 @@ class BlockPool(PrefixCache[BlockLock]):
         count = len(keys)
         if count > lock.plain:
             raise ValueError(f"{count} blocks have content, {lock.plain} are held without")
-        copies = range(self._serial + 1, self._serial + 1 + count)
-        self._serial += count
-        self._content.update(zip(copies, keys, strict=True))
-        self._users.update(dict.fromkeys(copies, 1))
-        lock.copies.extend(copies)
         lock.plain -= count
         lock.published += count
-        self._watchers.published(self._answer(copies, keys))
+        self._held += count
+        fresh = list(keys)
+        copied = self._cached(fresh)
+        for key in fresh[:copied]:
+            run = Run([key], 1)
+            self._others.setdefault(key, []).append(run)
+            lock.runs.append((run, 1))
+        if copied == count:
+            return
+        del fresh[:copied]
+        run = self._index[fresh[0]] = Run(fresh, 1)
+        lock.runs.append((run, len(fresh)))
+        if self._keys is not None:
+            self._keys.update(fresh)
+        self._watchers.published(fresh)
 
     def unlock(self, lock: BlockLock) -> None:
         self._let_go(lock, 0)
@@ -178,38 +209,15 @@ class BlockPool(PrefixCache[BlockLock]):
         lock.plain -= blocks
         self._let_go(lock, blocks)
 
-    def _let_go(self, lock: BlockLock, buried: int) -> None:
-        self.settle()  # what was taken before is not taken from what is let go now
-        self._locks.remove(lock)
-        users, idle = self._users, self._idle
-        before = len(users)
-        if lock.plain:
-            self._blank(lock.plain, last=self._blanks is Blanks.IN_TURN)
-        if buried:
-            self._blank(buried, last=True)
-        for copy in reversed(lock.copies):
-            others = users[copy] - 1
-            if others:
-                users[copy] = others
-            else:
-                del users[copy]
-                idle[copy] = 1
-        self._free += lock.plain + buried + before - len(users)
-
     def evict(self, blocks: int) -> int:
         self.settle()
-        copies: list[int] = []
-        for copy in self._idle:
-            if len(copies) >= blocks:
-                break
-            if copy > 0:
-                copies.append(copy)
-        for copy in copies:
-            del self._idle[copy]
-            self._forget(copy)
-        if copies:
-            self._blank(len(copies))
-        return len(copies)
+        evicted = 0
+        for entry in [entry for entry in self._idle if isinstance(entry, Run)]:
+            if evicted < blocks:
+                evicted += self._shorten(entry, blocks - evicted)
+        if evicted:
+            self._blank(evicted)
+        return evicted
 
     def settle(self) -> None:
         owed, idle = self._owed, self._idle
@@ -217,71 +225,161 @@ class BlockPool(PrefixCache[BlockLock]):
             return
         self._owed = 0
         while owed:
-            entry, blocks = idle.popitem(last=False)
-            if entry > 0:
-                self._forget(entry)
-            elif blocks > owed:
-                self._blank(blocks - owed)
+            entry = next(iter(idle))
+            if isinstance(entry, Run):
+                owed -= self._shorten(entry, owed)
+            elif entry.blocks > owed:
+                entry.blocks -= owed
                 return
-            owed -= blocks
+            else:
+                owed -= entry.blocks
+                del idle[entry]
 
     def check(self) -> None:
         self.settle()
         plain = sum(lock.plain for lock in self._locks) + self._unclaimed
-        if sum(self._idle.values()) != self._free or self._free + len(self._users) + plain != self._total:
+        listed = sum(entry.blocks if isinstance(entry, Blank) else len(entry.keys) for entry in self._idle)
+        if listed != self._free or self._free + self._held + plain != self._total:
             raise InvariantError(
-                f"KV blocks: {self._free} free ({sum(self._idle.values())} listed)"
-                f" + {len(self._users)} shared + {plain} plain != {self._total}"
+                f"KV blocks: {self._free} free ({listed} listed) + {self._held} shared + {plain} plain != {self._total}"
             )
-        held = Counter(copy for lock in self._locks for copy in lock.copies)
-        if held != self._users or any(len(lock.copies) != lock.published for lock in self._locks):
+        users: dict[Run, int] = {}
+        for lock in self._locks:
+            for part in _parts(lock):
+                users[part] = users.get(part, 0) + 1
+            if sum(blocks for _, blocks in lock.runs) != lock.published:
+                raise InvariantError("KV blocks: a lock does not hold what it published")
+        if any(run.users != count for run, count in users.items()) or sum(len(run.keys) for run in users) != self._held:
             raise InvariantError("KV blocks: references are not what the locks hold")
-        if {copy for copy in self._idle if copy > 0} | self._users.keys() != self._content.keys():
-            raise InvariantError("KV blocks: a copy is neither held nor free, or both")
-        self._check_index()
+        runs = [*self._index.values(), *(run for others in self._others.values() for run in others)]
+        if {entry for entry in self._idle if isinstance(entry, Run)} ^ set(runs) != users.keys():
+            raise InvariantError("KV blocks: a run is neither held nor free, or both")
+        if any(run.keys[0] != key for key, run in self._index.items()) or any(
+            run.keys != [key] for key, others in self._others.items() for run in others
+        ):
+            raise InvariantError("KV blocks: the index is not what the runs say")
 
-    def _check_index(self) -> None:
-        answering = [(key, copy) for key, copy in self._cached.items()]
-        answering += [(key, copy) for key, copies in self._others.items() for copy in copies]
-        if sorted(answering) != sorted((key, copy) for copy, key in self._content.items()):
-            raise InvariantError("KV blocks: the index is not what the copies say")
+    def _cached(self, chain: list[int]) -> int:
+        """How many leading blocks of `chain` are cached, or owed."""
+        index, position, end = self._index, 0, len(chain)
+        while position < end and (run := index.get(chain[position])) is not None:
+            position += _shared(run.keys, chain, position)
+        return position
 
-    def _copies(self, chain: Sequence[int]) -> list[int]:
-        """The copies that answer for the cached prefix of `chain`."""
-        cached = self._cached
-        return [cached[key] for key in chain[: self.cached(chain)]]
+    def _runs(self, chain: Sequence[int]) -> list[Run]:
+        """The runs that make up the cached prefix of `chain`, no more and no less."""
+        self.settle()
+        chain = chain if isinstance(chain, list) else list(chain)
+        index, position, end, runs = self._index, 0, len(chain), []
+        while position < end and (run := index.get(chain[position])) is not None:
+            shared = _shared(run.keys, chain, position)
+            if shared < len(run.keys):
+                run = self._split(run, shared)
+            runs.append(run)
+            position += shared
+        return runs
 
-    def _answer(self, copies: Sequence[int], keys: Sequence[int]) -> Sequence[int]:
-        """`copies` of `keys` are there now. Returns the keys that had none before."""
-        cached, distinct = self._cached, set(keys)
-        if len(distinct) == len(keys) and cached.keys().isdisjoint(distinct):
-            cached.update(zip(keys, copies, strict=True))
-            return keys
-        fresh = []
-        for copy, key in zip(copies, keys, strict=True):
-            if cached.setdefault(key, copy) == copy:
-                fresh.append(key)
-            else:
-                self._others.setdefault(key, []).append(copy)
-        return fresh
+    def _split(self, run: Run, blocks: int) -> Run:
+        """The first so many blocks of `run`, as a run of their own. One that is free leaves the rest in its place in the free
+        list, and is to be taken out of there or put anew."""
+        head, tail = run.keys[:blocks], run.keys[blocks:]
+        if run.users:
+            run.keys = head
+            rest = Run(tail, run.users)
+            rest.rest, run.rest = run.rest, rest
+            self._index[tail[0]] = rest
+            return run
+        run.keys = tail
+        self._index[tail[0]] = run
+        first = self._index[head[0]] = Run(head, 0)
+        return first
 
-    def _forget(self, copy: int) -> None:
-        """`copy` has left the free list and loses its content."""
-        key = self._content.pop(copy)
+    def _let_go(self, lock: BlockLock, buried: int) -> None:
+        self.settle()  # what was taken before is not taken from what is let go now
+        self._locks.remove(lock)
+        if lock.plain:
+            self._blank(lock.plain)
+        if buried:
+            self._idle[Blank(buried)] = None
+        free = lock.plain + buried
+        for run in reversed(_parts(lock)):
+            run.users -= 1
+            if not run.users:
+                run.rest = None
+                self._idle[run] = None
+                self._held -= len(run.keys)
+                free += len(run.keys)
+        self._free += free
+
+    def _shorten(self, run: Run, blocks: int) -> int:
+        """`run`, which is free, loses so many blocks from its end, or all. Returns how many."""
+        keys, index = run.keys, self._index
+        left = max(0, len(keys) - blocks)
+        gone = keys[left:]
+        gone.reverse()
+        answers = index.get(keys[0]) is run
+        if left:
+            del keys[left:]
+        else:
+            del self._idle[run]
+            if answers:
+                del index[keys[0]]
+        if answers:
+            self._forget([key for key in gone if not self._promote(key)] if self._others else gone)
+        else:
+            self._drop_copy(keys[0], run)
+        return len(gone)
+
+    def _forget(self, keys: list[int]) -> None:
+        if self._keys is not None:
+            self._keys.difference_update(keys)
+        self._watchers.evicted(keys)
+
+    def _promote(self, key: int) -> bool:
+        """Another copy of `key`, if there is one, answers for it from now on."""
         others = self._others.get(key)
         if others is None:
-            del self._cached[key]
-            self._watchers.evicted((key,))
-            return
-        if self._cached[key] == copy:
-            self._cached[key] = others.pop(0)
-        else:
-            others.remove(copy)
+            return False
+        self._index[key] = others[0]
+        self._drop_copy(key, others[0])
+        return True
+
+    def _drop_copy(self, key: int, run: Run) -> None:
+        """`run` is no further copy of `key` any more."""
+        others = self._others[key]
+        others.remove(run)
         if not others:
             del self._others[key]
 
-    def _blank(self, blocks: int, *, last: bool = False) -> None:
-        """So many blocks join the free list whose content nobody knows."""
-        self._serial += 1
-        self._idle[-self._serial] = blocks
-        self._idle.move_to_end(-self._serial, last=last)
+    def _blank(self, blocks: int) -> None:
+        """So many blocks that say nothing are the next to go."""
+        first = next(iter(self._idle), None)
+        if isinstance(first, Blank):
+            first.blocks += blocks
+            return
+        blank = Blank(blocks)
+        self._idle[blank] = None
+        self._idle.move_to_end(blank, last=False)
+
+
+def _shared(keys: list[int], chain: list[int], position: int) -> int:
+    """How many of `keys`, of which the first does, stand in `chain` from `position` on."""
+    here = chain[position : position + len(keys)]
+    if here == keys:
+        return len(keys)
+    if here == keys[: len(here)]:
+        return len(here)
+    return next(place for place, (one, other) in enumerate(zip(keys, here, strict=False)) if one != other)
+
+
+def _parts(lock: BlockLock) -> list[Run]:
+    """The runs that a lock holds, first block first, as they are by now."""
+    parts: list[Run] = []
+    for run, blocks in lock.runs:
+        part: Run | None = run
+        left = blocks
+        while left and part is not None:
+            parts.append(part)
+            left -= len(part.keys)
+            part = part.rest
+    return parts
