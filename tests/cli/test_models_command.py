@@ -8,8 +8,8 @@ from typing import Any
 
 from maitred.catalogue import model_names
 
-DOCUMENTED = "--model meta-llama/llama-3.1-8b-instruct --num-instances 4 --rate 100 --num-requests 500".split()
-ORDER = "--scheduler priority-fcfs --priority-policy slo-based".split()
+DOCUMENTED = ["--model", "meta-llama/llama-3.1-8b-instruct", "--num-instances", "4", "--rate", "100", "--num-requests", "500"]
+ORDER = ["--scheduler", "priority-fcfs", "--priority-policy", "slo-based"]
 
 
 def test_every_model_has_its_line_with_the_kv_that_fits_beside_it(maitred: Any) -> None:
@@ -30,7 +30,9 @@ def test_an_unknown_model_is_a_mistake_in_one_line(maitred: Any) -> None:
     said = maitred("models", "lama-3.1-8b")
     assert said.code == 2
     assert said.err.startswith("maitred: error: model: unknown model 'lama-3.1-8b' (did you mean 'llama-3.1-8b'?")
-    assert maitred("simulate", *DOCUMENTED, "--hardware", "H10").err.startswith("maitred: error: hardware: unknown hardware 'H10'")
+    assert maitred("simulate", *DOCUMENTED, "--hardware", "H10").err.startswith(
+        "maitred: error: hardware: unknown hardware 'H10'"
+    )
 
 
 def test_the_documented_command_line(maitred: Any, tmp_path: Path) -> None:
