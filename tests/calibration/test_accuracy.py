@@ -22,7 +22,7 @@ FITTED = "RTXPRO6000_Qwen3-32B"
 FIGURES = {  # mean and worst error in %, of TTFT, TPOT and E2E at mean, p50, p90 and p99
     "RTX4090_Llama-3.1-8B": (1.4, 2.5),
     "RTXPRO6000_Llama-3.1-8B": (1.6, 6.0),
-    "RTXPRO6000_Qwen3-30B-A3B-Instruct-2507": (2.9, 7.1),
+    "RTXPRO6000_Qwen3-30B-A3B-Instruct-2507": (1.4, 5.5),
     FITTED: (0.2, 0.6),
 }
 

@@ -84,10 +84,11 @@ def test_it_is_not_for_the_rules_of_blis() -> None:
 
 
 @settings(max_examples=120, deadline=None)
-@given(workloads(), st.sets(st.integers(0, 4000), max_size=5))
-def test_skipping_is_not_seen(workload: Any, looks: set[int]) -> None:
+@given(workloads(), st.sets(st.integers(0, 4000), max_size=5), st.sampled_from(["fcfs", "sjf", "hrrn", "aged-sjf", "vtc"]))
+def test_skipping_is_not_seen(workload: Any, looks: set[int], scheduler: str) -> None:
     config, jobs, aborts = workload
-    skipping = drive(InstanceConfig(**config, async_scheduling=True), jobs, aborts, looks)
+    config |= {"scheduler": scheduler, "async_scheduling": True}
+    skipping = drive(InstanceConfig(**config), jobs, aborts, looks)
 
-    assert skipping == drive(InstanceConfig(**config, async_scheduling=True, step_by_step=True), jobs, aborts, set())
+    assert skipping == drive(InstanceConfig(**config, step_by_step=True), jobs, aborts, set())
     assert sorted(number for _, kind, number, _ in skipping if kind > 1) == list(range(len(jobs)))

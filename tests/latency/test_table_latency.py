@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,6 +80,15 @@ def test_the_slowest_of_two_ranks_counts_and_what_all_do() -> None:
     assert time(BatchShape(2, 200, 60, (ChunkShape(60, 0, 60),))) == 610 + 310
 
 
+def test_the_slowest_rank_has_more_context_than_the_mean() -> None:
+    """Two ranks of four sequences: the larger of two normal numbers is 0.589 deviations above the mean, so with lengths that
+    deviate by half their mean, the larger sum of four is 1 + 0.589 · 0.5 / √4 = 1.147 times the mean."""
+    table = StepTable(decode=DECODE, data_parallel_size=2, uneven=0.5)
+
+    assert model(table).step_time(decode(8, 8 * 150)) == int(40 + 60 * (150 * 1.1473 - 100) / 100)
+    assert model(msgspec.structs.replace(table, uneven=0.0)).step_time(decode(8, 8 * 150)) == 70
+
+
 @given(
     us=st.lists(st.floats(0, 5_000), min_size=6, max_size=6),
     decodes=st.integers(1, 40),
@@ -88,7 +98,10 @@ def test_the_slowest_of_two_ranks_counts_and_what_all_do() -> None:
 )
 def test_a_run_takes_what_its_steps_take(us: list[float], decodes: int, each: int, steps: int, ranks: int) -> None:
     table = StepTable(
-        tokens=((0.0, 0.3), (9.0, 77.7)), decode=Grid(((1.0, 16.0), (16.0, 100.5, 700.0)), tuple(us)), data_parallel_size=ranks
+        tokens=((0.0, 0.3), (9.0, 77.7)),
+        decode=Grid(((1.0, 16.0), (16.0, 100.5, 700.0)), tuple(us)),
+        data_parallel_size=ranks,
+        uneven=0.5,
     )
     timing, context = model(table), decodes * each
     singly = [timing.step_time(decode(decodes, context + decodes * j)) for j in range(steps)]
@@ -108,6 +121,7 @@ def test_a_run_takes_what_its_steps_take(us: list[float], decodes: int, each: in
         ({"sequences": ((0.0, float("nan")),)}, "at least 0"),
         ({"decode": MIXED}, "decode has 2 axes"),
         ({"data_parallel_size": 0}, "data_parallel_size"),
+        ({"uneven": -1.0}, "uneven must be from 0"),
     ],
 )
 def test_tables_that_cannot_be(wrong: dict[str, Any], said: str) -> None:

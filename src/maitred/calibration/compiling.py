@@ -4,8 +4,8 @@
 
 A step of up to `graph_limit` tokens runs in a CUDA graph, which has the next of a few sizes; above, matrix products come in
 tiles, so that a step costs what the next measured number of tokens costs. Attention of decode-only steps is corrected for
-unequal lengths, with the spread that such batches have (`LONGEST`, `SHORTEST`): a property of the workload, as simulated
-batches of the runs in docs/accuracy.md have it; no measured time is in it.
+unequal lengths, with the spread that such batches have (`LONGEST`, `SHORTEST`, `UNEVEN`): properties of the workload, as
+simulated batches of the runs in docs/accuracy.md have them; no measured time is in them.
 
 Communication is a ring over links of a bandwidth and a latency: tensor parallelism reduces the activations twice a layer, data
 parallelism with shared experts gathers the tokens of all ranks and scatters the sums, each once a layer.
@@ -24,6 +24,8 @@ from maitred.instance.latency.table import Curve, Grid, StepTable, on_curve
 
 LONGEST, SHORTEST = 3.0, 0.4
 """Context of the longest and of the shortest sequence of a decoding batch, by the mean."""
+UNEVEN = 0.5
+"""Standard deviation of these contexts, by the mean."""
 STEP_OVERHEAD_US = 4731.0
 """Of a step outside CUDA graphs, whose kernels the CPU launches one by one. The one constant fitted to a timeline, that of
 Qwen3-32B on RTX PRO 6000 (mean latency); frozen for all others."""
@@ -68,6 +70,7 @@ def compiled(profile: LayerProfile, on: Serving, *, overhead_us: float = STEP_OV
             decode=_decode(profile, on.layers),
             mixed=_mixed(profile, on.layers),
             data_parallel_size=on.data_parallel_size,
+            uneven=UNEVEN,
             source=source,
         )
     except ValueError as error:

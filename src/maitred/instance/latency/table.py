@@ -9,7 +9,8 @@ A step is made of what depends on its tokens, on its sequences, and on what they
 Curves and grids are linear between their points, constant before the first and straight on after the last. Several chunks
 count as one that attends to as many pairs of tokens: s = max(0, Σ t·(start + t/2) / P - P/2). What all ranks of an engine with
 data parallelism do is `all_tokens`; for the rest the slowest rank counts, where sequences are spread evenly and each chunk goes
-to the rank that has the fewest tokens so far.
+to the rank that has the fewest tokens so far. As many sequences have not as much context on every rank: without prefill the
+slowest one has what the largest of R sums of N/R independent lengths is expected to be, 1 + z(R)·uneven/√(N/R) times the mean.
 
 Between two points a decode-only step is affine in the context, so that a run of them is summed exactly (`affine`).
 """
@@ -20,7 +21,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from math import isfinite, prod
+from math import isfinite, prod, sqrt
+from statistics import NormalDist
 from typing import TypeAlias
 
 import msgspec
@@ -32,6 +34,7 @@ from maitred.instance.latency.along_lines import ByContext
 
 _ONE = 1 << SHIFT
 _FIRST = 1e12
+_MOST_UNEVEN = 100.0
 
 Curve: TypeAlias = tuple[tuple[float, float], ...]
 """Points (tokens or sequences, µs), in increasing order."""
@@ -90,6 +93,8 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """By tokens of prefill, tokens before them, sequences that decode, and context per sequence of these."""
     data_parallel_size: int = 1
     """Ranks among which the sequences of an instance are spread."""
+    uneven: float = 0.0
+    """Standard deviation of the context of decoding sequences, by its mean; it matters between ranks."""
     source: str = ""
     """Where the measurements are from."""
 
@@ -101,6 +106,8 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError(f"decode has 2 axes and mixed 4, not {len(self.decode.axes)} and {len(self.mixed.axes)}")
         if self.data_parallel_size < 1:
             raise ValueError(f"data_parallel_size must be at least 1, not {self.data_parallel_size}")
+        if not 0 <= self.uneven <= _MOST_UNEVEN:
+            raise ValueError(f"uneven must be from 0 to {_MOST_UNEVEN:g}, not {self.uneven}")
 
 
 class TableLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="model", tag="table"):
@@ -127,6 +134,7 @@ class _Table(ByContext):
     def __init__(self, table: StepTable, scale: float) -> None:
         super().__init__(Overheads())
         self._table, self._scale, self._ranks = table, scale, table.data_parallel_size
+        self._uneven = table.uneven * _largest_of(self._ranks)
 
     def stretches(self, decodes: int) -> Envelope:
         table, rank = self._table, -(-decodes // self._ranks)
@@ -135,7 +143,8 @@ class _Table(ByContext):
         for context in table.decode.axes[1]:
             highest = max(highest, round((rest + table.decode.at(rank, context)) * self._scale * _ONE))
             times.append(highest)
-        return _through([round(context * decodes) for context in table.decode.axes[1]], times)
+        mean = decodes / (1 + self._uneven / sqrt(rank))
+        return _through([round(context * mean) for context in table.decode.axes[1]], times)
 
     def mixed(self, batch: BatchShape) -> float:
         if self._ranks == 1:
@@ -170,6 +179,11 @@ def _compiled(table: StepTable, scale: float) -> LatencyModel:
     return _Table(table, scale)
 
 
+def _largest_of(ranks: int) -> float:
+    """What the largest of so many standard normal numbers is expected to be (Blom)."""
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
+
+
 def _through(contexts: list[int], times: list[int]) -> Envelope:
     """The straight stretches through points whose times (in units of 2^-48 µs) never decrease."""
     stretches = [Stretch(times[0], 0, contexts[0])] if contexts[0] else []
@@ -177,9 +191,15 @@ def _through(contexts: list[int], times: list[int]) -> Envelope:
     for (start, time), (end, later) in pairwise(zip(contexts, times, strict=True)):
         if end == start:
             continue
-        slope = (later - time) // (end - start)
+        slope = _slope(later - time, end - start)
         stretches.append(Stretch(time - slope * start, slope, end))
     return (*stretches, Stretch(times[-1] - slope * contexts[-1], slope, None))
+
+
+def _slope(rise: int, run: int) -> int:
+    """Rounded up, so that a whole µs is not missed by a hair; unless that would end above where the next stretch begins."""
+    slope = -(-rise // run)
+    return slope if slope * (run - 1) <= rise else rise // run
 
 
 def place_on(axis: Sequence[float], x: float) -> tuple[int, float]:
