@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 
 from maitred.request import PriorityClass
-from maitred.sim import Outcome, Results
+from maitred.sim import InstanceTotals, Outcome, Results, Samples
+from maitred.sketch import Sketch
 
 NEVER = -1
 INTERACTIVE, BULK = PriorityClass.INTERACTIVE, PriorityClass.BULK
@@ -39,6 +41,45 @@ def results_of(rows: tuple[Row, ...], end: int) -> Results:
     columns = zip(*rows, strict=True) if rows else ((),) * len(COLUMNS)
     said = {name: np.array(list(column), dtype=np.int64) for name, column in zip(COLUMNS, columns, strict=True)}
     return Results(end=end, **said, **{name: np.full(len(rows), value) for name, value in NOT_SAID.items()})
+
+
+def gaps_of(*values: int) -> Sketch:
+    sketch = Sketch()
+    for value in values:
+        sketch.add(value)
+    return sketch
+
+
+@pytest.fixture
+def told() -> Results:
+    """The five, with all that may be said of them: two tenants and one request without, SLO classes that two of three bulk
+    requests name, and instances that were busy for 1.5 s and 0.5 s of the two."""
+    totals = [
+        InstanceTotals(
+            steps=steps, busy=busy, preemptions=0, requests=2, prompt_tokens=40, cached_tokens=22, output_tokens=16, gaps=gaps
+        )
+        for steps, busy, gaps in ((30, 1_500_000, gaps_of(100_000, 100_000)), (10, 500_000, gaps_of(300_000)))
+    ]
+    samples = Samples(
+        at=np.array([0, 1_000_000, 2_000_000]),
+        waiting=np.array([[0, 0], [2, 4], [0, 0]], dtype=np.int32),
+        running=np.array([[0, 0], [1, 1], [0, 1]], dtype=np.int32),
+        blocks_used=np.array([[0, 0], [50, 100], [0, 10]], dtype=np.int32),
+        total_blocks=100,
+        in_front=np.array([0, 3, 0], dtype=np.int32),
+    )
+    return msgspec.structs.replace(
+        results_of(FIVE, 2_000_000),
+        tenant=np.array([1, 1, 2, 2, 0]),
+        tenants=("", "acme", "globex"),
+        model=np.array([1, 1, 1, 1, 1]),
+        models=("", "llama"),
+        slo_class=np.array([0, 0, 1, 2, 0]),
+        slo_classes=("", "batch", "sheddable"),
+        wasted_tokens=np.array([0, 0, 12, 0, 6]),
+        instances=tuple(totals),
+        samples=samples,
+    )
 
 
 @pytest.fixture

@@ -76,7 +76,8 @@ def draw(results: Results, slo: Slo) -> Figure:
     rows = max(ceil(len(panels) / _COLUMNS), 1)
     width, height = _PANEL_INCHES
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_COLUMNS * width, rows * height), layout="constrained")
+        figure = Figure(figsize=(_COLUMNS * width, rows * height))
+        figure.subplots_adjust(left=0.055, right=0.985, bottom=0.18 / rows, top=1 - 0.12 / rows, wspace=0.25, hspace=0.45)
         for axes, panel in zip(figure.subplots(rows, _COLUMNS, squeeze=False).flat, panels, strict=False):
             _draw(axes, panel)
         for axes in figure.axes[len(panels) :]:

@@ -15,13 +15,15 @@ from maitred.report.breakdown import By, groups
 from maitred.report.slo import Slo
 from maitred.report.wording import number
 from maitred.sim import Outcome, Results
-from maitred.units import MILLISECOND
+from maitred.units import MILLISECOND, Micros
 
 Floats: TypeAlias = NDArray[np.float64]
 
 _RANKS = np.concatenate([np.linspace(0, 0.9, 110), np.linspace(0.9, 0.99, 30)[1:], np.linspace(0.99, 1, 22)[1:]])
 """At which the curve of a distribution is drawn: closely where the tail is."""
 _ALL = "all"
+_NEAR = 4
+"""A target further off than so many times the largest value is not shown: there would be nothing else to see."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -71,7 +73,7 @@ def latencies(results: Results, slo: Slo) -> list[Panel]:
                     curves=curves,
                     log_x=True,
                     shares=True,
-                    target=None if target is None else target / MILLISECOND,
+                    target=_near(target, curves),
                 )
             )
     return panels
@@ -93,6 +95,13 @@ def _e2e(results: Results) -> Floats:
 
 def _distribution(label: str, values: Floats) -> Curve:
     return Curve(label=label, x=np.quantile(values, _RANKS), y=_RANKS)
+
+
+def _near(target: Micros | None, curves: tuple[Curve, ...]) -> float | None:
+    """In ms."""
+    if target is None or target / MILLISECOND > _NEAR * max(float(curve.x[-1]) for curve in curves):
+        return None
+    return max(target / MILLISECOND, 1 / MILLISECOND)
 
 
 def _in_words(curve: Curve) -> str:

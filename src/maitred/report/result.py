@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maitred.admission import AdmissionConfig
+from maitred.catalogue import resolved
 from maitred.decisions import DecisionLog
 from maitred.instance import InstanceConfig
 from maitred.report import frame
@@ -120,7 +121,7 @@ def simulate(
         horizon=horizon,
         sections={
             "cluster": cluster or ClusterConfig(),
-            "instance": instance or InstanceConfig(),
+            "instance": resolved(instance or InstanceConfig()),
             "routing": routing or RoutingConfig(),
             "admission": admission or AdmissionConfig(mode="off"),
         },

@@ -82,20 +82,23 @@ def _per(flags: Flags) -> By:
     if flags.per is None:
         return By.CLASS
     if flags.per not in [*By]:
-        raise ConfigError(f"there is no breakdown {flags.per!r}", where="--per", hint=nearest(flags.per, By))
+        raise ConfigError(
+            f"there is no breakdown {flags.per!r}", where="--per", hint=nearest(flags.per, [by.value for by in By])
+        )
     return By(flags.per)
 
 
 def _setup(flags: Flags, config: Config, last: Micros | None) -> Setup:
+    from maitred.catalogue import resolved
     from maitred.report import Setup
 
-    names = ("cluster", "instance", "routing", "admission")
+    sections = {name: getattr(config, name) for name in ("cluster", "instance", "routing", "admission")}
     return Setup(
         workload=described(flags),
         command=spelled("simulate", flags),
         seed=flags.run_seed,
         horizon=last,
-        sections={name: getattr(config, name) for name in names},
+        sections={**sections, "instance": resolved(config.instance)},
     )
 
 

@@ -22,8 +22,6 @@ _TICKS = 5
 _COLOURS = 6
 _HEADROOM = 1.06
 _TINY = 1e-3
-_NEAR = 4
-"""A target further off than so many times the largest value is not shown: there would be nothing else to see."""
 
 
 class _Axis(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,8 +71,7 @@ def _x_axis(panel: Panel) -> _Axis:
     if not panel.log_x:
         return _Axis(low=0.0, high=high or 1.0, ticks=neat(0.0, high or 1.0, _TICKS))
     low, high = max(low, _TINY), max(high, 2 * _TINY)
-    if panel.target is not None and panel.target < high * _NEAR:
-        high = max(high, panel.target)
+    high = max(high, panel.target or 0)
     low, high = low / 1.1, max(high * 1.1, low * 2)
     return _Axis(low=low, high=high, ticks=decades(low, high, _TICKS), log=True)
 
@@ -101,7 +98,7 @@ def _grid(x: _Axis, y: _Axis) -> Iterator[str]:
 
 
 def _target(panel: Panel, x: _Axis) -> Iterator[str]:
-    if panel.target is not None and x.low <= panel.target <= x.high:
+    if panel.target is not None:
         yield f'<path class="target" d="M{_px(x.one(panel.target))} 0V{_SIDE}"><title>SLO</title></path>'
 
 

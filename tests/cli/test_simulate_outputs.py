@@ -1,0 +1,164 @@
+"""What `maitred simulate` shows and writes of a run, by its flags."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+RUN = ("simulate", "--rate", 50, "--num-requests", 200, "--class-mix", "interactive:1,bulk:2", "--num-instances", 2)
+TENANTS = ("--tenant-mix", "auth:acme:1,auth:globex:3")
+
+
+def metrics(path: str = "m.json") -> Any:
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def line(text: str, *start: str) -> list[str]:
+    lines = [line.split() for line in text.splitlines()]
+    return next(line for line in lines if tuple(line[: len(start)]) == start)
+
+
+def test_a_page_with_the_command_that_made_it(maitred: Any) -> None:
+    said = maitred(*RUN, "--report", "run.html")
+    assert said.code == 0
+    page = Path("run.html").read_text(encoding="utf-8")
+    assert "200 requests, 50 per second" in page
+    workload = "--rate 50.0 --num-requests 200 --class-mix interactive:1,bulk:2"
+    assert f"maitred simulate {workload} --num-instances 2 --report run.html" in page
+    assert "KV cache" in page
+
+
+def test_a_page_and_a_plot_change_nothing(maitred: Any) -> None:
+    plain = maitred(*RUN, "--results-path", "a.json")
+    shown = maitred(*RUN, "--results-path", "b.json", "--report", "run.html", "--plot", "run.svg")
+    assert plain.out == shown.out
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+    first = Path("run.html").read_bytes(), Path("run.svg").read_bytes()
+    maitred(*RUN, "--results-path", "b.json", "--report", "run.html", "--plot", "run.svg")
+    assert first == (Path("run.html").read_bytes(), Path("run.svg").read_bytes())
+
+
+def test_requests_as_parquet_or_csv_are_all_requests(maitred: Any) -> None:
+    for name, read in (("r.parquet", pl.read_parquet), ("r.csv", pl.read_csv)):
+        maitred(*RUN, *TENANTS, "--results-path", name, "--horizon-secs", 2)
+        frame = read(name)
+        assert set(frame["outcome"].cast(pl.String)) == {"completed", "unfinished"}
+        assert set(frame["tenant"].cast(pl.String)) == {"auth:acme", "auth:globex"}
+
+
+@pytest.mark.parametrize(
+    ("per", "groups"),
+    [("tenant", {"auth:acme", "auth:globex"}), ("instance", {"0", "1"}), ("class", {"interactive", "bulk"})],
+)
+def test_the_table_is_broken_down_as_one_likes(maitred: Any, per: str, groups: set[str]) -> None:
+    said = maitred(*RUN, *TENANTS, "--per", per)
+    words = set(said.out.split())
+    assert groups <= words
+    assert max(map(len, said.out.splitlines())) <= 80
+    others = {"auth:acme", "auth:globex", "interactive"} - groups
+    assert not others & words
+
+
+def test_all_breakdowns_are_in_the_metrics(maitred: Any) -> None:
+    maitred(*RUN, *TENANTS, "--metrics-path", "m.json")
+    figures = metrics()
+    assert sum(group["injected_requests"] for group in figures["per_tenant"].values()) == 200
+    assert set(figures["per_instance"]) == {"0", "1"}
+    assert 0 < figures["per_instance"]["0"]["utilisation"] < 1
+    assert figures["per_instance"]["0"]["itl_p99_ms"] > 0
+    assert 0.5 < figures["fairness_jain_index"] < 1
+
+
+def test_a_summary_alone_says_the_same_and_percentiles_nearly(maitred: Any) -> None:
+    exact = maitred(*RUN, *TENANTS, "--metrics-path", "m.json")
+    nearly = maitred(*RUN, *TENANTS, "--metrics-path", "n.json", "--summary-only")
+    assert line(exact.out, "output", "tokens/s") == line(nearly.out, "output", "tokens/s")
+    assert metrics("m.json").keys() == metrics("n.json").keys()
+    for name, value in metrics("m.json")["per_tenant"]["auth:acme"].items():
+        assert metrics("n.json")["per_tenant"]["auth:acme"][name] == pytest.approx(value, rel=0.0101), name
+
+
+def test_targets_of_classes_as_blis_writes_them(maitred: Any) -> None:
+    def met(*flags: str) -> float:
+        maitred(*RUN, "--metrics-path", "m.json", *flags)
+        return float(metrics()["slo_attainment"])
+
+    maitred(*RUN, "--metrics-path", "m.json")
+    chats = metrics()["per_class"]["interactive"]["injected_requests"] / 200
+    assert met("--slo-ttft", "interactive=1us,bulk=3600s") == pytest.approx(1 - chats)
+    assert met("--slo-ttft-ms", "0.001", "--slo-ttft", "interactive=100s") == pytest.approx(chats)
+    assert met("--slo-e2e", "interactive=1e2s,bulk=1us") == pytest.approx(chats)
+    assert metrics()["slo"]["classes"]["interactive"] == {"ttft_ms": None, "tpot_ms": None, "e2e_ms": 100_000}
+    assert met("--slo-itl", "interactive=1ms") < 1
+
+
+def test_a_class_that_nobody_is_of_is_a_warning(maitred: Any) -> None:
+    said = maitred(*RUN, "--slo-ttft", "interactiv=1s")
+    assert said.code == 0
+    assert "maitred: warning: there is an SLO for the class 'interactiv', and no request of it\n" in said.err
+
+
+def test_thrashing_is_a_warning(maitred: Any) -> None:
+    lengths = ("--input-tokens", 400, "--output-tokens", 300, "--total-kv-blocks", 100)
+    said = maitred("simulate", "--rate", 50, "--num-requests", 60, *lengths)
+    assert "maitred: warning: KV thrashing: " in said.err
+    assert "wasted tokens" in said.out
+    assert "KV thrashing" not in maitred(*RUN).err
+
+
+def test_a_horizon_in_micros_as_blis_has_it(maitred: Any) -> None:
+    maitred(*RUN, "--horizon", 1_500_000, "--metrics-path", "m.json")
+    assert metrics()["simulated_duration_s"] == 1.5
+    said = maitred(*RUN, "--horizon", 60)
+    assert "warning: --horizon is in µs, as in BLIS: the run ends after 6e-05 s (--horizon-secs takes seconds)\n" in said.err
+
+
+MISTAKES = [
+    (["--per", "tenants"], "--per: there is no breakdown 'tenants' (did you mean 'tenant'?)"),
+    (["--plot", "p.gif"], "--plot: p.gif says no kind of picture that can be drawn"),
+    (["--plot", "p"], "--plot: p says no kind of picture that can be drawn (end it in .png, .svg, .pdf)"),
+    (["--report", "no/r.html"], "--report: there is no directory no (create it first)"),
+    (["--report", "a", "--metrics-path", "a"], "--report: a is already what --metrics-path writes to (name another file)"),
+    (["--summary-only", "--report", "r.html"], "--report does not go with --summary-only (it keeps no requests"),
+    (["--summary-only", "--results-path", "r.json"], "--results-path does not go with --summary-only"),
+    (["--summary-only", "--plot", "p.png"], "--plot does not go with --summary-only"),
+    (["--slo-ttft", "100ms"], "--slo-ttft: cannot read '100ms' (write it as critical=100ms,standard=2s)"),
+    (["--slo-itl", "critical=100"], "--slo-itl: cannot read 'critical=100' (write it as"),
+    (["--slo-e2e", "critical=1s,,"], "--slo-e2e: cannot read ''"),
+    (["--slo-e2e", "critical=1.2.3s"], "--slo-e2e: cannot read 'critical=1.2.3s'"),
+    (["--slo-e2e", "critical=1e999s"], "--slo-e2e: cannot read 'critical=1e999s'"),
+    (["--slo-e2e", "critical=0s"], "--slo-e2e: cannot read 'critical=0s'"),
+    (["--horizon", "0"], "--horizon: 0 µs cannot be used (1 or more)"),
+    (["--horizon", "1000000", "--horizon-secs", "1"], "--horizon and --horizon-secs are two names for one thing (give one"),
+]
+
+
+@pytest.mark.parametrize(("flags", "what"), MISTAKES, ids=[" ".join(flags) for flags, _ in MISTAKES])
+def test_a_mistake_is_one_line_and_leaves_no_file(maitred: Any, flags: list[str], what: str) -> None:
+    said = maitred(*RUN, *flags)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("maitred: error: ")
+    assert said.err.count("\n") == 1
+    assert what in said.err
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("library", "flags", "extra"),
+    [("polars", ("--results-path", "r.parquet"), "frames"), ("matplotlib", ("--plot", "p.png"), "plots")],
+)
+def test_a_library_that_is_missing_is_one_line(
+    maitred: Any, monkeypatch: pytest.MonkeyPatch, library: str, flags: tuple[str, str], extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    said = maitred(*RUN, *flags)
+    assert said.code == 2
+    assert said.err == (
+        f"maitred: error: {flags[0]}: needs {library}, which is not installed (pip install 'maitred[{extra}]')\n"
+    )
+    assert list(Path().iterdir()) == []

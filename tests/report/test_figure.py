@@ -1,0 +1,59 @@
+"""The charts as pictures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from maitred.errors import ConfigError
+from maitred.report import Slo, require_plots, write_plot
+from maitred.report.figure import draw
+from maitred.sim import Results
+
+
+def written(results: Results, name: str) -> bytes:
+    parts: list[bytes] = []
+    write_plot(results, Slo(ttft=200_000), Path(name), parts.append)
+    return b"".join(parts)
+
+
+def test_all_panels_are_drawn_and_the_target(told: Results) -> None:
+    shown = [axes for axes in draw(told, Slo(ttft=200_000)).axes if axes.get_visible()]
+    assert [axes.get_title(loc="left").split(",")[0] for axes in shown] == [
+        "TTFT", "TPOT", "E2E", "Requests", "Output", "Prefix cache hits", "Waiting", "Running batch", "KV cache",
+    ]  # fmt: skip
+    assert [line.get_label() for line in shown[0].lines] == ["interactive", "bulk", "SLO"]
+    assert shown[0].get_xscale() == "log"
+
+
+@pytest.mark.parametrize(("name", "begins"), [("p.png", b"\x89PNG"), ("p.svg", b"<?xml"), ("p.PDF", b"%PDF")])
+def test_the_name_says_the_kind_and_the_same_run_gives_the_same_bytes(told: Results, name: str, begins: bytes) -> None:
+    first = written(told, name)
+    assert first.startswith(begins)
+    assert first == written(told, name)
+
+
+def test_a_run_without_requests(none: Results) -> None:
+    assert written(none, "p.svg")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("p.pngg", r"--plot: p.pngg says no kind of picture that can be drawn \(did you mean 'png'\?\)"),
+        ("p", r"--plot: p says no kind of picture that can be drawn \(end it in .png, .svg, .pdf\)"),
+    ],
+)
+def test_other_kinds_are_refused(name: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        require_plots(Path(name), where="--plot")
+
+
+def test_without_matplotlib_one_line_says_what_to_install(told: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"a plot: needs matplotlib, .* \(pip install 'maitred\[plots\]'\)"):
+        draw(told, Slo())
+    with pytest.raises(ConfigError, match="--plot: needs matplotlib"):
+        require_plots(Path("p.png"), where="--plot")
