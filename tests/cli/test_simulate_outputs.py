@@ -111,6 +111,14 @@ def test_thrashing_is_a_warning(maitred: Any) -> None:
     assert "KV thrashing" not in maitred(*RUN).err
 
 
+def test_what_blis_called_its_flags_before(maitred: Any) -> None:
+    flags = ("--max-num-running-reqs", 7, "--max-num-scheduled-tokens", 300, "--preemption-policy", "priority")
+    assert maitred(*RUN, *flags, "--report", "run.html").code == 0
+    page = Path("run.html").read_text(encoding="utf-8")
+    for said in ("max_num_seqs: 7", "max_num_batched_tokens: 300", "preemption_policy: priority"):
+        assert f"<b>  {said}</b>" in page
+
+
 def test_a_horizon_in_micros_as_blis_has_it(maitred: Any) -> None:
     maitred(*RUN, "--horizon", 1_500_000, "--metrics-path", "m.json")
     assert metrics()["simulated_duration_s"] == 1.5

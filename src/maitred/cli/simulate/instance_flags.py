@@ -45,9 +45,23 @@ class InstanceFlags:
     radix_eviction_policy: Annotated[
         str | None, flag(_INSTANCE, "--radix-eviction-policy", "Which leaf of a radix tree goes first.", "NAME")
     ] = None
-    max_num_seqs: Annotated[int | None, flag(_INSTANCE, "--max-num-seqs", "Most requests in the running batch.", "N")] = None
+    preemption_policy: Annotated[
+        str | None,
+        flag(_INSTANCE, "--preemption-policy", "Who gives way when KV runs out: fcfs (the last admitted), priority.", "NAME"),
+    ] = None
+    max_num_seqs: Annotated[
+        int | None,
+        flag(_INSTANCE, "--max-num-seqs", "Most requests in the running batch.", "N", alias="--max-num-running-reqs"),
+    ] = None
     max_num_batched_tokens: Annotated[
-        int | None, flag(_INSTANCE, "--max-num-batched-tokens", "Token budget of a step.", "TOKENS")
+        int | None,
+        flag(
+            _INSTANCE,
+            "--max-num-batched-tokens",
+            "Token budget of a step.",
+            "TOKENS",
+            alias="--max-num-scheduled-tokens",
+        ),
     ] = None
     long_prefill_token_threshold: Annotated[
         int | None,
@@ -79,6 +93,7 @@ KEYS: Final[Mapping[str, str]] = {
     "enable_prefix_caching": "instance.enable_prefix_caching",
     "prefix_cache": "instance.prefix_cache",
     "radix_eviction_policy": "instance.radix_eviction_policy",
+    "preemption_policy": "instance.preemption_policy",
     "max_num_seqs": "instance.max_num_seqs",
     "max_num_batched_tokens": "instance.max_num_batched_tokens",
     "long_prefill_token_threshold": "instance.long_prefill_token_threshold",
