@@ -165,7 +165,8 @@ def test_skipping_changes_nothing(seed: int, pools: tuple[int, int], decider: st
     rng = Random(seed)
     jobs = []
     for i in range(40):
-        begins = tuple(hash((int(rng.random() * 3), block)) for block in range(int(rng.random() * 4)))
+        family = int(rng.random() * 3)
+        begins = tuple(hash((family, block)) for block in range(int(rng.random() * 4)))
         fields = {"prefix": Says(begins), "deadline": None if rng.random() < 0.8 else i * 130 + 2000}
         jobs.append(job(i, i * 130, 16 * len(begins) + 1 + int(rng.random() * 60), 1 + int(rng.random() * 40), **fields))
 

@@ -201,10 +201,10 @@ class ByAll(Router):
 def test_skipping_shows_the_same(seed: int, refresh: float, delay: float) -> None:
     def run(step_by_step: bool) -> Results:
         rng = Random(seed)
-        jobs = [
-            saying(i, at * 97 // 2, *(hash((int(rng.random() * 3), block)) for block in range(int(1 + rng.random() * 4))))
-            for i, at in enumerate(range(40))
-        ]
+        jobs = []
+        for i in range(40):
+            family = int(rng.random() * 3)
+            jobs.append(saying(i, i * 97 // 2, *(hash((family, block)) for block in range(int(1 + rng.random() * 4)))))
         jobs = [msgspec.structs.replace(j, output_tokens=1 + (j.request.id * 7) % 60) for j in jobs]
         config = msgspec.structs.replace(CACHED, total_kv_blocks=30, max_num_seqs=4, step_by_step=step_by_step)
         cluster = ClusterConfig(num_instances=3, snapshot_refresh_interval_ms=refresh, cache_signal_delay_ms=delay)

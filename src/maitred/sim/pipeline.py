@@ -361,6 +361,7 @@ class Pipeline:
         decisions = self._core.release(request.id, End.PREEMPTED, now)
         if any(decision.subject == request.id for decision in decisions):
             journey.retries += 1
+            journey.admitted = journey.queued = NEVER
             journey.came = None
         else:
             self._end(journey, Outcome.PREEMPTED, now, None, replica)
