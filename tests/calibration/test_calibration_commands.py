@@ -43,7 +43,7 @@ def test_a_table_lies_beside_its_configuration_and_simulates(maitred: Maitred) -
 
 
 def test_layer_profiles_become_a_table(maitred: Maitred) -> None:
-    code, said, _ = maitred("calibrate", RUN, "--latency-model", "table", "--out", "latency.yaml")
+    code, said, _ = maitred("calibrate", RUN, "--out", "latency.yaml")
 
     assert (code, "300 measurements" in said) == (0, True)
     config = "instance: {max_num_seqs: 128, async_scheduling: true, latency: {model: table, file: latency.table.json}}"
@@ -148,7 +148,8 @@ def test_what_is_wrong_with_a_folder_is_said(maitred: Maitred, tmp_path: Path) -
     assert "run/profile/tp1: there is no profile for 1 GPUs (there is no tpN at all)" in maitred("validate", "run")[2]
     Path("run/meta.json").write_text('{"engine_kwargs": {}, "model_config": {}, "cluster": {}}')
     assert "run/meta.json: not what a meta.json holds: Object missing required field" in maitred("validate", "run")[2]
-    assert "layer profiles make a table" in maitred("calibrate", "run")[2]
+    assert "layer profiles make a table" in maitred("calibrate", "run", "--latency-model", "linear")[2]
+    assert "absent.csv: cannot be read: no such file" in maitred("calibrate", "absent.csv")[2]
 
 
 def test_requests_that_do_not_fit_are_said(maitred: Maitred) -> None:

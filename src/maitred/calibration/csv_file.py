@@ -22,7 +22,7 @@ def rows_of(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> It
                 place = f"{path}:{reader.line_num}"
                 yield [_number(row, name, place) for name in numbers], [row[name] or "" for name in texts]
     except (OSError, EOFError) as error:
-        raise ConfigError(f"cannot be read: {error}", where=str(path)) from error
+        raise _unreadable(path, error) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"no CSV: {error}", where=str(path)) from error
 
@@ -33,7 +33,12 @@ def header_of(path: Path) -> Sequence[str]:
         with _open(path) as lines:
             return next(csv.reader(lines), [])
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"cannot be read: {error}", where=str(path)) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    said = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+    return ConfigError(f"cannot be read: {said}", where=str(path))
 
 
 def _open(path: Path) -> TextIO:

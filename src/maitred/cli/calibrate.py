@@ -30,8 +30,14 @@ def run(
         ),
     ],
     latency_model: Annotated[
-        str, typer.Option("--latency-model", help="What to fit: linear, trained-physics or table.", metavar="NAME")
-    ] = "linear",
+        str | None,
+        typer.Option(
+            "--latency-model",
+            help="What to fit: linear, trained-physics or table. Without it: linear, or table for a folder.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
     model: Annotated[
         str, typer.Option("--model", help="The model that was served, for trained-physics.", metavar="NAME", show_default=False)
     ] = "",
@@ -52,11 +58,10 @@ def run(
     output_tokens, queued_ts, scheduled_ts, first_token_ts and last_token_ts, and is for linear. A folder has meta.json,
     profile/ and requests.csv, and is for table.
     """
-    if latency_model not in _MODELS:
-        raise ConfigError(
-            f"unknown latency model {latency_model!r}", where="--latency-model", hint=nearest(latency_model, _MODELS)
-        )
-    fit = _fit(measured, latency_model, (model, hardware, tensor_parallel_size))
+    name = latency_model or ("table" if measured.is_dir() else "linear")
+    if name not in _MODELS:
+        raise ConfigError(f"unknown latency model {name!r}", where="--latency-model", hint=nearest(name, _MODELS))
+    fit = _fit(measured, name, (model, hardware, tensor_parallel_size))
     for line in _report(fit):
         typer.echo(printable(line))
     if out is not None:
