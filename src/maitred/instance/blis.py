@@ -78,6 +78,9 @@ class BlisInstance(Instance):
         self._part_over(run, begun)
         self._to_come = True
 
+    def _settle_to_boundary(self, now: Micros) -> None:
+        self.settle(now)
+
     def _catch_up(self, now: Micros, *, through: Micros = -1) -> None:
         last = max(now - 1, through)
         while True:
