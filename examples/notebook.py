@@ -53,8 +53,8 @@ for instances in range(1, 7):
 # %% [markdown]
 # ## Or let the chats go first
 #
-# Admission by classes holds bulk work back while there are chats: two instances do for them. The price is said, too: a queue
-# has its limits, and some of the bulk work is turned away.
+# Admission by classes holds bulk work back while there are chats: two instances do for them. The price is said, too: some of
+# the bulk work loses its slot to a chat.
 
 # %%
 classes = maitred.simulate(workload(), maitred.ClusterConfig(num_instances=2, capacity=100), INSTANCE, slo=SLO)

@@ -71,7 +71,7 @@ def test_it_says_what_the_summary_says(told: Results) -> None:
     read = Reader(page_of(told, Slo(ttft=200_000)))
     tiles = dict(zip(read.text["dt"], read.text["dd"], strict=False))
     assert tiles["Within SLO"] == "40.0%"
-    assert tiles["TTFT, 99 % within"] == "788.0 ms"
+    assert tiles["TTFT p99"] == "788.0 ms"
     assert tiles["Completed"] == "3"
     assert tiles["Busy"] == "50.0%"
     assert {"By class", "By SLO class", "By tenant", "By instance"} == set(read.text["caption"])

@@ -54,10 +54,10 @@ def _tile(tile: Tile) -> str:
 def _headlines(summary: Summary) -> Iterator[Tile]:
     total = summary.total
     if summary.slo:
-        yield Tile("Within SLO", share(total.attainment), f"goodput {number(summary.per_second(total.good))} requests/s")
+        yield Tile("Within SLO", share(total.attainment), f"goodput {number(summary.per_second(total.good))}/s")
     for name, spread in (("TTFT", total.ttft), ("TPOT", total.tpot), ("E2E", total.e2e)):
         if spread is not None:
-            yield Tile(f"{name}, 99 % within", _time(spread.p99), f"half within {_time(spread.p50)}")
+            yield Tile(f"{name} p99", _time(spread.p99), f"p50 {_time(spread.p50)}")
     yield Tile("Output", number(summary.per_second(total.output_tokens)), "tokens/s")
     if total.completed < total.arrived:
         yield Tile("Completed", f"{total.completed:,}", f"of {total.arrived:,} requests")
@@ -74,7 +74,7 @@ def _headlines(summary: Summary) -> Iterator[Tile]:
 
 
 def _time(us: float) -> str:
-    return f"{number(us / SECOND)} s" if us >= 10 * SECOND else f"{number(to_ms(us))} ms"
+    return f"{number(us / SECOND)} s" if us >= SECOND else f"{number(to_ms(us))} ms"
 
 
 def breakdowns(summary: Summary) -> str:
