@@ -21,7 +21,7 @@ from typing import Annotated, Final, cast
 import typer
 
 from maitred import __version__
-from maitred.cli import calibrate, check, convert, demo, engine, formats, models, policies, serve, simulate, validate
+from maitred.cli import calibrate, check, compare, convert, demo, engine, formats, models, policies, serve, simulate, validate
 from maitred.cli.printable import printable
 from maitred.errors import MaitredError
 
@@ -35,6 +35,7 @@ app = typer.Typer(name="maitred", add_completion=False, rich_markup_mode="rich",
 app.command("serve")(serve.run)
 app.command("engine")(engine.run)
 app.command("simulate")(simulate.run)
+app.command("compare")(compare.run)
 app.command("demo")(demo.run)
 app.command("convert")(convert.run)
 app.command("formats")(formats.run)

@@ -13,14 +13,14 @@ Nothing here decides anything, and all that is random or wall-clock stays out of
 from __future__ import annotations
 
 from maitred.report.breakdown import By
-from maitred.report.export import write_metrics, write_requests, write_results
+from maitred.report.export import metrics, write_metrics, write_requests, write_results
 from maitred.report.figure import require_plots, write_plot
 from maitred.report.files import OutputFile
 from maitred.report.frame import require_frames
 from maitred.report.page import write_page
 from maitred.report.result import Result, simulate
 from maitred.report.setup import Setup
-from maitred.report.slo import USUAL_SLO, Slo, Targets
+from maitred.report.slo import USUAL_SLO, Slo, Targets, targets_of
 from maitred.report.spread import Spread
 from maitred.report.summary import Engine, Group, Summary, summarise
 from maitred.report.table import print_summary
@@ -39,11 +39,13 @@ __all__ = [
     "Summary",
     "Tally",
     "Targets",
+    "metrics",
     "print_summary",
     "require_frames",
     "require_plots",
     "simulate",
     "summarise",
+    "targets_of",
     "write_metrics",
     "write_page",
     "write_plot",

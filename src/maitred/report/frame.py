@@ -28,10 +28,10 @@ CSV: Final = ".csv"
 def require_frames(path: Path, *, where: str = "") -> None:
     """Raises ConfigError if the name of this file says Parquet or CSV, and polars is not installed."""
     if path.suffix in (PARQUET, CSV):
-        _require_polars(where)
+        require_polars(where)
 
 
-def _require_polars(where: str) -> None:
+def require_polars(where: str) -> None:
     try:
         import polars as pl  # noqa: F401
     except ImportError as error:
@@ -41,7 +41,7 @@ def _require_polars(where: str) -> None:
 
 def to_frame(results: Results) -> pl.DataFrame:
     """Raises ConfigError without polars."""
-    _require_polars("a data frame")
+    require_polars("a data frame")
     import polars as pl
 
     completed = results.outcome == Outcome.COMPLETED

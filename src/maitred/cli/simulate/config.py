@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from maitred.cli import model_flags
 from maitred.cli.simulate import admission_flags, cluster_flags, disaggregation_flags, flow_flags, instance_flags
 from maitred.cli.simulate.flags import Flags
@@ -34,6 +32,7 @@ _FLAG_NAMES = {
 def configured(flags: Flags) -> Config:
     """Raises ConfigError for what cannot be."""
     from maitred.config import Said
+    from maitred.config.simulated import simulated
 
     values: dict[str, object] = {key: getattr(flags, name) for name, key in _KEYS.items()}
     for name, key in _IN_MICROS.items():
@@ -50,9 +49,9 @@ def configured(flags: Flags) -> Config:
         flag_names=_FLAG_NAMES,
     )
     read = said.read()
-    config = read.value()
+    config = simulated(read)
     if not read.says("admission", "mode"):
-        config = _in_the_usual_mode(config, flags)
+        _check_admission_config(config, flags)
     if config.admission.mode != "flow-control":
         flow_flags.needs_flow_control(flags)
     if flags.decision_log is not None and config.admission.admits_everybody:
@@ -76,9 +75,7 @@ def warnings(flags: Flags, config: Config) -> Iterator[str]:
     yield from config.routing.warnings(unknown)
 
 
-def _in_the_usual_mode(config: Config, flags: Flags) -> Config:
-    """Who says nothing of admission wants none; who says how many slots there are wants classes."""
+def _check_admission_config(config: Config, flags: Flags) -> None:
+    """Raises ConfigError where nobody turned admission on, and it would be off without a word."""
     if config.cluster.capacity is None and flags.admission_config is not None and config.admission.refuses_nobody:
         raise ConfigError("without admission it has no effect", where="--admission-config", hint=f"turn it on with {_ON}")
-    mode = "off" if config.cluster.capacity is None else "priority"
-    return replace(config, admission=replace(config.admission, mode=mode))

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import asdict
+
 from maitred.cli.simulate.objective_flags import ObjectiveFlags
 from maitred.errors import ConfigError
 from maitred.units import MILLISECOND, SECOND, Micros, from_ms, from_seconds
@@ -33,12 +35,9 @@ def slo(flags: ObjectiveFlags, workload: Workload | None) -> Slo:
 
 
 def _of_classes(flags: ObjectiveFlags, workload: Workload | None) -> dict[str, Targets]:
-    from maitred.report import Targets
+    from maitred.report import Targets, targets_of
 
-    classes: dict[str, dict[str, Micros | None]] = {}
-    for name, said in {} if workload is None else workload.goodput_slo_targets.items():
-        targets = {"ttft": said.ttft_ms, "tpot": said.itl_ms, "e2e": said.e2e_ms}
-        classes[name] = {target: None if ms is None else from_ms(ms) for target, ms in targets.items()}
+    classes = {name: asdict(targets) for name, targets in targets_of(workload).items()}
     for flag, target, text in (
         ("--slo-ttft", "ttft", flags.slo_ttft),
         ("--slo-itl", "tpot", flags.slo_itl),

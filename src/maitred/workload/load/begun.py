@@ -46,13 +46,15 @@ def described(load: Load) -> str:
 def on_its_own(load: Load, call: Naming) -> Load:
     """The same, for a process in another folder: with its specification in it, and the whole path of its trace.
 
-    Raises ConfigError for files that cannot be read, and for keys that do not go together.
+    Raises ConfigError for files that cannot be read, and for whatever else keeps it from being begun.
     """
     workload = specification(load, call)
     if load.trace is None:
+        jobs_of(load, None, None, workload, call)
         return replace(load, workload_spec=workload, num_requests=None) if workload else load
     prefix, colon, _ = load.trace.partition(":")
     with opened(load, call) as trace:
+        jobs_of(load, None, trace, None, call)
         path = trace.path.resolve()
     if colon and prefix == _SAMPLE:
         return load

@@ -1,0 +1,112 @@
+"""`maitred compare`: configurations on the same workloads, seed by seed."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from maitred.cli.flags import NO_VALUE, command, flag
+from maitred.cli.runs_bar import runs_bar
+from maitred.cli.simulate.objective import horizon, slo
+from maitred.cli.simulate.objective_flags import ObjectiveFlags
+from maitred.cli.simulate.synthetic_flags import SyntheticFlags
+from maitred.cli.simulate.workload import load_of
+from maitred.cli.simulate.workload_flags import WorkloadFlags
+from maitred.cli.unwinding import unwinding
+from maitred.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from maitred.study.candidate import Candidate
+    from maitred.study.compare import Comparison
+
+_STUDY = "The comparison"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareFlags(ObjectiveFlags, SyntheticFlags, WorkloadFlags):
+    """What the user said."""
+
+    configs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Files with the sections cluster, instance, routing, admission: two or more, each compared with the first.",
+            metavar="A.yaml B.yaml ...",
+            show_default=False,
+        ),
+    ] = None
+    seeds: Annotated[int, flag(_STUDY, "--seeds", "So many runs of each, from --seed on. Default: 10.", "N")] = 10
+    metric: Annotated[
+        list[str] | None,
+        flag(_STUDY, "--metric", "A key of --metrics-path, or of a class: interactive.ttft_p99_ms. Repeat it.", "NAME"),
+    ] = None
+    jobs: Annotated[int | None, flag(_STUDY, "--jobs", "Processes. Default: one for each core.", "N")] = None
+    json: Annotated[Path | None, flag(_STUDY, "--json", "The comparison as JSON, every run's figures included.", "FILE")] = None
+    quiet: Annotated[bool | None, flag(_STUDY, "--quiet", "No table, no progress bar.", NO_VALUE)] = None
+
+
+@command(CompareFlags)
+def run(flags: CompareFlags) -> None:
+    """Compare configurations on the same workloads: paired differences, and how sure they are.
+
+    Each seed makes one workload, which all of them serve. The workload is said as with maitred simulate.
+    """
+    with unwinding(), ExitStack() as stack:
+        comparison = _compared(flags, stack)
+    if not flags.quiet:
+        from rich.console import Console
+
+        from maitred.study.compare.table import print_comparison
+
+        print_comparison(comparison, Console())
+
+
+def _compared(flags: CompareFlags, stack: ExitStack) -> Comparison:
+    from maitred.report import OutputFile
+    from maitred.study.compare.run import USUAL_METRICS, compared
+    from maitred.study.terms import FIRST_SEED, seeds_of
+    from maitred.workload.load import as_flag, described, on_its_own, specification
+
+    sides, said = _sides(flags), load_of(flags)
+    targets = slo(flags, specification(said, as_flag))
+    load = on_its_own(said, as_flag)
+    file = stack.enter_context(OutputFile(flags.json, where="--json")) if flags.json else None
+    with nullcontext() if flags.quiet else runs_bar() as progress:
+        comparison = compared(
+            sides,
+            load,
+            seeds_of(flags.seeds, FIRST_SEED if flags.seed is None else flags.seed, where="--seeds"),
+            workload=described(said),
+            metrics=_metrics(flags) or USUAL_METRICS,
+            slo=targets,
+            horizon=horizon(flags),
+            jobs=flags.jobs,
+            progress=progress,
+        )
+    if file:
+        import msgspec
+
+        file.write(msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n")
+    return comparison
+
+
+def _sides(flags: CompareFlags) -> dict[str, Candidate]:
+    from maitred.study.candidate import Candidate
+
+    paths = flags.configs or []
+    if len(paths) < 2:
+        raise ConfigError("there is nothing to compare", hint="maitred compare A.yaml B.yaml --rate 20 --num-requests 1000")
+    sides = {str(path): Candidate.from_yaml(path, env=os.environ) for path in paths}
+    if len(sides) < len(paths):
+        raise ConfigError("one file is given twice", hint="a configuration against itself is no comparison")
+    return sides
+
+
+def _metrics(flags: CompareFlags) -> Sequence[str]:
+    return [name.strip() for said in flags.metric or () for name in said.split(",")]

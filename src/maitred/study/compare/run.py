@@ -1,0 +1,155 @@
+"""`maitred.compare`: two or more candidates, each on the same workloads.
+
+from maitred import Candidate, ClusterConfig, InstanceConfig, Load, compare
+
+fcfs = Candidate(instance=InstanceConfig(scheduler="fcfs"))
+print(compare(fcfs, Candidate(instance=InstanceConfig(scheduler="sjf")), workload=Load(rate=9, num_requests=500)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from maitred.errors import ConfigError
+from maitred.report import USUAL_SLO, Slo, targets_of
+from maitred.report.wording import objective
+from maitred.study.candidate import Candidate
+from maitred.study.compare.comparison import Comparison, letter, pairing
+from maitred.study.metrics import metric
+from maitred.study.residual import latency_identity
+from maitred.study.task import figures_of, work
+from maitred.study.terms import Terms, load_of, seeds_of
+from maitred.study.workers import hired
+from maitred.units import Micros
+from maitred.workload import Workload
+from maitred.workload.load import Load, as_key, described, on_its_own
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Told how many runs are done, and of how many."""
+
+USUAL_METRICS: Final = (
+    "ttft_mean_ms",
+    "ttft_p50_ms",
+    "ttft_p99_ms",
+    "tpot_mean_ms",
+    "tpot_p99_ms",
+    "e2e_mean_ms",
+    "e2e_p99_ms",
+    "goodput_rps",
+    "slo_attainment",
+    "responses_per_sec",
+    "preemption_count",
+    "total_wasted_tokens",
+    "cache_hit_rate",
+)
+
+
+def compare(
+    *candidates: Candidate | str | Path,
+    workload: Load | Workload | str,
+    seeds: int | Sequence[int] = 10,
+    metrics: Sequence[str] = USUAL_METRICS,
+    slo: Slo | None = None,
+    horizon: Micros | None = None,
+    jobs: int | None = 1,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Run every candidate on the same workloads, and compare each with the first.
+
+    A candidate is a `Candidate`, or the path of a configuration file. `workload` is a `Load` or `Workload`, or a trace as the
+    command line names it; a seed drives all that is random in it, and in the runs. `seeds`: so many from 42 on, or these.
+    `metrics`: names of `study.metrics`. `slo` None: what the workload states, else the usual one. `horizon` in µs. `jobs`
+    processes (1: this one; None: one for each core); a script that wants several calls this below `if __name__ ==
+    "__main__"`. The result does not depend on `jobs`.
+
+    Raises ConfigError for what cannot be.
+    """
+    sides = {_name(each, number): _candidate(each) for number, each in enumerate(candidates)}
+    if len(sides) != len(candidates):
+        raise ConfigError("one file is given twice", hint="a candidate against itself is no comparison")
+    load = load_of(workload)
+    return compared(
+        sides,
+        on_its_own(load, as_key),
+        seeds_of(seeds),
+        workload=described(load),
+        metrics=metrics,
+        slo=slo,
+        horizon=horizon,
+        jobs=jobs,
+        progress=progress,
+    )
+
+
+def compared(
+    sides: Mapping[str, Candidate],
+    load: Load,
+    seeds: tuple[int, ...],
+    *,
+    workload: str,
+    metrics: Sequence[str],
+    slo: Slo | None,
+    horizon: Micros | None,
+    jobs: int | None,
+    progress: Progress | None,
+) -> Comparison:
+    """The same of candidates by name. `load` is on its own; `workload` is it in words."""
+    if len(sides) < 2:
+        raise ConfigError("one candidate is no comparison", hint="give two configuration files or more")
+    names = tuple(dict.fromkeys(metrics))
+    for name in names:
+        metric(name, where="--metric")
+    targets = _slo(slo, load)
+    terms = Terms(seeds=seeds, slo=targets, horizon=horizon, metrics=names)
+    tasks = [task for name, side in sides.items() for task in _tasks(terms, name, side, load)]
+    figures = _run(tasks, jobs, progress)
+    by_side = [tuple(figures[start : start + len(seeds)]) for start in range(0, len(tasks), len(seeds))]
+    labels, errors = tuple(sides), [side.instance for side in sides.values()]
+    first = latency_identity(errors[0])
+    return Comparison(
+        names=labels,
+        workload=workload,
+        slo=objective(targets),
+        seeds=seeds,
+        latency_errors=tuple(instance.latency_error for instance in errors),
+        same_residuals=tuple(latency_identity(instance) == first for instance in errors),
+        pairings=tuple(
+            pairing((labels[0], labels[other]), by_side[0], by_side[other], names, seeds[0]) for other in range(1, len(labels))
+        ),
+        figures=tuple(by_side),
+    )
+
+
+def _run(tasks: Sequence[bytes], jobs: int | None, progress: Progress | None) -> list[dict[str, float | None]]:
+    """The figures of every run, in the order of the tasks."""
+    figures: dict[int, dict[str, float | None]] = {}
+    with hired(work, jobs=jobs) as workers:
+        for done in workers.answers(tasks):
+            figures[done.index] = figures_of(done.answer)
+            if progress is not None:
+                progress(len(figures), len(tasks))
+    return [figures[index] for index in range(len(tasks))]
+
+
+def _tasks(terms: Terms, name: str, side: Candidate, load: Load) -> list[bytes]:
+    try:
+        return terms.tasks(side, load)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=f"{name}: {error.where}".removesuffix(": "), hint=error.hint) from error
+
+
+def _slo(said: Slo | None, load: Load) -> Slo:
+    if said is not None:
+        return said
+    stated = targets_of(load.workload_spec if isinstance(load.workload_spec, Workload) else None)
+    return Slo(classes=stated) if stated else USUAL_SLO
+
+
+def _name(candidate: Candidate | str | Path, number: int) -> str:
+    return letter(number) if isinstance(candidate, Candidate) else str(candidate)
+
+
+def _candidate(said: Candidate | str | Path) -> Candidate:
+    return said if isinstance(said, Candidate) else Candidate.from_yaml(said)

@@ -1,0 +1,126 @@
+"""Metrics: figures of a run by name, and which way is better.
+
+Names are those of `--metrics-path` (BLIS's keys where it has them). One of a class, an SLO class or a tenant stands behind its
+name and a dot: `interactive.ttft_p99_ms`, `batch.completed_requests`, `auth:acme.e2e_p50_ms`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from maitred.errors import ConfigError, nearest
+from maitred.request import PriorityClass
+from maitred.slo_classes import SLO_PRIORITIES
+
+if TYPE_CHECKING:
+    from maitred.report import By, Summary
+
+
+class Better(StrEnum):
+    """Which way is better."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """A figure of a run."""
+
+    label: str
+    better: Better
+    of_groups: bool = True
+    """Whether classes and tenants have one of their own."""
+    is_share: bool = False
+    """Of 1, and shown in percent."""
+
+
+def _latencies() -> Iterator[tuple[str, Metric]]:
+    names = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", "scheduling_delay": "delay", "itl": "ITL"}
+    for name, label in names.items():
+        for figure in ("mean", "p50", "p90", "p95", "p99"):
+            yield f"{name}_{figure}_ms", Metric(f"{label} {figure} ms", Better.LOWER, of_groups=name != "itl")
+
+
+_COSTS: Final[Mapping[str, Metric]] = {
+    "cost": Metric("cost", Better.LOWER, of_groups=False),
+    "gpus": Metric("GPUs", Better.LOWER, of_groups=False),
+}
+MEASURED: Final[Mapping[str, Metric]] = {
+    **dict(_latencies()),
+    "goodput_rps": Metric("goodput/s", Better.HIGHER),
+    "slo_attainment": Metric("within SLO", Better.HIGHER, is_share=True),
+    "responses_per_sec": Metric("completed/s", Better.HIGHER),
+    "tokens_per_sec": Metric("tokens/s", Better.HIGHER),
+    "completed_requests": Metric("completed", Better.HIGHER),
+    "rejected_requests": Metric("rejected", Better.LOWER),
+    "preempted_requests": Metric("preempted", Better.LOWER),
+    "timed_out_requests": Metric("timed out", Better.LOWER),
+    "dropped_unservable": Metric("refused", Better.LOWER),
+    "unfinished_requests": Metric("unfinished", Better.LOWER),
+    "starvation_age_ms": Metric("longest wait ms", Better.LOWER),
+    "retry_count": Metric("retries", Better.LOWER),
+    "preemption_count": Metric("KV preemptions", Better.LOWER),
+    "total_wasted_tokens": Metric("wasted tokens", Better.LOWER),
+    "cache_hit_rate": Metric("prefix hits", Better.HIGHER, is_share=True),
+    "utilisation": Metric("utilisation", Better.HIGHER, of_groups=False, is_share=True),
+    "fairness_jain_index": Metric("fairness", Better.HIGHER, of_groups=False),
+}
+"""What a run says of itself; what it costs is known before (`cost`, `gpus`)."""
+
+_CLASSES: Final = {kind.label for kind in PriorityClass}
+
+
+def metric(name: str, *, where: str = "", costs: bool = False) -> Metric:
+    """What `name` stands for, `cost` and `gpus` among them if `costs`. Raises ConfigError with the nearest name."""
+    known = {**MEASURED, **_COSTS} if costs else MEASURED
+    group, _, plain = name.rpartition(".")
+    if plain not in known:
+        hint = nearest(plain, known)
+        raise ConfigError(f"there is no metric {name!r}", where=where, hint=hint)
+    found = known[plain]
+    if group and not found.of_groups:
+        raise ConfigError(f"{plain} is a figure of the whole run, not of {group!r}", where=where, hint=f"say {plain}")
+    return found
+
+
+def breakdowns(names: Iterable[str]) -> list[By]:
+    """Those that a summary must have, for these metrics."""
+    from maitred.report import By
+
+    return [By.CLASS, By.SLO_CLASS, By.TENANT] if any("." in name for name in names) else []
+
+
+def figures(summary: Summary, names: Iterable[str], known: Collection[str]) -> dict[str, float | None]:
+    """These metrics of a run; None: nothing to compute it from. `known`: groups that may be without a request.
+
+    Raises ConfigError for a group that neither has requests nor is known: perhaps a slip of the keyboard.
+    """
+    from maitred.report import metrics
+
+    said = metrics(summary)
+    return {name: _figure(said, name, known) for name in names}
+
+
+def _figure(said: Mapping[str, Any], name: str, known: Collection[str]) -> float | None:
+    from maitred.report.breakdown import NAMELESS
+
+    group, _, plain = name.rpartition(".")
+    if not group:
+        return _number(said[plain])
+    groups: dict[str, Any] = {}
+    for breakdown in ("per_tenant", "per_slo_class", "per_class"):
+        groups |= said[breakdown]
+    if group in groups:
+        return _number(groups[group][plain])
+    if group in _CLASSES or group in SLO_PRIORITIES or group in known:
+        return None
+    hint = nearest(group, {*groups, *_CLASSES, *SLO_PRIORITIES} - {NAMELESS})
+    raise ConfigError(f"no request is of the class or tenant {group!r}", where=name, hint=hint)
+
+
+def _number(figure: Any) -> float | None:
+    return None if figure is None else float(figure)

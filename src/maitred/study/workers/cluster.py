@@ -1,0 +1,114 @@
+"""A Ray cluster: as many runs at a time as it has CPUs.
+
+Ray itself gives the run of a worker or node that was lost to another one. Few more runs than there are CPUs are handed over at
+a time, so that little is in vain when a study is stopped. A trace must be readable under its path on every node.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Self
+
+from maitred.errors import ConfigError
+from maitred.study.workers.workers import MOST_TRIES, Answered, LostWorkersError, Work
+
+_PATIENCE_SECS: Final = 5.0
+_FLAG: Final = "--ray"
+
+
+class RayWorkers:
+    """At `address`: `auto` for the cluster of this machine, HOST:PORT or ray://HOST:PORT. Within a program that has called
+    `ray.init`, the cluster that it is in."""
+
+    def __init__(self, work: Work, address: str) -> None:
+        """Raises ConfigError if there is no such cluster, and without Ray."""
+        self._work = work
+        self._connected = _connect(address)
+        self._pending: dict[Any, int] = {}
+
+    def answers(self, tasks: Sequence[bytes]) -> Iterator[Answered]:
+        import ray
+
+        make = ray.remote(num_cpus=1, max_retries=MOST_TRIES - 1, retry_exceptions=False)(self._work)
+        most = 2 * max(1, _cpus())
+        left = iter(enumerate(tasks))
+        while True:
+            for index, task in left:
+                self._pending[make.remote(task)] = index
+                if len(self._pending) >= most:
+                    break
+            if not self._pending:
+                return
+            for ended in ray.wait([*self._pending], num_returns=1)[0]:
+                yield Answered(self._pending.pop(ended), _got(ended))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        import ray
+
+        for run in self._pending:
+            with suppress(Exception):  # what is stopped may be gone already, in any of Ray's ways
+                ray.cancel(run, force=True)
+        self._pending.clear()
+        if self._connected:
+            ray.shutdown()
+
+
+def _cpus() -> int:
+    import ray
+
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return int(resources.get("CPU", 1))
+
+
+def _got(run: Any) -> bytes:
+    import ray
+    from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
+
+    try:
+        answer: bytes = ray.get(run)
+    except (NodeDiedError, OutOfMemoryError, WorkerCrashedError) as error:
+        raise LostWorkersError from error
+    return answer
+
+
+def _connect(address: str) -> bool:
+    """Whether it was this that connected. Raises ConfigError."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("needs Ray, which is not installed", where=_FLAG, hint="pip install 'maitred[ray]'") from error
+    if ray.is_initialized():
+        return False
+    if address != "auto":
+        _knock(address)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise _nobody(address, _first_line(error)) from error
+    return True
+
+
+def _knock(address: str) -> None:
+    """Ray itself would wait for a minute, and then end the process."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (colon and host and port.isdigit()):
+        raise ConfigError(f"{address!r} is no address of a Ray cluster", where=_FLAG, hint="auto, HOST:PORT or ray://HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=_PATIENCE_SECS).close()
+    except (OSError, OverflowError) as error:
+        raise _nobody(address, str(error)) from error
+
+
+def _nobody(address: str, said: str) -> ConfigError:
+    return ConfigError(f"there is no Ray cluster at {address}: {said}", where=_FLAG, hint="ray start --head begins one")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
