@@ -92,3 +92,14 @@ def test_skipping_is_not_seen(workload: Any, looks: set[int], scheduler: str) ->
 
     assert skipping == drive(InstanceConfig(**config, step_by_step=True), jobs, aborts, set())
     assert sorted(number for _, kind, number, _ in skipping if kind > 1) == list(range(len(jobs)))
+
+
+def test_who_came_while_the_batch_was_full_is_known_when_a_deadline_makes_room() -> None:
+    """Nobody asks for the next while the batch is full, so the run goes on over the arrival; it was planned with it all the
+    same."""
+    config = {"max_num_seqs": 2, "block_size_in_tokens": 1, "latency": LinearLatency((97, 0, 0))}
+    jobs = [(request(0), 30), (Request(id=1, arrival=0, prompt_tokens=5, deadline=1080), 30)]
+    jobs.append((Request(id=2, arrival=700, prompt_tokens=5), 1))
+    skipping = drive(InstanceConfig(**config, async_scheduling=True), jobs, [], set())
+    assert skipping == drive(InstanceConfig(**config, async_scheduling=True, step_by_step=True), jobs, [], set())
+    assert next(at for at, _, number, _ in skipping if number == 2) == 97 * 13

@@ -51,6 +51,8 @@ class AheadInstance(Instance):
     def _begin(self, now: Micros) -> Run:
         if not self._batch.running:  # there was nothing to plan
             self._pick_up()
+        else:
+            self._line_up_known(now)
         run = super()._begin(now)
         if self._arrived or self._batch.leaving:
             self._pick_up()
@@ -70,6 +72,15 @@ class AheadInstance(Instance):
             assert seq.queued_at is not None
             self._waiting.add(seq, seq.queued_at)
         self._arrived.clear()
+
+    def _line_up_known(self, now: Micros) -> None:
+        """Who came before the step that has just ended was known when this one was planned: nobody asked while the batch was
+        full."""
+        for seq in list(self._arrived.values()):
+            assert seq.queued_at is not None
+            if seq.queued_at < now:
+                self._waiting.add(seq, seq.queued_at)
+                del self._arrived[seq.request.id]
 
     def _forget(self, seq: Seq, now: Micros, kind: EventKind) -> None:
         self._arrived.pop(seq.request.id, None)
