@@ -69,6 +69,15 @@ def test_a_trace_may_be_named_as_on_the_command_line() -> None:
         maitred.simulate("azure:none.csv")
 
 
+def test_the_setup_is_what_was_simulated() -> None:
+    """With a capacity and no word of admission there are classes."""
+    result = maitred.simulate(workload(), maitred.ClusterConfig(capacity=5))
+    written = result.setup.written()
+    assert written["admission"]["mode"] == ("priority", False)
+    assert written["cluster"]["capacity"] == (5, False)
+    assert written["cluster"]["num_instances"] == (1, True)
+
+
 def test_a_horizon_cuts_it_off() -> None:
     result = maitred.simulate(workload(), horizon=1_000_000)
     assert result.rows.end == 1_000_000

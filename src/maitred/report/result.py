@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maitred.admission import AdmissionConfig
+from maitred.admission.config import Mode
 from maitred.catalogue import resolved
 from maitred.decisions import DecisionLog
 from maitred.instance import InstanceConfig
@@ -115,15 +116,17 @@ def simulate(
 
     Raises ConfigError for unknown policies, limits that cannot be, jobs out of order, and a trace that cannot be read.
     """
+    cluster = cluster or ClusterConfig()
+    mode: Mode = "off" if cluster.capacity is None else "priority"
     setup = Setup(
         workload=workload if isinstance(workload, str) else "",
         seed=seed,
         horizon=horizon,
         sections={
-            "cluster": cluster or ClusterConfig(),
+            "cluster": cluster,
             "instance": resolved(instance or InstanceConfig()),
             "routing": routing or RoutingConfig(),
-            "admission": admission or AdmissionConfig(mode="off"),
+            "admission": admission or AdmissionConfig(mode=mode),
         },
     )
 
