@@ -6,6 +6,7 @@
     arrivals.py        who is expected
     journey.py         a request on its way
     pipeline.py        that way: admission, routing, entry, end
+    delays.py          how long it takes
     entrance.py        the admission in front of the router
     fleet.py           the instances, and who is to be asked when
     replica.py         one of them, as it is

@@ -15,27 +15,24 @@ these would have been events of the instance, and whoever took the slot was ther
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
-
-import msgspec
 
 from maitred.admission import Action, End
-from maitred.contracts import Overheads, Router, Seq
+from maitred.contracts import Router, Seq
 from maitred.decisions import Decision
 from maitred.errors import ConfigError
-from maitred.instance import EventKind, InstanceConfig, InstanceEvent
+from maitred.instance import EventKind, InstanceEvent
 from maitred.request import Request, RequestId
 from maitred.sim.agenda import Agenda, Kind
 from maitred.sim.arrivals import Arrivals
 from maitred.sim.columns import NEVER, Outcome
-from maitred.sim.config import ClusterConfig
+from maitred.sim.delays import Checks, Delays
 from maitred.sim.disaggregation import Pools, Way
 from maitred.sim.entrance import Entrance
 from maitred.sim.fleet import Fleet
 from maitred.sim.journey import Journey, Place
 from maitred.sim.replica import Replica
 from maitred.sim.rows import Rows
-from maitred.units import Micros, from_ms
+from maitred.units import Micros
 
 _OUTCOMES = {
     EventKind.FINISHED: Outcome.COMPLETED,
@@ -46,34 +43,6 @@ _OUTCOMES = {
 _FIRST_TOKEN, _LOST_KV, _FINISHED = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.FINISHED
 _ADMIT, _REJECT, _PREEMPT = Action.ADMIT, Action.REJECT, Action.PREEMPT
 _ENTERING, _INSIDE, _FRONT = Place.ENTERING, Place.INSIDE, Place.FRONT
-
-
-class Checks(Enum):
-    """When it is found out that a request can never run, or that its time is up."""
-
-    AT_ONCE = "wherever it is"
-    INSIDE = "in its instance only, as in BLIS"
-
-
-class Delays(msgspec.Struct, frozen=True):
-    """What it takes until a request stands in a wait queue. None: no time at all, and the next thing is done at once; 0: none
-    either, but what is due at this instant comes first."""
-
-    admission: Micros | None = None
-    routing: Micros | None = None
-    entry: Overheads | None = None
-    checks: Checks = Checks.AT_ONCE
-
-
-def delays(cluster: ClusterConfig, instance: InstanceConfig) -> Delays:
-    """What `cluster` and the latency model of `instance` say. In BLIS all who arrive at an instant are admitted before any of
-    them is routed, and routed before any stands in a wait queue, so there even no time at all is a station."""
-    entry = instance.latency_model().overheads
-    before = from_ms(cluster.admission_latency_ms), from_ms(cluster.routing_latency_ms)
-    if instance.flavour == "blis":
-        return Delays(*before, entry, Checks.INSIDE)
-    takes_time = entry.queueing or entry.queueing_per_token
-    return Delays(before[0] or None, before[1] or None, entry if takes_time else None)
 
 
 class Pipeline:

@@ -22,10 +22,11 @@ from maitred.sim.agenda import Agenda, Kind
 from maitred.sim.arrivals import Arrivals
 from maitred.sim.columns import Results
 from maitred.sim.config import ClusterConfig
+from maitred.sim.delays import delays
 from maitred.sim.disaggregation import Pools
 from maitred.sim.entrance import entrance
 from maitred.sim.fleet import Fleet
-from maitred.sim.pipeline import Pipeline, delays
+from maitred.sim.pipeline import Pipeline
 from maitred.sim.rows import PassingRows, Rows, Sink
 from maitred.sim.samples import Sampler
 from maitred.units import Micros

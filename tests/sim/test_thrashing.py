@@ -1,0 +1,23 @@
+"""KV memory that is nearly, or badly, too small: the run ends, everybody is served, what was computed twice is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from maitred.instance import InstanceConfig
+from maitred.sim import ClusterConfig, Outcome, simulate
+from maitred.workload import synthetic
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize(("blocks", "thrashes"), [(20_000, False), (2100, True), (120, True)])
+def test_a_run_without_memory_ends_and_says_what_it_wasted(blocks: int, thrashes: bool, caching: bool) -> None:
+    jobs = synthetic(40.0, 400, seed=1, input_tokens="normal:500,150", output_tokens="normal:400,100")
+    instance = InstanceConfig(total_kv_blocks=blocks, enable_prefix_caching=caching)
+    results = simulate(jobs, ClusterConfig(), instance)
+    assert set(results.outcome.tolist()) == {Outcome.COMPLETED}
+    assert (results.preemptions.sum() > 100) == thrashes
+    assert (results.wasted_tokens.sum() > 20_000) == thrashes
+    assert ((results.wasted_tokens > 0) <= (results.preemptions > 0)).all()
+    assert results.instances[0].preemptions == results.preemptions.sum()
+    assert results.instances[0].gaps.count == (results.output_tokens - 1).sum()  # pauses count as gaps, and nothing twice
