@@ -3,10 +3,12 @@
     python bench/policies.py                                            # the sample that comes with maitred
     python bench/policies.py --trace mooncake:FILE --speed 2.5 --kv-blocks 27000 100000 400000 --processes 2
     python bench/policies.py --write docs/policies.md                   # into the document, at the place of this trace
+    python bench/policies.py --by-length --write docs/evidence.md       # who pays for short first: a table by length of prompt
 
 Equal instances behind a router, no admission, each policy on the same requests. Arrivals come `--speed` times as fast as they
 were recorded, so that somebody waits: where nobody does, all policies are alike. With one size of the KV memory the table shows
-who pays for an order; with several (`--kv-blocks A B C`), what the sizes do to hit rate and median and tail.
+who pays for an order; with several (`--kv-blocks A B C`), what the sizes do to hit rate and median and tail. `--by-length` shows
+the shortest third of the prompts, the middle one and the longest instead.
 What a trace lacks is given to it by a rule, the same for each policy: `max_output_tokens`, the answer's length rounded up to
 a power of two and, for every other request, twice that, as clients do who play safe; and a tenant, the first of which sends
 half of all requests.
@@ -58,8 +60,26 @@ POLICIES = (
     "dfs-weight",
     "shortest-prefill-first",
 )
+SHORT_FIRST = (
+    "fcfs",
+    "sjf",
+    "srpt",
+    "aged-sjf",
+    "bounded(sjf, max_wait=4)",
+    "bounded(sjf, max_displacement=30)",
+    "hrrn",
+)
+"""The usual ones of `--by-length`."""
 TENANTS = ("a", "b", "c", "d")
 BEGIN, END = "<!-- made by bench/{} -->", "<!-- end -->"
+
+
+class Waits(msgspec.Struct, frozen=True):
+    """Of some requests, in milliseconds to the first token."""
+
+    p50: float
+    p99: float
+    most: float
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -74,6 +94,8 @@ class Case(msgspec.Struct, frozen=True):
     most: float
     classes: dict[str, float]
     """p99 of each class, where there is more than one."""
+    thirds: tuple[Waits, Waits, Waits]
+    """The third of the requests with the shortest prompts, the middle one, the longest."""
     tenants: float
     """p99 of the tenants that do not send half of all requests."""
     preempted: int
@@ -116,6 +138,7 @@ def run(case: tuple[int, str], jobs: Sequence[Job], asked: argparse.Namespace) -
         p99=_percentile(waits, 99),
         most=_percentile(waits, 100),
         classes=classes,
+        thirds=_thirds(waits, results.prompt_tokens),
         tenants=_percentile(waits[few], 99),
         preempted=int(results.preemptions.sum()),
     )
@@ -125,6 +148,13 @@ def _waits(results: Results) -> np.ndarray:
     """Milliseconds to the first token; infinite where there was none."""
     waits = (results.first_token - results.arrival) / 1000.0
     return np.where(results.first_token >= results.arrival, waits, np.inf)
+
+
+def _thirds(waits: np.ndarray, lengths: np.ndarray) -> tuple[Waits, Waits, Waits]:
+    shorter, longer = np.percentile(lengths, [100 / 3, 200 / 3])
+    parts = waits[lengths <= shorter], waits[(lengths > shorter) & (lengths <= longer)], waits[lengths > longer]
+    short, middle, long = (Waits(*(_percentile(part, of) for of in (50, 99, 100))) for part in parts)
+    return short, middle, long
 
 
 def _percentile(waits: np.ndarray, of: float) -> float:
@@ -156,6 +186,15 @@ def by_size(cases: Sequence[Case], sizes: Sequence[int]) -> Iterator[str]:
     for policy in dict.fromkeys(case.policy for case in cases):
         found = [f" {c.hit_rate:.1%} | {c.p50:,.0f} | {c.p99:,.0f} |" for c in cases if c.policy == policy]
         yield f"| `{policy}` |" + "".join(found)
+
+
+def by_length(cases: Sequence[Case]) -> Iterator[str]:
+    """A row for each policy, three figures for each third of the prompts."""
+    yield "| policy |" + "".join(f" {third} prompts: p50 | p99 | longest |" for third in ("short", "middle", "long"))
+    yield "|---|" + "---:|" * 9
+    for case in cases:
+        found = [f" {waits.p50:,.0f} | {waits.p99:,.0f} | {waits.most:,.0f} |" for waits in case.thirds]
+        yield f"| `{case.policy}` |" + "".join(found)
 
 
 def described(asked: argparse.Namespace, jobs: Sequence[Job], left_out: Sequence[str]) -> Iterator[str]:
@@ -192,9 +231,12 @@ def options() -> argparse.Namespace:
     parser.add_argument("--kv-blocks", type=int, nargs="+", default=[27_000], help="of 16 tokens, per instance")
     parser.add_argument("--no-prefix-caching", dest="prefix_caching", action="store_false", help="nothing is kept for the next")
     parser.add_argument("--processes", type=int, default=1, help="cases at a time (default: %(default)s)")
-    parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="POLICY")
+    parser.add_argument("--policies", nargs="+", metavar="POLICY", help="default: all of the table's")
+    parser.add_argument("--by-length", action="store_true", help="a table by length of prompt (one size of the KV memory)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this document")
-    return parser.parse_args()
+    asked = parser.parse_args()
+    asked.policies = asked.policies or list(SHORT_FIRST if asked.by_length else POLICIES)
+    return asked
 
 
 def main() -> None:
@@ -202,7 +244,9 @@ def main() -> None:
     try:
         jobs = workload(asked.trace, asked.speed, asked.max_requests)
         kept = asked.prefix_caching and any(job.request.prefix is not None for job in jobs)
-        left_out = [] if kept else [p for p in asked.policies if QueueingConfig(scheduler=p).needs_prefix_cache()]
+        left_out = (
+            [] if kept or asked.by_length else [p for p in asked.policies if QueueingConfig(scheduler=p).needs_prefix_cache()]
+        )
         policies = [p for p in asked.policies if p not in left_out]
         cases = []
         with ProcessPoolExecutor(asked.processes) as workers:
@@ -211,7 +255,7 @@ def main() -> None:
                 print(f"{case.policy}, {case.blocks:,} blocks", file=sys.stderr)
     except MaitredError as error:
         raise SystemExit(f"bench/policies.py: {error}") from error
-    text = "\n".join([*described(asked, jobs, left_out), "", *table(cases)])
+    text = "\n".join([*described(asked, jobs, left_out), "", *(by_length(cases) if asked.by_length else table(cases))])
     if asked.write:
         write(asked.write, f"policies.py: {name_of(asked.trace)}", text)
     else:
