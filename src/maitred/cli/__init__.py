@@ -21,7 +21,21 @@ from typing import Annotated, Final, cast
 import typer
 
 from maitred import __version__
-from maitred.cli import calibrate, check, compare, convert, demo, engine, formats, models, policies, serve, simulate, validate
+from maitred.cli import (
+    calibrate,
+    check,
+    compare,
+    convert,
+    demo,
+    engine,
+    formats,
+    models,
+    policies,
+    serve,
+    simulate,
+    sweep,
+    validate,
+)
 from maitred.cli.printable import printable
 from maitred.errors import MaitredError
 
@@ -36,6 +50,7 @@ app.command("serve")(serve.run)
 app.command("engine")(engine.run)
 app.command("simulate")(simulate.run)
 app.command("compare")(compare.run)
+app.command("sweep")(sweep.run)
 app.command("demo")(demo.run)
 app.command("convert")(convert.run)
 app.command("formats")(formats.run)

@@ -22,7 +22,7 @@ KINDS: Final = ("png", "svg", "pdf")
 _COLOURS = ("#2a6fc9", "#d9662b", "#1b9a6c", "#8a4fb8", "#b8860b", "#c2405a")
 _COLUMNS = 3
 _PANEL_INCHES = (4.2, 2.7)
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
@@ -75,7 +75,7 @@ def draw(results: Results, slo: Slo) -> Figure:
     panels = [*latencies(results, slo), *over_time(results)]
     rows = max(ceil(len(panels) / _COLUMNS), 1)
     width, height = _PANEL_INCHES
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(_COLUMNS * width, rows * height))
         figure.subplots_adjust(left=0.055, right=0.985, bottom=0.18 / rows, top=1 - 0.12 / rows, wspace=0.25, hspace=0.45)
         for axes, panel in zip(figure.subplots(rows, _COLUMNS, squeeze=False).flat, panels, strict=False):
@@ -91,7 +91,7 @@ def save(figure: Figure, kind: str, write: Callable[[bytes], object]) -> None:
 
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     buffer = BytesIO()
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure.savefig(buffer, format=kind, dpi=150, metadata=dated.get(kind))
     write(buffer.getvalue())
 

@@ -1,7 +1,7 @@
 """A task: one run of the simulator, as bytes, so that it is the same in every process and on every machine.
 
 What comes of it is bytes too: the figures, or the mistake of the user that it ran into. A task is named by its content
-(`task_id`), so that a study which is stopped and begun again knows what it has.
+(`Run.id`), so that a study which is stopped and begun again knows what it has.
 """
 
 from __future__ import annotations
@@ -33,6 +33,19 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     metrics: tuple[str, ...]
 
 
+class Run(msgspec.Struct, frozen=True):
+    """A task, and what a reader of its results wants to know of it."""
+
+    seed: int
+    latency_scale: float
+    task: bytes
+
+    @property
+    def id(self) -> str:
+        """Equal for equal tasks."""
+        return hashlib.sha256(self.task).hexdigest()[:20]
+
+
 class Ran(msgspec.Struct, frozen=True, tag=True):
     """What came of a run."""
 
@@ -52,11 +65,6 @@ Answer: TypeAlias = Ran | Failed
 
 def encoded(task: Task) -> bytes:
     return _encoder.encode(task)
-
-
-def task_id(task: bytes) -> str:
-    """Equal for equal tasks."""
-    return hashlib.sha256(task).hexdigest()[:20]
 
 
 def work(task: bytes) -> bytes:

@@ -11,7 +11,7 @@ from maitred.errors import ConfigError
 from maitred.report import Slo
 from maitred.study.candidate import Candidate
 from maitred.study.residual import drawn_scale
-from maitred.study.task import Task, encoded
+from maitred.study.task import Run, Task, encoded
 from maitred.units import Micros
 from maitred.workload import Workload
 from maitred.workload.load import Load
@@ -28,24 +28,25 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     horizon: Micros | None
     metrics: tuple[str, ...]
 
-    def tasks(self, said: Candidate, load: Load) -> list[bytes]:
-        """A run for every seed: the same workload, the same draws, whoever serves. `load` is on its own.
+    def runs(self, said: Candidate, load: Load) -> list[Run]:
+        """One for every seed: the same workload, the same draws, whoever serves. `load` is on its own.
 
         Raises ConfigError for a candidate that cannot be.
         """
         whole = said.checked()
-        return [encoded(self._task(said, whole, load, seed)) for seed in self.seeds]
+        return [self._run(said, whole, load, seed) for seed in self.seeds]
 
-    def _task(self, said: Candidate, whole: Candidate, load: Load, seed: int) -> Task:
-        instance = replace(whole.instance, latency_scale=drawn_scale(said.instance, seed))
-        return Task(
-            candidate=replace(whole, instance=instance),
+    def _run(self, said: Candidate, whole: Candidate, load: Load, seed: int) -> Run:
+        scale = drawn_scale(said.instance, seed)
+        task = Task(
+            candidate=replace(whole, instance=replace(whole.instance, latency_scale=scale)),
             load=load,
             seed=seed,
             horizon=self.horizon,
             slo=self.slo,
             metrics=self.metrics,
         )
+        return Run(seed, scale, encoded(task))
 
 
 def seeds_of(said: int | Sequence[int], first: int = FIRST_SEED, *, where: str = "seeds") -> tuple[int, ...]:

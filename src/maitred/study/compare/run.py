@@ -19,7 +19,7 @@ from maitred.study.candidate import Candidate
 from maitred.study.compare.comparison import Comparison, letter, pairing
 from maitred.study.metrics import metric
 from maitred.study.residual import latency_identity
-from maitred.study.task import figures_of, work
+from maitred.study.task import Run, figures_of, work
 from maitred.study.terms import Terms, load_of, seeds_of
 from maitred.study.workers import hired
 from maitred.units import Micros
@@ -103,7 +103,7 @@ def compared(
         metric(name, where="--metric")
     targets = _slo(slo, load)
     terms = Terms(seeds=seeds, slo=targets, horizon=horizon, metrics=names)
-    tasks = [task for name, side in sides.items() for task in _tasks(terms, name, side, load)]
+    tasks = [run.task for name, side in sides.items() for run in _runs(terms, name, side, load)]
     figures = _run(tasks, jobs, progress)
     by_side = [tuple(figures[start : start + len(seeds)]) for start in range(0, len(tasks), len(seeds))]
     labels, errors = tuple(sides), [side.instance for side in sides.values()]
@@ -133,9 +133,9 @@ def _run(tasks: Sequence[bytes], jobs: int | None, progress: Progress | None) ->
     return [figures[index] for index in range(len(tasks))]
 
 
-def _tasks(terms: Terms, name: str, side: Candidate, load: Load) -> list[bytes]:
+def _runs(terms: Terms, name: str, side: Candidate, load: Load) -> list[Run]:
     try:
-        return terms.tasks(side, load)
+        return terms.runs(side, load)
     except ConfigError as error:
         raise ConfigError(error.what, where=f"{name}: {error.where}".removesuffix(": "), hint=error.hint) from error
 

@@ -1,0 +1,122 @@
+"""`maitred sweep`: which of many clusters is best."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from maitred.cli.flags import NO_VALUE, command, flag
+from maitred.cli.printable import printable
+from maitred.cli.runs_bar import Progress, runs_bar
+from maitred.cli.unwinding import unwinding
+from maitred.errors import ConfigError
+
+if TYPE_CHECKING:
+    from maitred.study.sweep import Swept
+
+_RUNS = "The runs"
+_FILES = "What is shown and written"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepFlags:
+    """What the user said."""
+
+    spec: Annotated[
+        Path | None,
+        typer.Argument(
+            help="What is tried: a base, a workload, and a grid or a search (docs/studies.md).",
+            metavar="SPEC.yaml",
+            show_default=False,
+        ),
+    ] = None
+    jobs: Annotated[int | None, flag(_RUNS, "--jobs", "Processes. Default: one for each core.", "N")] = None
+    ray: Annotated[
+        str | None, flag(_RUNS, "--ray", "On a Ray cluster instead: auto, HOST:PORT or ray://HOST:PORT.", "ADDRESS")
+    ] = None
+    resume: Annotated[
+        bool | None, flag(_RUNS, "--resume", "Go on where this sweep was stopped: what is done is not done again.", NO_VALUE)
+    ] = None
+    out: Annotated[
+        Path | None, flag(_FILES, "--out", "A folder for every run. Default: SPEC.sweep, in the current one.", "DIR")
+    ] = None
+    plot: Annotated[Path | None, flag(_FILES, "--plot", "The Pareto plot: .png, .svg or .pdf.", "FILE")] = None
+    quiet: Annotated[bool | None, flag(_FILES, "--quiet", "No table, no progress bar.", NO_VALUE)] = None
+
+
+@command(SweepFlags)
+def run(flags: SweepFlags) -> None:
+    """Simulate every candidate of a grid or a search, and say which is best.
+
+    Each run is on disk as soon as it is done. The results do not depend on how many processes there are, nor on
+    interruptions.
+    """
+    if flags.spec is None:
+        raise ConfigError("there is nothing to sweep", hint="maitred sweep SPEC.yaml")
+    out = flags.out or Path(f"{flags.spec.stem}.sweep")
+    with unwinding():
+        swept = _swept(flags, flags.spec, out)
+    if flags.quiet:
+        return
+    from rich.console import Console
+
+    from maitred.study.sweep.table import print_swept
+
+    print_swept(swept, Console())
+
+
+def _swept(flags: SweepFlags, spec: Path, out: Path) -> Swept:
+    from maitred.report import require_plots
+    from maitred.study.sweep import sweep
+    from maitred.study.sweep.written import write_swept
+
+    if flags.plot is not None:
+        require_plots(flags.plot, where="--plot")
+    counted = _Counted()
+    try:
+        with nullcontext() if flags.quiet else runs_bar() as bar:
+            swept = sweep(
+                spec,
+                out=out,
+                resume=bool(flags.resume),
+                jobs=flags.jobs,
+                ray=flags.ray,
+                env=os.environ,
+                progress=counted.over(bar),
+            )
+    except (KeyboardInterrupt, SystemExit):
+        counted.say_how_to_go_on(spec, out)
+        raise
+    written = write_swept(swept, out)
+    if flags.plot is not None:
+        swept.plot(flags.plot)
+        written.append(flags.plot)
+    if not any(path.suffix == ".parquet" for path in written):
+        typer.echo("maitred: warning: without polars there is no results.parquet (pip install 'maitred[frames]')", err=True)
+    if not flags.quiet:
+        typer.echo(printable(f"written: {', '.join(map(str, written))}"), err=True)
+    return swept
+
+
+class _Counted:
+    """How many runs are done, for those who stop."""
+
+    def __init__(self) -> None:
+        self._done = self._total = 0
+
+    def over(self, bar: Progress | None) -> Progress:
+        def progress(done: int, total: int) -> None:
+            self._done, self._total = done, total
+            if bar is not None:
+                bar(done, total)
+
+        return progress
+
+    def say_how_to_go_on(self, spec: Path, out: Path) -> None:
+        where = f"{self._done} of {self._total} runs are in {out}; " if self._total else ""
+        typer.echo(printable(f"maitred: stopped: {where}go on with: maitred sweep {spec} --out {out} --resume"), err=True)
