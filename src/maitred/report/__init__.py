@@ -5,6 +5,7 @@
     table      figures for the terminal
     export     figures and requests as JSON; frame: requests as data frame, Parquet, CSV
     panels     what there is to be seen of a run (over_time); figure draws it with matplotlib, page as HTML
+    fitness    one score for a run, as BLIS weighs it
     files      output files that exist whole or not at all
 
 Nothing here decides anything, and all that is random or wall-clock stays out of it: the same results give the same bytes.
@@ -16,6 +17,7 @@ from maitred.report.breakdown import By
 from maitred.report.export import metrics, write_metrics, write_requests, write_results
 from maitred.report.figure import require_plots, write_plot
 from maitred.report.files import OutputFile
+from maitred.report.fitness import Fitness, fitness, parse_weights
 from maitred.report.frame import require_frames
 from maitred.report.page import write_page
 from maitred.report.result import Result, simulate
@@ -30,6 +32,7 @@ __all__ = [
     "USUAL_SLO",
     "By",
     "Engine",
+    "Fitness",
     "Group",
     "OutputFile",
     "Result",
@@ -39,7 +42,9 @@ __all__ = [
     "Summary",
     "Tally",
     "Targets",
+    "fitness",
     "metrics",
+    "parse_weights",
     "print_summary",
     "require_frames",
     "require_plots",

@@ -18,6 +18,7 @@ from maitred.report.breakdown import By
 from maitred.report.frame import CSV, PARQUET, write_frame
 from maitred.report.slo import Slo, Targets
 from maitred.report.spread import Spread
+from maitred.report.fitness import Fitness
 from maitred.report.summary import Engine, Group, Summary
 from maitred.sim import Outcome, Results
 from maitred.units import to_ms, to_seconds
@@ -72,9 +73,12 @@ def write_requests(results: Results, write: Write) -> None:
     write(b"\n]\n" if len(rows) else b"[]\n")
 
 
-def write_metrics(summary: Summary, write: Write) -> None:
-    """The figures of the run (`metrics`) as a JSON object."""
-    write(msgspec.json.format(msgspec.json.encode(metrics(summary)), indent=2) + b"\n")
+def write_metrics(summary: Summary, write: Write, fitness: Fitness | None = None) -> None:
+    """The figures of the run (`metrics`) as a JSON object, with its score if it has one."""
+    figures = metrics(summary)
+    if fitness is not None:
+        figures["fitness"] = {"score": fitness.score, **fitness.components}
+    write(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
 
 
 def metrics(summary: Summary) -> dict[str, Any]:

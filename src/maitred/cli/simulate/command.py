@@ -42,11 +42,12 @@ def run(flags: Flags) -> None:
     (--rate and --num-requests).
     """
     from maitred.decisions import DecisionLog
-    from maitred.report import By, Tally, summarise
+    from maitred.report import By, Tally, fitness, parse_weights, summarise
     from maitred.sim import simulate
 
     config, workload, last, per = configured(flags), specification(flags), horizon(flags), _per(flags)
     targets = slo(flags, workload)
+    weights = None if flags.fitness_weights is None else parse_weights(flags.fitness_weights, where="--fitness-weights")
     _warn([*warnings(flags, config), *short_horizon(flags)])
     tally = Tally(targets, [*By] if flags.metrics_path else [per]) if flags.summary_only else None
     with unwinding(), ExitStack() as stack:
@@ -72,8 +73,12 @@ def run(flags: Flags) -> None:
         took = monotonic() - began
         by = [*By] if flags.metrics_path or flags.report else [per]
         summary = tally.summary(results) if tally else summarise(results, targets, by)
-        files.write(flags, results, summary, _setup(flags, config, last))
+        score = None if weights is None else fitness(summary, weights)
+        files.write(flags, results, summary, _setup(flags, config, last), score)
     _print(flags, trace, summary, per, took)
+    if score is not None and not flags.quiet:
+        made_of = ", ".join(f"{name} {value:.4f}" for name, value in score.components.items())
+        typer.echo(f"fitness {score.score:.4f} ({made_of})")
 
 
 def _per(flags: Flags) -> By:

@@ -26,6 +26,10 @@ class OutputFlags(ObjectiveFlags):
     per: Annotated[
         str | None, flag(_FILES, "--per", "Break the table down by class, slo-class, tenant, model or instance.", "WHAT")
     ] = None
+    fitness_weights: Annotated[
+        str | None,
+        flag(_FILES, "--fitness-weights", "One score, as in BLIS: throughput:0.5,p99_ttft:0.3, ...", "COMPONENT:WEIGHT,..."),
+    ] = None
     results_path: Annotated[
         Path | None,
         flag(_FILES, "--results-path", "The requests: completed ones as JSON; all, all columns: .parquet, .csv.", "FILE"),

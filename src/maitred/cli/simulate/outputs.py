@@ -12,7 +12,7 @@ from maitred.cli.simulate.flags import Flags
 from maitred.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maitred.report import OutputFile, Setup, Summary
+    from maitred.report import Fitness, OutputFile, Setup, Summary
     from maitred.sim import Results
     from maitred.workload import Trace
 
@@ -35,14 +35,14 @@ class Outputs:
         """Whether any of them shows what happened in between."""
         return self.plot is not None or self.report is not None
 
-    def write(self, flags: Flags, results: Results, summary: Summary, setup: Setup) -> None:
+    def write(self, flags: Flags, results: Results, summary: Summary, setup: Setup, score: Fitness | None) -> None:
         """All but the decisions, which came one by one."""
         from maitred.report import write_metrics, write_page, write_plot, write_results
 
         if self.results and flags.results_path:
             write_results(results, flags.results_path, self.results.write)
         if self.metrics:
-            write_metrics(summary, self.metrics.write)
+            write_metrics(summary, self.metrics.write, score)
         if self.plot and flags.plot:
             write_plot(results, summary.slo, flags.plot, self.plot.write)
         if self.report:

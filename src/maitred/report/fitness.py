@@ -1,0 +1,71 @@
+"""Fitness: one score for a run, as BLIS weighs it (`--fitness-weights`).
+
+    throughput      x / (x + 100),     x in requests completed per second
+    tokens_per_sec  x / (x + 10,000),  x in output tokens per second
+    p99_ttft, ...   1 / (1 + x),       x in ms: p99, p50 or mean of ttft or e2e
+
+The score is the weighted sum. Latencies weigh little in it: 1 / (1 + ms) is near 0 for any that a model really has. To choose
+between clusters, attainment and goodput say more; this is for those who compare with BLIS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import product
+
+import msgspec
+
+from maitred.errors import ConfigError, nearest
+from maitred.report.spread import Spread
+from maitred.report.summary import Summary
+from maitred.units import to_ms
+
+_LATENCIES = {f"{figure}_{name}": (name, figure) for name, figure in product(("ttft", "e2e"), ("p99", "p50", "mean"))}
+COMPONENTS = ("throughput", "tokens_per_sec", *_LATENCIES)
+
+
+class Fitness(msgspec.Struct, frozen=True):
+    """A score, and what it is made of."""
+
+    score: float
+    components: Mapping[str, float]
+    """By name, before they are weighted: 0..1, larger is better."""
+
+
+def parse_weights(text: str, *, where: str = "") -> dict[str, float]:
+    """`throughput:0.5,p99_ttft:0.3`. Raises ConfigError."""
+    weights: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, said = (word.strip() for word in part.partition(":"))
+        if name not in COMPONENTS:
+            raise ConfigError(f"there is no component {name!r}", where=where, hint=nearest(name, COMPONENTS))
+        try:
+            weight = float(said)
+        except ValueError:
+            weight = math.nan
+        if not 0 <= weight < math.inf or name in weights:
+            hint = "each once, with a number, as in throughput:0.5,p99_ttft:0.3"
+            raise ConfigError(f"cannot read the weight {part.strip()!r}", where=where, hint=hint)
+        weights[name] = weight
+    return weights
+
+
+def fitness(summary: Summary, weights: Mapping[str, float]) -> Fitness:
+    """The score of a run by `weights`, whose names are of `COMPONENTS`. What has no requests to be computed from counts 0."""
+    components = {name: _component(summary, name) for name in weights}
+    return Fitness(sum(weights[name] * value for name, value in components.items()), components)
+
+
+def _component(summary: Summary, name: str) -> float:
+    if name in _LATENCIES:
+        latency, figure = _LATENCIES[name]
+        spread: Spread | None = getattr(summary.total, latency)
+        return 0.0 if spread is None else 1 / (1 + to_ms(getattr(spread, figure)))
+    if name == "throughput":
+        return _saturating(summary.per_second(summary.total.completed), 100)
+    return _saturating(summary.per_second(summary.total.output_tokens), 10_000)
+
+
+def _saturating(rate: float | None, half: float) -> float:
+    return 0.0 if rate is None else rate / (rate + half)
