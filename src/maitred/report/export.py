@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 
 from maitred.report.breakdown import By
+from maitred.report.fitness import Fitness
 from maitred.report.frame import CSV, PARQUET, write_frame
 from maitred.report.slo import Slo, Targets
 from maitred.report.spread import Spread
-from maitred.report.fitness import Fitness
 from maitred.report.summary import Engine, Group, Summary
 from maitred.sim import Outcome, Results
 from maitred.units import to_ms, to_seconds

@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from maitred import Job, Outcome, Results, open_trace
+from maitred import Job, Outcome, Results, open_trace, simulate
 from maitred.decisions import DecisionLog
-from maitred.sim import simulate
 from maitred.units import Micros
 
 from .case import Case, Request, Said
