@@ -55,7 +55,7 @@ def run_case(case: Case, traces: Path, *, step_by_step: bool = False) -> list[st
             said.admitting(),
             horizon=said.horizon_us,
             log=None if said.flow_control is None else DecisionLog(waits.read),
-        )
+        ).rows
     return list(_differences(case, results, waits, _names(traces / f"{case.trace}.csv.gz")))
 
 
@@ -101,7 +101,7 @@ def _differences(case: Case, results: Results, waits: Waits, names: Sequence[int
             changed = [
                 f"{field} {was} instead of {is_}"
                 for field, is_, was in zip(
-                    Request.__struct_fields__, msgspec.structs.astuple(wanted), msgspec.structs.astuple(request)
+                    Request.__struct_fields__, msgspec.structs.astuple(wanted), msgspec.structs.astuple(request), strict=True
                 )
                 if is_ != was
             ]
