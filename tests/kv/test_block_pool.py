@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -134,6 +135,23 @@ def test_who_shares_a_part_of_a_run_splits_it_under_those_who_hold_it() -> None:
     pool.check()
 
 
+def test_who_computes_the_same_more_slowly_copies_what_is_in_the_middle_of_anothers_run() -> None:
+    pool, listener = BlockPool(total=9, block_size=16), Listener()
+    pool.watch(listener)
+    fast, slow = pool.lock([]), pool.lock([])
+    pool.take(6)
+    for lock in (fast, slow):
+        pool.claim(lock, 3)
+    pool.publish(fast, [1, 2, 3])
+    pool.publish(slow, [1])
+    pool.publish(slow, [2, 3])
+    assert listener.said == ["+1", "+2", "+3"]
+    pool.unlock(fast)
+    pool.take(6)
+    assert (pool.cached([1, 2, 3]), listener.said) == (3, ["+1", "+2", "+3"])  # the copies answer
+    pool.check()
+
+
 def test_who_takes_first_evicts_though_a_block_is_let_go_before_anybody_looks() -> None:
     pool = BlockPool(2, 16)
     pool.insert([1])
@@ -188,6 +206,42 @@ def test_books_that_do_not_balance_are_reported() -> None:
     lock.plain = 2
     with pytest.raises(InvariantError, match="1 free"):
         pool.check()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_many_who_compute_the_same_each_at_its_own_pace(seed: int) -> None:
+    """Few long prompts, so that runs are copied, split and joined in the middle, beside the twin."""
+    draw = Random(seed)
+    pool, twin, listener = BlockPool(60, 16), NaivePool(60), Listener()
+    pool.watch(listener)
+    prompts = [[hash((prompt // 2 if at < 6 else prompt, at)) for at in range(12)] for prompt in range(4)]
+    running: list[tuple[BlockLock, list[int], list[int]]] = []
+    for _ in range(150):
+        prompt = draw.choice(prompts)
+        if draw.random() < 0.3:
+            begins = prompt[: draw.randrange(13)]
+            running.append((pool.lock(begins), twin.lock(begins), prompt))
+        elif running and draw.random() < 0.3:
+            lock, blocks, _ = running.pop(draw.randrange(len(running)))
+            pool.unlock(lock)
+            twin.unlock(blocks)
+        elif running:
+            lock, blocks, prompt = draw.choice(running)
+            done = lock.published
+            keys = prompt[done : done + draw.randrange(1 + min(4, pool.free))]
+            pool.take(len(keys))
+            pool.claim(lock, len(keys))
+            pool.publish(lock, keys)
+            twin.grow(blocks, len(keys))
+            twin.content.update(zip(blocks[done:], keys, strict=True))
+        for prompt in prompts:
+            copies = twin.copies(prompt)
+            assert pool.cached(prompt) == len(copies)
+            assert pool.idle(prompt) == sum(block in twin.free for block in copies)
+        pool.settle()
+        assert listener.keys == set(twin.content.values())
+        assert pool.free == len(twin.free)
+    pool.check()
 
 
 class LazyPool(RuleBasedStateMachine):

@@ -129,17 +129,20 @@ class BlockPool(PrefixCache[BlockLock]):
 
     def cached(self, chain: Sequence[int]) -> int:
         self.settle()
-        return self._cached(chain if isinstance(chain, list) else list(chain))
+        return self._cached(chain)
 
     def idle(self, chain: Sequence[int]) -> int:
+        return self.look(chain).idle
+
+    def look(self, chain: Sequence[int]) -> Look:
         self.settle()
-        chain = chain if isinstance(chain, list) else list(chain)
-        index, position, idle = self._index, 0, 0
-        while position < len(chain) and (run := index.get(chain[position])) is not None:
-            shared = _shared(run.keys, chain, position)
-            position += shared
-            idle += 0 if run.users else shared
-        return idle
+        index, position, end, idle = self._index, 0, len(chain), 0
+        while position < end and (run := index.get(chain[position])) is not None:
+            after = _after(run.keys, chain, position)
+            if not run.users:
+                idle += after - position
+            position = after
+        return Look(position, idle)
 
     def touch(self, chain: Sequence[int]) -> int:
         runs = self._runs(chain)
@@ -185,7 +188,7 @@ class BlockPool(PrefixCache[BlockLock]):
         lock.published += count
         self._held += count
         fresh = list(keys)
-        copied = self._cached(fresh)
+        copied = self._copied(lock, fresh)
         for key in fresh[:copied]:
             run = Run([key], 1)
             self._others.setdefault(key, []).append(run)
@@ -259,24 +262,31 @@ class BlockPool(PrefixCache[BlockLock]):
         ):
             raise InvariantError("KV blocks: the index is not what the runs say")
 
-    def _cached(self, chain: list[int]) -> int:
+    def _copied(self, lock: BlockLock, keys: list[int]) -> int:
+        """How many of `keys`, which follow what `lock` has published, somebody else has published before."""
+        last = lock.runs[-1][0] if lock.runs else None
+        if last is None or self._index.get(last.keys[0]) is last:
+            return self._cached(keys)
+        before = [key for part in _parts(lock) for key in part.keys]  # a copy: what answers for it may go on beyond it
+        return self._cached(before + keys) - len(before)
+
+    def _cached(self, chain: Sequence[int]) -> int:
         """How many leading blocks of `chain` are cached, or owed."""
         index, position, end = self._index, 0, len(chain)
         while position < end and (run := index.get(chain[position])) is not None:
-            position += _shared(run.keys, chain, position)
+            position = _after(run.keys, chain, position)
         return position
 
     def _runs(self, chain: Sequence[int]) -> list[Run]:
         """The runs that make up the cached prefix of `chain`, no more and no less."""
         self.settle()
-        chain = chain if isinstance(chain, list) else list(chain)
         index, position, end, runs = self._index, 0, len(chain), []
         while position < end and (run := index.get(chain[position])) is not None:
-            shared = _shared(run.keys, chain, position)
-            if shared < len(run.keys):
-                run = self._split(run, shared)
+            after = _after(run.keys, chain, position)
+            if after - position < len(run.keys):
+                run = self._split(run, after - position)
             runs.append(run)
-            position += shared
+            position = after
         return runs
 
     def _split(self, run: Run, blocks: int) -> Run:
@@ -362,14 +372,20 @@ class BlockPool(PrefixCache[BlockLock]):
         self._idle.move_to_end(blank, last=False)
 
 
-def _shared(keys: list[int], chain: list[int], position: int) -> int:
-    """How many of `keys`, of which the first does, stand in `chain` from `position` on."""
-    here = chain[position : position + len(keys)]
-    if here == keys:
-        return len(keys)
-    if here == keys[: len(here)]:
-        return len(here)
-    return next(place for place, (one, other) in enumerate(zip(keys, here, strict=False)) if one != other)
+def _after(keys: list[int], chain: Sequence[int], position: int) -> int:
+    """Up to where `chain` says what `keys` say, of which the first stands at `position`. A key stands for all that is before
+    it, too, so if the last ones are equal the others are."""
+    low, high = position, position + len(keys)
+    if high <= len(chain) and chain[high - 1] == keys[-1]:
+        return high
+    high = min(high, len(chain) + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if chain[middle] == keys[middle - position]:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def _parts(lock: BlockLock) -> list[Run]:
