@@ -25,7 +25,8 @@ MOST_PRIORITY: Final = 100
 """Overrides lie from -100 to 100."""
 STANDARD: Final = "standard"
 
-_V1_NAMES: Final = {"realtime": "critical", "interactive": STANDARD}
+FORMER_NAMES: Final[Mapping[str, str]] = {"realtime": "critical", "interactive": STANDARD}
+"""What the classes of BLIS's first workload format are called today."""
 _OF_CLASS: Final = {
     PriorityClass.SYSTEM: "critical",
     PriorityClass.INTERACTIVE: "critical",
@@ -45,7 +46,7 @@ _CLASSES: Final = {
 def slo_class(request: Request) -> str:
     """The SLO class that it names, in today's words; else that of its priority class."""
     named = request.slo_class
-    return _V1_NAMES.get(named, named) if named else _OF_CLASS[request.priority_class]
+    return FORMER_NAMES.get(named, named) if named else _OF_CLASS[request.priority_class]
 
 
 def slo_priority(request: Request, overrides: Mapping[str, int] | None = None) -> int:
@@ -67,4 +68,4 @@ def priority_of(name: str, overrides: Mapping[str, int] | None = None) -> int:
 
 def class_of(slo_class: str) -> PriorityClass:
     """The priority class that an SLO class stands for."""
-    return _CLASSES.get(_V1_NAMES.get(slo_class, slo_class), PriorityClass.DEFAULT)
+    return _CLASSES.get(FORMER_NAMES.get(slo_class, slo_class), PriorityClass.DEFAULT)

@@ -7,7 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from maitred.admission import NO_LOAD, Admission, AdmissionConfig, End, RecordedAdmission, Ticket, replay
+from maitred.admission import (
+    NO_LOAD,
+    Admission,
+    AdmissionConfig,
+    AdmissionPolicy,
+    End,
+    PolicyConfig,
+    RecordedAdmission,
+    Refusal,
+    Ticket,
+    replay,
+)
 from maitred.contracts import FleetLoad, InstanceLoad
 from maitred.decisions import Decision, DecisionLog
 from maitred.errors import ConfigError
@@ -243,3 +254,70 @@ def test_what_policies_and_flow_control_cannot_be_given(key: str, value: object)
 def test_what_has_no_effect_is_said(keys: dict[str, Any], words: str) -> None:
     assert any(words in line for line in config(**keys).warnings())
     assert not list(config().policy_warnings())
+
+
+def test_a_refill_that_nobody_lives_to_see_promises_nothing() -> None:
+    for rate in (1e-310, 1e-9):
+        door = Door(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=rate)
+        door.ask(prompt_tokens=100)
+
+        assert door.ask(prompt_tokens=100).retry_after is None
+
+
+def test_a_reload_that_does_not_concern_the_policy_leaves_it_what_it_remembers() -> None:
+    bucket = {"policy": "token-bucket", "token_bucket_capacity": 100, "token_bucket_refill_rate": 0}
+    door = Door(**bucket)
+    door.ask(prompt_tokens=60)
+
+    door.core.reconfigure(config(**bucket, slo_targets={"critical": 5}, tenant_budgets={"a": 1.0}), 0)
+    assert door.says(prompt_tokens=60) == "token_bucket"
+    door.core.reconfigure(config(**{**bucket, "token_bucket_capacity": 120}), 0)
+    assert door.says(prompt_tokens=60) == "admit"
+
+
+def test_a_reload_counts_anew_what_tenants_with_budgets_hold() -> None:
+    door = Door(4, tenant_budgets={"a": 0.25})
+    for _ in range(2):
+        assert door.says(slo="batch", tenant="a") == "admit"
+    for targets in ({}, {"critical": 5}):
+        door.core.reconfigure(config(tenant_budgets={"a": 0.25}, slo_targets=targets), 0)
+        assert door.says(slo="batch", tenant="a") == "tenant_budget"
+    door.core.release(1, End.DRAINED, 0)
+
+    assert door.says(slo="batch", tenant="a") == "admit"
+
+
+class Broken(AdmissionPolicy):
+    def __init__(self, config: PolicyConfig) -> None:
+        raise RuntimeError("no licence")
+
+    def refusal(self, ticket: Ticket, load: FleetLoad, now: int) -> Refusal | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("policy", "what"),
+    [("nonsense", "unknown admission policy 'nonsense'"), (f"{__name__}:Broken", "cannot be made: RuntimeError: no licence")],
+)
+def test_a_policy_that_cannot_be_had_changes_nothing(policy: str, what: str) -> None:
+    door = Door(1, mode="priority")
+    door.ask()
+
+    with pytest.raises(ConfigError, match=what):
+        door.core.reconfigure(config(mode="flow-control", policy=policy), 1)
+
+    assert (door.core.config.mode, door.core.pools) == ("priority", ["m"])
+    assert door.says() == "queue"
+
+
+@pytest.mark.parametrize("key", ["slo_priorities", "slo_targets"])
+def test_former_names_of_slo_classes_are_no_keys(key: str) -> None:
+    """A request that names `interactive` is `standard`: what is said of `interactive` would be said of nobody."""
+    with pytest.raises(msgspec.ValidationError, match=f"{key}: the SLO class interactive is called standard now"):
+        config(**{key: {"interactive": 7}})
+
+
+def test_a_budget_of_a_tenant_that_cannot_be_is_warned_of() -> None:
+    warnings = list(config(tenant_budgets={"acme": 0.5, "auth:acme": 0.5}).warnings())
+
+    assert warnings == ["tenant_budgets: 'acme' matches nobody: write auth:acme, header:acme, ip:ADDRESS or anonymous"]

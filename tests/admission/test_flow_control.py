@@ -6,8 +6,9 @@ from typing import Any
 
 from flow_timeline import FlowTimeline, flow_config
 
-from maitred.admission import AdmissionConfig, End, replay
+from maitred.admission import AdmissionConfig, End, Ticket, replay
 from maitred.decisions import DecisionLog
+from maitred.request import PriorityClass
 
 ONE: Any = {"saturation_detector": "concurrency", "max_concurrency": 1}
 
@@ -270,3 +271,118 @@ def test_a_log_with_looks_runs_again_byte_for_byte() -> None:
 
     assert again == t.log
     assert sum(b'"look"' in line for line in again) == t.looks > 5
+
+
+def test_a_victim_that_waits_again_alone_is_let_in_by_a_tick() -> None:
+    t = FlowTimeline({"on_preempt": "retry"}, **ONE, dispatch="one", in_flight_eviction=True)
+    t.submit(0, "b1", "batch")
+    t.submit(1, "s1")
+    t.release(1.2, "s1", End.CLIENT_GONE)
+
+    assert t.release(5.5, "b1", End.PREEMPTED) == ["b1 queue to_be_retried"]
+    assert t.due() == 6.5
+    assert t.advance(6.5) == ["b1 admit slot_free"]
+
+
+def test_a_reload_while_somebody_awaits_the_slot_of_a_victim() -> None:
+    t = FlowTimeline({"mode": "priority"})
+    t.reconfigure(0, AdmissionConfig(mode="priority"))
+    t.core.resize("m", 1, 0)
+    t.core.submit(Ticket(0, "m", PriorityClass.BULK), 0)
+    assert t.core.submit(Ticket(1, "m", PriorityClass.SYSTEM), 0)[-1].reason == "victim_leaving"
+
+    assert t.core.reconfigure(flow_config(saturation_detector="never"), 1)[-1].subject == 1
+    assert not t.core.release(0, End.PREEMPTED, 2)
+    t.core.check()
+
+
+def test_new_rules_that_are_due_in_the_past_act_at_the_instant_of_the_reload_and_in_a_log_run_again() -> None:
+    t = FlowTimeline(saturation_detector="utilization", dispatch_tick_interval_us=10**9)
+    t.waiting = [9]
+    t.submit(0, "a")
+    t.advance(5)  # nothing happens, and nothing is written
+    t.reconfigure(5, flow_config(saturation_detector="utilization", dispatch_tick_interval_us=10))
+
+    again: list[bytes] = []
+    replay(t.log, DecisionLog(again.append))
+
+    assert again == t.log
+    assert t.looks == 2
+
+
+def test_who_no_longer_waits_takes_no_room_until_his_time_would_have_been_up() -> None:
+    t = FlowTimeline(**ONE, request_ttl_us=10**9)
+    t.submit(0, "a")
+    t.submit(0, "b")
+    for n in range(1000):
+        t.submit(1, str(n))
+        t.release(1, str(n), End.CLIENT_GONE)
+
+    pool: Any = t.core._pools["m"]
+    assert len(pool._expiries) < 100
+
+
+BY_DEADLINE: Any = {**ONE, "dispatch_order": "slo-deadline"}
+
+
+def order(t: FlowTimeline, first: str, count: int) -> str:
+    """Who goes in, one after another, when `first` and then each of them leaves."""
+    names = [first]
+    for ms in range(count):
+        names.append(t.release(100 + ms, names[-1])[0].split()[0])
+    return " ".join(names[1:])
+
+
+def test_by_deadline_all_tenants_compete_but_in_blis_the_oldest_request_first_chooses_the_tenant() -> None:
+    """BLIS: the flow whose head came first; within it, who is due first. Of y nobody is looked at before x has nobody older."""
+    waiters = (("x1", "x", 90.0), ("y1", "y", 5.0), ("x2", "x", 20.0), ("y2", "y", None))
+    orders = []
+    for flavour in ("maitred", "blis"):
+        t = FlowTimeline({"flavour": flavour}, **{**BY_DEADLINE, "dispatch": "all"})
+        t.submit(0, "a")
+        for ms, (name, tenant, target) in enumerate(waiters):
+            t.submit(1 + ms, name, tenant=tenant, target_ms=target)
+        orders.append(order(t, "a", 4))
+
+    assert orders == ["y1 x2 x1 y2", "x2 x1 y1 y2"]
+
+
+def test_when_a_tenant_has_nobody_left_the_next_has_its_turn_but_in_blis_the_first() -> None:
+    orders = []
+    for flavour in ("maitred", "blis"):
+        t = FlowTimeline({"flavour": flavour}, **ONE, fairness_policy="round-robin", dispatch="all")
+        t.submit(0, "a", tenant="z")
+        for name in ("x1", "x2", "x3", "y1", "z1"):
+            t.submit(1, name, tenant=name[0])
+        orders.append(order(t, "a", 5))
+
+    # both begin after z, with x, y; then y is empty
+    assert orders == ["x1 y1 z1 x2 x3", "x1 y1 x2 z1 x3"]
+
+
+def test_who_names_no_tenant_is_of_the_tenant_default() -> None:
+    t = FlowTimeline(**ONE, fairness_policy="round-robin")
+    t.submit(0, "a", tenant="zz")
+    for name, tenant in (("b1", "b"), ("n1", ""), ("n2", "default"), ("e1", "e")):
+        t.submit(1, name, tenant=tenant)
+
+    assert order(t, "a", 4) == "b1 n1 e1 n2"
+
+
+def test_in_blis_a_band_is_there_as_soon_as_somebody_was_turned_away_from_it() -> None:
+    """Its ceilings count the bands that there are: of three the middle one waits from 0.75 on, of two the lower from 0.5."""
+    t = FlowTimeline(
+        {"flavour": "blis"},
+        saturation_detector="concurrency",
+        max_concurrency=4,
+        usage_limit_threshold=0.5,
+        max_gateway_queue_depth=1,
+    )
+    for name in "abcd":
+        t.submit(0, name, "critical")
+    t.submit(1, "s1")
+    assert t.submit(2, "x1", "batch") == ["x1 reject queue_full"]
+    t.release(2.1, "a")
+    t.release(2.1, "b")
+
+    assert t.advance(3) == ["s1 admit slot_free"]

@@ -113,6 +113,10 @@ def test_prompts_share_keys_as_far_as_they_are_alike() -> None:
     assert keys("m", messages=turn, tools=[{"name": "t"}])[0] != short[0], "tools come first"
     assert reader.read([], body(temperature=0), "m").prefix is None
 
+    picture = [*turn, {"role": "user", "content": "z" * 2_000_000}]
+    assert len(keys("m", messages=picture)) == 2**20 // 16, "one MiB tells it from all others"
+    assert list(keys("m", messages=picture)[: len(short) - 1]) == list(short[:-1])
+
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

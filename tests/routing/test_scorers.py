@@ -108,6 +108,17 @@ def test_prefix_affinity_forgets_the_blocks_that_were_sent_least_recently() -> N
     assert scorer.scores(request(tokens=[1, 9]), fleet) == [1.0]
 
 
+def test_of_a_prompt_that_is_longer_than_its_memory_prefix_affinity_remembers_the_beginning() -> None:
+    """Else it would keep the end, of which nothing can be found without the beginning."""
+    scorer = SCORERS.get("prefix-affinity(block=1, most=4)")()
+    fleet = [View(0), View(1)]
+    scorer.scores(request(tokens=range(10)), fleet)
+    scorer.chosen(request(tokens=range(10)), fleet[1])
+
+    assert scorer.scores(request(tokens=range(10)), fleet) == [0.0, 0.4]
+    assert scorer.scores(request(tokens=range(3)), fleet) == [0.0, 1.0]
+
+
 @given(
     sent=st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 2), min_size=1, max_size=5)), max_size=25),
     most=st.integers(1, 12),
@@ -117,9 +128,9 @@ def test_prefix_affinity_is_an_lru_of_blocks_for_each_instance(sent: list[tuple[
     fleet = [View(index) for index in range(4)]
     memories: list[list[tuple[int, ...]]] = [[] for _ in fleet]
     for place, tokens in sent:
-        chain = [tuple(tokens[: end + 1]) for end in range(len(tokens))]
+        chain = [tuple(tokens[: end + 1]) for end in range(min(len(tokens), most))]
         shares = [
-            next((n for n, prefix in enumerate(chain) if prefix not in memory), len(chain)) / len(chain) for memory in memories
+            next((n for n, prefix in enumerate(chain) if prefix not in memory), len(chain)) / len(tokens) for memory in memories
         ]
         assert scorer.scores(request(tokens=tokens), fleet) == shares
         scorer.chosen(request(tokens=tokens), fleet[place])
@@ -140,6 +151,11 @@ def test_no_hit_lru_spreads_what_nobody_has_cached() -> None:
     scorer.chosen(request(), fleet[1])
     fleet[2].cached = 0
     assert scorer.scores(request(), fleet) == [0.5, 1.0, 0.0], "what is cached somewhere does not count"
+
+
+class NoNumber(BaseScorer):
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        return [float("nan")] * len(fleet)
 
 
 class TooMuch(BaseScorer):
@@ -178,6 +194,10 @@ def test_weights_decide_between_scorers() -> None:
 
 def test_scores_are_cut_off_before_they_are_weighed() -> None:
     assert best(f"{__name__}:TooMuch:1, {__name__}:Best(2, by=0.5):1") == [2]  # 0.5, 0, 0.7
+
+
+def test_a_score_that_is_no_number_is_0() -> None:
+    assert best(f"{__name__}:NoNumber:1, {__name__}:Best(2, by=0.5):1") == [2]
 
 
 def test_equal_sums_are_drawn_and_the_least_difference_decides() -> None:

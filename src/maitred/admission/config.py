@@ -230,10 +230,8 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
             yield "default_max_class is system: every tenant can use the class meant for the control plane"
         if self.mode != "priority" and (self.classes != ClassesConfig() or (self.tenant_policies and not self.reads_classes)):
             yield f"mode is {self.mode}: classes and tenant_policies have no effect (mode: priority)"
-        for tenant in self.tenant_policies:
-            problem = tenant_problem(tenant)
-            if problem:
-                yield f"tenant_policies: {problem}"
+        for key, tenants in (("tenant_policies", self.tenant_policies), ("tenant_budgets", self.tenant_budgets)):
+            yield from (f"{key}: {problem}" for tenant in tenants if (problem := tenant_problem(tenant)))
 
 
 _REQUIRED_BY_SMG: Final = ("reserved_floor", "queue_size", "queue_timeout_secs", "starvation_threshold_secs", "can_preempt")

@@ -180,11 +180,13 @@ class Admission:
         return [*settled, *self._dispatch([self._shared or self._pools[pool]], now)]
 
     def reconfigure(self, config: AdmissionConfig, now: Micros) -> Sequence[Decision]:
-        """Everything that is configured changes at once, for all pools; nobody loses a slot or a place in a queue."""
+        """Everything that is configured changes at once, for all pools; nobody loses a slot or a place in a queue. Raises
+        ConfigError for an admission policy that cannot be had, and then nothing has changed."""
         settled = self._settle(now - self._lag)
         self._configure(config)
         admitted = self._dispatch(self._pools.values(), now)
         self._earliest = self._next_due()
+        self._now = now  # what has become due in the past by this is due now
         return [*settled, *admitted, *self._settle(now)]
 
     def advance(self, now: Micros) -> Sequence[Decision]:
@@ -283,9 +285,9 @@ class Admission:
     def _configure(self, config: AdmissionConfig) -> None:
         """New rules, new pools, the same requests."""
         former = self._pools
+        self._screen = self._screen.under(config)  # first of all: this may fail, and then nothing has changed
         self._config = config
         self._lag = 1 if config.mode == "flow-control" else 0
-        self._screen = self._screen.under(config)
         self.reads_load = self._screen.reads_load or config.mode == "flow-control"
         self._screen.resize(sum(self._capacities.values()))
         self._rules: PoolRules = rules_of(config)

@@ -26,6 +26,8 @@ ROUTING_KEY: Final = b"x-smg-routing-key"
 _PROGRAM: Final = (b"x-program-id", b"x-session-id")
 _LONGEST: Final = 128
 """Characters of a name that is kept as it is: routers remember many."""
+_MOST_COMPARED: Final = 1024 * 1024
+"""Bytes of a prompt: a router needs no more to tell where it was, and pictures in it are large."""
 
 
 class Belonging(msgspec.Struct, frozen=True, gc=False):
@@ -40,12 +42,13 @@ UNREAD: Final = Belonging()
 
 
 class PromptText(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys` of raw JSON, laid out when somebody asks."""
+    """`PrefixKeys` of raw JSON, laid out when somebody asks; of its first MiB."""
 
     parts: tuple[bytes | msgspec.Raw, ...]
 
     def keys(self, block_size: int) -> Sequence[int]:
-        return TextKeys(b"".join(map(bytes, self.parts))).keys(block_size)
+        text = b"".join(memoryview(part)[:_MOST_COMPARED] for part in self.parts)
+        return TextKeys(text[:_MOST_COMPARED]).keys(block_size)
 
 
 class _Body(msgspec.Struct, gc=False):

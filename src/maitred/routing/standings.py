@@ -1,13 +1,10 @@
 """Standings: who has the fewest requests in flight, without looking at everybody.
 
-    shelves[k]    the instances that had k in flight when last looked at, in the order in which they came to this shelf
-    touched       those that a request has left since the last choice
-    least         no shelf below it holds anybody
-
-A choice looks anew at those touched and puts each at the end of its shelf; then it takes the first of the lowest shelf, unless
-that has more in flight by now: then it goes to the end of its new shelf, and the next is looked at. All of this happens at
-most as often as requests are sent and leave, so a choice is O(1) on average, however many instances there are. Among equals
-it is the one that was left in peace for longest: an idle fleet is used in turn.
+A heap of entries (requests in flight when last looked at, when that was, whom it is about), of which the latest of each
+instance counts. A choice looks anew at those that a request has left since the last one, and then takes the first of the heap,
+unless that one has more in flight by now: then it gets its place anew, and the next is looked at. All of this happens at most
+as often as requests are sent and leave, so a choice is O(log n) on average, with n instances. Among equals it is the one that
+was left in peace for longest: an idle fleet is used in turn.
 
 Counts are read from the views and not kept here. That of a backend also has what other models sent there, and it does not
 matter whether a driver counts before or after it says that somebody has left. A count that falls without a word is noticed as
@@ -16,24 +13,28 @@ well, though later: each choice looks at one more instance, in turn.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import TypeAlias
 
 from maitred.contracts import FleetView, InstanceView
+
+_Entry: TypeAlias = tuple[int, int, int]
+"""Requests in flight, the how-manieth look it was, place in the fleet."""
 
 
 class Standings:
     """The instances of one fleet by `in_flight`."""
 
-    __slots__ = ("_fleet", "_known", "_least", "_places", "_shelves", "_touched", "_turn")
+    __slots__ = ("_entries", "_fleet", "_heap", "_looks", "_places", "_touched", "_turn")
 
     def __init__(self, fleet: FleetView) -> None:
         self._fleet = fleet
         self._places = {view.index: place for place, view in enumerate(fleet)}
-        self._known = [view.in_flight for view in fleet]
-        self._shelves: dict[int, OrderedDict[int, None]] = {}  # of a dict, the first would be behind all that were deleted
-        for place, count in enumerate(self._known):
-            self._shelf(count)[place] = None
-        self._least = min(self._known)
+        self._entries: list[_Entry] = [(view.in_flight, place, place) for place, view in enumerate(fleet)]
+        """The latest of each, by place."""
+        self._looks = len(fleet)
+        self._heap = self._entries.copy()
+        heapify(self._heap)
         self._touched: dict[int, None] = {}
         self._turn = 0
 
@@ -43,18 +44,21 @@ class Standings:
 
     def least(self) -> InstanceView:
         """The first of those with the fewest in flight."""
-        fleet, known, shelves = self._fleet, self._known, self._shelves
+        fleet, entries, heap = self._fleet, self._entries, self._heap
         self._look_again()
         while True:
-            shelf = shelves.get(self._least)
-            if shelf is None:
-                self._least += 1
+            first = heap[0]
+            place = first[2]
+            if first is not entries[place]:
+                heappop(heap)
                 continue
-            place = next(iter(shelf))
             view = fleet[place]
-            if view.in_flight <= known[place]:
+            count = view.in_flight
+            if count <= first[0]:
                 return view
-            self._put(place, view.in_flight)
+            self._looks += 1
+            entries[place] = entry = (count, self._looks, place)
+            heapreplace(heap, entry)
 
     def _look_again(self) -> None:
         """At those touched, and at one in turn."""
@@ -65,28 +69,16 @@ class Standings:
                 if place is not None:
                     self._put(place, fleet[place].in_flight)
             touched.clear()
+            if len(self._heap) > 2 * len(fleet) + 16:
+                self._heap[:] = self._entries
+                heapify(self._heap)
         self._turn = turn = (self._turn + 1) % len(fleet)
         count = fleet[turn].in_flight
-        if count < self._known[turn]:
+        if count < self._entries[turn][0]:
             self._put(turn, count)
 
     def _put(self, place: int, count: int) -> None:
-        """At the end of its shelf."""
-        before = self._known[place]
-        shelf = self._shelves[before]
-        if count == before:
-            shelf.move_to_end(place)
-            return
-        del shelf[place]
-        if not shelf:
-            del self._shelves[before]
-        self._known[place] = count
-        self._shelf(count)[place] = None
-        if count < self._least:  # noqa: PLR1730 - min() would cost as much as all of the rest
-            self._least = count
-
-    def _shelf(self, count: int) -> OrderedDict[int, None]:
-        shelf = self._shelves.get(count)
-        if shelf is None:
-            shelf = self._shelves[count] = OrderedDict()
-        return shelf
+        """Behind all others that have as many."""
+        self._looks += 1
+        self._entries[place] = entry = (count, self._looks, place)
+        heappush(self._heap, entry)

@@ -43,7 +43,7 @@ class Weighted(Drawing):
         for scorer, weight in self._weighed:
             scores = scorer.scores(request, fleet)
             sums = [
-                total + (0.0 if score < 0.0 else 1.0 if score > 1.0 else score) * weight
+                total + (1.0 if score > 1.0 else score if score > 0.0 else 0.0) * weight  # what is no number is 0
                 for total, score in zip(sums, scores, strict=True)
             ]
         best = max(sums)

@@ -1,8 +1,7 @@
 """Who waits at one priority, and who of them is next.
 
-With `global-strict` all stand in one line; with `round-robin` each tenant has a line of its own, and the tenants take turns in
-the order of their names. A line goes by arrival, or, with `slo-deadline`, by when the first token should come (those of whom
-nobody says that, last), then by arrival.
+Waiters stand in lines, one for all or one for each tenant (`Lines`). A line goes by arrival, or, with `slo-deadline`, by when
+the first token should come (those of whom nobody says that, last), then by arrival.
 
 Anybody may leave from the middle: his place in the heap is left empty, and dropped when it comes up, or when too many are.
 """
@@ -16,13 +15,15 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import TypeAlias
 
-from maitred.admission.flow_control.config import FlowControlConfig
+from maitred.admission.flow_control.rules import FlowRules, Lines
 from maitred.admission.ticket import Ticket
 from maitred.request import RequestId
 
 Place: TypeAlias = tuple[float, int]
 """Smaller goes first; unique among those who wait."""
 _EVERYBODY = ""
+_NAMELESS = "default"
+"""The tenant of those who name none (BLIS)."""
 
 
 def deadline_of(ticket: Ticket) -> float:
@@ -65,10 +66,10 @@ class _Line:
 class Band:
     """The waiters of one priority."""
 
-    def __init__(self, priority: int, config: FlowControlConfig) -> None:
+    def __init__(self, priority: int, rules: FlowRules) -> None:
         self.priority = priority
-        self._by_deadline = config.dispatch_order == "slo-deadline"
-        self._in_turn = config.fairness_policy == "round-robin"
+        self._by_deadline = rules.limits.dispatch_order == "slo-deadline"
+        self._kind = rules.lines
         self._all: OrderedDict[RequestId, Ticket] = OrderedDict()
         """As they came to wait."""
         self._lines: dict[str, _Line] = {}
@@ -108,14 +109,23 @@ class Band:
 
     def first(self) -> Ticket | None:
         """Who is next; None: nobody waits."""
-        if not self._names:
-            return None
-        after = 0 if self._served is None else bisect_right(self._names, self._served)
-        return self._lines[self._names[after % len(self._names)]].first()
+        return self._lines[self._next()].first() if self._lines else None
 
     def newest(self) -> Ticket | None:
         """Who came last to wait."""
         return next(reversed(self._all.values()), None)
 
+    def _next(self) -> str:
+        """Whose line it is the turn of."""
+        match self._kind:
+            case Lines.ONE:
+                return _EVERYBODY
+            case Lines.OLDEST:
+                return self._name(next(iter(self._all.values())))
+            case Lines.IN_TURN_ANEW if self._served not in self._lines:
+                return self._names[0]
+        after = 0 if self._served is None else bisect_right(self._names, self._served)
+        return self._names[after % len(self._names)]
+
     def _name(self, ticket: Ticket) -> str:
-        return ticket.tenant if self._in_turn else _EVERYBODY
+        return _EVERYBODY if self._kind is Lines.ONE else ticket.tenant or _NAMELESS

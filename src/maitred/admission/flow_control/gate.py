@@ -37,7 +37,7 @@ class Gate:
         """The band of that priority. One that is made stays."""
         band = self._by_priority.get(priority)
         if band is None:
-            band = self._by_priority[priority] = Band(priority, self._rules.limits)
+            band = self._by_priority[priority] = Band(priority, self._rules)
             insort(self._bands, band, key=lambda b: -b.priority)
         return band
 

@@ -14,7 +14,7 @@ At one instant inputs come before ticks: who arrives at a tick may go in with it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from maitred.admission.flow_control.detectors import READERS, in_flight_of
@@ -48,8 +48,9 @@ class FlowPool(Pool):
         self._tick: Micros | None = None
         """The next one; if it is past, nobody waited then."""
         self._expiries: list[tuple[Micros, int, Ticket]] = []
-        """When waiters' time is up, a heap; who does not wait any more is dropped when it comes up."""
-        self._expired = 0
+        """When waiters' time is up, a heap; who does not wait any more is dropped when it comes up, or when there are too many
+        such."""
+        self._joined = 0
         self.resize(0)
 
     # Coming and leaving.
@@ -63,8 +64,7 @@ class FlowPool(Pool):
             return decisions
         ticket.turn = self._turns.last()
         self.gate.add(ticket)
-        if self.flow.ticks and (self._tick is None or self._tick < now):
-            self._tick = now + self.flow.limits.dispatch_tick_interval_us
+        self._wind_up(now)
         decisions += self._let_in(now, load)
         if ticket.state is State.NEW:
             ticket.on(Event.QUEUE)
@@ -92,12 +92,11 @@ class FlowPool(Pool):
             ticket.on(Event.QUEUE)
             ticket.queued_at = ticket.submitted_at
             if ticket.other is not None:
-                ticket.other = ticket.other.other = None
+                ticket.other.other = None
+                ticket.other = None
         ticket.totals.waiting -= 1  # counted again
         self.gate.add(ticket)
         self._join(ticket, ticket.queued_at)
-        if self.flow.ticks and self._tick is None:
-            self._tick = ticket.queued_at
 
     # Who goes in.
 
@@ -143,8 +142,8 @@ class FlowPool(Pool):
 
     def _make_room(self, ticket: Ticket, now: Micros) -> list[Decision]:
         """A place to wait for a newcomer, or he is rejected."""
-        limits = self.flow.limits
-        if limits.per_band_capacity and len(self.gate.band(ticket.slo_priority)) >= limits.per_band_capacity:
+        limits, band = self.flow.limits, self.gate.band(ticket.slo_priority)
+        if limits.per_band_capacity and len(band) >= limits.per_band_capacity:
             return [self._reject(ticket, Reason.BAND_FULL, now)]
         if not limits.max_gateway_queue_depth or len(self.gate) < limits.max_gateway_queue_depth:
             return []
@@ -159,10 +158,19 @@ class FlowPool(Pool):
         if not self.waiting:
             self.forecasts[SHARED].began(now)
         self._wait(ticket)
+        self._wind_up(now)
         if self.flow.limits.request_ttl_us:
-            self._expired += 1
+            self._joined += 1
             due = ticket.submitted_at + self.flow.limits.request_ttl_us
-            heappush(self._expiries, (due, self._expired, ticket))
+            heappush(self._expiries, (due, self._joined, ticket))
+            if len(self._expiries) > 64 + 4 * self.waiting:
+                self._expiries = [entry for entry in self._expiries if entry[2].state is State.QUEUED]
+                heapify(self._expiries)
+
+    def _wind_up(self, now: Micros) -> None:
+        """Somebody comes to wait: there is a tick after `now`, if time alone may let him in."""
+        if self.flow.ticks and (self._tick is None or self._tick < now):
+            self._tick = now + self.flow.limits.dispatch_tick_interval_us
 
     def _left_queue(self, ticket: Ticket, now: Micros) -> None:
         self._wait_no_more(ticket)
@@ -239,8 +247,5 @@ class FlowPool(Pool):
             yield f"{self.waiting} counted as waiting, {len(self.gate)} at the gate, {len(waiting)} in its bands"
         if any(ticket.state is not State.QUEUED for ticket in waiting):
             yield f"who stands at the gate does not wait: {waiting}"
-        limits = self.flow.limits
-        if limits.max_gateway_queue_depth and self.waiting > limits.max_gateway_queue_depth:
-            yield f"{self.waiting} wait, more than may"
         if self.waiting and self.flow.ticks and self._tick is None:
             yield "somebody waits, and nothing will let him in"

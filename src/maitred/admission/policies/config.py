@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from maitred.slo_classes import MOST_PRIORITY, SLO_PRIORITIES
+from maitred.slo_classes import FORMER_NAMES, MOST_PRIORITY, SLO_PRIORITIES
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,12 +48,16 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
         for tenant, share in self.tenant_budgets.items():
             if not 0 <= share <= 1:
                 raise ValueError(f"tenant_budgets: {tenant} must be from 0 to 1, a share of all slots")
+        self._check_classes()
+
+    def _check_classes(self) -> None:
+        for key, names in (("slo_priorities", self.slo_priorities), ("slo_targets", self.slo_targets)):
+            for former, today in FORMER_NAMES.items():  # requests that name it are of the class of today
+                if former in names:
+                    raise ValueError(f"{key}: the SLO class {former} is called {today} now")
         for name, priority in self.slo_priorities.items():
             if abs(priority) > MOST_PRIORITY:
                 raise ValueError(f"slo_priorities: {name} must be from -{MOST_PRIORITY} to {MOST_PRIORITY}")
-        self._check_targets()
-
-    def _check_targets(self) -> None:
         for name, target in self.slo_targets.items():
             if name not in SLO_PRIORITIES and name not in self.slo_priorities:
                 raise ValueError(f"slo_targets: there is no SLO class {name} (known: {', '.join(SLO_PRIORITIES)})")

@@ -33,7 +33,7 @@ class AdmissionPolicy(ABC):
 
     def __init__(self, config: PolicyConfig) -> None:
         self.config = config
-        """Where its parameters are."""
+        """Where its parameters are. What is said there of SLO classes and tenants may change in service."""
 
     @abstractmethod
     def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from maitred.admission.policies.config import PolicyConfig
-from maitred.admission.policies.policy import POLICIES
+from maitred.admission.policies.policy import POLICIES, AdmissionPolicy
 from maitred.admission.policies.tenant_budgets import Account, TenantBudgets
 from maitred.admission.ticket import HOLDING, Event, Ticket
 from maitred.admission.vocabulary import Action
 from maitred.contracts import FleetLoad
 from maitred.decisions import Decision
+from maitred.errors import ConfigError
 from maitred.units import Micros
+
+_OF_REQUESTS: Final = ("tenant_budgets", "slo_priorities", "slo_targets")
+"""Keys that are no policy's own."""
+_OF_POLICIES: Final = tuple(key for key in PolicyConfig.__struct_fields__ if key not in _OF_REQUESTS)
 
 
 class Screen:
-    """One policy and its budgets. Raises ConfigError for an unknown policy."""
+    """One policy and its budgets. Raises ConfigError for a policy that cannot be had."""
 
-    def __init__(self, config: PolicyConfig) -> None:
+    def __init__(self, config: PolicyConfig, policy: AdmissionPolicy | None = None) -> None:
+        """`policy` is the one that `config` names, if there is one already."""
         self._config = config
-        self._policy = POLICIES.get(config.policy)(config)
+        self._policy = self._bare = policy or _made(config)
         self._budgets: TenantBudgets | None = None
         if config.tenant_budgets:
-            self._policy = self._budgets = TenantBudgets(config, self._policy)
+            self._policy = self._budgets = TenantBudgets(config, self._bare)
         self.idle = config.refuses_nobody
         """Whether nobody need be shown to it."""
 
     def under(self, config: PolicyConfig) -> Screen:
-        """The screen for `config`: this one, with all it remembers, if nothing changes for it."""
-        same = all(getattr(config, key) == getattr(self._config, key) for key in PolicyConfig.__struct_fields__)
-        return self if same else Screen(config)
+        """The screen for `config`. The policy stays, with all it remembers, if nothing changes for it."""
+        if any(getattr(config, key) != getattr(self._config, key) for key in _OF_POLICIES):
+            return Screen(config)
+        self._bare.config = config
+        return Screen(config, self._bare)
 
     @property
     def reads_load(self) -> bool:
@@ -57,3 +67,14 @@ class Screen:
 
     def _account(self, tenant: str) -> Account | None:
         return None if self._budgets is None else self._budgets.account(tenant)
+
+
+def _made(config: PolicyConfig) -> AdmissionPolicy:
+    policy = POLICIES.get(config.policy)
+    try:
+        return policy(config)
+    except ConfigError:
+        raise
+    except Exception as error:  # one of the user's own may raise anything
+        what = f"admission policy {config.policy!r} cannot be made: {type(error).__name__}: {error}"
+        raise ConfigError(what, where="admission.policy") from error

@@ -10,7 +10,7 @@ The arithmetic is BLIS's, in floats and in its order of operations: it is refill
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from maitred.admission.policies.config import PolicyConfig
 from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
@@ -20,6 +20,9 @@ from maitred.units import SECOND, Micros
 
 if TYPE_CHECKING:
     from maitred.admission.ticket import Ticket
+
+_LIFETIME_SECS: Final = 1e9
+"""Nobody waits for longer."""
 
 
 @POLICIES.register("token-bucket")
@@ -42,7 +45,8 @@ class TokenBucketPolicy(AdmissionPolicy):
         return Refusal(Reason.BUCKET_EMPTY, self._filled_in(ticket.prompt_tokens))
 
     def _filled_in(self, tokens: int) -> Micros | None:
-        """How long it takes until there are so many, if nobody else comes; None: for ever."""
-        if tokens > self._capacity or not self._rate:
+        """How long it takes until there are so many, if nobody else comes; None: for ever, or as good as that."""
+        missing = tokens - self._level
+        if tokens > self._capacity or missing > self._rate * _LIFETIME_SECS:
             return None
-        return ceil((tokens - self._level) * SECOND / self._rate)
+        return ceil(missing * SECOND / self._rate)

@@ -2,6 +2,7 @@
 
 The router remembers what it sent where, and asks nobody: for each instance the keys of the blocks of the prompts that went
 there, the least recently sent forgotten first. That is about what is in the prefix cache there, if the cache is about as large.
+Of a prompt that is longer than all that can be remembered it is the beginning: its end alone would never be found again.
 
     holders[key]    a bit for each instance that was sent the block `key`
 
@@ -46,10 +47,11 @@ class PrefixAffinity(BaseScorer):
         self._chain: Sequence[int] = ()
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
-        chain = self._chain = chain_of(request, self._block)
+        whole = chain_of(request, self._block)
+        chain = self._chain = whole[: self._most]
         if not chain:
             return [0.0] * len(fleet)
-        matched, blocks = self._matched(chain), len(chain)
+        matched, blocks = self._matched(chain), len(whole)
         return [matched.get(view.index, 0) / blocks for view in fleet]
 
     def chosen(self, request: Request, view: InstanceView) -> None:

@@ -1,0 +1,183 @@
+"""What holds in every mode, under every policy, and when one takes over from another: driven by Hypothesis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maitred.admission import NO_LOAD, Action, Admission, AdmissionConfig, End, RecordedAdmission, State, Ticket, replay
+from maitred.contracts import FleetLoad, InstanceLoad
+from maitred.decisions import DecisionLog
+from maitred.request import PriorityClass
+from maitred.slo_classes import SLO_PRIORITIES
+from maitred.units import Micros
+
+POOLS = ("m", "n")
+TENANTS = ("", "auth:a", "auth:b", "auth:c")
+SPANS = (0, 1, 400, 1000, 3000, 60_000)
+PRIORITIES = tuple(SLO_PRIORITIES.values())
+
+FLOW = {
+    "saturation_detector": st.sampled_from(("concurrency", "concurrency", "utilization", "never", None)),
+    "max_concurrency": st.integers(1, 2),
+    "queue_depth_threshold": st.sampled_from((1.0, 3.0)),
+    "usage_limit_threshold": st.sampled_from((1.0, 0.5)),
+    "dispatch_order": st.sampled_from(("priority", "fifo", "slo-deadline")),
+    "fairness_policy": st.sampled_from(("global-strict", "round-robin")),
+    "dispatch": st.sampled_from(("all", "one", None)),
+    "max_gateway_queue_depth": st.integers(2, 4),
+    "per_band_capacity": st.sampled_from((0, 2)),
+    "queue_shedding": st.booleans(),
+    "request_ttl_us": st.sampled_from((0, 2000)),
+    "in_flight_eviction": st.booleans(),
+}
+CONFIGS = st.fixed_dictionaries(
+    {
+        "mode": st.sampled_from(("flow-control", "flow-control", "flow-control", "priority", "legacy", "off")),
+        "flavour": st.sampled_from(("maitred", "maitred", "blis")),
+        "on_preempt": st.sampled_from(("reject", "retry")),
+        "policy": st.sampled_from(("always-admit", "always-admit", "token-bucket", "tier-shed", "gaie-legacy")),
+        "token_bucket_capacity": st.just(40.0),
+        "tier_shed_threshold": st.just(3),
+        "tenant_budgets": st.sampled_from(({}, {"auth:a": 0.3, "auth:b": 0.0})),
+        "tenant_policies": st.sampled_from(({}, {"auth:a": {"max_in_flight": 1}, "auth:b": {"max_queued": 1, "weight": 2}})),
+        "slo_priorities": st.sampled_from(({}, {"batch": 2, "urgent": 9})),
+        "legacy": st.sampled_from(({}, {"max_concurrent_requests": 2, "queue_size": 2})),
+        "flow_control": st.fixed_dictionaries(FLOW),
+    }
+).map(lambda said: msgspec.convert(said, AdmissionConfig))
+VERBS = (
+    "submit",
+    "submit",
+    "submit",
+    "submit",
+    "release",
+    "release",
+    "preempted",
+    "first_byte",
+    "resize",
+    "busy",
+    "reconfigure",
+)
+EVENTS = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 59), st.sampled_from(SPANS)), min_size=20, max_size=40)
+
+
+class World:
+    """Two instances behind both models, which show who is in flight as soon as he is, and a driver that does as it is told."""
+
+    def __init__(self, config: AdmissionConfig, log: DecisionLog) -> None:
+        self.core = RecordedAdmission(config, {"m": 2, "n": 1}, log, self._look)
+        self.now: Micros = 0
+        self.busy = 0
+        self.tickets: list[Ticket] = []
+        self.in_flight: set[int] = set()
+        self.ended: dict[int, str] = {}
+
+    def act(self, verb: str, n: int, later: AdmissionConfig) -> None:
+        match verb:
+            case "submit":
+                ticket = Ticket(
+                    len(self.tickets), POOLS[n % 2], PriorityClass(n % 4), TENANTS[n // 2 % 4],
+                    cost=1 + n, prompt_tokens=n, slo_priority=PRIORITIES[n % 5], slo_target=(None, 1000, 9000)[n % 3],
+                )  # fmt: skip
+                self.tickets.append(ticket)
+                load = self.load() if self.core.reads_load else NO_LOAD
+                self.obey(self.core.submit(ticket, self.now, load))
+            case "release" if n < len(self.tickets):
+                self.release(self.tickets[n], End.DRAINED)
+            case "preempted":
+                for victim in [t for t in self.tickets if t.state is State.VICTIM]:
+                    self.release(victim, End.PREEMPTED)
+            case "first_byte" if n < len(self.tickets):
+                self.advance()
+                if self.tickets[n].state not in (State.QUEUED, State.AWAITING):
+                    self.core.first_byte(n, self.now)
+            case "resize":
+                self.obey(self.core.resize(POOLS[n % 2], n % 5, self.now))
+            case "busy":
+                self.busy = n % 4
+            case "reconfigure" if n < 20:
+                self.obey(self.core.reconfigure(later, self.now))
+
+    def advance(self) -> None:
+        self.obey(self.core.advance(self.now))
+        due = self.core.next_deadline()
+        assert due is None or due > self.now
+
+    def release(self, ticket: Ticket, end: End) -> None:
+        self.in_flight.discard(ticket.id)
+        if ticket.state is State.VICTIM and end is not End.PREEMPTED:
+            end = End.DRAINED
+        self.obey(self.core.release(ticket.id, end, self.now))
+        if ticket.state is State.LEFT:
+            self.ended.setdefault(ticket.id, "released")
+
+    def obey(self, decisions: Sequence[Any]) -> None:
+        for decision in decisions:
+            match decision.action:
+                case Action.ADMIT:
+                    assert decision.subject not in self.in_flight
+                    self.in_flight.add(decision.subject)
+                case Action.REJECT:
+                    assert decision.subject not in self.ended
+                    self.ended[decision.subject] = decision.reason
+        self.core.check()
+
+    def load(self) -> FleetLoad:
+        spread = [len(self.in_flight) // 2, len(self.in_flight) - len(self.in_flight) // 2]
+        return FleetLoad(tuple(InstanceLoad(n, self.busy, n, 0.3 * self.busy) for n in spread))
+
+    def _look(self, pool: str, now: Micros) -> FleetLoad:
+        return self.load()
+
+
+def played(
+    config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[tuple[str, int, int]], log: DecisionLog
+) -> World:
+    world = World(config, log)
+    for verb, n, span in happened:
+        world.now += span
+        world.act(verb, n, later)
+    return world
+
+
+@given(CONFIGS, CONFIGS, EVENTS)
+@settings(max_examples=60, deadline=None)
+def test_the_books_balance_and_a_log_runs_again(
+    config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[tuple[str, int, int]]
+) -> None:
+    first: list[bytes] = []
+    second: list[bytes] = []
+    world = played(config, later, happened, DecisionLog(first.append))
+
+    replay(first, DecisionLog(second.append))
+
+    assert b"".join(second) == b"".join(first)
+    here = [t for t in world.tickets if t.state is not State.LEFT]
+    assert len(world.ended) + len(here) == len(world.tickets)
+    assert {t.id for t in here} == set(world.core._tickets)
+    views = [view for pool in world.core.pools for view in world.core.view(pool).classes.values()]
+    assert sum(view.waiting + view.in_flight for view in views) == len(here)
+    assert sum(view.arrived for view in views) == len(world.tickets)
+
+
+@given(CONFIGS, CONFIGS, EVENTS)
+@settings(max_examples=40, deadline=None)
+def test_whoever_waits_gets_in_when_the_others_have_left(
+    config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[tuple[str, int, int]]
+) -> None:
+    world = played(config, later, happened, DecisionLog(lambda line: None))
+    world.busy = 0
+    for pool in POOLS:
+        world.obey(world.core.resize(pool, 4, world.now))
+    for _ in range(4 * len(world.tickets)):
+        for ticket in [t for t in world.tickets if t.state not in (State.LEFT, State.QUEUED, State.AWAITING)]:
+            world.release(ticket, End.PREEMPTED if ticket.state is State.VICTIM else End.DRAINED)
+        world.now = max(world.now, world.core.next_deadline() or 0)
+        world.advance()
+
+    assert not world.core._tickets
