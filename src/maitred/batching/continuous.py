@@ -132,26 +132,26 @@ class ContinuousBatch:
         Takes the blocks of its chunks; those of the decodes are taken as the step runs. Who is preempted has left the batch,
         and is the caller's to put back into the wait queue.
         """
-        blocks, chunks, needed, self.resuming = self._blocks, [], 0, 0
+        blocks, self.resuming = self._blocks, 0
+        open_to = None if waiting is None or self.full else waiting
+        if open_to is None and not self._prefilling:
+            repeat = blocks.steps_free(limit)
+            return Step(repeat) if repeat else self._make_room(())
         budget = room = self._limits.max_num_batched_tokens - self.decodes
-        if self._prefilling:
-            chunks = self._chunks(budget)
+        chunks, needed = self._chunks(budget), 0
+        if chunks:
             needed = sum([self._new_blocks(chunk) for chunk in chunks])
             budget -= sum([chunk.tokens for chunk in chunks])
-        elif waiting is None:
-            repeat = blocks.steps_free(limit)
-            if repeat:
-                return Step(repeat)
         spare = blocks.free - blocks.opens(1) - needed
         if spare < 0:
             return self._make_room(chunks)
         if chunks:
             self._take(chunks, needed)
-        if waiting is not None and not self.full:
-            budget = self._admit(waiting, chunks, spare, budget, now)
+        if open_to is not None:
+            budget = self._admit(open_to, chunks, spare, budget, now)
         if chunks:
             return Step(1, chunks, room - budget)
-        if self._prefixed is not None and waiting is not None and not self.full:
+        if self._prefixed is not None:  # somebody waits, and finds what he finds now
             limit = self._prefixed.steady(limit)
         return Step(blocks.steps_free(limit))
 

@@ -42,7 +42,7 @@ class AheadInstance(Instance):
             seq.queued_at = now
         else:
             begun = self._latency.steps_within(run.shape, max(now - run.start, 1) - 1, run.steps - 1)
-            seq.queued_at = run.start + self._span(run.shape, begun + 1)
+            seq.queued_at = run.start + self._latency.run_time(run.shape, begun + 1)
         if run is None and not self._batch.running:
             self._waiting.add(seq, now)
         else:
@@ -57,7 +57,8 @@ class AheadInstance(Instance):
         if self._arrived or self._batch.leaving:
             self._pick_up()
             if run.steps > 1 and len(self._waiting) and not self._batch.full:
-                run.steps, run.end = 1, run.start + self._span(run.shape, 1)
+                run.steps = 1
+                self._time(run)
         return run
 
     def _leave(self, seq: Seq, now: Micros, kind: EventKind) -> None:

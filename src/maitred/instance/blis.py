@@ -105,11 +105,9 @@ class BlisInstance(Instance):
         seq.emitted = seq.charged = seq.stalled = 0
         seq.first_token_at = None
 
-    def _span(self, shape: BatchShape, steps: int) -> Micros:
-        return self._duration(shape, steps - 1)
-
-    def _over(self, run: Run) -> Micros:
-        return run.start + self._duration(run.shape, run.steps)
+    def _time(self, run: Run) -> None:
+        run.end = run.start + self._duration(run.shape, run.steps - 1)
+        run.over = run.start + self._duration(run.shape, run.steps)
 
     def _duration(self, shape: BatchShape, steps: int) -> Micros:
         """A step without work takes 1 µs."""
@@ -120,7 +118,7 @@ class BlisInstance(Instance):
     def _commit(self, run: Run) -> None:
         stalled = run.step.stalled if isinstance(run.step, BlisStep) else ()
         for seq in stalled:
-            seq.stalled += self._over(run) - run.start
+            seq.stalled += run.over - run.start
             self._ends.forsake()
         super()._commit(run)
         for seq in stalled:

@@ -63,10 +63,13 @@ class Run(msgspec.Struct, gc=False):
     """The step in progress and its repetitions."""
 
     start: Micros
-    end: Micros
     steps: int
     step: Step
     shape: BatchShape
+    over: Micros = 0
+    """When its last step ends."""
+    end: Micros = 0
+    """When what it brings about is there."""
 
 
 class Instance:
@@ -80,6 +83,7 @@ class Instance:
         self.cache = config.new_prefix_cache()
         """What it remembers; None: nothing."""
         self._blocks = _blocks(config, self.cache)
+        self._memory = self._blocks if isinstance(self._blocks, PrefixedBlocks) else None
         limits = BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.long_prefill_token_threshold)
         self._batch = _batch(limits, self._blocks, Victims(config.preemption_policy))
         self._waiting = config.policy().queue(self.cache, rng)
@@ -171,8 +175,8 @@ class Instance:
             _carry_on(seq, carried)
         self._seqs[request.id] = seq
         self._answers[request.id] = self.answer(request, output_tokens)
-        if whole is not None and isinstance(self._blocks, PrefixedBlocks):
-            self._blocks.expect(seq, whole)
+        if whole is not None and self._memory is not None:
+            self._memory.expect(seq, whole)
         self._line_up(seq, now)
         if run is None:
             if self._boundary < now and len(self._seqs) == 1:
@@ -266,8 +270,8 @@ class Instance:
             self._preempted(seq, now)
         if not (step.chunks or batch.decodes or step.preempted):
             raise InvariantError(f"{self.waiting} sequences wait and none fits an empty instance")
-        shape = batch.shape(step)
-        run = self._run = Run(now, now + self._span(shape, step.repeat), step.repeat, step, shape)
+        run = self._run = Run(now, step.repeat, step, batch.shape(step))
+        self._time(run)
         if run.steps > 1 and waiting is not None and not batch.full:  # full, nobody asks who is next
             stable = waiting.stable_until(now)
             if stable is not None:
@@ -285,24 +289,24 @@ class Instance:
 
     def _cut(self, run: Run, now: Micros) -> None:
         """End the run at the first step boundary at or after `now`, and not before its first step is over."""
-        if run.steps == 1 or self._over(run) <= now:
+        if run.steps == 1 or run.over <= now:
             return
         steps = 1 + self._latency.steps_within(run.shape, max(now - run.start, 1) - 1, run.steps - 1)
         if steps < run.steps:
             run.steps = steps
-            run.end = run.start + self._span(run.shape, steps)
+            self._time(run)
 
-    def _span(self, shape: BatchShape, steps: int) -> Micros:
-        """From the beginning of a run to the instant at which it is over and what it brought about is there."""
-        return self._latency.run_time(shape, steps)
+    def _time(self, run: Run) -> None:
+        """Find out when `run` ends."""
+        run.end = run.over = run.start + self._latency.run_time(run.shape, run.steps)
 
     def settle(self, now: Micros) -> None:
-        """Count the steps of the run in progress that ended by `now`, which is before its end: `free_blocks` and `emitted` are
-        as of then. The rest stays a run, so whoever only looks need not ask for the next event anew."""
+        """Count the steps of the run in progress that ended by `now`, but not its last: `free_blocks` and `emitted` are as of
+        then. The rest stays a run, so whoever only looks need not ask for the next event anew."""
         run = self._run
         if run is None or run.steps == 1 or run.start >= now:
             return
-        steps = self._latency.steps_within(run.shape, now - run.start, run.steps)
+        steps = self._latency.steps_within(run.shape, now - run.start, run.steps - 1)
         if steps:
             self._part_over(run, steps)
 
@@ -326,7 +330,7 @@ class Instance:
 
     def _commit(self, run: Run) -> None:
         """The run is over: prompts may be complete, sequences may end."""
-        now, batch = self._over(run), self._batch
+        now, batch = run.over, self._batch
         if self.meter is not None:
             self.meter.ran(run.shape, run.steps, now - run.start, batch.resuming)
         batch.run(run.steps)
@@ -336,10 +340,6 @@ class Instance:
         while (end := self._ends.first()) == batch.number:
             self._leave(self._ends.pop(), now, _FINISHED)
         self._end_step = end
-
-    def _over(self, run: Run) -> Micros:
-        """When the last step of `run` ends."""
-        return run.end
 
     def _commit_chunks(self, step: Step, now: Micros) -> None:
         for chunk in step.chunks:
@@ -387,8 +387,8 @@ class Instance:
 
     def _forget(self, seq: Seq, now: Micros, kind: EventKind) -> None:
         del self._seqs[seq.request.id], self._answers[seq.request.id]
-        if isinstance(self._blocks, PrefixedBlocks):
-            self._blocks.forget(seq)
+        if self._memory is not None:
+            self._memory.forget(seq)
         self._waiting.left(seq, now)
         self._events.append(InstanceEvent(now, kind, seq))
 

@@ -48,20 +48,17 @@ class Meter:
         if not decodes:
             return
         first = span // steps if steps == 1 or self._even else self._latency.step_time(shape)
-        if first * steps == span:
-            self._add(first, decodes * steps)
-        else:
+        if first * steps != span:
             self._spread(shape, steps, span, first)
+            return
+        exactly = self._exactly
+        exactly[first] = exactly.get(first, 0) + decodes * steps
+        if len(exactly) > _MOST:
+            self._settle()
 
     def paused(self, gap: Micros) -> None:
         """A sequence stood still between two of its tokens, `gap` after each other: its KV was lost, or on its way."""
-        self._add(gap, 1)
-
-    def _add(self, gap: Micros, times: int) -> None:
-        exactly = self._exactly
-        exactly[gap] = exactly.get(gap, 0) + times
-        if len(exactly) > _MOST:
-            self._settle()
+        self._exactly[gap] = self._exactly.get(gap, 0) + 1
 
     def _settle(self) -> None:
         """All gaps are in the sketch."""

@@ -26,9 +26,8 @@ class BlisBlocks(PrefixedBlocks):
         """Who has opened a block for the step about to be formed."""
 
     def find(self, seq: Seq) -> Found:
-        chain = self._content(seq).chain
-        blocks = self.cache.cached(chain)
-        return Found(blocks * self.block_size, self.cache.idle(chain[:blocks])) if blocks else NOTHING
+        look = self.cache.look(self._content(seq).chain)
+        return Found(look.cached * self.block_size, look.idle) if look.cached else NOTHING
 
     def borrow(self, seq: Seq) -> None:
         """`seq` enters on the blocks of its whole prompt, and owns none of them."""

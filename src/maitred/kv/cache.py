@@ -10,8 +10,8 @@ blocks of its own:
     cache.unlock(lock)                       # all of them are free; what was published stays cached until evicted
 
 A fully cached prompt must leave at least one token to compute, or no token could come out. The caller sees to it: it locks at
-most `(prompt_tokens - 1) // block_size` blocks. Before, `cached` and `idle` tell what locking would find and what it would
-cost, and change nothing.
+most `(prompt_tokens - 1) // block_size` blocks. Before, `look` tells what locking would find and what it would cost, and
+changes nothing.
 
 **Taking is lazy.** `take` only counts. Whom it evicts is made real by the first look that could tell (`settle`), and whose the
 blocks are is said by `claim`, any time until the owner lets go. So an instance that skips time takes what its decoding
@@ -41,6 +41,14 @@ class Lock(msgspec.Struct, eq=False):
 
     published: int = 0
     plain: int = 0
+
+
+class Look(msgspec.Struct, frozen=True, gc=False):
+    """What locking a chain would find, in blocks."""
+
+    cached: int
+    idle: int
+    """Of these, those that nobody holds: to lock them takes as many of the free ones."""
 
 
 L = TypeVar("L", bound=Lock)
@@ -85,6 +93,11 @@ class PrefixCache(PrefixView, Protocol[L]):
     def idle(self, chain: Sequence[int]) -> int:
         """Of these, how many nobody holds: to lock `chain` takes so many of the free ones."""
         ...
+
+    def look(self, chain: Sequence[int]) -> Look:
+        """Both at once."""
+        cached = self.cached(chain)
+        return Look(cached, self.idle(chain[:cached]) if cached else 0)
 
     def touch(self, chain: Sequence[int]) -> int:
         """Its cached prefix is wanted now: as recent as if it had just been used. Returns `cached(chain)`."""

@@ -27,7 +27,7 @@ import msgspec
 
 from maitred.contracts import PrefixWatcher
 from maitred.errors import InvariantError
-from maitred.kv.cache import Lock, PrefixCache, Watchers
+from maitred.kv.cache import Lock, Look, PrefixCache, Watchers
 
 
 class Run:
@@ -378,7 +378,7 @@ def _after(keys: list[int], chain: Sequence[int], position: int) -> int:
     low, high = position, position + len(keys)
     if high <= len(chain) and chain[high - 1] == keys[-1]:
         return high
-    high = min(high, len(chain) + 1)
+    high = min(high, len(chain))
     while high - low > 1:
         middle = (low + high) // 2
         if chain[middle] == keys[middle - position]:
@@ -392,10 +392,10 @@ def _parts(lock: BlockLock) -> list[Run]:
     """The runs that a lock holds, first block first, as they are by now."""
     parts: list[Run] = []
     for run, blocks in lock.runs:
-        part: Run | None = run
-        left = blocks
-        while left and part is not None:
+        parts.append(run)
+        left, part = blocks - len(run.keys), run.rest
+        while left:
+            assert part is not None
             parts.append(part)
-            left -= len(part.keys)
-            part = part.rest
+            left, part = left - len(part.keys), part.rest
     return parts

@@ -100,10 +100,8 @@ class PrefixedBlocks(BlockCounts):
         """What is here already of `seq`, which wants to enter."""
         usable = (seq.target - 1) // self.block_size
         chain = self._whole(seq, usable) if seq.preemptions else self._content(seq).chain
-        blocks = self.cache.cached(chain[:usable])
-        if not blocks:
-            return NOTHING
-        return Found(blocks * self.block_size, self.cache.idle(chain[:blocks]))
+        look = self.cache.look(chain[:usable])
+        return Found(look.cached * self.block_size, look.idle) if look.cached else NOTHING
 
     def admit(self, seq: Seq, found: Found) -> None:
         """`seq` enters, and uses what was found."""

@@ -33,7 +33,7 @@ class LeastLoaded(Drawing):
 
     about = RouterInfo(
         line="fewest requests in flight; among equals the one left in peace for longest",
-        complexity="O(1); O(n) if load=effective",
+        complexity="O(log n); O(n) if load=effective",
         reads="in flight",
     )
 
