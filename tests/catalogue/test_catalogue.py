@@ -12,6 +12,7 @@ from maitred.instance.latency import HardwareSpec
 
 BILLIONS = {
     "llama-3.1-8b": 8.03,
+    "llama-3-8b": 8.03,
     "llama-3.1-70b": 70.55,
     "llama-2-7b": 6.74,
     "llama-4-scout-17b-16e": 107.8,
@@ -43,6 +44,7 @@ def test_every_model_has_as_many_parameters_as_its_publisher_says() -> None:
         ("meta-llama/llama-3.1-8b-instruct", "llama-3.1-8b"),
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
         ("LLAMA-3.3-70B", "llama-3.1-70b"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b-instruct-2507"),
         ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
@@ -83,6 +85,22 @@ def test_hardware_has_a_source_and_its_memory() -> None:
 
         assert found.source
         assert found.memory_gib >= 24
+
+
+def test_a_name_that_is_another_models_has_its_context() -> None:
+    """Llama 3 has the shape of Llama 3.1, and takes 8,192 tokens."""
+    assert find_model("meta-llama/Meta-Llama-3-8B").max_position_embeddings == 8192
+    assert find_model("meta-llama/Llama-3.1-8B").max_position_embeddings == 131_072
+    with pytest.raises(ConfigError, match="unknown model"):
+        find_model("ibm-granite/granite-3.0-8b-instruct")  # of 4,096
+
+
+def test_eight_bits_are_twice_as_fast_as_sixteen() -> None:
+    """So both figures are those without sparsity."""
+    for name in hardware_names():
+        found = find_hardware(name)
+
+        assert found.peak_tflops_fp8 == 0 or found.peak_tflops_fp8 == pytest.approx(2 * found.peak_tflops, rel=0.02)
 
 
 def test_unknown_hardware_is_answered_with_the_nearest() -> None:

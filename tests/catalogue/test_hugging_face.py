@@ -88,6 +88,11 @@ def test_rope_scaling_lengthens_the_context(read: Any) -> None:
     assert read(LLAMA | {"rope_scaling": scaling, "max_position_embeddings": 4096}).max_position_embeddings == 16384
 
 
+def test_a_type_that_is_not_said_is_sixteen_bits(read: Any) -> None:
+    assert read(LLAMA | {"torch_dtype": None}).bytes_per_element == 2.0
+    assert read({key: value for key, value in LLAMA.items() if key != "torch_dtype"} | {"dtype": "float32"}).weight_width == 4.0
+
+
 def test_the_text_part_of_a_model_that_also_sees(read: Any) -> None:
     assert read({"vision_config": {}, "text_config": LLAMA}).hidden_size == 4096
 
@@ -98,7 +103,11 @@ def test_the_text_part_of_a_model_that_also_sees(read: Any) -> None:
         ({"bits": 4, "quant_method": "awq"}, 0.5),
         ({"quant_method": "fp8"}, 1.0),
         ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, 1.0),
-        ({"quant_method": "other"}, 2.0),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": 1, "b": {"weights": {"num_bits": 4}}}}, 0.5),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 0.5),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True}, 1.0),
+        ({"quant_method": "mxfp4"}, 4.25 / 8),
+        ({}, 2.0),
     ],
 )
 def test_quantised_weights(read: Any, quantization: object, width: float) -> None:
@@ -115,6 +124,18 @@ def test_quantised_weights(read: Any, quantization: object, width: float) -> Non
         (LLAMA | {"num_hidden_layers": "32"}, "num_hidden_layers must be a whole number"),
         (LLAMA | {"torch_dtype": "float7"}, "unknown torch_dtype 'float7'"),
         (LLAMA | {"num_local_experts": 8}, "experts_per_token must be from 1"),
+        (LLAMA | {"hidden_act": None, "activation": "gelu"}, "not gated .activation gelu."),
+        (LLAMA | {"num_hidden_layers": True}, "num_hidden_layers must be a whole number"),
+        (LLAMA | {"head_dim": -128}, "head_dim must be from 0"),
+        (LLAMA | {"vocab_size": 10**30}, "vocab_size must be from 1"),
+        (LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 1e308}}, "rope_scaling.factor must be above 0"),
+        (LLAMA | {"rope_scaling": {"type": "linear", "factor": -3}}, "rope_scaling.factor must be above 0"),
+        (LLAMA | {"quantization_config": {"quant_method": "hqq"}}, "quantization_config .hqq. does not say how wide"),
+        (LLAMA | {"quantization_config": {"bits": "auto"}}, "does not say how wide"),
+        (DEEPSEEK | {"interleave_moe_layer_step": -1}, "interleave_moe_layer_step must be from 0"),
+        (DEEPSEEK | {"first_k_dense_replace": 61}, "with first_dense_layers 61 no layer has experts"),
+        (DEEPSEEK | {"decoder_sparse_step": 2}, "only some of its layers have experts"),
+        (DEEPSEEK | {"qk_rope_head_dim": -64}, "qk_rope_head_dim must be from 1"),
     ],
 )
 def test_what_cannot_be_used(read: Any, config: Any, wrong: str) -> None:

@@ -90,6 +90,27 @@ def test_gpus_that_do_not_divide_the_heads() -> None:
         resolved(InstanceConfig(model=LLAMA, tensor_parallel_size=3))
 
 
+def test_gpus_that_do_not_share_the_kv_heads_evenly() -> None:
+    with pytest.raises(ConfigError, match=r"divide the 4 KV heads of qwen2\.5-7b, or be a multiple of them, not 7"):
+        resolved(InstanceConfig(model="qwen2.5-7b", tensor_parallel_size=7))
+    assert resolved(InstanceConfig(model="qwen3-30b-a3b", tensor_parallel_size=8)).total_kv_blocks
+
+
+def test_a_model_that_leaves_no_room_for_a_prompt(tmp_path: Path) -> None:
+    shape = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1024, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 1}))
+
+    with pytest.raises(ConfigError, match="max_model_len must be at least 2"):
+        resolved(InstanceConfig(model=str(tmp_path)))
+
+
+def test_a_scale_beyond_all_reason() -> None:
+    config = InstanceConfig(latency_scale=1e6)
+
+    with pytest.raises(ConfigError, match=r"from 0 to 3.6e\+09 .*latency_scale 1e\+06"):
+        config.latency_model()
+
+
 @pytest.mark.parametrize(
     ("model", "hardware", "tp", "blocks"),
     [
@@ -97,9 +118,9 @@ def test_gpus_that_do_not_divide_the_heads() -> None:
         ("llama-3.1-8b", "H100", 1, 26312),
         # as BLIS's own tests have it, since it divides by what a token takes on all GPUs: (571.2 - 20.46) GiB at 512 per GiB
         ("llama-3.1-8b", "H100", 8, 281980),
-        ("llama-3.1-8b", "H100", 16, 574434),
         ("llama-3.1-70b", "H200", 8, 178889),
-        ("llama-3.1-70b", "H200", 16, 385819),
+        # each of 8 KV heads is on two GPUs: (1142.4 - 20.46) GiB at 256 per GiB
+        ("llama-3.1-8b", "H100", 16, 287217),
     ],
 )
 def test_kv_blocks(model: str, hardware: str, tp: int, blocks: int) -> None:

@@ -17,7 +17,12 @@ _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
 _INTERMEDIATE = ("intermediate_size", "ffn_hidden_size", "n_inner")
 _EXPERTS = ("num_local_experts", "num_routed_experts", "n_routed_experts", "num_experts")
 _GATED = ("", "silu", "swiglu", "geglu", "gelu_pytorch_tanh")
+_ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "activation")
 _BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "uint8": 1.0, "fp8": 1.0}
+_MOST_SCALING = 100_000
+_WIDEST_BITS = 32
+_METHODS = {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4.25}
+"""Bits of a weight; a block of 32 in mxfp4 has a scale of 8 bits."""
 _UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
 """Kinds of rope scaling whose max_position_embeddings is the scaled length already (as vLLM reads them)."""
 
@@ -39,11 +44,7 @@ def read_config(path: Path) -> ModelSpec:
 
 
 def _spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
-    activation = str(config.get("hidden_act") or "")
-    if activation not in _GATED:
-        raise ValueError(
-            f"its feed-forward layers are not gated (hidden_act {activation}): no formula here is for such a model"
-        )
+    _check_form(config)
     heads = _number(config, *_HEADS)
     experts = next((value for key in _EXPERTS if (value := _number(config, key, default=0)) > 1), 0)
     per_expert = _number(config, "moe_intermediate_size", default=0)
@@ -73,11 +74,24 @@ def _spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
+def _check_form(config: Mapping[str, Any]) -> None:
+    """Raises ValueError for a model that no formula here is for."""
+    for key in _ACTIVATIONS:
+        if str(config.get(key) or "") not in _GATED:
+            raise ValueError(
+                f"its feed-forward layers are not gated ({key} {config[key]}): no formula here is for such a model"
+            )
+    if _number(config, "decoder_sparse_step", default=1) != 1 or config.get("mlp_only_layers"):
+        raise ValueError(
+            "only some of its layers have experts (decoder_sparse_step, mlp_only_layers): no formula here is for that"
+        )
+
+
 def _number(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:
     """The first of `keys` that is there and not 0."""
     for key in keys:
         value = config.get(key)
-        if value is not None and not isinstance(value, int):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise ValueError(f"{key} must be a whole number, not {value!r}")
         if value:
             return int(value)
@@ -94,34 +108,40 @@ def _longest(config: Mapping[str, Any]) -> int:
         return length
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     factor = scaling.get("factor")
-    if kind in _UNSCALED or not isinstance(factor, int | float):
+    if kind in _UNSCALED or factor is None:
         return length
+    if not isinstance(factor, int | float) or not 0 < factor <= _MOST_SCALING:
+        raise ValueError(f"rope_scaling.factor must be above 0 and at most {_MOST_SCALING:,}, not {factor!r}")
     return int(_number(scaling, "original_max_position_embeddings", default=length) * factor)
 
 
 def _element_bytes(config: Mapping[str, Any]) -> float:
-    kind = config.get("torch_dtype", config.get("dtype", "bfloat16"))
-    if kind not in _BYTES:
+    kind = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
+    if not isinstance(kind, str) or kind not in _BYTES:
         raise ValueError(f"unknown torch_dtype {kind!r} (known: {', '.join(_BYTES)})")
     return _BYTES[kind]
 
 
 def _weight_bytes(quantization: Any) -> float:
-    """Per parameter; 0: not quantised. Where groups of weights differ, as the first one."""
-    if not isinstance(quantization, dict):
+    """Per parameter; 0: not quantised. Where groups of weights differ, as the first one. Raises ValueError where it does not
+    say how wide they are."""
+    if not isinstance(quantization, dict) or not quantization:
         return 0.0
-    bits = quantization.get("bits", quantization.get("w_bit"))
-    if bits is not None:
-        return int(bits) / 8
-    if str(quantization.get("quant_method", "")).lower() == "fp8":
-        return 1.0
+    method = str(quantization.get("quant_method", "")).lower()
+    bits = _METHODS.get(method, quantization.get("bits", quantization.get("w_bit")))
+    if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
+        bits = 4 if quantization.get("load_in_4bit") else 8
     groups = quantization.get("config_groups")
-    if isinstance(groups, dict):
-        for name in sorted(groups):
-            weights = groups[name].get("weights") if isinstance(groups[name], dict) else None
-            if isinstance(weights, dict) and weights.get("num_bits"):
-                return float(weights["num_bits"]) / 8
-    return 0.0
+    if bits is None and isinstance(groups, dict):
+        bits = next((found for name in sorted(groups) if (found := _group_bits(groups[name]))), None)
+    if not isinstance(bits, int | float) or not 0 < bits <= _WIDEST_BITS:
+        raise ValueError(f"quantization_config ({method}) does not say how wide weights are: add bits to it")
+    return bits / 8
+
+
+def _group_bits(group: Any) -> Any:
+    weights = group.get("weights") if isinstance(group, dict) else None
+    return weights.get("num_bits") if isinstance(weights, dict) else None
 
 
 def _shared(config: Mapping[str, Any], per_expert: int) -> int:

@@ -41,7 +41,10 @@ def resolved(config: InstanceConfig) -> InstanceConfig:
     longest = config.max_model_len
     if longest is None and on.model.max_position_embeddings:
         longest = min(on.model.max_position_embeddings, blocks * config.block_size_in_tokens)
-    return replace(config, latency=latency, total_kv_blocks=blocks, max_model_len=longest)
+    try:
+        return replace(config, latency=latency, total_kv_blocks=blocks, max_model_len=longest)
+    except ValueError as error:
+        raise ConfigError(f"{on.model.name} on {on.hardware.name}: {error}", where="model") from error
 
 
 def deployment(config: InstanceConfig) -> Deployment:

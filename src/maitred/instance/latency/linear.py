@@ -7,6 +7,7 @@ from math import isfinite
 import msgspec
 
 from maitred.contracts import BatchShape, LatencyModel, Overheads
+from maitred.errors import ConfigError
 from maitred.units import SECOND, Micros
 
 _HOUR = 3600 * SECOND
@@ -32,18 +33,22 @@ class LinearLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
         return Overheads(queueing=a0, queueing_per_token=a1, per_output_token=int(a2))
 
     def compiled(self, scale: float = 1.0) -> LatencyModel:
-        """Ready to be asked; every step takes `scale` times as long."""
+        """Ready to be asked; every step takes `scale` times as long. Raises ConfigError if one takes more than an hour."""
         if scale == 1.0:
             return self
         b0, b1, b2 = self.beta
-        return LinearLatency((b0 * scale, b1 * scale, b2 * scale), self.alpha)
+        try:
+            return LinearLatency((b0 * scale, b1 * scale, b2 * scale), self.alpha)
+        except ValueError as error:
+            raise ConfigError(f"{error}, which is what latency_scale {scale:g} makes of {self.beta}") from error
 
     def step_time(self, batch: BatchShape) -> Micros:
         b0, b1, b2 = self.beta
         return int(b0 + b1 * batch.prefill + b2 * batch.decodes) or 1
 
     def run_time(self, batch: BatchShape, steps: int) -> Micros:
-        return steps * self.step_time(batch)
+        b0, b1, b2 = self.beta
+        return steps * (int(b0 + b1 * batch.prefill + b2 * batch.decodes) or 1)
 
     def steps_within(self, batch: BatchShape, span: Micros, limit: int) -> int:
         return min(limit, span // self.step_time(batch))

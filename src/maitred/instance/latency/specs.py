@@ -6,6 +6,9 @@ from math import isfinite
 
 import msgspec
 
+_MOST = 1 << 31
+"""Of anything that is counted: far more than any model has."""
+
 
 class AttentionRanks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Multi-head latent attention (DeepSeek): keys and values are kept as one compressed vector per token, for all heads."""
@@ -16,6 +19,10 @@ class AttentionRanks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     v_head_dim: int
     q_lora_rank: int = 0
     """0: queries are not compressed."""
+
+    def __post_init__(self) -> None:
+        _check(self, 1, "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+        _check(self, 0, "q_lora_rank")
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,17 +60,21 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     latent_attention: AttentionRanks | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "intermediate_size", "vocab_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        _check(self, 1, "num_layers", "hidden_size", "num_heads", "num_kv_heads", "intermediate_size", "vocab_size")
+        _check(self, 0, "head_dim", "num_experts", "experts_per_token", "expert_intermediate_size", "shared_intermediate_size")
+        _check(self, 0, "interleave_moe_layer_step", "first_dense_layers", "max_position_embeddings")
         if not self.head_dim and self.hidden_size % self.num_heads:
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}: say head_dim")
         if not (isfinite(self.bytes_per_element) and self.bytes_per_element > 0):
             raise ValueError(f"bytes_per_element must be above 0, not {self.bytes_per_element}")
+        if not (isfinite(self.weight_bytes) and self.weight_bytes >= 0):
+            raise ValueError(f"weight_bytes must be at least 0, not {self.weight_bytes}")
         if self.num_experts > 1 and not 1 <= self.experts_per_token <= self.num_experts:
             raise ValueError(
                 f"experts_per_token must be from 1 to num_experts {self.num_experts}, not {self.experts_per_token}"
             )
+        if self.num_experts > 1 and self.expert_layers < 1:
+            raise ValueError(f"with first_dense_layers {self.first_dense_layers} no layer has experts")
 
     @property
     def weight_width(self) -> float:
@@ -86,8 +97,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.latent_attention.kv_lora_rank + self.latent_attention.qk_rope_head_dim
 
     def kv_shards(self, tensor_parallel_size: int) -> int:
-        """Over how many GPUs the KV of a token is spread: compressed KV is on each of them."""
-        return tensor_parallel_size if self.latent_attention is None else 1
+        """Over how many GPUs the KV of a token is spread: compressed KV is on each of them, and where there are more GPUs than
+        KV heads, a head is on several."""
+        return min(tensor_parallel_size, self.num_kv_heads) if self.latent_attention is None else 1
 
     @property
     def attention_params(self) -> int:
@@ -176,6 +188,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         heads, tp = self.model.num_heads, self.tensor_parallel_size
         if tp < 1 or heads % tp:
             raise ValueError(f"tensor_parallel_size must divide the {heads} heads of {self.model.name}, not {tp}")
+        kv_heads, shards = self.model.num_kv_heads, self.model.kv_shards(tp)
+        if tp % shards or kv_heads % shards:
+            what = f"divide the {kv_heads} KV heads of {self.model.name}, or be a multiple of them"
+            raise ValueError(f"tensor_parallel_size must {what}, not {tp}")
         if self.data_parallel_size < 1:
             raise ValueError(f"data_parallel_size must be at least 1, not {self.data_parallel_size}")
 
@@ -188,3 +204,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def bytes_per_us(self) -> float:
         return self.hardware.bandwidth_tb_s * 1e6
+
+
+def _check(spec: ModelSpec | AttentionRanks, least: int, *names: str) -> None:
+    for name in names:
+        if not least <= getattr(spec, name) <= _MOST:
+            raise ValueError(f"{name} must be from {least} to {_MOST:,}, not {getattr(spec, name)}")
