@@ -2,11 +2,11 @@
 
     python bench/kv_pressure.py [--write docs/evidence.md]
 
-BLIS's experiment: 200 requests of about 512 tokens in and 256 out come within 0.1 s to four instances (Llama-3.1-8B on two H100,
-BLIS's coefficients of that time), fewer KV blocks from row to row, three seeds. It is run by BLIS's rules (a preempted answer
-begins anew, its first token too) and by ours (as vLLM: what came out stays out, its KV is computed again). Beside it what BLIS
-printed in February 2026; since then its rules have changed, and ours of the name `blis` are those of 2026-09, request by request
-(`python -m tests.conformance blis`).
+BLIS's experiment: 200 requests of about 512 tokens in and 256 out come within 0.1 s to four instances (Llama-3.1-8B on two
+H100, BLIS's coefficients of that time), fewer KV blocks from row to row, three seeds. It is run by BLIS's rules (a preempted
+answer begins anew, its first token too) and by ours (as vLLM: what came out stays out, its KV is computed again). Beside it
+what BLIS printed in February 2026; since then its rules have changed, and ours of the name `blis` are the newer ones, which
+`python -m tests.conformance blis` holds request by request.
 
 Below 1,000 blocks BLIS did not end (its issues 297 and 349). Steps are counted here to show that nothing goes round in circles.
 """
@@ -96,7 +96,7 @@ def table() -> Iterator[str]:
     for blocks in BLOCKS:
         blis, ours = (pressed([run(blocks, seed, flavour) for seed in SEEDS]) for flavour in ("blis", "maitred"))
         printed = RECORDED.get(blocks)
-        cells = [f"{blocks:,}", *(f"{figure:,.0f}" for figure in printed or ())] if printed else [f"{blocks:,}", "", ""]
+        cells = [f"{blocks:,}", *(f"{figure:,.0f}" for figure in printed)] if printed else [f"{blocks:,}", "", ""]
         for of in (blis, ours):
             cells += [f"{of.preemptions:,}", f"{of.ttft_p99:,.0f}", f"{of.e2e_p99:,.0f}"]
         reported = "in all" if ours.warned == len(SEEDS) else f"in {ours.warned} of {len(SEEDS)}" if ours.warned else "no"

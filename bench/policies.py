@@ -7,8 +7,8 @@
 
 Equal instances behind a router, no admission, each policy on the same requests. Arrivals come `--speed` times as fast as they
 were recorded, so that somebody waits: where nobody does, all policies are alike. With one size of the KV memory the table shows
-who pays for an order; with several (`--kv-blocks A B C`), what the sizes do to hit rate and median and tail. `--by-length` shows
-the shortest third of the prompts, the middle one and the longest instead.
+who pays for an order; with several (`--kv-blocks A B C`), what the sizes do to hit rate and median and tail. `--by-length`
+shows the shortest third of the prompts, the middle one and the longest instead.
 What a trace lacks is given to it by a rule, the same for each policy: `max_output_tokens`, the answer's length rounded up to
 a power of two and, for every other request, twice that, as clients do who play safe; and a tenant, the first of which sends
 half of all requests.
