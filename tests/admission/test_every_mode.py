@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.admission import NO_LOAD, Action, Admission, AdmissionConfig, End, RecordedAdmission, State, Ticket, replay
+from maitred.admission import NO_LOAD, Action, AdmissionConfig, End, RecordedAdmission, State, Ticket, replay
 from maitred.contracts import FleetLoad, InstanceLoad
 from maitred.decisions import DecisionLog
 from maitred.request import PriorityClass
@@ -50,19 +50,7 @@ CONFIGS = st.fixed_dictionaries(
         "flow_control": st.fixed_dictionaries(FLOW),
     }
 ).map(lambda said: msgspec.convert(said, AdmissionConfig))
-VERBS = (
-    "submit",
-    "submit",
-    "submit",
-    "submit",
-    "release",
-    "release",
-    "preempted",
-    "first_byte",
-    "resize",
-    "busy",
-    "reconfigure",
-)
+VERBS = (*["submit"] * 4, *["release"] * 2, "preempted", "first_byte", "resize", "busy", "reconfigure")
 EVENTS = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 59), st.sampled_from(SPANS)), min_size=20, max_size=40)
 
 

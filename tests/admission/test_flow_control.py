@@ -386,3 +386,21 @@ def test_in_blis_a_band_is_there_as_soon_as_somebody_was_turned_away_from_it() -
     t.release(2.1, "b")
 
     assert t.advance(3) == ["s1 admit slot_free"]
+
+
+def test_what_is_said_of_another_detector_or_of_an_order_that_there_is_not_is_warned_of() -> None:
+    def warnings(flavour: str = "maitred", **flow: Any) -> list[str]:
+        return list(flow_config({"flavour": flavour}, **flow).policy_warnings())
+
+    assert warnings(max_concurrency=3) == []
+    assert warnings(saturation_detector="utilization", queue_depth_threshold=3, dispatch_order="fifo") == []
+    assert warnings(saturation_detector="utilization", max_concurrency=3) == [
+        "max_concurrency has no effect: the saturation detector is utilization, not concurrency"
+    ]
+    assert warnings("blis", max_concurrency=3) == [
+        "max_concurrency has no effect: the saturation detector is never, not concurrency"
+    ]
+    assert warnings(kv_cache_util_threshold=0.5)[0].startswith("kv_cache_util_threshold has no effect")
+    assert warnings("blis", dispatch_order="fifo") == [
+        "dispatch_order: fifo has no effect with flavour: blis, where bands are served by priority"
+    ]

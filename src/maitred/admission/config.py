@@ -220,8 +220,8 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
             yield f"mode is {self.mode}: flow_control has no effect (mode: flow-control)"
         if self.slo_targets and not (self.mode == "flow-control" and self.flow_control.dispatch_order == "slo-deadline"):
             yield "slo_targets have no effect but on flow control with dispatch_order: slo-deadline"
-        if self.mode == "flow-control" and self.flow_control.saturation_detector == "never":
-            yield "saturation_detector is never: nobody ever waits"
+        if self.mode == "flow-control":
+            yield from self.flow_control.without_effect(self.flavour)
 
     def warnings(self) -> Iterator[str]:
         """What is allowed and probably not meant, each as one line."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from math import isfinite
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
+
+from maitred.admission.flavours import Flavour
 
 Detector: TypeAlias = Literal["never", "utilization", "concurrency"]
 DispatchOrder: TypeAlias = Literal["priority", "fifo", "slo-deadline"]
@@ -64,3 +67,25 @@ class FlowControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                 raise ValueError(f"{name} must be from 0 to {MOST_WAITING:,}")
         if self.queue_shedding and not self.max_gateway_queue_depth:
             raise ValueError("queue_shedding has no effect without max_gateway_queue_depth")
+
+    def detector(self, flavour: Flavour) -> Detector:
+        """The one in force."""
+        return self.saturation_detector or ("never" if flavour == "blis" else "concurrency")
+
+    def without_effect(self, flavour: Flavour) -> Iterator[str]:
+        """What is said of a detector that is not in force, or of an order that the flavour does not have, a line each."""
+        for detector, keys in _PARAMETERS.items():
+            for key in keys:
+                if detector != self.detector(flavour) and getattr(self, key) != _DEFAULTS[key]:
+                    yield f"{key} has no effect: the saturation detector is {self.detector(flavour)}, not {detector}"
+        if flavour == "blis" and self.dispatch_order == "fifo":
+            yield "dispatch_order: fifo has no effect with flavour: blis, where bands are served by priority"
+        if self.saturation_detector == "never":
+            yield "saturation_detector is never: nobody ever waits"
+
+
+_PARAMETERS: Final[Mapping[Detector, tuple[str, ...]]] = {
+    "concurrency": ("max_concurrency",),
+    "utilization": ("queue_depth_threshold", "kv_cache_util_threshold"),
+}
+_DEFAULTS: Final = {key: getattr(FlowControlConfig(), key) for keys in _PARAMETERS.values() for key in keys}

@@ -52,7 +52,7 @@ def flow_rules(config: AdmissionConfig) -> FlowRules:
     known = {priority_of(name, config.slo_priorities) for name in (*SLO_PRIORITIES, *config.slo_priorities)}
     return FlowRules(
         limits=limits,
-        detector=limits.saturation_detector or ("never" if blis else "concurrency"),
+        detector=limits.detector(config.flavour),
         dispatch=limits.dispatch or ("one" if blis else "all"),
         band_order="priority" if blis else limits.dispatch_order,
         lines=_BLIS_LINES[limits.fairness_policy] if blis else _LINES[limits.fairness_policy],
