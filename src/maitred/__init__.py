@@ -21,11 +21,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "AdmissionConfig": "maitred.admission",
     "By": "maitred.report",
+    "Candidate": "maitred.study.candidate",
     "ClusterConfig": "maitred.sim",
+    "Comparison": "maitred.study.compare",
     "ConfigError": "maitred.errors",
     "InstanceConfig": "maitred.instance",
     "Job": "maitred.workload",
     "LinearLatency": "maitred.instance",
+    "Load": "maitred.workload.load",
     "MaitredError": "maitred.errors",
     "Outcome": "maitred.sim",
     "PriorityClass": "maitred.request",
@@ -35,10 +38,13 @@ _HOMES = {
     "RoutingConfig": "maitred.routing",
     "Slo": "maitred.report",
     "Summary": "maitred.report",
+    "Swept": "maitred.study.sweep",
     "Targets": "maitred.report",
     "Workload": "maitred.workload",
+    "compare": "maitred.study.compare",
     "open_trace": "maitred.workload",
     "simulate": "maitred.report",
+    "sweep": "maitred.study.sweep",
     "synthetic": "maitred.workload",
 }
 

@@ -15,10 +15,16 @@ from maitred.routing import RoutingConfig as RoutingConfig
 from maitred.sim import ClusterConfig as ClusterConfig
 from maitred.sim import Outcome as Outcome
 from maitred.sim import Results as Results
+from maitred.study.candidate import Candidate as Candidate
+from maitred.study.compare import Comparison as Comparison
+from maitred.study.compare import compare as compare
+from maitred.study.sweep import Swept as Swept
+from maitred.study.sweep import sweep as sweep
 from maitred.workload import Job as Job
 from maitred.workload import Workload as Workload
 from maitred.workload import open_trace as open_trace
 from maitred.workload import synthetic as synthetic
+from maitred.workload.load import Load as Load
 
 __version__: str
 __all__: list[str]

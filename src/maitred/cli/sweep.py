@@ -75,6 +75,8 @@ def _swept(flags: SweepFlags, spec: Path, out: Path) -> Swept:
     from maitred.study.sweep import sweep
     from maitred.study.sweep.written import write_swept
 
+    if flags.ray is not None and flags.jobs is not None:
+        raise ConfigError("--jobs does not go with --ray", hint="a cluster runs as many as it has CPUs")
     if flags.plot is not None:
         require_plots(flags.plot, where="--plot")
     counted = _Counted()

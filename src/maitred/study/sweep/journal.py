@@ -71,18 +71,18 @@ class Journal(Memory):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             before = self._before()
-            if before is not None:
-                self._check(before, about, resume)
-            else:
+            if before is None:
                 (folder / _ABOUT).write_bytes(msgspec.json.encode(about) + b"\n")
+            else:
+                self._check(before, about, resume)
             self._file = self._opened()
         except OSError as error:
             raise self._unusable(error) from error
 
     def _before(self) -> _About | None:
-        """Which sweep is there."""
-        path = self._folder / _ABOUT
-        if not path.exists():
+        """Which sweep is there; None: none of which anything is done."""
+        path, runs = self._folder / _ABOUT, self._folder / RUNS
+        if not (path.exists() and runs.exists() and runs.stat().st_size):
             return None
         try:
             return msgspec.json.decode(path.read_bytes(), type=_About)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INCHES = (6.4, 4.4)
+_WIDE = 30
+"""How many times the least the greatest may be on an even scale."""
 _MEETS, _MISSES, _BEST = "#2a6fc9", "#b9b6ae", "#d9662b"
 
 
@@ -29,7 +31,13 @@ def draw(swept: Swept) -> Figure:
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.subplots()
         _dots(axes, [each for each in swept.tried if not each.meets], (x, y), _MISSES, "misses a constraint")
-        _dots(axes, [each for each in swept.tried if each.meets], (x, y), _MEETS, "meets the constraints")
+        _dots(
+            axes,
+            [each for each in swept.tried if each.meets],
+            (x, y),
+            _MEETS,
+            "meets the constraints" if swept.criteria.constraints else "candidate",
+        )
         front = swept.front
         axes.plot(*_points(front, x, y), color=_MEETS, linewidth=1.2, drawstyle="steps-post", label="none betters it", zorder=1)
         if swept.best is not None:
@@ -37,7 +45,7 @@ def draw(swept: Swept) -> Figure:
         _limits(axes, swept, (x, y))
         axes.set_xlabel(_label(x))
         axes.set_ylabel(_label(y))
-        axes.set_ylim(bottom=0)
+        _scale(axes, _points([*swept.tried], x, y)[1])
         axes.legend(fontsize=8)
     return figure
 
@@ -59,7 +67,16 @@ def _limits(axes: Axes, swept: Swept, names: tuple[str, str]) -> None:
     for constraint in swept.criteria.constraints:
         line = axes.axvline if constraint.metric == x else axes.axhline if constraint.metric == y else None
         if line is not None:
-            line(constraint.limit, color="#6a6862", linestyle="--", linewidth=1)
+            line(constraint.limit, color="#6a6862", linestyle="--", linewidth=1, label="constraint")
+
+
+def _scale(axes: Axes, heights: list[float]) -> None:
+    """Logarithmic where the least could not be seen beside the greatest."""
+    if heights and min(heights) > 0 and max(heights) > _WIDE * min(heights):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
 
 
 def _points(tried: list[Tried], x: str, y: str) -> tuple[list[float], list[float]]:

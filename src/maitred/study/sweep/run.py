@@ -46,7 +46,7 @@ def sweep(
     `out` is a folder that keeps every run as soon as it is done; with `resume`, those that it holds of this very sweep are not
     made again. `jobs` processes (1: this one; None: one for each core), or the Ray cluster at `ray` (`auto`, HOST:PORT). A
     script that wants several processes calls this below `if __name__ == "__main__"`. `env`: variables that count as
-    configuration (MAITRED_...). The result depends neither on how many processes there are, nor on whether it was stopped in between.
+    configuration (MAITRED_...). The result depends neither on how many processes there are, nor on interruptions.
 
     Raises ConfigError for what cannot be.
     """

@@ -18,6 +18,7 @@ from maitred.study.sweep.swept import Swept, Tried
 _WIDEST = 1_000
 _COLUMNS = 80
 _LONGEST_VALUE = 24
+_LONGEST_HEADING = 14
 
 
 def as_text(swept: Swept) -> str:
@@ -60,7 +61,16 @@ def _table(swept: Swept) -> Table:
 def _short(key: str, keys: list[str]) -> str:
     """The last part of a dotted key, if no other ends alike."""
     last = key.rpartition(".")[2]
-    return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
+    return _folded(last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key)
+
+
+def _folded(name: str) -> str:
+    """In two lines, if it is long."""
+    breaks = [at for at, letter in enumerate(name) if letter in "_."]
+    if len(name) <= _LONGEST_HEADING or not breaks:
+        return name
+    middle = min(breaks, key=lambda at: abs(2 * at - len(name)))
+    return f"{name[: middle + 1]}\n{name[middle + 1 :]}"
 
 
 def _heading(name: str) -> str:

@@ -7,9 +7,11 @@ a time, so that little is in vain when a study is stopped. A trace must be reada
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -86,13 +88,25 @@ def _connect(address: str) -> bool:
         raise ConfigError("needs Ray, which is not installed", where=_FLAG, hint="pip install 'maitred[ray]'") from error
     if ray.is_initialized():
         return False
-    if address != "auto":
-        _knock(address)
+    where = _current() if address == "auto" else address
+    _knock(where)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise _nobody(address, _first_line(error)) from error
+        raise _nobody(where, _first_line(error)) from error
     return True
+
+
+def _current() -> str:
+    """The address of the cluster that this machine is in: Ray's variable, or where `ray start` leaves it."""
+    said = os.environ.get("RAY_ADDRESS", "")
+    if said and said != "auto":
+        return said
+    try:
+        return (Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster").read_text().strip()  # noqa: S108
+    except OSError as error:
+        what = "this machine is in no Ray cluster"
+        raise ConfigError(what, where=_FLAG, hint="ray start --head begins one, or name it as HOST:PORT") from error
 
 
 def _knock(address: str) -> None:

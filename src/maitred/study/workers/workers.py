@@ -54,13 +54,12 @@ def cores() -> int:
 
 
 def hired(work: Work, *, jobs: int | None, ray: str | None = None) -> Workers:
-    """`jobs` at a time on this machine (1: in this process; None: one for each core), or on the Ray cluster at `ray`.
+    """`jobs` at a time on this machine (1: in this process; None: one for each core), or on the Ray cluster at `ray`, as many
+    as it has CPUs.
 
     Raises ConfigError for what cannot be, and for a cluster that is not there.
     """
     if ray is not None:
-        if jobs is not None:
-            raise ConfigError("--jobs does not go with --ray", hint="a cluster runs as many as it has CPUs")
         from maitred.study.workers.cluster import RayWorkers
 
         return RayWorkers(work, ray)

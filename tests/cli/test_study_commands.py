@@ -1,0 +1,120 @@
+"""`maitred compare` and `maitred sweep`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+LOAD = ("--rate", "30", "--num-requests", "60")
+SPEC = """\
+base: base.yaml
+workload: {rate: 30, num_requests: 60}
+grid:
+  cluster.num_instances: [1, 2]
+constraints: [ttft_p99_ms <= 100000]
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("instance: {max_num_seqs: 32}\n")
+    (tmp_path / "two.yaml").write_text("cluster: {num_instances: 2}\n")
+    (tmp_path / "sweep.yaml").write_text(SPEC)
+
+
+def test_a_comparison_is_printed_and_written(maitred: Any, files: None) -> None:
+    said = maitred("compare", "base.yaml", "two.yaml", *LOAD, "--seeds", 3, "--jobs", 1, "--json", "c.json")
+    assert said.code == 0
+    assert "A = base.yaml\nB = two.yaml\n" in said.out
+    assert "60 requests, 30 per second; 3 seeds" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    written = msgspec.json.decode(Path("c.json").read_bytes())
+    assert written["seeds"] == [42, 43, 44]
+    assert len(written["figures"][1]) == 3
+    again = maitred("compare", "base.yaml", "two.yaml", *LOAD, "--seeds", 3, "--jobs", 2)
+    assert again.out == said.out
+
+
+def test_metrics_seeds_and_targets_of_a_comparison(maitred: Any, files: None) -> None:
+    more = ("--metric", "slo_attainment,default.ttft_p50_ms", "--metric", "ttft_p50_ms", "--slo-ttft-ms", "0.001")
+    said = maitred("compare", "base.yaml", "two.yaml", *LOAD, "--seeds", 1, "--seed", 7, "--jobs", 1, "--json", "c.json", *more)
+    assert said.code == 0
+    written = msgspec.json.decode(Path("c.json").read_bytes())
+    assert written["seeds"] == [7]
+    (figures,) = written["figures"][0]
+    assert figures["slo_attainment"] == 0
+    assert figures["default.ttft_p50_ms"] == figures["ttft_p50_ms"] > 0
+    assert "SLO: TTFT ≤ 0.001 ms" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("compare", "base.yaml", *LOAD), "there is nothing to compare"),
+        (("compare", "base.yaml", "base.yaml", *LOAD), "one file is given twice"),
+        (("compare", "base.yaml", "nowhere.yaml", *LOAD), "nowhere.yaml: cannot be read"),
+        (("compare", "base.yaml", "two.yaml"), "there is no workload"),
+        (("compare", "base.yaml", "two.yaml", "--rate", "3"), "--num-requests is missing"),
+        (("compare", "base.yaml", "two.yaml", *LOAD, "--seeds", "0"), "--seeds: 0 seeds cannot be used"),
+        (("compare", "base.yaml", "two.yaml", *LOAD, "--metric", "ttft"), "--metric: there is no metric 'ttft'"),
+        (("compare", "base.yaml", "two.yaml", *LOAD, "--jobs", "0"), "--jobs: 0 processes"),
+        (("sweep",), "there is nothing to sweep"),
+        (("sweep", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+        (("sweep", "sweep.yaml", "--jobs", "2", "--ray", "auto"), "--jobs does not go with --ray"),
+        (("sweep", "sweep.yaml", "--plot", "p.gif"), "--plot: "),
+        (("sweep", "sweep.yaml", "--out", "base.yaml"), "base.yaml: cannot be used"),
+    ],
+)
+def test_a_mistake_is_one_line(maitred: Any, files: None, arguments: tuple[str, ...], said: str) -> None:
+    ended = maitred(*arguments)
+    assert ended.code == 2
+    assert said in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_a_sweep_is_printed_and_written(maitred: Any, files: None) -> None:
+    said = maitred("sweep", "sweep.yaml", "--jobs", 1, "--plot", "p.png")
+    assert said.code == 0
+    assert "best" in said.out
+    assert "2 candidates, 2 runs" in said.out
+    folder = Path("sweep.sweep")
+    assert sorted(path.name for path in folder.iterdir()) == ["results.jsonl", "results.parquet", "runs.jsonl", "sweep.json"]
+    assert Path("p.png").read_bytes().startswith(b"\x89PNG")
+    again = maitred("sweep", "sweep.yaml", "--jobs", 1)
+    assert again.code == 2
+    assert "sweep.sweep: it holds a sweep already (--resume goes on with it" in again.err
+    assert maitred("sweep", "sweep.yaml", "--jobs", 1, "--resume").out == said.out
+
+
+def test_a_key_that_is_wrong_has_its_line(maitred: Any, files: None) -> None:
+    Path("sweep.yaml").write_text(SPEC.replace("num_instances", "num_instnces"))
+    assert maitred("sweep", "sweep.yaml").err.startswith(
+        "maitred: error: sweep.yaml:4: unknown key 'cluster.num_instnces' (did you mean 'num_instances'?)"
+    )
+
+
+def test_ctrl_c_leaves_what_can_be_resumed(maitred: Any, files: None, tmp_path: Path) -> None:
+    Path("sweep.yaml").write_text(
+        SPEC.replace("[1, 2]", "[1, 2, 3]").replace("num_requests: 60", "num_requests: 4000") + "seeds: 40\n"
+    )
+    command = [sys.executable, "-m", "maitred", "sweep", "sweep.yaml", "--out", "out", "--jobs", "2"]
+    sweep = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    journal = tmp_path / "out" / "runs.jsonl"
+    for _ in range(600):
+        if journal.exists() and journal.stat().st_size:
+            break
+        time.sleep(0.1)
+    os.killpg(sweep.pid, signal.SIGINT)  # as a terminal does: to its workers as well
+    _, err = sweep.communicate(timeout=60)  # ends when nobody holds the other end: no worker is left
+    assert sweep.returncode == 130
+    done = journal.read_bytes().count(b"\n")
+    assert 0 < done < 120
+    assert err == f"maitred: stopped: {done} of 120 runs are in out; go on with: maitred sweep sweep.yaml --out out --resume\n"

@@ -1,0 +1,66 @@
+"""Workers in processes: every task once, whoever is lost on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from maitred.errors import ConfigError
+from maitred.study.workers import LostWorkersError, hired
+from maitred.study.workers.local import LocalWorkers
+
+
+def upper(task: bytes) -> bytes:
+    return task.upper()
+
+
+def dies_once(task: bytes) -> bytes:
+    """Of a task that is a path, the first time: the file says that it was here."""
+    marker = Path(task.decode())
+    if marker.name == "victim" and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def dies(task: bytes) -> bytes:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def test_every_task_is_answered_once_and_workers_serve_again() -> None:
+    with LocalWorkers(upper, 2) as workers:
+        for tasks in ([b"a", b"b", b"c", b"d", b"e"], [b"f"], []):
+            answers = {done.index: done.answer for done in workers.answers(tasks)}
+            assert [answers[index] for index in range(len(tasks))] == [task.upper() for task in tasks]
+
+
+def test_the_task_of_a_killed_worker_is_done_by_another(tmp_path: Path) -> None:
+    tasks = [str(tmp_path / name).encode() for name in ("one", "victim", "two", "three")]
+    with LocalWorkers(dies_once, 2) as workers:
+        done = [*workers.answers(tasks)]
+    assert (tmp_path / "victim").exists()
+    assert sorted((each.index, each.answer) for each in done) == [*enumerate(tasks)]
+
+
+def test_a_task_that_kills_its_workers_is_given_up() -> None:
+    with LocalWorkers(dies, 1) as workers, pytest.raises(LostWorkersError, match="lost its worker 3 times"):
+        [*workers.answers([b"x"])]
+
+
+def test_nobody_is_left_when_the_block_ends_early() -> None:
+    with LocalWorkers(upper, 2) as workers:
+        next(workers.answers([b"a", b"b", b"c"]))
+        team = [worker.process for worker in workers._team]
+        pids = [process.pid for process in team]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid or 0, 0)
+
+
+def test_no_processes_at_all_cannot_work() -> None:
+    with pytest.raises(ConfigError, match="--jobs: 0 processes"):
+        hired(upper, jobs=0)

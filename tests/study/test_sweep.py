@@ -1,0 +1,246 @@
+"""Sweeping a grid or a search, and judging what comes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from sweeps import GRID
+
+from maitred import Candidate, ClusterConfig, ConfigError, InstanceConfig, Load, compare, sweep
+from maitred.study.sweep.swept import Swept, Tried
+from maitred.study.sweep.table import as_text
+from maitred.study.sweep.written import write_swept
+
+SEARCH: dict[str, Any] = {
+    "workload": {"rate": 40, "num_requests": 60},
+    "search": {
+        "parameters": {
+            "cluster.num_instances": {"low": 1, "high": 6},
+            "instance.max_num_seqs": [4, 64],
+            "cluster.routing_latency_ms": {"low": 0.1, "high": 10.0, "scale": "log"},
+        },
+        "trials": 12,
+        "batch": 4,
+    },
+    "constraints": ["ttft_p99_ms <= 60"],
+}
+
+
+def test_a_grid_is_every_combination_and_each_figure_that_of_its_own_simulation() -> None:
+    swept = sweep(GRID)
+    assert [tuple(each.values.values()) for each in swept.tried] == [
+        (1, "fcfs"),
+        (1, "sjf"),
+        (2, "fcfs"),
+        (2, "sjf"),
+        (4, "fcfs"),
+        (4, "sjf"),
+    ]
+    sides = [
+        Candidate(
+            cluster=ClusterConfig(num_instances=each.values["cluster.num_instances"]), instance=InstanceConfig(scheduler=name)
+        )
+        for each in swept.tried
+        if (name := each.values["instance.scheduler"])
+    ]
+    same = compare(*sides, workload=Load(**GRID["workload"]), seeds=2, metrics=["ttft_mean_ms"])
+    means = [sum(run["ttft_mean_ms"] or 0 for run in side) / 2 for side in same.figures]
+    assert [each.figures["ttft_mean_ms"] for each in swept.tried] == pytest.approx(means)
+    assert [each.figures["cost"] for each in swept.tried] == [1, 1, 2, 2, 4, 4]
+
+
+def figures(cost: float, ttft: float | None) -> dict[str, float | None]:
+    return {"cost": cost, "gpus": cost, "ttft_p99_ms": ttft}
+
+
+def judged(*found: tuple[float, float | None], limit: float = 500) -> Swept:
+    """Candidates with these costs and TTFTs, of which those within the limit will do."""
+    empty = sweep({**GRID, "grid": {"cluster.num_instances": [1]}, "constraints": [f"ttft_p99_ms <= {limit}"]})
+    tried = [
+        Tried(
+            number=number,
+            values={"n": number},
+            problem="",
+            figures=figures(cost, ttft),
+            meets=empty.criteria.met(figures(cost, ttft)),
+            held=0,
+            seeds=1,
+        )
+        for number, (cost, ttft) in enumerate(found)
+    ]
+    return msgspec.structs.replace(empty, tried=tuple(tried), runs=())
+
+
+def test_the_best_is_the_cheapest_that_meets_the_constraints() -> None:
+    swept = judged((1, 900.0), (2, 480.0), (2, 400.0), (3, 100.0), (1, None))
+    assert swept.best is swept.tried[2]  # of two that cost the same, the faster one
+    assert [each.number for each in swept.front] == [0, 2, 3]
+    assert judged((1, 900.0), (2, 700.0)).best is None
+    assert "None meets them" in as_text(judged((1, 900.0), (2, 700.0)))
+
+
+def test_who_costs_more_and_is_no_faster_is_not_on_the_front() -> None:
+    swept = judged((1, 300.0), (2, 300.0), (3, 299.0), (2, 310.0))
+    assert [each.number for each in swept.front] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("prices", "costs"),
+    [
+        ({}, [2, 4]),
+        ({"price_per_hour": 3}, [6, 6]),
+        ({"price_per_gpu_hour": 2.5}, [5, 10]),
+        ({"price_per_gpu_hour": {"h100": 2, "A100": 1}}, [4, 8]),
+    ],
+)
+def test_what_two_instances_cost(prices: dict[str, Any], costs: list[float]) -> None:
+    base = {"cluster": {"num_instances": 2}, "instance": {"model": "meta-llama/llama-3.1-8b-instruct"}}
+    grid = {"instance.tensor_parallel_size": [1, 2]}
+    swept = sweep({"base": base, "workload": {"rate": 5, "num_requests": 5}, "grid": grid, **prices})
+    assert [each.figures["cost"] for each in swept.tried] == costs
+
+
+def test_a_model_that_does_not_fit_is_said_and_the_others_are_tried() -> None:
+    base = {"instance": {"model": "meta-llama/llama-3.1-70b-instruct"}}
+    grid = {"instance.tensor_parallel_size": [1, 4]}
+    swept = sweep({"base": base, "workload": {"rate": 1, "num_requests": 5}, "grid": grid})
+    assert [bool(each.problem) for each in swept.tried] == [True, False]
+    assert swept.best is swept.tried[1]
+    assert "1 cannot be; the first: hardware: " in " ".join(as_text(swept).split())
+    with pytest.raises(ConfigError, match="none of the 1 candidates can be"):
+        sweep({"base": base, "workload": {"rate": 1, "num_requests": 5}, "grid": {"instance.tensor_parallel_size": [1]}})
+
+
+def test_a_workload_may_be_swept_too() -> None:
+    swept = sweep({"workload": {"num_requests": 30}, "grid": {"workload.rate": [1, 50]}, "metrics": ["responses_per_sec"]})
+    slow, fast = (each.figures["responses_per_sec"] or 0 for each in swept.tried)
+    assert slow < 2 < fast
+
+
+def test_the_results_do_not_depend_on_how_many_processes_there_were(tmp_path: Path) -> None:
+    for folder, jobs in (("one", 1), ("two", 2)):
+        (tmp_path / folder).mkdir()
+        write_swept(sweep(GRID, jobs=jobs), tmp_path / folder)
+    for name in ("results.jsonl", "results.parquet"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_a_search_finds_the_cheapest_that_holds_and_does_it_again_alike() -> None:
+    first = sweep(SEARCH)
+    assert first == sweep(SEARCH, jobs=2)
+    assert first.best is not None
+    assert first.best.meets
+    feasible = [each.figures["cost"] or 0 for each in first.tried if each.meets]
+    assert first.best.figures["cost"] == min(feasible)
+    assert {type(each.values["cluster.num_instances"]) for each in first.tried} == {int}
+    assert {each.values["instance.max_num_seqs"] for each in first.tried} == {4, 64}
+
+
+class StoppedError(Exception):
+    """For a machine that goes down."""
+
+
+def stop_after(runs: int) -> Any:
+    def progress(done: int, total: int) -> None:
+        if done == runs:
+            raise StoppedError
+
+    return progress
+
+
+@pytest.mark.parametrize("spec", [GRID, SEARCH], ids=["grid", "search"])
+def test_a_stopped_sweep_goes_on_where_it_was(spec: dict[str, Any], tmp_path: Path) -> None:
+    whole = sweep(spec)
+    with pytest.raises(StoppedError):
+        sweep(spec, out=tmp_path, progress=stop_after(5))
+    journal = tmp_path / "runs.jsonl"
+    kept = journal.read_bytes()
+    assert kept.count(b"\n") == 5
+    journal.write_bytes(kept + b'{"run":"0123')  # the line that was being written
+    assert sweep(spec, out=tmp_path, resume=True) == whole
+    assert journal.read_bytes().startswith(kept)
+    before = journal.read_bytes()
+    assert sweep(spec, out=tmp_path, resume=True) == whole
+    assert journal.read_bytes() == before  # nothing was made again
+
+
+def test_a_folder_is_not_taken_for_what_it_is_not(tmp_path: Path) -> None:
+    sweep(GRID, out=tmp_path)
+    with pytest.raises(ConfigError, match="holds a sweep already"):
+        sweep(GRID, out=tmp_path)
+    with pytest.raises(ConfigError, match="holds another sweep"):
+        sweep({**GRID, "seeds": 3}, out=tmp_path, resume=True)
+    with pytest.raises(ConfigError, match="holds another sweep"):
+        sweep(GRID, out=tmp_path, resume=True, env={"MAITRED_INSTANCE__MAX_NUM_SEQS": "7"})
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be used"):
+        sweep(GRID, out=tmp_path / "file" / "below")
+    rows = (tmp_path / "runs.jsonl").read_bytes()
+    (tmp_path / "runs.jsonl").write_bytes(b"?\n" + rows)
+    with pytest.raises(ConfigError, match=r"runs\.jsonl:1: this is not a run"):
+        sweep(GRID, out=tmp_path, resume=True)
+
+
+def test_runs_and_a_picture(tmp_path: Path) -> None:
+    swept = sweep(GRID)
+    frame = swept.to_frame()
+    assert frame.height == 12
+    assert frame.columns == [
+        "point",
+        "cluster.num_instances",
+        "instance.scheduler",
+        "seed",
+        "latency_scale",
+        "cost",
+        "gpus",
+        "ttft_mean_ms",
+        "ttft_p99_ms",
+    ]
+    assert frame["instance.scheduler"].to_list()[:4] == ["fcfs", "fcfs", "sjf", "sjf"]
+    assert frame["seed"].to_list()[:2] == [42, 43]
+    swept.plot(tmp_path / "pareto.svg")
+    swept.plot(tmp_path / "again.svg")
+    assert (tmp_path / "pareto.svg").read_bytes() == (tmp_path / "again.svg").read_bytes()
+    assert max(map(len, as_text(swept).splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"grid": {"cluster.num_instnces": [1]}}, "unknown key 'cluster.num_instnces' (did you mean 'num_instances'?)"),
+        ({"grid": {"cluster.num_instances": [0]}}, "num_instances must be from 1"),
+        ({"grid": {"instance.scheduler": ["sjff"]}}, "instance.scheduler: unknown"),
+        ({"grid": {}}, "grid is empty"),
+        ({"grid": {"cluster.num_instances": []}}, "cluster.num_instances has no values"),
+        ({"grid": {f"workload.{key}": [*range(100)] for key in "abc"}}, "1,000,000 combinations are too many"),
+        ({"grid": None}, "grid is missing"),
+        ({"search": SEARCH["search"]}, "search does not go with grid"),
+        ({"gird": {}}, "unknown key 'gird' (did you mean 'grid'?)"),
+        ({"metrics": ["ttft"]}, "there is no metric 'ttft'"),
+        ({"objective": "costs"}, "there is no metric 'costs' (did you mean 'cost'?)"),
+        ({"constraints": ["ttft_p99_ms < 500"]}, "cannot read 'ttft_p99_ms < 500'"),
+        ({"constraints": ["ttft_p99 <= 500"]}, "there is no metric 'ttft_p99'"),
+        ({"pareto": ["cost"]}, "pareto must be two metrics"),
+        ({"workload": {"rate": 3}}, "workload.num_requests is missing"),
+        ({"workload": {"rate": 3, "num_requests": 9, "input_tokens": "foo"}}, "'foo' is not a length"),
+        ({"workload": {"rat": 3}}, "unknown key 'workload.rat' (did you mean 'rate'?)"),
+        ({"workload": {"trace": "nowhere.csv"}}, "nowhere.csv: cannot be read"),
+        ({"base": "nowhere.yaml"}, "nowhere.yaml: cannot be read"),
+        ({"base": {"instance": {"max_num_seq": 3}}}, "unknown key 'instance.max_num_seq'"),
+        ({"price_per_hour": 1, "price_per_gpu_hour": 1}, "price_per_gpu_hour does not go with price_per_hour"),
+        ({"price_per_gpu_hour": {"A100": 1}}, "H100 has no price"),
+        ({"seeds": 0}, "seeds must be from 1"),
+        ({"seeds": [1, 1]}, "the seed 1 is given twice"),
+        ({"grid": None, "search": {"parameters": {"cluster.num_instnces": [1, 2]}}}, "unknown key 'cluster.num_instnces'"),
+        ({"grid": None, "search": {"parameters": {"cluster.num_instances": {"low": 0, "high": 4}}}}, "num_instances must be"),
+        ({"grid": None, "search": {"parameters": {"cluster.num_instances": {"low": 4, "high": 4}}}}, "high must be above low"),
+    ],
+)
+def test_a_mistake_is_said_before_anything_runs(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        sweep({**GRID, **change}, out=tmp_path / "out")
+    assert said in str(error.value)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,79 @@
+"""The same runs on a Ray cluster: two nodes on this machine, with a CPU each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweeps import GRID
+
+from maitred import ConfigError, sweep
+from maitred.study.workers import LostWorkersError
+from maitred.study.workers.cluster import RayWorkers
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'maitred[ray]'")
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+MEMORY = 80 * 2**20  # of a node's object store, in bytes: near the least that Ray takes
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    from ray.cluster_utils import Cluster
+
+    node: dict[str, Any] = {"num_cpus": 1, "object_store_memory": MEMORY}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    try:
+        cluster.add_node(**node)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def test_a_sweep_on_two_nodes_says_what_one_process_does(address: str) -> None:
+    assert sweep(GRID, ray=address) == sweep(GRID)
+
+
+def test_the_run_of_a_lost_worker_is_made_by_another(address: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+
+    def dies_once(task: bytes) -> bytes:
+        if task == b"victim" and not victim.exists():
+            victim.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return task.upper()
+
+    tasks = [b"one", b"victim", b"two", b"three"]
+    with RayWorkers(dies_once, address) as workers:
+        done = {each.index: each.answer for each in workers.answers(tasks)}
+    assert victim.exists()
+    assert done == {0: b"ONE", 1: b"VICTIM", 2: b"TWO", 3: b"THREE"}
+
+
+def test_a_run_that_kills_its_workers_is_given_up(address: str) -> None:
+    def dies(task: bytes) -> bytes:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return task
+
+    with RayWorkers(dies, address) as workers, pytest.raises(LostWorkersError):
+        [*workers.answers([b"x"])]
+
+
+def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(ConfigError, match=f"there is no Ray cluster at 127.0.0.1:{port}: .*refused"):
+        sweep(GRID, ray=f"127.0.0.1:{port}")
+    with pytest.raises(ConfigError, match="'nowhere' is no address of a Ray cluster"):
+        sweep(GRID, ray="nowhere")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    with pytest.raises(ConfigError, match="this machine is in no Ray cluster"):
+        sweep(GRID, ray="auto")
