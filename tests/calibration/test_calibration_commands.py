@@ -42,15 +42,44 @@ def test_a_table_lies_beside_its_configuration_and_simulates(maitred: Maitred) -
     assert maitred("simulate", "--config", "latency.yaml", "--num-requests", 20, "--rate", 5)[0] == 0
 
 
-def test_layer_profiles_become_a_table(maitred: Maitred) -> None:
+def test_layer_profiles_become_a_table_in_an_engine_of_which_the_figures_are_the_same(maitred: Maitred) -> None:
     code, said, _ = maitred("calibrate", RUN, "--out", "latency.yaml")
 
     assert (code, "300 measurements" in said) == (0, True)
-    config = "instance: {max_num_seqs: 128, async_scheduling: true, latency: {model: table, file: latency.table.json}}"
-    Path("engine.yaml").write_text(config)
-    code, said, _ = maitred("validate", "--measured", RUN / "requests.csv", "--config", "engine.yaml", "--json")
-    assert code == 0
-    assert json.loads(said)[0]["mean_error"] < 0.03
+    (of_folder,) = json.loads(maitred("validate", RUN, "--json")[1])
+    (of_files,) = json.loads(maitred("validate", "--measured", RUN / "requests.csv", "--config", "latency.yaml", "--json")[1])
+    assert [line["predicted"] for line in of_files["lines"]] == pytest.approx(
+        [line["predicted"] for line in of_folder["lines"]], rel=1e-3
+    )
+    engine = load(Path("latency.yaml")).instance
+    assert (engine.max_num_seqs, engine.async_scheduling, engine.enable_prefix_caching) == (128, True, True)
+
+
+def test_coefficients_lie_beside_the_model_and_the_gpus_they_are_of(maitred: Maitred) -> None:
+    Path("steps.csv").write_text(STEPS)
+    on = ("--model", "qwen3-8b", "--hardware", "A100", "--tensor-parallel-size", 2)
+    assert maitred("calibrate", "steps.csv", "--latency-model", "trained-physics", *on, "--out", "latency.yaml")[0] == 0
+
+    engine = load(Path("latency.yaml")).instance
+    assert (engine.model, engine.hardware, engine.tensor_parallel_size) == ("qwen3-8b", "A100", 2)
+    assert maitred("simulate", "--config", "latency.yaml", "--num-requests", 5, "--rate", 5)[0] == 0
+
+
+def test_answers_of_one_token_have_no_time_per_token(maitred: Maitred) -> None:
+    header = "input_tokens,output_tokens,queued_ts,first_token_ts,last_token_ts\n"
+    Path("engine.yaml").write_text("instance: {}")
+    Path("t.csv").write_text(header + "10,1,1,2,2\n10,1,2,3,3\n")
+    (found,) = json.loads(maitred("validate", "--measured", "t.csv", "--config", "engine.yaml", "--json")[1])
+    assert {line["metric"] for line in found["lines"]} == {"ttft", "e2e"}
+
+    Path("t.csv").write_text(header + "10,1,1,2,2\n10,11,2,3,4\n")  # 1 s for the ten after the first
+    (found,) = json.loads(maitred("validate", "--measured", "t.csv", "--config", "engine.yaml", "--json")[1])
+    tpot = [line for line in found["lines"] if line["metric"] == "tpot"]
+    assert [line["measured"] for line in tpot] == pytest.approx([100.0] * 4)
+    assert [line["predicted"] for line in tpot] == pytest.approx([5.06] * 4)  # linear: 5,000 µs and 60 for its one decode
+
+    Path("t.csv").write_text(header + "10,5,1,2,2\n")  # all at once: nothing to be relative to
+    assert maitred("validate", "--measured", "t.csv", "--config", "engine.yaml")[0] == 0
 
 
 def test_a_timeline_becomes_linear(maitred: Maitred) -> None:
@@ -96,7 +125,14 @@ def test_the_same_as_json(maitred: Maitred) -> None:
         ("prefill_tokens,decode_tokens,step_us\n1,2,x\n", (), "steps.csv:2: step_us should be a number, not 'x'"),
         ("prefill_tokens,decode_tokens,step_us\n1,2,nan\n", (), "steps.csv:2: step_us should be a number, not 'nan'"),
         ("prefill_tokens,decode_tokens,step_us\n1,2\n", (), "steps.csv:2: step_us should be a number, not None"),
-        ("prefill_tokens,decode_tokens,step_us\n1,-2,3\n", (), "steps.csv:2: counts are at least 0"),
+        ("prefill_tokens,decode_tokens,step_us\n1,-2,3\n", (), "steps.csv:2: decode_tokens should be a whole number from 0"),
+        ("prefill_tokens,decode_tokens,step_us\n1.5,2,3\n", (), "steps.csv:2: prefill_tokens should be a whole number from 0"),
+        (
+            "prefill_tokens,decode_tokens,step_us\n1e300,2,3\n",
+            (),
+            "steps.csv:2: prefill_tokens should be a whole number from 0",
+        ),
+        ("prefill_tokens,decode_tokens,step_ms\n1,2,-3\n", (), "steps.csv:2: a step takes some time, and step_ms is -3"),
         ("prefill_tokens,decode_tokens,step_us\n0,0,3\n", (), "steps.csv:2: a step without tokens"),
         ("prefill_tokens,decode_tokens,step_us\n1,1,3\n", (), "1 steps are too few"),
         ("prefill_tokens,decode_tokens,step_us\n", (), "steps.csv: there are no steps in it"),
@@ -127,11 +163,18 @@ def test_what_is_wrong_with_a_timeline_is_said(maitred: Maitred) -> None:
     for rows, said in (
         ("", "t.csv: there are no requests in it"),
         ("5,5,1,0.5,2\n", "t.csv:2: queued_ts, first_token_ts and last_token_ts should follow each other"),
+        ("5,5,1,1,2\n", "t.csv:2: queued_ts, first_token_ts and last_token_ts should follow each other"),
+        ("5,5.5,1,2,3\n", "t.csv:2: output_tokens should be a whole number from 0"),
+        ("1e300,5,1,2,3\n", "t.csv:2: input_tokens should be a whole number from 0"),
         ("0,5,1,2,3\n", "t.csv:2: input_tokens and output_tokens must be at least 1"),
         ("5,1,1,2,3\n5,1,1,2,3\n5,1,1,2,3\n", "0 requests with two tokens or more are too few"),
     ):
         Path("t.csv").write_text(header + rows)
         assert maitred("calibrate", "t.csv")[2].startswith(f"maitred: error: {said}")
+    Path("t.csv").write_text(header.replace("\n", ",scheduled_ts,prefix_blocks16_seen_before\n") + "5,5,1,2,3,9,0\n")
+    assert "t.csv:2: scheduled_ts should be between queued_ts and first_token_ts" in maitred("calibrate", "t.csv")[2]
+    Path("t.csv").write_text(header.replace("\n", ",prefix_blocks16_seen_before\n") + "5,5,1,2,3,-4\n")
+    assert "t.csv:2: prefix_blocks16_seen_before should be a whole number from 0" in maitred("calibrate", "t.csv")[2]
     assert "does not show enough for table" in maitred("calibrate", "t.csv", "--latency-model", "table")[2]
 
 

@@ -60,6 +60,13 @@ def test_steps_within_a_span_to_the_microsecond() -> None:
     assert part_within(line, 2, 3, 99, 99) == Part(0, 0)
 
 
+def test_steps_that_soon_take_several_times_as_long() -> None:
+    line = envelope([Line(10.0, 30.0)])  # 10, 40, 70, ...: as many as there are of the first would end with one of 130
+
+    assert part_within(line, 0, 1, 50, 99) == Part(2, 50)
+    assert part_within(line, 0, 1, 49, 99) == Part(1, 10)
+
+
 def test_steps_of_almost_2_us_are_1_us_each() -> None:
     line = envelope([Line(1.9, 1e-12)])  # without truncation hardly more than half of the steps would fit
 

@@ -118,13 +118,13 @@ def test_a_run_is_the_sum_of_its_steps(batch: BatchShape, steps: int, model: Mod
     n = max(1, batch.decodes)
     for latency in (RooflineLatency(on).compiled(), TrainedPhysicsLatency(beta=BETA[:betas], deployment=on).compiled()):
         run = decode(n, batch.context)
-        alone = [latency.step_time(decode(n, batch.context + n * j)) for j in range(steps + 1)]
-        longer = sum(alone)
-        del alone[-1]
+        times = [latency.step_time(decode(n, batch.context + n * j)) for j in range(steps + 2)]
+        alone = times[:-2]
 
         assert latency.run_time(run, steps) == sum(alone)
         assert latency.steps_within(run, sum(alone), 99) == steps
-        assert (latency.run_time(run, steps), latency.run_time(run, steps + 1)) == (sum(alone), longer)
+        for more in (0, 1, 2):
+            assert latency.run_time(run, steps + more) == sum(times[: steps + more])
         assert latency.steps_within(decode(n, batch.context), sum(alone), 99) == steps
         assert latency.steps_within(decode(n, batch.context), sum(alone) - 1, 99) == steps - 1
 

@@ -11,6 +11,9 @@ from typing import TextIO
 
 from maitred.errors import ConfigError, nearest
 
+_MOST = 1_000_000_000
+"""Tokens of anything: far more than any step or request has."""
+
 
 def rows_of(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> Iterator[tuple[list[float], list[str]]]:
     """For each row the columns `numbers` and the columns `texts`, in this order; `path` may be gzipped. Raises ConfigError."""
@@ -34,6 +37,13 @@ def header_of(path: Path) -> Sequence[str]:
             return next(csv.reader(lines), [])
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise _unreadable(path, error) from error
+
+
+def check_counts(counts: Mapping[str, float], place: str) -> None:
+    """Raises ConfigError for what cannot be a number of tokens or requests."""
+    for name, value in counts.items():
+        if not (0 <= value <= _MOST and value == int(value)):
+            raise ConfigError(f"{name} should be a whole number from 0 to {_MOST:,}, not {value:g}", where=place)
 
 
 def _unreadable(path: Path, error: Exception) -> ConfigError:

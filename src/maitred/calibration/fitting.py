@@ -16,6 +16,7 @@ from maitred.calibration.measured_steps import MeasuredStep
 from maitred.calibration.residuals import Residuals, residuals
 from maitred.calibration.timelines import Measured
 from maitred.errors import ConfigError
+from maitred.instance import InstanceConfig
 from maitred.instance.latency import Deployment, LatencyConfig, LinearLatency, TrainedPhysicsLatency
 from maitred.units import SECOND
 
@@ -32,6 +33,8 @@ class Fit(msgspec.Struct, frozen=True):
 
     latency: LatencyConfig
     residuals: Residuals
+    engine: InstanceConfig = InstanceConfig()
+    """What else of an instance it holds for: the model and the GPUs of its coefficients, or the engine that was measured."""
 
 
 def judged(latency: LatencyConfig, steps: Sequence[MeasuredStep]) -> Fit:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from maitred.calibration.csv_file import header_of, rows_of
+from maitred.calibration.csv_file import check_counts, header_of, rows_of
 from maitred.contracts import BatchShape, ChunkShape
 from maitred.errors import ConfigError
 
@@ -85,8 +85,9 @@ def _step(row: Mapping[str, float], place: str) -> MeasuredStep:
     missing = [name for name in _COUNTS if name not in row] + ([] if unit else ["step_us"])
     if unit is None or missing:
         raise ConfigError(f"{missing[0]} is missing", where=place, hint=f"a step has {', '.join(_COUNTS)} and step_us")
-    if any(value < 0 for value in row.values()) or row[unit] == 0:
-        raise ConfigError("counts are at least 0, and a step takes some time", where=place)
+    check_counts({name: row[name] for name in (*_COUNTS, *_OPTIONAL) if name in row}, place)
+    if row[unit] <= 0:
+        raise ConfigError(f"a step takes some time, and {unit} is {row[unit]:g}", where=place)
     prefill, decodes = int(row["prefill_tokens"]), int(row["decode_tokens"])
     if not prefill and not decodes:
         raise ConfigError("a step without tokens", where=place, hint="leave out the steps in which nothing was computed")

@@ -22,4 +22,4 @@ def fit_profile(path: Path) -> Fit:
         raise ConfigError("some of its requests do not fit into the engine that it describes", where=str(path))
     assert instance.latency is not None
     predicted = (results.finished - results.queued) / SECOND
-    return Fit(instance.latency, residuals([row.latency for row in rows], predicted.tolist()))
+    return Fit(instance.latency, residuals([row.latency for row in rows], predicted.tolist()), instance)

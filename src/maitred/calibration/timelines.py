@@ -17,13 +17,14 @@ from pathlib import Path
 
 import msgspec
 
-from maitred.calibration.csv_file import header_of, rows_of
+from maitred.calibration.csv_file import check_counts, header_of, rows_of
 from maitred.errors import ConfigError
 from maitred.request import Request
 from maitred.units import from_seconds
 from maitred.workload import Job
 
 SHARED_BLOCK = 16
+_COUNTS = ("input_tokens", "output_tokens", "prefix_blocks16_seen_before")
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -44,7 +45,8 @@ class Measured(msgspec.Struct, frozen=True):
 
     @property
     def tpot(self) -> float:
-        return (self.last_token - self.first_token) / max(1, self.output_tokens - 1)
+        """Of a request with two tokens or more."""
+        return (self.last_token - self.first_token) / (self.output_tokens - 1)
 
     @property
     def latency(self) -> float:
@@ -59,6 +61,7 @@ def read_timeline(path: Path) -> list[Measured]:
     rows = []
     for line, (values, _) in enumerate(rows_of(path, columns), 2):
         named = dict(zip(columns, values, strict=True))
+        check_counts({name: named[name] for name in _COUNTS if name in named}, f"{path}:{line}")
         row = Measured(
             prompt_tokens=int(named["input_tokens"]),
             output_tokens=int(named["output_tokens"]),
@@ -79,8 +82,10 @@ def read_timeline(path: Path) -> list[Measured]:
 def _check(row: Measured, place: str) -> None:
     if row.prompt_tokens < 1 or row.output_tokens < 1:
         raise ConfigError("input_tokens and output_tokens must be at least 1", where=place)
-    if not row.queued <= row.first_token <= row.last_token:
+    if not row.queued < row.first_token <= row.last_token:
         raise ConfigError("queued_ts, first_token_ts and last_token_ts should follow each other", where=place)
+    if not row.queued <= row.scheduled <= row.first_token:
+        raise ConfigError("scheduled_ts should be between queued_ts and first_token_ts", where=place)
 
 
 def jobs_of(rows: Sequence[Measured]) -> list[Job]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from maitred.calibration.least_squares import Floats
 from maitred.calibration.timelines import Measured, jobs_of
 from maitred.errors import ConfigError
 from maitred.instance import InstanceConfig
@@ -66,31 +67,38 @@ def validate(name: str, rows: Sequence[Measured], instance: InstanceConfig, peer
     if refused:
         hint = "is it the configuration that was measured? max_model_len and total_kv_blocks limit a request"
         raise ConfigError(f"{refused} of {len(rows)} requests cannot be served by this configuration", where=name, hint=hint)
-    measured = {
-        "ttft": np.array([row.ttft for row in rows]),
-        "tpot": np.array([row.tpot for row in rows]),
-        "e2e": np.array([row.latency for row in rows]),
-    }
-    predicted, peers = _predicted(results), {} if peer is None else peer_errors(peer)
-    lines = [
-        Line(metric, which, 1e3 * _of(measured[metric], which), 1e3 * _of(predicted[metric], which), peers.get((metric, which)))
-        for metric in METRICS
-        for which in STATISTICS
-    ]
+    measured, predicted = _measured(rows), _predicted(results)
+    peers = {} if peer is None else peer_errors(peer)
+    lines = []
+    for metric in METRICS:
+        for which in STATISTICS if len(measured[metric]) else ():
+            truth, guess = 1e3 * _of(measured[metric], which), 1e3 * _of(predicted[metric], which)
+            if truth:  # else tokens came at once, and no error is relative to nothing
+                lines.append(Line(metric, which, truth, guess, peers.get((metric, which))))
     return Validation(name, len(rows), lines)
 
 
-def _predicted(results: Results) -> dict[str, np.typing.NDArray[np.float64]]:
-    """In seconds; from the wait queue on."""
-    gaps = np.maximum(1, results.output_tokens - 1)
+def _measured(rows: Sequence[Measured]) -> dict[str, Floats]:
+    """In seconds. Who got one token only has no TPOT, as in vLLM's benchmarks."""
+    return {
+        "ttft": np.array([row.ttft for row in rows]),
+        "tpot": np.array([row.tpot for row in rows if row.output_tokens > 1]),
+        "e2e": np.array([row.latency for row in rows]),
+    }
+
+
+def _predicted(results: Results) -> dict[str, Floats]:
+    """The same; from the wait queue on."""
+    many = results.output_tokens > 1
+    decoding = (results.finished - results.first_token)[many]
     return {
         "ttft": (results.first_token - results.queued) / SECOND,
-        "tpot": (results.finished - results.first_token) / gaps / SECOND,
+        "tpot": decoding / (results.output_tokens[many] - 1) / SECOND,
         "e2e": (results.finished - results.queued) / SECOND,
     }
 
 
-def _of(values: np.typing.NDArray[np.float64], statistic: str) -> float:
+def _of(values: Floats, statistic: str) -> float:
     if statistic == "mean":
         return float(values.mean())
     return float(np.percentile(values, float(statistic.removeprefix("p"))))

@@ -13,7 +13,7 @@ from maitred.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from maitred.calibration.fitting import Fit
-    from maitred.instance.latency import Deployment
+    from maitred.instance import InstanceConfig
 
 _MODELS: Final = ("linear", "trained-physics", "table")
 _LINEAR: Final = ("", " · prefill tokens", " · decode tokens")
@@ -71,7 +71,7 @@ def run(
         typer.echo(printable(f"written: {' and '.join(str(path) for path in written)}"))
 
 
-def _fit(measured: Path, name: str, deployment: tuple[str, str, int]) -> Fit:
+def _fit(measured: Path, name: str, on: tuple[str, str, int]) -> Fit:
     from maitred.calibration.measured_steps import holds_steps, read_steps
 
     if measured.is_dir():
@@ -85,7 +85,14 @@ def _fit(measured: Path, name: str, deployment: tuple[str, str, int]) -> Fit:
         return fit_table(steps, measured.name)
     from maitred.calibration.fitting import fit_linear, fit_trained_physics
 
-    return fit_linear(steps) if name == "linear" else fit_trained_physics(steps, _deployment(*deployment))
+    if name == "linear":
+        return fit_linear(steps)
+    from msgspec.structs import replace
+
+    from maitred.catalogue import deployment
+
+    engine = _engine(*on)
+    return replace(fit_trained_physics(steps, deployment(engine)), engine=engine)
 
 
 def _of_profile(folder: Path, name: str) -> Fit:
@@ -106,14 +113,13 @@ def _of_timeline(measured: Path, name: str) -> Fit:
     return fit_timeline(read_timeline(measured))
 
 
-def _deployment(model: str, hardware: str, tensor_parallel_size: int) -> Deployment:
-    from maitred.catalogue import deployment
+def _engine(model: str, hardware: str, tensor_parallel_size: int) -> InstanceConfig:
     from maitred.instance import InstanceConfig
 
     if not model:
         hint = "such as --model meta-llama/llama-3.1-8b --hardware H100"
         raise ConfigError("trained-physics is fitted for a model on a GPU", where="--model", hint=hint)
-    return deployment(InstanceConfig(model=model, hardware=hardware, tensor_parallel_size=tensor_parallel_size))
+    return InstanceConfig(model=model, hardware=hardware, tensor_parallel_size=tensor_parallel_size)
 
 
 def _report(fit: Fit) -> Iterator[str]:
