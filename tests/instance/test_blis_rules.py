@@ -55,6 +55,30 @@ def test_a_prompt_that_is_cached_as_a_whole_takes_a_microsecond() -> None:
     ]
 
 
+def test_who_was_preempted_finds_nothing_of_its_answer_though_others_may() -> None:
+    """Two of 5 tokens and 12 more share 7 blocks of 4. At 12 tokens each the second gives way, with a block of prompt and two of
+    answer, which its conversation names; it comes back for the first of them and computes a token."""
+    engine, tokens = blis(total_kv_blocks=7), [tuple(range(100 * i, 100 * i + 17)) for i in range(2)]
+    for number, said in enumerate(tokens):
+        engine.enqueue(request(number, said[:5]), 12, 0, TokenIds(said))
+    events, wasted = [], None
+    while (now := engine.next_event()) is not None:
+        for event in engine.advance(now):
+            events.append((event.at, event.kind, event.seq.request.id))
+            wasted = event.seq.wasted
+        engine.check()
+    # 7 steps of both, one of the first alone, one beside the token that is computed, 2 of both, 9 of the second
+    assert events == [
+        (110, FIRST, 0),
+        (110, FIRST, 1),
+        (950, PREEMPTED, 1),
+        (950 + 110 + 111, FIRST, 1),
+        (1171 + 2 * 120, FINISHED, 0),
+        (1411 + 9 * 110, FINISHED, 1),
+    ]
+    assert wasted == 8
+
+
 def test_ours_computes_its_last_block() -> None:
     prompt = range(8)
     jobs = [(request(0, prompt), 1), (request(1, prompt, arrival=1000), 1)]

@@ -26,7 +26,8 @@ class BlisBlocks(PrefixedBlocks):
         """Who has opened a block for the step about to be formed."""
 
     def find(self, seq: Seq) -> Found:
-        look = self.cache.look(self._content(seq).chain)
+        prompt = self._content(seq).chain[: seq.request.prompt_tokens // self.block_size]
+        look = self.cache.look(prompt)
         return Found(look.cached * self.block_size, look.idle) if look.cached else NOTHING
 
     def borrow(self, seq: Seq) -> None:
