@@ -56,16 +56,16 @@ def test_a_prompt_that_is_cached_as_a_whole_takes_a_microsecond() -> None:
 
 
 def test_who_was_preempted_finds_nothing_of_its_answer_though_others_may() -> None:
-    """Two of 5 tokens and 12 more share 7 blocks of 4. At 12 tokens each the second gives way, with a block of prompt and two of
-    answer, which its conversation names; it comes back for the first of them and computes a token."""
+    """Two of 5 tokens and 12 more share 7 blocks of 4. At 12 tokens each the second gives way, with a block of prompt and two
+    of answer, which its conversation names; it comes back for the first of them and computes a token."""
     engine, tokens = blis(total_kv_blocks=7), [tuple(range(100 * i, 100 * i + 17)) for i in range(2)]
-    for number, said in enumerate(tokens):
-        engine.enqueue(request(number, said[:5]), 12, 0, TokenIds(said))
+    for number, content in enumerate(tokens):
+        engine.enqueue(request(number, content[:5]), 12, 0, TokenIds(content))
     events, wasted = [], None
     while (now := engine.next_event()) is not None:
-        for event in engine.advance(now):
-            events.append((event.at, event.kind, event.seq.request.id))
-            wasted = event.seq.wasted
+        for said in engine.advance(now):
+            events.append((said.at, said.kind, said.seq.request.id))
+            wasted = said.seq.wasted
         engine.check()
     # 7 steps of both, one of the first alone, one beside the token that is computed, 2 of both, 9 of the second
     assert events == [
