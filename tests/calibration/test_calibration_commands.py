@@ -90,6 +90,15 @@ def test_a_timeline_becomes_linear(maitred: Maitred) -> None:
     assert "excellent" in said
 
 
+def test_what_no_measurement_tells_is_said(maitred: Maitred) -> None:
+    decoding = [line for line in STEPS.splitlines() if not line[0].isdigit() or line.startswith("0,")]
+    Path("steps.csv").write_text("\n".join(decoding))
+
+    assert "warning: from these measurements a token of prefill costs nothing" in maitred("calibrate", "steps.csv")[1]
+    Path("steps.csv").write_text(STEPS)
+    assert "warning" not in maitred("calibrate", "steps.csv")[1]
+
+
 def test_json_lines(maitred: Maitred) -> None:
     rows = [{"prefill_tokens": p, "decode_tokens": 4, "step_us": 900 + p, "other": "x"} for p in (0, 10, 20, 40)]
     Path("steps.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")

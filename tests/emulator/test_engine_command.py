@@ -63,3 +63,12 @@ def test_what_is_hardly_meant_is_said_before_it_serves():
     process.communicate(timeout=20)
     assert warning.startswith("maitred: warning: lpm orders by the prefix cache, which is off")
     assert ready.startswith("maitred: engine on http://")
+
+
+def test_overheads_are_said_to_have_no_effect():
+    process = engine("--port", "0", "--alpha-coeffs", "500,1,100", "--beta-coeffs", "5000,17.5,60")
+    first, second = process.stderr.readline(), process.stderr.readline()
+    process.terminate()
+    process.communicate(timeout=20)
+    assert first.startswith("maitred: warning: alpha (--alpha-coeffs) has no effect here")
+    assert second.startswith("maitred: engine on ")

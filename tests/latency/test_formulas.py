@@ -162,6 +162,26 @@ def test_compressed_keys_and_values_are_read_once_for_all_heads() -> None:
     assert alone.step_time(decode(1, 10_000_000)) == sharded.step_time(decode(1, 10_000_000)) == int(read)
 
 
+@pytest.mark.parametrize(("model", "tp", "wide"), [(LATENT, 4, 80), (LLAMA, 8, 256), (LLAMA, 16, 256), (LLAMA, 32, 256)])
+def test_how_much_kv_a_gpu_reads(model: ModelSpec, tp: int, wide: int) -> None:
+    """Elements per token and layer: all that is compressed, or a head's keys and values, of which there are 8."""
+    on = Deployment(model=model, hardware=H100, tensor_parallel_size=tp)
+    beta = (0, 0, 0, 0, 0, 0, 0, 0, 0, 1.0)
+    much, more = decode(1, 10_000_000), decode(1, 20_000_000)
+    read = model.num_layers * wide * 2 * 10_000_000 / 3.35e6
+
+    physics = TrainedPhysicsLatency(beta=beta, deployment=on).compiled()
+    assert physics.step_time(more) - physics.step_time(much) == pytest.approx(read, abs=1)
+    slow = RooflineLatency(replace(on, hardware=replace(H100, mfu_decode=1e3))).compiled()  # so that memory is what counts
+    assert slow.step_time(more) - slow.step_time(much) == pytest.approx(read, abs=1)
+
+
+def test_a_step_takes_a_microsecond_at_least() -> None:
+    nothing = TrainedPhysicsLatency(beta=(0,) * 7, deployment=ON_H100).compiled()
+
+    assert nothing.step_time(prefill(700)) == nothing.step_time(decode(9, 9000)) == 1
+
+
 @pytest.mark.parametrize(
     ("say", "wrong"),
     [

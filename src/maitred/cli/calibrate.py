@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _MODELS: Final = ("linear", "trained-physics", "table")
 _LINEAR: Final = ("", " · prefill tokens", " · decode tokens")
+_COSTS: Final = ("a step", "a token of prefill", "a decode")
 _PHYSICS: Final = ("β1", "β2", "β3", "β4", "β5", "β6", "β7", "β8", "β1b", "β2b")
 
 
@@ -135,3 +136,6 @@ def _report(fit: Fit) -> Iterator[str]:
     yield f"{found.count} measurements, relative error {found.mean:+.2%} on average, standard deviation {found.sd:.2%}"
     yield f"its size: mean {found.mape:.2%}, p50 {found.p50:.2%}, p90 {found.p90:.2%}, p99 {found.p99:.2%}"
     yield f"R² {found.r_squared:.5f}, Pearson's r {found.pearson:.5f}: {found.quality}"
+    if isinstance(latency, LinearLatency):
+        for what in (cost for cost, b in zip(_COSTS, latency.beta, strict=True) if not b):
+            yield f"warning: from these measurements {what} costs nothing; do they have steps with and without?"

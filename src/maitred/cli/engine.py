@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from maitred.cli.printable import printable
 
 if TYPE_CHECKING:
     from maitred.config import Config
+    from maitred.instance import InstanceConfig
 
 _SERVER = "Server"
 _INSTANCE = "The instance behind it"
@@ -111,6 +113,17 @@ def _is_timed(flags: EngineFlags) -> bool:
     return any(said is not None for said in figures) or flags.latency_model in ("roofline", "trained-physics")
 
 
+def _about_overheads(instance: InstanceConfig) -> Iterator[str]:
+    """What is said of a request's way in and out, which is a real one here. Nobody says those of trained-physics."""
+    from maitred.instance.latency import LinearLatency, TrainedPhysicsLatency
+
+    said, usual = instance.latency, (0.0, 0.0, 0.0)
+    if isinstance(said, TrainedPhysicsLatency):
+        usual = TrainedPhysicsLatency().alpha
+    if isinstance(said, LinearLatency | TrainedPhysicsLatency) and said.alpha not in (usual, (0.0, 0.0, 0.0)):
+        yield "alpha (--alpha-coeffs) has no effect here: what a request pays around an engine, a live one pays anyway"
+
+
 def _serve(config: Config) -> None:
     from maitred.emulator.app import EngineApp
     from maitred.wire.server import serve
@@ -121,6 +134,7 @@ def _serve(config: Config) -> None:
         typer.echo(f"maitred: engine on {url}, model: {engine.model}", err=True)
 
     app = EngineApp(engine, config.instance)
-    for warning in config.instance.warnings(prefix_cache=config.instance.enable_prefix_caching):
+    instance = config.instance
+    for warning in (*instance.warnings(prefix_cache=instance.enable_prefix_caching), *_about_overheads(instance)):
         typer.echo(f"maitred: warning: {printable(warning)}", err=True)
     serve(app, host=engine.host, port=engine.port, drain_secs=_DRAIN_SECS, ready=ready)
