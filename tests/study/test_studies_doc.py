@@ -1,0 +1,49 @@
+"""docs/studies.md says what there is: every key, every metric, and examples that run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from maitred.study.metrics import MEASURED
+from maitred.study.sweep.criteria import COST, GPUS
+from maitred.study.sweep.points import Plan
+from maitred.study.sweep.spec import Range, Search, Spec
+
+ROOT = Path(__file__).parents[2]
+DOC = (ROOT / "docs" / "studies.md").read_text()
+
+
+def test_every_key_is_in_a_table_and_no_other() -> None:
+    of_sweep = DOC[DOC.index("| key |") : DOC.index("| key of `search` |")]
+    assert set(re.findall(r"^\| `(\w+)` \|", of_sweep, re.MULTILINE)) == set(Spec.__struct_fields__)
+    of_search = DOC[DOC.index("| key of `search` |") :]
+    assert set(re.findall(r"^\| `(\w+)` \|", of_search, re.MULTILINE)) == set(Search.__struct_fields__)
+    assert all(f"`{key}" in of_search for key in Range.__struct_fields__)
+
+
+def test_every_metric_is_named() -> None:
+    for name in (*MEASURED, COST, GPUS):
+        family, _, figure = name.partition("_")
+        latency = re.fullmatch(r"(.+_)((?:mean|p\d\d)_ms)", name)
+        said = latency.groups() if latency else (name,)
+        assert all(f"`{part}`" in DOC for part in said), (family, figure)
+
+
+def test_the_example_in_python_runs_and_says_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = DOC[DOC.index("```python\n") + len("```python\n") :].partition("```")[0]
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert names["swept"].best.values == {"cluster.num_instances": 2}  # type: ignore[attr-defined]
+    assert (tmp_path / "pareto.svg").exists()
+
+
+@pytest.mark.parametrize("name", ["grid.yaml", "cheapest.yaml"])
+def test_the_sweeps_of_the_documentation_can_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "examples" / "studies" / name).read_text()
+    assert f"```yaml\n{text.strip()}\n```" in DOC
+    assert Plan(Path("examples/studies") / name, {}).criteria.constraints
