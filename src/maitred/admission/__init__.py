@@ -8,6 +8,7 @@ its class; else it is rejected.
     ticket.py       the record of one request's life here, and the table of its transitions
     slots.py        the arithmetic of slots and reservations
     queues.py       the queue of one class: first come first served, or shared fairly among tenants
+    starving.py     who has waited too long
     promotions.py   how many starved requests may go before more urgent ones
     forecast.py     when it will be worth while to ask again
     bucket.py       so many at once, and so many per second

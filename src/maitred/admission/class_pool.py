@@ -13,7 +13,6 @@ has starved may be promoted (see `promotions`). So after every event:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from maitred.admission.audit import problems
 from maitred.admission.bucket import TokenBucket
@@ -21,6 +20,7 @@ from maitred.admission.pool import Pool
 from maitred.admission.promotions import Promotions
 from maitred.admission.queues import LaneQueue, Turns
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, PoolRules
+from maitred.admission.starving import Starving
 from maitred.admission.ticket import HOLDING, Event, State, Ticket
 from maitred.admission.victims import Awaiting, Takeable
 from maitred.admission.vocabulary import Action, End, Reason
@@ -30,7 +30,6 @@ from maitred.units import Micros
 
 _NO_ROOM = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
 """What a preemption can help against."""
-NEVER: Final[Micros] = 1 << 62
 
 
 class ClassPool(Pool):
@@ -45,10 +44,7 @@ class ClassPool(Pool):
         self.clock: Micros = 0
         """Who starved by then has been looked at."""
         self._bucket = TokenBucket(rules.rate, rules.burst) if rules.rate else None
-        self._starving = [(lane, r.starvation) for lane, r in enumerate(rules.lanes) if r.starvation is not None]
-        """Lanes whose waiters may be promoted, least urgent first, with the time after which they may."""
-        self._starves_at = NEVER
-        """Nobody who waits has starved before this instant."""
+        self._starving = Starving(self.queues, rules.lanes)
         self.resize(0)
 
     # Coming and leaving.
@@ -101,7 +97,7 @@ class ClassPool(Pool):
             if not self.queues[lane]:
                 self.forecasts[lane].began(ticket.queued_at)
             self.queues[lane].restore(ticket)
-            self._may_starve(ticket)
+            self._starving.joined(ticket)
             self.waiting += 1
 
     # Who may enter.
@@ -169,27 +165,12 @@ class ClassPool(Pool):
 
     def _starved(self, regular: Ticket | None, now: Micros) -> Ticket | None:
         """Who is to be promoted now: the head of the least urgent class that starves. Not who is next in any case."""
-        if now < self._starves_at or not self.promotions.allowed:
+        if now < self._starving.since or not self.promotions.allowed:
             return None
-        for lane, threshold in self._starving:
-            head = self.queues[lane].peek()
-            if head is None or now - head.submitted_at <= threshold:
-                continue
+        for head in self._starving.heads(now):
             if (head is not regular or self.rules.promotes_always) and self.slots.room >= self._charge(head):
                 return head
-        self._starves_at = self._first_to_starve()
         return None
-
-    def _first_to_starve(self) -> Micros:
-        """When the first of those who wait will have starved, or has."""
-        oldest = [(self.queues[lane].oldest(), threshold) for lane, threshold in self._starving]
-        return min((first.submitted_at + threshold + 1 for first, threshold in oldest if first is not None), default=NEVER)
-
-    def _may_starve(self, ticket: Ticket) -> None:
-        """It has joined a queue."""
-        threshold = self.rules.lanes[ticket.lane].starvation
-        if threshold is not None:
-            self._starves_at = min(self._starves_at, ticket.submitted_at + threshold + 1)
 
     def _dispatch(self, ticket: Ticket, reason: Reason, now: Micros) -> Decision:
         """A waiter gets a slot."""
@@ -276,7 +257,7 @@ class ClassPool(Pool):
             queue.push_front(ticket)
         else:
             queue.push(ticket)
-        self._may_starve(ticket)
+        self._starving.joined(ticket)
 
     def _unqueue(self, ticket: Ticket, now: Micros, *, served: bool = False) -> None:
         queue = self.queues[ticket.lane]
@@ -312,15 +293,9 @@ class ClassPool(Pool):
         """When time may let somebody into a slot that idles beside him: he starves, or the bucket fills."""
         if not self.waiting or self.slots.used >= self.slots.capacity:
             return None
-        due: Micros | None = None
+        due = self._starving.next_after(self.clock)
         if self._bucket is not None:
-            due = self._bucket.ready_at(self.clock)
-        for lane, threshold in self._starving:
-            head = self.queues[lane].peek()
-            if head is not None:
-                starves = head.submitted_at + threshold + 1
-                if starves > self.clock and (due is None or starves < due):
-                    due = starves
+            due = _earlier(due, self._bucket.ready_at(self.clock))
         return due if due is None or due > self.clock else None
 
     def first_due(self, ticket: Ticket) -> Micros:
