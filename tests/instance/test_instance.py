@@ -25,6 +25,14 @@ def test_an_answer_of_one_token_ends_with_its_prefill() -> None:
     assert run(engine) == [(150, FIRST, 0), (150, FINISHED, 0)]
 
 
+def test_usage_is_what_is_used_of_all_so_that_equal_shares_are_equal_numbers() -> None:
+    """A router that finds two instances equal must find them equal to the last bit: 1 - 9/10 is not 1/10."""
+    engine = instance(total_kv_blocks=10)
+    engine.enqueue(request(0, prompt=16), output_tokens=2, now=0)
+    engine.next_event()
+    assert engine.kv_usage == 1 / 10
+
+
 def test_an_arrival_joins_at_the_next_step_boundary() -> None:
     engine = instance()
     engine.enqueue(request(0, prompt=50), output_tokens=10, now=0)

@@ -123,7 +123,7 @@ class Instance:
     @property
     def kv_usage(self) -> float:
         """Used share of the KV blocks, 0..1, as of the last `advance`."""
-        return 1 - self._blocks.free / self._blocks.total
+        return (self._blocks.total - self._blocks.free) / self._blocks.total
 
     @property
     def steps(self) -> int:
