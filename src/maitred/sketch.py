@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import exp, floor, log
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,12 +55,20 @@ class Sketch:
             return
         import numpy as np
 
-        buckets = np.full(len(values), _SMALL, dtype=np.int64)
-        large = values >= 1
-        buckets[large] = np.floor(np.log(values[large]) * _PER_E)
-        for number, times in zip(*map(np.ndarray.tolist, np.unique(buckets, return_counts=True)), strict=True):
+        for number, times in zip(*map(np.ndarray.tolist, np.unique(_buckets(values), return_counts=True)), strict=True):
             self._put(number, times)
         self._sum(values.sum().item(), len(values), values.min().item(), values.max().item())
+
+    def add_counted(self, times: Mapping[int, int]) -> None:
+        """Each value so many times."""
+        if not times:
+            return
+        import numpy as np
+
+        numbers = _buckets(np.fromiter(times, dtype=np.int64, count=len(times)))
+        for number, count in zip(numbers.tolist(), times.values(), strict=True):
+            self._put(number, count)
+        self._sum(sum(map(mul, times, times.values())), sum(times.values()), min(times), max(times))
 
     def add_run(self, buckets: Mapping[int, int], total: float, least: float, greatest: float) -> None:
         """Values that somebody has sorted into buckets already."""
@@ -113,6 +122,16 @@ class Sketch:
             if so_far > rank:
                 return min(max(middle(number), self.least), self.greatest)
         raise AssertionError(f"rank {rank} of {self.count}")
+
+
+def _buckets(values: NDArray[Any]) -> NDArray[Any]:
+    """`bucket` of each."""
+    import numpy as np
+
+    buckets = np.full(len(values), _SMALL, dtype=np.int64)
+    large = values >= 1
+    buckets[large] = np.floor(np.log(values[large]) * _PER_E)
+    return buckets
 
 
 def bucket(value: float) -> int:

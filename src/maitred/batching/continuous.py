@@ -157,6 +157,8 @@ class ContinuousBatch:
 
     def shape(self, step: Step) -> BatchShape:
         """The work of `step`, which has just been formed."""
+        if not step.chunks:
+            return BatchShape(self.decodes, self.context)
         if not self.resuming:
             return BatchShape(self.decodes, self.context, step.prefill, tuple(step.chunks))
         decode = [chunk for chunk in step.chunks if chunk.start == chunk.seq.carried > 0]
@@ -267,8 +269,9 @@ class ContinuousBatch:
 
     def _enter(self, seq: Seq, computed: int, pending: int, now: Micros) -> None:
         seq.computed, seq.pending = computed, pending
-        seq.wasted += max(0, seq.lost - computed)
-        seq.lost = 0
+        if seq.lost:
+            seq.wasted += max(0, seq.lost - computed)
+            seq.lost = 0
         seq.scheduled_at = now
         seq.entered = self._entered
         self._entered += 1

@@ -62,8 +62,8 @@ class Meter:
 
     def _settle(self) -> None:
         """All gaps are in the sketch."""
-        for gap, times in self._exactly.items():
-            self._sketch.add(gap + self._overhead, times)
+        overhead = self._overhead
+        self._sketch.add_counted({gap + overhead: times for gap, times in self._exactly.items()})
         self._exactly.clear()
 
     def _spread(self, shape: BatchShape, steps: int, span: Micros, first: Micros) -> None:

@@ -39,12 +39,12 @@ class LeastLoaded(Drawing):
 
     def __init__(self, rng: Random, load: Load = Load.IN_FLIGHT) -> None:
         super().__init__(rng)
-        self._load = load
+        self._effective = load is Load.EFFECTIVE
         self._standings = PerFleet(Standings)
-        self.reads = Reads.LOAD if load is Load.EFFECTIVE else Reads.NOTHING
+        self.reads = Reads.LOAD if self._effective else Reads.NOTHING
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
-        if self._load is Load.EFFECTIVE:
+        if self._effective:
             return Choice(self._tie(request, _least(fleet)).index, "least_effective_load")
         return Choice(self._standings.of(fleet).least().index, "least_loaded")
 

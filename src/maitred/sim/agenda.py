@@ -36,6 +36,10 @@ class Kind(IntEnum):
     SAMPLE = 8
 
 
+ARRIVAL, INSTANCE = Kind.ARRIVAL, Kind.INSTANCE
+"""The two that come for every request: members of enums are slow to look up."""
+
+
 class Agenda:
     """The heap, and the time."""
 

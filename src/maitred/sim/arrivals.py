@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from maitred.errors import ConfigError
 from maitred.request import Request, RequestId
-from maitred.sim.agenda import Agenda, Kind
+from maitred.sim.agenda import ARRIVAL, Agenda
 from maitred.units import Micros
 from maitred.workload import Job, Reactive
 
@@ -74,4 +74,4 @@ class Arrivals:
         if request.id in self._expected:
             raise ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
         self._expected[request.id] = job
-        self._agenda.push(request.arrival, Kind.ARRIVAL, request.id)
+        self._agenda.push(request.arrival, ARRIVAL, request.id)

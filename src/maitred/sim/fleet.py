@@ -14,14 +14,12 @@ from random import Random
 from maitred.admission import load_of
 from maitred.contracts import FleetLoad, InstanceView
 from maitred.instance import InstanceConfig, new_instance
-from maitred.sim.agenda import Agenda, Kind
+from maitred.sim.agenda import INSTANCE, Agenda
 from maitred.sim.columns import InstanceTotals, Ints
 from maitred.sim.config import ClusterConfig
 from maitred.sim.replica import Chains, Replica
 from maitred.sim.snapshots import First, Snapshots
 from maitred.units import Micros, from_ms
-
-_INSTANCE = Kind.INSTANCE  # enum members are slow to look up
 
 
 class Fleet:
@@ -30,8 +28,8 @@ class Fleet:
     def __init__(self, cluster: ClusterConfig, instance: InstanceConfig, seed: int, agenda: Agenda) -> None:
         self._agenda = agenda
         chains, latency = Chains(), instance.latency_model()
-        self.touched: list[Replica] = []
-        """Those whose next event is to be found anew."""
+        self.touched: dict[Replica, None] = {}
+        """Those to which something happened at this instant: their next event is to be found anew."""
         self.replicas = [
             Replica(index, new_instance(instance, Random(f"{seed}/instance/{index}")), agenda, chains, latency)
             for index in range(cluster.num_instances)
@@ -56,28 +54,21 @@ class Fleet:
         """What each instance did until now; `counts`: of their requests (`Rows.by_instance`)."""
         return tuple(replica.totals(*of) for replica, of in zip(self.replicas, counts.tolist(), strict=True))
 
-    def touch(self, replica: Replica) -> None:
-        """Something happened to it: its next event is to be found anew."""
-        if not replica.touched:
-            replica.touched = True
-            self.touched.append(replica)
-
     def call(self, replica: Replica, now: Micros) -> None:
         """It has events for this very instant."""
         if replica.due != now:
             replica.due = now
-            self._agenda.push(now, _INSTANCE, replica.index)
+            self._agenda.push(now, INSTANCE, replica.index)
 
     def begin_steps(self) -> None:
         """All that happens at this instant has been said: the instances concerned go on."""
         heap = self._agenda.heap
         for replica in self.touched:
-            replica.touched = False
             due = replica.instance.next_event()
             if due != replica.due:
                 replica.due = due
                 if due is not None:
-                    heappush(heap, (due, _INSTANCE, replica.index))
+                    heappush(heap, (due, INSTANCE, replica.index))
         self.touched.clear()
 
 

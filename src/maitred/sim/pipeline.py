@@ -67,8 +67,10 @@ class Pipeline:
         self._core_due: Micros | None = None
         self._router = router
         self._fleet = fleet
+        self._touched = fleet.touched
         self._rows = rows
         self._delays = delays
+        self._checks_at_once = delays.checks is Checks.AT_ONCE
         self._pools = pools
         self._takes_time = entrance is not None or pools is not None or delays != Delays()
         self._stations: dict[int, Journey] = {}
@@ -86,7 +88,7 @@ class Pipeline:
         if request.id in self.live:
             raise ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
         journey = self.live[request.id] = Journey(job, self._rows.row())
-        if self._delays.checks is Checks.AT_ONCE:
+        if self._checks_at_once:
             outcome = self._hopeless(request, now)
             if outcome is not None:
                 self._end(journey, outcome, now)
@@ -124,7 +126,7 @@ class Pipeline:
         replica = self._fleet.replicas[index]
         if replica.due == now:
             replica.due = None
-            self._fleet.touch(replica)
+            self._touched[replica] = None
             for event in replica.events(now):
                 self._apply(event, replica, now)
 
@@ -206,7 +208,7 @@ class Pipeline:
         if journey.then is None:
             tokens = job.output_tokens
         replica.instance.enqueue(job.request, tokens, now, job.whole)
-        self._fleet.touch(replica)
+        self._touched[replica] = None
 
     def _send(self, journey: Journey, then: Replica, seq: Seq, now: Micros) -> None:
         """Its prompt is computed: its KV goes where the rest is."""
@@ -229,7 +231,7 @@ class Pipeline:
         assert replica is not None
         journey.place = _INSIDE
         replica.instance.enqueue(job.request, job.output_tokens, now, job.whole, carried=journey.came)
-        self._fleet.touch(replica)
+        self._touched[replica] = None
 
     def _apply(self, event: InstanceEvent, replica: Replica, now: Micros) -> None:
         kind, request = event.kind, event.seq.request
@@ -325,7 +327,7 @@ class Pipeline:
         if replica is not None and journey.place is _INSIDE:
             if replica.withdraw(request.id, now):
                 self._fleet.call(replica, now)
-            self._fleet.touch(replica)
+            self._touched[replica] = None
         self._leave(journey, now)
         decisions = self._core.release(request.id, End.PREEMPTED, now)
         if any(decision.subject == request.id for decision in decisions):

@@ -43,7 +43,6 @@ class Replica:
         "in_flight",
         "index",
         "instance",
-        "touched",
     )
 
     def __init__(self, index: int, instance: Instance, agenda: Agenda, chains: Chains, latency: LatencyModel) -> None:
@@ -54,8 +53,6 @@ class Replica:
         self.in_flight = 0
         self.due: Micros | None = None
         """When its entry in the heap says that something happens; others are obsolete."""
-        self.touched = False
-        """Something happened to it at this instant: its next event is to be found anew."""
         self._kept: list[InstanceEvent] = []
         self._meter = instance.meter = Meter(latency)
 

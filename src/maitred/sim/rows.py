@@ -42,6 +42,7 @@ _FIELDS = {
 }
 _ROW = Struct("=" + "".join(_FIELDS.values()))
 _TYPE = np.dtype(list(_FIELDS.items()))
+_COMPLETED = Outcome.COMPLETED  # members of enums are slow to look up
 _BLOCK = 4096
 """Rows are made so many at a time."""
 
@@ -96,7 +97,7 @@ class Rows:
                 scheduled = seq.scheduled_at
             if seq.first_token_at is not None:
                 first_token = seq.first_token_at + self._per_token
-            if outcome is Outcome.COMPLETED:
+            if outcome is _COMPLETED:
                 at += self._per_token * emitted + self._at_the_end - seq.stalled
         block, row = divmod(journey.row, _BLOCK)
         _ROW.pack_into(
