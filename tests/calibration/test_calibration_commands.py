@@ -204,6 +204,32 @@ def test_what_is_wrong_with_a_folder_is_said(maitred: Maitred, tmp_path: Path) -
     assert "absent.csv: cannot be read: no such file" in maitred("calibrate", "absent.csv")[2]
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value", "said"),
+    [
+        ("engine_kwargs", "data_parallel_size", 0, "Expected `int` >= 1 - at `$.engine_kwargs.data_parallel_size`"),
+        ("engine_kwargs", "max_num_seqs", 1_000_001, "max_num_seqs must be from 1 to 1,000,000"),
+        ("engine_kwargs", "max_model_len", 1, "max_model_len must be at least 2"),
+        ("model_config", "num_hidden_layers", 0, "Expected `int` >= 1 - at `$.model_config.num_hidden_layers`"),
+        ("model_config", "num_experts", 3, "num_experts_per_tok must be from 1 to num_experts 3"),
+        ("cluster", "link_bw", 0, "Expected `float` > 0.0 - at `$.cluster.link_bw`"),
+    ],
+)
+def test_what_is_wrong_with_the_description_of_a_run_is_said(
+    maitred: Maitred, tmp_path: Path, section: str, key: str, value: int, said: str
+) -> None:
+    (tmp_path / "profile").symlink_to(RUN / "profile")
+    (tmp_path / "requests.csv").symlink_to(RUN / "requests.csv")
+    meta = json.loads((RUN / "meta.json").read_text())
+    meta[section][key] = value
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    code, _, error = maitred("validate", tmp_path)
+
+    assert (code, error.count("\n")) == (2, 1)
+    assert "meta.json" in error
+    assert said in error
+
+
 def test_requests_that_do_not_fit_are_said(maitred: Maitred) -> None:
     Path("small.yaml").write_text("instance: {max_model_len: 1000}")
     code, _, error = maitred("validate", "--measured", RUN / "requests.csv", "--config", "small.yaml")

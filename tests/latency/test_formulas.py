@@ -13,7 +13,8 @@ from maitred.errors import ConfigError
 from maitred.instance.latency import Deployment, ModelSpec, RooflineLatency, TrainedPhysicsLatency
 
 SHARED = replace(MIXTRAL, expert_intermediate_size=2048, shared_intermediate_size=3072, first_dense_layers=3)
-MODELS = [LLAMA, MIXTRAL, SHARED, replace(LLAMA, weight_bytes=1.0), replace(MIXTRAL, interleave_moe_layer_step=1)]
+EIGHT_BITS = [replace(LLAMA, weight_bytes=1.0), replace(SHARED, weight_bytes=1.0)]
+MODELS = [LLAMA, MIXTRAL, SHARED, *EIGHT_BITS, replace(MIXTRAL, interleave_moe_layer_step=1)]
 BETA = (0.9, 0.8, 1.1, 0.7, 30.0, 4.0, 120.0, 480.0, 0.6, 1.9, 0.5)
 
 

@@ -10,6 +10,7 @@ as the `bench` examples of LLMServingSim have them.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -27,33 +28,42 @@ _PLENTY = 0.85
 """Of the memory, what weights and KV share: the rest is what vLLM leaves free and what its activations take."""
 
 
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+_CountOrNone: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+_Amount: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
 class EngineArguments(msgspec.Struct, frozen=True):
     """vLLM's, of one rank."""
 
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
-    max_model_len: int | None = None
+    max_num_seqs: _Count
+    max_num_batched_tokens: _Count
+    tensor_parallel_size: _Count = 1
+    data_parallel_size: _Count = 1
+    max_model_len: _Count | None = None
 
 
 class ModelShape(msgspec.Struct, frozen=True):
-    """As in a Hugging Face config.json."""
+    """As in a Hugging Face config.json. Raises ValueError for a token with more experts than there are."""
 
-    num_hidden_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    intermediate_size: int
-    vocab_size: int
-    head_dim: int | None = None
-    num_experts: int = 0
-    num_experts_per_tok: int = 0
-    moe_intermediate_size: int = 0
+    num_hidden_layers: _Count
+    hidden_size: _Count
+    num_attention_heads: _Count
+    num_key_value_heads: _Count
+    intermediate_size: _Count
+    vocab_size: _Count
+    head_dim: _Count | None = None
+    num_experts: _CountOrNone = 0
+    num_experts_per_tok: _CountOrNone = 0
+    moe_intermediate_size: _CountOrNone = 0
+
+    def __post_init__(self) -> None:
+        if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
+            raise ValueError(f"num_experts_per_tok must be from 1 to num_experts {self.num_experts}")
 
 
 class Memory(msgspec.Struct, frozen=True):
-    mem_size: float
+    mem_size: _Amount
     """GiB."""
 
 
@@ -66,15 +76,15 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    link_bw: float
+    link_bw: _Amount
     """GiB/s."""
-    link_latency: float
+    link_latency: Annotated[float, msgspec.Meta(ge=0, le=1e15)]
     """ns."""
     nodes: tuple[Node, ...] = ()
 
 
 class KvCache(msgspec.Struct, frozen=True):
-    num_gpu_blocks: int | None = None
+    num_gpu_blocks: Annotated[int, msgspec.Meta(ge=2, le=1_000_000_000)] | None = None
 
 
 class Meta(msgspec.Struct, frozen=True):
@@ -121,17 +131,20 @@ class Folder(msgspec.Struct, frozen=True):
         profile = read_profile(self.path / "profile", serving.tensor_parallel_size)
         ranks, budget = engine.data_parallel_size, engine.max_num_batched_tokens
         table = compiled(profile, serving, overhead_us=overhead_us, source=self.name)
-        return InstanceConfig(
-            max_num_seqs=ranks * engine.max_num_seqs,
-            max_num_batched_tokens=ranks * budget,
-            long_prefill_token_threshold=budget if ranks > 1 else 0,
-            total_kv_blocks=ranks * self._blocks(),
-            block_size_in_tokens=_BLOCK,
-            enable_prefix_caching=True,
-            async_scheduling=True,
-            max_model_len=engine.max_model_len,
-            latency=TableLatency(table=table),
-        )
+        try:
+            return InstanceConfig(
+                max_num_seqs=ranks * engine.max_num_seqs,
+                max_num_batched_tokens=ranks * budget,
+                long_prefill_token_threshold=budget if ranks > 1 else 0,
+                total_kv_blocks=ranks * self._blocks(),
+                block_size_in_tokens=_BLOCK,
+                enable_prefix_caching=True,
+                async_scheduling=True,
+                max_model_len=engine.max_model_len,
+                latency=TableLatency(table=table),
+            )
+        except ValueError as error:
+            raise ConfigError(str(error), where=str(self.path / "meta.json")) from error
 
     def _blocks(self) -> int:
         """KV blocks of one rank: those recorded, of which vLLM keeps one to itself, or what weights leave of the memory."""

@@ -25,7 +25,9 @@ def run(
     ] = None,
     tensor_parallel_size: Annotated[
         int | None,
-        typer.Option("--tensor-parallel-size", "--tp", help="On so many GPUs. Default: the fewest it fits.", metavar="N"),
+        typer.Option(
+            "--tensor-parallel-size", "--tp", help="On so many GPUs. Default: the fewest it fits.", metavar="N", min=1
+        ),
     ] = None,
 ) -> None:
     """List the models that --model knows, and for each kind of GPU that --hardware knows how many thousand tokens of KV fit
