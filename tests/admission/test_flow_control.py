@@ -6,9 +6,10 @@ from typing import Any
 
 from flow_timeline import FlowTimeline, flow_config
 
-from maitred.admission import AdmissionConfig, End, Ticket, replay
+from maitred.admission import Admission, AdmissionConfig, End, Ticket, replay
+from maitred.contracts import FleetLoad, InstanceLoad
 from maitred.decisions import DecisionLog
-from maitred.request import PriorityClass
+from maitred.request import PriorityClass, Request
 
 ONE: Any = {"saturation_detector": "concurrency", "max_concurrency": 1}
 
@@ -404,3 +405,35 @@ def test_what_is_said_of_another_detector_or_of_an_order_that_there_is_not_is_wa
     assert warnings("blis", dispatch_order="fifo") == [
         "dispatch_order: fifo has no effect with flavour: blis, where bands are served by priority"
     ]
+
+
+def test_who_leaves_one_model_lets_in_who_waits_for_another_on_the_same_instances() -> None:
+    in_flight = 0
+    core = Admission(flow_config(**ONE), {"m": 1, "n": 1}, lambda pool, now: FleetLoad((InstanceLoad(in_flight),)))
+    in_flight = len(core.submit(Ticket(0, "m"), 0, FleetLoad((InstanceLoad(0),))))
+    assert core.submit(Ticket(1, "n"), 1, FleetLoad((InstanceLoad(in_flight),)))[-1].action == "queue"
+
+    in_flight = 0
+    assert [(d.subject, d.action) for d in core.release(0, End.DRAINED, 2)] == [(1, "admit")]
+
+
+def test_a_target_is_that_of_todays_class_and_an_unknown_class_is_standard() -> None:
+    config = flow_config({"slo_targets": {"critical": 7, "standard": 9}, "slo_priorities": {"standard": 5}})
+    core = Admission(config, {"m": 1})
+    asked = [Request(id=n, arrival=0, prompt_tokens=1, slo_class=name) for n, name in enumerate(("realtime", "nonsense", ""))]
+
+    assert [core.ticket(request, 1).slo_target for request in asked] == [7, None, 9]
+    assert [core.ticket(request, 1).slo_priority for request in asked] == [4, 5, 5]
+
+
+def test_places_in_a_line_that_nobody_holds_are_dropped() -> None:
+    t = FlowTimeline(**ONE)
+    t.submit(0, "a")
+    t.submit(0, "b")
+    for n in range(500):
+        t.submit(1, str(n))
+        t.release(1, str(n), End.CLIENT_GONE)
+
+    pool: Any = t.core._pools["m"]
+    (line,) = (line for band in pool.gate._bands for line in band._lines.values())
+    assert len(line._heap) < 100

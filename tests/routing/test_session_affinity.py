@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from routing_views import Driver, View, request, router
 
+from maitred.contracts import Choice
+
 
 def test_a_session_stays_where_its_first_request_was_placed() -> None:
     driver = Driver(router("session-affinity"), [View(0), View(1), View(2)])
@@ -60,3 +62,15 @@ def test_the_policy_inside_knows_what_the_others_carry() -> None:
     for number in (1, 2, 3):
         driver.end(number)
     assert driver.send(said=request(program="c")) == 0
+
+
+def test_a_session_that_had_to_move_is_not_quiet() -> None:
+    views = [View(0), View(1), View(2)]
+    made = router("session-affinity(least-loaded, sessions=2)")
+    a, b, c = (request(program=name) for name in "abc")
+    place = made.choose(a, views, now=0).instance
+    made.choose(b, views, now=0)
+    moved = made.choose(a, [view for view in views if view.index != place], now=0).instance
+    made.choose(c, views, now=0)
+
+    assert made.choose(a, views, now=0) == Choice(moved, "same_session"), "it was b that was quiet for longest"
