@@ -54,6 +54,17 @@ def test_azure_as_published(write: Write) -> None:
     assert [job.request.id for job in read] == [0, 1, 2]
 
 
+def test_names_of_columns_may_be_in_quotes_as_values_may(write: Write) -> None:
+    text = '"TIMESTAMP","ContextTokens","GeneratedTokens"\n"2023-11-16 00:00:00","7","5"\n'
+    assert [(job.request.prompt_tokens, job.output_tokens) for job in jobs(write(text))] == [(7, 5)]
+
+
+def test_a_column_that_is_there_twice_is_an_error_if_it_is_read(write: Write) -> None:
+    text = "arrival_secs,class,prompt_tokens,note,output_tokens,note,class\n1,bulk,8,x,1,y,interactive\n"
+    assert "trace:1: the header has the column class twice (leave one of them out)" in str(refusal(write(text)))
+    assert len(jobs(write(text.replace("note,class", "note,more")))) == 1
+
+
 def test_azure_columns_go_by_name_and_times_may_carry_a_zone(write: Write) -> None:
     text = "GeneratedTokens,Model,TIMESTAMP,ContextTokens\n5,a,2024-05-10 00:00:00+00:00,7\n6,a,2024-05-10 00:00:01.5+00:00,8\n"
     read = jobs(f"azure:{write(text)}")

@@ -163,8 +163,11 @@ class Columns:
     """The columns of a comma-separated file by name, in whatever order its header has them. Others are ignored."""
 
     def __init__(self, header: str, *names: str, optional: Sequence[str] = ()) -> None:
-        """Raises RowError if `header` lacks one of `names`."""
+        """Raises RowError if `header` lacks one of `names`, or has one of those that are read twice."""
         found = split(header)
+        twice = next((name for name in (*names, *optional) if found.count(name) > 1), None)
+        if twice is not None:
+            raise RowError(f"the header has the column {twice} twice", "leave one of them out")
         missing = [name for name in names if name not in found]
         if missing:
             raise RowError(f"the header has no column {missing[0]}", f"the first line should be {','.join(names)}")
@@ -175,7 +178,7 @@ class Columns:
     def pick(self, line: str) -> list[str]:
         """The fields of a row in the order of the names, the optional ones last and empty where the file has no such column.
         Raises RowError if it has more or fewer than the header."""
-        fields = next(csv.reader((line,))) if '"' in line else line.split(",")
+        fields = _fields(line)
         if len(fields) != self._width:
             fields_found = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
             raise RowError(f"{fields_found} in {shortened(line)}", f"the header has {self._width}")
@@ -184,7 +187,12 @@ class Columns:
 
 
 def split(header: str) -> list[str]:
-    return [name.strip() for name in header.split(",")]
+    """The names in the first line of a comma-separated file, in quotes or not."""
+    return [name.strip() for name in _fields(header)]
+
+
+def _fields(line: str) -> list[str]:
+    return next(csv.reader((line,))) if '"' in line else line.split(",")
 
 
 def joined(hint: str, more: str) -> str:
