@@ -49,7 +49,7 @@ def test_a_request_is_recorded_with_the_usage_of_its_answer(tmp_path: Path) -> N
 
 
 def test_a_stream_without_usage_counts_its_events(tmp_path: Path) -> None:
-    """Three events and the last word, cut anywhere; the prompt by its bytes."""
+    """Three events and the last word, cut anywhere, unless the client allowed fewer; the prompt by its bytes."""
 
     async def act(turn: Turn) -> None:
         stream = b'data: {"x":1}\n\ndata: {"x":2}\n\n: a comment\n\ndata: {"data:":3}\n\ndata: [DONE]\n\n'
@@ -61,11 +61,13 @@ def test_a_stream_without_usage_counts_its_events(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(Backend(act), record=str(tmp_path / "r.csv")) as w:
             await w.ask(body={"model": "m", "stream": True, "prompt": "x" * 400})
+            await w.ask(body={"model": "m", "stream": True, "prompt": "x" * 400, "max_tokens": 2})
 
     run(scenario())
-    (job,) = recorded(tmp_path / "r.csv")
+    job, capped = recorded(tmp_path / "r.csv")
     assert (job.output_tokens, job.request.stream) == (3, True)
     assert 100 <= job.request.prompt_tokens <= 112
+    assert (capped.output_tokens, capped.request.max_output_tokens) == (2, 2)
 
 
 def test_what_did_not_complete_is_recorded_and_not_replayed(tmp_path: Path) -> None:
@@ -125,6 +127,6 @@ def test_usage_is_found_wherever_the_answer_is_cut(cut: int) -> None:
             more = at + cut < len(body)
             await answer.send({"type": "http.response.body", "body": body[at : at + cut], "more_body": more})
         assert answer.outcome == "completed"
-        return answer.tokens(999)
+        return answer.tokens(999, None)
 
     assert asyncio.run(scenario()) == (7, 8)

@@ -3,9 +3,10 @@
     arrival, class, tenant, model, session, stream, what the client allowed     from the request
     prompt and output tokens                                                    from the `usage` in the answer
 
-An answer that does not say its usage is estimated: the prompt as admission does, a stream at a token per event, any other body
-by its bytes. A row is written when a request has ended; one without a whole answer is recorded with what became of it, so that
-whoever reads the trace knows what it lacks. No text is recorded.
+An answer that does not say its usage is estimated: the prompt as admission does, a stream at a token per event (and no more
+than the client allowed, for the first and the last event of a chat may hold none), any other body by its bytes. A row is
+written when a request has ended; one without a whole answer is recorded with what became of it, so that whoever reads the
+trace knows what it lacks. No text is recorded.
 
 What passes is looked at and not changed. Times are those of the wall clock at the start, carried on by the monotonic one.
 """
@@ -60,7 +61,7 @@ class Recording:
         try:
             yield recorded
         finally:
-            prompt, output = recorded.tokens(request.prompt_tokens)
+            prompt, output = recorded.tokens(request.prompt_tokens, request.max_output_tokens)
             here = replace(request, arrival=request.arrival + self._epoch)
             self._file.write(row_of(here, prompt, output, recorded.outcome).encode("utf-8", "replace"))
 
@@ -96,11 +97,12 @@ class Recorded:
             return "broken_off"
         return COMPLETED if self._status == 200 else f"status_{self._status}"
 
-    def tokens(self, estimated_prompt: int) -> tuple[int, int]:
-        """Of the prompt and of the answer, at least 1 each."""
+    def tokens(self, estimated_prompt: int, most_output: int | None) -> tuple[int, int]:
+        """Of the prompt and of the answer, at least 1 each. `most_output`: what the client allowed; None: it did not say."""
         prompt, output = _PROMPT.findall(self._tail), _OUTPUT.findall(self._tail)
         events = self._events - 1  # the last one says that it is the last
-        estimate = events if self._stream else self._bytes // BYTES_PER_TOKEN
+        seen = events if self._stream else self._bytes // BYTES_PER_TOKEN
+        estimate = seen if most_output is None else min(seen, most_output)
         return max(1, int(prompt[-1]) if prompt else estimated_prompt), max(1, int(output[-1]) if output else estimate)
 
     def _look(self, piece: bytes) -> None:
