@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from maitred.request import PriorityClass, Request
 from maitred.slo_classes import SLO_PRIORITIES, class_of
-from maitred.workload import WRITERS, Job, Lost, TraceWriter, open_trace
+from maitred.workload import WRITERS, Client, Job, Lost, TraceWriter, Workload, open_trace
 from maitred.workload.formats.blis import COLUMNS
 from maitred.workload.prefix import GroupPrefix
+from maitred.workload.spec import MultiTurn, Reasoning
 from maitred.workload.writing import lines
 
 TEXT = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")), max_size=8).map(str.strip)
@@ -170,6 +171,34 @@ def test_ours_brings_back_what_was_written() -> None:
 )
 def test_what_cannot_be_said_is_counted(name: str, said: dict[str, object], lost: Lost) -> None:
     assert +written([job(**said)], name)[1].lost == {lost: 1}
+
+
+def test_the_prefix_groups_of_a_specification_can_be_said() -> None:
+    """Prefixes of 32 and 48 tokens: two blocks of one group, three of the other; and one without."""
+    common = {"rate": 1.0, "input_distribution": 20, "output_distribution": 3}
+    clients = [
+        Client(id="a", prefix_group="x", prefix_length=32, **common),  # type: ignore[arg-type]
+        Client(id="b", prefix_group="y", prefix_length=48, **common),  # type: ignore[arg-type]
+        Client(id="c", prefix_group="z", prefix_length=0, **common),  # type: ignore[arg-type]
+    ]
+    jobs = list(Workload(clients=clients, num_requests=30).jobs())
+    text, writer = written(jobs, "blis")
+    assert not +writer.lost
+    back = read(text, "blis")
+    assert [job.request.prompt_tokens for job in back] == [job.request.prompt_tokens for job in jobs]
+    grouped = {job.request.id for job in jobs if job.request.client_id != "c"}
+    assert sharing([j for j in back if j.request.id in grouped]) == sharing([j for j in jobs if j.request.id in grouped])
+    assert len({tuple(shared) for shared in sharing(back)}) > 2
+
+
+def test_what_rounds_repeat_of_earlier_ones_cannot_be_said() -> None:
+    """Two rounds, of which the second begins with the first and its answer."""
+    turns = MultiTurn(max_rounds=2, context_growth="accumulate")
+    client = Client(
+        id="a", rate=1.0, input_distribution=20, output_distribution=3, closed_loop=False, reasoning=Reasoning(multi_turn=turns)
+    )
+    jobs = list(Workload(clients=[client], num_requests=1_000, horizon=20_000_000).jobs())
+    assert +written(jobs, "blis")[1].lost == {Lost.PREFIX: len(jobs) // 2}
 
 
 def test_a_tenant_of_blis_is_one_of_a_header() -> None:

@@ -30,6 +30,12 @@ class Content(msgspec.Struct, frozen=True, gc=False):
     def tokens(self) -> int:
         return self.pieces[-1][1] if self.pieces else 0
 
+    @property
+    def group(self) -> tuple[int, int] | None:
+        """Of the shared prefix that it begins with (`sessions.Groups`), the number and the tokens; None: it has none."""
+        first = self.pieces[0] if self.pieces else (1, 0)
+        return None if first[0] % 2 or not first[1] else first
+
     def then(self, number: int, tokens: int) -> Content:
         """This, and a piece of so many tokens after it."""
         return Content((*self.pieces, (number, self.tokens + tokens)))

@@ -1,7 +1,8 @@
 """TraceV2 for BLIS to read, or us: its 27 columns, and of the optional ones those that are needed.
 
-A header has to come before the rows, so the first jobs say which optional columns there are. Prefixes can be said where
-they are those of a group (`GroupPrefix`): which name the group had is not known any more, and does not matter.
+A header has to come before the rows, so the first jobs say which optional columns there are. Of what prompts share, it can be
+said what is the prefix of a group (which name that had is not known any more, and does not matter), and not what they repeat
+of earlier rounds.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
+from maitred.request import PrefixKeys
 from maitred.slo_classes import slo_class
+from maitred.workload.content import Content
 from maitred.workload.formats.blis import COLUMNS
 from maitred.workload.job import Job
 from maitred.workload.prefix import GroupPrefix
@@ -49,23 +52,24 @@ class BlisWriter(TraceWriter):
 
     def _values(self, job: Job) -> dict[str, object]:
         request = job.request
-        shared = request.prefix if isinstance(request.prefix, GroupPrefix) and request.prefix.shared else None
-        own = request.prompt_tokens - (shared.shared if shared else 0)
+        group, shared = _group(request.prefix)
+        own = request.prompt_tokens - shared
+        round_index = self._round(request.program)
+        repeats = job.whole is not None and round_index > 0
         extra = _optional(job)
         for column, value in extra.items():
             if value != "" and column not in self._columns:
                 self.lost[_LOSSES[column]] += 1
-        if request.prefix is not None and not isinstance(request.prefix, GroupPrefix):
-            self.lost[Lost.PREFIX] += 1
+        self.lost[Lost.PREFIX] += repeats or not isinstance(request.prefix, GroupPrefix | Content | None)
         self.lost[Lost.DEADLINE] += request.deadline == 0
         return extra | {
             "request_id": request.id,
             "tenant_id": request.tenant,
             "slo_class": slo_class(request),
             "session_id": request.program,
-            "round_index": self._round(request.program),
-            "prefix_group": f"g{shared.group}" if shared else "",
-            "prefix_length": shared.shared if shared else 0,
+            "round_index": round_index,
+            "prefix_group": group,
+            "prefix_length": shared,
             "streaming": "true" if request.stream else "false",
             "input_tokens": own,
             "output_tokens": job.output_tokens,
@@ -87,6 +91,15 @@ _ZERO = (
     *("image_tokens", "audio_tokens", "video_tokens", "reason_ratio", "server_input_tokens"),
     *("first_chunk_time_us", "last_chunk_time_us", "num_chunks"),
 )
+
+
+def _group(prefix: PrefixKeys | None) -> tuple[str, int]:
+    """Its name for the group with whose prefix a prompt begins, and the tokens of that; empty and 0: none."""
+    if isinstance(prefix, GroupPrefix) and prefix.shared:
+        return f"g{prefix.group}", prefix.shared
+    if isinstance(prefix, Content) and prefix.group:
+        return f"g{prefix.group[0]}", prefix.group[1]
+    return "", 0
 
 
 def _optional(job: Job) -> dict[str, object]:
