@@ -119,10 +119,16 @@ MISTAKES = [
     (["--workload-spec", "w.yaml", "--time-scale", "-1"], "--time-scale: -1 cannot be used"),
     (["--workload-spec", "bad.yaml"], "bad.yaml:1: unknown key 'cleints' (did you mean 'clients'?)"),
     (["--concurrency", "5"], "--num-requests is missing"),
-    (["--concurrency", "0", "--num-requests", "5"], "--concurrency: 0 users ask nothing (1 or more)"),
+    (["--concurrency", "0", "--num-requests", "5"], "--concurrency: there cannot be 0 users (from 1 to 100,000)"),
     (["--concurrency", "5", "--num-requests", "5", "--rate", "5"], "--rate does not go with --concurrency"),
     (["--concurrency", "5", "--num-requests", "5", "--arrival", "poisson"], "--arrival does not go with --concurrency"),
     (["--concurrency", "5", "--num-requests", "5", "--rate-scale", "2"], "--rate-scale does not go with --concurrency"),
+    (
+        ["--concurrency", "5", "--num-requests", "5", "--think-time-ms", "nan"],
+        "--think-time-ms: nan ms cannot be thought (from 0 to 1e+12)",
+    ),
+    (["--rate", "5", "--num-requests", "5", "--input-tokens", ""], "--input-tokens: '' is not a length in tokens"),
+    (["--rate", "5", "--num-requests", "5", "--arrival", ""], "--arrival: unknown arrival process ''"),
     (["--rate", "5", "--num-requests", "5", "--think-time-ms", "5"], "--think-time-ms does not go with --rate"),
     (
         ["--rate", "5", "--num-requests", "5", "--workload", "chatbt"],

@@ -71,7 +71,15 @@ def test_a_closed_loop_in_short() -> None:
 
 @pytest.mark.parametrize(
     ("said", "where"),
-    [({"concurrency": 0}, "concurrency"), ({"input_tokens": "x"}, "input_tokens"), ({"think_time_ms": -5.0}, "concurrency")],
+    [
+        ({"concurrency": 0}, "concurrency"),
+        ({"concurrency": 100_001}, "concurrency"),
+        ({"input_tokens": "x"}, "input_tokens"),
+        ({"think_time_ms": -5.0}, "think_time_ms"),
+        ({"think_time_ms": float("nan")}, "think_time_ms"),
+        ({"think_time_ms": 1e13}, "think_time_ms"),
+        ({"num_requests": 10**13}, "num_requests"),
+    ],
 )
 def test_a_closed_loop_that_cannot_be(said: dict[str, object], where: str) -> None:
     with pytest.raises(ConfigError) as raised:

@@ -13,7 +13,7 @@ import pytest
 from maitred.errors import ConfigError
 from maitred.request import PriorityClass
 from maitred.workload import Workload
-from maitred.workload.spec import Client, Cohort
+from maitred.workload.spec import Arrival, Client, Cohort
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "workloads").glob("*.yaml"))
 
@@ -225,6 +225,29 @@ MISTAKES = [
         "clients: 'b' has neither rate_fraction, rate nor concurrency",
     ),
     (f"{GOOD}{CLIENT}", "w.yaml:3: clients: the id 'a' is given 2 times"),
+    (f"{GOOD}cohorts:\n{CLIENT}    population: 2\n", "w.yaml:8: cohorts: the id 'a' is given 2 times"),
+    (
+        f"{GOOD}cohorts:\n{CLIENT.replace('id: a', 'id: a-1')}    population: 2\n"
+        f"{CLIENT.replace('id: a', 'id: a-1-1')}    population: 1\n",
+        "w.yaml:8: cohorts: the id 'a-1-1' is that of one of the 2 called 'a-1'",
+    ),
+    (
+        f"{GOOD.replace('id: a', 'id: a-1')}cohorts:\n{CLIENT}    population: 2\n",
+        "w.yaml:3: clients: the id 'a-1' is that of one of the 2 called 'a'",
+    ),
+    (f"{GOOD.replace('rate_fraction: 1', 'rate: 1e-9')}", "clients[0].rate must be from 1e-06 to 1e+09, not 1e-09"),
+    (
+        f"{GOOD.replace('rate_fraction: 1', 'rate: 1')}    arrival: {{process: gamma, shape: 2, scale: 1000}}\n",
+        "clients[0].rate and arrival.scale are two ways to say how often: give one of them",
+    ),
+    (
+        f"{GOOD}    arrival: {{process: gamma, shape: 2, scale: 1.0e-9}}\n",
+        "clients[0].arrival.scale must make from 1e-06 to 1e+09 requests per second, not 5e+14",
+    ),
+    (
+        f"{GOOD}    arrival: {{process: normalized}}\n",
+        "w.yaml:3: clients: 'a' has normalized arrivals, which need an end: a horizon, or windows",
+    ),
     (f"aggregate_rate: 1\nclients:\n{CLIENT}", "num_requests or horizon is missing: it would never end"),
     (
         GOOD.replace("input_distribution: 5", "input_distribution: norml:5,6"),
@@ -233,7 +256,7 @@ MISTAKES = [
     (GOOD.replace("input_distribution: 5", "input_distribution: {type: gaussian}"), "also need mean, std_dev, min, max"),
     (GOOD.replace("    input_distribution: 5\n", ""), "w.yaml:4: clients[0]: the key 'input_distribution' is missing"),
     (GOOD.replace("aggregate_rate: 1", "aggregate_rate: lots"), "w.yaml:1: aggregate_rate: expected a number, found 'lots'"),
-    (GOOD.replace("aggregate_rate: 1", "aggregate_rate: -1"), "w.yaml:1: aggregate_rate must be from 0.0 to"),
+    (GOOD.replace("aggregate_rate: 1", "aggregate_rate: -1"), "w.yaml:1: aggregate_rate must be from 1e-06 to 1e+09, not -1"),
     (f"version: 3\n{GOOD}", "w.yaml:1: version must be 2, not 3"),
     (
         f"{GOOD}servegen_data: {{path: x}}\n",
@@ -254,6 +277,22 @@ def test_a_mistake_is_one_line_with_its_place(written: Callable[[str], Path], te
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
     assert "w.yaml" in str(raised.value)
+
+
+def test_numbers_of_nobody_are_names_like_any_other() -> None:
+    client = Client(id="a-2", rate=1, input_distribution=1, output_distribution=1)
+    cohort = Cohort(id="a", population=2, rate=1, input_distribution=1, output_distribution=1)
+    users = Client(id="a-01", concurrency=2, input_distribution=1, output_distribution=1)
+    assert len(list(Workload(num_requests=9, clients=[client, users], cohorts=[cohort]).jobs())) == 9
+
+
+def test_nothing_arrives_after_thirty_years() -> None:
+    """Which are 10⁹ seconds: 1,000 requests at one in 10⁶ s, the last of them at the very end."""
+    rare = Client(id="a", rate=1e-6, arrival=Arrival(process="constant"), input_distribution=1, output_distribution=1)
+    assert [job.request.arrival for job in Workload(num_requests=2_000, clients=[rare]).jobs()][998:] == [
+        999 * 10**12,
+        1_000 * 10**12,
+    ]
 
 
 def test_shapes_are_one_for_each_cohort() -> None:

@@ -49,7 +49,11 @@ def parse_arrivals(text: str, *, where: str = "") -> Arrivals:
     factory = ARRIVALS.get(name)
     hint = f"write {getattr(factory, 'form', name)}"
     try:
-        return factory(float(value)) if colon else factory()
+        numbers = [float(value)] if colon else []
+    except ValueError as error:
+        raise ConfigError(f"{value!r} in {text!r} is no number", where=where, hint=hint) from error
+    try:
+        return factory(*numbers)
     except TypeError as error:
         raise ConfigError(f"{text!r} has {'a' if colon else 'no'} number", where=where, hint=hint) from error
     except ValueError as error:

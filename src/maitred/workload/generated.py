@@ -50,7 +50,6 @@ class Generated:
     """The jobs of a workload, once. A `Reactive`."""
 
     def __init__(self, workload: Workload, seed: int, rate_scale: float) -> None:
-        """Raises ValueError for normalized arrivals that have no end."""
         self.ids = count()
         self._left = workload.num_requests or math.inf
         self._horizon = workload.horizon or math.inf

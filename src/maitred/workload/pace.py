@@ -18,7 +18,7 @@ from maitred.workload.arrivals import Gaps
 from maitred.workload.shapes import Segment, Shares, daily, drained, total, until
 from maitred.workload.spec import Workload
 from maitred.workload.spec_clients import Client, Cohort
-from maitred.workload.spec_parts import Window
+from maitred.workload.spec_parts import LONGEST, Window
 
 _SLACK: Final = 1e-9
 """Of a request: sums of gaps that should end with a segment may miss its end by a rounding."""
@@ -61,30 +61,20 @@ class Paces:
     def __init__(self, workload: Workload, rate_scale: float) -> None:
         self._workload = workload
         self._scale = rate_scale / SECOND
-        self._horizon = float(workload.horizon or math.inf)
+        self._horizon = float(workload.horizon or LONGEST)
         senders: list[Client | Cohort] = [*(client for client in workload.clients if not client.concurrency), *workload.cohorts]
         active = [span for sender in senders for span in self._spans(sender) if self._shares(sender, span.window)]
         self._all = Shares(workload.aggregate_rate * self._scale, active)
 
     def instants(self, sender: Client | Cohort, stream: str, share: float = 1.0) -> Instants:
-        """The arrivals of a client or a cohort, or of a share of it, drawn from the stream of this name.
-
-        Raises ValueError for normalized arrivals that have no end.
-        """
-        expected = math.inf
-        if sender.arrival.process == "normalized":
-            if not self._ends(sender):
-                raise ValueError(f"{sender.id!r}: normalized arrivals need an end: a horizon, or windows")
-            expected = total(self._segments(sender, share))
+        """The arrivals of a client or a cohort, or of a share of it, drawn from the stream of this name."""
+        expected = total(self._segments(sender, share)) if sender.arrival.process == "normalized" else math.inf
         of_window = {
             index: window.arrival.made().gaps(Random(f"{stream}/{index}").random, math.inf)
             for index, window in enumerate(_windows(sender))
             if window.arrival is not None
         }
         return Instants(self._segments(sender, share), sender.arrival.made().gaps(Random(stream).random, expected), of_window)
-
-    def _ends(self, sender: Client | Cohort) -> bool:
-        return bool(self._workload.horizon or _windows(sender) or (isinstance(sender, Cohort) and sender.ends))
 
     def _segments(self, sender: Client | Cohort, share: float) -> Iterator[Segment]:
         """Its rates, from time to time."""

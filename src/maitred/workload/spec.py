@@ -22,12 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
-from maitred.errors import ConfigError
 from maitred.units import Micros
 from maitred.workload.spec_clients import Client, Cohort
 from maitred.workload.spec_lengths import Distribution
 from maitred.workload.spec_parts import (
-    HIGHEST_RATE,
     LONGEST,
     Arrival,
     Diurnal,
@@ -38,11 +36,14 @@ from maitred.workload.spec_parts import (
     Reasoning,
     Spike,
     Window,
+    check_rate,
     within,
 )
 
 if TYPE_CHECKING:
     from maitred.workload.generated import Generated
+
+MOST_REQUESTS = 10**12
 
 __all__ = [
     "Arrival",
@@ -71,7 +72,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     num_requests: int = 0
     """Requests in all, later rounds included; 0: until the horizon."""
     horizon: Micros = 0
-    """Nothing arrives later, in µs; 0: no end. The simulation goes on until all have their answers."""
+    """Nothing arrives later, in µs; 0: no end, or that of the next thirty years. The simulation goes on until all have their
+    answers."""
     seed: int = 42
     version: str | int = "2"
     category: Literal["language", "multimodal", "reasoning", ""] = ""
@@ -87,9 +89,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for key in ("servegen_data", "inference_perf"):
             if getattr(self, key) is not None:
                 raise ValueError(f"{key} is not read: convert it into clients first (blis convert)")
-        within("num_requests", self.num_requests, 0, 10**12)
+        within("num_requests", self.num_requests, 0, MOST_REQUESTS)
         within("horizon", self.horizon, 0, LONGEST)
-        within("aggregate_rate", self.aggregate_rate, 0.0, HIGHEST_RATE)
+        check_rate("aggregate_rate", self.aggregate_rate or None)
         if not self.clients and not self.cohorts:
             raise ValueError("clients are missing: nobody asks anything")
         self._check_ids()
@@ -97,10 +99,17 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self._check_end()
 
     def _check_ids(self) -> None:
-        for key, senders in (("clients", self.clients), ("cohorts", self.cohorts)):
-            for sender_id, times in Counter(sender.id for sender in senders).items():
-                if times > 1:
-                    raise ValueError(f"{key}: the id {sender_id!r} is given {times} times")
+        """Who has the name of another would draw the same numbers, and share his sessions."""
+        everybody: Sequence[Client | Cohort] = [*self.clients, *self.cohorts]
+        members = {sender.id: sender.members for sender in everybody}
+        given = Counter(sender.id for sender in everybody)
+        for key, senders in (("cohorts", self.cohorts), ("clients", self.clients)):
+            for sender in senders:
+                if given[sender.id] > 1:
+                    raise ValueError(f"{key}: the id {sender.id!r} is given {given[sender.id]} times")
+                group, _, number = sender.id.rpartition("-")
+                if number.isdecimal() and number == str(int(number)) and int(number) < members.get(group, 0):
+                    raise ValueError(f"{key}: the id {sender.id!r} is that of one of the {members[group]} called {group!r}")
 
     def _check_rates(self) -> None:
         for key, senders in (("clients", self.clients), ("cohorts", self.cohorts)):
@@ -114,6 +123,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     raise ValueError(f"{key}: {sender.id!r} has neither rate_fraction, rate nor concurrency")
 
     def _check_end(self) -> None:
+        for key, senders in (("clients", self.clients), ("cohorts", self.cohorts)):
+            for sender in senders:
+                if sender.arrival.process == "normalized" and not (self.horizon or sender.silent_at_last):
+                    raise ValueError(f"{key}: {sender.id!r} has normalized arrivals, which need an end: a horizon, or windows")
         if self.num_requests or self.horizon:
             return
         if not (all(client.ends for client in self.clients) and all(cohort.ends for cohort in self.cohorts)):
@@ -127,13 +140,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return read_struct(Path(path), cls)
 
     def jobs(self, *, seed: int | None = None, rate_scale: float = 1.0) -> Generated:
-        """Begin it. `seed` in place of its own; every rate is multiplied by `rate_scale`.
-
-        Raises ConfigError for normalized arrivals that have no end.
-        """
+        """Begin it. `seed` in place of its own; every rate is multiplied by `rate_scale`."""
         from maitred.workload.generated import Generated
 
-        try:
-            return Generated(self, self.seed if seed is None else seed, rate_scale)
-        except ValueError as error:
-            raise ConfigError(str(error), where="workload") from error
+        return Generated(self, self.seed if seed is None else seed, rate_scale)

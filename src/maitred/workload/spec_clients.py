@@ -21,6 +21,7 @@ from maitred.workload.spec_parts import (
     MultiTurn,
     Reasoning,
     Spike,
+    check_rate,
     positive,
     within,
 )
@@ -68,9 +69,11 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         lengths("input_distribution", self.input_distribution)
         lengths("output_distribution", self.output_distribution)
         positive("rate_fraction", self.rate_fraction, HIGHEST_RATE)
-        positive("rate", self.rate, HIGHEST_RATE)
+        check_rate("rate", self.rate)
         if self.rate is not None and self.rate_fraction is not None:
             raise ValueError("rate and rate_fraction are two ways to say how often: give one of them")
+        if self.rate is not None and self.arrival.own_rate is not None:
+            raise ValueError("rate and arrival.scale are two ways to say how often: give one of them")
         within("prefix_length", self.prefix_length, 0, MOST_TOKENS)
         if self.prefix_length and not self.prefix_group:
             raise ValueError("prefix_length without a prefix_group is shared with nobody")
@@ -119,9 +122,19 @@ class Client(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("closed_loop: false contradicts concurrency")
 
     @property
+    def members(self) -> int:
+        """How many there are of the name `id-0`, `id-1`, ..."""
+        return self.concurrency
+
+    @property
+    def silent_at_last(self) -> bool:
+        """Whether its rate is nothing some day."""
+        return self.lifecycle is not None
+
+    @property
     def ends(self) -> bool:
         """Whether it stops sending of its own accord."""
-        return self.lifecycle is not None or (self.multi_turn is not None and self.multi_turn.single_session)
+        return self.silent_at_last or (self.multi_turn is not None and self.multi_turn.single_session)
 
     @property
     def paced(self) -> bool:
@@ -151,9 +164,19 @@ class Cohort(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("prefix_sharing needs a prefix_group")
 
     @property
+    def members(self) -> int:
+        """How many there are of the name `id-0`, `id-1`, ..."""
+        return self.population
+
+    @property
+    def silent_at_last(self) -> bool:
+        """Whether its rate is nothing some day."""
+        return self.spike is not None or self.drain is not None
+
+    @property
     def ends(self) -> bool:
         """Whether it stops sending of its own accord."""
-        return self.spike is not None or self.drain is not None
+        return self.silent_at_last
 
     @property
     def paced(self) -> bool:

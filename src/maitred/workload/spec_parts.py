@@ -15,8 +15,8 @@ from maitred.units import Micros
 from maitred.workload.arrivals import ARRIVALS, Arrivals, weibull_cv
 from maitred.workload.spec_lengths import Tokens, lengths
 
-HIGHEST_RATE = 1e9
-"""Requests per second."""
+LOWEST_RATE, HIGHEST_RATE = 1e-6, 1e9
+"""Requests per second. Outside, no span of simulated time makes sense any more."""
 LONGEST: Micros = 10**15
 """Thirty years."""
 MOST_ROUNDS = 10_000
@@ -26,6 +26,12 @@ def within(name: str, value: float | None, low: float, high: float) -> None:
     """Raises ValueError unless `value` is nothing or from `low` to `high`."""
     if value is not None and not low <= value <= high:
         raise ValueError(f"{name} must be from {low:,} to {high:,}, not {value}")
+
+
+def check_rate(name: str, rate: float | None) -> None:
+    """Raises ValueError unless `rate` is nothing or one that makes sense."""
+    if rate is not None and not LOWEST_RATE <= rate <= HIGHEST_RATE:
+        raise ValueError(f"{name} must be from {LOWEST_RATE:g} to {HIGHEST_RATE:g}, not {rate:g}")
 
 
 def positive(name: str, value: float | None, high: float) -> None:
@@ -53,6 +59,9 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if self.scale is not None and self.shape is None:
             raise ValueError("scale needs a shape")
         self.made()
+        if self.own_rate is not None and not LOWEST_RATE <= self.own_rate <= HIGHEST_RATE:
+            possible = f"from {LOWEST_RATE:g} to {HIGHEST_RATE:g}"
+            raise ValueError(f"scale must make {possible} requests per second, not {self.own_rate:g}")
 
     @property
     def _shaped(self) -> bool:
@@ -90,7 +99,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         within("start_us", self.start_us, 0, LONGEST)
         within("end_us", self.end_us, self.start_us + 1, LONGEST)
-        positive("trace_rate", self.trace_rate, HIGHEST_RATE)
+        check_rate("trace_rate", self.trace_rate)
         if self.arrival is not None and self.arrival.process == "normalized":
             raise ValueError("arrival: normalized arrivals are for a whole client, not for one of its windows")
         for key in ("input_distribution", "output_distribution"):
@@ -158,7 +167,7 @@ class Spike(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         within("start_time_us", self.start_time_us, 0, LONGEST)
         positive("duration_us", self.duration_us, LONGEST)
-        positive("trace_rate", self.trace_rate, HIGHEST_RATE)
+        check_rate("trace_rate", self.trace_rate)
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,15 +14,14 @@ from random import Random
 
 from maitred.errors import ConfigError
 from maitred.request import PriorityClass, Request
-from maitred.units import SECOND, from_ms
+from maitred.units import SECOND, from_ms, to_ms
 from maitred.workload.arrivals import Arrivals, Gaps, parse_arrivals
 from maitred.workload.job import Job
 from maitred.workload.lengths import Lengths, parse_lengths
 from maitred.workload.mixes import ClassMix, TenantMix, parse_mix, parse_tenant_mix, reclassed, with_tenants
-from maitred.workload.spec import Client, Workload
-
-LOWEST_RATE, HIGHEST_RATE = 1e-6, 1e9
-"""Requests per second. Outside, no span of simulated time makes sense any more."""
+from maitred.workload.spec import MOST_REQUESTS, Client, Workload
+from maitred.workload.spec_clients import MOST_MEMBERS
+from maitred.workload.spec_parts import HIGHEST_RATE, LONGEST, LOWEST_RATE
 
 
 def synthetic(
@@ -78,18 +77,18 @@ def closed_loop(
     for where, said in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
         parse_lengths(said, where=where)
     count = _count(num_requests)
-    if concurrency < 1:
-        raise ConfigError(f"{concurrency} users ask nothing", where="concurrency", hint="1 or more")
-    try:
-        users = Client(
-            id="users",
-            concurrency=concurrency,
-            think_time_us=from_ms(think_time_ms),
-            input_distribution=input_tokens,
-            output_distribution=output_tokens,
-        )
-    except (ValueError, OverflowError) as error:
-        raise ConfigError(str(error), where="concurrency") from error
+    if not 1 <= concurrency <= MOST_MEMBERS:
+        raise ConfigError(f"there cannot be {concurrency} users", where="concurrency", hint=f"from 1 to {MOST_MEMBERS:,}")
+    if not 0 <= think_time_ms <= to_ms(LONGEST):
+        hint = f"from 0 to {to_ms(LONGEST):g}"
+        raise ConfigError(f"{think_time_ms:g} ms cannot be thought", where="think_time_ms", hint=hint)
+    users = Client(
+        id="users",
+        concurrency=concurrency,
+        think_time_us=from_ms(think_time_ms),
+        input_distribution=input_tokens,
+        output_distribution=output_tokens,
+    )
     if not count:
         return iter(())
     jobs: Iterable[Job] = Workload(clients=(users,), num_requests=count, seed=seed).jobs()
@@ -102,8 +101,9 @@ def _count(num_requests: int) -> int:
         count = operator.index(num_requests)
     except TypeError:
         count = -1
-    if count < 0:
-        raise ConfigError(f"{num_requests} requests cannot be made", where="num_requests", hint="a whole number, 0 or more")
+    if not 0 <= count <= MOST_REQUESTS:
+        hint = f"a whole number from 0 to {MOST_REQUESTS:.0e}"
+        raise ConfigError(f"{num_requests} requests cannot be made", where="num_requests", hint=hint)
     return count
 
 

@@ -80,7 +80,7 @@ def _at_a_rate(load: Load, num_requests: int, seed: int, call: Naming) -> Iterab
             rate,
             num_requests,
             seed=seed,
-            arrival=load.arrival or "poisson",
+            arrival="poisson" if load.arrival is None else load.arrival,
             **lengths,
             class_mix=load.class_mix,
             tenant_mix=load.tenant_mix,
@@ -125,7 +125,7 @@ def _spread(load: Load, name: str, said: str | int | None, preset: Spread | None
     values = {part: value for part, key in keys.items() if (value := getattr(load, key)) is not None}
     mean = None if said is None else _number(said)
     if not values and (preset is None or (said is not None and mean is None)):
-        return str(said) if said else _DEFAULT_LENGTHS
+        return _DEFAULT_LENGTHS if said is None else str(said)
     if said is not None and mean is None:
         first = call(keys[next(iter(values))])
         raise ConfigError(f"{said!r} has a spread of its own", where=first, hint="it goes with a mean, such as 512")
