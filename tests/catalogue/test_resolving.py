@@ -36,6 +36,12 @@ def test_what_is_said_stands() -> None:
     assert resolved(InstanceConfig(model=LLAMA, latency=LinearLatency())).latency == LinearLatency()
 
 
+def test_a_latency_model_of_another_deployment_keeps_it() -> None:
+    other = RooflineLatency(on("llama-3.1-70b", "H200", 4))
+
+    assert resolved(InstanceConfig(model=LLAMA, latency=other)).latency == other
+
+
 def test_the_context_is_no_longer_than_the_blocks_hold() -> None:
     assert resolved(InstanceConfig(model=LLAMA, total_kv_blocks=100)).max_model_len == 1600
 

@@ -147,6 +147,43 @@ def test_a_scale_makes_every_step_longer(config: RooflineLatency | TrainedPhysic
     assert twice.overheads == usual.overheads
 
 
+def test_a_scale_holds_for_what_goes_to_the_experts_too() -> None:
+    on = Deployment(model=MIXTRAL, hardware=H100, data_parallel_size=2)
+    config = TrainedPhysicsLatency(beta=(0,) * 10 + (1000.0,), deployment=on)
+    once, twice = config.compiled().step_time(prefill(700)), config.compiled(2.0).step_time(prefill(700))
+
+    assert once > 1000
+    assert twice in (2 * once, 2 * once + 1)
+
+
+def test_the_8_bit_rate_counts_where_weights_have_one_byte_and_the_gpu_has_it() -> None:
+    def rate(weight_bytes: float, peak_tflops_fp8: float = 1979) -> float:
+        hardware = replace(H100, peak_tflops_fp8=peak_tflops_fp8)
+        return Deployment(model=replace(LLAMA, weight_bytes=weight_bytes), hardware=hardware).flops_per_us
+
+    assert [rate(0.0), rate(2.0), rate(0.5), rate(1.0)] == [989.5e6, 989.5e6, 989.5e6, 1979e6]
+    assert rate(1.0, peak_tflops_fp8=0) == 989.5e6
+
+
+def test_layers_with_experts_that_are_interleaved() -> None:
+    """Every one in memory (Llama 4 Scout); one of two in the formulas, as BLIS counts."""
+    scout = replace(MIXTRAL, num_layers=48, interleave_moe_layer_step=1)
+
+    assert (scout.expert_layers, scout.moe_layers, scout.dense_layers) == (48, 24, 24)
+    assert replace(scout, interleave_moe_layer_step=2).expert_layers == 24
+
+
+def test_weights_counted_by_hand() -> None:
+    shape = {"num_layers": 3, "hidden_size": 8, "num_heads": 4, "num_kv_heads": 2, "intermediate_size": 10, "vocab_size": 100}
+    experts = {"num_experts": 6, "experts_per_token": 2, "expert_intermediate_size": 5, "shared_intermediate_size": 7}
+    model = ModelSpec(name="tiny", **shape, **experts, first_dense_layers=1)
+
+    attention, norms = 8 * 8 + 2 * 8 * 4 + 8 * 8, 2 * 8
+    moe = 3 * 8 * (6 * 5 + 7) + 8 * 6  # experts, the shared one, and the router
+    assert model.params == 2 * 100 * 8 + 3 * (attention + norms) + 3 * 8 * 10 + 2 * moe + 8
+    assert replace(model, tied_embeddings=True).params == model.params - 100 * 8
+
+
 def test_compressed_keys_and_values_are_read_once_for_all_heads() -> None:
     assert LATENT.kv_width == 64 + 16
     assert LATENT.head_width == (32 + 16 + 32) // 2

@@ -89,6 +89,13 @@ def test_the_slowest_rank_has_more_context_than_the_mean() -> None:
     assert model(msgspec.structs.replace(table, uneven=0.0)).step_time(decode(8, 8 * 150)) == 70
 
 
+def test_a_slope_is_not_rounded_over_the_next_point() -> None:
+    almost, nearer = 4 - 2**-47, 4 - 2**-48  # times are kept in units of 2^-48 µs: a third of one for each token
+    time = model(StepTable(decode=Grid(((1.0,), (0.0, 3.0)), (almost, nearer)))).step_time
+
+    assert [time(decode(1, context)) for context in range(4)] == [3, 3, 3, 3]
+
+
 @given(
     us=st.lists(st.floats(0, 5_000), min_size=6, max_size=6),
     decodes=st.integers(1, 40),
