@@ -17,7 +17,7 @@ from maitred.decisions import DecisionLog
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.request import PriorityClass, Request, RequestId
 from maitred.routing import RoutingConfig
-from maitred.sim import ClusterConfig, Outcome, Results, simulate
+from maitred.sim import ClusterConfig, DisaggregationConfig, Outcome, Results, simulate
 from maitred.units import Micros
 from maitred.workload import Job
 
@@ -63,6 +63,15 @@ def test_nothing_of_a_victim_remains_but_where_it_was() -> None:
     assert (results.outcome[0], results.finished[0], results.instance[0]) == (PREEMPTED, 1000, 0)
     assert (results.first_token[0], results.scheduled[0], results.output_tokens[0]) == (-1, -1, 0)
     assert results.retries.tolist() == [0, 0]
+
+
+def test_nothing_of_it_remains_though_its_prompt_was_computed_elsewhere() -> None:
+    split = DisaggregationConfig(prefill_instances=1, decode_instances=1, kv_bytes_per_token=1000.0)
+    results = run(
+        [bulk(0, stream=False, output=30), chat(1, 1000)], ClusterConfig(num_instances=2, capacity=1, disaggregation=split)
+    )
+    assert (results.outcome[0], results.finished[0], results.instance[0]) == (PREEMPTED, 1000, 1)
+    assert (results.first_token[0], results.scheduled[0], results.output_tokens[0]) == (-1, -1, 0)
 
 
 def test_what_has_shown_its_first_token_keeps_its_slot() -> None:

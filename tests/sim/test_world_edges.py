@@ -10,6 +10,7 @@ import pytest
 
 from maitred.admission import AdmissionConfig
 from maitred.contracts import Choice, FleetView, Router
+from maitred.errors import ConfigError
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.request import Request
 from maitred.routing import RoutingConfig
@@ -75,6 +76,13 @@ def test_the_run_ends_with_its_last_event_not_with_a_timer_that_nobody_needs_any
     patient = simulate([job(0, deadline=10**9)], ClusterConfig(capacity=1), INSTANCE)
     assert patient.end == 260
     assert simulate([job(0), job(1, arrival=1)], ClusterConfig(capacity=1), INSTANCE, horizon=10_000).end == 520
+
+
+def test_instants_far_from_the_start_are_as_good_as_others_until_they_are_slips_of_the_unit() -> None:
+    results = simulate([job(0, arrival=10**15), job(1, arrival=10**15 + 5)], instance=INSTANCE, sample_every=1)
+    assert (results.finished - 10**15).tolist() == [310, 420]
+    with pytest.raises(ConfigError, match="request 0 arrives at 1700000000000000000 µs, in 53,906 years"):
+        simulate([job(0, arrival=1_700_000_000 * 10**9)], instance=INSTANCE)
 
 
 class EmptiestMemory(Router):

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable
 from maitred.errors import ConfigError
 from maitred.request import Request, RequestId
 from maitred.sim.agenda import ARRIVAL, Agenda
-from maitred.units import Micros
+from maitred.units import SECOND, Micros
 from maitred.workload import Job, Reactive
 
 _PROGRESS_EVERY = 1_000
+_YEAR = 365 * 86_400 * SECOND
+_LATEST = 10_000 * _YEAR
+"""What is later is in another unit, or beyond what columns hold."""
 
 
 class Arrivals:
@@ -73,5 +76,8 @@ class Arrivals:
         request = job.request
         if request.id in self._expected:
             raise ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
+        if request.arrival > _LATEST:
+            what = f"request {request.id} arrives at {request.arrival} µs, in {request.arrival // _YEAR:,} years"
+            raise ConfigError(what, hint="arrivals are µs since the start of the run")
         self._expected[request.id] = job
         self._agenda.push(request.arrival, ARRIVAL, request.id)

@@ -35,7 +35,8 @@ class Outcome(IntEnum):
 
 
 class InstanceTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What one instance did. Counts of requests and tokens are of those who came to it, finished or not."""
+    """What one instance did. Counts of requests and tokens are of those whose row names it (`Results.instance`), finished or
+    not: a prompt that was computed elsewhere (P/D) counts where its answer was."""
 
     steps: int
     busy: Micros

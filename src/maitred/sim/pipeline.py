@@ -329,11 +329,11 @@ class Pipeline:
                 self._fleet.call(replica, now)
             self._touched[replica] = None
         self._leave(journey, now)
+        journey.came = None
         decisions = self._core.release(request.id, End.PREEMPTED, now)
         if any(decision.subject == request.id for decision in decisions):
             journey.retries += 1
             journey.admitted = journey.queued = NEVER
-            journey.came = None
         else:
             self._end(journey, Outcome.PREEMPTED, now, None, replica)
         return decisions
