@@ -1,10 +1,11 @@
 """How many requests the simulator makes per CPU second, and what one costs in memory.
 
-    python bench/simulate.py [--requests 20000] [--rounds 5]
+    python bench/simulate.py [--requests 20000] [--rounds 5] [--scheduler fcfs] [--million]
 
-Four instances, prompts of about 500 tokens, answers of about 64, 250 and 1000 tokens, at the request rates at which BLIS's
-figures were taken, prefix cache off; and at 60 req/s with it. The busier the instances, the more requests share a step, and
-the less each costs.
+Prompts of about 500 tokens, answers of about 64, 250 and 1000 tokens, at the request rates at which BLIS's figures were taken;
+with the prefix cache on and off, with another latency model, and with up to 256 instances. The busier the instances, the more
+requests share a step, and the less each costs; the fleets of growing size have the same load per instance. `--million`: beside
+all this, one run of a million requests on 64 instances.
 
 Rounds are interleaved: each runs every case once, beside a calibration loop (pure
 Python, no work of ours) and a baseline (the heap operations that any event loop would make for the same arrivals and ends).
@@ -16,12 +17,12 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import json
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from time import process_time
+from itertools import pairwise
+from time import perf_counter, process_time
 
 import msgspec
 
@@ -30,18 +31,34 @@ from maitred.sim import ClusterConfig, simulate
 from measuring import CALIBRATION_LOOPS, calibrate
 
 OFF, UNIQUE, SHARED = InstanceConfig(), InstanceConfig(enable_prefix_caching=True), InstanceConfig(enable_prefix_caching=True)
-CASES = [
-    (64, 15.0, OFF),
-    (250, 15.0, OFF),
-    (1000, 15.0, OFF),
-    (64, 234.0, OFF),
-    (250, 60.0, OFF),
-    (250, 240.0, OFF),
-    (250, 60.0, UNIQUE),
-    (250, 60.0, SHARED),
-]
-"""Output tokens (mean), requests per second, instances. The first three differ in nothing but the length of the answers."""
-CACHES = {id(OFF): "off", id(UNIQUE): "on, nothing known of prompts", id(SHARED): "on, 3/4 of a prompt shared by 1 in 32"}
+TRAINED = InstanceConfig(model="meta-llama/llama-3.1-8b-instruct")
+KINDS = {
+    id(OFF): "prefix cache off",
+    id(UNIQUE): "prefix cache on, nothing known of prompts",
+    id(SHARED): "prefix cache on, 3/4 of a prompt shared by 1 in 32",
+    id(TRAINED): "Llama 3.1 8B on H100, trained-physics",
+}
+MILLION = 1_000_000
+
+
+class Case(msgspec.Struct, frozen=True, eq=False):
+    output: int
+    """Tokens of an answer, mean."""
+    rate: float
+    """Requests per second, of all instances."""
+    instance: InstanceConfig = OFF
+    instances: int = 4
+
+    def jobs(self, requests: int) -> Iterable[Job]:
+        return workload(requests, self.output, self.rate, self.instance)
+
+
+LENGTHS = [Case(64, 15.0), Case(250, 15.0), Case(1000, 15.0)]
+"""They differ in nothing but the length of the answers."""
+LOADS = [Case(64, 234.0), Case(250, 60.0), Case(250, 240.0)]
+OTHERS = [Case(250, 60.0, UNIQUE), Case(250, 60.0, SHARED), Case(250, 60.0, TRAINED)]
+FLEETS = [Case(250, 15.0 * count, OFF, count) for count in (8, 16, 32, 64, 128, 256)]
+CASES = [*LENGTHS, *LOADS, *OTHERS, *FLEETS]
 FAMILIES = 32
 
 
@@ -86,59 +103,76 @@ def cpu(work: Callable[[], object]) -> float:
     return process_time() - began
 
 
-def speed(requests: int, rounds: int) -> None:
-    loads = [list(workload(requests, *case)) for case in CASES]
+def speed(requests: int, rounds: int, scheduler: str) -> None:
+    loads = [list(case.jobs(requests)) for case in CASES]
     simulated: list[list[float]] = [[] for _ in CASES]
     loops: list[float] = []
     bare: list[float] = []
     for _ in range(rounds):
-        for (_, _, instance), jobs, seconds in zip(CASES, loads, simulated, strict=True):
+        for case, jobs, seconds in zip(CASES, loads, simulated, strict=True):
             loops.append(calibrate())
-            seconds.append(cpu(lambda jobs=jobs, kind=instance: simulate(jobs, ClusterConfig(num_instances=4), kind)))
-            bare.append(cpu(lambda jobs=jobs: baseline(jobs)))
+            kind = msgspec.structs.replace(case.instance, scheduler=scheduler)
+            cluster = ClusterConfig(num_instances=case.instances)
+            seconds.append(cpu(lambda jobs=jobs, cluster=cluster, kind=kind: simulate(jobs, cluster, kind)))
+        bare.append(cpu(lambda: baseline(loads[0])))
     loop = statistics.median(loops)
     print(f"calibration loop ({CALIBRATION_LOOPS:,} turns): {loop * 1e3:.1f} ms CPU, median of {len(loops)}")
     print(f"baseline (heap only): {statistics.median(bare) / requests * 1e6:.2f} µs CPU per request\n")
-    print("output tokens   req/s offered   CPU µs/request   requests/CPU s   per calibration turn   prefix cache")
-    for (output, rate, instance), seconds in zip(CASES, simulated, strict=True):
-        each = statistics.median(seconds) / requests
-        turns, cache = each / (loop / CALIBRATION_LOOPS), CACHES[id(instance)]
-        print(f"{output:13d} {rate:15g} {each * 1e6:16.1f} {1 / each:16,.0f} {turns:22.0f}   {cache}")
-    costs = [statistics.median(seconds) for seconds in simulated[:3]]
-    print(f"\nat 15 req/s, 64, 250 and 1000 output tokens cost within {max(costs) / min(costs):.2f}x of each other")
+    print("instances   output tokens   req/s offered   CPU µs/request   requests/CPU s   per calibration turn")
+    costs = {case: statistics.median(seconds) / requests for case, seconds in zip(CASES, simulated, strict=True)}
+    for case, each in costs.items():
+        turns, kind = each / (loop / CALIBRATION_LOOPS), KINDS[id(case.instance)]
+        offered = f"{case.instances:9d} {case.output:15d} {case.rate:15g}"
+        print(f"{offered} {each * 1e6:16.1f} {1 / each:16,.0f} {turns:22.0f}   {kind}")
+    _compare([costs[case] for case in LENGTHS], [costs[case] for case in (LOADS[1], *FLEETS)])
+
+
+def _compare(lengths: list[float], fleets: list[float]) -> None:
+    print(f"\nat 15 req/s, 64, 250 and 1000 output tokens cost within {max(lengths) / min(lengths):.2f}x of each other")
+    steps = [f"{after / before:.2f}" for before, after in pairwise(fleets)]
+    print(f"each doubling of the instances, from 4 to 256: x {', '.join(steps)}")
+
+
+def million() -> None:
+    """One run, jobs made on the way."""
+    began, used = perf_counter(), process_time()
+    results = simulate(workload(MILLION, 250, 960.0), ClusterConfig(num_instances=64), OFF)
+    assert len(results) == MILLION
+    print(f"a million requests on 64 instances: {perf_counter() - began:.1f} s wall, {process_time() - used:.1f} s CPU")
 
 
 _PEAK = """
-import json, re, sys
+import re, sys
 sys.path.insert(0, {bench!r})
 from simulate import workload
-import msgspec
 
 from maitred import InstanceConfig
 from maitred.sim import ClusterConfig, simulate
-results = simulate(workload({requests}, 250, 60.0), ClusterConfig(num_instances=4), InstanceConfig())
-peak = re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())
-print(json.dumps([len(results), int(peak[1]) * 1024]))
+simulate(workload({requests}, 250, 60.0), ClusterConfig(num_instances=4), InstanceConfig(), sink={sink})
+print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024)
 """
 
 
 def memory(requests: int) -> None:
     """Peak memory of two runs in processes of their own; the difference is what requests cost."""
 
-    def peak(count: int) -> int:
-        code = _PEAK.format(bench=sys.path[0], requests=count)
-        done, size = json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
-        assert done == count
-        return int(size)
+    def peak(count: int, sink: str) -> int:
+        code = _PEAK.format(bench=sys.path[0], requests=count, sink=sink)
+        return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
 
-    few, many = peak(requests // 10), peak(requests * 5)
-    print(f"memory per request: {(many - few) / (requests * 5 - requests // 10):.0f} bytes")
+    few, many = requests // 10, requests * 5
+    for sink, said in (("None", "rows kept"), ("lambda rows: None", "rows handed on, as with --summary-only")):
+        print(f"memory per request, {said}: {(peak(many, sink) - peak(few, sink)) / (many - few):.0f} bytes")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scheduler", default="fcfs")
+    parser.add_argument("--million", action="store_true")
     options = parser.parse_args()
-    speed(options.requests, options.rounds)
+    speed(options.requests, options.rounds, options.scheduler)
     memory(options.requests)
+    if options.million:
+        million()

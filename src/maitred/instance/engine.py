@@ -220,11 +220,11 @@ class Instance:
     def next_event(self) -> Micros | None:
         """When to call `advance` next; None: nothing will happen by itself. Begins the step that is due, so ask when all inputs
         of this instant are in. An instant that has come already: there are events to be fetched first."""
-        if self._run is None and self._seqs and not self._events:
-            self._begin(self._boundary)
+        run = self._run
+        if run is None and self._seqs and not self._events:
+            run = self._begin(self._boundary)
         if self._events:
             return self._events[0].at
-        run = self._run
         if run is None:
             return None
         due = self._next_deadline() if self._deadlines else None

@@ -47,12 +47,15 @@ class Meter:
         decodes = shape.decodes - resumed
         if not decodes:
             return
-        first = span // steps if steps == 1 or self._even else self._latency.step_time(shape)
-        if first * steps != span:
-            self._spread(shape, steps, span, first)
-            return
+        if steps == 1 or self._even:
+            gap = span // steps
+        else:
+            gap = self._latency.step_time(shape)
+            if gap * steps != span:
+                self._spread(shape, steps, span, gap)
+                return
         exactly = self._exactly
-        exactly[first] = exactly.get(first, 0) + decodes * steps
+        exactly[gap] = exactly.get(gap, 0) + decodes * steps
         if len(exactly) > _MOST:
             self._settle()
 

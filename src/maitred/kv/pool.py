@@ -58,6 +58,8 @@ Entry: TypeAlias = Run | Blank
 class BlockLock(Lock, eq=False):
     runs: list[tuple[Run, int]] = msgspec.field(default_factory=list)
     """The published blocks, first block first: runs, with how many blocks each had."""
+    splits: int = 0
+    """How many runs had been split, while somebody held them, when it was given."""
 
 
 class BlockPool(PrefixCache[BlockLock]):
@@ -84,6 +86,8 @@ class BlockPool(PrefixCache[BlockLock]):
         self._keys: set[int] | None = None
         """All that is cached, once somebody has asked for a single key."""
         self._locks: set[BlockLock] = set()
+        self._splits = 0
+        """How many runs were split while somebody held them."""
         self._watchers = Watchers()
 
     @property
@@ -163,7 +167,7 @@ class BlockPool(PrefixCache[BlockLock]):
             run.users += 1
             held.append((run, blocks))
             published += blocks
-        lock = BlockLock(published, 0, held)
+        lock = BlockLock(published, 0, held, self._splits)
         self._locks.add(lock)
         return lock
 
@@ -294,6 +298,7 @@ class BlockPool(PrefixCache[BlockLock]):
         list, and is to be taken out of there or put anew."""
         head, tail = run.keys[:blocks], run.keys[blocks:]
         if run.users:
+            self._splits += 1
             run.keys = head
             rest = Run(tail, run.users)
             rest.rest, run.rest = run.rest, rest
@@ -312,7 +317,8 @@ class BlockPool(PrefixCache[BlockLock]):
         if buried:
             self._idle[Blank(buried)] = None
         free = lock.plain + buried
-        for run in reversed(_parts(lock)):
+        runs = [run for run, _ in lock.runs] if lock.splits == self._splits else _parts(lock)
+        for run in reversed(runs):
             run.users -= 1
             if not run.users:
                 run.rest = None

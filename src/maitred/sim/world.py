@@ -84,11 +84,12 @@ def simulate(
 
 def _run(agenda: Agenda, fleet: Fleet, acts: Sequence[_Act], last: Micros) -> None:
     """All that is due by `last`; `acts`: what is then done, by kind."""
-    heap = agenda.heap
+    heap, touched = agenda.heap, fleet.touched
     while heap and heap[0][0] <= last:
-        agenda.now, kind, whom = heappop(heap)
-        acts[kind](whom, agenda.now)
-        if fleet.touched and not (heap and heap[0][0] == agenda.now):
+        now, kind, whom = heappop(heap)
+        agenda.now = now
+        acts[kind](whom, now)
+        if touched and not (heap and heap[0][0] == now):
             fleet.begin_steps()
 
 
