@@ -99,6 +99,19 @@ def test_what_no_measurement_tells_is_said(maitred: Maitred) -> None:
     assert "warning" not in maitred("calibrate", "steps.csv")[1]
 
 
+def test_one_step_that_hung_moves_no_coefficient_and_widens_the_error(maitred: Maitred) -> None:
+    first, second, rest = STEPS.split("\n", 2)
+    hung = "0,8,4000,999999\n"  # 180,000 times as long as it should
+    Path("steps.csv").write_text("\n".join([first, *[second] * 8, rest]) + hung)
+    said = maitred("calibrate", "steps.csv", "--out", "latency.yaml")[1]
+
+    instance = load(Path("latency.yaml")).instance
+    assert isinstance(instance.latency, LinearLatency)
+    assert instance.latency.beta == pytest.approx((5000, 20, 50), rel=0.02)
+    assert "20 measurements" in said
+    assert instance.latency_error == pytest.approx((0.05 * 0.95) ** 0.5, abs=0.001)  # 19 errors of 0, and one of -1
+
+
 def test_json_lines(maitred: Maitred) -> None:
     rows = [{"prefill_tokens": p, "decode_tokens": 4, "step_us": 900 + p, "other": "x"} for p in (0, 10, 20, 40)]
     Path("steps.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")

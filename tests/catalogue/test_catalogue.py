@@ -62,6 +62,7 @@ def test_a_model_is_found_by_the_name_of_its_repository(typed: str, found: str) 
         ("llama-3.1-8b", 2.0),
         ("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic", 1.0),
         ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", 0.5),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", 1.0),
         ("deepseek-ai/DeepSeek-V3", 1.0),
     ],
 )

@@ -88,6 +88,26 @@ def test_rope_scaling_lengthens_the_context(read: Any) -> None:
     assert read(LLAMA | {"rope_scaling": scaling, "max_position_embeddings": 4096}).max_position_embeddings == 16384
 
 
+def test_llama_4_is_the_one_of_the_catalogue(read: Any) -> None:
+    text = {
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "interleave_moe_layer_step": 1,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "max_position_embeddings": 10485760,
+        "num_attention_heads": 40,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "num_local_experts": 16,
+        "vocab_size": 202048,
+    }
+
+    assert {**_fields(read({"text_config": text})), "name": ""} == {**_fields(find_model("llama-4-scout")), "name": ""}
+
+
 def test_a_type_that_is_not_said_is_sixteen_bits(read: Any) -> None:
     assert read(LLAMA | {"torch_dtype": None}).bytes_per_element == 2.0
     assert read({key: value for key, value in LLAMA.items() if key != "torch_dtype"} | {"dtype": "float32"}).weight_width == 4.0

@@ -145,7 +145,9 @@ def _group_bits(group: Any) -> Any:
 
 
 def _shared(config: Mapping[str, Any], per_expert: int) -> int:
-    """Elements of all shared experts together."""
+    """Elements of all shared experts together. Llama 4 does not say that it has one, as wide as those it chooses from."""
+    if config.get("intermediate_size_mlp"):
+        return per_expert
     said = _number(config, "shared_expert_intermediate_size", default=0)
     return said or _number(config, "n_shared_experts", default=0) * per_expert
 
