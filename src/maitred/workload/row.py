@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -11,7 +12,7 @@ import msgspec
 from maitred.errors import MaitredError
 from maitred.registry import Registry
 from maitred.request import PrefixKeys, PriorityClass, Request, RequestId
-from maitred.units import Micros
+from maitred.units import Micros, from_seconds
 from maitred.workload.job import Job
 from maitred.workload.lengths import MOST_TOKENS
 from maitred.workload.lines import Lines
@@ -141,6 +142,20 @@ def micros(text: str, name: str) -> Micros:
     if span is None:
         raise RowError(f"{name} is {text!r}", f"it must be a whole number of microseconds from 0 to {_LATEST:.0e}")
     return span
+
+
+_LATEST_SECS = 1e10
+
+
+def seconds(text: str, name: str) -> Micros:
+    """Seconds in a text column called `name`, to the nearest microsecond. Raises RowError unless they are 0 or more."""
+    try:
+        span = float(text)
+    except ValueError:
+        span = math.nan
+    if not 0 <= span <= _LATEST_SECS:
+        raise RowError(f"{name} is {text!r}", "it must be a number of seconds, 0 or more")
+    return from_seconds(span)
 
 
 def at_least_0(text: str, name: str) -> int:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import msgspec
 
-from maitred.units import Micros, from_seconds
+from maitred.units import Micros
 from maitred.workload.block_ranges import BlockRanges, RangeIds
-from maitred.workload.row import Columns, NotReplayedError, Row, RowError, RowParser, at_least_0, tokens
+from maitred.workload.row import Columns, NotReplayedError, Row, RowParser, at_least_0, seconds, tokens
 
 COLUMNS = ("trace", "sub", "t", "type", "model", "in", "out", "api_time", "think_time", "blocks", "shared_prefix_blocks")
 _BLOCK = 64
-_LATEST_SECS = 1e10
 
 
 class _Talk(msgspec.Struct):
@@ -45,7 +44,7 @@ class _Table:
         if session != self._session:
             self._session, self._number, self._talks, self._ids = session, self._number + 1, {}, 0
         talk = self._talks.get(sub) or self._begun(sub)
-        at = talk.began + _seconds(t, "t")
+        at = talk.began + seconds(t, "t")
         talk.blocks = self._grown(talk.blocks, at_least_0(shared, "shared_prefix_blocks"), at_least_0(blocks, "blocks"))
         if prompt == "0" or answer == "0":
             raise NotReplayedError("a request without tokens", "it is not replayed")
@@ -59,9 +58,9 @@ class _Table:
             model=model,
             program=session + sub,
             parent=talk.parent,
-            think=max(at - talk.ended, 0) if think in ("", "None") else _seconds(think, "think_time"),
+            think=max(at - talk.ended, 0) if think in ("", "None") else seconds(think, "think_time"),
         )
-        talk.ended, talk.parent = at + (0 if api in ("", "None") else _seconds(api, "api_time")), ""
+        talk.ended, talk.parent = at + (0 if api in ("", "None") else seconds(api, "api_time")), ""
         return row
 
     def _begun(self, sub: str) -> _Talk:
@@ -76,13 +75,3 @@ class _Table:
         new = blocks - len(kept)
         first, self._ids = self._ids + 1, self._ids + new
         return kept.then(((first, first + new - 1),)) if new else kept
-
-
-def _seconds(text: str, name: str) -> Micros:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = float("nan")
-    if not 0 <= seconds <= _LATEST_SECS:
-        raise RowError(f"{name} is {text!r}", "it must be a number of seconds, 0 or more")
-    return from_seconds(seconds)

@@ -6,12 +6,10 @@ vLLM's loader it is not replayed, and the rows left out are counted. The files `
 
 from __future__ import annotations
 
-from maitred.units import Micros, from_seconds
 from maitred.workload.lines import Lines
-from maitred.workload.row import FORMATS, Columns, NotReplayedError, Row, RowError, RowParser, TraceFormat, split, tokens
+from maitred.workload.row import FORMATS, Columns, NotReplayedError, Row, RowParser, TraceFormat, seconds, split, tokens
 
 _NAMES = ("Timestamp", "Model", "Request tokens", "Response tokens")
-_LATEST_SECS = 1e10
 
 
 @FORMATS.register("burstgpt")
@@ -32,7 +30,7 @@ class BurstGpt(TraceFormat):
             if answer.strip() == "0":
                 raise NotReplayedError("a request that failed: it has no response tokens", "it is not replayed")
             return Row(
-                _instant(at),
+                seconds(at, "Timestamp"),
                 tokens(prompt, "Request tokens"),
                 tokens(answer, "Response tokens"),
                 model=model.strip(),
@@ -40,13 +38,3 @@ class BurstGpt(TraceFormat):
             )
 
         return parse
-
-
-def _instant(text: str) -> Micros:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = float("nan")
-    if not 0 <= seconds <= _LATEST_SECS:
-        raise RowError(f"Timestamp is {text!r}", "it must be a number of seconds, 0 or more")
-    return from_seconds(seconds)

@@ -18,17 +18,26 @@ from collections.abc import Sequence
 from maitred.admission.tenant_names import tenant_problem
 from maitred.errors import nearest
 from maitred.request import PriorityClass, Request
-from maitred.units import SECOND, from_seconds
+from maitred.units import SECOND
 from maitred.workload.job import Job
 from maitred.workload.lines import Lines
-from maitred.workload.row import FORMATS, Columns, NotReplayedError, Row, RowError, RowParser, TraceFormat, split, tokens
+from maitred.workload.row import (
+    FORMATS,
+    Columns,
+    NotReplayedError,
+    Row,
+    RowError,
+    RowParser,
+    TraceFormat,
+    seconds,
+    split,
+    tokens,
+)
 from maitred.workload.writing import WRITERS, Lost, TraceWriter, csv_line
 
 NAMES = ("arrival_secs", "class", "prompt_tokens", "output_tokens")
 OPTIONAL = ("tenant", "max_output_tokens", "stream", "model", "program", "slo_class", "outcome")
 COMPLETED = "completed"
-
-_LATEST_SECS = 1e10
 
 
 @FORMATS.register("maitred")
@@ -48,7 +57,7 @@ class Maitred(TraceFormat):
             if outcome not in ("", COMPLETED):
                 raise NotReplayedError(f"a request that did not complete: {outcome}", "it is not replayed")
             return Row(
-                from_seconds(_seconds(arrival)),
+                seconds(arrival, "arrival_secs"),
                 tokens(prompt, "prompt_tokens"),
                 tokens(answer, "output_tokens"),
                 _class(label),
@@ -129,13 +138,3 @@ def _stream(text: str) -> bool:
     if said not in ("", "true", "false"):
         raise RowError(f"stream is {text!r}", "it must be true or false")
     return said != "false"
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = float("nan")
-    if not 0 <= seconds <= _LATEST_SECS:
-        raise RowError(f"arrival_secs is {text!r}", "it must be a number of seconds, 0 or more")
-    return seconds

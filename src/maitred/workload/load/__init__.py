@@ -3,6 +3,7 @@ study; whoever reads them says how the user spells them (`naming`), so that a mi
 
     keys.py       Load: the keys
     naming.py     how they are spelled where they are said
+    mixed.py      classes and tenants by share
     recorded.py   a trace
     synthetic.py  a specification, one stream of requests, a group of users
     begun.py      any of them, as jobs

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from maitred.workload.job import Job
 from maitred.workload.load.keys import Load
+from maitred.workload.load.mixed import USUAL_SEED
 from maitred.workload.load.naming import Naming
 from maitred.workload.load.recorded import opened, recorded_jobs
 from maitred.workload.load.synthetic import specification, synthetic_jobs
@@ -17,7 +18,6 @@ from maitred.workload.scaled import checked_scale, time_scaled
 from maitred.workload.spec import Workload
 from maitred.workload.trace import Trace
 
-_USUAL_SEED = 42
 _SAMPLE = "sample"
 
 
@@ -29,7 +29,7 @@ def jobs_of(load: Load, seed: int | None, trace: Trace | None, workload: Workloa
     if trace is None:
         jobs = synthetic_jobs(load, seed, workload, call)
     else:
-        jobs = recorded_jobs(load, trace, _USUAL_SEED if seed is None else seed, call)
+        jobs = recorded_jobs(load, trace, USUAL_SEED if seed is None else seed, call)
     return jobs if load.time_scale is None else time_scaled(jobs, checked_scale(load.time_scale, call("time_scale")))
 
 

@@ -10,8 +10,8 @@ from maitred.errors import ConfigError, nearest
 from maitred.units import from_ms
 from maitred.workload.job import Job
 from maitred.workload.load.keys import NOT_OF_TRACES, Load
+from maitred.workload.load.mixed import mixed
 from maitred.workload.load.naming import Naming
-from maitred.workload.mixes import parse_mix, parse_tenant_mix, reclassed, with_tenants
 from maitred.workload.scaled import rate_scaled
 from maitred.workload.trace import BadRows, Trace, open_trace
 
@@ -29,12 +29,7 @@ def opened(load: Load, call: Naming) -> Trace:
 
 def recorded_jobs(load: Load, trace: Trace, seed: int, call: Naming) -> Iterable[Job]:
     """Those of `trace`, as `load` wants them; classes and tenants are drawn by `seed`. Raises ConfigError."""
-    jobs = _sessions(load, trace, call)
-    if load.class_mix is not None:
-        jobs = reclassed(jobs, parse_mix(load.class_mix, where=call("class_mix")), seed)
-    if load.tenant_mix is not None:
-        jobs = with_tenants(jobs, parse_tenant_mix(load.tenant_mix, where=call("tenant_mix")), seed)
-    return jobs
+    return mixed(load, _sessions(load, trace, call), seed, call)
 
 
 def _sessions(load: Load, trace: Trace, call: Naming) -> Iterable[Job]:

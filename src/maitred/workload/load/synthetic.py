@@ -11,14 +11,13 @@ from msgspec.structs import replace
 from maitred.errors import ConfigError, nearest
 from maitred.workload.job import Job
 from maitred.workload.load.keys import NOT_OF_TRACES, OF_TRACES, Load
+from maitred.workload.load.mixed import USUAL_SEED, mixed
 from maitred.workload.load.naming import Naming, usage
-from maitred.workload.mixes import parse_mix, parse_tenant_mix, reclassed, with_tenants
 from maitred.workload.presets import PRESETS, USUAL, Spread
 from maitred.workload.spec import Workload
 from maitred.workload.synthetic import closed_loop, synthetic
 
 _DEFAULT_LENGTHS: Final = "normal:512,256"
-_USUAL_SEED: Final = 42
 
 
 def specification(load: Load, call: Naming) -> Workload | None:
@@ -49,7 +48,7 @@ def synthetic_jobs(load: Load, seed: int | None, workload: Workload | None, call
         raise ConfigError(f"{call('num_requests')} is missing", hint=usage(call))
     begun = _at_a_rate if load.concurrency is None else _in_a_loop
     try:
-        return begun(load, load.num_requests, _USUAL_SEED if seed is None else seed, call)
+        return begun(load, load.num_requests, USUAL_SEED if seed is None else seed, call)
     except _ArgumentError as error:
         raise ConfigError(error.of.what, where=call(error.of.where), hint=error.of.hint) from error
 
@@ -63,12 +62,7 @@ class _ArgumentError(Exception):
 
 def _specified(load: Load, seed: int | None, workload: Workload, call: Naming) -> Iterable[Job]:
     seed = workload.seed if seed is None else seed
-    jobs: Iterable[Job] = workload.jobs(seed=seed, rate_scale=load.rate_factor(call))
-    if load.class_mix is not None:
-        jobs = reclassed(jobs, parse_mix(load.class_mix, where=call("class_mix")), seed)
-    if load.tenant_mix is not None:
-        jobs = with_tenants(jobs, parse_tenant_mix(load.tenant_mix, where=call("tenant_mix")), seed)
-    return jobs
+    return mixed(load, workload.jobs(seed=seed, rate_scale=load.rate_factor(call)), seed, call)
 
 
 def _at_a_rate(load: Load, num_requests: int, seed: int, call: Naming) -> Iterable[Job]:
