@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from maitred.cli.flags import NO_VALUE
-from maitred.cli.printable import printable
+from maitred.cli.skipped_rows import report_skipped
 from maitred.cli.trace_target import TraceTarget
 from maitred.errors import ConfigError
-
-if TYPE_CHECKING:
-    from maitred.workload import Trace
 
 
 def run(
@@ -41,12 +38,6 @@ def run(
             for line in lines(written.writer, islice(trace, max_requests)):
                 written.write(line)
                 rows += 1
-    _report(trace)
+    report_skipped(trace)
     written.report_losses()
     typer.echo(f"{rows:,} requests", err=True)
-
-
-def _report(trace: Trace) -> None:
-    if trace.first_skipped:
-        rows = "1 row was" if trace.skipped == 1 else f"{trace.skipped:,} rows were"
-        typer.echo(f"maitred: {rows} skipped; the first: {printable(str(trace.first_skipped))}", err=True)

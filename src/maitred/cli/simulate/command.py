@@ -24,6 +24,7 @@ from maitred.cli.simulate.outputs import outputs
 from maitred.cli.simulate.progress import Watch, watching
 from maitred.cli.simulate.trace_output import written_down
 from maitred.cli.simulate.workload import described, jobs_of, opened, specification
+from maitred.cli.skipped_rows import report_skipped
 from maitred.cli.unwinding import unwinding
 from maitred.errors import ConfigError, nearest
 from maitred.units import MILLISECOND, Micros
@@ -126,9 +127,8 @@ def _warn(warnings: Iterable[str]) -> None:
 
 def _print(flags: Flags, trace: Trace | None, summary: Summary, per: By, took: float) -> None:
     _warn(summary.warnings)
-    if trace and trace.first_skipped:
-        rows = "1 row was" if trace.skipped == 1 else f"{trace.skipped:,} rows were"
-        typer.echo(f"maitred: {rows} skipped; the first: {printable(str(trace.first_skipped))}", err=True)
+    if trace:
+        report_skipped(trace)
     if flags.quiet:
         return
     from rich.console import Console
