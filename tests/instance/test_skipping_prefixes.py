@@ -92,3 +92,20 @@ def test_skipping_changes_nothing(policy: str, seed: int, seqs: int, blocks: int
     assert skipping == driven(InstanceConfig(**config, step_by_step=True), jobs)  # type: ignore[arg-type]
     event(f"preempted {any(kind == EventKind.PREEMPTED for _, kind, *_ in skipping)}")
     event(f"cached {any(cached for *_, cached in skipping)}")
+
+
+@pytest.mark.parametrize("step_by_step", [True, False])
+def test_a_block_is_used_when_the_step_is_over_that_fills_it_though_somebody_waits(step_by_step: bool) -> None:
+    """Blocks of 4, steps of 100 µs + 1 per prompt token + 10 per decode. 0 holds 8 tokens from 217 on and begins a third block
+    in the step that ends at 327; 1 needs 9 blocks, and waits."""
+    said = {"total_kv_blocks": 10, "block_size_in_tokens": 4, "enable_prefix_caching": True, "step_by_step": step_by_step}
+    engine = Instance(InstanceConfig(**said, latency=LinearLatency((100, 1, 10))), Random(0))  # type: ignore[arg-type]
+    for number, prompt in enumerate((7, 36)):
+        engine.enqueue(Request(id=number, arrival=0, prompt_tokens=prompt, max_output_tokens=4 - number), 20, 0)
+    used = {}
+    for now in (50, 150, 300, 350):
+        while (due := engine.next_event()) is not None and due <= now:
+            engine.advance(due)
+        engine.settle(now)
+        used[now] = engine.total_blocks - engine.free_blocks
+    assert used == {50: 2, 150: 2, 300: 2, 350: 3}

@@ -117,13 +117,13 @@ class Instance:
 
     @property
     def free_blocks(self) -> int:
-        """As of the last `advance`."""
-        return self._blocks.free
+        """As of the steps that were over at the last `advance` or `settle`."""
+        return self._blocks.free_so_far
 
     @property
     def kv_usage(self) -> float:
         """Used share of the KV blocks, 0..1, as of the last `advance`."""
-        return (self._blocks.total - self._blocks.free) / self._blocks.total
+        return (self._blocks.total - self._blocks.free_so_far) / self._blocks.total
 
     @property
     def steps(self) -> int:

@@ -33,6 +33,11 @@ class BlockCounts:
         self._decoders = 0
         self._opening = [0] * block_size
 
+    @property
+    def free_so_far(self) -> int:
+        """What is free as of the steps that are over."""
+        return self.free
+
     def blocks(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)

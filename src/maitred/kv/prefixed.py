@@ -70,6 +70,10 @@ class PrefixedBlocks(BlockCounts):
         self._opened = 0
         """Of these, the ones that are for the step about to be formed."""
 
+    @property
+    def free_so_far(self) -> int:
+        return self.free + self._opened
+
     def take(self, blocks: int) -> None:
         self.cache.take(blocks)
         self._unclaimed += blocks
