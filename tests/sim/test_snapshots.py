@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maitred.admission import AdmissionConfig
 from maitred.contracts import Choice, FleetView, Router
 from maitred.instance import Instance, InstanceConfig, LinearLatency
 from maitred.request import Request
@@ -79,6 +80,15 @@ LONG = [job(0, output=100), job(1, 120), job(2, 160), job(3, 500), job(4, 501), 
 
 def test_live_by_default() -> None:
     assert loads(LONG)[:4] == [(0, (0, 0, 0, 0)), (120, (1, 0, 1, 4)), (160, (2, 0, 2, 8)), (500, (2, 0, 2, 8))]
+
+
+@pytest.mark.parametrize("step_by_step", [True, False])
+def test_who_decides_when_another_ends_sees_the_steps_that_end_with_it(step_by_step: bool) -> None:
+    """Both decode from 150 on, 110 µs a step. 1 ends at 1800, which admits 2; 0 began its fifth block of 16 in that step."""
+    config = msgspec.structs.replace(INSTANCE, step_by_step=step_by_step)
+    jobs, cluster = [job(0, output=100), job(1, output=16), job(2, 10)], ClusterConfig(num_instances=2, capacity=2)
+    simulate(jobs, cluster, config, RoutingConfig(policy=f"{__name__}:Notes"), AdmissionConfig(mode="legacy"))
+    assert [(now, of[0]) for now, of, _ in Notes.seen][-1] == (1800, (1, 0, 1, 5))
 
 
 def test_a_copy_is_seen_until_it_is_as_old_as_it_may_be() -> None:

@@ -43,11 +43,13 @@ ARRIVAL, INSTANCE = Kind.ARRIVAL, Kind.INSTANCE
 class Agenda:
     """The heap, and the time."""
 
-    __slots__ = ("heap", "now")
+    __slots__ = ("heap", "now", "turn")
 
     def __init__(self) -> None:
         self.heap: list[tuple[Micros, Kind, int]] = []
         self.now: Micros = 0
+        self.turn: tuple[Micros, int] = (-1, 0)
+        """When it was an instance's turn for the last time, and of those at that instant the last index."""
 
     def push(self, at: Micros, kind: Kind, whom: int = 0) -> None:
         heappush(self.heap, (at, kind, whom))

@@ -126,6 +126,7 @@ class Pipeline:
         replica = self._fleet.replicas[index]
         if replica.due == now:
             replica.due = None
+            self._agenda.turn = max(self._agenda.turn, (now, index))
             self._touched[replica] = None
             for event in replica.events(now):
                 self._apply(event, replica, now)

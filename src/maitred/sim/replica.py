@@ -1,6 +1,7 @@
 """Replica: an instance in its place in the cluster, as routers and the event loop see it.
 
-Routers see it as of the steps that ended before this instant. The event loop asks it for events when its turn in the order of
+Routers see it as of the steps that ended before this instant; once its turn in the order of this instant has come or gone by,
+of those that end now, too, whether or not it had anything to tell. The event loop asks it for events when its turn in the order of
 one instant has come, and not before: what comes up early, because somebody was withdrawn, is kept until then.
 """
 
@@ -111,5 +112,7 @@ class Replica:
         return () if cache is None else self._chains.of(request, cache)
 
     def settle(self) -> None:
-        """Blocks and caches are as of the steps that ended before this instant."""
-        self.instance.settle(self._agenda.now - 1)
+        """Blocks and caches are as of the steps that routers know to be over."""
+        agenda = self._agenda
+        now = agenda.now
+        self.instance.settle(now if (now, self.index) <= agenda.turn else now - 1)
