@@ -59,6 +59,21 @@ def test_a_slot_is_filled_one_step_after_it_is_free() -> None:
     assert events[2:5] == [(320, FINISHED, 0), (590, FIRST, 2), (590, FINISHED, 2)]
 
 
+@pytest.mark.parametrize("step_by_step", [True, False])
+def test_who_came_while_the_batch_was_full_stands_before_who_comes_when_it_is_empty(step_by_step: bool) -> None:
+    engine = ahead(max_num_seqs=1, step_by_step=step_by_step)
+    engine.enqueue(request(0), 4, 0)
+    while (due := engine.next_event()) is not None and due < 200:
+        engine.advance(due)
+    engine.enqueue(request(1), 1, 200)
+    while (due := engine.next_event()) is not None and due <= 480:
+        if (FINISHED, 0) in [(event.kind, event.seq.request.id) for event in engine.advance(due)]:
+            break
+    engine.enqueue(request(2), 1, 480)  # at the instant of that end, as a session's next turn does
+
+    assert run(engine) == [(630, FIRST, 1), (630, FINISHED, 1), (780, FIRST, 2), (780, FINISHED, 2)]
+
+
 def test_who_gives_up_before_being_picked_up_leaves_no_trace() -> None:
     engine = ahead()
     engine.enqueue(request(0), 3, 0)

@@ -44,6 +44,7 @@ class AheadInstance(Instance):
             begun = self._latency.steps_within(run.shape, max(now - run.start, 1) - 1, run.steps - 1)
             seq.queued_at = run.start + self._latency.run_time(run.shape, begun + 1)
         if run is None and not self._batch.running:
+            self._pick_up()  # who came while the batch was full stands before it
             self._waiting.add(seq, now)
         else:
             self._arrived[seq.request.id] = seq

@@ -1,8 +1,8 @@
 """Replica: an instance in its place in the cluster, as routers and the event loop see it.
 
 Routers see it as of the steps that ended before this instant; once its turn in the order of this instant has come or gone by,
-of those that end now, too, whether or not it had anything to tell. The event loop asks it for events when its turn in the order of
-one instant has come, and not before: what comes up early, because somebody was withdrawn, is kept until then.
+of those that end now, too, whether or not it had anything to tell. The event loop asks it for events when its turn has come,
+and not before: what comes up early, because somebody was withdrawn, is kept until then.
 """
 
 from __future__ import annotations
