@@ -127,3 +127,38 @@ def test_turns_that_waited_are_written_when_they_came(maitred: Any) -> None:
 def test_a_trace_that_cannot_be_written_is_said_before_the_run(maitred: Any) -> None:
     said = maitred("simulate", "--rate", 1, "--num-requests", 1, "--trace-output", "azure:t.csv")
     assert (said.code, "--trace-output: unknown format 'azure' for writing" in said.err) == (2, True)
+
+
+ROW = "arrival_secs,class,prompt_tokens,output_tokens\n0,default,50,2\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("maitred:t.csv", "--trace-output: t.csv is already what --trace reads (name another file)"),
+        ("t", "--trace-output: t.csv is already what --trace reads"),
+        ("maitred:c.yaml", "--trace-output: c.yaml is already what --config reads"),
+        ("blis:c.csv", "--trace-output: c.yaml is already what --config reads"),
+        ("maitred:r.json", "--results-path: r.json is already what --trace-output writes to"),
+    ],
+)
+def test_a_trace_is_not_written_over_what_the_run_reads_or_writes(maitred: Any, target: str, said: str) -> None:
+    Path("t.csv").write_text(ROW)
+    Path("c.yaml").touch()
+    run = ("simulate", "--trace", "t.csv", "--config", "c.yaml", "--results-path", "r.json")
+    ended = maitred(*run, "--trace-output", target)
+    assert (ended.code, said in ended.err) == (2, True), ended.err
+    assert (Path("t.csv").read_text(), Path("c.yaml").read_text()) == (ROW, "")
+
+
+def test_the_header_of_a_trace_is_not_written_over(maitred: Any) -> None:
+    Path("m.csv").write_text(ROW)
+    assert maitred("convert", "m.csv", "blis:t.csv").code == 0
+    header = "trace_version: 2\nsession_context_growth: accumulate\n"
+    Path("t.yaml").write_text(header)
+    said = maitred("convert", "t.csv", "blis:t.csv.gz").err
+    assert said == "maitred: error: t.yaml: this is the trace itself, or its header (name another file)\n"
+    run = ("simulate", "--trace", "t.csv", "--metrics-path", "t.yaml")
+    assert "--metrics-path: t.yaml is already what --trace reads" in maitred(*run).err
+    assert Path("t.yaml").read_text() == header
+    assert not Path("t.csv.gz").exists()

@@ -31,8 +31,10 @@ def run(
 
     written = TraceTarget(target, where="OUT")
     with open_trace(source, bad_rows=BadRows.SKIP if skip_bad_rows else BadRows.REFUSE) as trace:
-        if os.path.realpath(trace.path) == os.path.realpath(written.path):
-            raise ConfigError("this is the trace itself", where=str(written.path), hint="name another file")
+        read = {os.path.realpath(path) for path in trace.files}
+        for path in written.files:
+            if os.path.realpath(path) in read:
+                raise ConfigError("this is the trace itself, or its header", where=str(path), hint="name another file")
         with written:
             rows = -1  # the header
             for line in lines(written.writer, islice(trace, max_requests)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,11 @@ class TraceTarget:
         self._where = where
         self._stack = ExitStack()
         self._text: OutputFile | gzip.GzipFile
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """All that it writes. Raises ConfigError if they are one and the same."""
+        return (self.path,) if self.writer.companion is None else (self.path, self._beside(self.writer.companion[0]))
 
     def __enter__(self) -> Self:
         from maitred.report import OutputFile

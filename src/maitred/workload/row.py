@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias
 
 import msgspec
@@ -111,6 +112,10 @@ class TraceFormat(Protocol):
     def begin(self, lines: Lines) -> RowParser:
         """Take what header there is off `lines`. Raises RowError if it is not what it should be."""
         ...
+
+    def beside(self, path: Path) -> Sequence[Path]:
+        """Other files that belong to a trace in the file `path`, if they are there."""
+        return ()
 
     def origin(self, first: Micros) -> Micros:
         """Which instant of the trace's clock is time 0 of the workload, given that of its first row."""

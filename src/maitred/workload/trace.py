@@ -139,6 +139,11 @@ class Trace:
         return self._lines.path
 
     @property
+    def files(self) -> Sequence[Path]:
+        """All that it is read from: its rows first, and what belongs beside them."""
+        return (self.path, *(path for path in self._format.beside(self.path) if path.is_file()))
+
+    @property
     def share_read(self) -> float:
         """How much of the file has been read, 0..1; always 0 for a pipe."""
         return self._lines.share_read

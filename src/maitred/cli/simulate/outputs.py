@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from maitred.cli.simulate.flags import Flags
+from maitred.cli.simulate.trace_output import target_of
 from maitred.errors import ConfigError
 
 if TYPE_CHECKING:
     from maitred.report import Fitness, OutputFile, Setup, Summary
     from maitred.sim import Results
     from maitred.workload import Trace
+
+_Use: TypeAlias = tuple[str, Path]
+"""A flag, and a file that it names."""
 
 _OF_REQUESTS = ("results_path", "plot", "report")
 """Flags whose files need every request."""
@@ -61,7 +66,7 @@ def outputs(flags: Flags, trace: Trace | None, stack: ExitStack) -> Outputs:
         "--report": flags.report,
         "--decision-log": flags.decision_log,
     }
-    _check_overlap(named, _inputs(flags, trace))
+    _check_overlap([*_written(flags), *_present(named)], [*_present(_inputs(flags)), *_read(trace)])
     return Outputs(*(stack.enter_context(OutputFile(path, where=flag)) if path else None for flag, path in named.items()))
 
 
@@ -78,9 +83,8 @@ def _check_kinds(flags: Flags) -> None:
         require_plots(flags.plot, where="--plot")
 
 
-def _inputs(flags: Flags, trace: Trace | None) -> dict[str, Path | None]:
+def _inputs(flags: Flags) -> Mapping[str, Path | None]:
     return {
-        "--trace": trace.path if trace else None,
         "--workload-spec": flags.workload_spec,
         "--config": flags.config,
         "--admission-config": flags.admission_config,
@@ -88,10 +92,23 @@ def _inputs(flags: Flags, trace: Trace | None) -> dict[str, Path | None]:
     }
 
 
-def _check_overlap(named: dict[str, Path | None], inputs: dict[str, Path | None]) -> None:
-    taken = {os.path.realpath(path): f"{flag} reads" for flag, path in inputs.items() if path and path.is_file()}
-    for flag, path in named.items():
+def _present(named: Mapping[str, Path | None]) -> Iterator[_Use]:
+    return ((flag, path) for flag, path in named.items() if path is not None)
+
+
+def _read(trace: Trace | None) -> Iterator[_Use]:
+    return (("--trace", path) for path in (trace.files if trace else ()))
+
+
+def _written(flags: Flags) -> Iterator[_Use]:
+    target = target_of(flags)
+    return (("--trace-output", path) for path in (target.files if target else ()))
+
+
+def _check_overlap(outputs: Iterable[_Use], inputs: Iterable[_Use]) -> None:
+    taken = {os.path.realpath(path): f"{flag} reads" for flag, path in inputs if path.is_file()}
+    for flag, path in outputs:
         use = f"{flag} writes to"
-        other = taken.setdefault(os.path.realpath(path), use) if path else use
+        other = taken.setdefault(os.path.realpath(path), use)
         if other != use:
             raise ConfigError(f"{path} is already what {other}", where=flag, hint="name another file")

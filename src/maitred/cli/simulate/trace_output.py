@@ -16,19 +16,25 @@ if TYPE_CHECKING:
 @contextmanager
 def written_down(flags: Flags, jobs: Iterable[Job]) -> Iterator[Iterable[Job]]:
     """`jobs`, as they are to be simulated. The file is there when the block ends well."""
-    if flags.trace_output is None:
+    target = target_of(flags)
+    if target is None:
         yield jobs
         return
     from maitred.workload import Kept
 
-    with TraceTarget(_target(flags.trace_output), where="--trace-output") as target:
+    with target:
         kept = Kept(jobs, target.writer, target.write)
         yield kept
         kept.close()
     target.report_losses()
 
 
-def _target(said: str) -> str:
+def target_of(flags: Flags) -> TraceTarget | None:
+    """What --trace-output names; None: nothing. Raises ConfigError."""
+    return None if flags.trace_output is None else TraceTarget(_named(flags.trace_output), where="--trace-output")
+
+
+def _named(said: str) -> str:
     """BLIS says what its two files are called without their endings."""
     if ":" in said:
         return said

@@ -17,15 +17,16 @@ adapter separates prefix caches as it does in vLLM.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from maitred.slo_classes import class_of
 from maitred.units import SECOND, Micros
-from maitred.workload.formats.blis_header import header_of
+from maitred.workload.formats.blis_header import header_of, header_path
 from maitred.workload.lines import Lines
 from maitred.workload.prefix import GroupPrefix, group_number
 from maitred.workload.row import FORMATS, Columns, Row, RowError, RowParser, TraceFormat, at_least_0, micros, split, tokens
@@ -100,6 +101,9 @@ class Blis(TraceFormat):
         if accumulates:
             self.disorder = sys.maxsize
         return _Reader(Columns(next(lines), *REQUIRED, optional=READ), _Grown() if accumulates else _Fresh()).row
+
+    def beside(self, path: Path) -> Sequence[Path]:
+        return (header_path(path),)
 
     def origin(self, first: Micros) -> Micros:
         return first if first > _CLOCK_OF_1970 else 0
