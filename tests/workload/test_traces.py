@@ -244,6 +244,7 @@ def test_a_bad_row_is_named_by_its_line_and_can_be_skipped(write: Write, row: st
         assert trace.skipped == 1
         assert trace.first_skipped is not None
         assert trace.first_skipped.where == f"{path}:3"
+        assert "--skip-bad-rows" not in trace.first_skipped.hint
 
 
 @pytest.mark.parametrize(

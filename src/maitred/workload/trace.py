@@ -122,13 +122,11 @@ class Trace:
         return [row for row in parsed if isinstance(row, Row)]
 
     def _bad(self, row: RowError) -> None:
-        left_out = isinstance(row, NotReplayedError)
-        hint = row.hint if left_out else joined(row.hint, "--skip-bad-rows leaves such rows out")
-        error = ConfigError(row.what, where=self._lines.place, hint=hint)
-        if self._bad_rows is BadRows.REFUSE and not left_out:
-            raise error from row
+        if self._bad_rows is BadRows.REFUSE and not isinstance(row, NotReplayedError):
+            hint = joined(row.hint, "--skip-bad-rows leaves such rows out")
+            raise ConfigError(row.what, where=self._lines.place, hint=hint) from row
         self.skipped += 1
-        self.first_skipped = self.first_skipped or error
+        self.first_skipped = self.first_skipped or ConfigError(row.what, where=self._lines.place, hint=row.hint)
 
     def _useless(self) -> ConfigError:
         what = f"no row could be used; the first: {self.first_skipped}" if self.first_skipped else "there is no row in it"
