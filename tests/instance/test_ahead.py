@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from instance_timeline import ABORTED, FINISHED, FIRST, request, run
 from test_skipping import drive, workloads
 
+from maitred.contracts import Seq
 from maitred.instance import Instance, InstanceConfig, LinearLatency, new_instance
 from maitred.request import Request
+from maitred.units import Micros
 
 
 def ahead(**config: Any) -> Instance:
@@ -99,7 +101,9 @@ def test_it_is_not_for_the_rules_of_blis() -> None:
 
 
 @settings(max_examples=120, deadline=None)
-@given(workloads(), st.sets(st.integers(0, 4000), max_size=5), st.sampled_from(["fcfs", "sjf", "hrrn", "aged-sjf", "vtc"]))
+@given(
+    workloads(), st.sets(st.integers(0, 4000), max_size=5), st.sampled_from(["fcfs", "sjf", "hrrn", "aged-sjf", "vtc", "srpt"])
+)
 def test_skipping_is_not_seen(workload: Any, looks: set[int], scheduler: str) -> None:
     config, jobs, aborts = workload
     config |= {"scheduler": scheduler, "async_scheduling": True}
@@ -118,3 +122,28 @@ def test_who_came_while_the_batch_was_full_is_known_when_a_deadline_makes_room()
     skipping = drive(InstanceConfig(**config, async_scheduling=True), jobs, [], set())
     assert skipping == drive(InstanceConfig(**config, async_scheduling=True, step_by_step=True), jobs, [], set())
     assert next(at for at, _, number, _ in skipping if number == 2) == 97 * 13
+
+
+@pytest.mark.parametrize("step_by_step", [True, False])
+def test_who_stood_in_the_queue_is_judged_by_what_was_known_then(step_by_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order by predicted length, learned from whoever has finished, is told of an arrival before it is told of that end."""
+    engine, told = ahead(max_num_seqs=1, step_by_step=step_by_step), []
+    queue = engine._waiting
+    add, finished = queue.add, queue.finished
+
+    def adding(seq: Seq, now: Micros, **more: bool) -> None:
+        told.append(("comes", seq.request.id))
+        add(seq, now, **more)
+
+    def finishing(seq: Seq, now: Micros) -> None:
+        told.append(("ends", seq.request.id))
+        finished(seq, now)
+
+    monkeypatch.setattr(queue, "add", adding)
+    monkeypatch.setattr(queue, "finished", finishing)
+    engine.enqueue(request(0), 6, 0)
+    while (due := engine.next_event()) is not None and due < 200:
+        engine.advance(due)
+    engine.enqueue(request(1), 1, 200)
+    run(engine)
+    assert told == [("comes", 0), ("comes", 1), ("ends", 0), ("ends", 1)]

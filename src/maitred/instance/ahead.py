@@ -62,7 +62,12 @@ class AheadInstance(Instance):
                 self._time(run)
         return run
 
+    def _withdraw(self, seq: Seq, now: Micros, kind: EventKind) -> None:
+        self._line_up_known(now)
+        super()._withdraw(seq, now, kind)
+
     def _leave(self, seq: Seq, now: Micros, kind: EventKind) -> None:
+        self._line_up_known(now)  # they stood in the queue before it learns from who leaves
         super()._leave(seq, now, kind)
         if kind is EventKind.FINISHED:
             self._batch.leaving += 1
