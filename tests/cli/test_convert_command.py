@@ -107,11 +107,12 @@ def test_a_synthetic_workload_written_down_runs_again_as_it_was(maitred: Any) ->
 
 
 def test_turns_that_waited_are_written_when_they_came(maitred: Any) -> None:
-    """Answers take 2000 and 3100 µs; 10 ms lie between. The other session begins at 4 ms, before the second turn."""
+    """Answers take 2000 and 3100 µs; 10 ms lie between. Two other sessions begin at 4 and 8 ms, before the second turn."""
     turns = [
         {"session_id": "a", "timestamp": 0, "input_length": 100, "output_length": 1},
         {"session_id": "a", "timestamp": 1, "input_length": 109, "output_length": 1},
         {"session_id": "b", "timestamp": 4, "input_length": 10, "output_length": 1},
+        {"session_id": "c", "timestamp": 8, "input_length": 10, "output_length": 1},
     ]
     Path("t.jsonl").write_text("\n".join(json.dumps(turn) for turn in turns))
     wait = ("--session-mode", "closed-loop", "--think-time-ms", 10)
@@ -120,6 +121,7 @@ def test_turns_that_waited_are_written_when_they_came(maitred: Any) -> None:
     assert [(row[0], row[2], row[8]) for row in rows] == [
         ("0.000000", "100", "a"),
         ("0.004000", "10", "b"),
+        ("0.008000", "10", "c"),
         ("0.012000", "210", "a"),
     ]
 

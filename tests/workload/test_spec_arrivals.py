@@ -231,6 +231,24 @@ def test_twice_the_rate_is_twice_as_many_in_the_same_windows() -> None:
     assert [job.request.arrival for job in workload.jobs(rate_scale=2)] == [100_000 * n for n in range(1, 101)]
 
 
+def test_a_window_may_have_bursts_of_its_own() -> None:
+    """A metronome at 10 per second, but for the second of three windows, where 10 per second come in bursts."""
+    windows = [
+        Window(start_us=0, end_us=100 * SECOND),
+        Window(start_us=100 * SECOND, end_us=200 * SECOND, arrival=Arrival(process="gamma", cv=3)),
+        Window(start_us=200 * SECOND, end_us=300 * SECOND),
+    ]
+    steady = client(rate=10, arrival=Arrival(process="constant"), lifecycle=Lifecycle(windows=windows))
+    instants = arrivals(Workload(clients=[steady]))
+    spreads = []
+    for start in (0, 100 * SECOND, 200 * SECOND):
+        gaps_there = [b - a for a, b in pairwise(at for at in instants if start + SECOND < at < start + 99 * SECOND)]
+        spreads.append(statistics.pstdev(gaps_there) / statistics.mean(gaps_there))
+    assert spreads[0] == pytest.approx(0, abs=1e-3)
+    assert 2 < spreads[1] < 4
+    assert spreads[2] == pytest.approx(0, abs=1e-3)
+
+
 def test_windows_weigh_by_their_trace_rate_and_may_say_something_else() -> None:
     """16 per second in all. For 10 s a and b weigh 1 : 1, then 1 : 3, and b's prompts are longer."""
     steady = Arrival(process="constant")

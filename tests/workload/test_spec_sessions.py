@@ -258,6 +258,12 @@ def test_who_waits_for_an_answer_waits_for_300_seconds_unless_he_says_so(said: d
     assert job.request.deadline == (None if deadline is None else deadline * SECOND)
 
 
+def test_users_wait_for_300_seconds_too() -> None:
+    users = Client(id="u", concurrency=1, input_distribution=10, output_distribution=5)
+    (job,) = Workload(num_requests=1, clients=[users]).jobs()
+    assert job.request.deadline == 300 * SECOND
+
+
 def test_a_plain_client_waits_for_ever() -> None:
     (job,) = Workload(num_requests=1, clients=[chat(reasoning=None)]).jobs()
     assert job.request.deadline is None

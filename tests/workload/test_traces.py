@@ -59,6 +59,10 @@ def test_names_of_columns_may_be_in_quotes_as_values_may(write: Write) -> None:
     assert [(job.request.prompt_tokens, job.output_tokens) for job in jobs(write(text))] == [(7, 5)]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(write: Write) -> None:
+    assert len(jobs(write(b"\xef\xbb\xbf" + AZURE.encode()))) == 3
+
+
 def test_a_column_that_is_there_twice_is_an_error_if_it_is_read(write: Write) -> None:
     text = "arrival_secs,class,prompt_tokens,note,output_tokens,note,class\n1,bulk,8,x,1,y,interactive\n"
     assert "trace:1: the header has the column class twice (leave one of them out)" in str(refusal(write(text)))
