@@ -13,9 +13,7 @@ Below 1,000 blocks BLIS did not end (its issues 297 and 349). Steps are counted 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -26,7 +24,7 @@ from maitred.report import summarise
 from maitred.sim import simulate
 from maitred.workload import Workload
 from maitred.workload.spec_clients import Client
-from policies import write
+from policies import print_or_write
 
 SEEDS = (42, 123, 456)
 BLOCKS = (5_000, 2_400, 2_300, 2_200, 2_100, 2_000, 1_900, 1_500, 1_000, 500, 100)
@@ -104,16 +102,5 @@ def table() -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this document")
-    asked = parser.parse_args()
-    text = "\n".join(table())
-    if asked.write:
-        write(asked.write, "kv_pressure.py", text)
-    else:
-        print(text)
-
-
 if __name__ == "__main__":
-    main()
+    print_or_write(__doc__, "kv_pressure.py", table())

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import islice, product
@@ -219,6 +219,18 @@ def write(path: Path, maker: str, text: str) -> None:
         raise SystemExit(f"{path} has no place for it: a line {begin} and a line {END}")
     before, _, rest = document.partition(begin)
     path.write_text(f"{before}{begin}\n\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+def print_or_write(about: str, maker: str, lines: Iterable[str]) -> None:
+    """The command line of a script that makes one table: print `lines`, or put them into the document that `--write` names."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this document")
+    asked = parser.parse_args()
+    text = "\n".join(lines)
+    if asked.write:
+        write(asked.write, maker, text)
+    else:
+        print(text)
 
 
 def options() -> argparse.Namespace:

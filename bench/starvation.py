@@ -13,9 +13,7 @@ than they can be served for as long as requests come at all; between them come c
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from random import Random
 
 import msgspec
@@ -26,7 +24,7 @@ from maitred.request import Request
 from maitred.sim import Results, simulate
 from maitred.units import SECOND
 from maitred.workload.prefix import BlockIds
-from policies import write
+from policies import print_or_write
 
 BLOCK, BLOCKS = 512, 4
 """Tokens in a block, blocks in a prompt."""
@@ -108,16 +106,5 @@ def table() -> Iterator[str]:
             yield f"| {name} | `{policy}` | {hit_rate(results):.1%} | {' | '.join(f'{s:.1f}' for s in spans)} |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this document")
-    asked = parser.parse_args()
-    text = "\n".join(table())
-    if asked.write:
-        write(asked.write, "starvation.py", text)
-    else:
-        print(text)
-
-
 if __name__ == "__main__":
-    main()
+    print_or_write(__doc__, "starvation.py", table())

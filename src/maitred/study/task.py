@@ -83,7 +83,9 @@ def figures_of(answer: bytes) -> dict[str, float | None]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
-    raise NotImplementedError(f"a {type(value).__name__} cannot be sent")
+    raise NotImplementedError(
+        f"a {type(value).__name__} cannot be sent"
+    )  # what msgspec wants of a hook that does not know a type
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
