@@ -81,11 +81,10 @@ def figures_of(answer: bytes) -> dict[str, float | None]:
 
 
 def _plain(value: Any) -> Any:
+    """For msgspec, which wants NotImplementedError of a hook that does not know a type."""
     if isinstance(value, Mapping):
         return dict(value)
-    raise NotImplementedError(
-        f"a {type(value).__name__} cannot be sent"
-    )  # what msgspec wants of a hook that does not know a type
+    raise NotImplementedError(f"a {type(value).__name__} cannot be sent")
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
