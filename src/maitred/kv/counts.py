@@ -76,7 +76,7 @@ class BlockCounts:
 
     def run(self, steps: int) -> None:
         """The decoding sequences make `steps` steps and take the blocks they open."""
-        self.free -= self.opens(steps)
+        self.free -= self._opening[self._phase] if steps == 1 else self.opens(steps)
         self._phase = (self._phase + steps) % self.block_size
 
     def steps_free(self, limit: int) -> int:

@@ -7,6 +7,7 @@ the agenda.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from heapq import heappush
 
 from maitred.errors import ConfigError
 from maitred.request import Request, RequestId
@@ -80,4 +81,4 @@ class Arrivals:
             what = f"request {request.id} arrives at {request.arrival} µs, in {request.arrival // _YEAR:,} years"
             raise ConfigError(what, hint="arrivals are µs since the start of the run")
         self._expected[request.id] = job
-        self._agenda.push(request.arrival, ARRIVAL, request.id)
+        heappush(self._agenda.heap, (request.arrival, ARRIVAL, request.id))

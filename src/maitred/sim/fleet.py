@@ -62,14 +62,17 @@ class Fleet:
 
     def begin_steps(self) -> None:
         """All that happens at this instant has been said: the instances concerned go on."""
-        heap = self._agenda.heap
         for replica in self.touched:
-            due = replica.instance.next_event()
-            if due != replica.due:
-                replica.due = due
-                if due is not None:
-                    heappush(heap, (due, INSTANCE, replica.index))
+            self.go_on(replica)
         self.touched.clear()
+
+    def go_on(self, replica: Replica) -> None:
+        """All that happens there at this instant has been said."""
+        due = replica.instance.next_event()
+        if due != replica.due:
+            replica.due = due
+            if due is not None:
+                heappush(self._agenda.heap, (due, INSTANCE, replica.index))
 
 
 def _snapshots(replicas: Sequence[Replica], cluster: ClusterConfig, instance: InstanceConfig) -> Snapshots | None:

@@ -95,7 +95,10 @@ class Pipeline:
                 return
             if request.deadline is not None and self._takes_time:
                 self._agenda.push(request.deadline, Kind.DEADLINE, request.id)
-        if self._delays.admission is None:
+        if not self._takes_time:
+            journey.admitted = now
+            self._route(journey, now)
+        elif self._delays.admission is None:
             self._ask(journey, now)
         else:
             self._later(journey, now + self._delays.admission, Kind.DECISION)
@@ -124,12 +127,20 @@ class Pipeline:
     def instance(self, index: int, now: Micros) -> None:
         """The turn of an instance has come, unless its entry is obsolete."""
         replica = self._fleet.replicas[index]
-        if replica.due == now:
-            replica.due = None
-            self._agenda.turn = max(self._agenda.turn, (now, index))
-            self._touched[replica] = None
-            for event in replica.events(now):
-                self._apply(event, replica, now)
+        if replica.due != now:
+            return
+        replica.due = None
+        turn = (now, index)
+        if turn > self._agenda.turn:
+            self._agenda.turn = turn
+        self._touched[replica] = None
+        for event in replica.events(now) if replica.kept else replica.instance.advance(now):
+            kind = event.kind
+            if kind is _FIRST_TOKEN:
+                if self._core is not None and event.seq.request.stream:
+                    self._core.first_byte(event.seq.request.id, now)
+            elif kind is not _LOST_KV:
+                self._over(event, replica, now)
 
     def admission(self, _: int, now: Micros) -> None:
         """Admission's timer is up."""
@@ -234,22 +245,21 @@ class Pipeline:
         replica.instance.enqueue(job.request, job.output_tokens, now, job.whole, carried=journey.came)
         self._touched[replica] = None
 
-    def _apply(self, event: InstanceEvent, replica: Replica, now: Micros) -> None:
+    def _over(self, event: InstanceEvent, replica: Replica, now: Micros) -> None:
+        """An instance has done its part of a request."""
         kind, request = event.kind, event.seq.request
-        if kind is _LOST_KV:
-            return
-        core = self._core
-        if kind is _FIRST_TOKEN:
-            if core is not None and request.stream:
-                core.first_byte(request.id, now)
-            return
         journey = self.live[request.id]
         then = journey.then
         if then is not None and kind is _FINISHED and replica.instance.answer(request, journey.job.output_tokens) > 1:
             self._send(journey, then, event.seq, now)
             return
-        self._leave(journey, now)
+        if then is None:
+            replica.in_flight -= 1
+            self._left(request, replica, now)
+        else:
+            self._leave(journey, now)
         self._end(journey, _OUTCOMES[kind], event.at, event.seq, replica)
+        core = self._core
         if core is not None:
             self._obey(core.release(request.id, End.DRAINED if kind is _FINISHED else End.FAILED, now), now)
 
@@ -281,7 +291,8 @@ class Pipeline:
         if journey.came is not None:
             seq = _whole(journey.came, seq)
         over = self._rows.ended(journey, outcome, at, seq, replica)
-        self.ended = max(self.ended, over)
+        if over > self.ended:
+            self.ended = over
         if self._arrivals.reactive is not None:
             tokens = 0 if seq is None else seq.emitted
             self._arrivals.ended(job.request, outcome is Outcome.COMPLETED, tokens, at)

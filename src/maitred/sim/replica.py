@@ -38,12 +38,12 @@ class Replica:
     __slots__ = (
         "_agenda",
         "_chains",
-        "_kept",
         "_meter",
         "due",
         "in_flight",
         "index",
         "instance",
+        "kept",
     )
 
     def __init__(self, index: int, instance: Instance, agenda: Agenda, chains: Chains, latency: LatencyModel) -> None:
@@ -54,7 +54,8 @@ class Replica:
         self.in_flight = 0
         self.due: Micros | None = None
         """When its entry in the heap says that something happens; others are obsolete."""
-        self._kept: list[InstanceEvent] = []
+        self.kept: list[InstanceEvent] = []
+        """Events that came up before their turn."""
         self._meter = instance.meter = Meter(latency)
 
     def totals(self, requests: int, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> InstanceTotals:
@@ -74,17 +75,17 @@ class Replica:
     def events(self, now: Micros) -> Sequence[InstanceEvent]:
         """What happened there up to `now`."""
         events = self.instance.advance(now)
-        if self._kept:
-            events = [*self._kept, *events]
-            self._kept.clear()
+        if self.kept:
+            events = [*self.kept, *events]
+            self.kept.clear()
         return events
 
     def withdraw(self, request_id: RequestId, now: Micros) -> bool:
         """Stop the work on a request, and forget what came of it at this instant. Whether events of others came up, which are
         kept until their turn."""
         self.instance.abort(request_id, now)
-        self._kept += (event for event in self.instance.advance(now) if event.seq.request.id != request_id)
-        return bool(self._kept)
+        self.kept += (event for event in self.instance.advance(now) if event.seq.request.id != request_id)
+        return bool(self.kept)
 
     @property
     def waiting(self) -> int:

@@ -41,6 +41,7 @@ _FIELDS = {
     "priority_class": "b",
 }
 _ROW = Struct("=" + "".join(_FIELDS.values()))
+_SIZE = _ROW.size
 _TYPE = np.dtype(list(_FIELDS.items()))
 _COMPLETED = Outcome.COMPLETED  # members of enums are slow to look up
 _BLOCK = 4096
@@ -81,7 +82,7 @@ class Rows:
         row = self._count
         self._count += 1
         if row == len(self._blocks) * _BLOCK:
-            self._blocks.append(bytearray(_BLOCK * _ROW.size))
+            self._blocks.append(bytearray(_BLOCK * _SIZE))
         return row
 
     def ended(self, journey: Journey, outcome: Outcome, at: Micros, seq: Seq | None, replica: Replica | None) -> Micros:
@@ -99,10 +100,10 @@ class Rows:
                 first_token = seq.first_token_at + self._per_token
             if outcome is _COMPLETED:
                 at += self._per_token * emitted + self._at_the_end - seq.stalled
-        block, row = divmod(journey.row, _BLOCK)
+        row = journey.row
         _ROW.pack_into(
-            self._blocks[block],
-            row * _ROW.size,
+            self._blocks[row // _BLOCK],
+            row % _BLOCK * _SIZE,
             request.id,
             request.arrival,
             journey.admitted,
