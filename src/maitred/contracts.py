@@ -15,6 +15,7 @@ import msgspec
 
 from maitred.decisions import Decision
 from maitred.request import Request, RequestId
+from maitred.seq import Seq as Seq
 from maitred.units import Micros
 
 
@@ -34,55 +35,7 @@ class Core(Protocol):
         ...
 
 
-# What is waiting and running inside an instance
-
-
-class Seq(msgspec.Struct, eq=False, gc=False):
-    """A request inside an instance: what its life there has come to. Owned by the instance, read by its policies.
-
-    While a sequence decodes, `origin` alone tells how far it is: after instance step s it has emitted `s - origin` tokens
-    and holds `prompt + emitted - 1` tokens of KV. So a step costs nothing per running sequence. `emitted` and `computed`
-    are settled when it stops decoding.
-    """
-
-    request: Request
-    order: int
-    """The how-manieth request of this instance it is: breaks ties among equal arrivals."""
-    target: int
-    """Tokens of KV it needs before its next token can come out: the prompt, and after a preemption what it emitted."""
-    priority: float = 0.0
-    computed: int = 0
-    """Tokens of KV it holds (valid while not decoding)."""
-    cached: int = 0
-    """Tokens of its prompt that were in the prefix cache when it was first admitted."""
-    borrowed: int = 0
-    """Tokens of KV at its beginning that it uses and does not own (BLIS, a prompt that is cached as a whole)."""
-    pending: int = 0
-    """Tokens of its prompt that the step in progress computes; their blocks are taken."""
-    emitted: int = 0
-    """Output tokens so far (valid while not decoding). They survive a preemption; their KV does not."""
-    charged: int = 0
-    """Output tokens of which `WaitQueue.served` has been told."""
-    decoding: bool = False
-    origin: int = 0
-    queued_at: Micros | None = None
-    """When it stood in the wait queue; None: as soon as it was there."""
-    scheduled_at: Micros | None = None
-    """When it last entered the running batch."""
-    first_token_at: Micros | None = None
-    entered: int = 0
-    """The how-manieth sequence it was that entered the running batch, when it last did."""
-    stalled: Micros = 0
-    """How long it stood still between tokens, where BLIS does not count that."""
-    preemptions: int = 0
-    carried: int = 0
-    """Tokens of KV that another instance computed and that come with it, until a preemption takes them."""
-    lost: int = 0
-    """Tokens of KV that the last preemption took, until it enters again."""
-    lost_at: Micros = 0
-    """When that was: while decoding, the instant of its last token."""
-    wasted: int = 0
-    """Tokens of KV that it had to compute again."""
+# What waits inside an instance
 
 
 class StepView(Protocol):

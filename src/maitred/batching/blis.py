@@ -20,7 +20,7 @@ from maitred.kv import BlisBlocks
 from maitred.units import Micros
 
 
-class BlisStep(Step, gc=False):
+class BlisStep(Step):
     stalled: Sequence[Seq] = ()
     """Who decodes, and stands still in this step."""
 

@@ -46,10 +46,9 @@ class Victims(Enum):
 
     def choose(self, running: Sequence[Seq]) -> int:
         """The place of the victim in `running`, which is in order of admission and not empty."""
-        last = len(running) - 1
         if self is Victims.NEWEST:
-            return last
-        return max(range(last + 1), key=lambda place: (-running[place].priority, running[place].request.arrival, place))
+            return len(running) - 1
+        return max((-seq.priority, seq.request.arrival, place) for place, seq in enumerate(running))[2]
 
 
 class Chunk(ChunkShape, frozen=True, gc=False):
@@ -58,14 +57,16 @@ class Chunk(ChunkShape, frozen=True, gc=False):
     seq: Seq
 
 
-class Step(msgspec.Struct, gc=False):
+class Step:
     """What one step does: a token for every decoding sequence, and these chunks. It may run `repeat` times unchanged."""
 
-    repeat: int
-    chunks: Sequence[Chunk] = ()
-    prefill: int = 0
-    """Tokens of the chunks, summed."""
     preempted: Sequence[Seq] = ()
+
+    def __init__(self, repeat: int, chunks: Sequence[Chunk] = (), prefill: int = 0) -> None:
+        """`prefill`: tokens of the chunks, summed."""
+        self.repeat = repeat
+        self.chunks = chunks
+        self.prefill = prefill
 
 
 class ContinuousBatch:
@@ -303,7 +304,9 @@ class ContinuousBatch:
                 served += 1
         left = [ready[seq] for seq in self._prefilling]
         self._take(left, sum(self._new_blocks(chunk) for chunk in left))
-        return Step(1, left, sum(chunk.tokens for chunk in left), preempted)
+        step = Step(1, left, sum(chunk.tokens for chunk in left))
+        step.preempted = preempted
+        return step
 
     def _opens(self, seq: Seq) -> int:
         """Blocks that `seq`, which decodes, opens in the next step."""

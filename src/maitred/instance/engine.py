@@ -59,17 +59,19 @@ class InstanceEvent(msgspec.Struct, frozen=True, gc=False):
     seq: Seq
 
 
-class Run(msgspec.Struct, gc=False):
+class Run:
     """The step in progress and its repetitions."""
 
-    start: Micros
-    steps: int
-    step: Step
-    shape: BatchShape
     over: Micros = 0
     """When its last step ends."""
     end: Micros = 0
     """When what it brings about is there."""
+
+    def __init__(self, start: Micros, steps: int, step: Step, shape: BatchShape) -> None:
+        self.start = start
+        self.steps = steps
+        self.step = step
+        self.shape = shape
 
 
 class Instance:
@@ -237,7 +239,8 @@ class Instance:
     def look(self, request_id: RequestId) -> Seq:
         """Its sequence, to be read, settled as of the last `advance`. Raises KeyError if it is not here (any more)."""
         seq = self._seqs[request_id]
-        return msgspec.structs.replace(seq, emitted=self._batch.emitted(seq))
+        seq.emitted = self._batch.emitted(seq)
+        return seq
 
     def check(self) -> None:
         """Raises InvariantError if the books do not balance."""

@@ -16,16 +16,16 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from maitred.contracts import PrefixWatcher
 from maitred.errors import InvariantError
 from maitred.kv.cache import Lock, PrefixCache, Watchers
 
 
-class CopyLock(Lock, eq=False):
-    copies: list[int] = msgspec.field(default_factory=list)
-    """The published blocks, first block first."""
+class CopyLock(Lock):
+    def __init__(self, copies: list[int]) -> None:
+        super().__init__(len(copies))
+        self.copies = copies
+        """The published blocks, first block first."""
 
 
 class BlisPool(PrefixCache[CopyLock]):
@@ -120,7 +120,7 @@ class BlisPool(PrefixCache[CopyLock]):
                 users[copy] = 1
                 del idle[copy]
                 self._free -= 1
-        lock = CopyLock(len(copies), 0, copies)
+        lock = CopyLock(copies)
         self._locks.add(lock)
         return lock
 

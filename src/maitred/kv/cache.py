@@ -31,16 +31,18 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from maitred.contracts import PrefixView, PrefixWatcher
+from maitred.contracts import PrefixWatcher
 from maitred.kv.keys import chain_of
 from maitred.request import Request
 
 
-class Lock(msgspec.Struct, eq=False):
+class Lock:
     """What one owner holds: `published` blocks whose content is known, then `plain` ones."""
 
-    published: int = 0
     plain: int = 0
+
+    def __init__(self, published: int) -> None:
+        self.published = published
 
 
 class Look(msgspec.Struct, frozen=True, gc=False):
@@ -54,8 +56,15 @@ class Look(msgspec.Struct, frozen=True, gc=False):
 L = TypeVar("L", bound=Lock)
 
 
-class PrefixCache(PrefixView, Protocol[L]):
-    """See the module. A lock belongs to the cache that gave it; once unlocked it is void (KeyError)."""
+class PrefixCache(Protocol[L]):
+    """A `PrefixView`, and more: see the module. A lock belongs to the cache that gave it; once unlocked it is void (KeyError)."""
+
+    @property
+    def block_size(self) -> int: ...
+
+    def holds(self, key: int) -> bool: ...
+
+    def watch(self, watcher: PrefixWatcher) -> None: ...
 
     @property
     def total(self) -> int: ...

@@ -23,8 +23,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-import msgspec
-
 from maitred.contracts import PrefixWatcher
 from maitred.errors import InvariantError
 from maitred.kv.cache import Lock, Look, PrefixCache, Watchers
@@ -55,11 +53,13 @@ class Blank:
 Entry: TypeAlias = Run | Blank
 
 
-class BlockLock(Lock, eq=False):
-    runs: list[tuple[Run, int]] = msgspec.field(default_factory=list)
-    """The published blocks, first block first: runs, with how many blocks each had."""
-    splits: int = 0
-    """How many runs had been split, while somebody held them, when it was given."""
+class BlockLock(Lock):
+    def __init__(self, published: int, runs: list[tuple[Run, int]], splits: int) -> None:
+        super().__init__(published)
+        self.runs = runs
+        """The published blocks, first block first: runs, with how many blocks each had."""
+        self.splits = splits
+        """How many runs had been split, while somebody held them, when it was given."""
 
 
 class BlockPool(PrefixCache[BlockLock]):
@@ -167,7 +167,7 @@ class BlockPool(PrefixCache[BlockLock]):
             run.users += 1
             held.append((run, blocks))
             published += blocks
-        lock = BlockLock(published, 0, held, self._splits)
+        lock = BlockLock(published, held, self._splits)
         self._locks.add(lock)
         return lock
 

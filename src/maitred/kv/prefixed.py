@@ -41,19 +41,21 @@ class Found(msgspec.Struct, frozen=True, gc=False):
 NOTHING = Found()
 
 
-class Content(msgspec.Struct, eq=False, gc=False):
+class Content:
     """What a sequence says, block by block."""
 
-    chain: list[int]
-    """Keys: of its prompt as far as it is known, and then its own, where they are needed."""
-    known: int
-    """How many of its prompt."""
-    whole: PrefixKeys | None = None
-    """What prompt and answer say together, for those who continue it; None: nobody will."""
-    lock: Lock | None = None
-    """While it is in the batch."""
     returns: bool = False
     """It is about to leave, and will come back for what it has computed."""
+
+    def __init__(self, chain: list[int]) -> None:
+        self.chain = chain
+        """Keys: of its prompt as far as it is known, and then its own, where they are needed."""
+        self.known = len(chain)
+        """How many of its prompt."""
+        self.whole: PrefixKeys | None = None
+        """What prompt and answer say together, for those who continue it; None: nobody will."""
+        self.lock: Lock | None = None
+        """While it is in the batch."""
 
 
 class PrefixedBlocks(BlockCounts):
@@ -173,7 +175,7 @@ class PrefixedBlocks(BlockCounts):
         content = self._contents.get(seq.request.id)
         if content is None:
             chain = list(self.cache.chain(seq.request))
-            content = self._contents[seq.request.id] = Content(chain, len(chain))
+            content = self._contents[seq.request.id] = Content(chain)
         return content
 
     def _whole(self, seq: Seq, blocks: int) -> list[int]:

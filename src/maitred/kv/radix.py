@@ -34,12 +34,15 @@ from maitred.kv.node import Node
 UNBOUNDED = 1 << 62
 
 
-class PathLock(Lock, eq=False, kw_only=True):
-    node: Node
-    """Where the published blocks end."""
-    priority: float = 0.0
+class PathLock(Lock):
     counted: int = 0
     """So many leading blocks have been counted as a hit."""
+
+    def __init__(self, published: int, node: Node, priority: float) -> None:
+        super().__init__(published)
+        self.node = node
+        """Where the published blocks end."""
+        self.priority = priority
 
 
 class RadixCache(PrefixCache[PathLock]):
@@ -121,7 +124,7 @@ class RadixCache(PrefixCache[PathLock]):
         count = self.cached(chain)
         node = self._reach(chain, count, 0, self._root)
         self._hold(node, self._root)
-        lock = PathLock(count, 0, node=node, priority=priority)
+        lock = PathLock(count, node, priority)
         self._locks.add(lock)
         return lock
 

@@ -49,7 +49,7 @@ class Standings:
         while True:
             first = heap[0]
             place = first[2]
-            if first is not entries[place]:
+            if first[1] != entries[place][1]:
                 heappop(heap)
                 continue
             view = fleet[place]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-import msgspec
-
 from maitred.contracts import Seq
 from maitred.sim.columns import NEVER
 from maitred.sim.replica import Replica
@@ -24,20 +22,22 @@ class Place(IntEnum):
     """The instance has it: its deadline and its end are the instance's affair."""
 
 
-class Journey(msgspec.Struct, eq=False, gc=False):
+class Journey:
     """A request that has arrived and not ended."""
 
-    job: Job
-    row: int
-    place: Place = Place.FRONT
     station: int = 0
     """Names the entry of the agenda by which it goes on; older ones are obsolete."""
     replica: Replica | None = None
-    admitted: Micros = NEVER
-    queued: Micros = NEVER
     then: Replica | None = None
     """Where it goes on when its prompt is computed; None: where it is."""
     came: Seq | None = None
     """What it came to where its prompt was computed."""
     retries: int = 0
     """How often admission took its slot back and let it wait for another."""
+
+    def __init__(self, job: Job, row: int) -> None:
+        self.job = job
+        self.row = row
+        self.place = Place.FRONT
+        self.admitted: Micros = NEVER
+        self.queued: Micros = NEVER
