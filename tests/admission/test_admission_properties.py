@@ -149,9 +149,9 @@ class AnyOrder(RuleBasedStateMachine):
             self.core.release(number, End.CLIENT_GONE, self.now)
         self.core.check()
         assert not self.core._tickets
-        for pool in self.core._pools.values():
+        for pool in self.core._pools.by_name.values():
             assert not pool.slots.used
-            assert not any(map(len, (*pool.queues, *pool.awaiting.lanes, *pool.takeable.lanes)))
+            assert not any(map(len, (*pool.waiters.queues, *pool.waiters.awaiting.lanes, *pool.takeable.lanes)))
 
 
 AnyOrder.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

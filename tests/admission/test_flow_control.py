@@ -319,7 +319,7 @@ def test_who_no_longer_waits_takes_no_room_until_his_time_would_have_been_up() -
         t.submit(1, str(n))
         t.release(1, str(n), End.CLIENT_GONE)
 
-    pool: Any = t.core._pools["m"]
+    pool: Any = t.core._pools.by_name["m"]
     assert len(pool._expiries) < 100
 
 
@@ -434,6 +434,6 @@ def test_places_in_a_line_that_nobody_holds_are_dropped() -> None:
         t.submit(1, str(n))
         t.release(1, str(n), End.CLIENT_GONE)
 
-    pool: Any = t.core._pools["m"]
+    pool: Any = t.core._pools.by_name["m"]
     (line,) = (line for band in pool.gate._bands for line in band._lines.values())
     assert len(line._heap) < 100
