@@ -17,15 +17,12 @@ if TYPE_CHECKING:
 
 _PARTS = (cluster_flags, disaggregation_flags, admission_flags, flow_flags, instance_flags, model_flags)
 _KEYS = {name: key for part in _PARTS for name, key in part.KEYS.items()}
-_IN_MICROS = cluster_flags.IN_MICROS
+_IN_MICROS = {**cluster_flags.IN_MICROS}
 _ON = "--admission priority, or --capacity SLOTS"
 _FLAG_NAMES = {
-    "routing.policy": "--routing-policy",
-    "routing.scorers": "--routing-scorers",
-    "admission.mode": "--admission",
-    "admission.policy": "--admission-policy",
+    **{key: f"--{name.replace('_', '-')}" for name, key in (_KEYS | _IN_MICROS).items()},
+    "admission.slo_targets": "--slo-targets",
     "instance.latency": "--latency-model",
-    **flow_flags.FLAG_NAMES,
 }
 
 
@@ -70,8 +67,9 @@ def warnings(flags: Flags, config: Config) -> Iterator[str]:
         yield "a capacity has no effect: flow control goes by how loaded the instances are"
     yield from config.instance.warnings(prefix_cache=caching)
     unknown = Reads.NOTHING if caching else Reads.CACHES
-    if flags.rate is not None:  # lengths drawn one by one: nothing is known of what prompts say, or to which run they belong
-        unknown |= Reads.PROMPT if flags.tenant_mix else Reads.PROMPT | Reads.SESSION
+    if flags.rate is not None:  # requests drawn one by one: what do they say, and to whose run do they belong?
+        unknown |= Reads.NOTHING if flags.prefix_tokens else Reads.PROMPT
+        unknown |= Reads.NOTHING if flags.tenant_mix else Reads.SESSION
     yield from config.routing.warnings(unknown)
 
 
