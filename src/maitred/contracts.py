@@ -359,6 +359,8 @@ class InstanceLoad(msgspec.Struct, frozen=True, gc=False):
     running: int = 0
     kv_usage: float = 0.0
     """0..1"""
+    index: int = 0
+    """Which of the fleet's instances it is, as `InstanceView` has it: two models may run on the same ones."""
 
     @property
     def effective(self) -> int:

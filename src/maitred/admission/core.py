@@ -155,9 +155,7 @@ class Admission:
             self._after.expect(pool.first_due(ticket))
         if ticket.share is not None:
             decisions += self._after.let_others_in(ticket.share, pool, now)
-        elif self._lag:  # flow control: other models may run on the same instances
-            decisions += self._after.dispatch([other for other in self._pools.by_name.values() if other is not pool], now)
-        if pool.waiting:
+        if pool.waiting or self._lag:  # with flow control, who waits for another model too
             self._after.expect(pool.soon())
         if self._tenants:
             decisions += self._after.passed_over(decisions, now)

@@ -7,17 +7,19 @@ each model has, and its books.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from maitred.admission.books import PoolView, Totals, merged
 from maitred.admission.class_pool import ClassPool
 from maitred.admission.config import AdmissionConfig
+from maitred.admission.flow_control.dispatcher import Dispatcher
 from maitred.admission.flow_control.pool import FlowPool
 from maitred.admission.flow_control.rules import flow_rules
 from maitred.admission.pool import Look, Pool
 from maitred.admission.queues import Turns
-from maitred.admission.rules import LANES, PoolRules, rules_of
+from maitred.admission.rules import LANES, rules_of
 from maitred.admission.ticket import HOLDING, Ticket
 from maitred.request import PriorityClass
 
@@ -39,7 +41,8 @@ class Pools:
         self._look = look
         self._turns = Turns()
         self._config: AdmissionConfig
-        self._rules: PoolRules
+        self._made: Callable[[str], Pool]
+        """A new one, by its name."""
 
     @property
     def slots(self) -> int:
@@ -49,7 +52,7 @@ class Pools:
     def configure(self, config: AdmissionConfig, tickets: Iterable[Ticket]) -> None:
         """New rules, new pools, the same requests: `tickets`, all that are here."""
         former = self.by_name
-        self._config, self._rules = config, rules_of(config)
+        self._config, self._made = config, self._maker(config)
         names = [EVERYBODY] if self._shared else sorted(self._capacities)
         self.by_name = {name: self._made(name) for name in names}
         for model, capacity in self._capacities.items():
@@ -91,10 +94,11 @@ class Pools:
         if not self._shared:
             pool.resize(capacity)
 
-    def _made(self, name: str) -> Pool:
-        if self._config.mode == "flow-control":
-            return FlowPool(name, self._rules, self._turns, flow_rules(self._config), self._look)
-        return ClassPool(name, self._rules, self._turns)
+    def _maker(self, config: AdmissionConfig) -> Callable[[str], Pool]:
+        rules = rules_of(config)
+        if config.mode == "flow-control":
+            return partial(FlowPool, rules=rules, turns=self._turns, dispatcher=Dispatcher(flow_rules(config), self._look))
+        return partial(ClassPool, rules=rules, turns=self._turns)
 
 
 def _seniority(ticket: Ticket) -> tuple[bool, int]:
