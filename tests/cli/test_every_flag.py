@@ -124,6 +124,7 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
         "--schedule-low-priority-values-first",
     ),
     "enable_prefix_caching": (f"{BUSY} --prefix-tokens 160", "--enable-prefix-caching"),
+    "no_enable_prefix_caching": (f"{BUSY} --prefix-tokens 160 --config cached.yaml", "--no-enable-prefix-caching"),
     "prefix_cache": (TIGHT, "--prefix-cache radix"),
     "radix_eviction_policy": (
         f"{TIGHT} --prefix-cache radix",
@@ -176,6 +177,7 @@ FILES: Final[Mapping[str, str]] = {
     "input_distribution: {type: constant, params: {value: 90}}, output_distribution: {type: constant, params: {value: 9}}}]\n",
     "urgent.csv": "request_id,vllm_priority,prefix_group,input_tokens,output_tokens,arrival_time_us\n"
     + "".join(f"{n},{n % 3 - 1},,60,9,{n}\n" for n in range(9)),
+    "cached.yaml": "instance: {enable_prefix_caching: true}\n",
     "c.yaml": "instance: {max_num_seqs: 2}\n",
     "admission.yaml": "classes: {interactive: {queue_size: 1}, bulk: {queue_size: 1}}\n",
     "bundle.yaml": "admission: {policy: reject-all}\n",

@@ -97,6 +97,10 @@ MISTAKES = [
     ),
     (["--rate", "5", "--horizon", "9" * 20], "--horizon: 99999999999999999999 µs cannot be used (from 1 to 1e+17)"),
     (["--rate", "5", "--trace-output", ""], "--trace-output: "),
+    (
+        ["--rate", "5", "--enable-prefix-caching", "--no-prefix-caching"],
+        "--no-enable-prefix-caching: contradicts --enable-prefix-caching (give one of them)",
+    ),
     (["--rate", "5", "--latency-model", ""], "--latency-model: unknown latency model ''"),
     (
         ["--rate", "5", "--workload", "chatbot", "--prompt-tokens", "normal:9,1", "--output-tokens", "uniform:1,9"],

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from maitred.cli import model_flags
-from maitred.cli.simulate import admission_flags, cluster_flags, disaggregation_flags, flow_flags, instance_flags
+from maitred.cli import instance_flags, model_flags
+from maitred.cli.simulate import admission_flags, cluster_flags, disaggregation_flags, flow_flags, output_flags
 from maitred.cli.simulate.flags import Flags
 from maitred.errors import ConfigError
 from maitred.units import to_ms
@@ -15,7 +15,7 @@ from maitred.units import to_ms
 if TYPE_CHECKING:
     from maitred.config import Config
 
-_PARTS = (cluster_flags, disaggregation_flags, admission_flags, flow_flags, instance_flags, model_flags)
+_PARTS = (cluster_flags, disaggregation_flags, admission_flags, flow_flags, instance_flags, model_flags, output_flags)
 _KEYS = {name: key for part in _PARTS for name, key in part.KEYS.items()}
 _IN_MICROS = {**cluster_flags.IN_MICROS}
 _ON = "--admission priority, or --capacity SLOTS"
@@ -35,6 +35,7 @@ def configured(flags: Flags) -> Config:
     for name, key in _IN_MICROS.items():
         micros: int | None = getattr(flags, name)
         values[key] = None if micros is None else to_ms(micros)
+    values |= instance_flags.said(flags)
     values |= flow_flags.said(flags, flags.admission)
     values["instance.latency"] = model_flags.latency(flags)
     said = Said(
