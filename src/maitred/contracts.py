@@ -174,6 +174,21 @@ class ChunkShape(msgspec.Struct, frozen=True, gc=False):
     prompt: int
 
 
+class Spread(msgspec.Struct, frozen=True, gc=False):
+    """How far apart the contexts of the sequences that decode lie, in tokens: the same all through a run, as each gains one."""
+
+    above: float = 0.0
+    """How much longer than their mean the longest one is, ..."""
+    below: float = 0.0
+    """... and how much shorter the shortest one."""
+    deviation: float = 0.0
+    """Their standard deviation."""
+
+
+EVEN = Spread()
+"""All alike."""
+
+
 class BatchShape(msgspec.Struct, frozen=True, gc=False):
     """The work of one step, as far as its duration depends on it. All counts are tokens."""
 
@@ -184,6 +199,8 @@ class BatchShape(msgspec.Struct, frozen=True, gc=False):
     prefill: int = 0
     """Tokens of prefill, summed over `chunks`."""
     chunks: tuple[ChunkShape, ...] = ()
+    spread: Spread = EVEN
+    """Of the `decodes`, where the latency model looks at it; else it is not worked out."""
 
 
 class LatencyModel(Protocol):
@@ -295,6 +312,8 @@ class InstanceLoad(msgspec.Struct, frozen=True, gc=False):
     running: int = 0
     kv_usage: float = 0.0
     """0..1"""
+    index: int = 0
+    """Which of the fleet's instances it is, as `InstanceView` has it: two models may run on the same ones."""
 
     @property
     def effective(self) -> int:

@@ -228,6 +228,6 @@ def test_nothing_of_a_request_stays_when_it_has_left() -> None:
     t.release(2, "leaves", End.CLIENT_GONE)
     t.release(2, "a")
 
-    core = t.core
-    assert not core._tickets
-    assert all(not len(queue) and queue.peek() is None for pool in core._pools.values() for queue in pool.queues)
+    assert not t.core._tickets
+    queues = [queue for pool in t.core._pools.by_name.values() for queue in pool.waiters.queues]
+    assert all(not len(queue) and queue.peek() is None for queue in queues)

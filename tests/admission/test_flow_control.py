@@ -319,7 +319,7 @@ def test_who_no_longer_waits_takes_no_room_until_his_time_would_have_been_up() -
         t.submit(1, str(n))
         t.release(1, str(n), End.CLIENT_GONE)
 
-    pool: Any = t.core._pools["m"]
+    pool: Any = t.core._pools.by_name["m"]
     assert len(pool._expiries) < 100
 
 
@@ -434,6 +434,22 @@ def test_places_in_a_line_that_nobody_holds_are_dropped() -> None:
         t.submit(1, str(n))
         t.release(1, str(n), End.CLIENT_GONE)
 
-    pool: Any = t.core._pools["m"]
+    pool: Any = t.core._pools.by_name["m"]
     (line,) = (line for band in pool.gate._bands for line in band._lines.values())
     assert len(line._heap) < 100
+
+
+def test_a_tick_at_which_nobody_waits_is_still_there_for_who_comes_at_that_instant() -> None:
+    """A timer that rings at every deadline decides as one that rings late: it must not use the tick up."""
+    for punctual in (True, False):
+        t = FlowTimeline(saturation_detector="utilization", dispatch_tick_interval_us=3000)
+        t.waiting = [5]
+        t.submit(0, "a")
+        t.release(2, "a", End.CLIENT_GONE)
+        if punctual:
+            t.advance(3)
+        t.submit(3, "b")
+        t.waiting = [0]
+
+        assert t.due() == 3
+        assert t.advance(3) == ["b admit slot_free"]

@@ -174,7 +174,7 @@ def test_pressure(capacity: int, in_flight: int, waiting: int, pressure: float) 
         for _ in range(waiting):
             t.submit(0, f"r{next(names)}")
     if capacity > in_flight:  # as at the instant at which the sampler looks, before the dispatcher has
-        t.core._pools["m"].slots.capacity = capacity
+        t.core._pools.by_name["m"].slots.capacity = capacity
     else:
         t.resize(0, capacity)
 

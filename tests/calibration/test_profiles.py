@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from maitred.calibration.folder import read_folder
+from maitred.calibration.folder import Folder, read_folder
 from maitred.calibration.layers import read_profile
 from maitred.calibration.measured_steps import MeasuredStep, read_steps
 from maitred.calibration.timelines import Measured, jobs_of
 from maitred.contracts import BatchShape, ChunkShape
+from maitred.errors import ConfigError
 
 RUNS = Path(__file__).parents[1] / "vectors" / "vllm_timelines"
 FILES = {
@@ -40,17 +43,36 @@ def test_curves_are_in_order(profile: Path) -> None:
     assert found.experts == {}
 
 
-@pytest.mark.parametrize(
-    ("sequences", "rate", "longest", "alpha"),
-    [(8, 0.15, 4096, 0.25), (2, 0.1, 4097, 0.5), (2, 0.16, 10, 0.75), (9, 0.1, 10, 0.0), (2, 0.41, 10, 0.0)],
-)
-def test_what_unequal_lengths_cost_is_by_buckets(
-    profile: Path, sequences: int, rate: float, longest: float, alpha: float
-) -> None:
+def test_what_unequal_lengths_cost_is_by_buckets(profile: Path) -> None:
     skew = read_profile(profile, 1).skew
 
     assert skew is not None
-    assert skew.alpha(sequences, rate, longest) == alpha
+    assert skew.row(8, 0.15) == ((4096, 0.25), (inf, 0.5))
+    assert skew.row(2, 0.16) == ((4096, 0.75), (inf, 0.0))  # never measured: nothing
+
+
+def test_what_is_beyond_the_last_bucket_is_in_it(profile: Path) -> None:
+    skew = read_profile(profile, 1).skew
+
+    assert skew is not None
+    assert skew.row(9, 0.9) == skew.row(8, 0.4)
+
+
+def test_a_share_below_nothing_is_noise(profile: Path) -> None:
+    path = profile / "tp1" / "skew_fit.csv"
+    path.write_text(path.read_text().replace(",0.25", ",-0.25"))
+    skew = read_profile(profile, 1).skew
+
+    assert skew is not None
+    assert skew.row(8, 0.15)[0] == (4096, 0.0)
+
+
+def test_a_fit_without_buckets_is_said(profile: Path) -> None:
+    path = profile / "tp1" / "skew_fit.csv"
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+
+    with pytest.raises(ConfigError, match=r"skew_fit.csv: no fit of unequal lengths"):
+        read_profile(profile, 1)
 
 
 def test_a_fit_that_is_off_does_not_count(profile: Path) -> None:
@@ -82,3 +104,23 @@ def test_a_prefix_is_that_of_the_first_request_that_is_long_enough() -> None:
     assert keys[2][:3] == keys[1]
     assert keys[3] == keys[0]
     assert len({*keys[0], *keys[1], *keys[2]}) == 2 + 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("version", "said", "ahead"),
+    [
+        ("0.19.0", None, True),
+        ("0.14.0", None, True),
+        ("v0.13.2", None, False),
+        ("0.9.1", None, False),
+        ("1.0", None, True),
+        ("", None, True),
+        ("0.19.0", False, False),
+        ("0.9.1", True, True),
+    ],
+)
+def test_an_engine_plans_ahead_if_it_was_told_to_or_its_version_does(version: str, said: bool | None, ahead: bool) -> None:
+    meta = read_folder(RUNS / "RTX4090_Llama-3.1-8B").meta
+    meta = replace(meta, vllm_version=version, engine_kwargs=replace(meta.engine_kwargs, async_scheduling=said))
+
+    assert Folder(RUNS / "RTX4090_Llama-3.1-8B", meta).instance().async_scheduling is ahead

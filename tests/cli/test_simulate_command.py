@@ -247,7 +247,7 @@ def test_what_is_read_is_not_written_over(maitred: Any, flag: str) -> None:
 def test_help_is_grouped_and_names_every_flag_once(maitred: Any) -> None:
     said = maitred("simulate", "--help", env={"COLUMNS": "120"})
     assert said.code == 0
-    for group in ("Workload: a recorded trace", "Workload: synthetic", "Cluster", "Each instance", "Service level objective"):
+    for group in ("Workload: a recorded trace", "Workload: synthetic", "Cluster", "Instance: order", "Service level objective"):
         assert said.out.count(group) == 1
     words = said.out.replace("│", " ").split()
     assert "lognormal:MEAN,SD (both of the lengths)" in " ".join(words)

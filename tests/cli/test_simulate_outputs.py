@@ -141,7 +141,7 @@ MISTAKES = [
     (["--slo-e2e", "critical=1.2.3s"], "--slo-e2e: cannot read 'critical=1.2.3s'"),
     (["--slo-e2e", "critical=1e999s"], "--slo-e2e: cannot read 'critical=1e999s'"),
     (["--slo-e2e", "critical=0s"], "--slo-e2e: cannot read 'critical=0s'"),
-    (["--horizon", "0"], "--horizon: 0 µs cannot be used (1 or more)"),
+    (["--horizon", "0"], "--horizon: 0 µs cannot be used (from 1 to 1e+17)"),
     (["--horizon", "1000000", "--horizon-secs", "1"], "--horizon and --horizon-secs are two names for one thing (give one"),
 ]
 

@@ -144,7 +144,7 @@ MISTAKES = [
     ),
     (
         ["--rate", "5", "--num-requests", "5", "--prompt-tokens-max", "1"],
-        "--input-tokens: 'gaussian:512,256,2,1': max must be between 2 and",
+        "--prompt-tokens-max: 'gaussian:512,256,2,1': max must be between 2 and",
     ),
 ]
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,19 +103,22 @@ def test_a_key_that_is_wrong_has_its_line(maitred: Any, files: None) -> None:
 
 
 def test_ctrl_c_leaves_what_can_be_resumed(maitred: Any, files: None, tmp_path: Path) -> None:
+    """As soon as a run is written, of more than can be made in the meantime."""
     Path("sweep.yaml").write_text(
-        SPEC.replace("[1, 2]", "[1, 2, 3]").replace("num_requests: 60", "num_requests: 4000") + "seeds: 40\n"
+        SPEC.replace("[1, 2]", "[1, 2, 3]").replace("num_requests: 60", "num_requests: 4000") + "seeds: 400\n"
     )
     command = [sys.executable, "-m", "maitred", "sweep", "sweep.yaml", "--out", "out", "--jobs", "2"]
     sweep = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     journal = tmp_path / "out" / "runs.jsonl"
-    for _ in range(600):
-        if journal.exists() and journal.stat().st_size:
-            break
-        time.sleep(0.1)
-    os.killpg(sweep.pid, signal.SIGINT)  # as a terminal does: to its workers as well
-    _, err = sweep.communicate(timeout=60)  # ends when nobody holds the other end: no worker is left
+    try:
+        while sweep.poll() is None and not (journal.exists() and journal.stat().st_size):
+            time.sleep(0.05)
+        os.killpg(sweep.pid, signal.SIGINT)  # as a terminal does: to its workers as well
+        _, err = sweep.communicate()  # ends when nobody holds the other end: no worker is left
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(sweep.pid, signal.SIGKILL)
     assert sweep.returncode == 130
     done = journal.read_bytes().count(b"\n")
-    assert 0 < done < 120
-    assert err == f"maitred: stopped: {done} of 120 runs are in out; go on with: maitred sweep sweep.yaml --out out --resume\n"
+    assert 0 < done < 1200
+    assert err == f"maitred: stopped: {done} of 1200 runs are in out; go on with: maitred sweep sweep.yaml --out out --resume\n"

@@ -13,10 +13,10 @@ from latency_shapes import decode, prefill
 
 from maitred.catalogue import resolved
 from maitred.catalogue.step_table import read_table, table_bytes
-from maitred.contracts import BatchShape, ChunkShape, LatencyModel
+from maitred.contracts import BatchShape, ChunkShape, LatencyModel, Spread
 from maitred.errors import ConfigError
 from maitred.instance import InstanceConfig
-from maitred.instance.latency import Grid, StepTable, TableLatency, parse_latency
+from maitred.instance.latency import Grid, Skew, StepTable, TableLatency, parse_latency
 
 DECODE = Grid(((1.0, 4.0), (100.0, 200.0)), (10.0, 35.0, 40.0, 100.0))
 MIXED = Grid(((10.0, 20.0), (0.0, 100.0), (0.0, 2.0), (50.0, 150.0)), tuple(float(100 * i) for i in range(16)))
@@ -82,11 +82,40 @@ def test_the_slowest_of_two_ranks_counts_and_what_all_do() -> None:
 
 def test_the_slowest_rank_has_more_context_than_the_mean() -> None:
     """Two ranks of four sequences: the larger of two normal numbers is 0.589 deviations above the mean, so with lengths that
-    deviate by half their mean, the larger sum of four is 1 + 0.589 · 0.5 / √4 = 1.147 times the mean."""
-    table = StepTable(decode=DECODE, data_parallel_size=2, uneven=0.5)
+    deviate by 75 tokens, the larger mean of four is 0.589 · 75 / √4 = 22.1 tokens above that of all."""
+    time = model(StepTable(decode=DECODE, data_parallel_size=2)).step_time
 
-    assert model(table).step_time(decode(8, 8 * 150)) == int(40 + 60 * (150 * 1.1473 - 100) / 100)
-    assert model(msgspec.structs.replace(table, uneven=0.0)).step_time(decode(8, 8 * 150)) == 70
+    assert time(BatchShape(8, 8 * 150, spread=Spread(90, 90, 75))) == int(40 + 60 * (150 + 22.1 - 100) / 100)
+    assert time(decode(8, 8 * 150)) == 70
+
+
+@pytest.mark.parametrize(
+    ("context", "spread", "us"),
+    [
+        (150, Spread(30, 20, 25), 70 + 0.5 * 18),  # the longest has 180: 88 µs, and the mean is 0.4 of the way
+        (150, Spread(20, 30, 25), 70 + 0.1 * 12),  # 0.6 of the way
+        (150, Spread(60, 40, 50), 70 + 0.25 * 36),  # the longest is beyond 180, at 210
+        (150, Spread(0, 0, 0), 70),
+        (90, Spread(30, 20, 25), 40 + 0.5 * 12),  # before the first point the mean costs what it costs there
+    ],
+)
+def test_unequal_lengths_cost_a_share_of_what_the_longest_would(context: int, spread: Spread, us: float) -> None:
+    table = StepTable(decode=DECODE, skew=Skew((4.0,), (0.4, 1.0), (180.0, 999.0), (0.5, 0.25, 0.1, 0.1)))
+
+    assert model(table).step_time(BatchShape(4, 4 * context, spread=spread)) == int(us)
+
+
+def test_where_a_bucket_ends_a_step_gets_no_shorter() -> None:
+    table = StepTable(decode=DECODE, skew=Skew((4.0,), (1.0,), (180.0, 999.0), (0.5, 0.0)))
+    times = [model(table).step_time(BatchShape(4, 4 * each, spread=Spread(30, 20, 25))) for each in (150, 151, 170, 180)]
+
+    assert times == [79, 79, 82, 88]
+
+
+def test_a_rank_with_one_sequence_has_no_lengths_to_compare() -> None:
+    table = StepTable(decode=DECODE, skew=Skew((4.0,), (1.0,), (999.0,), (1.0,)), data_parallel_size=2)
+
+    assert model(table).step_time(BatchShape(2, 2 * 150, spread=Spread(50, 50, 0))) == 22
 
 
 def test_a_slope_is_not_rounded_over_the_next_point() -> None:
@@ -102,20 +131,26 @@ def test_a_slope_is_not_rounded_over_the_next_point() -> None:
     each=st.integers(0, 900),
     steps=st.integers(1, 300),
     ranks=st.sampled_from([1, 2, 3]),
+    spread=st.builds(Spread, st.floats(0, 900), st.floats(0, 900), st.floats(0, 900)),
+    alphas=st.none() | st.lists(st.floats(0, 1), min_size=8, max_size=8),
 )
-def test_a_run_takes_what_its_steps_take(us: list[float], decodes: int, each: int, steps: int, ranks: int) -> None:
+def test_a_run_takes_what_its_steps_take(
+    us: list[float], decodes: int, each: int, steps: int, ranks: int, spread: Spread, alphas: list[float] | None
+) -> None:
+    skew = None if alphas is None else Skew((8.0, 20.0), (0.3, 1.0), (200.0, 650.0), tuple(alphas))
     table = StepTable(
         tokens=((0.0, 0.3), (9.0, 77.7)),
         decode=Grid(((1.0, 16.0), (16.0, 100.5, 700.0)), tuple(us)),
         data_parallel_size=ranks,
-        uneven=0.5,
+        skew=skew,
     )
-    timing, context = model(table), decodes * each
-    singly = [timing.step_time(decode(decodes, context + decodes * j)) for j in range(steps)]
+    timing, batches = model(table), [BatchShape(decodes, decodes * (each + j), spread=spread) for j in range(steps)]
+    singly = [timing.step_time(batch) for batch in batches]
 
-    assert timing.run_time(decode(decodes, context), steps) == sum(singly)
+    assert timing.run_time(batches[0], steps) == sum(singly)
     half = sum(singly[: steps // 2])
-    assert timing.steps_within(decode(decodes, context), half, steps) == steps // 2
+    assert timing.steps_within(batches[0], half, steps) == steps // 2
+    assert [timing.step_time(batch) for batch in batches] == singly  # now that the whole run has been looked up
     assert singly == sorted(singly)  # more context never takes less
 
 
@@ -128,12 +163,26 @@ def test_a_run_takes_what_its_steps_take(us: list[float], decodes: int, each: in
         ({"sequences": ((0.0, float("nan")),)}, "at least 0"),
         ({"decode": MIXED}, "decode has 2 axes"),
         ({"data_parallel_size": 0}, "data_parallel_size"),
-        ({"uneven": -1.0}, "uneven must be from 0"),
     ],
 )
 def test_tables_that_cannot_be(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         StepTable(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (((), (1.0,), (1.0,), ()), "increasing order"),
+        (((1.0,), (1.0, 0.5), (1.0,), (0.0, 0.0)), "increasing order"),
+        (((1.0,), (1.0,), (1.0, 2.0), (0.0,)), "1 by 1 by 2 buckets have 1 values"),
+        (((1.0,), (1.0,), (1.0,), (1.1,)), "from 0 to 1"),
+        (((1.0,), (1.0,), (1.0,), (float("nan"),)), "from 0 to 1"),
+    ],
+)
+def test_skews_that_cannot_be(wrong: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Skew(*wrong)
 
 
 def test_a_grid_has_a_value_for_every_point() -> None:
@@ -143,10 +192,11 @@ def test_a_grid_has_a_value_for_every_point() -> None:
 
 def test_tables_are_files(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
-    path.write_bytes(table_bytes(TABLE))
+    table = msgspec.structs.replace(TABLE, skew=Skew((4.0,), (0.4, 1.0), (180.0,), (0.5, 0.0125)))
+    path.write_bytes(table_bytes(table))
 
-    assert read_table(path) == TABLE
-    assert resolved(InstanceConfig(latency=parse_latency(f"table:{path}"))).latency == TableLatency(str(path), TABLE)
+    assert read_table(path) == table
+    assert resolved(InstanceConfig(latency=parse_latency(f"table:{path}"))).latency == TableLatency(str(path), table)
 
 
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:

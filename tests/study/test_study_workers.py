@@ -31,6 +31,16 @@ def dies(task: bytes) -> bytes:
     return task
 
 
+def blocked(task: bytes) -> bytes:
+    return b"blocked" if signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()) else b"open"
+
+
+def test_ctrl_c_never_reaches_a_worker_and_always_us() -> None:
+    with LocalWorkers(blocked, 1) as workers:
+        assert [done.answer for done in workers.answers([b""])] == [b"blocked"]
+        assert blocked(b"") == b"open"
+
+
 def test_every_task_is_answered_once_and_workers_serve_again() -> None:
     with LocalWorkers(upper, 2) as workers:
         for tasks in ([b"a", b"b", b"c", b"d", b"e"], [b"f"], []):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from maitred.units import SECOND, from_seconds
 from maitred.workload import Job, open_trace
 from maitred.workload.row import Row
@@ -68,6 +70,20 @@ def test_what_comes_of_an_answer_is_known_where_the_next_prompt_goes_on_with_all
     assert list(known.whole.keys(64))[:10] == keys(known)
     assert list(known.whole.keys(64)) == keys(thought)[:11]
     assert (thought.whole, rewritten.whole, last.whole) == (None, None, None)
+
+
+@pytest.mark.parametrize(("next_prompt", "known"), [(703, False), (704, True)])
+def test_a_prompt_that_ends_within_the_answer_before_it_does_not_say_what_became_of_that(
+    tmp_path: Path, next_prompt: int, known: bool
+) -> None:
+    """640 tokens and 64 of an answer."""
+    calls = [
+        {"t": 0, "in": 640, "out": 64, "keep": 0, "new": [[1, 10]]},
+        {"t": 9, "in": next_prompt, "out": 64, "keep": 10, "new": [[11, 11]]},
+    ]
+    path = tmp_path / "s.jsonl"
+    path.write_text(json.dumps({"id": "s", "block_size": 64, "requests": calls}))
+    assert (jobs(path)[0].whole is not None) == known
 
 
 def test_pauses_and_parents_of_both_encodings(samples: Path) -> None:

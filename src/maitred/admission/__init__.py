@@ -14,14 +14,19 @@ its class; else it is rejected.
     bucket.py       so many at once, and so many per second
     tenants.py      what the tenants that have limits use of them
     victims.py      who may be made to go, and who waits for it
+    waiters.py      who waits for the slots of one model, and until when
+    precedence.py   who goes before whom: what keeps a newcomer out, who is next, who must go
     pool.py         what all pools have in common: slots, who holds them, who waits, and the books of it
-    class_pool.py   slots and queues of one model: who enters, who waits, who is next, who must go
+    class_pool.py   slots and queues of one model: what becomes of who comes, waits and leaves
     flow_control/   the other kind of pool: requests wait while the instances are saturated
     policies/       who is turned away before he asks for a slot
     saturation.py   how loaded the instances are
     books.py        what became of every request: totals, and views for metrics
-    audit.py        what holds of a pool after every event
-    core.py         Admission: all pools, time, and the books
+    audit.py        what holds after every event
+    pools.py        which pools there are, and whose requests come to which
+    rate_gate.py    so many requests per second, in front of the classes
+    consequences.py what follows from an event with time, and in the other pools
+    core.py         Admission: the inputs, and what each of them is answered with
     record.py       the same core, writing a log that can be replayed
     config.py       the keys of the `admission` section, under SMG's names
     flavours.py     what classes may count on by default: our numbers, SMG's numbers
@@ -46,11 +51,12 @@ from maitred.admission.config import (
     TenantPolicy,
     class_named,
 )
-from maitred.admission.core import EVERYBODY, NO_LOAD, Admission, no_look
+from maitred.admission.core import NO_LOAD, Admission, no_look
 from maitred.admission.flavours import BUILT_IN, SMG_BOOTSTRAP_CAPACITY
 from maitred.admission.flow_control.config import FlowControlConfig
 from maitred.admission.policies import POLICIES, AdmissionPolicy, PolicyConfig, Refusal
 from maitred.admission.pool import Look
+from maitred.admission.pools import EVERYBODY
 from maitred.admission.record import RecordedAdmission, replay
 from maitred.admission.rules import overcommit
 from maitred.admission.saturation import load_of

@@ -7,22 +7,26 @@ enters, where one waits, and who is next: `class_pool` goes by slots, `flow_cont
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
+from maitred.admission.books import PoolView, Totals, class_view
 from maitred.admission.bucket import TokenBucket
 from maitred.admission.forecast import Forecast
 from maitred.admission.queues import Turns
-from maitred.admission.rules import LANES, PoolRules
+from maitred.admission.rules import LANES, MOST_URGENT_FIRST, PoolRules
 from maitred.admission.slots import Slots
 from maitred.admission.ticket import Event, State, Ticket
-from maitred.admission.vocabulary import REFUSALS, Action, End, Reason
+from maitred.admission.vocabulary import Action, End, Reason
 from maitred.contracts import FleetLoad
 from maitred.decisions import Decision
-from maitred.errors import InvariantError
 from maitred.request import RequestId
 from maitred.units import Micros
 
+_ADMIT, _REJECT = Event.ADMIT, Event.REJECT  # members of enums are slow to look up
+_ADMITTED, _VICTIM = State.ADMITTED, State.VICTIM
+_ADMISSION, _REJECTION = Action.ADMIT, Action.REJECT
+_QUEUE_TIMEOUT, _QUEUE_FULL = Reason.QUEUE_TIMEOUT, Reason.QUEUE_FULL
 Look: TypeAlias = Callable[[str, Micros], FleetLoad]
 """How loaded the instances behind a pool (by its name) are at this moment, which is told for the log."""
 
@@ -74,7 +78,7 @@ class Pool(ABC):
 
     def follow(self, former: Pool) -> None:
         """It takes the place of `former`: what is known of the speed of its queues, and what the rate has let in, stays."""
-        self.forecasts = former.forecasts
+        self.forecasts[:] = former.forecasts
         if former._bucket is not None and (former._bucket.rate, former._bucket.burst) == (self.rules.rate, self.rules.burst):
             self._bucket = former._bucket
 
@@ -106,6 +110,22 @@ class Pool(ABC):
 
     # Looking.
 
+    def view(self, books: Sequence[Totals]) -> PoolView:
+        """What it looks like now, with its `books` by class."""
+        slots, unit, classes = self.slots, self.slots.unit, {}
+        for c in MOST_URGENT_FIRST:
+            lane, totals = self.rules.lane_of[c], books[c]
+            classes[c] = class_view(
+                totals,
+                queue_size=self.rules.lanes[lane].queue_size,
+                reserved=slots.reserved[c] // unit,
+                desired=slots.wanted[c] // unit,
+                pressure=self.pressure(lane, totals.waiting),
+                errors=self.forecasts[c].errors,  # where all share a lane, they are its class's
+            )
+        in_flight = sum(totals.in_flight for totals in books)
+        return PoolView(slots.capacity // unit, in_flight, self.waiting, classes)
+
     def pressure(self, lane: int, waiting: int) -> float:
         """SMG's measure, 0 to 1: the fuller of its queue and of what it may use beyond its reservation."""
         slots, size = self.slots, self.rules.lanes[lane].queue_size
@@ -117,15 +137,10 @@ class Pool(ABC):
     def problems(self) -> Iterable[str]:
         """What is wrong with its books, if anything is. O(n)."""
 
-    def check(self) -> None:
-        """Raises InvariantError if a slot was lost, or somebody waits for nothing."""
-        for problem in self.problems():
-            raise InvariantError(f"pool {self.name!r}: {problem}")
-
     # The books.
 
     def _admit(self, ticket: Ticket, reason: Reason, now: Micros, other: RequestId | None = None) -> Decision:
-        ticket.on(Event.ADMIT)
+        ticket.on(_ADMIT)
         ticket.turn = self._turns.last()
         ticket.admitted_at = now
         ticket.totals.admitted += 1
@@ -134,7 +149,7 @@ class Pool(ABC):
             ticket.share.in_flight += 1
         if self._bucket is not None:
             self._bucket.take(now)
-        return Decision(now, ticket.id, Action.ADMIT, reason, other)
+        return Decision(now, ticket.id, _ADMISSION, reason, other)
 
     def _hold(self, ticket: Ticket) -> None:
         self.slots.take(ticket.lane, ticket.charge)
@@ -146,12 +161,12 @@ class Pool(ABC):
     def _release(self, ticket: Ticket, now: Micros) -> None:
         """What it held is free."""
         self.slots.give_back(ticket.lane, ticket.charge)
-        if ticket.state is State.ADMITTED:
+        if ticket.state is _ADMITTED:
             self.takeable.discard(ticket)
         ticket.totals.in_flight -= 1
         held = now - ticket.admitted_at
         ticket.totals.slot_hold.observe(held)
-        if ticket.state is State.VICTIM:
+        if ticket.state is _VICTIM:
             ticket.totals.wasted.observe(held)
         if ticket.budget is not None:
             ticket.budget.in_flight -= 1
@@ -172,17 +187,17 @@ class Pool(ABC):
             ticket.share.queued -= 1
 
     def _reject(self, ticket: Ticket, reason: Reason, now: Micros, other: RequestId | None = None) -> Decision:
-        ticket.on(Event.REJECT)
+        ticket.on(_REJECT)
         totals = ticket.totals
-        if reason is Reason.QUEUE_FULL:
+        if reason is _QUEUE_TIMEOUT:
+            totals.queue_timeout += 1
+        elif reason is _QUEUE_FULL:
             totals.queue_full += 1
         elif reason is Reason.TENANT_QUEUE_FULL:
             totals.tenant_queue_full += 1
-        elif reason in REFUSALS:
-            totals.refused[reason] += 1
         else:
-            totals.queue_timeout += 1
-        return Decision(now, ticket.id, Action.REJECT, reason, other, self._retry_after(ticket, now))
+            totals.refused[reason] += 1
+        return Decision(now, ticket.id, _REJECTION, reason, other, self._retry_after(ticket, now))
 
     @abstractmethod
     def _retry_after(self, ticket: Ticket, now: Micros) -> Micros | None:

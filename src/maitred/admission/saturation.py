@@ -18,4 +18,4 @@ def utilization(load: FleetLoad, queue_depth: float, kv_usage: float) -> float:
 
 def load_of(views: Sequence[InstanceView]) -> FleetLoad:
     """What admission may know of the instances that a router sees. O(instances)."""
-    return FleetLoad(tuple(InstanceLoad(v.in_flight, v.waiting, v.running, v.kv_usage) for v in views))
+    return FleetLoad(tuple(InstanceLoad(v.in_flight, v.waiting, v.running, v.kv_usage, v.index) for v in views))

@@ -37,6 +37,11 @@ class Tenant:
         """No more of it may wait."""
         return self.max_queued is not None and self.queued >= self.max_queued
 
+    def count(self, *, holding: int, waiting: int) -> None:
+        """So many more of it are here."""
+        self.in_flight += holding
+        self.queued += waiting
+
 
 def limited(policies: Mapping[str, TenantPolicy]) -> dict[str, Tenant]:
     """New accounts for those tenants that have limits."""

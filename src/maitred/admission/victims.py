@@ -14,6 +14,7 @@ from maitred.admission.rules import LANES
 from maitred.admission.ticket import State, Ticket
 from maitred.request import RequestId
 
+_ADMITTED: Final = State.ADMITTED  # members of enums are slow to look up
 _LOOK: Final = 32
 """So many of each lane are looked at when not every slot would do: where they are charged by their tokens."""
 
@@ -29,7 +30,7 @@ class Takeable:
 
     def add(self, ticket: Ticket) -> None:
         """One that has just been admitted, if it may become a victim at all."""
-        if ticket.state is State.ADMITTED and not (ticket.promoted or ticket.retried):
+        if ticket.state is _ADMITTED and not (ticket.promoted or ticket.retried):
             self.lanes[ticket.lane][ticket.id] = ticket
 
     def discard(self, ticket: Ticket) -> None:

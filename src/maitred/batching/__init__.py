@@ -9,5 +9,16 @@ from __future__ import annotations
 
 from maitred.batching.blis import BlisBatch, BlisStep
 from maitred.batching.continuous import BatchLimits, Chunk, ContinuousBatch, Step, Victims
+from maitred.batching.spread import SpreadBatch, SpreadBlisBatch
 
-__all__ = ["BatchLimits", "BlisBatch", "BlisStep", "Chunk", "ContinuousBatch", "Step", "Victims"]
+__all__ = [
+    "BatchLimits",
+    "BlisBatch",
+    "BlisStep",
+    "Chunk",
+    "ContinuousBatch",
+    "SpreadBatch",
+    "SpreadBlisBatch",
+    "Step",
+    "Victims",
+]

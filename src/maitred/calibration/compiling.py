@@ -3,9 +3,8 @@
     step = layers · (dense parts + attention + experts) + embedding + last norm + per-sequence parts + communication + overhead
 
 A step of up to `graph_limit` tokens runs in a CUDA graph, which has the next of a few sizes; above, matrix products come in
-tiles, so that a step costs what the next measured number of tokens costs. Attention of decode-only steps is corrected for
-unequal lengths, with the spread that such batches have (`LONGEST`, `SHORTEST`, `UNEVEN`): properties of the workload, as
-simulated batches of the runs in docs/accuracy.md have them; no measured time is in them.
+tiles, so that a step costs what the next measured number of tokens costs. What unequal lengths cost is left to the table, which
+looks it up for the lengths of each batch.
 
 Communication is a ring over links of a bandwidth and a latency: tensor parallelism reduces the activations twice a layer, data
 parallelism with shared experts gathers the tokens of all ranks and scatters the sums, each once a layer.
@@ -20,13 +19,10 @@ import msgspec
 
 from maitred.calibration.layers import LayerProfile
 from maitred.errors import ConfigError
-from maitred.instance.latency.table import Curve, Grid, StepTable, on_curve
+from maitred.instance.latency import StepTable
+from maitred.instance.latency.grids import Curve, Grid, on_curve
 
-LONGEST, SHORTEST = 3.0, 0.4
-"""Context of the longest and of the shortest sequence of a decoding batch, by the mean."""
-UNEVEN = 0.5
-"""Standard deviation of these contexts, by the mean."""
-STEP_OVERHEAD_US = 4731.0
+STEP_OVERHEAD_US = 3451.0
 """Of a step outside CUDA graphs, whose kernels the CPU launches one by one. The one constant fitted to a timeline, that of
 Qwen3-32B on RTX PRO 6000 (mean latency); frozen for all others."""
 _BYTES = 2
@@ -70,7 +66,7 @@ def compiled(profile: LayerProfile, on: Serving, *, overhead_us: float = STEP_OV
             decode=_decode(profile, on.layers),
             mixed=_mixed(profile, on.layers),
             data_parallel_size=on.data_parallel_size,
-            uneven=UNEVEN,
+            skew=profile.skew,
             source=source,
         )
     except ValueError as error:
@@ -158,19 +154,8 @@ def _decode(profile: LayerProfile, layers: int) -> Grid:
     contexts = sorted(set.intersection(*({kv for p, _, m, kv in profile.attention if m == n and not p} for n in counts)))
     us = []
     for n in counts:
-        curve = tuple((float(kv), profile.attention[0, 0, n, kv]) for kv in contexts)
-        us += [layers * _unequal(profile, n, kv, curve) for kv in contexts]
+        us += [layers * profile.attention[0, 0, n, kv] for kv in contexts]
     return Grid((tuple(map(float, counts)), tuple(map(float, contexts))), tuple(us))
-
-
-def _unequal(profile: LayerProfile, sequences: int, mean: float, curve: Curve) -> float:
-    """µs of attention over lengths with the usual spread."""
-    time = on_curve(curve, mean)
-    if profile.skew is None or sequences < 2:
-        return time
-    alpha = profile.skew.alpha(sequences, (1 - SHORTEST) / (LONGEST - SHORTEST), mean * LONGEST)
-    longest = on_curve(curve, min(mean * LONGEST, curve[-1][0]))
-    return max(0.0, time + alpha * (longest - time))
 
 
 def _mixed(profile: LayerProfile, layers: int) -> Grid:

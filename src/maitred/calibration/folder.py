@@ -1,6 +1,6 @@
 """A folder of a measured run: the configuration of the engine, its layer profile, and what became of the requests.
 
-    meta.json      engine arguments, configuration of the model, links and memory of the cluster, KV blocks where recorded
+    meta.json      vLLM's version and arguments, the model's configuration, links and memory of the cluster, KV blocks if known
     profile/       see `layers`
     requests.csv   see `timelines`
 
@@ -9,6 +9,7 @@ as the `bench` examples of LLMServingSim have them.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -26,6 +27,8 @@ _WIDTH = 2
 """Bytes of a weight, and of an element of KV."""
 _PLENTY = 0.85
 """Of the memory, what weights and KV share: the rest is what vLLM leaves free and what its activations take."""
+_PLANS_AHEAD = (0, 14)
+"""Since this version vLLM has async scheduling on unless it is told otherwise (its release notes, "Breaking Changes")."""
 
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
@@ -41,6 +44,8 @@ class EngineArguments(msgspec.Struct, frozen=True):
     tensor_parallel_size: _Count = 1
     data_parallel_size: _Count = 1
     max_model_len: _Count | None = None
+    async_scheduling: bool | None = None
+    """None: nobody has said, so it is what the version has."""
 
 
 class ModelShape(msgspec.Struct, frozen=True):
@@ -94,6 +99,16 @@ class Meta(msgspec.Struct, frozen=True):
     model_config: ModelShape
     cluster: Cluster
     kv_cache: KvCache | None = None
+    vllm_version: str = ""
+    """Empty: not known, and taken for a recent one."""
+
+    @property
+    def async_scheduling(self) -> bool:
+        """Whether the engine planned the next step while one ran."""
+        if self.engine_kwargs.async_scheduling is not None:
+            return self.engine_kwargs.async_scheduling
+        version = re.match(r"v?(\d+)\.(\d+)", self.vllm_version)
+        return version is None or (int(version[1]), int(version[2])) >= _PLANS_AHEAD
 
 
 class Folder(msgspec.Struct, frozen=True):
@@ -139,7 +154,7 @@ class Folder(msgspec.Struct, frozen=True):
                 total_kv_blocks=ranks * self._blocks(),
                 block_size_in_tokens=_BLOCK,
                 enable_prefix_caching=True,
-                async_scheduling=True,
+                async_scheduling=self.meta.async_scheduling,
                 max_model_len=engine.max_model_len,
                 latency=TableLatency(table=table),
             )

@@ -6,14 +6,14 @@ A folder per degree of tensor parallelism (`profile/tp2`) holds CSV files of µs
     per_sequence.csv  layer, sequences                               what is done once for each sequence: lm_head, sampler
     attention.csv     prefill_chunk, kv_prefill, n_decode, kv_decode attention of a chunk and of sequences that decode, together
     moe.csv           tokens, activated_experts                      the experts of a layer, if it has them
-    skew_fit.csv      by size and spread of the batch: alpha         see `Skew`
+    skew_fit.csv      by size and spread of the batch: alpha         see `instance.latency.skew`
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from math import inf
+from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,32 +21,16 @@ import msgspec
 
 from maitred.calibration.csv_file import rows_of
 from maitred.errors import ConfigError
-from maitred.instance.latency.table import Curve
+from maitred.instance.latency import Skew
+from maitred.instance.latency.grids import Curve
 from maitred.reading.document import Document
 
 K = TypeVar("K", int, str)
 
+_ENDLESS = 1e12
+
 Attended = tuple[int, int, int, int]
 """Tokens of a chunk, tokens of KV before it, sequences that decode, tokens of KV of each."""
-
-
-class Skew(msgspec.Struct, frozen=True):
-    """What unequal lengths cost: attention over sequences whose longest has `m` times the mean takes
-
-        t(mean) + alpha · (t(longest) - t(mean))
-
-    with alpha by (sequences, (mean - shortest) / (longest - shortest), longest), each the upper bound of a bucket.
-    """
-
-    alphas: Mapping[tuple[float, float, float], float]
-
-    def alpha(self, sequences: int, rate: float, longest: float) -> float:
-        """0 where nothing was measured."""
-        bounds = [sorted({key[axis] for key in self.alphas}) for axis in range(3)]
-        bucket = [
-            next((bound for bound in bounds[axis] if x <= bound), inf) for axis, x in enumerate((sequences, rate, longest))
-        ]
-        return self.alphas.get((bucket[0], bucket[1], bucket[2]), 0.0)
 
 
 class LayerProfile(msgspec.Struct, frozen=True):
@@ -99,21 +83,26 @@ def _skew_fits(meta: Path) -> bool:
 
 
 def _skew(part: Path) -> Skew:
-    """Of decode-only steps."""
-    alphas: dict[tuple[float, float, float], float] = {}
+    """Of decode-only steps. An α outside 0 to 1 is noise (more work takes no less time, nor more than if all had the longest
+    context), and taken for the nearer of the two. Raises ConfigError for rows that make no buckets."""
+    path, found = _file(part, "skew_fit"), dict[tuple[float, float, float], float]()
     columns = ["n_label", "skew_rate_label", "kv_big_label"]
-    for (chunk, alpha), labels in rows_of(_file(part, "skew_fit"), ["pc", "alpha"], columns):
+    for (chunk, alpha), labels in rows_of(path, ["pc", "alpha"], columns):
         if not chunk:
             sequences, rate, longest = (_bound(label) for label in labels)
-            alphas[sequences, rate, longest] = alpha
-    return Skew(alphas)
+            found[sequences, rate, longest] = min(1.0, max(0.0, alpha))
+    counts, rates, most = (tuple(sorted({key[axis] for key in found})) for axis in range(3))
+    try:
+        return Skew(counts, rates, most, tuple(found.get(key, 0.0) for key in product(counts, rates, most)))
+    except ValueError as error:
+        raise ConfigError(f"no fit of unequal lengths: {error}", where=str(path)) from error
 
 
 def _bound(label: str) -> float:
-    """The upper end of a bucket: `n<=128`, `sr<=15%`, `kvB<=4k`, or `kvB>16k`, which has none."""
+    """The upper end of a bucket: `n<=128`, `sr<=15%`, `kvB<=4k`; of `sr>70%` 1, of `kvB>16k` more than there is."""
     _, found, end = label.partition("<=")
     if not found:
-        return inf
+        return 1.0 if label.endswith("%") else _ENDLESS
     for unit, factor in (("%", 0.01), ("k", 1024.0)):
         if end.endswith(unit):
             return float(end.removesuffix(unit)) * factor

@@ -20,7 +20,7 @@ from maitred.calibration.least_squares import Floats, non_negative
 from maitred.calibration.measured_steps import MeasuredStep
 from maitred.errors import ConfigError
 from maitred.instance.latency import Grid, StepTable, TableLatency
-from maitred.instance.latency.table import Axis, place_on
+from maitred.instance.latency.grids import Axis, place_on
 
 _FEWEST = 10
 _PULL = 1e-3

@@ -10,6 +10,16 @@ from __future__ import annotations
 from maitred.catalogue.capacity import kv_blocks
 from maitred.catalogue.gpus import find_hardware, hardware_names
 from maitred.catalogue.models import find_model, model_names
+from maitred.catalogue.published import published_error
 from maitred.catalogue.resolving import deployment, resolved
 
-__all__ = ["deployment", "find_hardware", "find_model", "hardware_names", "kv_blocks", "model_names", "resolved"]
+__all__ = [
+    "deployment",
+    "find_hardware",
+    "find_model",
+    "hardware_names",
+    "kv_blocks",
+    "model_names",
+    "published_error",
+    "resolved",
+]

@@ -22,13 +22,13 @@ def read_table(path: Path) -> StepTable:
 
 
 def table_bytes(table: StepTable) -> bytes:
-    """What a file holds, to 3 decimals of a µs."""
+    """What a file holds, to 4 decimals (of a µs, say)."""
     return msgspec.json.encode(_rounded(msgspec.to_builtins(table)))
 
 
 def _rounded(value: object) -> object:
     if isinstance(value, float):
-        return round(value, 3)
+        return round(value, 4)
     if isinstance(value, dict):
         return {key: _rounded(held) for key, held in value.items()}
     return [_rounded(held) for held in value] if isinstance(value, list | tuple) else value

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.cli import model_flags
+from maitred.cli import instance_flags, model_flags
 from maitred.cli.flags import command, flag
+from maitred.cli.instance_flags import InstanceFlags
 from maitred.cli.model_flags import ModelFlags
 from maitred.cli.printable import printable
 
@@ -20,42 +21,8 @@ if TYPE_CHECKING:
     from maitred.instance import InstanceConfig
 
 _SERVER = "Server"
-_INSTANCE = "The instance behind it"
 _DRAIN_SECS = 5.0
 """How long answers may go on after the first signal: nobody minds if an emulated engine breaks off."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _InstanceFlags:
-    scheduler: Annotated[
-        str | None,
-        flag(
-            _INSTANCE,
-            "--scheduler",
-            "Order of the wait queue, such as lpm or bounded(lpm, max_wait=5): see maitred policies.",
-            "POLICY",
-            alias="--schedule-policy",
-        ),
-    ] = None
-    priority_policy: Annotated[
-        str | None,
-        flag(_INSTANCE, "--priority-policy", "Scores for priority-fcfs: constant, slo-based, inverted-slo.", "POLICY"),
-    ] = None
-    enable_prefix_caching: Annotated[
-        bool | None,
-        flag(_INSTANCE, "--enable-prefix-caching/--no-prefix-caching", "Prompts that begin alike share KV blocks."),
-    ] = None
-    max_num_seqs: Annotated[int | None, flag(_INSTANCE, "--max-num-seqs", "Most requests in the running batch.", "N")] = None
-    max_num_batched_tokens: Annotated[
-        int | None, flag(_INSTANCE, "--max-num-batched-tokens", "Token budget of a step.", "TOKENS")
-    ] = None
-    total_kv_blocks: Annotated[int | None, flag(_INSTANCE, "--total-kv-blocks", "KV blocks.", "N")] = None
-    block_size_in_tokens: Annotated[
-        int | None, flag(_INSTANCE, "--block-size-in-tokens", "Tokens in a KV block.", "TOKENS")
-    ] = None
-    max_model_len: Annotated[
-        int | None, flag(_INSTANCE, "--max-model-len", "Longest prompt and answer together.", "TOKENS")
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +43,7 @@ class _ServerFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineFlags(ModelFlags, _InstanceFlags, _ServerFlags):
+class EngineFlags(ModelFlags, InstanceFlags, _ServerFlags):
     """What the user said."""
 
     model: Annotated[
@@ -99,8 +66,7 @@ def run(flags: EngineFlags) -> None:
     from maitred.config import load
 
     said = {f"engine.{name}": getattr(flags, name) for name in ("port", "host", "model", "output_tokens", "seed", "speed")}
-    said |= {f"instance.{name}": getattr(flags, name) for name in _InstanceFlags.__annotations__}
-    said |= {key: getattr(flags, name) for name, key in model_flags.KEYS.items()}
+    said |= {key: getattr(flags, name) for name, key in model_flags.KEYS.items()} | instance_flags.said(flags)
     said["instance.latency"] = model_flags.latency(flags)
     if not _is_timed(flags):
         said["instance.model"] = None

@@ -91,13 +91,14 @@ def latency(flags: ModelFlags) -> LatencyConfig | None:
         raise ConfigError("--latency-model with numbers and --beta-coeffs are two names for one thing", hint=hint)
     usual = "linear" if beta is None or len(beta) < 7 else "trained-physics"
     try:
-        said = parse_latency(flags.latency_model or usual)
+        said = parse_latency(usual if flags.latency_model is None else flags.latency_model)
     except ConfigError as error:
         raise of_flag(_LATENCY, error) from error
     try:
         return with_coefficients(said, alpha, beta)
     except ConfigError as error:
-        raise of_flag("--alpha-coeffs" if beta is None else "--beta-coeffs", error) from error
+        about_alpha = beta is None or error.what.startswith("--alpha-coeffs")
+        raise of_flag("--alpha-coeffs" if about_alpha else "--beta-coeffs", error) from error
 
 
 def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:

@@ -65,8 +65,9 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     """How long a step takes. None: trained-physics if `model` is given, else linear with its defaults."""
     latency_scale: float = 1.0
     """Every step takes so many times as long as `latency` says: to see what its error would do."""
-    latency_error: float = 0.0
-    """Relative standard deviation of the times that `latency` says, as `maitred calibrate` found it."""
+    latency_error: float | None = None
+    """Relative standard deviation of the times that `latency` says, as `maitred calibrate` found it. None: for comparisons,
+    what is published (`catalogue.published_error`)."""
     step_by_step: bool = False
     """Make every step by itself. Slower, and the same results: for pacing in real time, and to check the skipping."""
 
@@ -86,7 +87,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
                 raise ValueError(f"{name} must be from 1 to {_MOST_GPUS:,}, not {getattr(self, name)}")
         if not 0 < self.latency_scale <= _MOST_SCALE:
             raise ValueError(f"latency_scale must be above 0 and at most {_MOST_SCALE:,}, not {self.latency_scale}")
-        if not 0 <= self.latency_error < 1:
+        if self.latency_error is not None and not 0 <= self.latency_error < 1:
             raise ValueError(f"latency_error must be from 0 to below 1, not {self.latency_error}")
 
     def warnings(self, *, prefix_cache: bool) -> list[str]:

@@ -24,11 +24,12 @@ from typing import Any
 
 import msgspec
 
-from maitred.batching import BatchLimits, BlisBatch, ContinuousBatch, Step, Victims
-from maitred.contracts import BatchShape, Seq
+from maitred.batching import BatchLimits, BlisBatch, ContinuousBatch, SpreadBatch, SpreadBlisBatch, Step, Victims
+from maitred.contracts import BatchShape, LatencyModel, Seq
 from maitred.errors import InvariantError
 from maitred.instance.config import InstanceConfig
 from maitred.instance.ends import Ends
+from maitred.instance.latency import BySpread
 from maitred.instance.meter import Meter
 from maitred.kv import BlisBlocks, BlisPool, BlockCounts, PrefixCache, PrefixedBlocks
 from maitred.request import PrefixKeys, Request, RequestId
@@ -87,7 +88,7 @@ class Instance:
         self._blocks = _blocks(config, self.cache)
         self._memory = self._blocks if isinstance(self._blocks, PrefixedBlocks) else None
         limits = BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.long_prefill_token_threshold)
-        self._batch = _batch(limits, self._blocks, Victims(config.preemption_policy))
+        self._batch = _batch(self._latency, limits, self._blocks, Victims(config.preemption_policy))
         self._waiting = config.policy().queue(self.cache, rng)
         self._seqs: dict[RequestId, Seq] = {}
         self._answers: dict[RequestId, int] = {}
@@ -426,7 +427,8 @@ def _blocks(config: InstanceConfig, cache: PrefixCache[Any] | None) -> BlockCoun
     return BlisBlocks(cache) if isinstance(cache, BlisPool) else PrefixedBlocks(cache)
 
 
-def _batch(limits: BatchLimits, blocks: BlockCounts, victims: Victims) -> ContinuousBatch:
+def _batch(latency: LatencyModel, limits: BatchLimits, blocks: BlockCounts, victims: Victims) -> ContinuousBatch:
+    by_spread = isinstance(latency, BySpread)
     if isinstance(blocks, BlisBlocks):
-        return BlisBatch(limits, blocks, victims)
-    return ContinuousBatch(limits, blocks, victims)
+        return SpreadBlisBatch(limits, blocks, victims) if by_spread else BlisBatch(limits, blocks, victims)
+    return SpreadBatch(limits, blocks, victims) if by_spread else ContinuousBatch(limits, blocks, victims)

@@ -95,4 +95,4 @@ class Meter:
 
     def _time(self, shape: BatchShape, step: int) -> Micros:
         """Of a step of the run."""
-        return self._latency.step_time(BatchShape(shape.decodes, shape.context + step * shape.decodes))
+        return self._latency.step_time(BatchShape(shape.decodes, shape.context + step * shape.decodes, spread=shape.spread))

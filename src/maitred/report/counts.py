@@ -30,6 +30,10 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """All that came out, also of requests that did not complete."""
     wasted_tokens: int
     """Computed again, because a preemption had lost their KV."""
+    gaps: int
+    """Between tokens of the completed requests: one less than tokens."""
+    gap_time: Micros
+    """What these took together."""
     preemptions: int
     """How often their instances took the KV of one of them."""
     retries: int
@@ -42,6 +46,11 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def completed(self) -> int:
         return self.outcomes[Outcome.COMPLETED]
+
+    @property
+    def itl_mean(self) -> float | None:
+        """Of all gaps between their tokens, in µs."""
+        return self.gap_time / self.gaps if self.gaps else None
 
     @property
     def hit_rate(self) -> float | None:
@@ -64,6 +73,7 @@ def count(results: Results, slo: Slo) -> Counts:
     """Of all rows of `results`."""
     outcome = results.outcome
     let_in = (outcome != Outcome.REJECTED) & (outcome != Outcome.REFUSED)
+    several = _with_gaps(results)
     return Counts(
         arrived=len(results),
         outcomes={kind: int(np.count_nonzero(outcome == kind)) for kind in Outcome},
@@ -72,6 +82,8 @@ def count(results: Results, slo: Slo) -> Counts:
         cached_tokens=int(results.cached_tokens.sum()),
         output_tokens=int(results.output_tokens.sum()),
         wasted_tokens=int(results.wasted_tokens.sum()),
+        gaps=int((results.output_tokens[several] - 1).sum()),
+        gap_time=int((results.finished - results.first_token)[several].sum()),
         preemptions=int(results.preemptions.sum()),
         retries=int(results.retries.sum()),
         starvation=_starvation(results),
@@ -99,13 +111,19 @@ def latencies(results: Results) -> dict[str, NDArray[Any]]:
     arrival, first, finished = results.arrival, results.first_token, results.finished
     tokens, scheduled = results.output_tokens, results.scheduled
     completed = results.outcome == Outcome.COMPLETED
-    several = completed & (tokens > 1)
+    several = _with_gaps(results)
     return {
         "ttft": (first - arrival)[first >= 0],
         "tpot": (finished - first)[several] / (tokens - 1)[several],
         "e2e": (finished - arrival)[completed],
         "scheduling_delay": (scheduled - arrival)[scheduled >= 0],
     }
+
+
+def _with_gaps(results: Results) -> NDArray[np.bool_]:
+    """Completed, with more than one token."""
+    several: NDArray[np.bool_] = (results.outcome == Outcome.COMPLETED) & (results.output_tokens > 1)
+    return several
 
 
 def _starvation(results: Results) -> Micros:

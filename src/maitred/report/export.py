@@ -141,6 +141,7 @@ def _figures(summary: Summary, group: Group) -> dict[str, float | None]:
         **_spread_ms("ttft", group.ttft),
         **_spread_ms("tpot", group.tpot),
         **_spread_ms("e2e", group.e2e),
+        "itl_mean_ms": None if group.itl_mean is None else to_ms(group.itl_mean),
         **_spread_ms("scheduling_delay", group.scheduling_delay),
         "starvation_age_ms": to_ms(group.starvation),
         "preemption_count": group.preemptions,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from maitred.request import PriorityClass
 from maitred.sim import Outcome, Results
 from maitred.units import MILLISECOND, SECOND, Micros, from_ms
-from maitred.workload import Workload
+from maitred.workload import Trace, Workload
 
 Mask = npt.NDArray[np.bool_]
 
@@ -51,7 +51,7 @@ USUAL_SLO = Slo(ttft=2 * SECOND, tpot=200 * MILLISECOND)
 """For those who state none: what MLPerf Inference asks of its "server" scenario with Llama 2 70B."""
 
 
-def targets_of(workload: Workload | None) -> dict[str, Targets]:
+def targets_of(workload: Workload | Trace | None) -> dict[str, Targets]:
     """Those of classes that the workload itself states; none of none."""
     said = {} if workload is None else workload.goodput_slo_targets
     return {name: Targets(ttft=_us(of.ttft_ms), tpot=_us(of.itl_ms), e2e=_us(of.e2e_ms)) for name, of in said.items()}

@@ -61,7 +61,10 @@ def _latencies(summary: Summary, groups: dict[str, Group]) -> Table:
         if len(groups) > 1:
             table.add_section()
     if summary.engine.itl is not None:
-        table.add_row("ITL ms", _ALL, *_spread(summary.engine.itl))
+        for row, (label, group) in enumerate(groups.items()):
+            mean = number(None if group.itl_mean is None else to_ms(group.itl_mean))
+            gaps = _spread(summary.engine.itl) if label == _ALL else [mean, *[NOTHING] * 3]
+            table.add_row("ITL ms" if row == 0 else "", label, *gaps)
     return table
 
 

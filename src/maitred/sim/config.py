@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from maitred.admission.config import MOST_SLOTS
+from maitred.routing import RoutingConfig
 
 MOST_INSTANCES = 10_000
 """A guard against slips of the keyboard, beyond any fleet behind one router."""
@@ -51,6 +52,11 @@ class DisaggregationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
             value = getattr(self, name)
             if value is not None and not 0 < value <= most:
                 raise ValueError(f"{name} must be above 0 and at most {most:,}, not {value}")
+        for name in ("prefill_scorers", "decode_scorers"):
+            try:
+                RoutingConfig(policy="weighted", scorers=getattr(self, name))
+            except ValueError as error:
+                raise ValueError(f"{name}: {str(error).removeprefix('scorers: ')}") from error
 
     def __bool__(self) -> bool:
         return self.prefill_instances > 0

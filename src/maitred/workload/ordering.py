@@ -10,9 +10,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush, heappushpop
+from typing import Final
 
 from maitred.units import Micros
 from maitred.workload.row import Row, RowError
+
+LARGEST_ID: Final = (1 << 63) - 1
+"""Results have columns of 64 bits."""
 
 
 def in_order(rows: Iterable[Row], disorder: int, refuse: Callable[[RowError], None]) -> Iterator[Row]:
@@ -51,6 +55,8 @@ class Ids:
         if self._numbered and row.id is None:
             raise RowError("its id is no whole number", "those of the rows above are")
         if self._numbered and row.id is not None:
+            if row.id > LARGEST_ID:
+                raise RowError(f"its id is {row.id}", f"it must be at most {LARGEST_ID}")
             self._add(row.id)
 
     def _add(self, number: int) -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias
 
 import msgspec
 
-from maitred.errors import MaitredError
+from maitred.errors import ConfigError, MaitredError
 from maitred.registry import Registry
 from maitred.request import PrefixKeys, PriorityClass, Request, RequestId
 from maitred.units import Micros, from_seconds
 from maitred.workload.job import Job
 from maitred.workload.lengths import MOST_TOKENS
 from maitred.workload.lines import Lines
+from maitred.workload.spec_parts import GoodputTargets
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -105,9 +106,16 @@ class TraceFormat(Protocol):
     thinks: ClassVar[bool] = False
     """Whether rows may say how long the pause before them was (`Row.think`)."""
 
+    goodput_slo_targets: Mapping[str, GoodputTargets] = {}
+    """What the file asks for its classes, once it has begun."""
+
     def recognises(self, first_line: str) -> bool:
         """Does a file that begins so look like this format? Formats must not claim each other's files."""
         ...
+
+    def with_header(self, path: Path) -> None:
+        """Its header is in the file `path`, before it begins. Raises ConfigError: it has none in a file of its own."""
+        raise ConfigError("only a trace of BLIS has a header in a file of its own", hint="leave it out, or name it blis:FILE")
 
     def begin(self, lines: Lines) -> RowParser:
         """Take what header there is off `lines`. Raises RowError if it is not what it should be."""

@@ -12,13 +12,16 @@ import operator
 from collections.abc import Iterable, Iterator
 from random import Random
 
+from msgspec.structs import replace
+
 from maitred.errors import ConfigError
 from maitred.request import PriorityClass, Request
 from maitred.units import SECOND, from_ms, to_ms
 from maitred.workload.arrivals import Arrivals, Gaps, parse_arrivals
 from maitred.workload.job import Job
-from maitred.workload.lengths import Lengths, parse_lengths
+from maitred.workload.lengths import MOST_TOKENS, Lengths, parse_lengths
 from maitred.workload.mixes import ClassMix, TenantMix, parse_mix, parse_tenant_mix, reclassed, with_tenants
+from maitred.workload.prefix import GroupPrefix, group_number
 from maitred.workload.spec import MOST_REQUESTS, Client, Workload
 from maitred.workload.spec_clients import MOST_MEMBERS
 from maitred.workload.spec_parts import HIGHEST_RATE, LONGEST, LOWEST_RATE
@@ -31,6 +34,7 @@ def synthetic(
     seed: int = 42,
     input_tokens: str | int | Lengths = 512,
     output_tokens: str | int | Lengths = 128,
+    prefix_tokens: int = 0,
     arrival: str | Arrivals = "poisson",
     class_mix: str | ClassMix | None = None,
     tenant_mix: str | TenantMix | None = None,
@@ -38,8 +42,9 @@ def synthetic(
     """`num_requests` jobs whose gaps have the mean 1/`rate` (`rate` in requests per second).
 
     `arrival` says how they vary (see `arrivals`): `poisson`, `gamma:2.5`, ... Lengths are given as users write them (see
-    `lengths`), in tokens; `class_mix` likewise (`interactive:0.3,bulk:0.7`), None: every request is `default`. `tenant_mix`
-    (`auth:acme:0.3,auth:globex:0.7`): None: nobody knows whose they are.
+    `lengths`), in tokens; all prompts begin with the same `prefix_tokens`, which count besides. `class_mix` is written likewise
+    (`interactive:0.3,bulk:0.7`), None: every request is `default`; so is `tenant_mix` (`auth:acme:0.3,auth:globex:0.7`), None:
+    nobody knows whose they are.
     Raises ConfigError at once, not at the first job; its `where` is the name of the argument.
     """
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
@@ -53,6 +58,7 @@ def synthetic(
     tenants = parse_tenant_mix(tenant_mix, where="tenant_mix") if isinstance(tenant_mix, str) else tenant_mix
     gaps = process.gaps(Random(f"{seed}/arrivals").random, count)
     jobs = _jobs(SECOND / rate, gaps, count, seed, prompts, answers, mix or ClassMix({PriorityClass.DEFAULT: 1.0}))
+    jobs = _after_prefix(jobs, _prefix(prefix_tokens)) if prefix_tokens else jobs
     return jobs if tenants is None else iter(with_tenants(jobs, tenants, seed))
 
 
@@ -64,6 +70,7 @@ def closed_loop(
     seed: int = 42,
     input_tokens: str | int = 512,
     output_tokens: str | int = 128,
+    prefix_tokens: int = 0,
     class_mix: str | ClassMix | None = None,
     tenant_mix: str | TenantMix | None = None,
 ) -> Iterable[Job]:
@@ -88,12 +95,29 @@ def closed_loop(
         think_time_us=from_ms(think_time_ms),
         input_distribution=input_tokens,
         output_distribution=output_tokens,
+        prefix_group="prefix" if _prefix(prefix_tokens) else "",
+        prefix_length=prefix_tokens,
     )
     if not count:
         return iter(())
     jobs: Iterable[Job] = Workload(clients=(users,), num_requests=count, seed=seed).jobs()
     jobs = jobs if mix is None else reclassed(jobs, mix, seed)
     return jobs if tenants is None else with_tenants(jobs, tenants, seed)
+
+
+def _prefix(tokens: int) -> int:
+    if not 0 <= tokens <= MOST_TOKENS:
+        hint = f"from 0 to {MOST_TOKENS:,}"
+        raise ConfigError(f"prompts cannot begin with {tokens} tokens", where="prefix_tokens", hint=hint)
+    return tokens
+
+
+def _after_prefix(jobs: Iterable[Job], tokens: int) -> Iterator[Job]:
+    group = group_number("prefix")
+    for job in jobs:
+        request, prompt = job.request, tokens + job.request.prompt_tokens
+        prefix = GroupPrefix(group, tokens, request.id, prompt)
+        yield Job(replace(request, prompt_tokens=prompt, prefix=prefix), job.output_tokens)
 
 
 def _count(num_requests: int) -> int:

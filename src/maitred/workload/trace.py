@@ -11,7 +11,7 @@ row can be used is an error too: it is the wrong file, and not a workload in whi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,7 @@ from maitred.workload.lines import Lines, is_text
 from maitred.workload.ordering import Ids, in_order
 from maitred.workload.row import FORMATS, NotReplayedError, Row, RowError, RowParser, TraceFormat, job_of, joined
 from maitred.workload.session_replay import ClosedLoop
+from maitred.workload.spec_parts import GoodputTargets
 
 _SAMPLES = Path(__file__).parent / "samples"
 
@@ -142,6 +143,11 @@ class Trace:
         return (self.path, *(path for path in self._format.beside(self.path) if path.is_file()))
 
     @property
+    def goodput_slo_targets(self) -> Mapping[str, GoodputTargets]:
+        """By class, what it says itself is good enough."""
+        return self._format.goodput_slo_targets
+
+    @property
     def share_read(self) -> float:
         """How much of the file has been read, 0..1; always 0 for a pipe."""
         return self._lines.share_read
@@ -162,17 +168,20 @@ def _text(line: str) -> str:
     return line
 
 
-def open_trace(spec: str, *, bad_rows: BadRows = BadRows.REFUSE) -> Trace:
-    """The trace that users name `spec` (see above). Raises ConfigError if it cannot be opened or is not what it should be."""
+def open_trace(spec: str, *, bad_rows: BadRows = BadRows.REFUSE, header: Path | None = None) -> Trace:
+    """The trace that users name `spec` (see above); `header` of its format, where that is in a file that stands elsewhere.
+
+    Raises ConfigError if it cannot be opened or is not what it should be.
+    """
     prefix, colon, rest = spec.partition(":")
     if colon and prefix == "sample":
-        return _opened(_sample_path(rest), FORMATS.get("maitred")(), bad_rows)
+        return _opened(_sample_path(rest), FORMATS.get("maitred")(), bad_rows, header)
     if colon and prefix in FORMATS:
-        return _opened(_named(rest, spec), FORMATS.get(prefix)(), bad_rows)
+        return _opened(_named(rest, spec), FORMATS.get(prefix)(), bad_rows, header)
     if colon and not _exists(Path(spec)):
         hint = joined(nearest(prefix, [*FORMATS, "sample"]), "write it as FORMAT:FILE")
         raise ConfigError(f"unknown trace format {prefix!r}", where=spec, hint=hint)
-    return _opened(_named(spec, spec), None, bad_rows)
+    return _opened(_named(spec, spec), None, bad_rows, header)
 
 
 def _named(path: str, spec: str) -> Path:
@@ -188,12 +197,14 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _opened(path: Path, trace_format: TraceFormat | None, bad_rows: BadRows) -> Trace:
+def _opened(path: Path, trace_format: TraceFormat | None, bad_rows: BadRows, header: Path | None) -> Trace:
     lines = Lines(path)
     try:
         if not lines.first:
             raise ConfigError("the file is empty", where=str(path), hint="a trace has a row per request")
         trace_format = trace_format or _guessed(lines)
+        if header is not None:
+            trace_format.with_header(header)
         parse = trace_format.begin(lines)
     except RowError as bad:
         lines.close()

@@ -12,8 +12,20 @@ from bisect import insort
 from collections.abc import Iterator
 
 from maitred.admission.flow_control.band import Band, deadline_of
+from maitred.admission.flow_control.config import DispatchOrder
 from maitred.admission.flow_control.rules import FlowRules
 from maitred.admission.ticket import Ticket
+
+
+def rank(ticket: Ticket, order: DispatchOrder) -> tuple[float, int]:
+    """The smaller goes first, of those who are first in their bands."""
+    match order:
+        case "priority":
+            return -ticket.slo_priority, ticket.turn
+        case "fifo":
+            return 0, ticket.turn
+        case "slo-deadline":
+            return deadline_of(ticket), ticket.turn
 
 
 class Gate:
@@ -56,14 +68,10 @@ class Gate:
 
     def next(self, saturation: float) -> Ticket | None:
         """Who may go in next; None: nobody waits who may."""
-        candidates = self._candidates(saturation)
-        match self._rules.band_order:
-            case "priority":
-                return next(candidates, None)
-            case "fifo":
-                return min(candidates, key=lambda ticket: ticket.turn, default=None)
-            case "slo-deadline":
-                return min(candidates, key=lambda ticket: (deadline_of(ticket), ticket.turn), default=None)
+        candidates, order = self._candidates(saturation), self._rules.band_order
+        if order == "priority":  # as they come
+            return next(candidates, None)
+        return min(candidates, key=lambda ticket: rank(ticket, order), default=None)
 
     def not_sheddable(self) -> Ticket | None:
         """The first of the most urgent who may not be turned away for the sake of others."""

@@ -1,9 +1,8 @@
 """A pool with flow control: requests wait in front of the instances while these are saturated, and not inside them.
 
 Whoever comes joins the line of his band, and then as many go in as the instances can carry: the detector says how saturated
-they are, the gate who may go in at that saturation and who is next. The same is tried whenever somebody has left, and, where
-the load of the instances may change by itself, at ticks while anybody waits (with `dispatch: one`, only one goes in for each
-arrival and each tick). One who is let in counts for the saturation at once, before any instance shows him.
+they are, the gate who may go in at that saturation and who is next, and the dispatcher whose gate it is the turn of. One who is
+let in counts for the saturation at once, before any instance shows him.
 
 Who finds his band full, or the queue, is rejected; or takes the place of the newest sheddable waiter, who is. Who waits too
 long is rejected. And if all of that is not enough for one who is not sheddable, sheddable work in flight may be stopped.
@@ -17,11 +16,10 @@ from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from maitred.admission.flow_control.detectors import READERS, in_flight_of
+from maitred.admission.flow_control.dispatcher import Dispatcher
 from maitred.admission.flow_control.gate import Gate
-from maitred.admission.flow_control.rules import FlowRules
 from maitred.admission.flow_control.victims import Sheddable
-from maitred.admission.pool import Look, Pool
+from maitred.admission.pool import Pool
 from maitred.admission.queues import Turns
 from maitred.admission.rules import SHARED, PoolRules
 from maitred.admission.ticket import HOLDING, Event, State, Ticket
@@ -37,21 +35,22 @@ _MOST_PROMISED: Final[Micros] = 300 * SECOND
 class FlowPool(Pool):
     """One model's bands, and what is in flight of them."""
 
-    def __init__(self, name: str, rules: PoolRules, turns: Turns, flow: FlowRules, look: Look) -> None:
+    def __init__(self, name: str, rules: PoolRules, turns: Turns, dispatcher: Dispatcher) -> None:
         super().__init__(name, rules, turns)
-        self.flow = flow
-        self.gate = Gate(flow)
+        self.flow = dispatcher.rules
+        self.gate = Gate(self.flow)
         self.takeable: Sheddable = Sheddable()
-        self._look = look
+        self.instances: frozenset[int] | None = None
+        """Those that its requests may be sent to, as last seen; None: nobody has looked yet."""
+        self._dispatcher = dispatcher
         self._leaving = 0
         """Victims that hold their slots still."""
-        self._tick: Micros | None = None
-        """The next one; if it is past, nobody waited then."""
         self._expiries: list[tuple[Micros, int, Ticket]] = []
         """When waiters' time is up, a heap; who does not wait any more is dropped when it comes up, or when there are too many
         such."""
         self._joined = 0
         self.resize(0)
+        dispatcher.add(self)
 
     # Coming and leaving.
 
@@ -64,8 +63,7 @@ class FlowPool(Pool):
             return decisions
         ticket.turn = self._turns.last()
         self.gate.add(ticket)
-        self._wind_up(now)
-        decisions += self._let_in(now, load)
+        decisions += self._dispatcher.arrived(self, load, now)
         if ticket.state is State.NEW:
             ticket.on(Event.QUEUE)
             self._join(ticket, now)
@@ -101,33 +99,19 @@ class FlowPool(Pool):
     # Who goes in.
 
     def dispatch(self, now: Micros) -> list[Decision]:
-        if not self.waiting or self.flow.dispatch == "one":
-            return []
-        return self._let_in(now, self._look(self.name, now))
+        """Of all pools: they may share their instances."""
+        return self._dispatcher.left(now)
 
-    def _let_in(self, now: Micros, load: FleetLoad) -> list[Decision]:
-        """Those who may go in at this load."""
-        saturation = READERS[self.flow.detector](load, self.flow.limits)
-        unseen = max(0, self.slots.used - in_flight_of(load)) if self.flow.counts_unseen else 0
-        if self.flow.limits.in_flight_eviction and saturation(unseen) >= 1.0:
-            return [*self._evict(now)]
-        admitted: list[Decision] = []
-        while (ticket := self.gate.next(saturation(unseen))) is not None:
-            admitted.append(self._serve(ticket, now))
-            unseen += 1
-            if self.flow.dispatch == "one":
-                break
-        return admitted
-
-    def _serve(self, ticket: Ticket, now: Micros) -> Decision:
+    def serve(self, ticket: Ticket, now: Micros) -> Decision:
+        """It goes in."""
         self.gate.serve(ticket)
         if ticket.state is State.QUEUED:
             self._left_queue(ticket, now)
             self.forecasts[SHARED].moved(now)
         return self._admit(ticket, Reason.SLOT_FREE, now)
 
-    def _evict(self, now: Micros) -> Iterator[Decision]:
-        """Stop the work of one for one that is not sheddable; one at a time."""
+    def evict(self, now: Micros) -> Iterator[Decision]:
+        """Stop the work of one, for one that is not sheddable; one at a time."""
         waiter = self.gate.not_sheddable()
         victim = None if waiter is None or self._leaving else self.takeable.last_of_lowest()
         if waiter is None or victim is None:
@@ -158,7 +142,7 @@ class FlowPool(Pool):
         if not self.waiting:
             self.forecasts[SHARED].began(now)
         self._wait(ticket)
-        self._wind_up(now)
+        self._dispatcher.wind_up(now)
         if self.flow.limits.request_ttl_us:
             self._joined += 1
             due = ticket.submitted_at + self.flow.limits.request_ttl_us
@@ -166,11 +150,6 @@ class FlowPool(Pool):
             if len(self._expiries) > 64 + 4 * self.waiting:
                 self._expiries = [entry for entry in self._expiries if entry[2].state is State.QUEUED]
                 heapify(self._expiries)
-
-    def _wind_up(self, now: Micros) -> None:
-        """Somebody comes to wait: there is a tick after `now`, if time alone may let him in."""
-        if self.flow.ticks and (self._tick is None or self._tick < now):
-            self._tick = now + self.flow.limits.dispatch_tick_interval_us
 
     def _left_queue(self, ticket: Ticket, now: Micros) -> None:
         self._wait_no_more(ticket)
@@ -211,24 +190,20 @@ class FlowPool(Pool):
     # Time.
 
     def fire(self, now: Micros) -> list[Decision]:
-        """Whose time is up; then a tick, if one is due."""
-        done: list[Decision] = []
+        return self._dispatcher.fire(now)
+
+    def expire(self, now: Micros) -> Iterator[Decision]:
+        """Who has waited too long."""
         while (due := self._next_expiry()) is not None and due <= now:
             ticket = heappop(self._expiries)[2]
             self._drop(ticket, now)
-            done.append(self._reject(ticket, Reason.QUEUE_TIMEOUT, now))
-        if self._tick is None or self._tick > now:
-            return done
-        if self.waiting:
-            done += self._let_in(now, self._look(self.name, now))
-        self._tick = now + self.flow.limits.dispatch_tick_interval_us if self.waiting else None
-        return done
+            yield self._reject(ticket, Reason.QUEUE_TIMEOUT, now)
 
     def first_due(self, ticket: Ticket) -> Micros | None:
         return self.next_due()
 
     def soon(self) -> Micros | None:
-        return self._tick if self.waiting else None
+        return self._dispatcher.soon()
 
     def next_due(self) -> Micros | None:
         due, expiry = self.soon(), self._next_expiry()
@@ -247,5 +222,5 @@ class FlowPool(Pool):
             yield f"{self.waiting} counted as waiting, {len(self.gate)} at the gate, {len(waiting)} in its bands"
         if any(ticket.state is not State.QUEUED for ticket in waiting):
             yield f"who stands at the gate does not wait: {waiting}"
-        if self.waiting and self.flow.ticks and self._tick is None:
+        if self.waiting and self.flow.ticks and self._dispatcher.soon() is None:
             yield "somebody waits, and nothing will let him in"

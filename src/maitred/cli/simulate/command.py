@@ -47,12 +47,12 @@ def run(flags: Flags) -> None:
     from maitred.sim import simulate
 
     config, workload, last, per = configured(flags), specification(flags), horizon(flags), _per(flags)
-    targets = slo(flags, workload)
     weights = None if flags.fitness_weights is None else parse_weights(flags.fitness_weights, where="--fitness-weights")
     _warn([*warnings(flags, config), *short_horizon(flags)])
-    tally = Tally(targets, [*By] if flags.metrics_path else [per]) if flags.summary_only else None
     with unwinding(), ExitStack() as stack:
         trace = stack.enter_context(opened(flags)) if flags.trace is not None else None
+        targets = slo(flags, trace or workload)
+        tally = Tally(targets, [*By] if flags.metrics_path else [per]) if flags.summary_only else None
         jobs = jobs_of(flags, trace, workload)
         files = outputs(flags, trace, stack)
         jobs = stack.enter_context(written_down(flags, jobs))

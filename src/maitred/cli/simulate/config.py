@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from maitred.cli import model_flags
-from maitred.cli.simulate import admission_flags, cluster_flags, disaggregation_flags, flow_flags, instance_flags
+from maitred.cli import instance_flags, model_flags
+from maitred.cli.simulate import admission_flags, cluster_flags, disaggregation_flags, flow_flags, output_flags
 from maitred.cli.simulate.flags import Flags
 from maitred.errors import ConfigError
 from maitred.units import to_ms
@@ -15,17 +15,14 @@ from maitred.units import to_ms
 if TYPE_CHECKING:
     from maitred.config import Config
 
-_PARTS = (cluster_flags, disaggregation_flags, admission_flags, flow_flags, instance_flags, model_flags)
+_PARTS = (cluster_flags, disaggregation_flags, admission_flags, flow_flags, instance_flags, model_flags, output_flags)
 _KEYS = {name: key for part in _PARTS for name, key in part.KEYS.items()}
-_IN_MICROS = cluster_flags.IN_MICROS
+_IN_MICROS = {**cluster_flags.IN_MICROS}
 _ON = "--admission priority, or --capacity SLOTS"
 _FLAG_NAMES = {
-    "routing.policy": "--routing-policy",
-    "routing.scorers": "--routing-scorers",
-    "admission.mode": "--admission",
-    "admission.policy": "--admission-policy",
+    **{key: f"--{name.replace('_', '-')}" for name, key in (_KEYS | _IN_MICROS).items()},
+    "admission.slo_targets": "--slo-targets",
     "instance.latency": "--latency-model",
-    **flow_flags.FLAG_NAMES,
 }
 
 
@@ -38,6 +35,7 @@ def configured(flags: Flags) -> Config:
     for name, key in _IN_MICROS.items():
         micros: int | None = getattr(flags, name)
         values[key] = None if micros is None else to_ms(micros)
+    values |= instance_flags.said(flags)
     values |= flow_flags.said(flags, flags.admission)
     values["instance.latency"] = model_flags.latency(flags)
     said = Said(
@@ -70,8 +68,9 @@ def warnings(flags: Flags, config: Config) -> Iterator[str]:
         yield "a capacity has no effect: flow control goes by how loaded the instances are"
     yield from config.instance.warnings(prefix_cache=caching)
     unknown = Reads.NOTHING if caching else Reads.CACHES
-    if flags.rate is not None:  # lengths drawn one by one: nothing is known of what prompts say, or to which run they belong
-        unknown |= Reads.PROMPT if flags.tenant_mix else Reads.PROMPT | Reads.SESSION
+    if flags.rate is not None:  # requests drawn one by one: what do they say, and to whose run do they belong?
+        unknown |= Reads.NOTHING if flags.prefix_tokens else Reads.PROMPT
+        unknown |= Reads.NOTHING if flags.tenant_mix else Reads.SESSION
     yield from config.routing.warnings(unknown)
 
 

@@ -6,7 +6,7 @@
     disaggregation_flags.py  prefill and decode instances
     admission_flags.py   what stands before the router
     flow_flags.py        flow control
-    instance_flags.py    what each instance is made of
+    ../instance_flags.py what each instance is made of
     ../model_flags.py    what runs there on which GPUs, and how long steps take
     objective_flags.py   what the run is judged by, and how long it lasts
     output_flags.py      what is shown and written of it
@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from maitred.cli.instance_flags import InstanceFlags
 from maitred.cli.model_flags import ModelFlags
 from maitred.cli.simulate.admission_flags import AdmissionFlags
 from maitred.cli.simulate.cluster_flags import ClusterFlags
 from maitred.cli.simulate.disaggregation_flags import DisaggregationFlags
 from maitred.cli.simulate.flow_flags import FlowFlags
-from maitred.cli.simulate.instance_flags import InstanceFlags
 from maitred.cli.simulate.output_flags import OutputFlags
 from maitred.cli.simulate.synthetic_flags import SyntheticFlags
 from maitred.cli.simulate.workload_flags import WorkloadFlags

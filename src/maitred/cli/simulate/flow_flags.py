@@ -75,7 +75,6 @@ KEYS: Final[Mapping[str, str]] = {
     "request_ttl": "admission.flow_control.request_ttl_us",
 }
 """The keys of the configuration that flags stand for."""
-FLAG_NAMES: Final = {key: f"--{name.replace('_', '-')}" for name, key in KEYS.items()}
 
 
 def said(flags: FlowFlags, mode: str | None) -> dict[str, object]:

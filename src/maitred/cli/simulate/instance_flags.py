@@ -27,7 +27,12 @@ class InstanceFlags:
     ] = None
     priority_policy: Annotated[
         str | None,
-        flag(_INSTANCE, "--priority-policy", "Scores for priority-fcfs: constant, slo-based, inverted-slo.", "POLICY"),
+        flag(
+            _INSTANCE,
+            "--priority-policy",
+            "For priority-fcfs: constant, slo-based, inverted-slo, static-slo-class.",
+            "POLICY",
+        ),
     ] = None
     enable_priority_scheduling: Annotated[
         bool | None, flag(_INSTANCE, "--enable-priority-scheduling", "The client's priority first.", NO_VALUE)

@@ -14,14 +14,14 @@ from maitred.units import MILLISECOND, SECOND, Micros, from_ms, from_seconds
 
 if TYPE_CHECKING:
     from maitred.report import Slo, Targets
-    from maitred.workload import Workload
+    from maitred.workload import Trace, Workload
 
 _LONGEST = 1e11
 """Of a span that a flag gives, in whatever unit: three thousand years of seconds."""
 _UNITS: Final = {"us": 1, "µs": 1, "ms": MILLISECOND, "s": SECOND}
 
 
-def slo(flags: ObjectiveFlags, workload: Workload | None) -> Slo:
+def slo(flags: ObjectiveFlags, workload: Workload | Trace | None) -> Slo:
     """What flags ask of all; of classes, what the workload says and flags over it."""
     from maitred.report import USUAL_SLO, Slo
 
@@ -34,7 +34,7 @@ def slo(flags: ObjectiveFlags, workload: Workload | None) -> Slo:
     return said or USUAL_SLO
 
 
-def _of_classes(flags: ObjectiveFlags, workload: Workload | None) -> dict[str, Targets]:
+def _of_classes(flags: ObjectiveFlags, workload: Workload | Trace | None) -> dict[str, Targets]:
     from maitred.report import Targets, targets_of
 
     classes = {name: asdict(targets) for name, targets in targets_of(workload).items()}
@@ -67,8 +67,9 @@ def horizon(flags: ObjectiveFlags) -> Micros | None:
         return _positive("--horizon-secs", flags.horizon_secs, from_seconds)
     if flags.horizon_secs is not None:
         raise ConfigError("--horizon and --horizon-secs are two names for one thing", hint="give one of them")
-    if flags.horizon < 1:
-        raise ConfigError(f"{flags.horizon} µs cannot be used", where="--horizon", hint="1 or more")
+    if not 1 <= flags.horizon <= from_seconds(_LONGEST):
+        hint = f"from 1 to {from_seconds(_LONGEST):.0e}"
+        raise ConfigError(f"{flags.horizon} µs cannot be used", where="--horizon", hint=hint)
     return flags.horizon
 
 

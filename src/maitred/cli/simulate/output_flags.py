@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from maitred.cli.flags import NO_VALUE, flag
 from maitred.cli.simulate.objective_flags import ObjectiveFlags
@@ -21,6 +22,9 @@ class OutputFlags(ObjectiveFlags):
     summary_only: Annotated[
         bool | None,
         flag(_RUN, "--summary-only", "Keep no requests, in memory that does not grow; percentiles within 0.5 %.", NO_VALUE),
+    ] = None
+    step_by_step: Annotated[
+        bool | None, flag(_RUN, "--step-by-step", "Make every step by itself: slower, same results.", NO_VALUE)
     ] = None
 
     per: Annotated[
@@ -46,3 +50,7 @@ class OutputFlags(ObjectiveFlags):
     decision_log: Annotated[
         Path | None, flag(_FILES, "--decision-log", "Every decision and its reason as JSON lines.", "FILE")
     ] = None
+
+
+KEYS: Final[Mapping[str, str]] = {"step_by_step": "instance.step_by_step"}
+"""The keys of the configuration that flags stand for."""

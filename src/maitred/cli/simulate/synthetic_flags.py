@@ -31,6 +31,10 @@ class SyntheticFlags:
         str | None,
         flag(_SYNTHETIC, "--arrival", "poisson (default), constant, gamma:CV, weibull:CV or normalized.", "PROCESS"),
     ] = None
+    prefix_tokens: Annotated[
+        int | None,
+        flag(_SYNTHETIC, "--prefix-tokens", "All prompts begin with the same so many, beside --prompt-tokens.", "TOKENS"),
+    ] = None
     prompt_tokens_stdev: Annotated[
         float | None,
         flag(_SYNTHETIC, "--prompt-tokens-stdev", "As in BLIS: prompts are normal around --prompt-tokens.", "TOKENS"),
@@ -44,6 +48,16 @@ class SyntheticFlags:
     output_tokens_min: Annotated[int | None, flag(_SYNTHETIC, "--output-tokens-min", "At least.", "TOKENS")] = None
     output_tokens_max: Annotated[int | None, flag(_SYNTHETIC, "--output-tokens-max", "At most.", "TOKENS")] = None
 
+    timeout_secs: Annotated[
+        float | None,
+        flag(
+            _SCALE,
+            "--timeout-secs",
+            "Clients leave after so many seconds; 0: never. Default: as the workload says, else never.",
+            "SECONDS",
+            alias="--timeout",
+        ),
+    ] = None
     rate_scale: Annotated[
         float | None,
         flag(_SCALE, "--rate-scale", "Arrivals so many times as dense; pauses, deadlines and users stay.", "FACTOR"),

@@ -36,6 +36,6 @@ def target_of(flags: Flags) -> TraceTarget | None:
 
 def _named(said: str) -> str:
     """BLIS says what its two files are called without their endings."""
-    if ":" in said:
+    if ":" in said or not said:
         return said
     return f"blis:{said}" if said.endswith((".csv", ".csv.gz")) else f"blis:{said}.csv"

@@ -20,7 +20,16 @@ class WorkloadFlags:
 
     trace: Annotated[
         str | None,
-        flag(_TRACE, "--trace", "FILE, FORMAT:FILE (see maitred formats) or sample:mixed; plain or gzipped.", "FORMAT:FILE"),
+        flag(
+            _TRACE,
+            "--trace",
+            "FILE, FORMAT:FILE (see maitred formats) or sample:mixed; plain or gzipped.",
+            "FORMAT:FILE",
+            alias="--trace-data",
+        ),
+    ] = None
+    trace_header: Annotated[
+        str | None, flag(_TRACE, "--trace-header", "The header of a blis trace. Default: NAME.yaml beside it.", "FILE")
     ] = None
     max_requests: Annotated[int | None, flag(_TRACE, "--max-requests", "Read no more than so many requests.", "N")] = None
     skip_bad_rows: Annotated[

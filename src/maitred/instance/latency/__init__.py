@@ -7,15 +7,20 @@ answers quickly (`contracts.LatencyModel`). `linear` needs nothing but its numbe
 
 from __future__ import annotations
 
+from maitred.instance.latency.by_spread import BySpread
+from maitred.instance.latency.grids import Grid
 from maitred.instance.latency.linear import LinearLatency
 from maitred.instance.latency.parse import LatencyConfig, numbers, parse_latency, with_coefficients
 from maitred.instance.latency.roofline import RooflineLatency
+from maitred.instance.latency.skew import Skew
 from maitred.instance.latency.specs import AttentionRanks, Deployment, HardwareSpec, ModelSpec
-from maitred.instance.latency.table import Grid, StepTable, TableLatency
+from maitred.instance.latency.step_table import StepTable
+from maitred.instance.latency.table import TableLatency
 from maitred.instance.latency.trained_physics import TrainedPhysicsLatency
 
 __all__ = [
     "AttentionRanks",
+    "BySpread",
     "Deployment",
     "Grid",
     "HardwareSpec",
@@ -23,6 +28,7 @@ __all__ = [
     "LinearLatency",
     "ModelSpec",
     "RooflineLatency",
+    "Skew",
     "StepTable",
     "TableLatency",
     "TrainedPhysicsLatency",

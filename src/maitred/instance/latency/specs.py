@@ -163,6 +163,8 @@ class HardwareSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of the peak that prefill reaches (`roofline`)."""
     mfu_decode: float = 0.30
     """Share of the peak that decode reaches (`roofline`)."""
+    trained_physics_error: float = 0.0
+    """Mean absolute error of E2E latency that is published of `trained-physics` with its shipped coefficients; 0: none is."""
     source: str = ""
     """Where the figures are from."""
 

@@ -56,6 +56,11 @@ class TrainedPhysicsLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=T
                 raise ValueError(f"{name} must be numbers of at least 0, not {list(getattr(self, name))}")
 
     @property
+    def shipped(self) -> bool:
+        """Whether its coefficients are those that BLIS has published figures of."""
+        return (self.alpha, self.beta) == (ALPHA, BETA)
+
+    @property
     def overheads(self) -> Overheads:
         way_in, way_out, per_token = (int(a) for a in self.alpha)
         return Overheads(queueing=way_in, per_output_token=per_token, at_the_end=way_out)

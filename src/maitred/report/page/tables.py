@@ -126,6 +126,7 @@ def _columns(summary: Summary) -> Iterator[_Column]:
     for name, of in spreads:
         for figure in ("p50", "p99"):
             yield _Column(figure, _percentile(of, figure), name)
+    yield _Column("mean", lambda _, group: number(None if group.itl_mean is None else to_ms(group.itl_mean)), "ITL ms")
     yield _Column("longest wait s", lambda _, group: number(to_seconds(group.starvation)))
     yield _Column("tokens/s", lambda _, group: number(summary.per_second(group.output_tokens)))
     if total.cached_tokens:

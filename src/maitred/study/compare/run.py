@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from msgspec.structs import replace
+
+from maitred.catalogue import published_error
 from maitred.errors import ConfigError
 from maitred.report import USUAL_SLO, Slo, targets_of
 from maitred.report.wording import objective
@@ -98,6 +101,7 @@ def compared(
     """The same of candidates by name. `load` is on its own; `workload` is it in words."""
     if len(sides) < 2:
         raise ConfigError("one candidate is no comparison", hint="give two configuration files or more")
+    sides = {name: _with_error(name, side) for name, side in sides.items()}
     names = tuple(dict.fromkeys(metrics))
     for name in names:
         metric(name, where="--metric")
@@ -106,15 +110,15 @@ def compared(
     tasks = [run.task for name, side in sides.items() for run in _runs(terms, name, side, load)]
     figures = _run(tasks, jobs, progress)
     by_side = [tuple(figures[start : start + len(seeds)]) for start in range(0, len(tasks), len(seeds))]
-    labels, errors = tuple(sides), [side.instance for side in sides.values()]
-    first = latency_identity(errors[0])
+    labels, instances = tuple(sides), [side.instance for side in sides.values()]
+    first = latency_identity(instances[0])
     return Comparison(
         names=labels,
         workload=workload,
         slo=objective(targets),
         seeds=seeds,
-        latency_errors=tuple(instance.latency_error for instance in errors),
-        same_residuals=tuple(latency_identity(instance) == first for instance in errors),
+        latency_errors=tuple(instance.latency_error or 0.0 for instance in instances),
+        same_residuals=tuple(latency_identity(instance) == first for instance in instances),
         pairings=tuple(
             pairing((labels[0], labels[other]), by_side[0], by_side[other], names, seeds[0]) for other in range(1, len(labels))
         ),
@@ -133,11 +137,25 @@ def _run(tasks: Sequence[bytes], jobs: int | None, progress: Progress | None) ->
     return [figures[index] for index in range(len(tasks))]
 
 
+def _with_error(name: str, side: Candidate) -> Candidate:
+    """`side`, with what is published of the error of its latency model where it says nothing itself."""
+    if side.instance.latency_error is not None:
+        return side
+    try:
+        return replace(side, instance=replace(side.instance, latency_error=published_error(side.instance)))
+    except ConfigError as error:
+        raise _in_side(name, error) from error
+
+
 def _runs(terms: Terms, name: str, side: Candidate, load: Load) -> list[Run]:
     try:
         return terms.runs(side, load)
     except ConfigError as error:
-        raise ConfigError(error.what, where=f"{name}: {error.where}".removesuffix(": "), hint=error.hint) from error
+        raise _in_side(name, error) from error
+
+
+def _in_side(name: str, error: ConfigError) -> ConfigError:
+    return ConfigError(error.what, where=f"{name}: {error.where}".removesuffix(": "), hint=error.hint)
 
 
 def _slo(said: Slo | None, load: Load) -> Slo:

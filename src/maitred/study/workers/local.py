@@ -1,7 +1,8 @@
 """Processes on this machine, each with a pipe of its own.
 
 A pool of the standard library cannot say which run a dead worker had, and breaks as a whole; here its pipe ends, and that run
-goes to the next one. Processes are spawned, so that they share nothing with this one, and leave Ctrl-C to it.
+goes to the next one. Processes are spawned, so that they share nothing with this one. Ctrl-C is for this one alone: theirs is
+blocked from before they begin, since one that is still importing would answer it with a traceback.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import signal
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from multiprocessing import get_context
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -87,7 +88,8 @@ class _Worker:
         self.pipe, theirs = _context.Pipe()
         self.has: int | None = None
         self.process: BaseProcess = _context.Process(target=_serve, args=(work, theirs), daemon=True)
-        self.process.start()
+        with _interrupts_blocked():
+            self.process.start()
         theirs.close()
 
     def end(self) -> None:
@@ -100,9 +102,19 @@ class _Worker:
         self.process.close()
 
 
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """For what is started in the block for ever, and for this process until it ends."""
+    resource_tracker.ensure_running()  # comes with the first process, and would unblock them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(work: Work, pipe: Connection) -> None:
     """The life of a worker: until nobody is left who could give it anything."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):
         while True:
             pipe.send_bytes(work(pipe.recv_bytes()))

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from maitred.slo_classes import class_of
 from maitred.units import SECOND, Micros
-from maitred.workload.formats.blis_header import header_of, header_path
+from maitred.workload.formats.blis_header import header_of, header_path, read_header
 from maitred.workload.lines import Lines
 from maitred.workload.prefix import GroupPrefix, group_number
 from maitred.workload.row import FORMATS, Columns, Row, RowError, RowParser, TraceFormat, at_least_0, micros, split, tokens
@@ -93,17 +93,25 @@ class Blis(TraceFormat):
     disorder = 4_096
     """Recorded traces are written by request id, and requests are not sent exactly in that order."""
 
+    def __init__(self) -> None:
+        self._header: Path | None = None
+
+    def with_header(self, path: Path) -> None:
+        self._header = path
+
     def recognises(self, first_line: str) -> bool:
         return {*REQUIRED, "prefix_group"} <= set(split(first_line))
 
     def begin(self, lines: Lines) -> RowParser:
-        accumulates = header_of(lines.path).session_context_growth == "accumulate"
+        header = header_of(lines.path) if self._header is None else read_header(self._header)
+        self.goodput_slo_targets = header.goodput_slo_targets
+        accumulates = header.session_context_growth == "accumulate"
         if accumulates:
             self.disorder = sys.maxsize
         return _Reader(Columns(next(lines), *REQUIRED, optional=READ), _Grown() if accumulates else _Fresh()).row
 
     def beside(self, path: Path) -> Sequence[Path]:
-        return (header_path(path),)
+        return (header_path(path) if self._header is None else self._header,)
 
     def origin(self, first: Micros) -> Micros:
         return first if first > _CLOCK_OF_1970 else 0

@@ -16,6 +16,7 @@ from maitred.workload.load.synthetic import specification, synthetic_jobs
 from maitred.workload.row import FORMATS
 from maitred.workload.scaled import checked_scale, time_scaled
 from maitred.workload.spec import Workload
+from maitred.workload.timeouts import with_timeout
 from maitred.workload.trace import Trace
 
 _SAMPLE = "sample"
@@ -30,6 +31,8 @@ def jobs_of(load: Load, seed: int | None, trace: Trace | None, workload: Workloa
         jobs = synthetic_jobs(load, seed, workload, call)
     else:
         jobs = recorded_jobs(load, trace, USUAL_SEED if seed is None else seed, call)
+    if load.timeout_secs is not None:
+        jobs = with_timeout(jobs, load.timeout_secs, where=call("timeout_secs"))
     return jobs if load.time_scale is None else time_scaled(jobs, checked_scale(load.time_scale, call("time_scale")))
 
 
@@ -56,6 +59,8 @@ def on_its_own(load: Load, call: Naming) -> Load:
     with opened(load, call) as trace:
         jobs_of(load, None, trace, None, call)
         path = trace.path.resolve()
+    if load.trace_header is not None:
+        load = replace(load, trace_header=str(Path(load.trace_header).resolve()))
     if colon and prefix == _SAMPLE:
         return load
     return replace(load, trace=f"{prefix}:{path}" if colon and prefix in FORMATS else str(path))

@@ -15,13 +15,14 @@ from maitred.workload.spec import Workload
 if TYPE_CHECKING:
     from maitred.workload.job import Job
 
-OF_TRACES: Final = ("max_requests", "skip_bad_rows", "session_mode", "concurrent_sessions")
+OF_TRACES: Final = ("trace_header", "max_requests", "skip_bad_rows", "session_mode", "concurrent_sessions")
 """What only a trace takes."""
 NOT_OF_TRACES: Final = (
     "rate",
     "num_requests",
     "input_tokens",
     "output_tokens",
+    "prefix_tokens",
     "workload_spec",
     "workload",
     "concurrency",
@@ -44,6 +45,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     trace: str | None = None
     """`FILE`, `FORMAT:FILE` or `sample:NAME`."""
+    trace_header: str | None = None
+    """The header of a `blis` trace, if it does not stand beside it."""
     max_requests: int | None = None
     skip_bad_rows: bool | None = None
     session_mode: str | None = None
@@ -63,6 +66,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Lengths by kind, such as `chatbot`."""
     input_tokens: str | int | None = None
     output_tokens: str | int | None = None
+    prefix_tokens: int | None = None
+    """With which all prompts begin; beside `input_tokens`."""
     prompt_tokens_stdev: float | None = None
     prompt_tokens_min: int | None = None
     prompt_tokens_max: int | None = None
@@ -71,6 +76,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     output_tokens_max: int | None = None
 
     think_time_ms: float | None = None
+    timeout_secs: float | None = None
+    """After which clients leave, instead of when the load says; 0: never."""
     class_mix: str | None = None
     tenant_mix: str | None = None
     rate_scale: float | None = None

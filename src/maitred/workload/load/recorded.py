@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from maitred.errors import ConfigError, nearest
@@ -13,6 +14,7 @@ from maitred.workload.load.keys import NOT_OF_TRACES, Load
 from maitred.workload.load.mixed import mixed
 from maitred.workload.load.naming import Naming
 from maitred.workload.scaled import rate_scaled
+from maitred.workload.spec import MOST_REQUESTS
 from maitred.workload.trace import BadRows, Trace, open_trace
 
 _LONGEST_PAUSE_MS: Final = 1e11
@@ -22,9 +24,11 @@ def opened(load: Load, call: Naming) -> Trace:
     """Its trace. Raises ConfigError for one that cannot be read, and for keys that do not go with a trace."""
     assert load.trace is not None
     load.forbid("trace", NOT_OF_TRACES, call)
-    if load.max_requests is not None and load.max_requests < 0:
-        raise ConfigError(f"{load.max_requests} requests cannot be read", where=call("max_requests"), hint="0 or more")
-    return open_trace(load.trace, bad_rows=BadRows.SKIP if load.skip_bad_rows else BadRows.REFUSE)
+    if load.max_requests is not None and not 0 <= load.max_requests <= MOST_REQUESTS:
+        hint = f"from 0 to {MOST_REQUESTS:.0e}"
+        raise ConfigError(f"{load.max_requests} requests cannot be read", where=call("max_requests"), hint=hint)
+    header = None if load.trace_header is None else Path(load.trace_header)
+    return open_trace(load.trace, bad_rows=BadRows.SKIP if load.skip_bad_rows else BadRows.REFUSE, header=header)
 
 
 def recorded_jobs(load: Load, trace: Trace, seed: int, call: Naming) -> Iterable[Job]:

@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from maitred.errors import ConfigError, nearest
 from maitred.workload.job import Job
+from maitred.workload.lengths import parse_lengths
 from maitred.workload.load.keys import NOT_OF_TRACES, OF_TRACES, Load
 from maitred.workload.load.mixed import USUAL_SEED, mixed
 from maitred.workload.load.naming import Naming, usage
-from maitred.workload.presets import PRESETS, USUAL, Spread
+from maitred.workload.presets import PRESETS, USUAL, Preset, Spread
 from maitred.workload.spec import Workload
 from maitred.workload.synthetic import closed_loop, synthetic
 
@@ -76,6 +77,7 @@ def _at_a_rate(load: Load, num_requests: int, seed: int, call: Naming) -> Iterab
             seed=seed,
             arrival="poisson" if load.arrival is None else load.arrival,
             **lengths,
+            prefix_tokens=load.prefix_tokens or 0,
             class_mix=load.class_mix,
             tenant_mix=load.tenant_mix,
         )
@@ -94,6 +96,7 @@ def _in_a_loop(load: Load, num_requests: int, seed: int, call: Naming) -> Iterab
             think_time_ms=load.think_time_ms or 0.0,
             seed=seed,
             **lengths,
+            prefix_tokens=load.prefix_tokens or 0,
             class_mix=load.class_mix,
             tenant_mix=load.tenant_mix,
         )
@@ -105,7 +108,16 @@ def _lengths(load: Load, call: Naming) -> dict[str, str]:
     if load.workload is not None and load.workload not in PRESETS:
         hint = nearest(load.workload, PRESETS)
         raise ConfigError(f"unknown kind of workload {load.workload!r}", where=call("workload"), hint=hint)
-    preset = None if load.workload is None else PRESETS[load.workload]
+    if load.workload is None:
+        return _spreads(load, None, call)
+    lengths = _spreads(load, PRESETS[load.workload], call)
+    if lengths == _spreads(load, None, call) and PRESETS[load.workload] != USUAL:
+        hint = f"leave it out, or {call('input_tokens')} or {call('output_tokens')}"
+        raise ConfigError("it has no effect: the lengths are said without it", where=call("workload"), hint=hint)
+    return lengths
+
+
+def _spreads(load: Load, preset: Preset | None, call: Naming) -> dict[str, str]:
     prompts, answers = (None, None) if preset is None else (preset.prompts, preset.answers)
     return {
         "input_tokens": _spread(load, "prompt_tokens", load.input_tokens, prompts, USUAL.prompts, call),
@@ -123,7 +135,13 @@ def _spread(load: Load, name: str, said: str | int | None, preset: Spread | None
     if said is not None and mean is None:
         first = call(keys[next(iter(values))])
         raise ConfigError(f"{said!r} has a spread of its own", where=first, hint="it goes with a mean, such as 512")
-    return str(replace(preset or usual, **values, **({} if mean is None else {"mean": mean})))
+    spread = str(replace(preset or usual, **values, **({} if mean is None else {"mean": mean})))
+    try:
+        parse_lengths(spread)
+    except ConfigError as error:
+        where = ", ".join(call(keys[part]) for part in values) or call("workload")
+        raise ConfigError(error.what, where=where, hint=error.hint) from error
+    return spread
 
 
 def _number(text: str | int) -> float | None:

@@ -1,0 +1,68 @@
+"""Sight: what is seen of the instances when somebody may go in, and how many are on the way to them unseen.
+
+One who was let in is on his way until an instance shows him; and an instance does not say for which model it has what it has.
+So models that have instances in common, or are linked by others that have, are counted together:
+
+    on the way = in flight by the books of all these pools - in flight at all their instances
+
+Where models share only some of their instances, one who is on his way elsewhere counts here too, until he is seen: for that
+moment too few enter, and never too many. So there it is looked again (`Dispatcher`), though nobody has come or left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from maitred.admission.flow_control.detectors import in_flight_of
+from maitred.admission.pool import Look
+from maitred.contracts import FleetLoad
+from maitred.units import Micros
+
+if TYPE_CHECKING:
+    from maitred.admission.flow_control.pool import FlowPool
+
+
+class Sight:
+    """At one instant. The instances of a model are looked at once at most, or not at all if their `loads` are known."""
+
+    def __init__(self, pools: Iterable[FlowPool], look: Look, now: Micros, loads: Mapping[str, FleetLoad]) -> None:
+        self._pools = pools
+        self._look = look
+        self._now = now
+        self._loads = dict(loads)
+
+    def load_of(self, pool: FlowPool) -> FleetLoad:
+        """That of the instances of its model."""
+        load = self._loads.get(pool.name)
+        if load is None:
+            load = self._loads[pool.name] = self._look(pool.name, self._now)
+        pool.instances = frozenset(instance.index for instance in load.instances)
+        return load
+
+    def together(self, pool: FlowPool) -> Sequence[FlowPool]:
+        """Those that are counted together with `pool`, which is the first of them."""
+        reach, group = self._instances_of(pool), [pool]
+        others = [p for p in self._pools if p is not pool and (p.slots.used or len(p.gate))]
+        while linked := [p for p in others if not reach.isdisjoint(self._instances_of(p))]:
+            group += linked
+            reach = reach.union(*(self._instances_of(p) for p in linked))
+            others = [p for p in others if p not in linked]
+        return group
+
+    def on_the_way(self, group: Sequence[FlowPool]) -> int:
+        """How many requests of `group` no instance shows."""
+        first = group[0]
+        known, shown = self._instances_of(first), in_flight_of(self.load_of(first))
+        for pool in group[1:]:
+            if not self._instances_of(pool) <= known:
+                shown += sum(i.in_flight for i in self.load_of(pool).instances if i.index not in known)
+                known |= self._instances_of(pool)
+        return max(0, sum(pool.slots.used for pool in group) - shown)
+
+    def _instances_of(self, pool: FlowPool) -> frozenset[int]:
+        """As last seen: which they are changes seldom."""
+        if pool.instances is None:
+            self.load_of(pool)
+        assert pool.instances is not None
+        return pool.instances

@@ -1,0 +1,219 @@
+"""`maitred simulate`, flag by flag: each of them changes what comes of the run, and none is taken and forgotten.
+
+A case is a command line, and the flags that are under test after it. What came of a run is what it printed, the requests and
+the figures that it wrote, and which other files there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from maitred.cli.simulate.flags import Flags
+
+TIMED: Final = "--beta-coeffs 1000,10,100"
+"""A step takes 1000 µs, 10 more per prefill token, 100 more per decode."""
+LOAD: Final = f"--rate 20 --num-requests 30 --prompt-tokens 100 --output-tokens 20 {TIMED}"
+BUSY: Final = f"--rate 2000 --num-requests 60 --prompt-tokens uniform:20,200 --output-tokens uniform:2,40 {TIMED}"
+MIXED: Final = f"{BUSY} --class-mix interactive:1,bulk:2 --tenant-mix auth:a:1,auth:b:3"
+TRACE: Final = f"--trace sample:mixed --max-requests 40 {TIMED}"
+BLIS: Final = f"--trace sessions.csv {TIMED}"
+ALIKE: Final = f"{BUSY} --prefix-tokens 160 --enable-prefix-caching"
+MODEL: Final = "--rate 20 --num-requests 10 --prompt-tokens 100 --output-tokens 20 --model meta-llama/llama-3.1-8b-instruct"
+MOE: Final = MODEL.replace("meta-llama/llama-3.1-8b-instruct", "mixtral-8x7b --hardware H200 --tp 4")
+SPLIT: Final = f"{BUSY} --num-instances 4 --prefill-instances 2 --decode-instances 2 --pd-kv-bytes-per-token 100000"
+WAITING: Final = f"{MIXED} --flow-control --max-concurrency 4"
+BY_USE: Final = f"{MIXED} --flow-control --saturation-detector utilization --max-num-seqs 4"
+BY_QUEUES: Final = f"{BUSY} --num-instances 4 --routing-policy weighted --routing-scorers queue-depth:1"
+TIGHT: Final = f"{BLIS} --enable-prefix-caching --total-kv-blocks 16"
+FULL: Final = f"{BUSY} --total-kv-blocks 40 --max-model-len 400"
+
+EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
+    "trace": (TRACE, "--trace azure.csv"),
+    "trace_header": ("--trace-data sessions.csv --enable-prefix-caching", "--trace-header grown.yaml"),
+    "max_requests": (TRACE, "--max-requests 30"),
+    "skip_bad_rows": ("--trace bad.csv", "--skip-bad-rows"),
+    "session_mode": (BLIS, "--session-mode closed-loop"),
+    "think_time_ms": (f"{BLIS} --session-mode closed-loop", "--think-time-ms 5"),
+    "concurrent_sessions": ("--trace agents.csv --session-mode closed-loop", "--concurrent-sessions 1"),
+    "rate": (LOAD, "--rate 40"),
+    "num_requests": (LOAD, "--num-requests 31"),
+    "input_tokens": (LOAD, "--prompt-tokens 101"),
+    "output_tokens": (LOAD, "--output-tokens 21"),
+    "class_mix": (LOAD, "--class-mix interactive:1,bulk:1"),
+    "tenant_mix": (LOAD, "--tenant-mix auth:a:1,auth:b:1"),
+    "workload_spec": (TIMED, "--workload-spec spec.yaml"),
+    "workload": (f"--rate 20 --num-requests 30 {TIMED}", "--workload chatbot"),
+    "concurrency": (f"--num-requests 30 --prompt-tokens 100 --output-tokens 20 {TIMED}", "--concurrency 3"),
+    "arrival": (LOAD, "--arrival constant"),
+    "prefix_tokens": (LOAD, "--prefix-tokens 160"),
+    "prompt_tokens_stdev": (LOAD, "--prompt-tokens-stdev 30"),
+    "prompt_tokens_min": (f"{LOAD} --prompt-tokens-stdev 30", "--prompt-tokens-min 100"),
+    "prompt_tokens_max": (f"{LOAD} --prompt-tokens-stdev 30", "--prompt-tokens-max 100"),
+    "output_tokens_stdev": (LOAD, "--output-tokens-stdev 5"),
+    "output_tokens_min": (f"{LOAD} --output-tokens-stdev 5", "--output-tokens-min 20"),
+    "output_tokens_max": (f"{LOAD} --output-tokens-stdev 5", "--output-tokens-max 20"),
+    "timeout_secs": (BUSY, "--timeout 0.02"),
+    "rate_scale": (LOAD, "--rate-scale 2"),
+    "time_scale": (LOAD, "--time-scale 2"),
+    "config": (BUSY, "--config c.yaml"),
+    "num_instances": (BUSY, "--num-instances 2"),
+    "routing_policy": (f"{BUSY} --num-instances 4", "--routing-policy power-of-two"),
+    "routing_scorers": (BY_QUEUES, "--routing-scorers load-balance:1"),
+    "admission_latency": (LOAD, "--admission-latency 7"),
+    "routing_latency": (LOAD, "--routing-latency 7"),
+    "snapshot_refresh_interval": (BY_QUEUES, "--snapshot-refresh-interval 20000"),
+    "cache_signal_delay": (
+        f"{ALIKE} --num-instances 4 --routing-policy weighted --routing-scorers precise-prefix-cache:2,queue-depth:1",
+        "--cache-signal-delay 50000",
+    ),
+    "prefill_instances": (f"{BUSY} --num-instances 4 --pd-kv-bytes-per-token 9", "--prefill-instances 1 --decode-instances 3"),
+    "decode_instances": (f"{SPLIT} --decode-instances 1 --num-instances 3", "--decode-instances 2 --num-instances 4"),
+    "pd_decider": (SPLIT, "--pd-decider never"),
+    "pd_prefix_threshold": (f"{SPLIT} --pd-decider prefix-threshold", "--pd-prefix-threshold 100"),
+    "pd_transfer_bandwidth": (SPLIT, "--pd-transfer-bandwidth 0.1"),
+    "pd_transfer_base_latency": (SPLIT, "--pd-transfer-base-latency 3"),
+    "pd_transfer_contention": (f"{SPLIT} --pd-transfer-bandwidth 0.1", "--pd-transfer-contention"),
+    "pd_kv_bytes_per_token": (f"{SPLIT} --pd-transfer-bandwidth 0.1", "--pd-kv-bytes-per-token 9"),
+    "prefill_routing_scorers": (SPLIT, "--prefill-routing-scorers load-balance:1"),
+    "decode_routing_scorers": (SPLIT, "--decode-routing-scorers load-balance:1"),
+    "admission": (f"{MIXED} --capacity 4", "--admission legacy"),
+    "capacity": (MIXED, "--capacity 4"),
+    "admission_config": (f"{MIXED} --capacity 4", "--admission-config admission.yaml"),
+    "admission_policy": (MIXED, "--admission-policy gaie-legacy"),
+    "token_bucket_capacity": (f"{BUSY} --admission-policy token-bucket", "--token-bucket-capacity 300"),
+    "token_bucket_refill_rate": (
+        f"{BUSY} --admission-policy token-bucket --token-bucket-capacity 300",
+        "--token-bucket-refill-rate 90000",
+    ),
+    "policy_config": (MIXED, "--policy-config bundle.yaml"),
+    "flow_control": (f"{MIXED} --max-num-seqs 90", "--flow-control --max-concurrency 4"),
+    "saturation_detector": (WAITING, "--saturation-detector never"),
+    "max_concurrency": (WAITING, "--max-concurrency 5"),
+    "queue_depth_threshold": (BY_USE, "--queue-depth-threshold 1"),
+    "kv_cache_util_threshold": (f"{BY_USE} --total-kv-blocks 100", "--kv-cache-util-threshold 0.2"),
+    "usage_limit_threshold": (WAITING, "--usage-limit-threshold 0.3"),
+    "dispatch_order": (WAITING, "--dispatch-order fifo"),
+    "slo_targets": (f"{WAITING} --dispatch-order slo-deadline", "--slo-targets critical=1000000,standard=5"),
+    "fairness_policy": (WAITING, "--fairness-policy round-robin"),
+    "dispatch": (WAITING, "--dispatch one"),
+    "dispatch_tick_interval": (f"{BY_USE} --queue-depth-threshold 1", "--dispatch-tick-interval 90000"),
+    "max_gateway_queue_depth": (WAITING, "--max-gateway-queue-depth 5"),
+    "per_band_capacity": (WAITING, "--per-band-capacity 5"),
+    "queue_shedding": (f"{WAITING} --max-gateway-queue-depth 5 --policy-config shed.yaml", "--queue-shedding"),
+    "request_ttl": (WAITING, "--request-ttl 9000"),
+    "in_flight_eviction": (f"{WAITING} --policy-config shed.yaml", "--in-flight-eviction"),
+    "model": (MODEL, "--model qwen3-8b"),
+    "model_config_folder": (MODEL, "--model-config-folder ."),
+    "hardware": (MODEL, "--hardware A100"),
+    "hardware_config": (f"{MODEL} --hardware H100", "--hardware-config gpus.json"),
+    "tensor_parallel_size": (MODEL, "--tp 2"),
+    "data_parallel_size": (MOE, "--dp 2"),
+    "latency_model": (MODEL, "--latency-model roofline"),
+    "alpha_coeffs": (LOAD, "--alpha-coeffs 100,1,10"),
+    "beta_coeffs": (LOAD, "--beta-coeffs 1000,10,101"),
+    "scheduler": (f"{BUSY} --max-num-seqs 2", "--scheduler sjf"),
+    "priority_policy": (f"{BUSY} --max-num-seqs 2 --scheduler priority-fcfs", "--priority-policy inverted-slo"),
+    "enable_priority_scheduling": ("--trace urgent.csv --max-num-seqs 1", "--enable-priority-scheduling"),
+    "schedule_low_priority_values_first": (
+        "--trace urgent.csv --max-num-seqs 1 --enable-priority-scheduling",
+        "--schedule-low-priority-values-first",
+    ),
+    "enable_prefix_caching": (f"{BUSY} --prefix-tokens 160", "--enable-prefix-caching"),
+    "no_enable_prefix_caching": (f"{BUSY} --prefix-tokens 160 --config cached.yaml", "--no-enable-prefix-caching"),
+    "prefix_cache": (TIGHT, "--prefix-cache radix"),
+    "radix_eviction_policy": (
+        f"{TIGHT} --prefix-cache radix",
+        "--radix-eviction-policy filo",
+    ),
+    "preemption_policy": (f"{FULL} --scheduler priority-fcfs --priority-policy slo-based", "--preemption-policy priority"),
+    "max_num_seqs": (BUSY, "--max-num-seqs 2"),
+    "max_num_batched_tokens": (BUSY, "--max-num-batched-tokens 64"),
+    "long_prefill_token_threshold": (BUSY, "--long-prefill-token-threshold 16"),
+    "total_kv_blocks": (BUSY, "--total-kv-blocks 40"),
+    "block_size_in_tokens": (FULL, "--block-size-in-tokens 20"),
+    "max_model_len": (BUSY, "--max-model-len 120"),
+    "async_scheduling": (BUSY, "--async-scheduling"),
+    "slo_ttft_ms": (BUSY, "--slo-ttft-ms 5"),
+    "slo_tpot_ms": (BUSY, "--slo-tpot-ms 2"),
+    "slo_e2e_ms": (BUSY, "--slo-e2e-ms 30"),
+    "slo_ttft": (MIXED, "--slo-ttft bulk=5ms"),
+    "slo_itl": (MIXED, "--slo-itl bulk=2ms"),
+    "slo_e2e": (MIXED, "--slo-e2e bulk=30ms"),
+    "seed": (LOAD, "--seed 43"),
+    "horizon": (LOAD, "--horizon 1000000"),
+    "horizon_secs": (LOAD, "--horizon-secs 1"),
+    "quiet": (LOAD, "--quiet"),
+    "summary_only": (LOAD, "--summary-only"),
+    "per": (MIXED, "--per tenant"),
+    "fitness_weights": (LOAD, "--fitness-weights throughput:0.5,p99_ttft:0.5"),
+    "results_path": (LOAD, "--results-path other.json"),
+    "metrics_path": (LOAD, "--metrics-path other.json"),
+    "report": (LOAD, "--report page.html"),
+    "plot": (LOAD, "--plot charts.svg"),
+    "trace_output": (LOAD, "--trace-output made"),
+    "decision_log": (f"{MIXED} --capacity 4", "--decision-log log.jsonl"),
+}
+"""By the name of the flag: the command line without it, and it."""
+
+ELSEWHERE: Final = {"step_by_step": "its results are those without it, which tests of the instance hold it to"}
+
+NEEDED: Final = {"skip_bad_rows", "workload_spec", "concurrency"}
+"""Without them their command line is a mistake."""
+
+FILES: Final[Mapping[str, str]] = {
+    "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2026-01-31 23:59:59.0000000,100,3\n",
+    "bad.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2026-01-31 23:59:59.0000000,100,3\nnever,1,1\n",
+    "sessions.csv": "request_id,session_id,prefix_group,prefix_length,input_tokens,output_tokens,arrival_time_us\n"
+    + "".join(f"{n},s{n % 3},g{n % 2},64,{60 + n},{9 + n},{n * 8_000}\n" for n in range(12)),
+    "grown.yaml": "trace_version: 2\nsession_context_growth: accumulate\n",
+    "agents.csv": "trace,sub,t,type,model,in,out,api_time,think_time,blocks,shared_prefix_blocks\n"
+    + "".join(f"t{n},,0.0,n,m,640,20,1.0,0.0,10,0\n" for n in range(4)),
+    "spec.yaml": "aggregate_rate: 10\nnum_requests: 20\nclients: [{id: a, rate_fraction: 1, arrival: {process: poisson}, "
+    "input_distribution: {type: constant, params: {value: 90}}, output_distribution: {type: constant, params: {value: 9}}}]\n",
+    "urgent.csv": "request_id,vllm_priority,prefix_group,input_tokens,output_tokens,arrival_time_us\n"
+    + "".join(f"{n},{n % 3 - 1},,60,9,{n}\n" for n in range(9)),
+    "cached.yaml": "instance: {enable_prefix_caching: true}\n",
+    "c.yaml": "instance: {max_num_seqs: 2}\n",
+    "admission.yaml": "classes: {interactive: {queue_size: 1}, bulk: {queue_size: 1}}\n",
+    "bundle.yaml": "admission: {policy: reject-all}\n",
+    "shed.yaml": "admission: {slo_priorities: {standard: -1, critical: 4}}\n",
+    "config.json": '{"model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, '
+    '"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 32000, "torch_dtype": "bfloat16", "hidden_act": "silu"}',
+    "gpus.json": '{"H100": {"TFlopsPeak": 100, "BwPeakTBs": 1, "mfuPrefill": 0.5, "mfuDecode": 0.3, "MemoryGiB": 80}}',
+}
+
+RESULTS: Final[tuple[str, ...]] = ("r.json", "m.json")
+
+
+def outcome(maitred: Any, line: str) -> dict[str, str]:
+    """What came of it. Options that are said twice count the last time."""
+    for name in RESULTS:
+        Path(name).unlink(missing_ok=True)
+    wanted = [] if "--summary-only" in line else ["--results-path", "r.json"]
+    said = maitred("simulate", *wanted, "--metrics-path", "m.json", *line.split())
+    files = {path.name: "" for path in Path().iterdir()}
+    written = {name: Path(name).read_text(encoding="utf-8") for name in RESULTS if name in files}
+    return files | written | {"out": said.out, "error": said.err if said.code else ""}
+
+
+def test_every_flag_is_here() -> None:
+    assert {*EFFECTS, *ELSEWHERE} == {field.name for field in fields(Flags)}
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_a_flag_has_an_effect(maitred: Any, name: str) -> None:
+    for path, text in FILES.items():
+        Path(path).write_text(text, encoding="utf-8")
+    line, flags = EFFECTS[name]
+    with_it = outcome(maitred, f"{line} {flags}")
+    assert not with_it["error"]
+    for path in {path.name for path in Path().iterdir()} - {*FILES}:
+        Path(path).unlink()
+    without = outcome(maitred, line)
+    assert bool(without["error"]) == (name in NEEDED)
+    assert with_it != without

@@ -1,0 +1,145 @@
+"""How far apart the contexts of a batch lie: worked out for the latency models that ask, and for no other."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instance_timeline import request
+from test_skipping import drive, workloads
+
+from maitred.batching.spread import spread_of
+from maitred.contracts import EVEN, BatchShape, LatencyModel, Overheads, Spread
+from maitred.instance import Instance, InstanceConfig, LinearLatency, new_instance
+from maitred.instance.latency import BySpread, Grid, Skew, StepTable, TableLatency
+from maitred.instance.latency.affine import Envelope, Line, envelope
+from maitred.request import Request
+from maitred.sim import ClusterConfig, DisaggregationConfig, simulate
+from maitred.workload import Job
+
+UNEVEN = TableLatency(
+    table=StepTable(
+        tokens=((1.0, 20.0), (50.0, 130.0)),
+        decode=Grid(((1.0, 2.0, 9.0), (1.0, 30.0, 100.0, 300.0)), (1, 3, 8, 40, 2, 7.5, 21, 90, 9, 44, 60, 333)),
+        mixed=Grid(((1.0, 100.0), (0.0, 100.0), (0.0, 9.0), (0.0, 200.0)), tuple(float(7 * i) for i in range(16))),
+        skew=Skew((2.0, 6.0), (0.3, 1.0), (40.0, 150.0), (0.9, 0.1, 0.5, 0.2, 1.0, 0.0, 0.3, 0.7)),
+    )
+)
+
+
+class Asking(BySpread):
+    """Every step takes 100 µs. Keeps what it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__(Overheads())
+        self.seen: list[BatchShape] = []
+
+    def compiled(self, _scale: float) -> LatencyModel:
+        return self
+
+    def apart(self, decodes: int, spread: Spread, first: int, last: int) -> Envelope:
+        self.seen.append(BatchShape(decodes, first, spread=spread))
+        return envelope((Line(100),))
+
+    def mixed(self, batch: BatchShape) -> float:
+        self.seen.append(batch)
+        return 100
+
+
+def asked(engine: Instance, lengths: list[tuple[int, int]]) -> None:
+    """Run requests of so many prompt and output tokens."""
+    for number, (prompt, output) in enumerate(lengths):
+        engine.enqueue(request(number, prompt), output, 0)
+    while (due := engine.next_event()) is not None:
+        engine.advance(due)
+
+
+@pytest.mark.parametrize(
+    ("contexts", "above", "below", "deviation"),
+    [
+        ([7], 0, 0, 0),
+        ([100, 200, 600], 300, 200, ((200**2 + 100**2 + 300**2) / 3) ** 0.5),
+        ([5, 5, 5, 9], 3, 1, 3**0.5),
+    ],
+)
+def test_distances_from_the_mean(contexts: list[int], above: float, below: float, deviation: float) -> None:
+    assert spread_of(contexts) == Spread(above, below, pytest.approx(deviation))
+
+
+@given(st.lists(st.integers(0, 200_000), min_size=1, max_size=40), st.integers(1, 100_000))
+def test_it_is_the_same_to_the_last_bit_all_through_a_run(contexts: list[int], steps: int) -> None:
+    assert spread_of([context + steps for context in contexts]) == spread_of(contexts)
+
+
+@pytest.mark.parametrize("flavour", ["maitred", "blis"])
+def test_a_batch_says_how_far_apart_its_contexts_lie(flavour: Any) -> None:
+    model = Asking()
+    engine = new_instance(msgspec.structs.replace(InstanceConfig(flavour=flavour), latency=model), Random(0))
+    asked(engine, [(100, 30), (200, 30), (600, 11)])
+
+    assert [(batch.decodes, batch.context, batch.spread) for batch in model.seen] == [
+        (0, 0, EVEN),
+        (3, 900, spread_of([100, 200, 600])),
+        (2, 320, Spread(50, 50, 50)),  # the last has gone
+    ]
+
+
+def test_who_comes_with_its_kv_counts_from_its_first_step() -> None:
+    model = Asking()
+    instance = msgspec.structs.replace(InstanceConfig(), latency=model)
+    split = DisaggregationConfig(prefill_instances=1, decode_instances=1, kv_bytes_per_token=1)
+    jobs = [Job(Request(id=n, arrival=0, prompt_tokens=prompt), 3) for n, prompt in enumerate((300, 100))]
+    simulate(jobs, ClusterConfig(num_instances=2, disaggregation=split), instance)
+
+    decoding = [batch for batch in model.seen if batch.decodes]
+    assert [(batch.decodes, batch.context, batch.spread) for batch in decoding] == [(2, 400, Spread(100, 100, 100))]
+
+
+def test_nobody_pays_who_does_not_ask() -> None:
+    shapes = []
+
+    class Watching(Instance):
+        def _time(self, run: Any) -> None:
+            shapes.append(run.shape)
+            super()._time(run)
+
+    asked(Watching(InstanceConfig(latency=LinearLatency()), Random(0)), [(100, 30), (600, 30)])
+
+    assert shapes
+    assert all(shape.spread is EVEN for shape in shapes)
+
+
+@pytest.mark.parametrize(("flavour", "ahead"), [("maitred", False), ("maitred", True), ("blis", False)])
+@settings(max_examples=40, deadline=None)
+@given(workload=workloads(), looks=st.sets(st.integers(0, 4000), max_size=5), ranks=st.sampled_from([1, 2]))
+def test_skipping_changes_nothing(flavour: Any, ahead: bool, workload: Any, looks: set[int], ranks: int) -> None:
+    config, jobs, aborts = workload
+    if flavour == "blis":
+        aborts, looks = [], set()  # BLIS knows neither
+    assert UNEVEN.table is not None
+    table = msgspec.structs.replace(UNEVEN.table, data_parallel_size=ranks)
+    config |= {"latency": TableLatency(table=table), "flavour": flavour, "async_scheduling": ahead}
+    skipping = drive(InstanceConfig(**config), jobs, aborts, looks)
+
+    assert skipping == drive(InstanceConfig(**config, step_by_step=True), jobs, aborts, set())
+
+
+@given(
+    jobs=st.lists(st.tuples(st.integers(0, 5_000), st.integers(1, 150), st.integers(1, 150)), min_size=1, max_size=12),
+    seqs=st.sampled_from([2, 5, 16]),
+)
+def test_gaps_between_tokens_are_counted_alike(jobs: list[tuple[int, int, int]], seqs: int) -> None:
+    requests = [
+        Job(Request(id=n, arrival=at, prompt_tokens=prompt), output) for n, (at, prompt, output) in enumerate(sorted(jobs))
+    ]
+    config = InstanceConfig(latency=UNEVEN, max_num_seqs=seqs)
+    skipping, singly = (
+        simulate(requests, instance=each) for each in (config, msgspec.structs.replace(config, step_by_step=True))
+    )
+
+    assert skipping.finished.tolist() == singly.finished.tolist()
+    assert skipping.instances[0].gaps == singly.instances[0].gaps
