@@ -28,9 +28,10 @@ from time import process_time
 
 import msgspec
 
-from maitred.contracts import PrefixWatcher, Seq
+from maitred.contracts import PrefixWatcher
 from maitred.queueing import SCHEDULERS
 from maitred.request import Request
+from maitred.seq import Seq
 from measuring import CALIBRATION_LOOPS, calibrate
 
 SIZES = (128, 1_000, 10_000)

@@ -15,7 +15,7 @@ import msgspec
 
 from maitred.decisions import Decision
 from maitred.request import Request, RequestId
-from maitred.seq import Seq as Seq
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

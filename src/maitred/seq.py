@@ -1,4 +1,4 @@
-"""Seq: a request inside an instance. (Not in `contracts`, since this module can be compiled: `docs/performance.md`.)"""
+"""Seq: a request inside an instance, in all its life there."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 
 from maitred.batching import BatchLimits, ContinuousBatch
-from maitred.contracts import Seq
 from maitred.kv import BlockCounts
 from maitred.queueing import SCHEDULERS
 from maitred.request import Request
+from maitred.seq import Seq
 
 
 def test_what_prefills_already_shares_what_the_decodes_and_those_before_it_leave() -> None:

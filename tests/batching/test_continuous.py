@@ -7,11 +7,12 @@ from random import Random
 import pytest
 
 from maitred.batching import BatchLimits, ContinuousBatch, Step
-from maitred.contracts import Seq, WaitQueue
+from maitred.contracts import WaitQueue
 from maitred.errors import InvariantError
 from maitred.kv import BlockCounts
 from maitred.queueing import SCHEDULERS
 from maitred.request import Request
+from maitred.seq import Seq
 
 
 class Bench:

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from maitred.batching import spread
 from maitred.calibration.compiling import graph_sizes
 from maitred.calibration.folder import read_folder
 from maitred.calibration.timelines import jobs_of, read_timeline
 from maitred.calibration.validation import Validation, peer_errors, validate
 from maitred.contracts import EVEN
+from maitred.instance import engine
 from maitred.sim import simulate
 
 RUNS = Path(__file__).parents[1] / "vectors" / "vllm_timelines"
@@ -86,7 +86,7 @@ def test_the_documentation_has_what_comes_of_profiles_alone() -> None:
 
 
 def test_the_documentation_has_what_comes_of_it_if_all_lengths_were_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread, "spread_of", lambda _contexts: EVEN)
+    monkeypatch.setattr(engine, "spread_of", lambda _contexts: EVEN)
 
     assert documented("all lengths equal, **nothing fitted** (0 µs)") == pytest.approx(nothing_fitted(), abs=0.051)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from maitred.contracts import PrefixView, QueuePolicy, Seq, StepView, WaitQueue
+from maitred.contracts import PrefixView, QueuePolicy, StepView, WaitQueue
 from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency
 from maitred.queueing.policy import Queue
 from maitred.request import Request, RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 PATIENCE: Micros = 500

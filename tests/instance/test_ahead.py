@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from instance_timeline import ABORTED, FINISHED, FIRST, request, run
 from test_skipping import drive, workloads
 
-from maitred.contracts import Seq
 from maitred.instance import Instance, InstanceConfig, LinearLatency, new_instance
 from maitred.request import Request
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

@@ -12,10 +12,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.contracts import BatchShape, PrefixView, QueuePolicy, Seq, StepView, WaitQueue
+from maitred.contracts import BatchShape, PrefixView, QueuePolicy, StepView, WaitQueue
 from maitred.instance import EventKind, Instance, InstanceConfig, InstanceEvent
 from maitred.queueing import SCHEDULERS
 from maitred.request import Request, RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 Seen = list[tuple[Micros, int, int, int]]

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.contracts import Seq
 from maitred.errors import InvariantError
 from maitred.kv import BlockCounts
 from maitred.request import Request
+from maitred.seq import Seq
 
 SOMEBODY = Seq(Request(id=0, arrival=0, prompt_tokens=1), 0, 1)
 

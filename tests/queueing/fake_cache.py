@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from maitred.contracts import PrefixWatcher, Seq
+from maitred.contracts import PrefixWatcher
 from maitred.request import Request
+from maitred.seq import Seq
 
 
 class Said:

@@ -8,9 +8,10 @@ from random import Random
 
 import msgspec
 
-from maitred.contracts import PriorityPolicy, Seq, StepView, WaitQueue
+from maitred.contracts import PriorityPolicy, StepView, WaitQueue
 from maitred.queueing import SCHEDULERS
 from maitred.request import PriorityClass, Request
+from maitred.seq import Seq
 from maitred.units import SECOND, Micros
 
 

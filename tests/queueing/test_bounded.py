@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from queue_samples import ALL, Step, begun, mixed, queue, seq
 
-from maitred.contracts import Seq, WaitQueue
+from maitred.contracts import WaitQueue
 from maitred.queueing import SCHEDULERS
 from maitred.queueing.bounded import Bounded
+from maitred.seq import Seq
 from maitred.units import SECOND
 
 

@@ -9,9 +9,9 @@ from fake_cache import FakeCache, Idle, Said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.contracts import Seq
 from maitred.queueing import SCHEDULERS
 from maitred.request import Request
+from maitred.seq import Seq
 
 STEMS = ("", "a", "aaab", "aaabbb", "bbbb")
 

@@ -12,8 +12,8 @@ from fake_cache import FakeCache, Idle, depth, key, seq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.contracts import Seq
 from maitred.queueing import SCHEDULERS
+from maitred.seq import Seq
 
 BLOCK = 16
 

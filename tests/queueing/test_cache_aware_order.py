@@ -7,11 +7,12 @@ from random import Random
 import pytest
 from fake_cache import FakeCache, Idle, seq
 
-from maitred.contracts import Seq, WaitQueue
+from maitred.contracts import WaitQueue
 from maitred.errors import ConfigError
 from maitred.queueing import SCHEDULERS
 from maitred.queueing.cache_aware import CacheAwarePolicy
 from maitred.queueing.prefix_index import PrefixIndex
+from maitred.seq import Seq
 
 CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 

@@ -9,10 +9,10 @@ from fake_cache import Idle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.contracts import Seq
 from maitred.kv import BlockPool, PrefixCache, RadixCache, TokenIds
 from maitred.queueing import SCHEDULERS
 from maitred.request import Request
+from maitred.seq import Seq
 
 BLOCK, TOTAL = 4, 24
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from queue_samples import begun, drained, seq
 
-from maitred.contracts import Seq
 from maitred.queueing import SCHEDULERS
+from maitred.seq import Seq
 
 COMPOSED = [
     "aged-sjf",

@@ -9,10 +9,11 @@ from typing import ClassVar
 from fake_cache import FakeCache, Said
 from queue_samples import Step, begun, drained, queue, seq
 
-from maitred.contracts import PrefixView, Seq, SortKey, WaitQueue
+from maitred.contracts import PrefixView, SortKey, WaitQueue
 from maitred.queueing import SCHEDULERS
 from maitred.queueing.policy import KeyPolicy
 from maitred.request import PriorityClass
+from maitred.seq import Seq
 from maitred.units import SECOND
 
 

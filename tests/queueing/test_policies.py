@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from queue_samples import ALL, Step, begun, drained, mixed, queue, seq
 
-from maitred.contracts import Seq
 from maitred.errors import ConfigError
 from maitred.queueing import SCHEDULERS
+from maitred.seq import Seq
 
 
 def test_fcfs_serves_in_order_of_arrival_and_the_preempted_first() -> None:

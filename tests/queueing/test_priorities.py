@@ -7,11 +7,12 @@ from random import Random
 import pytest
 from queue_samples import Moody, begun, drained, queue, seq
 
-from maitred.contracts import PriorityPolicy, Seq
+from maitred.contracts import PriorityPolicy
 from maitred.errors import ConfigError
 from maitred.queueing.config import QueueingConfig
 from maitred.queueing.priorities import PRIORITIES
 from maitred.request import Request
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from fake_cache import FakeCache, Idle, Said, seq
 
-from maitred.contracts import PrefixView, Seq, WaitQueue
+from maitred.contracts import PrefixView, WaitQueue
 from maitred.errors import ConfigError
 from maitred.queueing import SCHEDULERS
 from maitred.request import Request
+from maitred.seq import Seq
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "sglang_policies.jsonl.gz"
 

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_samples import begun, drained, queue, seq
 
-from maitred.contracts import PrefixView, QueuePolicy, Seq, StepView, WaitQueue
+from maitred.contracts import PrefixView, QueuePolicy, StepView, WaitQueue
 from maitred.instance import Instance, InstanceConfig, LinearLatency
 from maitred.queueing import SCHEDULERS
 from maitred.queueing.wrapping import Around
 from maitred.request import Request
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

@@ -8,8 +8,9 @@ the token budget, the sequence limit and the KV blocks go. It owns the running b
 from __future__ import annotations
 
 from maitred.batching.blis import BlisBatch, BlisStep
-from maitred.batching.continuous import BatchLimits, Chunk, ContinuousBatch, Step, Victims
-from maitred.batching.spread import SpreadBatch, SpreadBlisBatch
+from maitred.batching.continuous import ContinuousBatch, Step
+from maitred.batching.limits import BatchLimits, Chunk, Victims
+from maitred.batching.spread import spread_of
 
 __all__ = [
     "BatchLimits",
@@ -17,8 +18,7 @@ __all__ = [
     "BlisStep",
     "Chunk",
     "ContinuousBatch",
-    "SpreadBatch",
-    "SpreadBlisBatch",
     "Step",
     "Victims",
+    "spread_of",
 ]

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maitred.batching.continuous import BatchLimits, Chunk, ContinuousBatch, Step, Victims
-from maitred.contracts import BatchShape, Seq, WaitQueue
+from maitred.batching.continuous import ContinuousBatch, Step
+from maitred.batching.limits import BatchLimits, Chunk, Victims
+from maitred.contracts import BatchShape, WaitQueue
 from maitred.kv import BlisBlocks
+from maitred.seq import Seq
 from maitred.units import Micros
 
 
@@ -57,6 +59,9 @@ class BlisBatch(ContinuousBatch):
     def shape(self, step: Step) -> BatchShape:
         decodes, context = self.decodes - len(self._stalled), self.context - sum(map(self._held, self._stalled))
         return BatchShape(decodes, context, step.prefill, tuple(chunk for chunk in step.chunks if chunk.tokens))
+
+    def contexts(self, step: Step) -> list[int]:
+        return [self._held(seq) for seq in self.sequences.values() if seq.decoding and seq not in self._stalled]
 
     def run(self, steps: int) -> None:
         super().run(steps)

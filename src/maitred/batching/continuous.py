@@ -17,44 +17,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from enum import Enum
 
-import msgspec
-
-from maitred.contracts import BatchShape, ChunkShape, Seq, WaitQueue
+from maitred.batching.limits import BatchLimits, Chunk, Victims
+from maitred.contracts import BatchShape, WaitQueue
 from maitred.errors import InvariantError
 from maitred.kv import NOTHING, BlockCounts, PrefixedBlocks
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
-
-
-class BatchLimits(msgspec.Struct, frozen=True):
-    """What one step may hold. `long_prefill_token_threshold` 0: no limit on a chunk but the budget."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    long_prefill_token_threshold: int
-
-
-class Victims(Enum):
-    """Who is preempted when KV blocks run out."""
-
-    NEWEST = "fcfs"
-    """The last admitted."""
-    LEAST_URGENT = "priority"
-    """The lowest `Seq.priority`, of equals the latest to arrive, of equals the last admitted (BLIS)."""
-
-    def choose(self, running: Sequence[Seq]) -> int:
-        """The place of the victim in `running`, which is in order of admission and not empty."""
-        if self is Victims.NEWEST:
-            return len(running) - 1
-        return max((-seq.priority, seq.request.arrival, place) for place, seq in enumerate(running))[2]
-
-
-class Chunk(ChunkShape, frozen=True, gc=False):
-    """Prefill work of one sequence in one step."""
-
-    seq: Seq
 
 
 class Step:
@@ -166,6 +136,14 @@ class ContinuousBatch:
         chunks = tuple(chunk for chunk in step.chunks if chunk not in decode)
         context = self.context + sum(chunk.start for chunk in decode)
         return BatchShape(self.decodes + len(decode), context, step.prefill - len(decode), chunks)
+
+    def contexts(self, step: Step) -> list[int]:
+        """Tokens of KV of each sequence that decodes in `step`, in no order."""
+        ahead = self.number - 1
+        contexts = [seq.request.prompt_tokens - seq.origin + ahead for seq in self.sequences.values() if seq.decoding]
+        if self.resuming:
+            contexts += [chunk.start for chunk in step.chunks if chunk.start == chunk.seq.carried > 0]
+        return contexts
 
     def run(self, steps: int) -> None:
         """`steps` steps are over, as far as the decoding sequences go."""

@@ -10,7 +10,8 @@ from random import Random
 from maitred.instance.ahead import AheadInstance
 from maitred.instance.blis import BlisInstance
 from maitred.instance.config import InstanceConfig
-from maitred.instance.engine import EventKind, Instance, InstanceEvent
+from maitred.instance.engine import Instance
+from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.latency import LinearLatency, parse_latency
 
 __all__ = ["EventKind", "Instance", "InstanceConfig", "InstanceEvent", "LinearLatency", "new_instance", "parse_latency"]

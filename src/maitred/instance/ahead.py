@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from random import Random
 
-from maitred.contracts import Seq
 from maitred.errors import InvariantError
 from maitred.instance.config import InstanceConfig
-from maitred.instance.engine import EventKind, Instance, Run
+from maitred.instance.engine import Instance, Run
+from maitred.instance.events import EventKind
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

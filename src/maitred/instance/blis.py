@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from random import Random
 
 from maitred.batching import BlisStep
-from maitred.contracts import BatchShape, Seq
+from maitred.contracts import BatchShape
 from maitred.instance.config import InstanceConfig
-from maitred.instance.engine import Instance, InstanceEvent, Run
+from maitred.instance.engine import Instance, Run
+from maitred.instance.events import InstanceEvent
 from maitred.request import PrefixKeys, Request, RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

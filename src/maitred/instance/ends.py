@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from maitred.contracts import Seq
+from maitred.seq import Seq
 
 
 class Ends:

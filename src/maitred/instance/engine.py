@@ -17,47 +17,26 @@ driver asks it when all that happens at this instant has been said.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
-from maitred.batching import BatchLimits, BlisBatch, ContinuousBatch, SpreadBatch, SpreadBlisBatch, Step, Victims
-from maitred.contracts import BatchShape, LatencyModel, Seq
+from maitred.batching import BatchLimits, BlisBatch, ContinuousBatch, Step, Victims, spread_of
+from maitred.contracts import BatchShape
 from maitred.errors import InvariantError
 from maitred.instance.config import InstanceConfig
 from maitred.instance.ends import Ends
+from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.latency import BySpread
 from maitred.instance.meter import Meter
 from maitred.kv import BlisBlocks, BlisPool, BlockCounts, PrefixCache, PrefixedBlocks
 from maitred.request import PrefixKeys, Request, RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
-
-class EventKind(IntEnum):
-    """What happened to a request in an instance. All but the first two end its life there."""
-
-    FIRST_TOKEN = 0
-    PREEMPTED = 1
-    """It lost its KV and waits again; the tokens it has emitted stand."""
-    FINISHED = 2
-    TIMED_OUT = 3
-    ABORTED = 4
-    REFUSED = 5
-    """It can never run here; `Instance.refusal` says why."""
-
-
 _FIRST_TOKEN, _FINISHED = EventKind.FIRST_TOKEN, EventKind.FINISHED  # enum members are slow to look up
-
-
-class InstanceEvent(msgspec.Struct, frozen=True, gc=False):
-    """With all kinds but FIRST_TOKEN, `seq` is settled: `seq.emitted` counts the tokens that came out."""
-
-    at: Micros
-    kind: EventKind
-    seq: Seq
 
 
 class Run:
@@ -81,6 +60,7 @@ class Instance:
     def __init__(self, config: InstanceConfig, rng: Random) -> None:
         """Raises ConfigError for an unknown scheduler."""
         self._latency = config.latency_model()
+        self._by_spread = isinstance(self._latency, BySpread)
         self._model_len = config.model_len
         self._step_limit = 1 if config.step_by_step else 1 << 60
         self.cache = config.new_prefix_cache()
@@ -88,7 +68,7 @@ class Instance:
         self._blocks = _blocks(config, self.cache)
         self._memory = self._blocks if isinstance(self._blocks, PrefixedBlocks) else None
         limits = BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.long_prefill_token_threshold)
-        self._batch = _batch(self._latency, limits, self._blocks, Victims(config.preemption_policy))
+        self._batch = _batch(limits, self._blocks, Victims(config.preemption_policy))
         self._waiting = config.policy().queue(self.cache, rng)
         self._seqs: dict[RequestId, Seq] = {}
         self._answers: dict[RequestId, int] = {}
@@ -274,13 +254,20 @@ class Instance:
             self._preempted(seq, now)
         if not (step.chunks or batch.decodes or step.preempted):
             raise InvariantError(f"{self.waiting} sequences wait and none fits an empty instance")
-        run = self._run = Run(now, step.repeat, step, batch.shape(step))
+        run = self._run = Run(now, step.repeat, step, self._shape(step))
         self._time(run)
         if run.steps > 1 and waiting is not None and not batch.full:  # full, nobody asks who is next
             stable = waiting.stable_until(now)
             if stable is not None:
                 self._cut(run, stable)
         return run
+
+    def _shape(self, step: Step) -> BatchShape:
+        """The work of `step`, as the latency model wants to see it."""
+        shape = self._batch.shape(step)
+        if self._by_spread and shape.decodes > 1:
+            return replace(shape, spread=spread_of(self._batch.contexts(step)))
+        return shape
 
     def _preempted(self, seq: Seq, now: Micros) -> None:
         self.preemptions += 1
@@ -330,7 +317,7 @@ class Instance:
         self._batch.run(steps)
         run.start += span
         run.steps -= steps
-        run.shape = self._batch.shape(run.step)
+        run.shape = self._shape(run.step)
 
     def _commit(self, run: Run) -> None:
         """The run is over: prompts may be complete, sequences may end."""
@@ -427,8 +414,7 @@ def _blocks(config: InstanceConfig, cache: PrefixCache[Any] | None) -> BlockCoun
     return BlisBlocks(cache) if isinstance(cache, BlisPool) else PrefixedBlocks(cache)
 
 
-def _batch(latency: LatencyModel, limits: BatchLimits, blocks: BlockCounts, victims: Victims) -> ContinuousBatch:
-    by_spread = isinstance(latency, BySpread)
+def _batch(limits: BatchLimits, blocks: BlockCounts, victims: Victims) -> ContinuousBatch:
     if isinstance(blocks, BlisBlocks):
-        return SpreadBlisBatch(limits, blocks, victims) if by_spread else BlisBatch(limits, blocks, victims)
-    return SpreadBatch(limits, blocks, victims) if by_spread else ContinuousBatch(limits, blocks, victims)
+        return BlisBatch(limits, blocks, victims)
+    return ContinuousBatch(limits, blocks, victims)

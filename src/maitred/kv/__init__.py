@@ -14,9 +14,10 @@ from maitred.kv.blis_pool import BlisPool
 from maitred.kv.cache import Lock, PrefixCache
 from maitred.kv.counts import BlockCounts
 from maitred.kv.eviction import EVICTIONS, EvictionPolicy
+from maitred.kv.finds import NOTHING
 from maitred.kv.keys import TokenIds, chain_of, extended, namespace_of, namespaced
 from maitred.kv.pool import BlockPool
-from maitred.kv.prefixed import NOTHING, PrefixedBlocks
+from maitred.kv.prefixed import PrefixedBlocks
 from maitred.kv.radix import RadixCache
 from maitred.kv.reuse import Reuse, reuse
 

@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
-from maitred.contracts import Seq
 from maitred.kv.blis_pool import BlisPool
 from maitred.kv.counts import BlockCounts
-from maitred.kv.prefixed import NOTHING, Content, Found, PrefixedBlocks, own_keys
+from maitred.kv.finds import NOTHING, Found
+from maitred.kv.prefixed import Content, PrefixedBlocks, own_keys
 from maitred.request import RequestId
+from maitred.seq import Seq
 
 
 class BlisBlocks(PrefixedBlocks):

@@ -29,9 +29,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-import msgspec
-
 from maitred.contracts import PrefixWatcher
+from maitred.kv.finds import Look
 from maitred.kv.keys import chain_of
 from maitred.request import Request
 
@@ -45,19 +44,11 @@ class Lock:
         self.published = published
 
 
-class Look(msgspec.Struct, frozen=True, gc=False):
-    """What locking a chain would find, in blocks."""
-
-    cached: int
-    idle: int
-    """Of these, those that nobody holds: to lock them takes as many of the free ones."""
-
-
 L = TypeVar("L", bound=Lock)
 
 
 class PrefixCache(Protocol[L]):
-    """A `PrefixView`, and more: see the module. A lock belongs to the cache that gave it; once unlocked it is void (KeyError)."""
+    """A `PrefixView`, and more: see the module. A lock belongs to the cache that gave it; unlocked it is void (KeyError)."""
 
     @property
     def block_size(self) -> int: ...

@@ -13,8 +13,8 @@ Here blocks have no content: whoever leaves takes his with him. `PrefixedBlocks`
 
 from __future__ import annotations
 
-from maitred.contracts import Seq
 from maitred.errors import InvariantError
+from maitred.seq import Seq
 
 
 class BlockCounts:

@@ -25,7 +25,8 @@ from typing import TypeAlias
 
 from maitred.contracts import PrefixWatcher
 from maitred.errors import InvariantError
-from maitred.kv.cache import Lock, Look, PrefixCache, Watchers
+from maitred.kv.cache import Lock, PrefixCache, Watchers
+from maitred.kv.finds import Look
 
 
 class Run:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from maitred.contracts import Seq
 from maitred.errors import InvariantError
 from maitred.kv.cache import Lock, PrefixCache
 from maitred.kv.counts import BlockCounts
+from maitred.kv.finds import NOTHING, Found
 from maitred.kv.keys import namespaced
 from maitred.request import PrefixKeys, RequestId
+from maitred.seq import Seq
 
 _OWN = 0x6F776E
 """Marks the keys of what only its sequence knows. Hashes of ints are the same in every process."""
@@ -27,18 +26,6 @@ _OWN = 0x6F776E
 def own_keys(seq: Seq, first: int, end: int) -> list[int]:
     """Keys of its blocks from `first` to before `end`, which nobody else has."""
     return [hash((_OWN, seq.order, block)) for block in range(first, end)]
-
-
-class Found(msgspec.Struct, frozen=True, gc=False):
-    """What the memory holds already of a sequence that wants to enter."""
-
-    tokens: int = 0
-    """Whole blocks' worth, and at least one less than it needs: a token must be computed for one to come out."""
-    idle: int = 0
-    """Blocks of these that nobody holds: to use them takes as many of the free ones."""
-
-
-NOTHING = Found()
 
 
 class Content:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from random import Random
 
-from maitred.contracts import PrefixView, Seq, SortKey, WaitQueue
+from maitred.contracts import PrefixView, SortKey, WaitQueue
 from maitred.queueing.cache_aware import StandingPolicy
 from maitred.queueing.places import Waiter
 from maitred.queueing.policy import SCHEDULERS, CacheAware, KeyPolicy, PolicyInfo
+from maitred.seq import Seq
 from maitred.units import SECOND
 
 _HOLD_NOBODY_BACK = -1

@@ -17,10 +17,11 @@ from bisect import bisect_left, insort
 from random import Random
 from typing import TypeAlias
 
-from maitred.contracts import PrefixView, QueuePolicy, Seq, StepView, WaitQueue
+from maitred.contracts import PrefixView, QueuePolicy, StepView, WaitQueue
 from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo
 from maitred.queueing.wrapping import Around, earliest
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros, from_seconds
 
 _Place: TypeAlias = tuple[Micros, RequestId]

@@ -10,11 +10,12 @@ from bisect import insort
 from enum import StrEnum
 from random import Random
 
-from maitred.contracts import PrefixView, QueuePolicy, Seq, StepView, WaitQueue
+from maitred.contracts import PrefixView, QueuePolicy, StepView, WaitQueue
 from maitred.queueing.fcfs import FirstComeFirstServed
 from maitred.queueing.lanes import LanedQueue, Lanes
 from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

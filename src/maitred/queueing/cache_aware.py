@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from random import Random
 
-from maitred.contracts import PrefixView, QueuePolicy, Seq, SortKey, StepView, WaitQueue
+from maitred.contracts import PrefixView, QueuePolicy, SortKey, StepView, WaitQueue
 from maitred.queueing.fcfs import FirstComeFirstServed
 from maitred.queueing.heap import SeqHeap
 from maitred.queueing.places import Waiter
 from maitred.queueing.policy import Queue
 from maitred.queueing.prefix_index import PrefixIndex
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

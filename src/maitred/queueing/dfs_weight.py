@@ -15,12 +15,13 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from maitred.contracts import Seq, StepView, WaitQueue
+from maitred.contracts import StepView, WaitQueue
 from maitred.queueing.cache_aware import CacheAwarePolicy, CacheAwareQueue
 from maitred.queueing.places import Place, Waiter
 from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo
 from maitred.queueing.prefix_index import PrefixIndex
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 Age: TypeAlias = tuple[bool, int, int]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import inf
 
-from maitred.contracts import Seq, SortKey
+from maitred.contracts import SortKey
 from maitred.queueing.policy import SCHEDULERS, KeyPolicy, PolicyInfo
+from maitred.seq import Seq
 
 
 @SCHEDULERS.register("edf")

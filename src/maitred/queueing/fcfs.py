@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from random import Random
 
-from maitred.contracts import PrefixView, QueuePolicy, Seq, WaitQueue
+from maitred.contracts import PrefixView, QueuePolicy, WaitQueue
 from maitred.queueing.policy import SCHEDULERS, PolicyInfo, Queue
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

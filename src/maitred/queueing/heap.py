@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
-from maitred.contracts import Seq, SortKey
+from maitred.contracts import SortKey
 from maitred.request import RequestId
+from maitred.seq import Seq
 
 _Entry: TypeAlias = tuple[SortKey, int, Seq]
 

@@ -8,7 +8,7 @@ keeps its age; SGLang begins it anew.
 
 from __future__ import annotations
 
-from maitred.contracts import Seq, StepView, WaitQueue
+from maitred.contracts import StepView, WaitQueue
 from maitred.queueing.cache_aware import CacheAwarePolicy, CacheAwareQueue
 from maitred.queueing.heap import SeqHeap
 from maitred.queueing.places import Waiter
@@ -16,6 +16,7 @@ from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo
 from maitred.queueing.prefix_index import PrefixIndex
 from maitred.queueing.tournament import Player, Tournament
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

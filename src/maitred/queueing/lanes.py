@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import Generic, TypeVar
 
-from maitred.contracts import PrefixView, PrefixWatcher, QueuePolicy, Seq, StepView, WaitQueue
+from maitred.contracts import PrefixView, PrefixWatcher, QueuePolicy, StepView, WaitQueue
 from maitred.queueing.policy import Queue
 from maitred.request import Request, RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 _IDLE_LANES = 64

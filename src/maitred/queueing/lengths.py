@@ -10,8 +10,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from typing import Protocol
 
-from maitred.contracts import Seq
 from maitred.request import Request
+from maitred.seq import Seq
 from maitred.spelling import PolicyRegistry
 
 _KEPT = 64

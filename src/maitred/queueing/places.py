@@ -11,8 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
-from maitred.contracts import Seq
 from maitred.errors import InvariantError
+from maitred.seq import Seq
 
 
 class Waiter:

@@ -9,9 +9,10 @@ from random import Random
 
 import msgspec
 
-from maitred.contracts import PrefixView, QueuePolicy, Seq, SortKey, StepView, WaitQueue
+from maitred.contracts import PrefixView, QueuePolicy, SortKey, StepView, WaitQueue
 from maitred.queueing.heap import SeqHeap
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.spelling import PolicyRegistry
 from maitred.units import Micros
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from maitred.contracts import PrefixView, PrefixWatcher, Seq
+from maitred.contracts import PrefixView, PrefixWatcher
 from maitred.queueing.duplicates import Duplicates
 from maitred.queueing.places import Place, PlaceTree, Waiter
 from maitred.request import RequestId
+from maitred.seq import Seq
 
 
 class PrefixIndex(PrefixWatcher):

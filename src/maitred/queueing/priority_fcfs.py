@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from random import Random
 
-from maitred.contracts import PrefixView, PriorityPolicy, QueuePolicy, Seq, SortKey, StepView, WaitQueue
+from maitred.contracts import PrefixView, PriorityPolicy, QueuePolicy, SortKey, StepView, WaitQueue
 from maitred.queueing.heap import SeqHeap
 from maitred.queueing.policy import SCHEDULERS, PolicyInfo, Queue
 from maitred.queueing.priorities import AgePriority, Constant, SteadyPriority
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

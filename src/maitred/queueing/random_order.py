@@ -9,9 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from random import Random
 
-from maitred.contracts import PrefixView, QueuePolicy, Seq, StepView, WaitQueue
+from maitred.contracts import PrefixView, QueuePolicy, StepView, WaitQueue
 from maitred.queueing.policy import SCHEDULERS, PolicyInfo, Queue
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from maitred.contracts import PrefixView, QueuePolicy, Seq, StepView, WaitQueue
+from maitred.contracts import PrefixView, QueuePolicy, StepView, WaitQueue
 from maitred.queueing.heap import SeqHeap
 from maitred.queueing.policy import SCHEDULERS, PolicyInfo, Queue
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

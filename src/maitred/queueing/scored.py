@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from random import Random
 
-from maitred.contracts import PrefixView, PriorityPolicy, QueuePolicy, Seq, StepView, WaitQueue
+from maitred.contracts import PrefixView, PriorityPolicy, QueuePolicy, StepView, WaitQueue
 from maitred.queueing.priorities import SteadyPriority
 from maitred.queueing.wrapping import Around
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

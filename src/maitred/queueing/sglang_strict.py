@@ -16,13 +16,14 @@ from random import Random
 
 import msgspec
 
-from maitred.contracts import PrefixView, PrefixWatcher, QueuePolicy, Seq, StepView, WaitQueue
+from maitred.contracts import PrefixView, PrefixWatcher, QueuePolicy, StepView, WaitQueue
 from maitred.errors import ConfigError
 from maitred.queueing.by_priority import Values
 from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo, Queue
 from maitred.queueing.queue_limit import PrioritySign
 from maitred.queueing.sglang_strict_orders import CACHE_AWARE, InBatch, Pass, Policy, Waiting, order
 from maitred.request import Request, RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 _UNLIMITED = 1 << 62

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from maitred.contracts import Seq, SortKey
+from maitred.contracts import SortKey
 from maitred.queueing.policy import SCHEDULERS, KeyPolicy, PolicyInfo
+from maitred.seq import Seq
 
 
 @SCHEDULERS.register("sjf")

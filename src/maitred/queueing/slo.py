@@ -15,11 +15,12 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from random import Random
 
-from maitred.contracts import PrefixView, QueuePolicy, Seq, SortKey, StepView, WaitQueue
+from maitred.contracts import PrefixView, QueuePolicy, SortKey, StepView, WaitQueue
 from maitred.queueing.heap import SeqHeap
 from maitred.queueing.policy import SCHEDULERS, PolicyInfo, Queue
 from maitred.queueing.wrapping import earliest
 from maitred.request import PriorityClass, Request, RequestId
+from maitred.seq import Seq
 from maitred.units import Micros, from_seconds
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from random import Random
 
-from maitred.contracts import PrefixView, QueuePolicy, Seq, SortKey, WaitQueue
+from maitred.contracts import PrefixView, QueuePolicy, SortKey, WaitQueue
 from maitred.queueing.heap import SeqHeap
 from maitred.queueing.lengths import LengthPredictor, Lengths, Quantile
 from maitred.queueing.policy import SCHEDULERS, PolicyInfo, Queue
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

@@ -7,11 +7,9 @@ per step, so its counter follows from the step's number, and nobody counts token
 
 from __future__ import annotations
 
-import msgspec
-
-from maitred.contracts import Seq
 from maitred.queueing.heap import SeqHeap
 from maitred.request import RequestId
+from maitred.seq import Seq
 
 _SPARE = 1024
 """So many more accounts than requests are kept before those that no longer matter are closed."""
@@ -38,13 +36,15 @@ class Account:
         """Those that wait, by arrival."""
 
 
-class _Running(msgspec.Struct, gc=False):
-    seq: Seq
-    account: Account
-    ahead: int
-    """Its part of `Account.ahead`."""
+class _Running:
     origin: int | None = None
     """Its part of `Account.origins`; None: it is not known to decode."""
+
+    def __init__(self, seq: Seq, account: Account, ahead: int) -> None:
+        self.seq = seq
+        self.account = account
+        self.ahead = ahead
+        """Its part of `Account.ahead`."""
 
 
 class TokenCounters:

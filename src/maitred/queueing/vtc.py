@@ -20,13 +20,14 @@ from math import inf
 from random import Random
 from typing import TypeAlias
 
-from maitred.contracts import PrefixView, QueuePolicy, Seq, SortKey, StepView, WaitQueue
+from maitred.contracts import PrefixView, QueuePolicy, SortKey, StepView, WaitQueue
 from maitred.queueing.fcfs import FirstComeFirstServed
 from maitred.queueing.lanes import LanedQueue, Lanes
 from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo, Queue
 from maitred.queueing.token_counters import Account, TokenCounters
 from maitred.queueing.wrapping import earliest
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 _Rank: TypeAlias = tuple[float, SortKey, str]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from maitred.contracts import Seq, StepView, WaitQueue
+from maitred.contracts import StepView, WaitQueue
 from maitred.request import RequestId
+from maitred.seq import Seq
 from maitred.units import Micros
 
 

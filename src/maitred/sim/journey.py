@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from maitred.contracts import Seq
+from maitred.seq import Seq
 from maitred.sim.columns import NEVER
 from maitred.sim.replica import Replica
 from maitred.units import Micros

@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maitred.admission import Action, End
-from maitred.contracts import Router, Seq
+from maitred.contracts import Router
 from maitred.decisions import Decision
 from maitred.errors import ConfigError
 from maitred.instance import EventKind, InstanceEvent
 from maitred.request import Request, RequestId
+from maitred.seq import Seq
 from maitred.sim.agenda import Agenda, Kind
 from maitred.sim.arrivals import Arrivals
 from maitred.sim.columns import NEVER, Outcome
@@ -131,8 +132,7 @@ class Pipeline:
             return
         replica.due = None
         turn = (now, index)
-        if turn > self._agenda.turn:
-            self._agenda.turn = turn
+        self._agenda.turn = max(self._agenda.turn, turn)
         self._touched[replica] = None
         for event in replica.events(now) if replica.kept else replica.instance.advance(now):
             kind = event.kind
@@ -291,8 +291,7 @@ class Pipeline:
         if journey.came is not None:
             seq = _whole(journey.came, seq)
         over = self._rows.ended(journey, outcome, at, seq, replica)
-        if over > self.ended:
-            self.ended = over
+        self.ended = max(self.ended, over)
         if self._arrivals.reactive is not None:
             tokens = 0 if seq is None else seq.emitted
             self._arrivals.ended(job.request, outcome is Outcome.COMPLETED, tokens, at)

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.contracts import Overheads, Seq
+from maitred.contracts import Overheads
+from maitred.seq import Seq
 from maitred.sim.columns import NEVER, Ints, Outcome, Results
 from maitred.sim.journey import Journey
 from maitred.sim.replica import Replica

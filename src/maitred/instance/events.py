@@ -1,0 +1,31 @@
+"""What an instance tells its driver."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from maitred.seq import Seq
+from maitred.units import Micros
+
+
+class EventKind(IntEnum):
+    """What happened to a request in an instance. All but the first two end its life there."""
+
+    FIRST_TOKEN = 0
+    PREEMPTED = 1
+    """It lost its KV and waits again; the tokens it has emitted stand."""
+    FINISHED = 2
+    TIMED_OUT = 3
+    ABORTED = 4
+    REFUSED = 5
+    """It can never run here; `Instance.refusal` says why."""
+
+
+class InstanceEvent(msgspec.Struct, frozen=True, gc=False):
+    """With all kinds but FIRST_TOKEN, `seq` is settled: `seq.emitted` counts the tokens that came out."""
+
+    at: Micros
+    kind: EventKind
+    seq: Seq
