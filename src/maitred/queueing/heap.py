@@ -60,7 +60,8 @@ class SeqHeap:
         heap, entries = self._heap, self._entries
         while heap:
             entry = heap[0]
-            if entries.get(entry[2].request.id) is entry:
+            valid = entries.get(entry[2].request.id)
+            if valid is not None and valid[1] == entry[1]:  # not `is`: compiled, a tuple has no identity
                 return entry
             heappop(heap)
         return None

@@ -49,7 +49,7 @@ class Standings:
         while True:
             first = heap[0]
             place = first[2]
-            if first[1] != entries[place][1]:
+            if first[1] != entries[place][1]:  # not `is not`: compiled, a tuple has no identity
                 heappop(heap)
                 continue
             view = fleet[place]
