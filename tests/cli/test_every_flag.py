@@ -187,6 +187,8 @@ FILES: Final[Mapping[str, str]] = {
     "gpus.json": '{"H100": {"TFlopsPeak": 100, "BwPeakTBs": 1, "mfuPrefill": 0.5, "mfuDecode": 0.3, "MemoryGiB": 80}}',
 }
 
+BEFORE: Final[dict[str, dict[str, str]]] = {}
+"""What came of the command lines so far, most of which have several flags to be tried."""
 RESULTS: Final[tuple[str, ...]] = ("r.json", "m.json")
 
 
@@ -214,6 +216,6 @@ def test_a_flag_has_an_effect(maitred: Any, name: str) -> None:
     assert not with_it["error"]
     for path in {path.name for path in Path().iterdir()} - {*FILES}:
         Path(path).unlink()
-    without = outcome(maitred, line)
+    without = BEFORE[line] = BEFORE.get(line) or outcome(maitred, line)
     assert bool(without["error"]) == (name in NEEDED)
     assert with_it != without
