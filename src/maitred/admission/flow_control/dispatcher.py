@@ -50,7 +50,9 @@ class Dispatcher:
 
     def left(self, now: Micros) -> list[Decision]:
         """Somebody has left an instance, or there may be more room for another reason."""
-        return [] if self.rules.dispatch == "one" else self._attempt(Sight(self._pools, self._look, now, {}), now)
+        if self.rules.dispatch == "one" or self._nobody_waits:
+            return []
+        return self._attempt(Sight(self._pools, self._look, now, {}), now)
 
     # Time.
 
