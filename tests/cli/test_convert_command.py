@@ -107,6 +107,13 @@ def test_a_synthetic_workload_written_down_runs_again_as_it_was(maitred: Any) ->
     assert results("r0.json") == results("r1.json")
 
 
+def test_a_request_that_shares_nothing_loses_nothing(maitred: Any) -> None:
+    Path("t.csv").write_text("request_id,prefix_group,prefix_length,input_tokens,output_tokens,arrival_time_us\n0,,0,9,9,0\n")
+    assert maitred("convert", "blis:t.csv", "maitred:m.csv").err == "1 requests\n"
+    Path("t.csv").write_text("request_id,prefix_group,prefix_length,input_tokens,output_tokens,arrival_time_us\n0,g,8,9,9,0\n")
+    assert "what its prompt shares with others: 1 times" in maitred("convert", "blis:t.csv", "maitred:m.csv").err
+
+
 @pytest.mark.parametrize("target", ["kept", "blis:kept.csv.gz"])
 def test_what_became_of_requests_is_written_where_blis_has_columns_for_it(maitred: Any, target: str) -> None:
     """One at a time, 100 in. Two tokens in 2000 + 1100 µs; the second answer comes at once; the third client leaves at 7500;
