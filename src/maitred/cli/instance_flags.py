@@ -88,6 +88,16 @@ class InstanceFlags:
     block_size_in_tokens: Annotated[
         int | None, flag(_INSTANCE, "--block-size-in-tokens", "Tokens in a KV block.", "TOKENS")
     ] = None
+    kv_cpu_blocks: Annotated[
+        int | None, flag(_INSTANCE, "--kv-cpu-blocks", "KV blocks in main memory (flavour blis). Default: none.", "N")
+    ] = None
+    kv_transfer_bandwidth: Annotated[
+        float | None,
+        flag(_INSTANCE, "--kv-transfer-bandwidth", "How fast they come back from there, in tokens per µs.", "RATE"),
+    ] = None
+    kv_transfer_base_latency: Annotated[
+        int | None, flag(_INSTANCE, "--kv-transfer-base-latency", "What each of them takes besides, in µs.", "µs")
+    ] = None
     max_model_len: Annotated[
         int | None, flag(_INSTANCE, "--max-model-len", "Longest prompt and answer together.", "TOKENS")
     ] = None
