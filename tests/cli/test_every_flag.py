@@ -140,6 +140,8 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
     "kv_cpu_blocks": (f"{FULL} --config blis.yaml", "--kv-cpu-blocks 100"),
     "kv_transfer_bandwidth": (TIERED, "--kv-transfer-bandwidth 0.5"),
     "kv_transfer_base_latency": (TIERED, "--kv-transfer-base-latency 40"),
+    "gpu_memory_utilization": (MODEL, "--gpu-memory-utilization 0.2585"),
+    "flavour": (FULL, "--flavour blis"),
     "max_model_len": (BUSY, "--max-model-len 120"),
     "async_scheduling": (BUSY, "--async-scheduling"),
     "slo_ttft_ms": (BUSY, "--slo-ttft-ms 5"),

@@ -85,11 +85,15 @@ class InstanceFlags:
     total_kv_blocks: Annotated[
         int | None, flag(_INSTANCE, "--total-kv-blocks", "KV blocks. Default: what fits beside --model, else 27,000.", "N")
     ] = None
+    gpu_memory_utilization: Annotated[
+        float | None,
+        flag(_INSTANCE, "--gpu-memory-utilization", "Of the GPUs' memory, what is used. Default: 0.9.", "SHARE"),
+    ] = None
     block_size_in_tokens: Annotated[
         int | None, flag(_INSTANCE, "--block-size-in-tokens", "Tokens in a KV block.", "TOKENS")
     ] = None
     kv_cpu_blocks: Annotated[
-        int | None, flag(_INSTANCE, "--kv-cpu-blocks", "KV blocks in main memory (flavour blis). Default: none.", "N")
+        int | None, flag(_INSTANCE, "--kv-cpu-blocks", "KV blocks in main memory with --flavour blis. Default: none.", "N")
     ] = None
     kv_transfer_bandwidth: Annotated[
         float | None,
@@ -100,6 +104,10 @@ class InstanceFlags:
     ] = None
     max_model_len: Annotated[
         int | None, flag(_INSTANCE, "--max-model-len", "Longest prompt and answer together.", "TOKENS")
+    ] = None
+    flavour: Annotated[
+        str | None,
+        flag(_INSTANCE, "--flavour", "maitred (default), or blis: its rules of a step, to compare with its results.", "NAME"),
     ] = None
     async_scheduling: Annotated[
         bool | None,

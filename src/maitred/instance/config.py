@@ -69,6 +69,8 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     """What each block takes besides, in µs."""
     async_scheduling: bool = False
     """Whether the next step is planned while one runs, as in vLLM since 0.14: who arrives joins one step later."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the GPUs' memory that is used: what KV blocks are reckoned from (vLLM)."""
     max_model_len: int | None = None
     """Prompt and output together, in tokens; None: what the KV blocks hold and, with a model, what it takes."""
     latency: LatencyConfig | None = None
@@ -88,6 +90,8 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
                 raise ValueError(f"{name} must be from 1 to {most:,}, not {value}")
         if self.long_prefill_token_threshold < 0:
             raise ValueError(f"long_prefill_token_threshold must be at least 0, not {self.long_prefill_token_threshold}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}")
         self._check_host()
         if self.async_scheduling and self.flavour == "blis":
             raise ValueError("async_scheduling is not BLIS's: leave out one of async_scheduling and flavour blis")
@@ -135,6 +139,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             ("tensor_parallel_size", 1),
             ("data_parallel_size", 1),
             ("hardware_config", None),
+            ("gpu_memory_utilization", 0.9),
         ):
             if getattr(self, name) != usual:
                 yield f"{name} {getattr(self, name)} has no effect without model"
