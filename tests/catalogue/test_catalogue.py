@@ -134,7 +134,7 @@ def test_hardware_from_a_file_of_blis(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("{", "cannot read it"),
+        ("{", "cannot read kinds of GPU"),
         ("[]", "it has no hardware 'H100'"),
         ('{"B200": {}}', "it has no hardware 'H100' .valid: B200"),
         ('{"H100": {"TFlopPeak": 1}}', "unknown key 'TFlopPeak' .did you mean"),

@@ -36,6 +36,22 @@ def test_what_is_said_stands() -> None:
     assert resolved(InstanceConfig(model=LLAMA, latency=LinearLatency())).latency == LinearLatency()
 
 
+def test_less_of_the_memory_leaves_fewer_blocks() -> None:
+    """Of 80 GiB, 0.4 less are 32 GiB: 16,384 blocks of 2 MiB."""
+    assert resolved(InstanceConfig(model=LLAMA, gpu_memory_utilization=0.5)).total_kv_blocks == 26_312 - 16_384
+    with pytest.raises(ConfigError, match="wants 21 GiB before any KV, and 1 x H100 give it 8"):
+        resolved(InstanceConfig(model=LLAMA, gpu_memory_utilization=0.1))
+    assert InstanceConfig(gpu_memory_utilization=0.5).warnings(prefix_cache=False) == [
+        "gpu_memory_utilization 0.5 has no effect without model"
+    ]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.1, float("nan")])
+def test_a_share_of_the_memory_is_above_0_and_at_most_1(share: float) -> None:
+    with pytest.raises(ValueError, match="gpu_memory_utilization must be above 0 and at most 1"):
+        InstanceConfig(gpu_memory_utilization=share)
+
+
 def test_a_latency_model_of_another_deployment_keeps_it() -> None:
     other = RooflineLatency(on("llama-3.1-70b", "H200", 4))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -104,6 +105,36 @@ def test_a_synthetic_workload_written_down_runs_again_as_it_was(maitred: Any) ->
     assert maitred("simulate", "--trace", "kept.csv", *BETA, "--results-path", "r1.json").code == 0
     assert len(results("r0.json")) == 40
     assert results("r0.json") == results("r1.json")
+
+
+def test_a_request_that_shares_nothing_loses_nothing(maitred: Any) -> None:
+    Path("t.csv").write_text("request_id,prefix_group,prefix_length,input_tokens,output_tokens,arrival_time_us\n0,,0,9,9,0\n")
+    assert maitred("convert", "blis:t.csv", "maitred:m.csv").err == "1 requests\n"
+    Path("t.csv").write_text("request_id,prefix_group,prefix_length,input_tokens,output_tokens,arrival_time_us\n0,g,8,9,9,0\n")
+    assert "what its prompt shares with others: 1 times" in maitred("convert", "blis:t.csv", "maitred:m.csv").err
+
+
+@pytest.mark.parametrize("target", ["kept", "blis:kept.csv.gz"])
+def test_what_became_of_requests_is_written_where_blis_has_columns_for_it(maitred: Any, target: str) -> None:
+    """One at a time, 100 in. Two tokens in 2000 + 1100 µs; the second answer comes at once; the third client leaves at 7500;
+    the fourth would arrive after the run."""
+    columns = "request_id,prefix_group,streaming,input_tokens,output_tokens,arrival_time_us,deadline_us\n"
+    rows = "0,,true,100,2,0,0\n1,,false,100,2,0,0\n2,,true,100,2,1,7500\n3,,true,100,2,90000,0\n"
+    Path("t.csv").write_text(columns + rows, encoding="utf-8")
+    said = maitred(
+        "simulate", "--trace", "blis:t.csv", *BETA, "--max-num-seqs", 1, "--horizon", 80_000, "--trace-output", target
+    )
+    assert said.code == 0, said.err
+    text = Path("kept.csv").read_text() if target == "kept" else gzip.decompress(Path("kept.csv.gz").read_bytes()).decode()
+    measured = ("first_chunk_time_us", "last_chunk_time_us", "num_chunks", "status", "error_message")
+    assert [tuple(row[name] for name in measured) for row in csv.DictReader(text.splitlines())] == [
+        ("2000", "3100", "2", "ok", ""),
+        ("6200", "6200", "1", "ok", ""),
+        ("0", "0", "0", "timeout", "timed_out"),
+        ("0", "0", "0", "ok", ""),
+    ]
+    again = maitred("simulate", "--trace", f"blis:kept.csv{'' if target == 'kept' else '.gz'}", *BETA, "--metrics-path", "m")
+    assert again.code == 0
 
 
 def test_turns_that_waited_are_written_when_they_came(maitred: Any) -> None:

@@ -31,7 +31,7 @@ def test_an_unknown_model_is_a_mistake_in_one_line(maitred: Any) -> None:
     assert said.code == 2
     assert said.err.startswith("maitred: error: model: unknown model 'lama-3.1-8b' (did you mean 'llama-3.1-8b'?")
     assert maitred("simulate", *DOCUMENTED, "--hardware", "H10").err.startswith(
-        "maitred: error: hardware: unknown hardware 'H10'"
+        "maitred: error: --hardware: unknown hardware 'H10'"
     )
 
 

@@ -101,6 +101,21 @@ MISTAKES = [
         ["--rate", "5", "--enable-prefix-caching", "--no-prefix-caching"],
         "--no-enable-prefix-caching: contradicts --enable-prefix-caching (give one of them)",
     ),
+    (["--rate", "5", "--model", "llama"], "--model: unknown model 'llama' (did you mean 'llama-3-8b'?"),
+    (["--rate", "5", "--model", "llama-3.1-8b", "--hardware", "B1"], "--hardware: unknown hardware 'B1'"),
+    (
+        ["--rate", "5", "--model", "llama-3.1-8b", "--tp", "3"],
+        "--tensor-parallel-size: tensor_parallel_size must divide the",
+    ),
+    (
+        ["--rate", "5", "--model-config-folder", "d"],
+        "d/config.json: cannot read the model's configuration: No such file",
+    ),
+    (["--rate", "5", "--model", "llama-3.1-8b", "--hardware-config", "g"], "g: cannot read kinds of GPU: No such file or dir"),
+    (
+        ["--rate", "5", "--results-path", "r.xlsx"],
+        "--results-path: r.xlsx says a kind of file that is not written",
+    ),
     (["--rate", "5", "--latency-model", ""], "--latency-model: unknown latency model ''"),
     (
         ["--rate", "5", "--workload", "chatbot", "--prompt-tokens", "normal:9,1", "--output-tokens", "uniform:1,9"],

@@ -65,6 +65,11 @@ def test_a_policy_bundle_of_blis(maitred: Any) -> None:
         ("scheduler: fcsf", "b.yaml:1: instance.scheduler: unknown scheduler 'fcsf' (did you mean 'fcfs'?)"),
         ("tenant_budgets: {a: 2}", "b.yaml:1: admission.tenant_budgets: a must be from 0 to 1"),
         ("node_pools: []", "b.yaml:1: node_pools is not simulated"),
+        (
+            "hw_config_by_gpu: {H100: {}}",
+            "b.yaml:1: hw_config_by_gpu is not simulated: all instances have the same",
+        ),
+        ("instance_lifecycle: {drain_policy: WAIT}", "b.yaml:1: instance_lifecycle is not simulated: instances are there from"),
         ("autoscaler: {interval_us: 5}", "b.yaml:1: autoscaler is not simulated"),
         ("routing: least-loaded", "b.yaml:1: routing should have keys with values"),
         ("- admission", "b.yaml: there should be keys with values"),

@@ -6,26 +6,28 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from blis_conformance.runner import load, not_played, report, run_case
+from blis_conformance.runner import load, report, run_case
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "blis"
 CASES = {case.name: case for case in load(VECTORS / "cases.jsonl.gz")}
-PLAYED = [name for name, case in CASES.items() if not_played(case) is None]
 
 
-@pytest.mark.parametrize("name", PLAYED)
+@pytest.mark.parametrize("name", CASES)
 def test_every_request_comes_out_as_recorded(name: str) -> None:
     assert run_case(CASES[name], VECTORS / "traces") == []
 
 
-@pytest.mark.parametrize("name", ["n_kvpressure_mixclass_priority", "n_timeouts", "n_route_w_default_prefix", "s_horizon_cut"])
+@pytest.mark.parametrize(
+    "name", ["n_kvpressure_mixclass_priority", "n_timeouts", "n_route_w_default_prefix", "s_horizon_cut", "n_cputier"]
+)
 def test_step_by_step_it_is_the_same(name: str) -> None:
     assert run_case(CASES[name], VECTORS / "traces", step_by_step=True) == []
 
 
 def test_all_kinds_of_cases_are_played() -> None:
-    assert len(PLAYED) == 40
-    assert {CASES[name].config.latency_model.name for name in PLAYED} == {"blackbox", "roofline", "trained-physics"}
+    assert len(CASES) == 41
+    assert {case.config.latency_model.name for case in CASES.values()} == {"blackbox", "roofline", "trained-physics"}
+    assert [name for name, case in CASES.items() if case.config.kv_cpu_tier is not None] == ["n_cputier"]
 
 
 def test_the_runner_can_fail(tmp_path: Path) -> None:

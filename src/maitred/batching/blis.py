@@ -25,6 +25,8 @@ from maitred.units import Micros
 class BlisStep(Step):
     stalled: Sequence[Seq] = ()
     """Who decodes, and stands still in this step."""
+    fetching: Micros = 0
+    """How much longer it takes because KV blocks are fetched for it; it does not repeat itself then."""
 
 
 class BlisBatch(ContinuousBatch):
@@ -38,8 +40,15 @@ class BlisBatch(ContinuousBatch):
         self._stalled: list[Seq] = []
 
     def form(self, waiting: WaitQueue | None, now: Micros, limit: int) -> BlisStep:
+        step = self._formed(waiting, now, limit)
+        step.fetching = self._memory.charge()
+        if step.fetching:
+            step.repeat = 1
+        return step
+
+    def _formed(self, waiting: WaitQueue | None, now: Micros, limit: int) -> BlisStep:
         memory, open_to = self._memory, None if self.full else waiting
-        if open_to is None and not self._prefilling:
+        if open_to is None and not (self._prefilling or memory.restless):
             repeat = memory.steps_free(limit)
             if repeat:
                 return BlisStep(repeat)
@@ -51,6 +60,8 @@ class BlisBatch(ContinuousBatch):
             memory.settle()
             open_to.begin(self, now)
             self._let_in(open_to, step, budget, now)
+            if not self.sequences and memory.yield_held():
+                self._let_in(open_to, step, budget, now)
             limit = memory.steady(limit)
         if not step.chunks:
             step.repeat = memory.steps_free(limit)
@@ -68,13 +79,12 @@ class BlisBatch(ContinuousBatch):
         for seq in self._stalled:
             seq.origin += 1
             self.context -= 1
-            self._memory.join(self._held(seq) - seq.borrowed)
+            self._memory.join(self._own(seq))
         self._stalled = []
+        self._memory.over((seq, self._own(seq) + seq.pending) for seq in self.sequences.values())
 
     def finish(self, seq: Seq) -> None:
-        held = self._held(seq) - seq.borrowed
-        if self._memory.free:
-            self._memory.open_for(seq, held)
+        self._memory.open_for(seq, self._own(seq))
         self.drop(seq)
 
     def _serve(self, step: BlisStep) -> int:
@@ -86,8 +96,9 @@ class BlisBatch(ContinuousBatch):
         while served < len(order) and budget > 0:
             seq = order[served]
             chunk = None if seq.decoding else self._chunk(seq, budget)
-            needed = self._opens(seq) if chunk is None else self._new_blocks(chunk)
-            while needed > self._memory.free and seq not in preempted:
+            while seq not in preempted and not self._give(seq, chunk):
+                if len(order) == 1 and self._memory.relieved():
+                    continue
                 place = self._victims.choose(order)
                 victim = order.pop(place)
                 if victim in given:
@@ -96,7 +107,6 @@ class BlisBatch(ContinuousBatch):
                 preempted.append(self._preempt(victim))
             if seq in preempted:
                 break
-            self._give(seq, chunk)
             given[seq] = chunk
             budget -= _tokens(chunk)
             served += 1
@@ -109,37 +119,44 @@ class BlisBatch(ContinuousBatch):
     def _chunk(self, seq: Seq, budget: int) -> Chunk:
         return Chunk(min(seq.target - seq.computed, self._chunk_limit, budget), seq.computed, seq.target, seq)
 
-    def _give(self, seq: Seq, chunk: Chunk | None) -> None:
+    def _give(self, seq: Seq, chunk: Chunk | None) -> bool:
+        """Its blocks for this step, if they are free."""
         if chunk is None:
-            self._memory.open_for(seq, self._held(seq) - seq.borrowed)
-            return
-        seq.pending = chunk.tokens
-        self._memory.grow(seq, chunk.start + chunk.tokens)
+            return self._memory.open_for(seq, self._own(seq))
+        given = self._memory.grow(seq, chunk.start, chunk.tokens)
+        if given:
+            seq.pending = chunk.tokens
+        return given
 
     def _hold(self, seqs: list[Seq]) -> None:
         """They get nothing in this step."""
         self._stalled = [seq for seq in seqs if seq.decoding]
         for seq in self._stalled:
-            self._memory.hold(self._held(seq) - seq.borrowed)
+            self._memory.hold(self._own(seq))
 
     def _let_in(self, waiting: WaitQueue, step: BlisStep, budget: int, now: Micros) -> None:
         chunks = list(step.chunks)
         while budget > 0 and not self.full and (seq := waiting.peek()) is not None:
             found = self._memory.find(seq)
             tokens = min(seq.target - found.tokens, self._chunk_limit, budget)
-            if self._memory.blocks(tokens) + found.idle > self._memory.free:
+            if not self._memory.enter(seq, found, tokens):
                 break
             waiting.pop()
-            if tokens:
-                self._memory.admit(seq, found)
-                self._memory.grow(seq, found.tokens + tokens)
-            else:
-                self._memory.borrow(seq)
             self._enter(seq, found.tokens, tokens, now)
             chunks.append(Chunk(tokens, 0, seq.target, seq))
             budget -= tokens
             step.prefill += tokens
         step.chunks = chunks
+
+    def _decode(self, seq: Seq) -> None:
+        super()._decode(seq)
+        if seq.borrowed:
+            self._memory.hold(seq.computed)
+            self._memory.join(self._own(seq))
+
+    def _own(self, seq: Seq) -> int:
+        """Tokens of KV for which `seq` has blocks of its own."""
+        return self._held(seq) - seq.borrowed
 
     def _preempt(self, seq: Seq) -> Seq:
         super()._preempt(seq)

@@ -1,7 +1,7 @@
 """How many KV blocks there is room for on GPUs, beside a model and what it computes with.
 
-    room   = memory · 0.9 · GPUs - weights - activations (5.5 GiB, 8 with experts; once per rank) - 0.15 GiB, or with
-             more than one GPU 0.6 GiB on each, that the engine's libraries take
+    room   = memory · utilisation · GPUs - weights - activations (5.5 GiB, 8 with experts; once per rank) - 0.15 GiB, or
+             with more than one GPU 0.6 GiB on each, that the engine's libraries take
     blocks = room / (block size · 2 · layers · KV heads · head dim · bytes)
 
 as BLIS and the capacity planner of llm-d have it; Llama-3.1-8B on one H100 gets 26,312, within a percent or so of what vLLM
@@ -15,15 +15,19 @@ from maitred.errors import ConfigError
 from maitred.instance.latency import Deployment
 
 _GIB = 1 << 30
-_UTILISATION = 0.9
+USUAL_UTILISATION = 0.9
+"""vLLM's."""
 _ACTIVATIONS_DENSE = 5.5 * _GIB
 _ACTIVATIONS_EXPERTS = 8.0 * _GIB
 _LIBRARIES_ALONE = 0.15 * _GIB
 _LIBRARIES = 0.6 * _GIB
 
 
-def kv_blocks(on: Deployment, block_size: int) -> int:
-    """Blocks of `block_size` tokens in all. Raises ConfigError if the model does not fit, or the memory is not known."""
+def kv_blocks(on: Deployment, block_size: int, utilisation: float = USUAL_UTILISATION) -> int:
+    """Blocks of `block_size` tokens in all, where this share of the memory is used.
+
+    Raises ConfigError if the model does not fit, or the memory is not known.
+    """
     model, hardware, tp, dp = on.model, on.hardware, on.tensor_parallel_size, on.data_parallel_size
     if not hardware.memory_gib:
         hint = "say memory_gib (MemoryGiB) there, or --total-kv-blocks here"
@@ -32,7 +36,7 @@ def kv_blocks(on: Deployment, block_size: int) -> int:
     libraries = _LIBRARIES_ALONE if gpus == 1 else _LIBRARIES * gpus
     activations = (_ACTIVATIONS_EXPERTS if model.expert_layers else _ACTIVATIONS_DENSE) * dp
     weights = _weights(on)
-    memory = hardware.memory_gib * _GIB * _UTILISATION * gpus
+    memory = hardware.memory_gib * _GIB * utilisation * gpus
     room = memory - weights - activations - libraries
     on_each = tp // model.kv_shards(tp)
     token = model.num_layers * model.kv_width * model.bytes_per_element * on_each

@@ -1,4 +1,4 @@
-"""The data files beside this module, and entries found by any of their names."""
+"""The data files beside this module, entries found by any of their names, and JSON files of the user's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import msgspec
+
+from maitred.errors import ConfigError
+from maitred.wording import plainly
 
 Entry = dict[str, Any]
 
@@ -25,3 +30,13 @@ def names(file: str) -> Mapping[str, str]:
         for each in (name, *entry.get("also", ())):
             found[each.lower()] = name
     return found
+
+
+def read_json(path: Path, what: str, hint: str) -> Any:
+    """What a file of the user's holds. Raises ConfigError, with `hint`, if it cannot be read as `what`."""
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {what}: {error.strerror}", where=str(path), hint=hint) from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"cannot read {what}: {plainly(str(error))}", where=str(path), hint=hint) from error

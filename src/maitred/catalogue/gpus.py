@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from maitred.catalogue.entries import entries, names
+from maitred.catalogue.entries import entries, names, read_json
 from maitred.errors import ConfigError, nearest
 from maitred.instance.latency import HardwareSpec
 
@@ -49,10 +49,7 @@ def find_hardware(name: str, *, file: Path | None = None) -> HardwareSpec:
 
 
 def _from_blis(name: str, file: Path) -> HardwareSpec:
-    try:
-        read: Any = msgspec.json.decode(file.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"cannot read it: {error}", where=str(file), hint="JSON with a section per kind of GPU") from error
+    read: Any = read_json(file, "kinds of GPU", "JSON with a section per kind of GPU")
     sections = {key.lower(): (key, value) for key, value in read.items()} if isinstance(read, dict) else {}
     if name.lower() not in sections:
         raise ConfigError(

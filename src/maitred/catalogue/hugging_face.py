@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from maitred.catalogue.entries import read_json
 from maitred.errors import ConfigError
 from maitred.instance.latency import AttentionRanks, ModelSpec
 
@@ -29,11 +28,8 @@ _UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
 
 def read_config(path: Path) -> ModelSpec:
     """Raises ConfigError if it cannot be read, or lacks what is needed."""
-    try:
-        read: Any = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        hint = "give the path of a Hugging Face config.json, or of its folder"
-        raise ConfigError(f"cannot read the model's configuration: {error}", where=str(path), hint=hint) from error
+    hint = "give the path of a Hugging Face config.json, or of its folder"
+    read: Any = read_json(path, "the model's configuration", hint)
     if not isinstance(read, dict):
         raise ConfigError("a model's configuration is a JSON object", where=str(path))
     config = {**read, **read.get("text_config", {})} if isinstance(read.get("text_config"), dict) else read

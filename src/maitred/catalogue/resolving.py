@@ -37,7 +37,9 @@ def resolved(config: InstanceConfig) -> InstanceConfig:
     latency = TrainedPhysicsLatency() if config.latency is None else config.latency
     if isinstance(latency, RooflineLatency | TrainedPhysicsLatency) and latency.deployment is None:
         latency = replace(latency, deployment=on)
-    blocks = kv_blocks(on, config.block_size_in_tokens) if config.total_kv_blocks is None else config.total_kv_blocks
+    blocks = config.total_kv_blocks
+    if blocks is None:
+        blocks = kv_blocks(on, config.block_size_in_tokens, config.gpu_memory_utilization)
     longest = config.max_model_len
     if longest is None and on.model.max_position_embeddings:
         longest = min(on.model.max_position_embeddings, blocks * config.block_size_in_tokens)

@@ -85,11 +85,29 @@ class InstanceFlags:
     total_kv_blocks: Annotated[
         int | None, flag(_INSTANCE, "--total-kv-blocks", "KV blocks. Default: what fits beside --model, else 27,000.", "N")
     ] = None
+    gpu_memory_utilization: Annotated[
+        float | None,
+        flag(_INSTANCE, "--gpu-memory-utilization", "Of the GPUs' memory, what is used. Default: 0.9.", "SHARE"),
+    ] = None
     block_size_in_tokens: Annotated[
         int | None, flag(_INSTANCE, "--block-size-in-tokens", "Tokens in a KV block.", "TOKENS")
     ] = None
+    kv_cpu_blocks: Annotated[
+        int | None, flag(_INSTANCE, "--kv-cpu-blocks", "KV blocks in main memory with --flavour blis. Default: none.", "N")
+    ] = None
+    kv_transfer_bandwidth: Annotated[
+        float | None,
+        flag(_INSTANCE, "--kv-transfer-bandwidth", "How fast they come back from there, in tokens per µs.", "RATE"),
+    ] = None
+    kv_transfer_base_latency: Annotated[
+        int | None, flag(_INSTANCE, "--kv-transfer-base-latency", "What each of them takes besides, in µs.", "µs")
+    ] = None
     max_model_len: Annotated[
         int | None, flag(_INSTANCE, "--max-model-len", "Longest prompt and answer together.", "TOKENS")
+    ] = None
+    flavour: Annotated[
+        str | None,
+        flag(_INSTANCE, "--flavour", "maitred (default), or blis: its rules of a step, to compare with its results.", "NAME"),
     ] = None
     async_scheduling: Annotated[
         bool | None,

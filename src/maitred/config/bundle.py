@@ -29,7 +29,12 @@ _VALUES: Final[Mapping[str, KeyPath]] = {
     "scheduler": ("instance", "scheduler"),
     "tenant_budgets": ("admission", "tenant_budgets"),
 }
-_NOT_SIMULATED: Final = ("node_pools", "autoscaler", "instance_lifecycle")
+_NOT_SIMULATED: Final = {
+    "node_pools": "instances are there from the beginning to the end",
+    "autoscaler": "instances are there from the beginning to the end",
+    "instance_lifecycle": "instances are there from the beginning to the end",
+    "hw_config_by_gpu": "all instances have the same kind of GPU",
+}
 
 
 class Bundle(Document):
@@ -59,7 +64,7 @@ class Bundle(Document):
         """What the bundle says at `at`, under our name for it."""
         key = str(at[0])
         if key in _NOT_SIMULATED:
-            raise self._wrong(at, f"{key} is not simulated: instances are there from the beginning to the end", "leave it out")
+            raise self._wrong(at, f"{key} is not simulated: {_NOT_SIMULATED[key]}", "leave it out")
         if key in _VALUES:
             self._put(_VALUES[key], at, value)
         elif key in _SECTIONS:

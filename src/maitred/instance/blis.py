@@ -110,6 +110,8 @@ class BlisInstance(Instance):
     def _time(self, run: Run) -> None:
         run.end = run.start + self._duration(run.shape, run.steps - 1)
         run.over = run.start + self._duration(run.shape, run.steps)
+        if isinstance(run.step, BlisStep):
+            run.over += run.step.fetching
 
     def _duration(self, shape: BatchShape, steps: int) -> Micros:
         """A step without work takes 1 µs."""

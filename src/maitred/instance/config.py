@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil, inf
 from typing import Any, Literal
 
 from maitred.contracts import LatencyModel
 from maitred.errors import ConfigError
 from maitred.instance.latency import LatencyConfig, LinearLatency
-from maitred.kv import EVICTIONS, BlisPool, BlockPool, PrefixCache, RadixCache
+from maitred.kv import EVICTIONS, BlisPool, BlockPool, HostMemory, PrefixCache, RadixCache
 from maitred.queueing import QueueingConfig
+from maitred.units import Micros
 
 _USUAL_BLOCKS = 27_000
 _MOST = {
@@ -20,6 +22,8 @@ _MOST = {
 }
 """Far more than any engine has: what is above is a slip of the keyboard, and would only exhaust memory."""
 _MOST_GPUS = 4096
+_LEAST_BANDWIDTH = 1e-6
+_HOUR: Micros = 3_600_000_000
 _MOST_SCALE = 1_000_000
 
 
@@ -57,8 +61,16 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     flavour: Literal["maitred", "blis"] = "maitred"
     """Whose rules where systems differ: vLLM's, made right, or BLIS's, to compare with its results. BLIS always caches
     prefixes, block by block."""
+    kv_cpu_blocks: int = 0
+    """KV blocks in main memory, to which those of running requests are copied (flavour blis only); 0: none."""
+    kv_transfer_bandwidth: float = 100.0
+    """How fast blocks come back from there, in tokens per µs: a block takes at least 1 µs, whatever it says."""
+    kv_transfer_base_latency: Micros = 0
+    """What each block takes besides, in µs."""
     async_scheduling: bool = False
     """Whether the next step is planned while one runs, as in vLLM since 0.14: who arrives joins one step later."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the GPUs' memory that is used: what KV blocks are reckoned from (vLLM)."""
     max_model_len: int | None = None
     """Prompt and output together, in tokens; None: what the KV blocks hold and, with a model, what it takes."""
     latency: LatencyConfig | None = None
@@ -78,6 +90,9 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
                 raise ValueError(f"{name} must be from 1 to {most:,}, not {value}")
         if self.long_prefill_token_threshold < 0:
             raise ValueError(f"long_prefill_token_threshold must be at least 0, not {self.long_prefill_token_threshold}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}")
+        self._check_host()
         if self.async_scheduling and self.flavour == "blis":
             raise ValueError("async_scheduling is not BLIS's: leave out one of async_scheduling and flavour blis")
         if self.max_model_len is not None and self.max_model_len < 2:
@@ -90,6 +105,18 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         if self.latency_error is not None and not 0 <= self.latency_error < 1:
             raise ValueError(f"latency_error must be from 0 to below 1, not {self.latency_error}")
 
+    def _check_host(self) -> None:
+        if not 0 <= self.kv_cpu_blocks <= _MOST["total_kv_blocks"]:
+            raise ValueError(f"kv_cpu_blocks must be from 0 to {_MOST['total_kv_blocks']:,}, not {self.kv_cpu_blocks}")
+        if self.kv_cpu_blocks and self.flavour != "blis":
+            raise ValueError("kv_cpu_blocks is BLIS's second tier of KV memory: it needs flavour blis")
+        if not _LEAST_BANDWIDTH <= self.kv_transfer_bandwidth < inf:
+            raise ValueError(f"kv_transfer_bandwidth must be a number above 0, not {self.kv_transfer_bandwidth}")
+        if not 0 <= self.kv_transfer_base_latency <= _HOUR:
+            raise ValueError(
+                f"kv_transfer_base_latency must be from 0 to {_HOUR:,} (an hour), not {self.kv_transfer_base_latency}"
+            )
+
     def warnings(self, *, prefix_cache: bool) -> list[str]:
         """Also what is said of a prefix cache that is another one, or none."""
         return [*super().warnings(prefix_cache=prefix_cache), *self._about_cache(), *self._about_model()]
@@ -97,6 +124,9 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     def _about_cache(self) -> Iterator[str]:
         if self.prefix_cache != "blocks" and not self.enable_prefix_caching:
             yield f"prefix_cache {self.prefix_cache} has no effect without enable_prefix_caching"
+        for name, usual in (("kv_transfer_bandwidth", 100.0), ("kv_transfer_base_latency", 0)):
+            if getattr(self, name) != usual and not self.kv_cpu_blocks:
+                yield f"{name} {getattr(self, name)} has no effect without kv_cpu_blocks"
         if self.radix_eviction_policy != "lru" and self.prefix_cache != "radix":
             yield f"radix_eviction_policy {self.radix_eviction_policy} has no effect without prefix_cache radix"
 
@@ -109,6 +139,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             ("tensor_parallel_size", 1),
             ("data_parallel_size", 1),
             ("hardware_config", None),
+            ("gpu_memory_utilization", 0.9),
         ):
             if getattr(self, name) != usual:
                 yield f"{name} {getattr(self, name)} has no effect without model"
@@ -138,6 +169,13 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         if self.prefix_cache == "blocks":
             return BlockPool(self.kv_blocks, self.block_size_in_tokens)
         return RadixCache(self.block_size_in_tokens, self.kv_blocks, EVICTIONS.get(self.radix_eviction_policy)())
+
+    def new_host_memory(self) -> HostMemory | None:
+        """The second tier, empty; None: there is none."""
+        if not self.kv_cpu_blocks:
+            return None
+        transfer = ceil(self.block_size_in_tokens / self.kv_transfer_bandwidth)
+        return HostMemory(self.kv_cpu_blocks, self.kv_transfer_base_latency + transfer)
 
     @property
     def model_len(self) -> int:

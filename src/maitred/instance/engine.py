@@ -31,7 +31,7 @@ from maitred.instance.ends import Ends
 from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.latency import BySpread
 from maitred.instance.meter import Meter
-from maitred.kv import BlisBlocks, BlisPool, BlockCounts, PrefixCache, PrefixedBlocks
+from maitred.kv import BlisBlocks, BlisPool, BlockCounts, PrefixCache, PrefixedBlocks, TieredBlocks
 from maitred.request import PrefixKeys, Request, RequestId
 from maitred.seq import Seq
 from maitred.units import Micros
@@ -411,7 +411,10 @@ def _carry_on(seq: Seq, before: Seq) -> None:
 def _blocks(config: InstanceConfig, cache: PrefixCache[Any] | None) -> BlockCounts:
     if cache is None:
         return BlockCounts(config.kv_blocks, config.block_size_in_tokens)
-    return BlisBlocks(cache) if isinstance(cache, BlisPool) else PrefixedBlocks(cache)
+    if isinstance(cache, BlisPool):
+        host = config.new_host_memory()
+        return BlisBlocks(cache) if host is None else TieredBlocks(cache, host)
+    return PrefixedBlocks(cache)
 
 
 def _batch(limits: BatchLimits, blocks: BlockCounts, victims: Victims) -> ContinuousBatch:

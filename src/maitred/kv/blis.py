@@ -8,37 +8,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from maitred.kv.blis_pool import BlisPool
 from maitred.kv.counts import BlockCounts
 from maitred.kv.finds import NOTHING, Found
 from maitred.kv.prefixed import Content, PrefixedBlocks, own_keys
 from maitred.request import RequestId
 from maitred.seq import Seq
+from maitred.units import Micros
 
 
 class BlisBlocks(PrefixedBlocks):
     """The KV blocks of one instance, as BLIS keeps its books."""
 
-    __slots__ = ("_openers",)
+    __slots__ = ("_openers", "_pool")
 
     def __init__(self, cache: BlisPool) -> None:
         super().__init__(cache)
+        self._pool = cache
         self._openers: set[RequestId] = set()
         """Who has opened a block for the step about to be formed."""
 
+    @property
+    def restless(self) -> bool:
+        """Whether a step must be formed though nobody prefills and nobody can enter."""
+        return False
+
     def find(self, seq: Seq) -> Found:
-        prompt = self._content(seq).chain[: seq.request.prompt_tokens // self.block_size]
-        look = self.cache.look(prompt)
+        look = self._pool.look(self._prompt(seq))
         return Found(look.cached * self.block_size, look.idle) if look.cached else NOTHING
 
-    def borrow(self, seq: Seq) -> None:
-        """`seq` enters on the blocks of its whole prompt, and owns none of them."""
-        self._content(seq).lock = self.cache.lock(())
+    def enter(self, seq: Seq, found: Found, tokens: int) -> bool:
+        """`seq` enters, uses what was found and computes `tokens` tokens more, if there is room. None: it has found its whole
+        prompt, and owns nothing of it."""
+        if self.blocks(tokens) + found.idle > self.free:
+            return False
+        if tokens:
+            self.admit(seq, found)
+            self._fill(seq, found.tokens + tokens)
+            return True
+        self._content(seq).lock = self._pool.lock(())
         seq.borrowed = seq.target
         if not seq.preemptions:
             seq.cached = seq.target
+        return True
 
-    def grow(self, seq: Seq, tokens: int) -> None:
+    def grow(self, seq: Seq, start: int, tokens: int) -> bool:
+        """`seq`, of which `start` tokens are computed, computes `tokens` more, if there is room."""
+        if self.blocks(start + tokens) - self.blocks(start) > self.free:
+            return False
+        self._fill(seq, start + tokens)
+        return True
+
+    def _fill(self, seq: Seq, tokens: int) -> None:
         """The first `tokens` tokens of `seq` are computed when this step is over: it takes a block, says what it holds, and
         takes the next. So a copy that it evicts may be of what it has just said, which is then forgotten."""
         content, needed = self._content(seq), self.blocks(tokens)
@@ -49,12 +72,32 @@ class BlisBlocks(PrefixedBlocks):
             self.take(1)
             self._publish(self._claimed(content, held), content.chain[: min(known, held)])
 
-    def open_for(self, seq: Seq, tokens: int) -> None:
-        """`seq`, which owns `tokens` tokens and decodes, takes the block that its next token needs, if it needs one."""
-        if tokens % self.block_size == 0:
-            self.take(1)
-            self._opened += 1
-            self._openers.add(seq.request.id)
+    def open_for(self, seq: Seq, tokens: int) -> bool:
+        """`seq`, which owns `tokens` tokens and decodes, takes the block that its next token needs, if it needs one and one is
+        free."""
+        if tokens % self.block_size:
+            return True
+        if not self.free:
+            return False
+        self.take(1)
+        self._opened += 1
+        self._openers.add(seq.request.id)
+        return True
+
+    def yield_held(self) -> bool:
+        """Those who wait let go of what they hold. Whether anybody held anything."""
+        return False
+
+    def relieved(self) -> bool:
+        """Nobody else runs, and yet blocks are lacking. Whether those who wait have let go of some."""
+        return False
+
+    def over(self, running: Iterable[tuple[Seq, int]]) -> None:
+        """A step is over. `running`: who ran in it, in the order of admission, with the tokens that he owns."""
+
+    def charge(self) -> Micros:
+        """How much longer the step about to be formed takes for what was fetched for it."""
+        return 0
 
     def hold(self, tokens: int) -> None:
         """A decoding sequence that owns `tokens` tokens stands still, until it joins again."""
@@ -72,17 +115,28 @@ class BlisBlocks(PrefixedBlocks):
         BlockCounts.leave(self, seq, tokens)
         self._let_go(seq, tokens, opened)
 
+    def give_back(self, seq: Seq, tokens: int) -> None:
+        super().give_back(seq, tokens - seq.borrowed)
+
     def returns(self, seq: Seq) -> None:
         pass  # what it has emitted is lost
 
+    def _named(self, seq: Seq) -> bool:
+        """Whether its blocks say what its tokens are."""
+        return not seq.borrowed
+
     def _let_go(self, seq: Seq, tokens: int, opened: int) -> None:
-        if not seq.borrowed:
+        if self._named(seq):
             super()._let_go(seq, tokens, opened)
             return
         content = self._content(seq)
         lock, content.lock = self._claimed(content, self.blocks(tokens) + opened), None
-        self.cache.bury(lock, tokens // self.block_size, list)
+        self.cache.bury(lock, tokens // self.block_size - lock.published, list)
         self.free = self.cache.free
+
+    def _prompt(self, seq: Seq) -> list[int]:
+        """The keys of its full blocks."""
+        return self._content(seq).chain[: seq.request.prompt_tokens // self.block_size]
 
     def _content(self, seq: Seq) -> Content:
         """A prompt of which nothing is known is like no other, and yet has blocks that it may find again."""

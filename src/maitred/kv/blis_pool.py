@@ -22,9 +22,9 @@ from maitred.kv.cache import Lock, PrefixCache, Watchers
 
 
 class CopyLock(Lock):
-    def __init__(self, copies: list[int]) -> None:
-        super().__init__(len(copies))
-        self.copies = copies
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.copies: list[int] = []
         """The published blocks, first block first."""
 
 
@@ -101,18 +101,38 @@ class BlisPool(PrefixCache[CopyLock]):
         return len(chain)
 
     def idle(self, chain: Sequence[int]) -> int:
+        return self.unheld(self.copies(chain))
+
+    def unheld(self, copies: Sequence[int]) -> int:
+        """How many of `copies` nobody holds."""
         users = self._users
-        return sum([copy not in users for copy in self._copies(chain)])
+        return sum([copy not in users for copy in copies])
+
+    def copies(self, chain: Sequence[int]) -> list[int]:
+        """The copies that answer for the cached prefix of `chain`."""
+        cached = self._cached
+        return [cached[key] for key in chain[: self.cached(chain)]]
+
+    def said(self, copies: Sequence[int]) -> list[int]:
+        """The keys of what `copies` say."""
+        return [self._content[copy] for copy in copies]
 
     def touch(self, chain: Sequence[int]) -> int:
-        copies = self._copies(chain)
+        copies = self.copies(chain)
         for copy in reversed(copies):
             if copy not in self._users:
                 self._idle.move_to_end(copy)
         return len(copies)
 
     def lock(self, chain: Sequence[int], *, priority: float = 0.0) -> CopyLock:
-        copies, users, idle = self._copies(chain), self._users, self._idle
+        lock = CopyLock()
+        self._locks.add(lock)
+        self.hold(lock, self.copies(chain))
+        return lock
+
+    def hold(self, lock: CopyLock, copies: Sequence[int]) -> None:
+        """`lock`, whose blocks are all published, holds `copies`, too."""
+        users, idle = self._users, self._idle
         for copy in copies:
             if copy in users:
                 users[copy] += 1
@@ -120,9 +140,24 @@ class BlisPool(PrefixCache[CopyLock]):
                 users[copy] = 1
                 del idle[copy]
                 self._free -= 1
-        lock = CopyLock(copies)
-        self._locks.add(lock)
-        return lock
+        lock.copies.extend(copies)
+        lock.published += len(copies)
+
+    def refill(self, key: int) -> tuple[int, int]:
+        """The free block that is next to go says `key` from now on, and is the last to go. Returns which copy it was (0: none)
+        and which it is. Raises KeyError if none is free."""
+        self.settle()
+        entry, blocks = self._idle.popitem(last=False)
+        if entry > 0:
+            self._forget(entry)
+        elif blocks > 1:
+            self._blank(blocks - 1)
+        self._serial += 1
+        self._content[self._serial] = key
+        self._cached[key] = self._serial
+        self._idle[self._serial] = 1
+        self._watchers.published((key,))
+        return max(entry, 0), self._serial
 
     def take(self, blocks: int) -> None:
         if blocks > self._free:
@@ -225,11 +260,6 @@ class BlisPool(PrefixCache[CopyLock]):
             raise InvariantError("KV blocks: a copy is neither held nor free, or both")
         if any(self._content.get(copy) != key for key, copy in self._cached.items()):
             raise InvariantError("KV blocks: the index is not what the copies say")
-
-    def _copies(self, chain: Sequence[int]) -> list[int]:
-        """The copies that answer for the cached prefix of `chain`."""
-        cached = self._cached
-        return [cached[key] for key in chain[: self.cached(chain)]]
 
     def _forget(self, copy: int) -> None:
         """`copy` has left the free list and loses its content, and its prefix is forgotten, whoever answers for it."""

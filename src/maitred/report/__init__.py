@@ -5,6 +5,7 @@
     table      figures for the terminal
     export     figures and requests as JSON; frame: requests as data frame, Parquet, CSV
     panels     what there is to be seen of a run (over_time); figure draws it with matplotlib, page as HTML
+    measured   what became of each request, for a trace
     fitness    one score for a run, as BLIS weighs it
     files      output files that exist whole or not at all
 
@@ -19,6 +20,7 @@ from maitred.report.figure import require_plots, write_plot
 from maitred.report.files import OutputFile
 from maitred.report.fitness import Fitness, fitness, parse_weights
 from maitred.report.frame import require_frames
+from maitred.report.measured import seen
 from maitred.report.page import write_page
 from maitred.report.result import Result, simulate
 from maitred.report.setup import Setup
@@ -48,6 +50,7 @@ __all__ = [
     "print_summary",
     "require_frames",
     "require_plots",
+    "seen",
     "simulate",
     "summarise",
     "targets_of",

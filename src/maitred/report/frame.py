@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 
 PARQUET: Final = ".parquet"
 CSV: Final = ".csv"
+_NOT_WRITTEN: Final = (".arrow", ".feather", ".gz", ".jsonl", ".ndjson", ".tsv", ".xls", ".xlsx", ".zst")
 
 
 def require_frames(path: Path, *, where: str = "") -> None:
-    """Raises ConfigError if the name of this file says Parquet or CSV, and polars is not installed."""
+    """Raises ConfigError if the name of this file says Parquet or CSV, and polars is not installed, or something else that we
+    do not write. A name that says nothing means JSON."""
+    if path.suffix in _NOT_WRITTEN:
+        raise ConfigError(f"{path} says a kind of file that is not written", where=where, hint=".json, .parquet or .csv")
     if path.suffix in (PARQUET, CSV):
         require_polars(where)
 

@@ -22,7 +22,7 @@ from maitred.workload.scaled import rate_scaled, time_scaled
 from maitred.workload.spec import Client, Cohort, Workload
 from maitred.workload.synthetic import closed_loop, synthetic
 from maitred.workload.trace import BadRows, Trace, open_trace, sample, sample_names
-from maitred.workload.writing import WRITERS, Lost, TraceWriter
+from maitred.workload.writing import WRITERS, Lost, Measured, TraceWriter
 
 __all__ = [
     "ARRIVALS",
@@ -38,6 +38,7 @@ __all__ = [
     "Kept",
     "Lengths",
     "Lost",
+    "Measured",
     "Mix",
     "Reactive",
     "Row",

@@ -9,12 +9,16 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import chain, islice
 from typing import ClassVar, Protocol
 
+import msgspec
+
 from maitred.registry import Registry
+from maitred.request import RequestId
+from maitred.units import Micros
 from maitred.workload.job import Job
 
 
@@ -27,6 +31,16 @@ class Lost(Enum):
     TARGET = "its latency target"
     PRIORITY = "its priority"
     NAMESPACE = "its cache namespace"
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What became of a request. Instants in µs, -1: there was none."""
+
+    first_token: Micros
+    finished: Micros
+    output_tokens: int
+    outcome: str
+    """`completed`, `timed_out`, `rejected`, ..."""
 
 
 class TraceWriter(Protocol):
@@ -44,6 +58,11 @@ class TraceWriter(Protocol):
     def row(self, job: Job) -> str:
         """With its newline."""
         ...
+
+    def measured(self, line: str, happened: Callable[[RequestId], Measured | None]) -> str:
+        """A line of the file that was written before the run, after it: with what `happened`, if the format has a place for
+        that. The header comes, too."""
+        return line
 
 
 LOOKED_AT = 4_096

@@ -78,6 +78,14 @@ class Hardware(msgspec.Struct):
     mfu_decode: float
 
 
+class Tier(msgspec.Struct, forbid_unknown_fields=True):
+    """Main memory below the GPU's."""
+
+    cpu_blocks: int
+    transfer_bandwidth: float = 100.0
+    base_latency_us: Micros = 0
+
+
 class Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The configuration of a case, as it is recorded."""
 
@@ -102,7 +110,7 @@ class Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     snapshot_refresh_interval_us: Micros
     cache_signal_delay_us: Micros
     flow_control: dict[str, Any] | None
-    kv_cpu_tier: dict[str, Any] | None
+    kv_cpu_tier: Tier | None
     rng_seed: int
 
     def cluster(self) -> ClusterConfig:
@@ -115,6 +123,7 @@ class Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         )
 
     def instance(self) -> InstanceConfig:
+        tier = self.kv_cpu_tier
         return InstanceConfig(
             flavour="blis",
             scheduler=self.scheduler,
@@ -127,6 +136,9 @@ class Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             block_size_in_tokens=self.block_size_tokens,
             max_model_len=self.max_model_len or None,
             latency=self.latency(),
+            kv_cpu_blocks=0 if tier is None else tier.cpu_blocks,
+            kv_transfer_bandwidth=100.0 if tier is None else tier.transfer_bandwidth,
+            kv_transfer_base_latency=0 if tier is None else tier.base_latency_us,
         )
 
     def latency(self) -> LatencyConfig:

@@ -16,8 +16,6 @@ from maitred.units import Micros
 from .case import Case, Request, Said
 from .recorded import breaking_ties
 
-NOT_PLAYED = {"kv_cpu_tier": "a second tier of KV memory is not built"}
-
 
 class CasesError(Exception):
     """It cannot be read as recorded cases."""
@@ -34,11 +32,6 @@ def load(path: Path) -> list[Case]:
         return [msgspec.json.decode(line, type=Case, strict=False) for line in lines]
     except msgspec.DecodeError as error:
         raise CasesError(f"{path}: {error}") from error
-
-
-def not_played(case: Case) -> str | None:
-    """Why a case is not played; None: it is."""
-    return next((why for key, why in NOT_PLAYED.items() if getattr(case.config, key) is not None), None)
 
 
 def run_case(case: Case, traces: Path, *, step_by_step: bool = False) -> list[str]:
@@ -146,20 +139,15 @@ def _elsewhere(routed_to: dict[int, int], results: Results, names: Sequence[int]
 
 def report(paths: Iterable[Path], say: Callable[[str], None]) -> int:
     """Plays all cases of `paths`, whose traces lie in `traces/` beside them. Returns the exit status. Raises CasesError."""
-    passed = failed = skipped = 0
+    passed = failed = 0
     for path in paths:
         for case in load(path):
-            why = not_played(case)
-            if why is not None:
-                skipped += 1
-                say(f"{case.name}: SKIPPED, {why}")
-                continue
             failures = _played(case, path.parent / "traces")
             passed, failed = passed + (not failures), failed + bool(failures)
             if failures:
                 say(f"{case.name}: FAILED")
                 say("\n".join(f"    {failure}" for failure in failures[:5]))
-    say(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
+    say(f"{passed} passed, {failed} failed")
     return 0 if passed and not failed else 1
 
 

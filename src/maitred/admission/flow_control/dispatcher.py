@@ -50,7 +50,9 @@ class Dispatcher:
 
     def left(self, now: Micros) -> list[Decision]:
         """Somebody has left an instance, or there may be more room for another reason."""
-        return [] if self.rules.dispatch == "one" else self._attempt(Sight(self._pools, self._look, now, {}), now)
+        if self.rules.dispatch == "one" or self._nobody_waits:
+            return []
+        return self._attempt(Sight(self._pools, self._look, now, {}), now)
 
     # Time.
 
@@ -102,7 +104,7 @@ class Dispatcher:
                 candidate.unseen += chosen.pool in candidate.group
             if self.rules.dispatch == "one":
                 break
-        if any(candidate.guessed and len(candidate.pool.gate) for candidate in candidates):
+        if len(self._pools) > 1 and any(candidate.guessed and len(candidate.pool.gate) for candidate in candidates):
             self._look_again(now)
         return decisions
 
@@ -114,9 +116,9 @@ class Dispatcher:
     def _best(self, candidates: Sequence[_Candidate]) -> tuple[_Candidate, Ticket] | None:
         """Of whom each has next, the one who goes first; None: nobody may go in."""
         nexts = [(candidate, ticket) for candidate in candidates if (ticket := candidate.next()) is not None]
-        if len(nexts) < 2:
-            return nexts[0] if nexts else None
-        return min(nexts, key=lambda one: rank(one[1], self.rules.band_order))
+        if not nexts:
+            return None
+        return nexts[0] if len(nexts) == 1 else min(nexts, key=lambda one: rank(one[1], self.rules.band_order))
 
 
 class _Candidate:
@@ -143,4 +145,4 @@ class _Candidate:
 
     def next(self) -> Ticket | None:
         """Who of it may go in next; None: nobody."""
-        return self.pool.gate.next(self.saturation)
+        return self.pool.gate.next(self._gauge(self.unseen)) if len(self.pool.gate) else None

@@ -28,6 +28,10 @@ from maitred.contracts import FleetLoad
 from maitred.decisions import Decision
 from maitred.units import SECOND, Micros
 
+_NEW, _QUEUED = State.NEW, State.QUEUED  # members of enums are slow to look up
+_VICTIM, _LEFT = State.VICTIM, State.LEFT
+_QUEUE, _RELEASE = Event.QUEUE, Event.RELEASE
+_SLOT_FREE: Final = Reason.SLOT_FREE
 _MOST_PROMISED: Final[Micros] = 300 * SECOND
 """Nobody is told to come back later than that."""
 
@@ -59,13 +63,13 @@ class FlowPool(Pool):
         ticket.submitted_at = ticket.queued_at = now
         ticket.totals.arrived += 1
         decisions = self._make_room(ticket, now)
-        if ticket.state is State.LEFT:
+        if ticket.state is _LEFT:
             return decisions
         ticket.turn = self._turns.last()
         self.gate.add(ticket)
         decisions += self._dispatcher.arrived(self, load, now)
-        if ticket.state is State.NEW:
-            ticket.on(Event.QUEUE)
+        if ticket.state is _NEW:
+            ticket.on(_QUEUE)
             self._join(ticket, now)
             return [*decisions, Decision(now, ticket.id, Action.QUEUE, Reason.SATURATED)]
         return sorted(decisions, key=lambda decision: decision.subject == ticket.id)
@@ -76,7 +80,7 @@ class FlowPool(Pool):
         self.gate.remove(ticket)
         self._left_queue(ticket, now)
         self.forecasts[SHARED].left(now)
-        ticket.on(Event.RELEASE)
+        ticket.on(_RELEASE)
         ticket.totals.cancelled += 1
         return [Decision(now, ticket.id, Action.CANCEL, Reason.CLIENT_GONE)]
 
@@ -84,10 +88,10 @@ class FlowPool(Pool):
         ticket.lane, ticket.charge = SHARED, 1
         if ticket.state in HOLDING:
             self._hold(ticket)
-            self._leaving += ticket.state is State.VICTIM
+            self._leaving += ticket.state is _VICTIM
             return
         if ticket.state is State.AWAITING:  # its victim leaves for nobody in particular
-            ticket.on(Event.QUEUE)
+            ticket.on(_QUEUE)
             ticket.queued_at = ticket.submitted_at
             if ticket.other is not None:
                 ticket.other.other = None
@@ -105,10 +109,10 @@ class FlowPool(Pool):
     def serve(self, ticket: Ticket, now: Micros) -> Decision:
         """It goes in."""
         self.gate.serve(ticket)
-        if ticket.state is State.QUEUED:
+        if ticket.state is _QUEUED:
             self._left_queue(ticket, now)
             self.forecasts[SHARED].moved(now)
-        return self._admit(ticket, Reason.SLOT_FREE, now)
+        return self._admit(ticket, _SLOT_FREE, now)
 
     def evict(self, now: Micros) -> Iterator[Decision]:
         """Stop the work of one, for one that is not sheddable; one at a time."""
@@ -148,7 +152,7 @@ class FlowPool(Pool):
             due = ticket.submitted_at + self.flow.limits.request_ttl_us
             heappush(self._expiries, (due, self._joined, ticket))
             if len(self._expiries) > 64 + 4 * self.waiting:
-                self._expiries = [entry for entry in self._expiries if entry[2].state is State.QUEUED]
+                self._expiries = [entry for entry in self._expiries if entry[2].state is _QUEUED]
                 heapify(self._expiries)
 
     def _left_queue(self, ticket: Ticket, now: Micros) -> None:
@@ -162,7 +166,7 @@ class FlowPool(Pool):
         self.forecasts[SHARED].left(now)
 
     def _give_back(self, ticket: Ticket, end: End, now: Micros) -> Iterator[Decision]:
-        victim = ticket.state is State.VICTIM
+        victim = ticket.state is _VICTIM
         self._release(ticket, now)
         self._leaving -= victim
         if victim and end is End.PREEMPTED and self.rules.retries and not self._too_late(ticket, now):
@@ -175,7 +179,7 @@ class FlowPool(Pool):
             yield Decision(now, ticket.id, Action.QUEUE, Reason.TO_BE_RETRIED)
         else:
             ticket.totals.ended[End.PREEMPTED if victim else end] += 1
-            ticket.on(Event.RELEASE)
+            ticket.on(_RELEASE)
 
     def _too_late(self, ticket: Ticket, now: Micros) -> bool:
         ttl = self.flow.limits.request_ttl_us
@@ -210,7 +214,7 @@ class FlowPool(Pool):
         return expiry if due is None or (expiry is not None and expiry < due) else due
 
     def _next_expiry(self) -> Micros | None:
-        while self._expiries and self._expiries[0][2].state is not State.QUEUED:
+        while self._expiries and self._expiries[0][2].state is not _QUEUED:
             heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else None
 
@@ -220,7 +224,7 @@ class FlowPool(Pool):
         waiting = [*self.gate]
         if not len(waiting) == len(self.gate) == self.waiting:
             yield f"{self.waiting} counted as waiting, {len(self.gate)} at the gate, {len(waiting)} in its bands"
-        if any(ticket.state is not State.QUEUED for ticket in waiting):
+        if any(ticket.state is not _QUEUED for ticket in waiting):
             yield f"who stands at the gate does not wait: {waiting}"
         if self.waiting and self.flow.ticks and self._dispatcher.soon() is None:
             yield "somebody waits, and nothing will let him in"

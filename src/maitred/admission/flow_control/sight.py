@@ -37,13 +37,15 @@ class Sight:
         load = self._loads.get(pool.name)
         if load is None:
             load = self._loads[pool.name] = self._look(pool.name, self._now)
-        pool.instances = frozenset(instance.index for instance in load.instances)
         return load
 
     def together(self, pool: FlowPool) -> Sequence[FlowPool]:
         """Those that are counted together with `pool`, which is the first of them."""
-        reach, group = self._instances_of(pool), [pool]
+        group = [pool]
         others = [p for p in self._pools if p is not pool and (p.slots.used or len(p.gate))]
+        if not others:
+            return group
+        reach = self._instances_of(pool)
         while linked := [p for p in others if not reach.isdisjoint(self._instances_of(p))]:
             group += linked
             reach = reach.union(*(self._instances_of(p) for p in linked))
@@ -53,7 +55,10 @@ class Sight:
     def on_the_way(self, group: Sequence[FlowPool]) -> int:
         """How many requests of `group` no instance shows."""
         first = group[0]
-        known, shown = self._instances_of(first), in_flight_of(self.load_of(first))
+        shown = in_flight_of(self.load_of(first))
+        if len(group) == 1:
+            return max(0, first.slots.used - shown)
+        known = self._instances_of(first)
         for pool in group[1:]:
             if not self._instances_of(pool) <= known:
                 shown += sum(i.in_flight for i in self.load_of(pool).instances if i.index not in known)
@@ -61,8 +66,7 @@ class Sight:
         return max(0, sum(pool.slots.used for pool in group) - shown)
 
     def _instances_of(self, pool: FlowPool) -> frozenset[int]:
-        """As last seen: which they are changes seldom."""
-        if pool.instances is None:
-            self.load_of(pool)
-        assert pool.instances is not None
+        """As seen now or, where nobody has looked now, the last time: which they are changes seldom."""
+        if pool.instances is None or pool.name in self._loads:
+            pool.instances = frozenset(instance.index for instance in self.load_of(pool).instances)
         return pool.instances

@@ -55,11 +55,11 @@ def run(flags: Flags) -> None:
         tally = Tally(targets, [*By] if flags.metrics_path else [per]) if flags.summary_only else None
         jobs = jobs_of(flags, trace, workload)
         files = outputs(flags, trace, stack)
-        jobs = stack.enter_context(written_down(flags, jobs))
+        written = stack.enter_context(written_down(flags, jobs))
         began = monotonic()
         with _watching(flags, trace) as watch:
-            results = simulate(
-                jobs,
+            results = written.results = simulate(
+                written.jobs,
                 config.cluster,
                 config.instance,
                 config.routing,

@@ -6,7 +6,10 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from maitred.cli import instance_flags, model_flags
+from maitred.cli.flags import of_flag
 from maitred.cli.simulate import admission_flags, cluster_flags, disaggregation_flags, flow_flags, output_flags
 from maitred.cli.simulate.flags import Flags
 from maitred.errors import ConfigError
@@ -47,7 +50,7 @@ def configured(flags: Flags) -> Config:
         flag_names=_FLAG_NAMES,
     )
     read = said.read()
-    config = simulated(read)
+    config = _resolved(simulated(read), flags)
     if not read.says("admission", "mode"):
         _check_admission_config(config, flags)
     if config.admission.mode != "flow-control":
@@ -56,6 +59,18 @@ def configured(flags: Flags) -> Config:
         hint = f"turn admission on with {_ON}"
         raise ConfigError("without admission there are no decisions to log", where="--decision-log", hint=hint)
     return config
+
+
+def _resolved(config: Config, flags: Flags) -> Config:
+    """With what follows from its names. Raises ConfigError, naming the flag if it was one that said what is wrong."""
+    from maitred.catalogue import resolved
+
+    try:
+        return replace(config, instance=resolved(config.instance))
+    except ConfigError as error:
+        if error.where not in model_flags.KEYS or getattr(flags, error.where) is None:
+            raise
+        raise of_flag(f"--{error.where.replace('_', '-')}", error) from error
 
 
 def warnings(flags: Flags, config: Config) -> Iterator[str]:

@@ -1,31 +1,49 @@
-"""The workload of a run, written as a trace while it happens."""
+"""The workload of a run, written as a trace while it happens, and completed with what came of it when it is over."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from maitred.cli.simulate.flags import Flags
 from maitred.cli.trace_target import TraceTarget
 
 if TYPE_CHECKING:
+    from maitred.sim import Results
     from maitred.workload import Job
 
 
+class Written:
+    """A workload that is written down, or not."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self.jobs = jobs
+        """To be simulated."""
+        self.results: Results | None = None
+        """What came of it, to be said before the block ends."""
+
+
 @contextmanager
-def written_down(flags: Flags, jobs: Iterable[Job]) -> Iterator[Iterable[Job]]:
-    """`jobs`, as they are to be simulated. The file is there when the block ends well."""
-    target = target_of(flags)
+def written_down(flags: Flags, jobs: Iterable[Job]) -> Iterator[Written]:
+    """The file is there when the block ends well."""
+    written, target = Written(jobs), target_of(flags)
     if target is None:
-        yield jobs
+        yield written
         return
+    from maitred.report import seen
     from maitred.workload import Kept
 
-    with target:
-        kept = Kept(jobs, target.writer, target.write)
-        yield kept
+    with target, TemporaryFile("w+", encoding="utf-8", errors="surrogatepass", newline="\n") as rows:
+        written.jobs = kept = Kept(jobs, target.writer, rows.write)
+        yield written
         kept.close()
+        assert written.results is not None
+        happened = seen(written.results)
+        rows.seek(0)
+        for row in rows:
+            target.write(target.writer.measured(row, happened))
     target.report_losses()
 
 

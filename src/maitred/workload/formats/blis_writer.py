@@ -7,17 +7,18 @@ of earlier rounds.
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
-from maitred.request import PrefixKeys
+from maitred.request import PrefixKeys, RequestId
 from maitred.slo_classes import slo_class
 from maitred.workload.content import Content
 from maitred.workload.formats.blis import COLUMNS
 from maitred.workload.job import Job
 from maitred.workload.prefix import GroupPrefix
-from maitred.workload.writing import WRITERS, Lost, TraceWriter, csv_line
+from maitred.workload.writing import WRITERS, Lost, Measured, TraceWriter, csv_line
 
 _AFTER = {"slo_class": "vllm_priority", "deadline_us": "slo_target_us", "finish_reason": "x_request_id"}
 _LAST = "adapter"
@@ -49,6 +50,11 @@ class BlisWriter(TraceWriter):
     def row(self, job: Job) -> str:
         values = self._values(job)
         return csv_line(values.get(name, "") for name in self._columns)
+
+    def measured(self, line: str, happened: Callable[[RequestId], Measured | None]) -> str:
+        row = dict(zip(self._columns, next(csv.reader((line,))), strict=True))
+        found = happened(int(row["request_id"])) if row["request_id"].isdecimal() else None
+        return line if found is None else csv_line((row | _measured(found, row["streaming"] == "true")).values())
 
     def _values(self, job: Job) -> dict[str, object]:
         request = job.request
@@ -87,10 +93,24 @@ class BlisWriter(TraceWriter):
         return max(0, self._rounds[program] - 1)
 
 
+_STATUS = {"completed": "ok", "timed_out": "timeout"}
 _ZERO = (
     *("image_tokens", "audio_tokens", "video_tokens", "reason_ratio", "server_input_tokens"),
     *("first_chunk_time_us", "last_chunk_time_us", "num_chunks"),
 )
+
+
+def _measured(found: Measured, streams: bool) -> dict[str, object]:
+    """A chunk is a token, or the whole answer at once."""
+    completed = found.outcome == "completed"
+    first = found.first_token if streams else found.finished if completed else -1
+    return {
+        "first_chunk_time_us": max(first, 0),
+        "last_chunk_time_us": found.finished if completed else 0,
+        "num_chunks": found.output_tokens if streams else int(completed),
+        "status": _STATUS.get(found.outcome, "error"),
+        "error_message": "" if completed else found.outcome,
+    }
 
 
 def _group(prefix: PrefixKeys | None) -> tuple[str, int]:

@@ -21,6 +21,7 @@ from maitred.request import PriorityClass, Request
 from maitred.units import SECOND
 from maitred.workload.job import Job
 from maitred.workload.lines import Lines
+from maitred.workload.prefix import GroupPrefix
 from maitred.workload.row import (
     FORMATS,
     Columns,
@@ -86,13 +87,19 @@ class MaitredWriter(TraceWriter):
 
     def row(self, job: Job) -> str:
         request = job.request
-        self.lost[Lost.PREFIX] += request.prefix is not None
+        self.lost[Lost.PREFIX] += _shares(job)
         self.lost[Lost.ID] += bool(request.client_id)
         self.lost[Lost.DEADLINE] += request.deadline is not None
         self.lost[Lost.TARGET] += request.slo_target is not None
         self.lost[Lost.PRIORITY] += bool(request.priority)
         self.lost[Lost.NAMESPACE] += bool(request.cache_namespace)
         return row_of(request, request.prompt_tokens, job.output_tokens, COMPLETED)
+
+
+def _shares(job: Job) -> bool:
+    """Whether it is known of its prompt that others begin like it; a member of no group is known to be alone."""
+    prefix = job.request.prefix
+    return prefix is not None and not (isinstance(prefix, GroupPrefix) and not prefix.shared and job.whole is None)
 
 
 HEADER = (*NAMES, *OPTIONAL)
