@@ -41,3 +41,15 @@ class Journey:
         self.place = Place.FRONT
         self.admitted: Micros = NEVER
         self.queued: Micros = NEVER
+
+    def whole(self, after: Seq | None) -> Seq | None:
+        """What it came to in two instances, one after the other; `after`: in the second one."""
+        before = self.came
+        if before is None or after is None:
+            return before or after
+        after.cached = before.cached
+        after.preemptions += before.preemptions
+        after.wasted += before.wasted
+        if after.scheduled_at is None:
+            after.scheduled_at = before.scheduled_at
+        return after

@@ -14,11 +14,8 @@ these would have been events of the instance, and whoever took the slot was ther
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from maitred.admission import Action, End
+from maitred.admission import End
 from maitred.contracts import Router
-from maitred.decisions import Decision
 from maitred.errors import ConfigError
 from maitred.instance import EventKind, InstanceEvent
 from maitred.request import Request, RequestId
@@ -30,6 +27,7 @@ from maitred.sim.delays import Checks, Delays
 from maitred.sim.disaggregation import Pools, Way
 from maitred.sim.entrance import Entrance
 from maitred.sim.fleet import Fleet
+from maitred.sim.gate import Gate
 from maitred.sim.journey import Journey, Place
 from maitred.sim.replica import Replica
 from maitred.sim.rows import Rows
@@ -42,7 +40,6 @@ _OUTCOMES = {
     EventKind.REFUSED: Outcome.REFUSED,
 }
 _FIRST_TOKEN, _LOST_KV, _FINISHED = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.FINISHED
-_ADMIT, _REJECT, _PREEMPT = Action.ADMIT, Action.REJECT, Action.PREEMPT
 _ENTERING, _INSIDE, _FRONT = Place.ENTERING, Place.INSIDE, Place.FRONT
 
 
@@ -63,9 +60,7 @@ class Pipeline:
         """`pools`: which instances do what; None: all do everything."""
         self._agenda = agenda
         self._arrivals = arrivals
-        self._entrance = entrance
-        self._core = None if entrance is None else entrance.core
-        self._core_due: Micros | None = None
+        self._gate = None if entrance is None else Gate(entrance, agenda, self)
         self._router = router
         self._fleet = fleet
         self._touched = fleet.touched
@@ -83,8 +78,8 @@ class Pipeline:
 
     def arrive(self, request_id: RequestId, now: Micros) -> None:
         job = self._arrivals.take(request_id, now)
-        if self._entrance is not None:
-            job = self._entrance.identify(job)
+        if self._gate is not None:
+            job = self._gate.identify(job)
         request = job.request
         if request.id in self.live:
             raise ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
@@ -92,7 +87,7 @@ class Pipeline:
         if self._checks_at_once:
             outcome = self._hopeless(request, now)
             if outcome is not None:
-                self._end(journey, outcome, now)
+                self.end(journey, outcome, now)
                 return
             if request.deadline is not None and self._takes_time:
                 self._agenda.push(request.deadline, Kind.DEADLINE, request.id)
@@ -137,16 +132,15 @@ class Pipeline:
         for event in replica.events(now) if replica.kept else replica.instance.advance(now):
             kind = event.kind
             if kind is _FIRST_TOKEN:
-                if self._core is not None and event.seq.request.stream:
-                    self._core.first_byte(event.seq.request.id, now)
+                if self._gate is not None:
+                    self._gate.first_byte(event.seq.request, now)
             elif kind is not _LOST_KV:
                 self._over(event, replica, now)
 
     def admission(self, _: int, now: Micros) -> None:
         """Admission's timer is up."""
-        assert self._core is not None
-        self._core_due = None
-        self._obey(self._core.advance(now), now)
+        assert self._gate is not None
+        self._gate.timer(now)
 
     def deadline(self, request_id: RequestId, now: Micros) -> None:
         """The deadline of a request has come; in an instance, that is the instance's affair."""
@@ -155,9 +149,9 @@ class Pipeline:
             return
         replica = journey.replica
         self._leave(journey, now)
-        self._end(journey, Outcome.TIMED_OUT, now, None, replica)
-        if self._core is not None:
-            self._obey(self._core.release(request_id, End.CLIENT_GONE, now), now)
+        self.end(journey, Outcome.TIMED_OUT, now, None, replica)
+        if self._gate is not None:
+            self._gate.over(request_id, End.CLIENT_GONE, now)
 
     def _later(self, journey: Journey, at: Micros, kind: Kind) -> None:
         """It goes on at `at`."""
@@ -175,12 +169,13 @@ class Pipeline:
         """May it enter?"""
         if self._fleet.stale:
             self._fleet.look(now)
-        if self._entrance is None:
-            self._admitted(journey, now)
+        if self._gate is None:
+            self.admitted(journey, now)
         else:
-            self._obey(self._entrance.submit(journey.job.request, now), now)
+            self._gate.ask(journey.job.request, now)
 
-    def _admitted(self, journey: Journey, now: Micros) -> None:
+    def admitted(self, journey: Journey, now: Micros) -> None:
+        """It may enter."""
         journey.admitted = now
         if self._delays.routing is None:
             self._route(journey, now)
@@ -258,10 +253,9 @@ class Pipeline:
             self._left(request, replica, now)
         else:
             self._leave(journey, now)
-        self._end(journey, _OUTCOMES[kind], event.at, event.seq, replica)
-        core = self._core
-        if core is not None:
-            self._obey(core.release(request.id, End.DRAINED if kind is _FINISHED else End.FAILED, now), now)
+        self.end(journey, _OUTCOMES[kind], event.at, event.seq, replica)
+        if self._gate is not None:
+            self._gate.over(request.id, End.DRAINED if kind is _FINISHED else End.FAILED, now)
 
     def _leave(self, journey: Journey, now: Micros) -> None:
         """It is on its way no more, and in no instance."""
@@ -275,6 +269,16 @@ class Pipeline:
             then.in_flight -= 1
             self._left(journey.job.request, then, now)
 
+    def withdraw(self, journey: Journey, now: Micros) -> None:
+        """Its work ends here and now, and what came of it is lost."""
+        replica = journey.replica
+        if replica is not None and journey.place is _INSIDE:
+            if replica.withdraw(journey.job.request.id, now):
+                self._fleet.call(replica, now)
+            self._touched[replica] = None
+        self._leave(journey, now)
+        journey.came = None
+
     def _left(self, request: Request, replica: Replica, now: Micros) -> None:
         """Its router is told."""
         if self._pools is None:
@@ -282,14 +286,14 @@ class Pipeline:
         else:
             self._pools.left(request, replica, now)
 
-    def _end(
+    def end(
         self, journey: Journey, outcome: Outcome, at: Micros, seq: Seq | None = None, replica: Replica | None = None
     ) -> None:
         """It is over, and has its row; `seq`: what it came to in an instance."""
         job = journey.job
         del self.live[job.request.id]
         if journey.came is not None:
-            seq = _whole(journey.came, seq)
+            seq = journey.whole(seq)
         over = self._rows.ended(journey, outcome, at, seq, replica)
         self.ended = max(self.ended, over)
         if self._arrivals.reactive is not None:
@@ -305,58 +309,6 @@ class Pipeline:
             if at is not None and journey.place is _INSIDE:
                 seq = at.instance.look(journey.job.request.id)
             if journey.came is not None:
-                seq = _whole(journey.came, seq)
+                seq = journey.whole(seq)
             self._rows.ended(journey, Outcome.UNFINISHED, NEVER, seq, at)
         self.ended = end
-
-    def _obey(self, decisions: Sequence[Decision], now: Micros) -> None:
-        """Each in its turn. What obeying brings about is decided anew, and obeyed after the rest."""
-        while decisions:
-            after: list[Decision] = []
-            for decision in decisions:
-                journey = self.live.get(decision.subject)
-                if journey is None:
-                    continue  # it gave up at this very instant
-                action = decision.action
-                if action is _ADMIT:
-                    self._admitted(journey, now)
-                elif action is _REJECT:
-                    self._end(journey, Outcome.REJECTED, now)
-                elif action is _PREEMPT:
-                    after += self._preempt(journey, now)
-            decisions = after
-        assert self._core is not None
-        due = self._core.next_deadline()
-        if due is not None and (self._core_due is None or due < self._core_due):
-            self._core_due = due
-            self._agenda.push(due, Kind.ADMISSION)
-
-    def _preempt(self, journey: Journey, now: Micros) -> Sequence[Decision]:
-        """Its slot is wanted: its work ends here and now. What is decided next, of itself too if it may try again."""
-        request, replica = journey.job.request, journey.replica
-        assert self._core is not None
-        if replica is not None and journey.place is _INSIDE:
-            if replica.withdraw(request.id, now):
-                self._fleet.call(replica, now)
-            self._touched[replica] = None
-        self._leave(journey, now)
-        journey.came = None
-        decisions = self._core.release(request.id, End.PREEMPTED, now)
-        if any(decision.subject == request.id for decision in decisions):
-            journey.retries += 1
-            journey.admitted = journey.queued = NEVER
-        else:
-            self._end(journey, Outcome.PREEMPTED, now, None, replica)
-        return decisions
-
-
-def _whole(before: Seq, after: Seq | None) -> Seq:
-    """What a request came to in two instances, one after the other."""
-    if after is None:
-        return before
-    after.cached = before.cached
-    after.preemptions += before.preemptions
-    after.wasted += before.wasted
-    if after.scheduled_at is None:
-        after.scheduled_at = before.scheduled_at
-    return after
