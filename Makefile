@@ -1,7 +1,10 @@
 # make run    starts the demo (everything it needs is set up in .venv first); ARGS="--seconds 20 --quiet" are passed on
 # make test   runs the test suite; ARGS="-k admission" are passed on
 # make check  lint, types and import contracts
-# make bench  the benchmarks
+# make compile  the modules that a simulation spends its time in, compiled into build/compiled (needs a C compiler); then
+#             PYTHONPATH=build/compiled .venv/bin/maitred simulate ...
+# make test-compiled  the tests of these modules, compiled
+# make bench  the benchmarks, the simulator's both ways
 # make stress ten thousand clients against the gateway for a minute; ARGS="--clients 1000 --seconds 10" are passed on
 
 PYTHON ?= python3
@@ -9,7 +12,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run test check format bench stress clean
+COMPILED := build/compiled
+
+.PHONY: run test check format compile test-compiled bench stress clean
 
 run: $(VENV)/.installed
 	@$(BIN)/maitred demo $(ARGS)
@@ -27,8 +32,15 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-dev
+compile: $(COMPILED)/.made
+
+test-compiled: $(COMPILED)/.made
+	@PYTHONPATH=$(COMPILED) $(BIN)/python -m pytest $(addprefix tests/,instance batching kv queueing routing conformance/test_blis_conformance.py \
+		conformance/test_sglang_radix.py sim/test_vllm_conformance.py sim/test_pipeline.py sim/test_disaggregation.py) $(ARGS)
+
+bench: $(VENV)/.installed-dev $(COMPILED)/.made
 	$(BIN)/python bench/simulate.py
+	PYTHONPATH=$(COMPILED) $(BIN)/python bench/simulate.py
 	$(BIN)/python bench/admission.py
 	$(BIN)/python bench/queueing.py
 	$(BIN)/python bench/gateway.py
@@ -38,7 +50,11 @@ stress: $(VENV)/.installed-dev
 	@$(BIN)/python bench/stress.py $(ARGS)
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(COMPILED)
+
+$(COMPILED)/.made: pyproject.toml tools/compile.py $(shell find src -name '*.py') | $(VENV)/.installed-dev
+	@$(BIN)/python tools/compile.py $(COMPILED)
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -58,5 +58,10 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES[name]), name)
 
 
+def is_compiled() -> bool:
+    """Whether the modules that a simulation spends its time in are compiled (`make compile`)."""
+    return not str(import_module("maitred.seq").__file__).endswith(".py")
+
+
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])

@@ -100,14 +100,14 @@ def test_who_comes_with_its_kv_counts_from_its_first_step() -> None:
 
 
 def test_nobody_pays_who_does_not_ask() -> None:
-    shapes = []
+    shapes: list[BatchShape] = []
 
-    class Watching(Instance):
-        def _time(self, run: Any) -> None:
-            shapes.append(run.shape)
-            super()._time(run)
+    class Watching(LinearLatency, frozen=True, tag="watching"):
+        def run_time(self, batch: BatchShape, steps: int) -> int:
+            shapes.append(batch)
+            return super().run_time(batch, steps)
 
-    asked(Watching(InstanceConfig(latency=LinearLatency()), Random(0)), [(100, 30), (600, 30)])
+    asked(Instance(InstanceConfig(latency=Watching()), Random(0)), [(100, 30), (600, 30)])
 
     assert shapes
     assert all(shape.spread is EVEN for shape in shapes)

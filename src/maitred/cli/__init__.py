@@ -20,7 +20,7 @@ from typing import Annotated, Final, cast
 
 import typer
 
-from maitred import __version__
+from maitred import __version__, is_compiled
 from maitred.cli import (
     calibrate,
     check,
@@ -63,7 +63,7 @@ app.command("validate")(validate.run)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"maitred {__version__}")
+        typer.echo(f"maitred {__version__}{' (compiled)' if is_compiled() else ''}")
         raise typer.Exit
 
 
