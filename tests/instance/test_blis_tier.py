@@ -11,16 +11,11 @@ from hypothesis import strategies as st
 from test_blis_rules import FINISHED, FIRST, PREEMPTED, blis, driven, request
 from test_skipping_prefixes import Job, workload
 
-from maitred.instance import Instance, InstanceConfig, LinearLatency
-from maitred.kv import HostMemory, TieredBlocks
+from maitred.instance import InstanceConfig, LinearLatency
+from maitred.kv import HostMemory
 
 TIER = {"kv_cpu_blocks": 100, "kv_transfer_bandwidth": 2.0, "kv_transfer_base_latency": 7}
 """A block of 4 tokens takes 7 + 2 µs."""
-
-
-def memory(engine: Instance) -> TieredBlocks:
-    assert isinstance(engine._memory, TieredBlocks)
-    return engine._memory
 
 
 def test_a_block_that_the_gpu_has_no_more_is_fetched_and_computed_all_the_same() -> None:
@@ -30,7 +25,9 @@ def test_a_block_that_the_gpu_has_no_more_is_fetched_and_computed_all_the_same()
         (request(1, range(50, 66), arrival=1000), 1),
         (request(2, range(9), arrival=2000), 1),
     ]
-    assert driven(blis(total_kv_blocks=5, **TIER), jobs)[4] == (2000 + 100 + 9 + 2 * 9, FIRST, 2)
+    engine = blis(total_kv_blocks=5, **TIER)
+    assert driven(engine, jobs)[4] == (2000 + 100 + 9 + 2 * 9, FIRST, 2)
+    assert engine.fetched_blocks == 2
     assert (2109, FIRST, 2) in driven(blis(total_kv_blocks=5), jobs)
 
 
@@ -112,7 +109,7 @@ def test_skipping_changes_nothing(
     engine = blis(**config)
     skipping = driven(engine, jobs)
     assert skipping == driven(blis(**config, step_by_step=True), jobs)
-    event(f"fetched {bool(memory(engine).fetched)}, preempted {any(kind == PREEMPTED for _, kind, _ in skipping)}")
+    event(f"fetched {bool(engine.fetched_blocks)}, preempted {any(kind == PREEMPTED for _, kind, _ in skipping)}")
 
 
 @given(
@@ -144,7 +141,7 @@ def test_the_least_recently_used_makes_room() -> None:
 @pytest.mark.parametrize(
     ("said", "error"),
     [
-        ({"kv_cpu_blocks": 10}, "it needs flavour blis"),
+        ({"kv_cpu_blocks": 10}, "must be 0 unless flavour is blis"),
         ({"kv_cpu_blocks": -1, "flavour": "blis"}, "kv_cpu_blocks must be from 0 to 1,000,000,000, not -1"),
         ({"kv_cpu_blocks": 1, "flavour": "blis", "kv_transfer_bandwidth": 0.0}, "must be a number above 0, not 0.0"),
         ({"kv_cpu_blocks": 1, "flavour": "blis", "kv_transfer_bandwidth": float("nan")}, "must be a number above 0, not nan"),
