@@ -141,3 +141,45 @@ def test_what_has_no_effect_is_warned_of(maitred: Any, flags: tuple[object, ...]
     said = maitred("simulate", *LOAD, *flags)
     assert said.code == 0
     assert f"maitred: warning: {words}\n" in said.err
+
+
+SHED = "admission: {policy: tier-shed, slo_priorities: {standard: 2}"
+BUNDLES = [
+    ("{}", "admission: {policy: reject-all}"),
+    ("admission: {policy: token-bucket}", "admission: {policy: token-bucket, token_bucket_capacity: 500}"),
+    (
+        "admission: {policy: token-bucket, token_bucket_capacity: 500}",
+        "admission: {policy: token-bucket, token_bucket_capacity: 500, token_bucket_refill_rate: 9000}",
+    ),
+    ("admission: {policy: tier-shed}", SHED + "}"),
+    (SHED + "}", SHED + ", tier_shed_threshold: 10}"),
+    (SHED + "}", SHED + ", tier_shed_min_priority: 2}"),
+    ("admission: {policy: gaie-legacy}", "admission: {policy: gaie-legacy, slo_priorities: {batch: 1}}"),
+    ("admission: {policy: gaie-legacy}", "admission: {policy: gaie-legacy, gaie_qd_threshold: 1}"),
+    ("admission: {policy: gaie-legacy, gaie_qd_threshold: 99}", "admission: {policy: gaie-legacy, gaie_kv_threshold: 0.01}"),
+    ("routing: {policy: least-loaded}", "routing: {policy: always-busiest}"),
+    ("routing: {policy: weighted}", "routing: {policy: weighted, scorers: [{name: load-balance, weight: 1}]}"),
+    ("scheduler: fcfs", "scheduler: sjf"),
+    ("scheduler: priority-fcfs", "{scheduler: priority-fcfs, priority: {policy: static-slo-class}}"),
+    ("priority: {policy: static-slo-class}", "{priority: {policy: static-slo-class}, preemption: {policy: priority}}"),
+    ("tenant_budgets: {'auth:a': 1}", "tenant_budgets: {'auth:a': 0}"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), BUNDLES, ids=[after for _, after in BUNDLES])
+def test_every_key_of_a_bundle_has_an_effect(maitred: Any, before: str, after: str) -> None:
+    """Standard and batch requests of one tenant, on two instances whose memory is short."""
+    classes = ("standard", "batch", "batch")
+    rows = "".join(f"{n},auth:a,{classes[n % 3]},,{40 + n * 37 % 99},{9 + n % 40},{n * 900}\n" for n in range(80))
+    header = "request_id,tenant_id,slo_class,prefix_group,input_tokens,output_tokens,arrival_time_us\n"
+    Path("t.csv").write_text(header + rows)
+
+    def outcome(bundle: str) -> Any:
+        Path("b.yaml").write_text(bundle)
+        limits = ("--num-instances", 2, "--max-num-seqs", 6, "--total-kv-blocks", 30, "--max-model-len", 400)
+        run = ("simulate", "--trace", "blis:t.csv", *limits, "--policy-config", "b.yaml", "--quiet", "--results-path", "r.json")
+        said = maitred(*run)
+        assert said.code == 0, said.err
+        return Path("r.json").read_text()
+
+    assert outcome(before) != outcome(after)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -42,3 +45,30 @@ def test_the_runner_can_fail(tmp_path: Path) -> None:
     assert report([path], said.append) == 1
     assert said[-1] == "0 passed, 1 failed"
     assert any(f"ttft_us {first.ttft_us} instead of {first.ttft_us + 1}" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda config: config.update(speculative=True), "unknown field `speculative`"),
+        (lambda config: config["routing"].update(hedge=2), "unknown field `hedge`"),
+        (lambda config: config["admission"].update(tenant_budgets={}), "admission parameters ['tenant_budgets']"),
+        (lambda config: config.update(latency_model={"name": "crossmodel"}), "latency model crossmodel"),
+        (lambda config: config.update(scheduler="lottery"), "unknown scheduler 'lottery'"),
+        (lambda config: config["routing"].update(policy="hash"), "unknown routing policy 'hash'"),
+    ],
+)
+def test_what_nothing_knows_is_a_failure_of_that_case_alone(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], error: str
+) -> None:
+    (tmp_path / "traces").symlink_to(VECTORS / "traces")
+    with gzip.open(VECTORS / "cases.jsonl.gz") as file:
+        lines = {case["name"]: case for case in map(msgspec.json.decode, file)}
+    good, strange = lines["s_ties_fcfs"], lines["n_fcfs_ties"]
+    change(strange["config"])
+    path = tmp_path / "cases.jsonl"
+    path.write_bytes(b"\n".join(msgspec.json.encode(case) for case in (strange, good)))
+    said: list[str] = []
+    assert report([path], said.append) == 1
+    assert error in said[1]
+    assert said[-1] == "1 passed, 1 failed"

@@ -20,6 +20,7 @@ from maitred.contracts import BatchShape
 from maitred.instance.config import InstanceConfig
 from maitred.instance.engine import Instance, Run
 from maitred.instance.events import InstanceEvent
+from maitred.kv import TieredBlocks
 from maitred.request import PrefixKeys, Request, RequestId
 from maitred.seq import Seq
 from maitred.units import Micros
@@ -33,6 +34,10 @@ class BlisInstance(Instance):
         self._now: Micros = 0
         self._to_come = False
         """The first step of the run in progress has not begun yet: those before it are over."""
+
+    @property
+    def fetched_blocks(self) -> int:
+        return self._blocks.fetched if isinstance(self._blocks, TieredBlocks) else 0
 
     def enqueue(
         self,

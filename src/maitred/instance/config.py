@@ -109,7 +109,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         if not 0 <= self.kv_cpu_blocks <= _MOST["total_kv_blocks"]:
             raise ValueError(f"kv_cpu_blocks must be from 0 to {_MOST['total_kv_blocks']:,}, not {self.kv_cpu_blocks}")
         if self.kv_cpu_blocks and self.flavour != "blis":
-            raise ValueError("kv_cpu_blocks is BLIS's second tier of KV memory: it needs flavour blis")
+            raise ValueError("kv_cpu_blocks must be 0 unless flavour is blis, whose second tier of KV memory it is")
         if not _LEAST_BANDWIDTH <= self.kv_transfer_bandwidth < inf:
             raise ValueError(f"kv_transfer_bandwidth must be a number above 0, not {self.kv_transfer_bandwidth}")
         if not 0 <= self.kv_transfer_base_latency <= _HOUR:

@@ -109,6 +109,11 @@ class Instance:
         return (self._blocks.total - self._blocks.free_so_far) / self._blocks.total
 
     @property
+    def fetched_blocks(self) -> int:
+        """KV blocks that came back from main memory so far."""
+        return 0
+
+    @property
     def steps(self) -> int:
         """Steps made so far."""
         return self._batch.number

@@ -51,6 +51,11 @@ class TieredBlocks(BlisBlocks):
         """Who has entered and holds nothing yet."""
 
     @property
+    def fetched(self) -> int:
+        """Blocks that came from main memory so far."""
+        return self._host.fetched
+
+    @property
     def restless(self) -> bool:
         return bool(self._bare)
 

@@ -13,7 +13,7 @@ which order, depends only on when each block was copied last. So an instance tha
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from maitred.units import Micros
 
@@ -36,8 +36,9 @@ class HostMemory:
     def __contains__(self, key: int) -> bool:
         return key in self._blocks
 
-    def __len__(self) -> int:
-        return len(self._blocks)
+    def __iter__(self) -> Iterator[int]:
+        """The least recently used first."""
+        return iter(self._blocks)
 
     @property
     def fetched(self) -> int:

@@ -57,10 +57,13 @@ class _Urn(Queue):
 
     def peek(self) -> Seq | None:
         if self._drawn is None and self._ids:
-            if self._dice is None:
-                self._dice = Random(f"{self._seed}/{self._step}")
-            self._drawn = self._seqs[self._dice.choice(self._ids)]
+            self._drawn = self._seqs[self._draw() if len(self._ids) > 1 else self._ids[0]]
         return self._drawn
+
+    def _draw(self) -> RequestId:
+        if self._dice is None:  # made only where they are thrown, for that takes several µs
+            self._dice = Random(f"{self._seed}/{self._step}")
+        return self._dice.choice(self._ids)
 
     def pop(self) -> Seq:
         seq = self.peek()

@@ -104,7 +104,8 @@ def _breakdown(summary: Summary, by: By) -> Iterator[tuple[str, dict[str, float 
 
 
 def _engine(engine: Engine) -> dict[str, float | None]:
-    return {"steps": engine.steps, "utilisation": engine.utilisation, **_spread_ms("itl", engine.itl)}
+    fetched = {"kv_fetched_blocks": engine.fetched_blocks} if engine.fetched_blocks else {}
+    return {"steps": engine.steps, **fetched, "utilisation": engine.utilisation, **_spread_ms("itl", engine.itl)}
 
 
 def _slo(slo: Slo) -> dict[str, Any]:

@@ -48,6 +48,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance did, or all of them."""
 
     steps: int
+    fetched_blocks: int
+    """KV blocks that came back from main memory."""
     utilisation: float | None
     """Share of the run in which it made steps, 0..1; of several, the mean."""
     itl: Spread | None
@@ -141,6 +143,7 @@ def _engine(instances: Sequence[InstanceTotals], duration: Micros) -> Engine:
     busy = sum(min(totals.busy, duration) for totals in instances)  # a step may outlast the run, if its last client leaves
     return Engine(
         steps=sum(totals.steps for totals in instances),
+        fetched_blocks=sum(totals.fetched_blocks for totals in instances),
         utilisation=busy / available if available else None,
         itl=sketched(gaps),
     )

@@ -49,6 +49,8 @@ class InstanceTotals(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     """Of the prompts, those that were in the prefix cache when they first ran."""
     output_tokens: int
+    fetched_blocks: int = 0
+    """KV blocks that came back from main memory."""
     gaps: Sketch
     """Between one token and the next of the same request (ITL), as the client sees them."""
 

@@ -69,6 +69,7 @@ class Replica:
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             output_tokens=output_tokens,
+            fetched_blocks=instance.fetched_blocks,
             gaps=meter.gaps,
         )
 

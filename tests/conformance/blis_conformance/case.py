@@ -19,7 +19,9 @@ from maitred.instance.latency import (
 )
 from maitred.units import Micros
 
-BIG = 1_000_000
+
+class UnknownError(Exception):
+    """A case says what nothing here knows."""
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -43,23 +45,23 @@ class Expected(msgspec.Struct, kw_only=True):
     aggregates: dict[str, Any] | None = None
 
 
-class Scorer(msgspec.Struct):
+class Scorer(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     weight: float
 
 
-class Routing(msgspec.Struct):
+class Routing(msgspec.Struct, forbid_unknown_fields=True):
     policy: str
     scorers: list[Scorer] = []
 
 
-class Latency(msgspec.Struct):
+class Latency(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     alpha: tuple[float, float, float] | None = None
     beta: tuple[float, ...] | None = None
 
 
-class Model(msgspec.Struct):
+class Model(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     layers: int
     hidden: int
@@ -69,7 +71,7 @@ class Model(msgspec.Struct):
     bytes_per_param: float
 
 
-class Hardware(msgspec.Struct):
+class Hardware(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     tp: int
     peak_tflops: float
@@ -149,7 +151,8 @@ class Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             return LinearLatency(said.beta, said.alpha)  # type: ignore[arg-type]
         if said.name == "roofline":
             return RooflineLatency(deployment=self._deployment())
-        assert said.name == "trained-physics", said.name
+        if said.name != "trained-physics":
+            raise UnknownError(f"latency model {said.name}")
         assert said.alpha is not None
         assert said.beta is not None
         return TrainedPhysicsLatency(alpha=said.alpha, beta=said.beta, deployment=self._deployment())
@@ -180,6 +183,8 @@ class Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def admitting(self) -> AdmissionConfig:
         said = dict(self.admission)
         policy = said.pop("policy")
+        if unknown := said.keys() - _ADMISSION_KEYS.keys():
+            raise UnknownError(f"admission parameters {sorted(unknown)}")
         keys = {_ADMISSION_KEYS[key]: value for key, value in said.items()}
         if self.flow_control is None:
             return AdmissionConfig(mode="off", policy=policy, **keys)
@@ -204,6 +209,12 @@ _ADMISSION_KEYS = {
     "refill_per_s": "token_bucket_refill_rate",
 }
 _FLOW_KEYS = {"dispatch_tick_us": "dispatch_tick_interval_us"}
+
+
+class Named(msgspec.Struct):
+    """As much of a case as says which it is."""
+
+    name: str
 
 
 class Case(msgspec.Struct, kw_only=True):

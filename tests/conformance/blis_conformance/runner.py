@@ -13,7 +13,7 @@ from maitred import Job, Outcome, Results, open_trace, simulate
 from maitred.decisions import DecisionLog
 from maitred.units import Micros
 
-from .case import Case, Request, Said
+from .case import Case, Named, Request, Said
 from .recorded import breaking_ties
 
 
@@ -24,14 +24,26 @@ class CasesError(Exception):
 def load(path: Path) -> list[Case]:
     """The cases of a JSONL file, gzipped or not. Raises CasesError."""
     try:
+        return [_read(line) for _, line in _lines(path)]
+    except msgspec.DecodeError as error:
+        raise CasesError(f"{path}: {error}") from error
+
+
+def _lines(path: Path) -> list[tuple[str, bytes]]:
+    """Each case as it stands there, with its name."""
+    try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             lines = [line for line in file if line.strip()]
     except OSError as error:
         raise CasesError(f"cannot read {path}: {error.strerror or error}") from error
     try:
-        return [msgspec.json.decode(line, type=Case, strict=False) for line in lines]
+        return [(msgspec.json.decode(line, type=Named).name, line) for line in lines]
     except msgspec.DecodeError as error:
         raise CasesError(f"{path}: {error}") from error
+
+
+def _read(line: bytes) -> Case:
+    return msgspec.json.decode(line, type=Case, strict=False)
 
 
 def run_case(case: Case, traces: Path, *, step_by_step: bool = False) -> list[str]:
@@ -141,18 +153,18 @@ def report(paths: Iterable[Path], say: Callable[[str], None]) -> int:
     """Plays all cases of `paths`, whose traces lie in `traces/` beside them. Returns the exit status. Raises CasesError."""
     passed = failed = 0
     for path in paths:
-        for case in load(path):
-            failures = _played(case, path.parent / "traces")
+        for name, line in _lines(path):
+            failures = _played(line, path.parent / "traces")
             passed, failed = passed + (not failures), failed + bool(failures)
             if failures:
-                say(f"{case.name}: FAILED")
+                say(f"{name}: FAILED")
                 say("\n".join(f"    {failure}" for failure in failures[:5]))
     say(f"{passed} passed, {failed} failed")
     return 0 if passed and not failed else 1
 
 
-def _played(case: Case, traces: Path) -> list[str]:
+def _played(line: bytes, traces: Path) -> list[str]:
     try:
-        return run_case(case, traces)
+        return run_case(_read(line), traces)
     except Exception as error:  # a defect in what is checked is a failure of this case, and the others are still to be played
         return [f"{type(error).__name__}: {error}"]
