@@ -28,3 +28,6 @@ from maitred.workload.load import Load as Load
 
 __version__: str
 __all__: list[str]
+
+def is_compiled() -> bool:
+    """Whether the modules that a simulation spends its time in are compiled (`make compile`)."""
