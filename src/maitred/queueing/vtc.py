@@ -22,7 +22,8 @@ from typing import TypeAlias
 
 from maitred.contracts import PrefixView, QueuePolicy, SortKey, StepView, WaitQueue
 from maitred.queueing.fcfs import FirstComeFirstServed
-from maitred.queueing.lanes import LanedQueue, Lanes
+from maitred.queueing.laned import LanedQueue
+from maitred.queueing.lanes import Lanes
 from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo, Queue
 from maitred.queueing.token_counters import Account, TokenCounters
 from maitred.queueing.wrapping import earliest
@@ -97,7 +98,9 @@ class _Fair(LanedQueue):
         self._counters.advance(step.number)
         self._lift()
         self._chosen = None
-        self._choice()  # its lane begins now: nobody's looking, or not looking, may tell
+        tenant = self._choice()
+        if tenant is not None:
+            self.lanes.queue(tenant)  # begins now: nobody's looking, or not looking, may tell
 
     def peek(self) -> Seq | None:
         tenant = self._choice()
@@ -170,13 +173,15 @@ class _Fair(LanedQueue):
         return self._ranked
 
     def _choice(self) -> str | None:
-        """The tenant that goes first."""
-        ranked = self._ranking()
-        if self._chosen is None and ranked:
-            limit = (ranked[0][0] + self._slack, (inf,))
-            near = ranked[: min(_MOST_COMPARED, bisect_left(ranked, limit))] if self._slack else ranked[:1]
-            self._chosen = min(near, key=lambda rank: (self._head_key(rank[2]), rank))[2]
+        """The tenant that goes first; it stays so until the next pass, or until somebody comes or goes."""
+        if self._chosen is None and (ranked := self._ranking()):
+            self._chosen = self._best_head(ranked) if self._slack else ranked[0][2]
         return self._chosen
+
+    def _best_head(self, ranked: list[_Rank]) -> str:
+        """Of the tenants within slack of the first, the one whose head the policy inside prefers."""
+        near = ranked[: min(_MOST_COMPARED, bisect_left(ranked, (ranked[0][0] + self._slack, (inf,))))]
+        return min(near, key=lambda rank: (self._head_key(rank[2]), rank))[2]
 
     def _head_key(self, tenant: str) -> SortKey:
         queue = self.lanes.queue(tenant)
