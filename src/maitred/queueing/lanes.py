@@ -151,6 +151,9 @@ class _View:
     def holds(self, key: int) -> bool:
         return self._prefix.holds(key)
 
+    def cached(self, chain: Sequence[int]) -> int:
+        return self._prefix.cached(chain)
+
     def match(self, request: Request) -> int:
         return self._prefix.match(request)
 

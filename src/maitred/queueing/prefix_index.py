@@ -45,7 +45,7 @@ class PrefixIndex:
         """It waits from now on."""
         waiter = Waiter(seq, chain_for(seq, self._cache), self._block_size)
         self._duplicates.over(seq.request.id)
-        self.places.stand(waiter, self._reach(waiter.chain, 0))
+        self.places.stand(waiter, self._cache.cached(waiter.chain))
         self._moved([waiter])
         return waiter
 
