@@ -89,7 +89,8 @@ def test_a_prompt_larger_than_the_bucket_is_not_told_to_come_back() -> None:
     door = Door(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=10)
     never = Door(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=0)
 
-    assert door.says(0, prompt_tokens=100) == "admit"  # the bucket is empty, and that is not what matters
+    assert door.says(0, prompt_tokens=100) == "admit"  # the bucket is empty now, and that is not what matters
+    assert door.says(0, prompt_tokens=100) == "token_bucket"  # as large as the bucket is not too large
     too_large = door.ask(0, prompt_tokens=101)
     assert (too_large.reason, too_large.retry_after) == ("prompt_too_large", None)
     assert door.says(10, prompt_tokens=101) == "prompt_too_large"
