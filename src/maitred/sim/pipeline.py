@@ -64,6 +64,7 @@ class Pipeline:
         self._router = router
         self._fleet = fleet
         self._touched = fleet.touched
+        self._by_turns = fleet.by_turns
         self._rows = rows
         self._delays = delays
         self._checks_at_once = delays.checks is Checks.AT_ONCE
@@ -214,8 +215,13 @@ class Pipeline:
         journey.queued = now
         if journey.then is None:
             tokens = job.output_tokens
+        if self._by_turns:
+            replica.settle()
         replica.instance.enqueue(job.request, tokens, now, job.whole)
-        self._touched[replica] = None
+        if self._by_turns:
+            self._fleet.go_on(replica)
+        else:
+            self._touched[replica] = None
 
     def _send(self, journey: Journey, then: Replica, seq: Seq, now: Micros) -> None:
         """Its prompt is computed: its KV goes where the rest is."""
@@ -275,6 +281,8 @@ class Pipeline:
         if replica is not None and journey.place is _INSIDE:
             if replica.withdraw(journey.job.request.id, now):
                 self._fleet.call(replica, now)
+            elif self._by_turns:
+                self._fleet.go_on(replica)
             self._touched[replica] = None
         self._leave(journey, now)
         journey.came = None
