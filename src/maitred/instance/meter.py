@@ -8,12 +8,14 @@ Either way the counts are those of one step after the other.
 
 from __future__ import annotations
 
+from typing import Final
+
 from maitred.contracts import BatchShape, LatencyModel
 from maitred.instance.latency.linear_steps import LinearSteps
 from maitred.sketch import Sketch, bucket
 from maitred.units import Micros
 
-_MOST = 4096
+_MOST: Final = 4096
 """So many different gaps are counted exactly before they go into the sketch: an addition is cheaper than a logarithm."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,11 +41,11 @@ _FIELDS = {
     "outcome": "b",
     "priority_class": "b",
 }
-_ROW = Struct("=" + "".join(_FIELDS.values()))
-_SIZE = _ROW.size
+_ROW: Final = Struct("=" + "".join(_FIELDS.values()))
+_SIZE: Final = _ROW.size
 _TYPE = np.dtype(list(_FIELDS.items()))
-_COMPLETED = Outcome.COMPLETED  # members of enums are slow to look up
-_BLOCK = 4096
+_COMPLETED: Final = Outcome.COMPLETED  # members of enums are slow to look up
+_BLOCK: Final = 4096
 """Rows are made so many at a time."""
 
 
