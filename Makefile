@@ -35,12 +35,12 @@ format: $(VENV)/.installed-dev
 compile: $(COMPILED)/.made
 
 test-compiled: $(COMPILED)/.made
-	@PYTHONPATH=$(COMPILED) $(BIN)/python -m pytest $(addprefix tests/,instance batching kv queueing routing conformance/test_blis_conformance.py \
+	@PYTHONPATH=$(abspath $(COMPILED)) $(BIN)/python -m pytest $(addprefix tests/,instance batching kv queueing routing conformance/test_blis_conformance.py \
 		conformance/test_sglang_radix.py sim/test_vllm_conformance.py sim/test_pipeline.py sim/test_disaggregation.py) $(ARGS)
 
 bench: $(VENV)/.installed-dev $(COMPILED)/.made
 	$(BIN)/python bench/simulate.py
-	PYTHONPATH=$(COMPILED) $(BIN)/python bench/simulate.py
+	PYTHONPATH=$(abspath $(COMPILED)) $(BIN)/python bench/simulate.py
 	$(BIN)/python bench/admission.py
 	$(BIN)/python bench/queueing.py
 	$(BIN)/python bench/gateway.py

@@ -70,6 +70,9 @@ class Cache:
     def holds(self, key: int) -> bool:
         return key in self.blocks
 
+    def cached(self, chain: Sequence[int]) -> int:
+        return next((depth for depth, key in enumerate(chain) if key not in self.blocks), len(chain))
+
     def match(self, request: Request) -> int:
         raise NotImplementedError("who keeps a chain needs no match")
 

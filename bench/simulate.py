@@ -1,11 +1,12 @@
 """How many requests the simulator makes per CPU second, and what one costs in memory.
 
-    python bench/simulate.py [--requests 20000] [--rounds 5] [--scheduler fcfs] [--million]
+    python bench/simulate.py [--requests 20000] [--rounds 5] [--scheduler fcfs] [--every-policy] [--million]
+    PYTHONPATH=build/compiled python bench/simulate.py ...      # after `make compile`
 
 Prompts of about 500 tokens, answers of about 64, 250 and 1000 tokens, at the request rates at which BLIS's figures were taken;
 with the prefix cache on and off, with another latency model, and with up to 256 instances. The busier the instances, the more
-requests share a step, and the less each costs; the fleets of growing size have the same load per instance. `--million`: beside
-all this, one run of a million requests on 64 instances.
+requests share a step, and the less each costs; the fleets of growing size have the same load per instance. `--every-policy`:
+beside all this, each queueing policy with the cache off and on. `--million`: one run of a million requests on 64 instances.
 
 Rounds are interleaved: each runs every case once, beside a calibration loop (pure
 Python, no work of ours) and a baseline (the heap operations that any event loop would make for the same arrivals and ends).
@@ -26,7 +27,8 @@ from time import perf_counter, process_time
 
 import msgspec
 
-from maitred import InstanceConfig, Job, synthetic
+from maitred import InstanceConfig, Job, is_compiled, synthetic
+from maitred.queueing import SCHEDULERS
 from maitred.sim import ClusterConfig, simulate
 from measuring import CALIBRATION_LOOPS, calibrate
 
@@ -116,6 +118,7 @@ def speed(requests: int, rounds: int, scheduler: str) -> None:
             seconds.append(cpu(lambda jobs=jobs, cluster=cluster, kind=kind: simulate(jobs, cluster, kind)))
         bare.append(cpu(lambda: baseline(loads[0])))
     loop = statistics.median(loops)
+    print(f"the hot modules are {'compiled' if is_compiled() else 'pure Python'}")
     print(f"calibration loop ({CALIBRATION_LOOPS:,} turns): {loop * 1e3:.1f} ms CPU, median of {len(loops)}")
     print(f"baseline (heap only): {statistics.median(bare) / requests * 1e6:.2f} µs CPU per request\n")
     print("instances   output tokens   req/s offered   CPU µs/request   requests/CPU s   per calibration turn")
@@ -131,6 +134,30 @@ def _compare(lengths: list[float], fleets: list[float]) -> None:
     print(f"\nat 15 req/s, 64, 250 and 1000 output tokens cost within {max(lengths) / min(lengths):.2f}x of each other")
     steps = [f"{after / before:.2f}" for before, after in pairwise(fleets)]
     print(f"each doubling of the instances, from 4 to 256: x {', '.join(steps)}")
+
+
+def policies(requests: int, rounds: int) -> None:
+    """Requests per CPU second of each queueing policy, 4 instances, 60 req/s. A policy that looks at the cache is another one
+    where there is none."""
+    cases = [(name, kind) for name in sorted(SCHEDULERS) for kind in (OFF, SHARED)]
+    loads = {id(kind): list(workload(requests, 250, 60.0, kind)) for kind in (OFF, SHARED)}
+    seconds: dict[tuple[str, int], list[float]] = {(name, id(kind)): [] for name, kind in cases}
+    loops = []
+    for _ in range(rounds):
+        loops.append(calibrate())
+        for name, kind in cases:
+            config, cluster, jobs = (
+                msgspec.structs.replace(kind, scheduler=name),
+                ClusterConfig(num_instances=4),
+                loads[id(kind)],
+            )
+            used = cpu(lambda jobs=jobs, cluster=cluster, config=config: simulate(jobs, cluster, config))
+            seconds[name, id(kind)].append(used)
+    print(f"\ncalibration loop: {statistics.median(loops) * 1e3:.1f} ms CPU")
+    print("policy                      cache off   on, 3/4 of a prompt shared   (requests/CPU s)")
+    for name in sorted(SCHEDULERS):
+        off, on = (requests / statistics.median(seconds[name, id(kind)]) for kind in (OFF, SHARED))
+        print(f"{name:24s} {off:12,.0f} {on:28,.0f}")
 
 
 def million() -> None:
@@ -170,9 +197,12 @@ if __name__ == "__main__":
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scheduler", default="fcfs")
+    parser.add_argument("--every-policy", action="store_true")
     parser.add_argument("--million", action="store_true")
     options = parser.parse_args()
     speed(options.requests, options.rounds, options.scheduler)
     memory(options.requests)
+    if options.every_policy:
+        policies(options.requests, options.rounds)
     if options.million:
         million()

@@ -92,6 +92,10 @@ class PrefixView(Protocol):
         """Whether this block is cached now (whether those before it are, is another question)."""
         ...
 
+    def cached(self, chain: Sequence[int]) -> int:
+        """How many leading blocks of `chain` are cached now."""
+        ...
+
     def match(self, request: Request) -> int:
         """Prompt tokens of `request` that the cache holds now."""
         ...

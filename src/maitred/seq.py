@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from maitred.request import Request
 from maitred.units import Micros
 
@@ -22,6 +24,8 @@ class Seq:
     target: int
     """Tokens of KV it needs before its next token can come out: the prompt, and after a preemption what it emitted."""
     priority: float
+    chain: Sequence[int] | None = None
+    """The keys of its prompt in the prefix cache of its instance, once somebody has asked for them (`kv.chain_for`)."""
     computed: int = 0
     """Tokens of KV it holds (valid while not decoding)."""
     cached: int = 0

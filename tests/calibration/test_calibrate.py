@@ -17,9 +17,10 @@ from maitred.calibration.residuals import residuals
 from maitred.calibration.table_fit import fit_table
 from maitred.calibration.timelines import Measured
 from maitred.catalogue import deployment
-from maitred.contracts import BatchShape, ChunkShape, LatencyModel
+from maitred.contracts import BatchShape, ChunkShape, LatencyModel, Overheads
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.instance.latency import TrainedPhysicsLatency
+from maitred.instance.latency.linear_steps import LinearSteps
 from maitred.request import Request
 from maitred.sim import simulate
 from maitred.workload import Job
@@ -43,7 +44,7 @@ def measured(model: LatencyModel, count: int, noise: float = 0.0) -> list[Measur
 
 
 def test_linear_coefficients_come_back() -> None:
-    fit = fit_linear(measured(LinearLatency((5000, 17.5, 60)), 200))
+    fit = fit_linear(measured(LinearLatency((5000, 17.5, 60)).compiled(), 200))
 
     assert isinstance(fit.latency, LinearLatency)
     assert fit.latency.beta == pytest.approx((5000, 17.5, 60), rel=1e-4)
@@ -52,7 +53,9 @@ def test_linear_coefficients_come_back() -> None:
 
 
 def test_noise_is_found_in_the_residuals() -> None:
-    fit = fit_linear(measured(LinearLatency((5000, 17.5, 60)), 2000, noise=0.1))  # evenly from -10 % to +10 %: sd 5.8 %
+    fit = fit_linear(
+        measured(LinearLatency((5000, 17.5, 60)).compiled(), 2000, noise=0.1)
+    )  # evenly from -10 % to +10 %: sd 5.8 %
 
     assert isinstance(fit.latency, LinearLatency)
     assert fit.latency.beta == pytest.approx((5000, 17.5, 60), rel=0.03)
@@ -72,12 +75,12 @@ def test_trained_physics_predicts_what_it_was_fitted_to() -> None:
 
 
 def test_a_table_follows_what_is_not_linear() -> None:
-    class Bent(LinearLatency, frozen=True):
+    class Bent(LinearSteps):
         def step_time(self, batch: BatchShape) -> int:
             waves = -(-batch.prefill // 256)
             return int(4000 + 4000 * waves + 0.002 * batch.context * (1 + batch.decodes / 64) + 300 * batch.decodes**0.5)
 
-    steps = measured(Bent(), 1500)
+    steps = measured(Bent(0, 0, 0, Overheads()), 1500)
     table, linear = fit_table(steps), fit_linear(steps)
 
     assert table.residuals.mape < 0.05 < linear.residuals.mape
@@ -85,7 +88,7 @@ def test_a_table_follows_what_is_not_linear() -> None:
 
 
 def test_where_a_table_has_no_measurements_it_is_the_plain_fit() -> None:
-    steps = [step for step in measured(LinearLatency((5000, 17.5, 60)), 400) if step.shape.decodes < 64]
+    steps = [step for step in measured(LinearLatency((5000, 17.5, 60)).compiled(), 400) if step.shape.decodes < 64]
     model = fit_table(steps).latency.compiled()
 
     assert model.step_time(BatchShape(200, 200 * 900)) == pytest.approx(5000 + 60 * 200, rel=0.05)

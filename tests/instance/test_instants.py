@@ -80,7 +80,7 @@ def test_a_recomputed_sequence_says_when_it_came_back_and_when_it_first_spoke() 
 
 
 def test_a_step_takes_no_less_than_a_microsecond() -> None:
-    nothing = LinearLatency((0, 0, 0.4))
+    nothing = LinearLatency((0, 0, 0.4)).compiled()
     assert nothing.step_time(BatchShape(decodes=2, context=9)) == 1
     assert nothing.run_time(BatchShape(decodes=2, context=9), 7) == 7
     assert nothing.steps_within(BatchShape(decodes=2, context=9), 5, 100) == 5

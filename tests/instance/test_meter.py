@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.contracts import BatchShape, Overheads
+from maitred.contracts import BatchShape, LatencyModel, Overheads
 from maitred.instance import Instance, InstanceConfig, LinearLatency
 from maitred.instance.meter import Meter
 from maitred.request import Request
@@ -75,8 +75,8 @@ def test_a_pause_counts_as_the_gap_that_it_is() -> None:
 )
 def test_skipping_measures_the_same(jobs: list[tuple[int, int, int]], blocks: int, grows: bool) -> None:
     class Config(InstanceConfig, frozen=True, kw_only=True):
-        def latency_model(self) -> Growing | LinearLatency:
-            return Growing() if grows else LINEAR
+        def latency_model(self) -> LatencyModel:
+            return Growing() if grows else LINEAR.compiled()
 
     skipping = metered(sorted(jobs), Config(total_kv_blocks=blocks))
     stepping = metered(sorted(jobs), Config(total_kv_blocks=blocks, step_by_step=True))

@@ -103,9 +103,18 @@ def test_nobody_pays_who_does_not_ask() -> None:
     shapes: list[BatchShape] = []
 
     class Watching(LinearLatency, frozen=True, tag="watching"):
+        def compiled(self, scale: float = 1.0) -> LatencyModel:
+            return self
+
+        def step_time(self, batch: BatchShape) -> int:
+            return self.run_time(batch, 1)
+
         def run_time(self, batch: BatchShape, steps: int) -> int:
             shapes.append(batch)
-            return super().run_time(batch, steps)
+            return 100 * steps
+
+        def steps_within(self, batch: BatchShape, span: int, limit: int) -> int:
+            return min(limit, span // 100)
 
     asked(Instance(InstanceConfig(latency=Watching()), Random(0)), [(100, 30), (600, 30)])
 

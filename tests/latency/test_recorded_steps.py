@@ -60,10 +60,11 @@ def test_trained_physics_may_be_purely_linear() -> None:
 
 
 def test_blackbox_with_its_overheads() -> None:
-    linear = LinearLatency((5000.0, 17.5, 60.0), (500.0, 1.0, 100.0))
+    said = LinearLatency((5000.0, 17.5, 60.0), (500.0, 1.0, 100.0))
+    linear = said.compiled()
 
     assert linear.step_time(prefill(451)) == 12892  # 5000 + 17.5 · 451 = 12892.5
-    assert linear.compiled(2.0).step_time(prefill(451)) == 25785
-    assert linear.compiled(2.0).overheads == linear.overheads
+    assert said.compiled(2.0).step_time(prefill(451)) == 25785
+    assert said.compiled(2.0).overheads == linear.overheads
     assert linear.overheads.before(451) == 951
     assert (linear.overheads.per_output_token, linear.overheads.at_the_end) == (100, 0)

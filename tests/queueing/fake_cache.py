@@ -30,7 +30,7 @@ class FakeCache:
 
     def __init__(self, block_size: int = 16) -> None:
         self._block_size = block_size
-        self.cached: set[int] = set()
+        self.blocks: set[int] = set()
         self.looks = 0
         """How often somebody asked for a block."""
         self.chains = 0
@@ -47,7 +47,11 @@ class FakeCache:
 
     def holds(self, key: int) -> bool:
         self.looks += 1
-        return key in self.cached
+        return key in self.blocks
+
+    def cached(self, chain: Sequence[int]) -> int:
+        self.looks += len(chain)
+        return depth(self, chain)
 
     def match(self, request: Request) -> int:
         return depth(self, self.chain(request)) * self._block_size
@@ -62,8 +66,8 @@ class FakeCache:
                 self.publish_block(block)
 
     def publish_block(self, block: int) -> None:
-        if block not in self.cached:
-            self.cached.add(block)
+        if block not in self.blocks:
+            self.blocks.add(block)
             for watcher in self._watchers:
                 watcher.published(block)
 
@@ -73,15 +77,15 @@ class FakeCache:
             self.evict_block(key(prefix))
 
     def evict_block(self, block: int) -> None:
-        if block in self.cached:
-            self.cached.remove(block)
+        if block in self.blocks:
+            self.blocks.remove(block)
             for watcher in self._watchers:
                 watcher.evicted(block)
 
 
 def depth(cache: FakeCache, chain: Sequence[int]) -> int:
     """How many of its blocks are cached without a gap, looked at one by one."""
-    return next((i for i, block in enumerate(chain) if block not in cache.cached), len(chain))
+    return next((i for i, block in enumerate(chain) if block not in cache.blocks), len(chain))
 
 
 def seq(order: int, letters: str, *, extra: int = 4, arrival: int | None = None) -> Seq:

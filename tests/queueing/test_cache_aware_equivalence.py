@@ -43,7 +43,7 @@ class Naive:
         self.computing.pop(request_id, None)
 
     def begin(self) -> None:
-        self.computing = {who: begin for who, begin in self.computing.items() if begin not in self.cache.cached}
+        self.computing = {who: begin for who, begin in self.computing.items() if begin not in self.cache.blocks}
         self.depths = {seq.request.id: depth(self.cache, self.chain(seq)) for seq in self.waiting.values()}
 
     def admit(self, seq: Seq) -> None:

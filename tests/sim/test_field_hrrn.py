@@ -1,4 +1,4 @@
-"""The ranks that SGLang's HRRN experiment recorded, in a shorter run of the scene of bench/field_hrrn.py (docs/evidence.md)."""
+"""SGLang's HRRN experiment, in a few runs of the scene of bench/field_hrrn.py (docs/evidence.md has all of them)."""
 
 from __future__ import annotations
 
@@ -6,29 +6,41 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
-from field_hrrn import SCENE, Ttft, simulated
+from field_hrrn import OTHERS, RECORDED, Ttft, apart, mean, simulated
+from field_scene import Scene
+
+BAND = 0.25
+"""That eight runs can be trusted with; over 48, all six ratios are within a fifth of the record."""
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Ttft]:
-    return simulated([42], replace(SCENE, requests=1500))
+    return {policy: mean(runs) for policy, runs in simulated(Scene(), range(42, 50)).items()}
 
 
-def test_hrrn_has_the_least_mean_and_fcfs_the_most(found: dict[str, Ttft]) -> None:
-    for cache_first in ("lpm", "dfs-weight"):
-        assert found["hrrn"].mean < 0.95 * found[cache_first].mean
-        assert found[cache_first].mean < 0.8 * found["fcfs"].mean
+@pytest.mark.parametrize("figure", ["mean", "p99"])
+@pytest.mark.parametrize("policy", OTHERS)
+def test_a_policy_does_to_fcfs_what_was_recorded(found: dict[str, Ttft], policy: str, figure: str) -> None:
+    assert abs(apart(found, policy, figure)) < BAND
 
 
-def test_cached_prefixes_first_more_than_doubles_the_tail(found: dict[str, Ttft]) -> None:
-    for cache_first in ("lpm", "dfs-weight"):
-        assert found[cache_first].p99 > 2 * found["fcfs"].p99
-        assert found["hrrn"].p99 < 0.9 * found[cache_first].p99
+def test_means_are_in_the_order_of_the_record(found: dict[str, Ttft]) -> None:
+    assert sorted(found, key=lambda policy: found[policy].mean) == sorted(RECORDED, key=lambda policy: RECORDED[policy].mean)
 
 
-def test_all_three_serve_more_than_fcfs(found: dict[str, Ttft]) -> None:
-    for policy in ("lpm", "dfs-weight", "hrrn"):
-        assert found[policy].input_rate > 1.1 * found["fcfs"].input_rate
+def test_tails_are_in_the_order_of_the_record_but_for_the_two_that_tie(found: dict[str, Ttft]) -> None:
+    tails = {policy: run.p99 for policy, run in found.items()}
+    assert tails["hrrn"] < tails["fcfs"] < min(tails["lpm"], tails["dfs-weight"]) / 2
+
+
+def test_all_three_serve_more_than_fcfs_and_hrrn_most(found: dict[str, Ttft]) -> None:
+    rates = {policy: run.input_rate for policy, run in found.items()}
+    assert rates["fcfs"] * 1.1 < min(rates["lpm"], rates["dfs-weight"])
+    assert max(rates["lpm"], rates["dfs-weight"]) * 1.1 < rates["hrrn"]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "dfs-weight"])
+def test_no_other_policy_would_pass_for_hrrn(found: dict[str, Ttft], policy: str) -> None:
+    assert not all(abs(apart({**found, "hrrn": found[policy]}, "hrrn", figure)) < BAND for figure in ("mean", "p99"))

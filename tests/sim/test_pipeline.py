@@ -35,13 +35,13 @@ class Paid(msgspec.Struct, frozen=True, tag_field="model", tag="paid"):
         return self
 
     def step_time(self, batch: BatchShape) -> Micros:
-        return self.steps.step_time(batch)
+        return self.steps.compiled().step_time(batch)
 
     def run_time(self, batch: BatchShape, steps: int) -> Micros:
-        return self.steps.run_time(batch, steps)
+        return self.steps.compiled().run_time(batch, steps)
 
     def steps_within(self, batch: BatchShape, span: Micros, limit: int) -> int:
-        return self.steps.steps_within(batch, span, limit)
+        return self.steps.compiled().steps_within(batch, span, limit)
 
 
 def instance(**overheads: Any) -> InstanceConfig:

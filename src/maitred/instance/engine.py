@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -37,7 +37,8 @@ from maitred.request import PrefixKeys, Request, RequestId
 from maitred.seq import Seq
 from maitred.units import Micros
 
-_FIRST_TOKEN, _FINISHED = EventKind.FIRST_TOKEN, EventKind.FINISHED  # enum members are slow to look up
+_FIRST_TOKEN: Final = EventKind.FIRST_TOKEN  # members of enums are slow to look up
+_FINISHED: Final = EventKind.FINISHED
 
 
 class Run:

@@ -11,12 +11,13 @@ into runs does not show: what goes on in the same way is the same stretch.
 from __future__ import annotations
 
 from array import array
+from typing import Final
 
 from maitred.errors import ConfigError
 from maitred.request import RequestId
 from maitred.units import Micros
 
-_ANOTHER = -2
+_ANOTHER: Final = -2
 """No kind: what comes next is a stretch of its own."""
 
 

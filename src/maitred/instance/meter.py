@@ -8,14 +8,16 @@ Either way the counts are those of one step after the other.
 
 from __future__ import annotations
 
+from typing import Final
+
 from maitred.contracts import BatchShape, LatencyModel
 from maitred.instance.gap_log import GapLog
-from maitred.instance.latency import LinearLatency
+from maitred.instance.latency.linear_steps import LinearSteps
 from maitred.request import RequestId
 from maitred.sketch import Sketch, bucket
 from maitred.units import Micros
 
-_MOST = 4096
+_MOST: Final = 4096
 """So many different gaps are counted exactly before they go into the sketch: an addition is cheaper than a logarithm."""
 
 
@@ -27,7 +29,7 @@ class Meter:
     def __init__(self, latency: LatencyModel, log: GapLog | None = None) -> None:
         """`latency` made the steps; its overhead per output token is part of every gap. `log` is told which gaps came when."""
         self._latency = latency
-        self._even = isinstance(latency, LinearLatency)
+        self._even = isinstance(latency, LinearSteps)
         """All steps of a run last equally long."""
         self._log = log
         self._overhead = latency.overheads.per_output_token

@@ -18,7 +18,7 @@ from maitred.kv.counts import BlockCounts
 from maitred.kv.eviction import EVICTIONS, EvictionPolicy
 from maitred.kv.finds import NOTHING
 from maitred.kv.host import HostMemory
-from maitred.kv.keys import TokenIds, chain_of, extended, namespace_of, namespaced
+from maitred.kv.keys import TokenIds, chain_for, chain_of, extended, namespace_of, namespaced
 from maitred.kv.pool import BlockPool
 from maitred.kv.prefixed import PrefixedBlocks
 from maitred.kv.radix import RadixCache
@@ -40,6 +40,7 @@ __all__ = [
     "Reuse",
     "TieredBlocks",
     "TokenIds",
+    "chain_for",
     "chain_of",
     "extended",
     "namespace_of",

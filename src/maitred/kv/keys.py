@@ -16,7 +16,9 @@ from hashlib import blake2b
 
 import msgspec
 
+from maitred.contracts import PrefixView
 from maitred.request import Request
+from maitred.seq import Seq
 
 BYTES_PER_TOKEN = 4
 """Of UTF-8 text, by the usual rule of thumb."""
@@ -69,6 +71,14 @@ def chain_of(request: Request, block_size: int) -> Sequence[int]:
     if request.prefix is None:
         return ()
     return namespaced(request.prefix.keys(block_size), request.cache_namespace)
+
+
+def chain_for(seq: Seq, cache: PrefixView) -> Sequence[int]:
+    """`cache.chain` of its prompt; `cache` is that of its instance. Made once for all who ask."""
+    chain = seq.chain
+    if chain is None:
+        chain = seq.chain = cache.chain(seq.request)
+    return chain
 
 
 def namespaced(keys: Sequence[int], namespace: str) -> Sequence[int]:

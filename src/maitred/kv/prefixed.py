@@ -15,7 +15,7 @@ from maitred.errors import InvariantError
 from maitred.kv.cache import Lock, PrefixCache
 from maitred.kv.counts import BlockCounts
 from maitred.kv.finds import NOTHING, Found
-from maitred.kv.keys import namespaced
+from maitred.kv.keys import chain_for, namespaced
 from maitred.request import PrefixKeys, RequestId
 from maitred.seq import Seq
 
@@ -161,8 +161,7 @@ class PrefixedBlocks(BlockCounts):
     def _content(self, seq: Seq) -> Content:
         content = self._contents.get(seq.request.id)
         if content is None:
-            chain = list(self.cache.chain(seq.request))
-            content = self._contents[seq.request.id] = Content(chain)
+            content = self._contents[seq.request.id] = Content(list(chain_for(seq, self.cache)))
         return content
 
     def _whole(self, seq: Seq, blocks: int) -> list[int]:

@@ -12,7 +12,8 @@ from random import Random
 
 from maitred.contracts import PrefixView, QueuePolicy, StepView, WaitQueue
 from maitred.queueing.fcfs import FirstComeFirstServed
-from maitred.queueing.lanes import LanedQueue, Lanes
+from maitred.queueing.laned import LanedQueue
+from maitred.queueing.lanes import Lanes
 from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo
 from maitred.request import RequestId
 from maitred.seq import Seq

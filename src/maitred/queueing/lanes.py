@@ -12,7 +12,6 @@ from random import Random
 from typing import Generic, TypeVar
 
 from maitred.contracts import PrefixView, PrefixWatcher, QueuePolicy, StepView, WaitQueue
-from maitred.queueing.policy import Queue
 from maitred.request import Request, RequestId
 from maitred.seq import Seq
 from maitred.units import Micros
@@ -116,28 +115,8 @@ class Lanes(Generic[K]):
         return self._waiting
 
 
-class LanedQueue(Queue):
-    """A queue over lanes passes what it is told of a sequence to its lane."""
-
-    lanes: Lanes[str] | Lanes[float]
-
-    def served(self, seq: Seq, prefill: int, decode: int, now: Micros) -> None:
-        if (lane := self.lanes.of(seq)) is not None:
-            lane.served(seq, prefill, decode, now)
-
-    def finished(self, seq: Seq, now: Micros) -> None:
-        if (lane := self.lanes.of(seq)) is not None:
-            lane.finished(seq, now)
-
-    def left(self, seq: Seq, now: Micros) -> None:
-        self.lanes.left(seq, now)
-
-    def __len__(self) -> int:
-        return len(self.lanes)
-
-
-class _Hub(PrefixWatcher):
-    """The one watcher of the prefix cache on behalf of the watchers of all lanes, which it keeps by group."""
+class _Hub:
+    """The one `PrefixWatcher` of the prefix cache on behalf of the watchers of all lanes, which it keeps by group."""
 
     def __init__(self, prefix: PrefixView) -> None:
         self.prefix = prefix
@@ -155,8 +134,8 @@ class _Hub(PrefixWatcher):
                 watcher.evicted(key)
 
 
-class _View(PrefixView):
-    """The prefix cache as one lane sees it."""
+class _View:
+    """The prefix cache as one lane sees it: a `PrefixView`."""
 
     def __init__(self, hub: _Hub, group: str | float) -> None:
         self._prefix = hub.prefix
@@ -171,6 +150,9 @@ class _View(PrefixView):
 
     def holds(self, key: int) -> bool:
         return self._prefix.holds(key)
+
+    def cached(self, chain: Sequence[int]) -> int:
+        return self._prefix.cached(chain)
 
     def match(self, request: Request) -> int:
         return self._prefix.match(request)

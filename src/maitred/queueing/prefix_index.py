@@ -16,15 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from maitred.contracts import PrefixView, PrefixWatcher
+from maitred.contracts import PrefixView
+from maitred.kv import chain_for
 from maitred.queueing.duplicates import Duplicates
 from maitred.queueing.places import Place, PlaceTree, Waiter
 from maitred.request import RequestId
 from maitred.seq import Seq
 
 
-class PrefixIndex(PrefixWatcher):
-    """The waiting requests of one instance, and where they stand."""
+class PrefixIndex:
+    """The waiting requests of one instance, and where they stand: a `PrefixWatcher`."""
 
     def __init__(self, cache: PrefixView, check: int, deprioritize: int) -> None:
         """`check` and `deprioritize`: see `Duplicates`, in tokens. Raises ValueError unless `deprioritize` is at least 1."""
@@ -42,9 +43,9 @@ class PrefixIndex(PrefixWatcher):
 
     def enter(self, seq: Seq) -> Waiter:
         """It waits from now on."""
-        waiter = Waiter(seq, self._cache.chain(seq.request), self._block_size)
+        waiter = Waiter(seq, chain_for(seq, self._cache), self._block_size)
         self._duplicates.over(seq.request.id)
-        self.places.stand(waiter, self._reach(waiter.chain, 0))
+        self.places.stand(waiter, self._cache.cached(waiter.chain))
         self._moved([waiter])
         return waiter
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-import msgspec
-
 from maitred.contracts import SortKey
 
 P = TypeVar("P")
@@ -23,14 +21,16 @@ _NEVER = 1 << 62
 _NOW = -1
 
 
-class Player(msgspec.Struct, Generic[P], eq=False):
+class Player(Generic[P]):
     """Who plays: since which clock, and its size, at least 1."""
 
-    who: P
-    since: int
-    size: int
-    tie: SortKey
     leaf: int = -1
+
+    def __init__(self, who: P, since: int, size: int, tie: SortKey) -> None:
+        self.who = who
+        self.since = since
+        self.size = size
+        self.tie = tie
 
 
 class Tournament(Generic[P]):

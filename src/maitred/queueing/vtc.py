@@ -5,8 +5,7 @@ with the lowest counter goes first, so no one who has work waiting can be left b
 that comes back after a pause is lifted to the lowest counter among those that wait, for unused service is not saved up.
 (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.)
 
-How counters grow is in `token_counters`. Tenants are kept in the order of their counters, and only those whose counter has
-changed find a new place.
+How counters grow is in `token_counters`, the order of the tenants in `ranking`.
 
 Which of the tenant's requests goes first, another policy says; each tenant has a lane. With `slack`, a tenant may also go
 first whose counter is at most so much above the lowest, if its head is the better one by the policy inside: `vtc(lpm, slack=S)`
@@ -15,24 +14,21 @@ is a longest prefix match that a deficit bounds. Whoever waits is then left behi
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from math import inf
 from random import Random
-from typing import TypeAlias
 
 from maitred.contracts import PrefixView, QueuePolicy, SortKey, StepView, WaitQueue
 from maitred.queueing.fcfs import FirstComeFirstServed
-from maitred.queueing.lanes import LanedQueue, Lanes
+from maitred.queueing.laned import LanedQueue
+from maitred.queueing.lanes import Lanes
 from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo, Queue
+from maitred.queueing.ranking import Rank, Ranking
 from maitred.queueing.token_counters import Account, TokenCounters
 from maitred.queueing.wrapping import earliest
 from maitred.request import RequestId
 from maitred.seq import Seq
 from maitred.units import Micros
-
-_Rank: TypeAlias = tuple[float, SortKey, str]
-"""Of a tenant: its counter, the arrival of its earliest request, its name."""
-
 
 _MOST_COMPARED = 64
 """Of the tenants within slack, only so many are compared: those with the lowest counters."""
@@ -74,9 +70,7 @@ class _Fair(LanedQueue):
         """The tenants that are still to be lifted: at the next pass, when the counters are known."""
         self._last: Account | None = None
         """The tenant whose request was the last to leave the queue."""
-        self._ranked: list[_Rank] = []
-        """The tenants of which somebody waits, the first to go first."""
-        self._ranks: dict[str, _Rank] = {}
+        self._ranking = Ranking(self._counters)
         self._chosen: str | None = None
 
     def add(self, seq: Seq, now: Micros, *, front: bool = False) -> None:
@@ -97,7 +91,9 @@ class _Fair(LanedQueue):
         self._counters.advance(step.number)
         self._lift()
         self._chosen = None
-        self._choice()  # its lane begins now: nobody's looking, or not looking, may tell
+        tenant = self._choice()
+        if tenant is not None:
+            self.lanes.queue(tenant)  # begins now: nobody's looking, or not looking, may tell
 
     def peek(self) -> Seq | None:
         tenant = self._choice()
@@ -129,8 +125,8 @@ class _Fair(LanedQueue):
 
     def _may_be_overtaken(self, tenant: str) -> bool:
         """Whether steps may bring another tenant to the head: one that gains less than this, or with slack, than any."""
-        gains = {t: account.decoding for t, account in self._counters.decoding.items() if t in self._ranks}
-        least = min(gains.values(), default=0) if len(gains) == len(self._ranks) else 0
+        gains = {t: account.decoding for t, account in self._counters.decoding.items() if t in self._ranking}
+        least = min(gains.values(), default=0) if len(gains) == len(self._ranking) else 0
         if self._slack:
             return any(gain > least for gain in gains.values())
         return gains.get(tenant, 0) > least
@@ -150,33 +146,23 @@ class _Fair(LanedQueue):
             return
         counter = self._counters.counter
         last = 0.0 if self._last is None else counter(self._last)
-        floor = next((rank[0] for rank in self._ranking() if rank[2] not in joined), None)
+        floor = self._ranking.floor(joined)
         self._counters.close(last if floor is None else floor)
         for account in joined.values():
             self._counters.lift(account, last if floor is None else floor)
             if floor is None:  # nobody waited; now the first who joins does
                 floor = counter(account)
 
-    def _ranking(self) -> list[_Rank]:
-        changed = self._counters.changed
-        for account in changed.values():
-            before = self._ranks.pop(account.tenant, None)
-            if before is not None:
-                del self._ranked[bisect_left(self._ranked, before)]
-            if (earliest_one := account.line.first_key()) is not None:
-                rank = self._ranks[account.tenant] = (self._counters.counter(account), earliest_one, account.tenant)
-                insort(self._ranked, rank)
-        changed.clear()
-        return self._ranked
-
     def _choice(self) -> str | None:
-        """The tenant that goes first."""
-        ranked = self._ranking()
-        if self._chosen is None and ranked:
-            limit = (ranked[0][0] + self._slack, (inf,))
-            near = ranked[: min(_MOST_COMPARED, bisect_left(ranked, limit))] if self._slack else ranked[:1]
-            self._chosen = min(near, key=lambda rank: (self._head_key(rank[2]), rank))[2]
+        """The tenant that goes first; it stays so until the next pass, or until somebody comes or goes."""
+        if self._chosen is None and (ranked := self._ranking.ranked()):
+            self._chosen = self._best_head(ranked) if self._slack else ranked[0][2]
         return self._chosen
+
+    def _best_head(self, ranked: list[Rank]) -> str:
+        """Of the tenants within slack of the first, the one whose head the policy inside prefers."""
+        near = ranked[: min(_MOST_COMPARED, bisect_left(ranked, (ranked[0][0] + self._slack, (inf,))))]
+        return min(near, key=lambda rank: (self._head_key(rank[2]), rank))[2]
 
     def _head_key(self, tenant: str) -> SortKey:
         queue = self.lanes.queue(tenant)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from heapq import heappush
+from typing import Final
 
 from maitred.units import Micros
 
@@ -36,7 +37,8 @@ class Kind(IntEnum):
     SAMPLE = 8
 
 
-ARRIVAL, INSTANCE = Kind.ARRIVAL, Kind.INSTANCE
+ARRIVAL: Final = Kind.ARRIVAL
+INSTANCE: Final = Kind.INSTANCE
 """The two that come for every request: members of enums are slow to look up."""
 
 

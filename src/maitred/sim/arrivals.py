@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from heapq import heappush
+from typing import Final
 
 from maitred.errors import ConfigError
 from maitred.request import Request, RequestId
@@ -15,9 +16,9 @@ from maitred.sim.agenda import ARRIVAL, Agenda
 from maitred.units import SECOND, Micros
 from maitred.workload import Job, Reactive
 
-_PROGRESS_EVERY = 1_000
+_PROGRESS_EVERY: Final = 1_000
 _YEAR = 365 * 86_400 * SECOND
-_LATEST = 10_000 * _YEAR
+_LATEST: Final = 10_000 * _YEAR
 """What is later is in another unit, or beyond what columns hold."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 from maitred.seq import Seq
 from maitred.sim.columns import NEVER
@@ -22,6 +23,9 @@ class Place(IntEnum):
     """The instance has it: its deadline and its end are the instance's affair."""
 
 
+_FRONT: Final = Place.FRONT
+
+
 class Journey:
     """A request that has arrived and not ended."""
 
@@ -38,7 +42,7 @@ class Journey:
     def __init__(self, job: Job, row: int) -> None:
         self.job = job
         self.row = row
-        self.place = Place.FRONT
+        self.place: Place = _FRONT
         self.admitted: Micros = NEVER
         self.queued: Micros = NEVER
 

@@ -14,6 +14,8 @@ these would have been events of the instance, and whoever took the slot was ther
 
 from __future__ import annotations
 
+from typing import Final
+
 from maitred.admission import End
 from maitred.contracts import Router
 from maitred.errors import ConfigError
@@ -33,14 +35,18 @@ from maitred.sim.replica import Replica
 from maitred.sim.rows import Rows
 from maitred.units import Micros
 
-_OUTCOMES = {
+_OUTCOMES: Final = {
     EventKind.FINISHED: Outcome.COMPLETED,
     EventKind.TIMED_OUT: Outcome.TIMED_OUT,
     EventKind.ABORTED: Outcome.ABORTED,
     EventKind.REFUSED: Outcome.REFUSED,
 }
-_FIRST_TOKEN, _LOST_KV, _FINISHED = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.FINISHED
-_ENTERING, _INSIDE, _FRONT = Place.ENTERING, Place.INSIDE, Place.FRONT
+_FIRST_TOKEN: Final = EventKind.FIRST_TOKEN
+_LOST_KV: Final = EventKind.PREEMPTED
+_FINISHED: Final = EventKind.FINISHED
+_ENTERING: Final = Place.ENTERING
+_INSIDE: Final = Place.INSIDE
+_FRONT: Final = Place.FRONT
 
 
 class Pipeline:

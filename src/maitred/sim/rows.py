@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,12 +43,12 @@ _FIELDS = {
     "outcome": "b",
     "priority_class": "b",
 }
-_ROW = struct.Struct("=" + "".join(_FIELDS.values()))
-_SIZE = _ROW.size
+_ROW: Final = struct.Struct("=" + "".join(_FIELDS.values()))
+_SIZE: Final = _ROW.size
 _TYPE = np.dtype(list(_FIELDS.items()))
-_COMPLETED = Outcome.COMPLETED  # members of enums are slow to look up
-_LARGEST = (1 << 63) - 1
-_BLOCK = 4096
+_COMPLETED: Final = Outcome.COMPLETED  # members of enums are slow to look up
+_LARGEST: Final = (1 << 63) - 1
+_BLOCK: Final = 4096
 """Rows are made so many at a time."""
 
 

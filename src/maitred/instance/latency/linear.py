@@ -6,9 +6,10 @@ from math import isfinite
 
 import msgspec
 
-from maitred.contracts import BatchShape, LatencyModel, Overheads
+from maitred.contracts import LatencyModel, Overheads
 from maitred.errors import ConfigError
-from maitred.units import SECOND, Micros
+from maitred.instance.latency.linear_steps import LinearSteps
+from maitred.units import SECOND
 
 _HOUR = 3600 * SECOND
 
@@ -34,21 +35,7 @@ class LinearLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
     def compiled(self, scale: float = 1.0) -> LatencyModel:
         """Ready to be asked; every step takes `scale` times as long. Raises ConfigError if one takes more than an hour."""
-        if scale == 1.0:
-            return self
-        b0, b1, b2 = self.beta
-        try:
-            return LinearLatency((b0 * scale, b1 * scale, b2 * scale), self.alpha)
-        except ValueError as error:
-            raise ConfigError(f"{error}, which is what latency_scale {scale:g} makes of {self.beta}") from error
-
-    def step_time(self, batch: BatchShape) -> Micros:
-        b0, b1, b2 = self.beta
-        return int(b0 + b1 * batch.prefill + b2 * batch.decodes) or 1
-
-    def run_time(self, batch: BatchShape, steps: int) -> Micros:
-        b0, b1, b2 = self.beta
-        return steps * (int(b0 + b1 * batch.prefill + b2 * batch.decodes) or 1)
-
-    def steps_within(self, batch: BatchShape, span: Micros, limit: int) -> int:
-        return min(limit, span // self.step_time(batch))
+        b0, b1, b2 = (b * scale for b in self.beta)
+        if max(b0, b1, b2) > _HOUR:
+            raise ConfigError(f"latency_scale {scale:g} makes of beta {self.beta} more than {_HOUR:g} µs, an hour")
+        return LinearSteps(b0, b1, b2, self.overheads)

@@ -1,0 +1,25 @@
+"""The steps of the linear model: all those of a run last equally long."""
+
+from __future__ import annotations
+
+from maitred.contracts import BatchShape, Overheads
+from maitred.units import Micros
+
+
+class LinearSteps:
+    """step = b0 + b1 * prefill tokens + b2 * decode tokens, in µs, truncated to a whole µs, at least 1."""
+
+    def __init__(self, b0: float, b1: float, b2: float, overheads: Overheads) -> None:
+        self._b0 = b0
+        self._b1 = b1
+        self._b2 = b2
+        self.overheads = overheads
+
+    def step_time(self, batch: BatchShape) -> Micros:
+        return int(self._b0 + self._b1 * batch.prefill + self._b2 * batch.decodes) or 1
+
+    def run_time(self, batch: BatchShape, steps: int) -> Micros:
+        return steps * self.step_time(batch)
+
+    def steps_within(self, batch: BatchShape, span: Micros, limit: int) -> int:
+        return min(limit, span // self.step_time(batch))
