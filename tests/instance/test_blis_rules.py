@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -13,7 +14,8 @@ from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency,
 from maitred.kv import TokenIds
 from maitred.request import Request
 
-FIRST, PREEMPTED, FINISHED, TIMED_OUT = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.FINISHED, EventKind.TIMED_OUT
+FIRST, PREEMPTED, FINISHED = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.FINISHED
+TIMED_OUT, ABORTED = EventKind.TIMED_OUT, EventKind.ABORTED
 
 
 def blis(**config: Any) -> Instance:
@@ -26,17 +28,20 @@ def request(number: int, tokens: range | tuple[int, ...], arrival: int = 0, **fi
     return Request(id=number, arrival=arrival, prompt_tokens=len(tokens), prefix=TokenIds(tuple(tokens)), **fields)
 
 
-def driven(engine: Instance, jobs: list[Job]) -> list[tuple[int, EventKind, int]]:
-    """All events as (at, kind, request), in the order in which they were told."""
-    coming, seen = list(jobs), []
+def driven(engine: Instance, jobs: list[Job], aborts: Sequence[tuple[int, int]] = ()) -> list[tuple[int, EventKind, int]]:
+    """All events as (at, kind, request), in the order in which they were told. `aborts`: (when, who)."""
+    coming, going, seen = list(jobs), sorted(aborts), []
     while True:
         due = engine.next_event()
-        arrivals = [job.arrival for job, _ in coming[:1]]
-        if due is None and not arrivals:
+        inputs = [job.arrival for job, _ in coming[:1]] + [at for at, _ in going[:1]]
+        if due is None and not inputs:
             return seen
-        now = min([*arrivals, *([] if due is None else [due])])
+        now = min([*inputs, *([] if due is None else [due])])
         while coming and coming[0][0].arrival == now:
             engine.enqueue(*coming.pop(0), now)
+        while going and going[0][0] == now:
+            engine.abort(going.pop(0)[1], now)
+            due = engine.next_event()
         if due == now:
             seen += [(e.at, e.kind, e.seq.request.id) for e in engine.advance(now)]
         engine.check()
@@ -105,6 +110,43 @@ def test_but_for_one_that_was_emptied_by_a_deadline() -> None:
     assert driven(blis(), jobs) == [(108, FIRST, 0), (50, TIMED_OUT, 0), (216, FIRST, 1), (216, FINISHED, 1)]
 
 
+def both(jobs: list[Job], aborts: list[tuple[int, int]]) -> list[tuple[int, EventKind, int]]:
+    """What skipping and stepping agree on."""
+    seen = driven(blis(), jobs, aborts)
+    assert seen == driven(blis(step_by_step=True), jobs, aborts)
+    return seen
+
+
+def test_who_is_aborted_when_a_step_begins_is_not_in_it() -> None:
+    """Both prompts take 116 µs; then both decode, 120 µs a step, from 116 and 236 on."""
+    jobs = [(request(0, range(8)), 9), (request(1, range(50, 58)), 5)]
+    assert both(jobs, [(236, 0)]) == [
+        (116, FIRST, 0),
+        (116, FIRST, 1),
+        (236, ABORTED, 0),
+        (236 + 3 * 110, FINISHED, 1),  # alone from then on
+    ]
+
+
+def test_who_is_aborted_during_a_step_has_made_it_longer() -> None:
+    jobs = [(request(0, range(8)), 9), (request(1, range(50, 58)), 5)]
+    assert both(jobs, [(237, 0)])[-1] == (356 + 2 * 110, FINISHED, 1)
+
+
+def test_who_comes_when_the_step_of_this_instant_is_made_waits_for_the_next() -> None:
+    """Its driver says that the turn of this instance is over at 108, though nothing was told then."""
+    ends = []
+    for step_by_step in (True, False):
+        engine = blis(step_by_step=step_by_step)
+        engine.enqueue(request(0, range(8)), 9, 0)
+        while (due := engine.next_event()) is not None and due <= 108:
+            engine.advance(due)
+        engine.settle(108)
+        engine.enqueue(request(1, range(50, 58)), 1, 108)
+        ends.append(driven(engine, [])[0])
+    assert ends == [(108 + 110 + 118, FIRST, 1)] * 2
+
+
 def test_a_victim_starts_anew_and_finds_its_prompt() -> None:
     """Four blocks. Both hold two when the next token of the first opens a third: the other goes, and comes back to one of its
     own that is still cached."""
@@ -157,7 +199,9 @@ def test_skipping_changes_nothing(scheduler: str, victims: str, seed: int, seqs:
         "total_kv_blocks": blocks,
         "latency": LinearLatency((40, 1, 2)),
     }
-    jobs = workload(Random(seed))
-    skipping = driven(blis(**config), jobs)
-    assert skipping == driven(blis(**config, step_by_step=True), jobs)
+    rng = Random(seed)
+    jobs = workload(rng)
+    aborts = [(rng.randint(0, jobs[-1][0].arrival + 500), rng.randrange(len(jobs))) for _ in range(rng.randint(0, 4))]
+    skipping = driven(blis(**config), jobs, aborts)
+    assert skipping == driven(blis(**config, step_by_step=True), jobs, aborts)
     event(f"preempted {any(kind == PREEMPTED for _, kind, _ in skipping)}")

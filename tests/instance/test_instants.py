@@ -54,6 +54,41 @@ def test_a_step_that_has_begun_goes_on_when_one_of_it_is_aborted_in_that_instant
     assert engine.next_event() == 260 + 48 * 110
 
 
+@pytest.mark.parametrize("step_by_step", [True, False])
+@pytest.mark.parametrize("looked", [True, False])
+def test_who_comes_or_goes_when_a_step_ends_meets_the_next_one_though_somebody_has_looked(
+    looked: bool, step_by_step: bool
+) -> None:
+    engine = instance(step_by_step=step_by_step)
+    for number in (0, 1):
+        engine.enqueue(request(number, prompt=20), output_tokens=50, now=0)
+    while (due := engine.next_event()) is not None and due < 380:
+        engine.advance(due)  # both decode from 140 on, and steps end at 260, 380, ...
+    if looked:
+        engine.settle(380)
+    engine.enqueue(request(2, prompt=30), output_tokens=1, now=380)
+    assert engine.abort(1, now=380)
+    assert [(e.at, e.kind, e.seq.request.id) for e in engine.advance(380)] == [(380, ABORTED, 1)]
+    assert engine.next_event() == 380 + 100 + 30 + 10
+    assert [(e.at, e.kind) for e in engine.advance(520)] == [(520, FIRST), (520, FINISHED)]
+
+
+def test_a_look_sees_the_step_that_ended_when_somebody_came() -> None:
+    """Blocks of 4 tokens; a prompt of 4, and each 4 tokens of answer open another one."""
+    used = []
+    for step_by_step in (True, False):
+        engine = instance(total_kv_blocks=100, block_size_in_tokens=4, step_by_step=step_by_step)
+        engine.enqueue(request(0, prompt=4), output_tokens=50, now=0)
+        while (due := engine.next_event()) is not None and due < 654:  # the fifth decode ends then, and has opened a block
+            engine.advance(due)
+        engine.enqueue(request(1, prompt=4), output_tokens=1, now=654)
+        if step_by_step:
+            engine.advance(654)  # its turn
+        engine.settle(654)
+        used.append(engine.total_blocks - engine.free_blocks)
+    assert used == [3, 3]
+
+
 def test_when_all_are_aborted_the_step_in_progress_still_ends_before_the_next_begins() -> None:
     engine = instance()
     for number in (0, 1):

@@ -4,10 +4,15 @@ BLIS forms a step, computes what comes of it and gives back slots and KV blocks 
 the step pass. So who looks at the instance during a step sees what it will be like afterwards, and a deadline within the last
 step of a request comes too late. Tokens are timed at the end of their step all the same.
 
-    enqueue  <  begin = commit (a step begins, and its outcome is there)  <  timeout
+    enqueue, abort  <  begin = commit (a step begins, and its outcome is there)  <  timeout
 
 A run of k steps is therefore over when its last step begins, and the next step begins when that one ends: `_boundary` lies in
 the future meanwhile. If nobody is left, though, it begins as soon as somebody comes.
+
+A step begins when it is the instance's turn (`advance`), not when the driver asks what is next. So there is nothing to be said
+between a beginning and its outcome, and whoever comes at this instant joins the step or finds it made, in a run or by itself.
+A driver with several instances, in which what happens in one at t has consequences at t in another, whose turn at t is over,
+says so by `settle(t)` before `enqueue` and `abort`: that the other had nothing to tell at t does not mean that no step began.
 """
 
 from __future__ import annotations
@@ -32,8 +37,6 @@ class BlisInstance(Instance):
     def __init__(self, config: InstanceConfig, rng: Random) -> None:
         super().__init__(config, rng)
         self._now: Micros = 0
-        self._to_come = False
-        """The first step of the run in progress has not begun yet: those before it are over."""
 
     @property
     def fetched_blocks(self) -> int:
@@ -48,18 +51,14 @@ class BlisInstance(Instance):
         *,
         carried: Seq | None = None,
     ) -> None:
-        self._now = now
+        self._reach(now)
+        if not self._batch.full:
+            self._interrupt(now - 1)
         super().enqueue(request, output_tokens, now, whole, carried=carried)
-        run = self._run
-        if run is None or self._batch.full:
-            return
-        if self._to_come and run.start >= now:
-            self._forgo(run)
-        elif run.end < now:  # it was cut to the step in progress, whose outcome is there
-            self._commit(run)
 
     def abort(self, request_id: RequestId, now: Micros) -> bool:
-        self._now = now
+        self._reach(now)
+        self._interrupt(now - 1)
         return super().abort(request_id, now)
 
     def advance(self, now: Micros) -> Sequence[InstanceEvent]:
@@ -67,8 +66,6 @@ class BlisInstance(Instance):
         return super().advance(now)
 
     def next_event(self) -> Micros | None:
-        if self._run is None and self._seqs and not self._events and self._boundary <= self._now:
-            self._begin(self._boundary)
         if self._events:
             return self._now
         if self._run is None and not self._seqs:
@@ -77,16 +74,18 @@ class BlisInstance(Instance):
         return then if due is None else min(then, due)
 
     def settle(self, now: Micros) -> None:
-        """The steps of the run in progress that began by `now` are over."""
+        """The steps of the run in progress that began by `now` are over, but for its last."""
         run = self._run
         if run is None or run.steps == 1 or run.start > now:
             return
-        begun = 1 + self._latency.steps_within(run.shape, now - run.start, run.steps - 2)
-        self._part_over(run, begun)
-        self._to_come = True
+        self._part_over(run, 1 + self._latency.steps_within(run.shape, now - run.start, run.steps - 2))
 
     def _settle_to_boundary(self, now: Micros) -> None:
         self.settle(now)
+
+    def _reach(self, now: Micros) -> None:
+        self._now = now
+        self._catch_up(now)
 
     def _catch_up(self, now: Micros, *, through: Micros = -1) -> None:
         last = max(now - 1, through)
@@ -94,18 +93,15 @@ class BlisInstance(Instance):
             run, due = self._run, self._next_deadline()
             if due is not None and due > last:
                 due = None
-            if run is not None and run.end <= last and (due is None or run.end <= due):
+            then = last if due is None else due
+            if run is not None and run.end <= then:
                 self._commit(run)
-            elif run is None and self._seqs and self._boundary < now and (due is None or self._boundary <= due):
+            elif run is None and self._seqs and self._boundary <= then:
                 self._begin(self._boundary)
-            elif due is not None and not (run is None and self._boundary == due):
+            elif due is not None:
                 self._expire(due)
             else:
                 return
-
-    def _begin(self, now: Micros) -> Run:
-        self._to_come = False
-        return super()._begin(now)
 
     def _preempted(self, seq: Seq, now: Micros) -> None:
         super()._preempted(seq, now)
@@ -141,10 +137,11 @@ class BlisInstance(Instance):
             self._boundary = run.end  # nothing is left to do, so nobody waits for the end of the step
 
     def _interrupt(self, now: Micros) -> None:
+        """The steps of the run in progress that began by `now` are over; the others are formed anew."""
+        run = self._run
+        if run is None:
+            return
         self.settle(now)
-        if self._run is not None:
-            self._forgo(self._run)
-
-    def _forgo(self, run: Run) -> None:
-        """None of the steps of `run` has begun: form them anew."""
+        if not run.parted:  # it began after `now`, and its first step with it
+            self._part_over(run, 1)
         self._run, self._boundary = None, run.start

@@ -50,6 +50,10 @@ class Run:
     """When what it brings about is there."""
     gone: int = 0
     """How many decoded in it and have left: their tokens come out to nobody."""
+    parted: bool = False
+    """Steps of it have been counted before the rest: at `start` itself, the first of these has not begun yet."""
+    cut: bool = False
+    """It ends before anything comes of it."""
 
     def __init__(self, start: Micros, steps: int, step: Step, shape: BatchShape) -> None:
         self.start = start
@@ -155,6 +159,9 @@ class Instance:
         if run is None or run.end < now or self._deadlines:
             self._catch_up(now)
             run = self._run
+        if run is not None and run.parted:
+            self._open_boundary(now)
+            run = self._run
         seq = Seq(request, self._count, request.prompt_tokens, request.priority)
         self._count += 1
         if self.refusal(request) is not None:
@@ -191,7 +198,7 @@ class Instance:
 
     def abort(self, request_id: RequestId, now: Micros) -> bool:
         """Nobody wants the answer any more. False: it is not here (any more)."""
-        self._catch_up(now, through=now)
+        self._reach(now)
         seq = self._seqs.get(request_id)
         if seq is None:
             return False
@@ -206,8 +213,10 @@ class Instance:
         else:
             self._catch_up(now, through=now)
             self._settle_to_boundary(now)
-        if not self._events:
-            return ()
+        return self.news() if self._events else ()
+
+    def news(self) -> Sequence[InstanceEvent]:
+        """What happened by the last call and has not been told yet."""
         events, self._events = self._events, []
         return events
 
@@ -239,6 +248,10 @@ class Instance:
         self._batch.check()
         if len(self._waiting) + self.running != len(self._seqs) or self._seqs.keys() != self._answers.keys():
             raise InvariantError(f"{len(self._waiting)} wait + {self.running} run, but {len(self._seqs)} sequences are here")
+
+    def _reach(self, now: Micros) -> None:
+        """All is over that precedes an abort at `now`."""
+        self._catch_up(now, through=now)
 
     def _catch_up(self, now: Micros, *, through: Micros = -1) -> None:
         """All that is due before `now`, and what ends or expires at `through`."""
@@ -297,7 +310,7 @@ class Instance:
             return
         steps = 1 + self._latency.steps_within(run.shape, max(now - run.start, 1) - 1, run.steps - 1)
         if steps < run.steps:
-            run.steps = steps
+            run.steps, run.cut = steps, True
             self._time(run)
 
     def _time(self, run: Run) -> None:
@@ -306,21 +319,29 @@ class Instance:
 
     def settle(self, now: Micros) -> None:
         """Count the steps of the run in progress that ended by `now`, but not its last: `free_blocks` and `emitted` are as of
-        then. The rest stays a run, so whoever only looks need not ask for the next event anew."""
+        then. The rest stays a run, so whoever only looks need not ask for the next event anew. The last one is counted, too, if
+        the run was cut to end at `now`: nothing comes of it."""
         run = self._run
-        if run is None or run.steps == 1 or run.start >= now:
+        if run is None or run.start >= now:
             return
-        steps = self._latency.steps_within(run.shape, now - run.start, run.steps - 1)
-        if steps:
-            self._part_over(run, steps)
+        if run.cut and run.over == now:
+            self._commit(run)
+        elif run.steps > 1:
+            steps = self._latency.steps_within(run.shape, now - run.start, run.steps - 1)
+            if steps:
+                self._part_over(run, steps)
 
     def _settle_to_boundary(self, now: Micros) -> None:
-        """`settle`, and if a step ends at `now`, the next one has not begun: what comes in at this instant may join it."""
-        run = self._run
-        if run is not None and run.start < now:
+        """`settle`, and what comes in at this instant may join the step that begins at `now`, if one does."""
+        if self._run is not None:
             self.settle(now)
-            if run.start == now:
-                self._run, self._boundary = None, now
+            self._open_boundary(now)
+
+    def _open_boundary(self, now: Micros) -> None:
+        """If a step of the run in progress ends at `now`, the next one has not begun, whoever has looked: form it anew."""
+        run = self._run
+        if run is not None and run.parted and run.start == now:
+            self._run, self._boundary = None, now
 
     def _part_over(self, run: Run, steps: int) -> None:
         """The first `steps` steps of `run` are over. The rest stays a run."""
@@ -330,6 +351,7 @@ class Instance:
         self._batch.run(steps)
         run.start += span
         run.steps -= steps
+        run.parted = True
         run.shape = self._shape(run.step)
 
     def _commit(self, run: Run) -> None:

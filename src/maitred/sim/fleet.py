@@ -42,6 +42,8 @@ class Fleet:
             Replica(index, new_instance(instance, Random(f"{seed}/instance/{index}")), agenda, chains, latency, log)
             for index, log in enumerate(self._gap_logs or [None] * count)
         ]
+        self.by_turns = instance.flavour == "blis"
+        """Steps begin when it is the instance's turn (see `instance.blis`), so its next event is found at once."""
         self._snapshots = _snapshots(self.replicas, cluster, instance)
         self.views: Sequence[InstanceView] = self.replicas if self._snapshots is None else self._snapshots.views
         """What routers see of them."""

@@ -26,13 +26,15 @@ from maitred.sim.agenda import Agenda, Kind
 from maitred.sim.arrivals import Arrivals
 from maitred.sim.columns import NEVER, Outcome
 from maitred.sim.delays import Checks, Delays
-from maitred.sim.disaggregation import Pools, Way
+from maitred.sim.disaggregation import Pools
 from maitred.sim.entrance import Entrance
 from maitred.sim.fleet import Fleet
 from maitred.sim.gate import Gate
+from maitred.sim.handover import Handover
 from maitred.sim.journey import Journey, Place
 from maitred.sim.replica import Replica
 from maitred.sim.rows import Rows
+from maitred.sim.stations import Stations
 from maitred.units import Micros
 
 _OUTCOMES: Final = {
@@ -70,14 +72,13 @@ class Pipeline:
         self._router = router
         self._fleet = fleet
         self._touched = fleet.touched
+        self._by_turns = fleet.by_turns
         self._rows = rows
         self._delays = delays
         self._checks_at_once = delays.checks is Checks.AT_ONCE
-        self._pools = pools
+        self._stations = Stations(agenda)
+        self._handover = None if pools is None else Handover(pools, self._stations, fleet)
         self._takes_time = entrance is not None or pools is not None or delays != Delays()
-        self._stations: dict[int, Journey] = {}
-        """Who goes on when the entry of that number comes up."""
-        self._count = 0
         self.live: dict[RequestId, Journey] = {}
         self.ended: Micros = 0
         """When the last request ended."""
@@ -103,7 +104,7 @@ class Pipeline:
         elif self._delays.admission is None:
             self._ask(journey, now)
         else:
-            self._later(journey, now + self._delays.admission, Kind.DECISION)
+            self._stations.later(journey, now + self._delays.admission, Kind.DECISION)
 
     def _hopeless(self, request: Request, now: Micros) -> Outcome | None:
         """What becomes of a request that need not be admitted, since it could never run."""
@@ -112,17 +113,17 @@ class Pipeline:
         return None if self._fleet.replicas[0].instance.refusal(request) is None else Outcome.REFUSED
 
     def decide(self, station: int, now: Micros) -> None:
-        journey = self._at(station)
+        journey = self._stations.leave(station)
         if journey is not None:
             self._ask(journey, now)
 
     def route(self, station: int, now: Micros) -> None:
-        journey = self._at(station)
+        journey = self._stations.leave(station)
         if journey is not None:
             self._route(journey, now)
 
     def enter(self, station: int, now: Micros) -> None:
-        journey = self._at(station)
+        journey = self._stations.leave(station)
         if journey is not None:
             self._enter(journey, now)
 
@@ -143,6 +144,11 @@ class Pipeline:
             elif kind is not _LOST_KV:
                 self._over(event, replica, now)
 
+    def transfer(self, station: int, now: Micros) -> None:
+        """KV has come."""
+        assert self._handover is not None
+        self._handover.arrived(station, now)
+
     def admission(self, _: int, now: Micros) -> None:
         """Admission's timer is up."""
         assert self._gate is not None
@@ -159,18 +165,6 @@ class Pipeline:
         if self._gate is not None:
             self._gate.over(request_id, End.CLIENT_GONE, now)
 
-    def _later(self, journey: Journey, at: Micros, kind: Kind) -> None:
-        """It goes on at `at`."""
-        self._count += 1
-        journey.station = self._count
-        self._stations[self._count] = journey
-        self._agenda.push(at, kind, self._count)
-
-    def _at(self, station: int) -> Journey | None:
-        """Who goes on; None: it has ended, or lost its slot, meanwhile."""
-        journey = self._stations.pop(station)
-        return journey if journey.station == station else None
-
     def _ask(self, journey: Journey, now: Micros) -> None:
         """May it enter?"""
         if self._fleet.stale:
@@ -186,16 +180,16 @@ class Pipeline:
         if self._delays.routing is None:
             self._route(journey, now)
         else:
-            self._later(journey, now + self._delays.routing, Kind.ROUTING)
+            self._stations.later(journey, now + self._delays.routing, Kind.ROUTING)
 
     def _route(self, journey: Journey, now: Micros) -> None:
         request, fleet = journey.job.request, self._fleet
         if fleet.stale:
             fleet.look(now)
-        if self._pools is None:
+        if self._handover is None:
             replica = fleet.replicas[self._router.choose(request, fleet.views, now).instance]
         else:
-            replica = self._first(journey, self._pools.choose(request, now))
+            replica = self._handover.first(journey, now)
         journey.replica = replica
         replica.in_flight += 1
         overheads = self._delays.entry
@@ -203,15 +197,7 @@ class Pipeline:
             self._enter(journey, now)
         else:
             journey.place = _ENTERING
-            self._later(journey, now + overheads.before(request.prompt_tokens), Kind.ENTRY)
-
-    def _first(self, journey: Journey, way: Way) -> Replica:
-        """Where it goes first; it counts as in flight in the other instance, too."""
-        if way.prefill is None:
-            return way.decode
-        journey.then = way.decode
-        way.decode.in_flight += 1
-        return way.prefill
+            self._stations.later(journey, now + overheads.before(request.prompt_tokens), Kind.ENTRY)
 
     def _enter(self, journey: Journey, now: Micros) -> None:
         replica, job, tokens = journey.replica, journey.job, 1
@@ -220,31 +206,13 @@ class Pipeline:
         journey.queued = now
         if journey.then is None:
             tokens = job.output_tokens
+        if self._by_turns:
+            replica.settle()
         replica.instance.enqueue(job.request, tokens, now, job.whole)
-        self._touched[replica] = None
-
-    def _send(self, journey: Journey, then: Replica, seq: Seq, now: Micros) -> None:
-        """Its prompt is computed: its KV goes where the rest is."""
-        assert self._pools is not None
-        assert journey.replica is not None
-        journey.replica.in_flight -= 1
-        self._left(journey.job.request, journey.replica, now)
-        journey.replica, journey.then, journey.came = then, None, seq
-        journey.place = _ENTERING
-        self._later(journey, now + self._pools.begin_transfer(journey.job.request), Kind.TRANSFER)
-
-    def transfer(self, station: int, now: Micros) -> None:
-        """KV has come."""
-        assert self._pools is not None
-        self._pools.end_transfer()
-        journey = self._at(station)
-        if journey is None:
-            return
-        replica, job = journey.replica, journey.job
-        assert replica is not None
-        journey.place = _INSIDE
-        replica.instance.enqueue(job.request, job.output_tokens, now, job.whole, carried=journey.came)
-        self._touched[replica] = None
+        if self._by_turns:
+            self._fleet.go_on(replica)
+        else:
+            self._touched[replica] = None
 
     def _over(self, event: InstanceEvent, replica: Replica, now: Micros) -> None:
         """An instance has done its part of a request."""
@@ -252,7 +220,8 @@ class Pipeline:
         journey = self.live[request.id]
         then = journey.then
         if then is not None and kind is _FINISHED and replica.instance.answer(request, journey.job.output_tokens) > 1:
-            self._send(journey, then, event.seq, now)
+            assert self._handover is not None
+            self._handover.send(journey, then, event.seq, now)
             return
         if then is None:
             replica.in_flight -= 1
@@ -281,16 +250,18 @@ class Pipeline:
         if replica is not None and journey.place is _INSIDE:
             if replica.withdraw(journey.job.request.id, now):
                 self._fleet.call(replica, now)
+            elif self._by_turns:
+                self._fleet.go_on(replica)
             self._touched[replica] = None
         self._leave(journey, now)
         journey.came = None
 
     def _left(self, request: Request, replica: Replica, now: Micros) -> None:
         """Its router is told."""
-        if self._pools is None:
+        if self._handover is None:
             self._router.left(request, replica.index, now)
         else:
-            self._pools.left(request, replica, now)
+            self._handover.left(request, replica, now)
 
     def end(
         self, journey: Journey, outcome: Outcome, at: Micros, seq: Seq | None = None, replica: Replica | None = None

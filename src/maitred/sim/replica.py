@@ -94,8 +94,9 @@ class Replica:
     def withdraw(self, request_id: RequestId, now: Micros) -> bool:
         """Stop the work on a request, and forget what came of it at this instant. Whether events of others came up, which are
         kept until their turn."""
+        self.settle()
         self.instance.abort(request_id, now)
-        self.kept += (event for event in self.instance.advance(now) if event.seq.request.id != request_id)
+        self.kept += (event for event in self.instance.news() if event.seq.request.id != request_id)
         return bool(self.kept)
 
     @property
