@@ -89,9 +89,16 @@ def test_a_prompt_larger_than_the_bucket_is_not_told_to_come_back() -> None:
     door = Door(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=10)
     never = Door(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=0)
 
-    assert door.ask(prompt_tokens=101).retry_after is None
+    assert door.says(0, prompt_tokens=100) == "admit"  # the bucket is empty now, and that is not what matters
+    assert door.says(0, prompt_tokens=100) == "token_bucket"  # as large as the bucket is not too large
+    too_large = door.ask(0, prompt_tokens=101)
+    assert (too_large.reason, too_large.retry_after) == ("prompt_too_large", None)
+    assert door.says(10, prompt_tokens=101) == "prompt_too_large"
+    assert door.says(10, prompt_tokens=100) == "admit"  # it cost nothing
+    assert sum(view.refused["prompt_too_large"] for view in door.core.view("*").classes.values()) == 2
     assert never.says(prompt_tokens=60) == "admit"
-    assert never.ask(prompt_tokens=60).retry_after is None
+    for_ever = never.ask(prompt_tokens=60)
+    assert (for_ever.reason, for_ever.retry_after) == ("token_bucket", None)
 
 
 def test_tier_shed_lets_the_urgent_in_while_an_instance_is_loaded() -> None:
@@ -163,7 +170,7 @@ def test_a_policy_stands_before_every_mode(mode: str) -> None:
     door = Door(mode=mode, policy="token-bucket", token_bucket_capacity=10, token_bucket_refill_rate=0)
     busy = FleetLoad((InstanceLoad(),))
 
-    assert [door.says(prompt_tokens=n, load=busy) for n in (11, 10, 1)] == ["token_bucket", "admit", "token_bucket"]
+    assert [door.says(prompt_tokens=n, load=busy) for n in (11, 10, 1)] == ["prompt_too_large", "admit", "token_bucket"]
 
 
 def test_a_reload_that_does_not_concern_the_policy_leaves_the_bucket_as_it_is() -> None:

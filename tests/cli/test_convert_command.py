@@ -131,7 +131,7 @@ def test_what_became_of_requests_is_written_where_blis_has_columns_for_it(maitre
         ("2000", "3100", "2", "ok", ""),
         ("6200", "6200", "1", "ok", ""),
         ("0", "0", "0", "timeout", "timed_out"),
-        ("0", "0", "0", "ok", ""),
+        ("0", "0", "0", "error", "not_arrived"),
     ]
     again = maitred("simulate", "--trace", f"blis:kept.csv{'' if target == 'kept' else '.gz'}", *BETA, "--metrics-path", "m")
     assert again.code == 0

@@ -38,7 +38,7 @@ def test_a_policy_bundle_of_blis(maitred: Any) -> None:
         "admission: {policy: tier-shed, tier_shed_threshold: 10, slo_priorities: {critical: 4, batch: -5}}\n"
         "routing: {policy: weighted, scorers: [{name: queue-depth, weight: 2.0}]}\n"
         "scheduler: sjf\n"
-        "priority: {policy: ''}\n"
+        "priority: {policy: static-slo-class}\n"
         "preemption: {policy: priority}\n"
         "tenant_budgets:\n"
     )
@@ -135,6 +135,10 @@ def test_a_flag_that_is_wrong_is_one_line(maitred: Any, flags: tuple[object, ...
     [
         (("--token-bucket-capacity", 5), "token_bucket_capacity has no effect: the policy is always-admit, not token-bucket"),
         (("--flow-control", "--capacity", 5), "a capacity has no effect: flow control goes by how loaded the instances are"),
+        (
+            ("--model", "qwen3-8b", "--total-kv-blocks", 5_000, "--gpu-memory-utilization", 0.5),
+            "--gpu-memory-utilization has no effect beside --total-kv-blocks, which it is to find",
+        ),
     ],
 )
 def test_what_has_no_effect_is_warned_of(maitred: Any, flags: tuple[object, ...], words: str) -> None:

@@ -110,6 +110,27 @@ def test_check_of_an_admission_file_alone_and_with_another(tmp_path: Path) -> No
     assert said == f"{admission}:2: unknown key 'admission.clases' (did you mean 'classes'?)"
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("mode: flow-control", "flow control, flavour maitred, saturated by concurrency (at 100 in flight per instance)"),
+        (
+            "mode: flow-control, flow_control: {saturation_detector: utilization}",
+            "flow control, flavour maitred, saturated by utilization (at 5 waiting or 80% of the KV blocks)",
+        ),
+    ],
+)
+def test_check_says_what_flow_control_goes_by(tmp_path: Path, keys: str, said: str) -> None:
+    path = tmp_path / "maitred.yaml"
+    path.write_text(f"admission: {{{keys}, policy: token-bucket}}\n")
+
+    lines = checked(str(path))
+
+    assert f"admission {said}" in lines
+    assert "policy token-bucket" in lines
+    assert not any("reserved" in line for line in lines)
+
+
 def test_check_warns_of_what_is_probably_not_meant(tmp_path: Path) -> None:
     path = tmp_path / "maitred.yaml"
     path.write_text(

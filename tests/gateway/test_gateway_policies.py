@@ -33,6 +33,14 @@ async def refused(w: World, body: object = None, **headers: str) -> tuple[int, s
     return status, error["code"], answered["retry-after"]
 
 
+async def for_good(w: World, body: bytes) -> tuple[int, str, str]:
+    """Refused, and no word of when to come back."""
+    status, answered, said = await w.ask("/v1/completions", body)
+    error = msgspec.json.decode(said)["error"]
+    assert "retry-after" not in answered
+    return status, error["code"], error["type"]
+
+
 async def in_flight(w: World, count: int) -> list[Wire]:
     wires = [await w.asking(x_smg_priority="interactive") for _ in range(count)]
     await w.until(lambda: w.state.backends[0].in_flight == count)
@@ -74,8 +82,25 @@ def test_the_token_bucket_counts_what_the_gateway_guesses_of_prompts() -> None:
         async with world(admission={**OFF, **bucket}) as w:
             assert (await w.ask("/v1/completions", prompt(60)))[0] == 200
             assert await refused(w, prompt(41)) == (429, "admission_token_bucket", "100")  # a token is missing
-            assert await refused(w, prompt(101)) == (429, "admission_token_bucket", "2")  # and here nothing will ever help
             assert (await w.ask("/v1/completions", prompt(40)))[0] == 200
+
+    run(scenario())
+
+
+def test_who_can_never_enter_is_not_invited_to_come_back() -> None:
+    """A prompt larger than the bucket is the client's to mend; a bucket that is empty for ever is nobody's."""
+
+    async def scenario() -> None:
+        bucket = {"policy": "token-bucket", "token_bucket_capacity": 100, "token_bucket_refill_rate": 0}
+        async with world(admission={**OFF, **bucket}) as w:
+            assert await for_good(w, prompt(101)) == (413, "admission_prompt_too_large", "invalid_request_error")
+            assert (await w.ask("/v1/completions", prompt(100)))[0] == 200
+            assert await for_good(w, prompt(50)) == (429, "admission_token_bucket", "rate_limit_error")
+
+            everybody = w.state.classes["default"]
+            assert everybody.refused == {"prompt_too_large": 1, "token_bucket": 1}
+            metrics = (await w.ask("/metrics", method="GET"))[2].decode()
+            assert 'outcome="rejected_prompt_too_large"} 1.0' in metrics
 
     run(scenario())
 

@@ -48,3 +48,27 @@ def test_the_priority_of_a_request_stays_with_its_blocks(eviction: str, kept: li
 def test_what_is_said_of_another_cache_is_reported(said: dict[str, Any], warnings: list[str]) -> None:
     config = InstanceConfig(**said)
     assert config.warnings(prefix_cache=config.enable_prefix_caching) == warnings
+
+
+@pytest.mark.parametrize(
+    ("said", "warnings"),
+    [
+        ({}, ["preemption_policy priority goes by what clients say, without priority_policy; of who says none LATEST"]),
+        ({"priority_policy": "static-slo-class"}, []),
+        ({"scheduler": "sjf", "priority_policy": "slo-based"}, []),
+        ({"enable_priority_scheduling": True}, []),
+        (
+            {"enable_priority_scheduling": True, "schedule_low_priority_values_first": True},
+            ["preemption_policy priority preempts low numbers, which schedule_low_priority_values_first puts first"],
+        ),
+        ({"priority_policy": "constant"}, ["ALIKE"]),
+        ({"scheduler": "priority-fcfs"}, ["priority-fcfs with constant is fcfs", "ALIKE"]),
+    ],
+)
+def test_victims_by_a_priority_that_all_share_are_reported(said: dict[str, Any], warnings: list[str]) -> None:
+    config = InstanceConfig(preemption_policy="priority", **said)
+    latest = "the latest to arrive gives way"
+    alike = f"preemption_policy priority has nothing to go by: all scores are alike; {latest}"
+    expected = [line.replace("ALIKE", alike).replace("LATEST", latest) for line in warnings]
+    assert config.warnings(prefix_cache=False) == expected
+    assert not any("preemption" in line for line in InstanceConfig(**said).warnings(prefix_cache=False))

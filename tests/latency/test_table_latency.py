@@ -118,6 +118,21 @@ def test_a_rank_with_one_sequence_has_no_lengths_to_compare() -> None:
     assert model(table).step_time(BatchShape(2, 2 * 150, spread=Spread(50, 50, 0))) == 22
 
 
+def test_no_rank_has_a_longest_sequence_that_is_shorter_than_its_mean() -> None:
+    """One short sequence among long ones: the larger mean of four is 22.1 tokens above that of all, the longest only 10."""
+    table = StepTable(decode=DECODE, skew=Skew((4.0,), (1.0,), (999.0,), (1.0,)), data_parallel_size=2)
+
+    assert model(table).step_time(BatchShape(8, 8 * 150, spread=Spread(10, 200, 75))) == int(40 + 60 * 0.721)
+
+
+def test_a_rank_that_only_decodes_beside_one_that_prefills_has_unequal_lengths_too() -> None:
+    """Two of four sequences each, of 150 tokens on average; the longest has 200: 35 µs for one, 100 for four."""
+    table = StepTable(decode=DECODE, skew=Skew((4.0,), (1.0,), (999.0,), (1.0,)), data_parallel_size=2)
+    batch = BatchShape(4, 4 * 150, 10, (ChunkShape(10, 0, 10),), spread=Spread(50, 50, 50))
+
+    assert model(table).step_time(batch) == int(35 + 65 / 3)
+
+
 def test_a_slope_is_not_rounded_over_the_next_point() -> None:
     almost, nearer = 4 - 2**-47, 4 - 2**-48  # times are kept in units of 2^-48 µs: a third of one for each token
     time = model(StepTable(decode=Grid(((1.0,), (0.0, 3.0)), (almost, nearer)))).step_time

@@ -66,13 +66,13 @@ def test_model_errors_are_in_the_figures_and_alike_on_both_sides() -> None:
 
 def test_what_is_printed_says_what_is_in_it() -> None:
     exact = as_text(compare(ONE, TWO, workload=LOAD, seeds=2))
-    assert "No model error is in these figures: latency_error is 0" in exact
+    assert "No model error is in these figures: nobody has said or published it" in exact
     assert max(map(len, exact.splitlines())) <= 80
     single = as_text(compare(ONE, TWO, workload=LOAD, seeds=1, metrics=["ttft_p50_ms"]))
     assert "With one seed there is no interval" in single
     wrong = Candidate(instance=InstanceConfig(latency_error=0.05))
     said = " ".join(as_text(compare(wrong, ONE, workload=LOAD, seeds=2, metrics=["ttft_p50_ms"])).split())
-    assert "A 5.0%, B 0.0%" in said
+    assert "A 5.0% (standard deviation; 0: exact). That of B is not" in said
     assert "err alike" in said
 
 

@@ -25,6 +25,16 @@ def test_the_published_error_is_drawn_from_where_none_is_said() -> None:
     assert found.figures[0] != found.figures[2]
 
 
+def test_whose_error_nobody_knows_is_not_called_exact() -> None:
+    found = compare(candidate(), candidate(hardware="H200"), candidate(latency_error=0.0), workload=LOAD, seeds=2)
+
+    assert found.latency_errors == (0.0689, None, 0.0)
+    said = " ".join(str(found).split())
+    assert "drawn anew for each seed: A 6.9%, C 0.0% (standard deviation; 0: exact). That of B is not: nobody" in said
+    nothing = " ".join(str(compare(candidate(hardware="H200"), candidate(latency_error=0), workload=LOAD, seeds=1)).split())
+    assert "No model error is in these figures: nobody has said or published it" in nothing
+
+
 def test_elsewhere_a_model_is_exact_if_nothing_is_said() -> None:
     assert drawn_scale(InstanceConfig(model=LLAMA), seed=42) == 1
 

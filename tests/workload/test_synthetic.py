@@ -10,6 +10,7 @@ import pytest
 from maitred.errors import ConfigError
 from maitred.request import PriorityClass
 from maitred.workload import parse_mix, parse_tenant_mix, reclassed, synthetic, with_tenants
+from maitred.workload.timeouts import with_timeout
 
 
 def test_gaps_are_exponential_with_the_mean_of_the_rate() -> None:
@@ -140,3 +141,23 @@ def test_a_mix_that_is_none_is_told_what_would_be(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match="--class-mix") as raised:
         parse_mix(text, where="--class-mix")
     assert said in str(raised.value)
+
+
+def test_prompts_share_their_prefix_and_nothing_else() -> None:
+    """A prefix of 32 tokens is two blocks of 16; what comes after is everybody's own."""
+    bare = [job.request.prompt_tokens for job in synthetic(rate=10, num_requests=3, input_tokens="uniform:100,200")]
+    jobs = list(synthetic(rate=10, num_requests=3, input_tokens="uniform:100,200", prefix_tokens=32))
+
+    assert [job.request.prompt_tokens for job in jobs] == [32 + tokens for tokens in bare]
+    keys = [job.request.prefix.keys(16) for job in jobs if job.request.prefix is not None]
+    assert [len(each) for each in keys] == [job.request.prompt_tokens // 16 for job in jobs]
+    assert len({tuple(each[:2]) for each in keys}) == 1
+    assert len({each[2] for each in keys}) == 3
+
+
+def test_patience_begins_with_each_arrival() -> None:
+    """`constant` arrivals at 2 per second are 500 ms apart; clients wait for 3 s."""
+    jobs = list(with_timeout(synthetic(rate=2, num_requests=3, arrival="constant"), 3))
+
+    assert [job.request.deadline for job in jobs] == [job.request.arrival + 3_000_000 for job in jobs]
+    assert len({job.request.arrival for job in jobs}) == 3

@@ -58,6 +58,8 @@ class Reason(StrEnum):
     """Nobody may enter."""
     BUCKET_EMPTY = "token_bucket"
     """Its prompt has more tokens than the bucket holds now."""
+    PROMPT_TOO_LARGE = "prompt_too_large"
+    """Its prompt has more tokens than the bucket ever holds: no other time is better."""
     TIER_SHED = "tier_shed"
     """An instance is loaded, and it is not urgent enough."""
     SATURATED = "saturated"
@@ -80,6 +82,7 @@ class Reason(StrEnum):
 REFUSALS = (
     Reason.REJECT_ALL,
     Reason.BUCKET_EMPTY,
+    Reason.PROMPT_TOO_LARGE,
     Reason.TIER_SHED,
     Reason.SATURATED,
     Reason.TENANT_BUDGET,

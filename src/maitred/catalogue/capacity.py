@@ -44,7 +44,8 @@ def kv_blocks(on: Deployment, block_size: int, utilisation: float = USUAL_UTILIS
     if blocks < 1:
         wants = (weights + activations + libraries) / _GIB
         what = f"{model.name} wants {wants:.0f} GiB before any KV, and {gpus} x {hardware.name} give it {memory / _GIB:.0f}"
-        hint = "a larger --tensor-parallel-size, other --hardware, or say --total-kv-blocks"
+        more = "" if utilisation >= USUAL_UTILISATION else "a larger --gpu-memory-utilization, "
+        hint = f"{more}a larger --tensor-parallel-size, other --hardware, or say --total-kv-blocks"
         raise ConfigError(what, where="hardware", hint=hint)
     return blocks
 

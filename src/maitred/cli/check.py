@@ -78,10 +78,14 @@ def _capacity(config: Config) -> int:
 
 
 def _admission(config: AdmissionConfig, capacity: int) -> Iterator[str]:
+    if config.policy != "always-admit":
+        yield f"policy     {config.policy}"
     if config.mode == "off":
         yield "admission  off"
     elif config.mode == "legacy":
         yield from _legacy(config)
+    elif config.mode == "flow-control":
+        yield _flow_control(config)
     else:
         yield f"admission  priority, flavour {config.flavour}, of {capacity} slots"
         yield from _classes(config, capacity)
@@ -92,6 +96,18 @@ def _legacy(config: AdmissionConfig) -> Iterator[str]:
     limit = f"{legacy.max_concurrent_requests} in flight" if legacy.max_concurrent_requests > 0 else "no limit"
     rate = f", {legacy.rate_limit_tokens_per_second:g} per second" if legacy.rate_limit_tokens_per_second else ""
     yield f"admission  legacy: {limit}{rate}, {legacy.queue_size} may wait, {legacy.queue_timeout_secs:g} s at most"
+
+
+def _flow_control(config: AdmissionConfig) -> str:
+    limits = config.flow_control
+    detector = limits.detector(config.flavour)
+    waiting, used = limits.queue_depth_threshold, limits.kv_cache_util_threshold
+    saturated = {
+        "never": "",
+        "concurrency": f" (at {limits.max_concurrency} in flight per instance)",
+        "utilization": f" (at {waiting:g} waiting or {used:.0%} of the KV blocks)",
+    }[detector]
+    return f"admission  flow control, flavour {config.flavour}, saturated by {detector}{saturated}"
 
 
 def _classes(config: AdmissionConfig, capacity: int) -> Iterator[str]:

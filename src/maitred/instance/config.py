@@ -119,7 +119,29 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
 
     def warnings(self, *, prefix_cache: bool) -> list[str]:
         """Also what is said of a prefix cache that is another one, or none."""
-        return [*super().warnings(prefix_cache=prefix_cache), *self._about_cache(), *self._about_model()]
+        return [
+            *super().warnings(prefix_cache=prefix_cache),
+            *self._about_cache(),
+            *self._about_model(),
+            *self._about_victims(),
+        ]
+
+    @property
+    def scores_matter_elsewhere(self) -> bool:
+        return self.preemption_policy == "priority"
+
+    def _about_victims(self) -> Iterator[str]:
+        """What is said of victims by priority where all may have the same."""
+        if not self.scores_matter_elsewhere:
+            return
+        alike = "the latest to arrive gives way"
+        if self.has_constant_scores():
+            yield f"preemption_policy priority has nothing to go by: all scores are alike; {alike}"
+        elif self.priority_policy is None and self.enable_priority_scheduling:
+            if self.schedule_low_priority_values_first:
+                yield "preemption_policy priority preempts low numbers, which schedule_low_priority_values_first puts first"
+        elif self.priority_policy is None:
+            yield f"preemption_policy priority goes by what clients say, without priority_policy; of who says none {alike}"
 
     def _about_cache(self) -> Iterator[str]:
         if self.prefix_cache != "blocks" and not self.enable_prefix_caching:

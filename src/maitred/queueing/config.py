@@ -9,7 +9,7 @@ import msgspec
 from maitred.contracts import PriorityPolicy, QueuePolicy
 from maitred.queueing.by_priority import ByPriority, Values
 from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo
-from maitred.queueing.priorities import PRIORITIES
+from maitred.queueing.priorities import PRIORITIES, Constant
 from maitred.queueing.priority_fcfs import ByScore
 from maitred.queueing.scored import Scored
 
@@ -46,13 +46,25 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         does."""
         return any(_needs_cache(layer) for layer in _layers(self._scheduler()[0]))
 
+    @property
+    def scores_matter_elsewhere(self) -> bool:
+        """Whether anything but the order of the wait queue goes by them."""
+        return False
+
+    def has_constant_scores(self) -> bool:
+        """Whether a policy gives every request the same score. Raises ConfigError as `policy` does."""
+        policy, priority = self._scheduler()
+        scores = next((layer.priority for layer in _layers(policy) if isinstance(layer, ByScore)), priority)
+        return isinstance(scores, Constant)
+
     def _scheduler(self) -> tuple[QueuePolicy, PriorityPolicy | None]:
         priority = None if self.priority_policy is None else PRIORITIES.get(self.priority_policy)()
         usual = {} if priority is None else {PriorityPolicy: priority}
         return SCHEDULERS.given(self.scheduler, usual)(), priority
 
     def _about_priorities(self, policy: QueuePolicy, priority: PriorityPolicy | None) -> Iterator[str]:
-        if priority is not None and not any(isinstance(p, ByScore) for p in _layers(policy)):
+        ordered = any(isinstance(p, ByScore) for p in _layers(policy))
+        if priority is not None and not ordered and not self.scores_matter_elsewhere:
             yield f"{self.scheduler} does not order by the scores of {self.priority_policy}: they are only kept"
         if self.schedule_low_priority_values_first and not self.enable_priority_scheduling:
             yield "schedule_low_priority_values_first has no effect without enable_priority_scheduling"

@@ -2,7 +2,7 @@
 
 The bucket holds `token_bucket_capacity` tokens and is full at first; it gains `token_bucket_refill_rate` per second. A request
 costs the tokens of its prompt and is refused if the bucket holds fewer; then it costs nothing. One whose prompt is larger than
-the bucket never enters.
+the bucket never enters, and is refused with a reason of its own.
 
 The arithmetic is BLIS's, in floats and in its order of operations: it is refilled at every request, whether or not that enters.
 """
@@ -42,11 +42,11 @@ class TokenBucketPolicy(AdmissionPolicy):
         if self._level >= ticket.prompt_tokens:
             self._level -= ticket.prompt_tokens
             return None
+        if ticket.prompt_tokens > self._capacity:
+            return Refusal(Reason.PROMPT_TOO_LARGE)
         return Refusal(Reason.BUCKET_EMPTY, self._filled_in(ticket.prompt_tokens))
 
     def _filled_in(self, tokens: int) -> Micros | None:
         """How long it takes until there are so many, if nobody else comes; None: for ever, or as good as that."""
         missing = tokens - self._level
-        if tokens > self._capacity or missing > self._rate * _LIFETIME_SECS:
-            return None
-        return ceil(missing * SECOND / self._rate)
+        return None if missing > self._rate * _LIFETIME_SECS else ceil(missing * SECOND / self._rate)

@@ -82,6 +82,8 @@ def warnings(flags: Flags, config: Config) -> Iterator[str]:
     if config.admission.mode == "flow-control" and config.cluster.capacity is not None and not config.admission.tenant_budgets:
         yield "a capacity has no effect: flow control goes by how loaded the instances are"
     yield from config.instance.warnings(prefix_cache=caching)
+    if flags.gpu_memory_utilization is not None and flags.total_kv_blocks is not None:
+        yield "--gpu-memory-utilization has no effect beside --total-kv-blocks, which it is to find"
     unknown = Reads.NOTHING if caching else Reads.CACHES
     if flags.rate is not None:  # requests drawn one by one: what do they say, and to whose run do they belong?
         unknown |= Reads.NOTHING if flags.prefix_tokens else Reads.PROMPT

@@ -33,7 +33,9 @@ def written_down(flags: Flags, jobs: Iterable[Job]) -> Iterator[Written]:
         yield written
         return
     from maitred.report import seen
-    from maitred.workload import Kept
+    from maitred.workload import Kept, Measured
+
+    nowhere = None if flags.summary_only else Measured(-1, -1, 0, "not_arrived")
 
     with target, TemporaryFile("w+", encoding="utf-8", errors="surrogatepass", newline="\n") as rows:
         written.jobs = kept = Kept(jobs, target.writer, rows.write)
@@ -43,7 +45,7 @@ def written_down(flags: Flags, jobs: Iterable[Job]) -> Iterator[Written]:
         happened = seen(written.results)
         rows.seek(0)
         for row in rows:
-            target.write(target.writer.measured(row, happened))
+            target.write(target.writer.measured(row, lambda number: happened(number) or nowhere))
     target.report_losses()
 
 

@@ -52,8 +52,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     slo: str
     """Both in words."""
     seeds: tuple[int, ...]
-    latency_errors: tuple[float, ...]
-    """Of the sides: relative standard deviation of their latency models."""
+    latency_errors: tuple[float | None, ...]
+    """Of the sides: relative standard deviation of their latency models; None: nobody knows it, and none is drawn."""
     same_residuals: tuple[bool, ...]
     """Of each side: whether its latency model errs with that of the first."""
     confidence: float = CONFIDENCE

@@ -117,7 +117,7 @@ def compared(
         workload=workload,
         slo=objective(targets),
         seeds=seeds,
-        latency_errors=tuple(instance.latency_error or 0.0 for instance in instances),
+        latency_errors=tuple(instance.latency_error for instance in instances),
         same_residuals=tuple(latency_identity(instance) == first for instance in instances),
         pairings=tuple(
             pairing((labels[0], labels[other]), by_side[0], by_side[other], names, seeds[0]) for other in range(1, len(labels))

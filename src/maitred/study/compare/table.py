@@ -105,11 +105,15 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 
 def _residuals(comparison: Comparison) -> Iterator[str]:
     errors = comparison.latency_errors
+    unknown = ", ".join(letter(index) for index, error in enumerate(errors) if error is None)
     if not any(errors):
-        yield "No model error is in these figures: latency_error is 0 (maitred calibrate measures it)."
+        why = "nobody has said or published it" if unknown else "latency_error is 0"
+        yield f"No model error is in these figures: {why} (maitred calibrate measures it)."
         return
-    said = ", ".join(f"{letter(index)} {error:.1%}" for index, error in enumerate(errors))
+    said = ", ".join(f"{letter(index)} {error:.1%}" for index, error in enumerate(errors) if error is not None)
     yield f"The error of the latency models is in them, drawn anew for each seed: {said} (standard deviation; 0: exact)."
+    if unknown:
+        yield f"That of {unknown} is not: nobody has said or published it, and the intervals are too narrow for want of it."
     apart = [letter(index) for index, same in enumerate(comparison.same_residuals) if not same]
     if apart:
         yield f"Of {', '.join(apart)} by draws of its own, for its latency model is another one than A's."
