@@ -55,7 +55,7 @@ class Sketch:
             return
         import numpy as np
 
-        for number, times in zip(*map(np.ndarray.tolist, np.unique(_buckets(values), return_counts=True)), strict=True):
+        for number, times in zip(*map(np.ndarray.tolist, np.unique(buckets(values), return_counts=True)), strict=True):
             self._put(number, times)
         self._sum(values.sum().item(), len(values), values.min().item(), values.max().item())
 
@@ -65,7 +65,7 @@ class Sketch:
             return
         import numpy as np
 
-        numbers = _buckets(np.fromiter(times, dtype=np.int64, count=len(times)))
+        numbers = buckets(np.fromiter(times, dtype=np.int64, count=len(times)))
         for number, count in zip(numbers.tolist(), times.values(), strict=True):
             self._put(number, count)
         self._sum(sum(map(mul, times, times.values())), sum(times.values()), min(times), max(times))
@@ -124,7 +124,7 @@ class Sketch:
         raise AssertionError(f"rank {rank} of {self.count}")
 
 
-def _buckets(values: NDArray[Any]) -> NDArray[Any]:
+def buckets(values: NDArray[Any]) -> NDArray[Any]:
     """`bucket` of each."""
     import numpy as np
 

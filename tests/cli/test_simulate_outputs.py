@@ -80,7 +80,10 @@ def test_a_summary_alone_says_the_same_and_percentiles_nearly(maitred: Any) -> N
     assert line(exact.out, "output", "tokens/s") == line(nearly.out, "output", "tokens/s")
     assert metrics("m.json").keys() == metrics("n.json").keys()
     for name, value in metrics("m.json")["per_tenant"]["auth:acme"].items():
-        assert metrics("n.json")["per_tenant"]["auth:acme"][name] == pytest.approx(value, rel=0.0101), name
+        unknown = name.startswith("itl_p")  # of groups: whose the gaps were is not kept
+        expected = None if unknown else pytest.approx(value, rel=0.0101)
+        assert metrics("n.json")["per_tenant"]["auth:acme"][name] == expected, name
+        assert not unknown or value > 0
 
 
 def test_targets_of_classes_as_blis_writes_them(maitred: Any) -> None:

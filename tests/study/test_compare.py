@@ -99,7 +99,7 @@ def test_every_metric_is_a_figure_of_a_run() -> None:
     ("metric", "said"),
     [
         ("ttft_p98_ms", "there is no metric 'ttft_p98_ms' (did you mean 'ttft_p99_ms'?)"),
-        ("bulk.itl_p99_ms", "itl_p99_ms is a figure of the whole run, not of 'bulk'"),
+        ("bulk.utilisation", "utilisation is a figure of the whole run, not of 'bulk'"),
         ("bulc.ttft_p99_ms", "no request is of the class or tenant 'bulc' (did you mean 'bulk'?)"),
     ],
 )

@@ -125,8 +125,12 @@ class BlisInstance(Instance):
         for seq in stalled:
             seq.stalled += run.over - run.start
             self._ends.forsake()
+            if self.gap_log is not None:
+                self.gap_log.ends(seq.request.id)
         super()._commit(run)
         for seq in stalled:
+            if self.gap_log is not None:
+                self.gap_log.begins(seq.request.id)
             self._ends.add(seq, seq.origin + self._answers[seq.request.id])
             self._end_step = self._ends.first()
         if not self._seqs:

@@ -29,6 +29,7 @@ from maitred.errors import InvariantError
 from maitred.instance.config import InstanceConfig
 from maitred.instance.ends import Ends
 from maitred.instance.events import EventKind, InstanceEvent
+from maitred.instance.gap_log import GapLog
 from maitred.instance.latency import BySpread
 from maitred.instance.meter import Meter
 from maitred.kv import BlisBlocks, BlisPool, BlockCounts, PrefixCache, PrefixedBlocks, TieredBlocks
@@ -47,6 +48,8 @@ class Run:
     """When its last step ends."""
     end: Micros = 0
     """When what it brings about is there."""
+    gone: int = 0
+    """How many decoded in it and have left: their tokens come out to nobody."""
     parted: bool = False
     """Steps of it have been counted before the rest: at `start` itself, the first of these has not begun yet."""
     cut: bool = False
@@ -90,6 +93,8 @@ class Instance:
         self.preemptions = 0
         self.meter: Meter | None = None
         """Who is told of every run; None: nobody."""
+        self.gap_log: GapLog | None = None
+        """Who is told of who decodes; None: nobody."""
 
     @property
     def waiting(self) -> int:
@@ -293,6 +298,8 @@ class Instance:
         if seq.emitted > seq.charged:  # it was decoding: prefill emits nothing
             self._ends.forsake()
             seq.lost_at = now
+            if self.gap_log is not None:
+                self.gap_log.ends(seq.request.id)
         self._charge(seq, now)
         self._waiting.add(seq, now, front=True)
         self._events.append(InstanceEvent(now, EventKind.PREEMPTED, seq))
@@ -351,7 +358,7 @@ class Instance:
         """The run is over: prompts may be complete, sequences may end."""
         now, batch = run.over, self._batch
         if self.meter is not None:
-            self.meter.ran(run.shape, run.steps, now - run.start, batch.resuming)
+            self.meter.ran(run.shape, run.steps, now - run.start, batch.resuming + run.gone)
         batch.run(run.steps)
         self._run, self._boundary = None, now
         if run.step.chunks:
@@ -368,8 +375,10 @@ class Instance:
                 seq.first_token_at = now
                 self._events.append(InstanceEvent(now, _FIRST_TOKEN, seq))
             elif self.meter is not None:
-                self.meter.paused(now - seq.lost_at)
+                self.meter.paused(seq.request.id, now - seq.lost_at)
             self._ends.add(seq, seq.origin + self._answers[seq.request.id])
+            if self.gap_log is not None:
+                self.gap_log.begins(seq.request.id)
 
     def _expire(self, due: Micros) -> None:
         """The first of `_deadlines` is `due`."""
@@ -393,11 +402,15 @@ class Instance:
 
     def _leave(self, seq: Seq, now: Micros, kind: EventKind) -> None:
         """`seq` leaves the running batch for good."""
+        if self.gap_log is not None and seq.decoding:
+            self.gap_log.ends(seq.request.id)
         if kind is _FINISHED:
             self._batch.finish(seq)
         else:
             if seq.decoding:
                 self._ends.forsake()
+                if self._run is not None:
+                    self._run.gone += 1
             self._batch.drop(seq)
         self._charge(seq, now)
         if kind is _FINISHED:

@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import Final
 
 from maitred.contracts import BatchShape, LatencyModel
+from maitred.instance.gap_log import GapLog
 from maitred.instance.latency.linear_steps import LinearSteps
+from maitred.request import RequestId
 from maitred.sketch import Sketch, bucket
 from maitred.units import Micros
 
@@ -22,13 +24,14 @@ _MOST: Final = 4096
 class Meter:
     """Told of every run, when it is over."""
 
-    __slots__ = ("_even", "_exactly", "_latency", "_overhead", "_sketch", "busy")
+    __slots__ = ("_even", "_exactly", "_latency", "_log", "_overhead", "_sketch", "busy")
 
-    def __init__(self, latency: LatencyModel) -> None:
-        """`latency` made the steps; its overhead per output token is part of every gap."""
+    def __init__(self, latency: LatencyModel, log: GapLog | None = None) -> None:
+        """`latency` made the steps; its overhead per output token is part of every gap. `log` is told which gaps came when."""
         self._latency = latency
         self._even = isinstance(latency, LinearSteps)
         """All steps of a run last equally long."""
+        self._log = log
         self._overhead = latency.overheads.per_output_token
         self.busy: Micros = 0
         """The time that all steps took."""
@@ -42,11 +45,11 @@ class Meter:
         self._settle()
         return self._sketch
 
-    def ran(self, shape: BatchShape, steps: int, span: Micros, resumed: int = 0) -> None:
+    def ran(self, shape: BatchShape, steps: int, span: Micros, others: int = 0) -> None:
         """`steps` steps are over, the first of which had this shape; together they took `span`. Of those that decoded in it,
-        `resumed` had stood still before."""
+        `others` have no such gap: they had stood still before, or left meanwhile."""
         self.busy += span
-        decodes = shape.decodes - resumed
+        decodes = shape.decodes - others
         if not decodes:
             return
         if steps == 1 or self._even:
@@ -56,13 +59,17 @@ class Meter:
             if gap * steps != span:
                 self._spread(shape, steps, span, gap)
                 return
+        if self._log is not None:
+            self._log.ran(gap if self._even else bucket(gap + self._overhead), steps, span)
         exactly = self._exactly
         exactly[gap] = exactly.get(gap, 0) + decodes * steps
         if len(exactly) > _MOST:
             self._settle()
 
-    def paused(self, gap: Micros) -> None:
-        """A sequence stood still between two of its tokens, `gap` after each other: its KV was lost, or on its way."""
+    def paused(self, request_id: RequestId, gap: Micros) -> None:
+        """Its sequence stood still between two of its tokens, `gap` after each other: its KV was lost, or on its way."""
+        if self._log is not None:
+            self._log.stood_still(request_id, gap)
         self._exactly[gap] = self._exactly.get(gap, 0) + 1
 
     def _settle(self) -> None:
@@ -76,13 +83,18 @@ class Meter:
         overhead, decodes = self._overhead, shape.decodes
         last = self._time(shape, steps - 1)
         counts: dict[int, int] = {}
-        at, now = 0, bucket(first + overhead)
+        at, now, before = 0, bucket(first + overhead), 0
         final = bucket(last + overhead)
-        while now != final:
-            beyond = self._first_beyond(now, shape, at, steps - 1)
+        while at < steps:
+            beyond = steps if now == final else self._first_beyond(now, shape, at, steps - 1)
             counts[now] = (beyond - at) * decodes
-            at, now = beyond, bucket(self._time(shape, beyond) + overhead)
-        counts[now] = (steps - at) * decodes
+            if self._log is not None:
+                so_far = self._latency.run_time(shape, beyond)
+                self._log.ran(now, beyond - at, so_far - before)
+                before = so_far
+            at = beyond
+            if at < steps:
+                now = bucket(self._time(shape, at) + overhead)
         self._sketch.add_run(counts, (span + steps * overhead) * decodes, first + overhead, last + overhead)
 
     def _first_beyond(self, number: int, shape: BatchShape, low: int, high: int) -> int:

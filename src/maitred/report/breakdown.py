@@ -30,12 +30,12 @@ class By(StrEnum):
 def groups(results: Results, by: By) -> Iterator[tuple[str, Results]]:
     """Each group that has a request, by its label: the most urgent class first, names in the order in which they first came,
     instances by number. Requests that came to no instance are in none of these."""
-    codes = _codes(results, by)
+    codes = codes_of(results, by)
     order = np.argsort(codes, kind="stable")
     present, starts = np.unique(codes[order], return_index=True)
     for code, start, stop in zip(present.tolist(), starts, [*starts[1:], len(order)], strict=False):
         if by is not By.INSTANCE or code >= 0:
-            yield _label(results, by, code), subset(results, order[start:stop])
+            yield label_of(results, by, code), subset(results, order[start:stop])
 
 
 def subset(results: Results, rows: NDArray[Any]) -> Results:
@@ -46,14 +46,16 @@ def subset(results: Results, rows: NDArray[Any]) -> Results:
     )
 
 
-def _codes(results: Results, by: By) -> NDArray[Any]:
+def codes_of(results: Results, by: By) -> NDArray[Any]:
+    """Of each request, the number of its group."""
     if by is By.CLASS:
         return -results.priority_class
     columns = {By.SLO_CLASS: results.slo_class, By.TENANT: results.tenant, By.MODEL: results.model}
     return columns.get(by, results.instance)
 
 
-def _label(results: Results, by: By, code: int) -> str:
+def label_of(results: Results, by: By, code: int) -> str:
+    """The name of a group."""
     if by is By.CLASS:
         return PriorityClass(-code).label
     if by is By.INSTANCE:

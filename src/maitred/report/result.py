@@ -142,6 +142,7 @@ def simulate(
             progress=progress,
             log=log,
             sample_every=sample_every,
+            log_gaps=True,
         )
         return Result(rows, setup, slo)
 

@@ -3,8 +3,9 @@
     TTFT        first token - arrival, of every request that got a first token, whatever became of it (as BLIS counts)
     TPOT        (finished - first token) / (output tokens - 1), of completed requests with at least 2 output tokens
     E2E         finished - arrival, of completed requests
-    ITL         the gaps between tokens, one by one; kept as a sketch by the instances, so its percentiles are within 1 %; of
-                classes, tenants and models the mean, over all gaps of their completed requests
+    ITL         the gaps between tokens, one by one, whatever became of the request; kept as a sketch by the instances, so its
+                percentiles are within 1 %; of classes, tenants and models, if nobody kept whose the gaps were, only the mean,
+                over the gaps of their completed requests
     starvation  the longest that anybody waited to run for the first time, also of those who never did
 
 What has no requests to be computed from is None, never NaN and never 0.
@@ -16,14 +17,15 @@ requests away does not look like serving them well. Fairness is Jain's index of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from maitred.report.breakdown import By, groups
+from maitred.report.breakdown import By, codes_of, groups, label_of
 from maitred.report.counts import Counts, count, latencies
+from maitred.report.itl import itl_by_group
 from maitred.report.slo import Slo, absent
 from maitred.report.spread import Spread, sketched, spread
 from maitred.request import PriorityClass
@@ -42,6 +44,13 @@ class Group(Counts, frozen=True, kw_only=True):
     tpot: Spread | None
     e2e: Spread | None
     scheduling_delay: Spread | None
+    itl: Spread | None = None
+    """Of all gaps between tokens; None: there are none, or nobody kept whose they were."""
+
+    @property
+    def gap_mean(self) -> float | None:
+        """Of all gaps, or else of those of completed requests, in µs."""
+        return self.itl_mean if self.itl is None else self.itl.mean
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,16 +116,33 @@ def summed_up(
 ) -> Summary:
     """What requests say (`tokens`: that tenants got; `without`: classes with targets and no request), and what `results` says
     beside them."""
+    engine = _engine(results.instances, results.end)
+    engines = {str(index): _engine([totals], results.end) for index, totals in enumerate(results.instances)}
     return Summary(
         duration=int(results.end),
         slo=slo,
-        total=total,
-        by=by,
-        engine=_engine(results.instances, results.end),
-        engines={str(index): _engine([totals], results.end) for index, totals in enumerate(results.instances)},
+        total=msgspec.structs.replace(total, itl=engine.itl),
+        by={each: dict(_with_gaps(results, each, groups, engine, engines)) for each, groups in by.items()},
+        engine=engine,
+        engines=engines,
         fairness=_fairness(tokens),
         warnings=(*_thrashing(total), *(f"there is an SLO for the class {name!r}, and no request of it" for name in without)),
     )
+
+
+def _with_gaps(
+    results: Results, by: By, groups: Mapping[str, Group], engine: Engine, engines: Mapping[str, Engine]
+) -> Iterator[tuple[str, Group]]:
+    """Instances know their gaps, and a group that is alone has all of them."""
+    if by is By.INSTANCE:
+        known = {label: engines[label].itl for label in groups if label in engines}
+    elif len(groups) == 1:
+        known = dict.fromkeys(groups, engine.itl)
+    else:
+        sketches = itl_by_group(results, codes_of(results, by))
+        known = {label_of(results, by, code): sketched(sketch) for code, sketch in sketches.items()}
+    for label, members in groups.items():
+        yield label, msgspec.structs.replace(members, itl=known.get(label))
 
 
 def wanted(by: Iterable[By]) -> list[By]:

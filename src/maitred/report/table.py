@@ -62,9 +62,8 @@ def _latencies(summary: Summary, groups: dict[str, Group]) -> Table:
             table.add_section()
     if summary.engine.itl is not None:
         for row, (label, group) in enumerate(groups.items()):
-            mean = number(None if group.itl_mean is None else to_ms(group.itl_mean))
-            gaps = _spread(summary.engine.itl) if label == _ALL else [mean, *[NOTHING] * 3]
-            table.add_row("ITL ms" if row == 0 else "", label, *gaps)
+            mean = number(None if group.gap_mean is None else to_ms(group.gap_mean))
+            table.add_row("ITL ms" if row == 0 else "", label, mean, *_spread(group.itl)[1:])
     return table
 
 

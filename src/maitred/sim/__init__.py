@@ -12,6 +12,7 @@
     replica.py         one of them, as it is
     snapshots.py       what routers see of them, when that is not what they are
     disaggregation.py  prompts in some of them, answers in others
+    gaps.py            whose the gaps between tokens were
     columns.py         Results: one row per request, in columns
     rows.py            results in the making
     samples.py         what instances are like at regular instants

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from maitred.sim.gaps import Gaps
 from maitred.sketch import Sketch
 from maitred.units import Micros
 
@@ -117,6 +118,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """What each instance did, by index."""
     samples: Samples | None = None
     """What instances were like in between, if it was asked for."""
+    gaps: Gaps | None = None
+    """Whose the gaps between tokens were, if it was asked for."""
 
     def __len__(self) -> int:
         return len(self.request_id)

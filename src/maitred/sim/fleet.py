@@ -14,9 +14,11 @@ from random import Random
 from maitred.admission import load_of
 from maitred.contracts import FleetLoad, InstanceView
 from maitred.instance import InstanceConfig, new_instance
+from maitred.instance.gap_log import GapLog
 from maitred.sim.agenda import INSTANCE, Agenda
 from maitred.sim.columns import InstanceTotals, Ints
 from maitred.sim.config import ClusterConfig
+from maitred.sim.gaps import Gaps, gaps_of
 from maitred.sim.replica import Chains, Replica
 from maitred.sim.snapshots import First, Snapshots
 from maitred.units import Micros, from_ms
@@ -25,14 +27,20 @@ from maitred.units import Micros, from_ms
 class Fleet:
     """Equal instances, by their index."""
 
-    def __init__(self, cluster: ClusterConfig, instance: InstanceConfig, seed: int, agenda: Agenda) -> None:
+    def __init__(
+        self, cluster: ClusterConfig, instance: InstanceConfig, seed: int, agenda: Agenda, *, log_gaps: bool = False
+    ) -> None:
+        """`log_gaps`: keep who has which gaps between tokens."""
         self._agenda = agenda
         chains, latency = Chains(), instance.latency_model()
+        count = cluster.num_instances
+        self._overhead = latency.overheads.per_output_token
+        self._gap_logs = [GapLog() for _ in range(count)] if log_gaps else None
         self.touched: dict[Replica, None] = {}
         """Those to which something happened at this instant: their next event is to be found anew."""
         self.replicas = [
-            Replica(index, new_instance(instance, Random(f"{seed}/instance/{index}")), agenda, chains, latency)
-            for index in range(cluster.num_instances)
+            Replica(index, new_instance(instance, Random(f"{seed}/instance/{index}")), agenda, chains, latency, log)
+            for index, log in enumerate(self._gap_logs or [None] * count)
         ]
         self.by_turns = instance.flavour == "blis"
         """Steps begin when it is the instance's turn (see `instance.blis`), so its next event is found at once."""
@@ -55,6 +63,10 @@ class Fleet:
     def totals(self, counts: Ints) -> tuple[InstanceTotals, ...]:
         """What each instance did until now; `counts`: of their requests (`Rows.by_instance`)."""
         return tuple(replica.totals(*of) for replica, of in zip(self.replicas, counts.tolist(), strict=True))
+
+    def gaps(self) -> Gaps | None:
+        """Who had which gaps, at the end of the run; None: that was not kept."""
+        return None if self._gap_logs is None else gaps_of(self._gap_logs, self._overhead)
 
     def call(self, replica: Replica, now: Micros) -> None:
         """It has events for this very instant."""

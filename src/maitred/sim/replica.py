@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from maitred.contracts import LatencyModel, PrefixView
 from maitred.instance import Instance, InstanceEvent
+from maitred.instance.gap_log import GapLog
 from maitred.instance.meter import Meter
 from maitred.request import Request, RequestId
 from maitred.sim.agenda import Agenda
@@ -46,7 +47,15 @@ class Replica:
         "kept",
     )
 
-    def __init__(self, index: int, instance: Instance, agenda: Agenda, chains: Chains, latency: LatencyModel) -> None:
+    def __init__(
+        self,
+        index: int,
+        instance: Instance,
+        agenda: Agenda,
+        chains: Chains,
+        latency: LatencyModel,
+        gap_log: GapLog | None = None,
+    ) -> None:
         self._agenda = agenda
         self._chains = chains
         self.index = index
@@ -56,7 +65,8 @@ class Replica:
         """When its entry in the heap says that something happens; others are obsolete."""
         self.kept: list[InstanceEvent] = []
         """Events that came up before their turn."""
-        self._meter = instance.meter = Meter(latency)
+        instance.gap_log = gap_log
+        self._meter = instance.meter = Meter(latency, gap_log)
 
     def totals(self, requests: int, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> InstanceTotals:
         """What it did; the counts are of those who came here."""

@@ -6,14 +6,16 @@ run is over.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
-from struct import Struct
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from maitred.contracts import Overheads
+from maitred.errors import ConfigError
+from maitred.request import Request
 from maitred.seq import Seq
 from maitred.sim.columns import NEVER, Ints, Outcome, Results
 from maitred.sim.journey import Journey
@@ -41,10 +43,11 @@ _FIELDS = {
     "outcome": "b",
     "priority_class": "b",
 }
-_ROW: Final = Struct("=" + "".join(_FIELDS.values()))
+_ROW: Final = struct.Struct("=" + "".join(_FIELDS.values()))
 _SIZE: Final = _ROW.size
 _TYPE = np.dtype(list(_FIELDS.items()))
 _COMPLETED: Final = Outcome.COMPLETED  # members of enums are slow to look up
+_LARGEST: Final = (1 << 63) - 1
 _BLOCK: Final = 4096
 """Rows are made so many at a time."""
 
@@ -102,29 +105,32 @@ class Rows:
             if outcome is _COMPLETED:
                 at += self._per_token * emitted + self._at_the_end - seq.stalled
         row = journey.row
-        _ROW.pack_into(
-            self._blocks[row // _BLOCK],
-            row % _BLOCK * _SIZE,
-            request.id,
-            request.arrival,
-            journey.admitted,
-            queued,
-            scheduled,
-            first_token,
-            at,
-            request.prompt_tokens,
-            emitted,
-            cached,
-            wasted,
-            self._tenants[request.tenant],
-            self._models[request.model],
-            self._slo_classes[request.slo_class],
-            NEVER if replica is None else replica.index,
-            preemptions,
-            journey.retries,
-            outcome,
-            request.priority_class,
-        )
+        try:
+            _ROW.pack_into(
+                self._blocks[row // _BLOCK],
+                row % _BLOCK * _SIZE,
+                request.id,
+                request.arrival,
+                journey.admitted,
+                queued,
+                scheduled,
+                first_token,
+                at,
+                request.prompt_tokens,
+                emitted,
+                cached,
+                wasted,
+                self._tenants[request.tenant],
+                self._models[request.model],
+                self._slo_classes[request.slo_class],
+                NEVER if replica is None else replica.index,
+                preemptions,
+                journey.retries,
+                outcome,
+                request.priority_class,
+            )
+        except struct.error as error:
+            raise _unwritable(request, error) from error
         return at
 
     def by_instance(self) -> Ints:
@@ -183,3 +189,13 @@ class PassingRows(Rows):
         self._passed += super().by_instance()
         self._sink(super().results(end))
         self._blocks, self._count = [], 0
+
+
+def _unwritable(request: Request, error: struct.error) -> ConfigError:
+    """Numbers that columns do not hold; those that the workload gives are looked at."""
+    for name in ("id", "prompt_tokens", "deadline", "priority_class"):
+        number = getattr(request, name)
+        if number is not None and not (isinstance(number, int) and abs(number) <= _LARGEST):
+            hint = "a whole number of 64 bits at most"
+            return ConfigError(f"request {request.id}: {name} cannot be {number}", hint=hint)
+    return ConfigError(f"request {request.id}: its row cannot be written: {error}", hint="numbers of 64 bits at most")

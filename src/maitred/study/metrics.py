@@ -42,8 +42,7 @@ def _latencies() -> Iterator[tuple[str, Metric]]:
     names = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", "scheduling_delay": "delay", "itl": "ITL"}
     for name, label in names.items():
         for figure in ("mean", "p50", "p90", "p95", "p99"):
-            of_groups = name != "itl" or figure == "mean"
-            yield f"{name}_{figure}_ms", Metric(f"{label} {figure} ms", Better.LOWER, of_groups=of_groups)
+            yield f"{name}_{figure}_ms", Metric(f"{label} {figure} ms", Better.LOWER)
 
 
 _COSTS: Final[Mapping[str, Metric]] = {

@@ -114,6 +114,7 @@ def _figures(task: Task) -> dict[str, float | None]:
             serving.admission,
             seed=task.seed,
             horizon=task.horizon,
+            log_gaps=any(".itl_" in name for name in task.metrics),
         )
     summary = summarise(results, task.slo, breakdowns(task.metrics))
     return figures(summary, task.metrics, _groups(task.load))

@@ -70,6 +70,7 @@ def run(flags: Flags) -> None:
                 log=DecisionLog(files.decisions.write) if files.decisions else None,
                 sink=tally.add if tally else None,
                 sample_every=5 * MILLISECOND if files.charts else None,
+                log_gaps=tally is None,
             )
         took = monotonic() - began
         by = [*By] if flags.metrics_path or flags.report else [per]

@@ -126,7 +126,9 @@ def _columns(summary: Summary) -> Iterator[_Column]:
     for name, of in spreads:
         for figure in ("p50", "p99"):
             yield _Column(figure, _percentile(of, figure), name)
-    yield _Column("mean", lambda _, group: number(None if group.itl_mean is None else to_ms(group.itl_mean)), "ITL ms")
+    yield _Column("mean", lambda _, group: number(None if group.gap_mean is None else to_ms(group.gap_mean)), "ITL ms")
+    for figure in ("p50", "p99"):
+        yield _Column(figure, _percentile(_itl, figure), "ITL ms")
     yield _Column("longest wait s", lambda _, group: number(to_seconds(group.starvation)))
     yield _Column("tokens/s", lambda _, group: number(summary.per_second(group.output_tokens)))
     if total.cached_tokens:
@@ -143,7 +145,10 @@ def _of_engines(summary: Summary) -> Iterator[_Column]:
         return summary.engines.get(label, summary.engine)
 
     yield _Column("busy", lambda label, _: share(engine(label).utilisation))
-    yield _Column("ITL p99 ms", lambda label, _: _shown(engine(label).itl, "p99"))
+
+
+def _itl(group: Group) -> Spread | None:
+    return group.itl
 
 
 def _percentile(of: Callable[[Group], Spread | None], figure: str) -> Callable[[str, Group], str]:
