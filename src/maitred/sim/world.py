@@ -57,7 +57,7 @@ def simulate(
     given, else nothing does. `progress` is told now and then how many have arrived; `log` receives admission's inputs and
     decisions. Jobs are read one at a time; a reactive workload (`workload.Reactive`) is told of every end. `sink` receives the
     rows, block by block as requests end, and none is kept: memory does not grow with their number. `sample_every` (µs): take
-    samples of the instances. `log_gaps`: keep whose the gaps between tokens were (`Results.gaps`), which costs some 3 %
+    samples of the instances. `log_gaps`: keep whose the gaps between tokens were (`Results.gaps`), which costs 3 to 12 %
     of its time. Raises ConfigError for unknown policies, for limits and reservations that cannot be, and for jobs out of
     order.
     """
