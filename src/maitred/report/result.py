@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from maitred.admission import AdmissionConfig
 from maitred.admission.config import Mode
 from maitred.catalogue import resolved
@@ -116,19 +118,8 @@ def simulate(
 
     Raises ConfigError for unknown policies, limits that cannot be, jobs out of order, and a trace that cannot be read.
     """
-    cluster = cluster or ClusterConfig()
-    mode: Mode = "off" if cluster.capacity is None else "priority"
-    setup = Setup(
-        workload=workload if isinstance(workload, str) else "",
-        seed=seed,
-        horizon=horizon,
-        sections={
-            "cluster": cluster,
-            "instance": resolved(instance or InstanceConfig()),
-            "routing": routing or RoutingConfig(),
-            "admission": admission or AdmissionConfig(mode=mode),
-        },
-    )
+    name = workload if isinstance(workload, str) else ""
+    setup = Setup(workload=name, seed=seed, horizon=horizon, sections=_sections(cluster, instance, routing, admission))
 
     def ran(jobs: Iterable[Job]) -> Result:
         rows = run(
@@ -152,3 +143,20 @@ def simulate(
         return ran(workload)
     with open_trace(workload) as trace:
         return ran(trace)
+
+
+def _sections(
+    cluster: ClusterConfig | None,
+    instance: InstanceConfig | None,
+    routing: RoutingConfig | None,
+    admission: AdmissionConfig | None,
+) -> dict[str, msgspec.Struct]:
+    """What a run was made with, defaults filled in."""
+    cluster = cluster or ClusterConfig()
+    mode: Mode = "off" if cluster.capacity is None else "priority"
+    return {
+        "cluster": cluster,
+        "instance": resolved(instance or InstanceConfig()),
+        "routing": routing or RoutingConfig(),
+        "admission": admission or AdmissionConfig(mode=mode),
+    }

@@ -133,8 +133,7 @@ class Pipeline:
         if replica.due != now:
             return
         replica.due = None
-        turn = (now, index)
-        self._agenda.turn = max(self._agenda.turn, turn)
+        self._agenda.turn = max(self._agenda.turn, (now, index))
         self._touched[replica] = None
         for event in replica.events(now) if replica.kept else replica.instance.advance(now):
             kind = event.kind
