@@ -14,7 +14,7 @@ from test_skipping import drive, workloads
 
 from maitred.batching.spread import spread_of
 from maitred.contracts import EVEN, BatchShape, LatencyModel, Overheads, Spread
-from maitred.instance import Instance, InstanceConfig, LinearLatency, new_instance
+from maitred.instance import Instance, InstanceConfig, LinearLatency, engine, new_instance
 from maitred.instance.latency import BySpread, Grid, Skew, StepTable, TableLatency
 from maitred.instance.latency.affine import Envelope, Line, envelope
 from maitred.request import Request
@@ -152,3 +152,40 @@ def test_gaps_between_tokens_are_counted_alike(jobs: list[tuple[int, int, int]],
 
     assert skipping.finished.tolist() == singly.finished.tolist()
     assert skipping.instances[0].gaps == singly.instances[0].gaps
+
+
+def test_who_stands_still_is_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By BLIS's rules who was admitted after one that needs a block, and is itself the victim, decodes and stands still. Those
+    whose contexts are looked at are those whose tokens the step makes."""
+    looked: list[list[int]] = []
+    stood_still = 0
+
+    class Comparing(Asking):
+        def run_time(self, batch: BatchShape, steps: int) -> int:
+            if batch.decodes > 1:
+                assert (len(looked[-1]), sum(looked[-1])) == (batch.decodes, batch.context)
+            return super().run_time(batch, steps)
+
+    def noted(contexts: list[int]) -> Spread:
+        looked.append(contexts)
+        return spread_of(contexts)
+
+    monkeypatch.setattr(engine, "spread_of", noted)
+    for seed in range(40):
+        random = Random(seed)
+        config = InstanceConfig(
+            flavour="blis",
+            latency=Comparing(),
+            total_kv_blocks=30,
+            block_size_in_tokens=4,
+            preemption_policy="priority",
+            max_model_len=100,
+        )
+        instance = new_instance(config, Random(0))
+        for number in range(10):
+            instance.enqueue(
+                request(number, random.randint(4, 20), priority=float(random.randint(0, 5))), random.randint(5, 60), 0
+            )
+        while (due := instance.next_event()) is not None:
+            stood_still += sum(event.seq.stalled > 0 for event in instance.advance(due))
+    assert stood_still
