@@ -11,6 +11,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# One pytest process for each core, and a process that has nothing left takes tests of another.
+PARALLEL := -n auto --dist worksteal
 
 COMPILED := build/compiled
 
@@ -20,7 +22,7 @@ run: $(VENV)/.installed
 	@$(BIN)/maitred demo $(ARGS)
 
 test: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -35,7 +37,7 @@ format: $(VENV)/.installed-dev
 compile: $(COMPILED)/.made
 
 test-compiled: $(COMPILED)/.made
-	@PYTHONPATH=$(abspath $(COMPILED)) $(BIN)/python -m pytest $(addprefix tests/,instance batching kv queueing routing conformance/test_blis_conformance.py \
+	@PYTHONPATH=$(abspath $(COMPILED)) $(BIN)/python -m pytest $(PARALLEL) $(addprefix tests/,instance batching kv queueing routing conformance/test_blis_conformance.py \
 		conformance/test_sglang_radix.py sim/test_vllm_conformance.py sim/test_pipeline.py sim/test_disaggregation.py) $(ARGS)
 
 bench: $(VENV)/.installed-dev $(COMPILED)/.made
