@@ -43,36 +43,56 @@ def test_classes_are_ordered_and_named_as_users_type_them() -> None:
     assert PriorityClass.of("urgent") is PriorityClass.of("") is None
 
 
+class Colour:
+    """A kind of plug-in that needs nothing."""
+
+
+class Red(Colour):
+    pass
+
+
+def colours() -> Registry[Colour]:
+    registry: Registry[Colour] = Registry("colour", Colour, group="maitred.tests.none")
+    registry.register("red")(Red)
+    return registry
+
+
 def test_a_policy_is_found_by_name_or_by_path() -> None:
-    registry: Registry[object] = Registry("colour", group="maitred.tests.none")
-    registry.register("red")(dict)
-    assert registry.get("red") is dict
+    registry = colours()
+    assert registry.get("red") is Red
+    assert isinstance(registry.create("red"), Red)
     assert list(registry) == ["red"]
     assert "red" in registry
-    assert registry.get("collections:OrderedDict").__name__ == "OrderedDict"
+    assert "rad" not in registry
+    assert registry.find("collections:OrderedDict").__name__ == "OrderedDict"
     with pytest.raises(ValueError, match="'red' is registered twice"):
-        registry.register("red")(list)
+        registry.register("red")(Colour)
+
+
+def test_a_class_whose_constructor_cannot_be_read_is_no_policy() -> None:
+    """As those in modules compiled with mypyc cannot."""
+    with pytest.raises(TypeError, match="colour 'green' has no annotations: a compiled module cannot register policies"):
+        colours().register("green")(dict)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("rad", r"unknown colour 'rad' \(did you mean 'red'\?\)"),
-        ("no.such.module:Red", r"cannot load colour 'no.such.module:Red'.*package.module:Class"),
+        ("no.such.module:Red", r"cannot load colour 'no.such.module:Red'.*module:Class, of a file in the working directory"),
         ("collections:Nothing", r"cannot load colour .*has no attribute 'Nothing'"),
         (":", r"cannot load colour ':'"),
+        ("Red", r"unknown colour 'Red' \(did you mean 'red'\?\)"),
     ],
 )
 def test_an_unknown_policy_is_one_clear_error(name: str, message: str) -> None:
-    registry: Registry[object] = Registry("colour", group="maitred.tests.none")
-    registry.register("red")(dict)
     with pytest.raises(ConfigError, match=message):
-        registry.get(name)
+        colours().get(name)
 
 
 @pytest.mark.parametrize("path", ["os:path", "os:getcwd", "collections:OrderedDict"])
 def test_what_a_path_names_must_be_such_a_policy(path: str) -> None:
-    registry: Registry[object] = Registry("router", group="maitred.tests.none", methods=["choose", "left"])
+    registry: Registry[Colour] = Registry("router", Colour, group="maitred.tests.none", methods=["choose", "left"])
     with pytest.raises(ConfigError, match=rf"'{path}' is no router \(a class with choose\(\) and left\(\)\)"):
         registry.get(path)
 

@@ -10,13 +10,13 @@ from maitred.contracts import PrefixView, QueuePolicy, WaitQueue
 from maitred.errors import ConfigError
 from maitred.queueing import SCHEDULERS
 from maitred.queueing.policy import KeyPolicy
-from maitred.spelling import Spelled, spelled
+from maitred.spelling import PolicySpec, parse_spec
 
 
 def test_a_policy_is_a_name_or_a_call_with_values_and_named_values() -> None:
-    said = spelled(" bounded( vtc(lpm, slack=2e4) , max_wait=5)", "scheduler")
-    vtc = Spelled("vtc", (Spelled("lpm"),), {"slack": Spelled("2e4")})
-    assert said == Spelled("bounded", (vtc,), {"max_wait": Spelled("5")})
+    said = parse_spec(" bounded( vtc(lpm, slack=2e4) , max_wait=5)", "scheduler")
+    vtc = PolicySpec("vtc", (PolicySpec("lpm"),), {"slack": PolicySpec("2e4")})
+    assert said == PolicySpec("bounded", (vtc,), {"max_wait": PolicySpec("5")})
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,6 @@ def run() -> None:
     from maitred.workload import FORMATS
 
     for name in FORMATS:
-        trace_format = FORMATS.get(name)()
+        trace_format = FORMATS.create(name)
         typer.echo(printable(f"{name}: {trace_format.about}"))
         typer.echo(printable(f"    {trace_format.example}"))

@@ -88,4 +88,4 @@ def _named(spec: str, where: str) -> tuple[TraceWriter, Path]:
         what = f"unknown format {name!r} for writing" if path else f"{spec!r} names no format and file"
         near = nearest(name, WRITERS) if path else ""
         raise ConfigError(what, where=where, hint=f"{near} {hint}" if near.startswith("did") else hint)
-    return WRITERS.get(name)(), Path(path)
+    return WRITERS.create(name), Path(path)

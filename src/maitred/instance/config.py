@@ -190,7 +190,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             return None
         if self.prefix_cache == "blocks":
             return BlockPool(self.kv_blocks, self.block_size_in_tokens)
-        return RadixCache(self.block_size_in_tokens, self.kv_blocks, EVICTIONS.get(self.radix_eviction_policy)())
+        return RadixCache(self.block_size_in_tokens, self.kv_blocks, EVICTIONS.create(self.radix_eviction_policy))
 
     def new_host_memory(self) -> HostMemory | None:
         """The second tier, empty; None: there is none."""

@@ -20,7 +20,9 @@ class EvictionPolicy(Protocol):
     def rank(self, node: Node) -> Rank: ...
 
 
-EVICTIONS: Registry[EvictionPolicy] = Registry("eviction policy", group="maitred.evictions", methods=["rank"])
+EVICTIONS: Registry[EvictionPolicy] = Registry(
+    "eviction policy", EvictionPolicy, group="maitred.evictions", packages=["maitred.kv"], methods=["rank"]
+)
 
 
 @EVICTIONS.register("lru")

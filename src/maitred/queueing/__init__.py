@@ -7,50 +7,8 @@ are composed by wrapping: `bounded(lpm, max_wait=5)`.
 
 from __future__ import annotations
 
-from maitred.queueing import (
-    aged_sjf,
-    bounded,
-    by_priority,
-    dfs_weight,
-    edf,
-    fcfs,
-    hrrn,
-    lof,
-    lpm,
-    priority_fcfs,
-    random_order,
-    routing_key,
-    sglang_strict,
-    shortest_prefill_first,
-    sjf,
-    slo,
-    srpt,
-    vtc,
-)
 from maitred.queueing.config import QueueingConfig
 from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo
 from maitred.queueing.priorities import PRIORITIES, SteadyPriority
 
 __all__ = ["PRIORITIES", "SCHEDULERS", "CacheAware", "PolicyInfo", "QueueingConfig", "SteadyPriority"]
-
-_REGISTERED = (
-    aged_sjf,
-    bounded,
-    by_priority,
-    dfs_weight,
-    edf,
-    fcfs,
-    hrrn,
-    lof,
-    lpm,
-    priority_fcfs,
-    random_order,
-    routing_key,
-    sglang_strict,
-    shortest_prefill_first,
-    sjf,
-    slo,
-    srpt,
-    vtc,
-)
-"""The policies' modules: they register themselves when they are imported."""

@@ -58,9 +58,9 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return isinstance(scores, Constant)
 
     def _scheduler(self) -> tuple[QueuePolicy, PriorityPolicy | None]:
-        priority = None if self.priority_policy is None else PRIORITIES.get(self.priority_policy)()
-        usual = {} if priority is None else {PriorityPolicy: priority}
-        return SCHEDULERS.given(self.scheduler, usual)(), priority
+        priority = None if self.priority_policy is None else PRIORITIES.create(self.priority_policy)
+        defaults = {} if priority is None else {PriorityPolicy: priority}
+        return SCHEDULERS.create(self.scheduler, defaults), priority
 
     def _about_priorities(self, policy: QueuePolicy, priority: PriorityPolicy | None) -> Iterator[str]:
         ordered = any(isinstance(p, ByScore) for p in _layers(policy))

@@ -10,9 +10,9 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from typing import Protocol
 
+from maitred.registry import Registry
 from maitred.request import Request
 from maitred.seq import Seq
-from maitred.spelling import PolicyRegistry
 
 _KEPT = 64
 """Lengths of which the quantile is taken: the latest."""
@@ -39,8 +39,12 @@ class LengthPredictor(Protocol):
     def start(self) -> Lengths: ...
 
 
-PREDICTORS: PolicyRegistry[LengthPredictor] = PolicyRegistry(
-    "length predictor", LengthPredictor, group="maitred.length_predictors", methods=["start"]
+PREDICTORS: Registry[LengthPredictor] = Registry(
+    "length predictor",
+    LengthPredictor,
+    group="maitred.length_predictors",
+    packages=["maitred.queueing"],
+    methods=["start"],
 )
 
 

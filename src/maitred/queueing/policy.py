@@ -11,13 +11,13 @@ import msgspec
 
 from maitred.contracts import PrefixView, QueuePolicy, SortKey, StepView, WaitQueue
 from maitred.queueing.heap import SeqHeap
+from maitred.registry import Registry
 from maitred.request import RequestId
 from maitred.seq import Seq
-from maitred.spelling import PolicyRegistry
 from maitred.units import Micros
 
-SCHEDULERS: PolicyRegistry[QueuePolicy] = PolicyRegistry(
-    "scheduler", QueuePolicy, group="maitred.schedulers", methods=["queue"]
+SCHEDULERS: Registry[QueuePolicy] = Registry(
+    "scheduler", QueuePolicy, group="maitred.schedulers", packages=["maitred.queueing"], methods=["queue"]
 )
 
 

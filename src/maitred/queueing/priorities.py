@@ -11,13 +11,17 @@ from math import isfinite
 from typing import Protocol, runtime_checkable
 
 from maitred.contracts import PriorityPolicy
+from maitred.registry import Registry
 from maitred.request import Request
 from maitred.slo_classes import slo_priority
-from maitred.spelling import PolicyRegistry
 from maitred.units import Micros
 
-PRIORITIES: PolicyRegistry[PriorityPolicy] = PolicyRegistry(
-    "priority policy", PriorityPolicy, group="maitred.priority_policies", methods=["compute"]
+PRIORITIES: Registry[PriorityPolicy] = Registry(
+    "priority policy",
+    PriorityPolicy,
+    group="maitred.priority_policies",
+    packages=["maitred.queueing"],
+    methods=["compute"],
 )
 
 

@@ -6,7 +6,6 @@ are registered under the name that users type (`ROUTERS`), and so are the scorer
 
 from __future__ import annotations
 
-from maitred.routing import always_busiest, least_loaded, power_of_two, round_robin, session_affinity, weighted
 from maitred.routing.config import RoutingConfig
 from maitred.routing.policy import ROUTERS, BaseRouter, Reads, RouterInfo, what_it_reads
 from maitred.routing.scorers import SCORERS, BaseScorer, Scorer
@@ -22,6 +21,3 @@ __all__ = [
     "Scorer",
     "what_it_reads",
 ]
-
-_REGISTERED = (always_busiest, least_loaded, power_of_two, round_robin, session_affinity, weighted)
-"""The policies' modules: they register themselves when they are imported."""

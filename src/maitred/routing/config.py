@@ -33,6 +33,8 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What `weighted` adds up, as `queue-depth:2, load-balance:1`; nothing: as BLIS has it."""
 
     def __post_init__(self) -> None:
+        if not self.scorers:
+            return
         try:
             for part in self._mix().parts:
                 SCORERS.get(part.name)
@@ -41,7 +43,7 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def router(self, rng: Random) -> Router:
         """Raises ConfigError for an unknown policy."""
-        return ROUTERS.given(self.policy, {Random: rng, Mix: self._mix()})()
+        return ROUTERS.create(self.policy, {Random: rng, Mix: self._mix()})
 
     def warnings(self, lacks: Reads = Reads.NOTHING) -> list[str]:
         """What works and is hardly meant, a line each; `lacks` is what the driver cannot show. Raises ConfigError as `router`

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Flag, auto
 from random import Random
-from typing import Any
 
 import msgspec
 
 from maitred.contracts import InstanceView, Router
+from maitred.registry import Registry
 from maitred.request import Request
 from maitred.routing.mix import USUAL_MIX, Mix
-from maitred.spelling import PolicyRegistry
 from maitred.units import Micros
 
 
@@ -58,17 +57,15 @@ def what_it_reads(policy: object) -> Reads:
     return said if isinstance(said, Reads) else Reads.ALL
 
 
-class RouterRegistry(PolicyRegistry[Router]):
-    """Routers, and what else is handed to them when they are made, by the type of the parameter: dice, and scorers."""
-
-    def get(self, name: str) -> Callable[..., Router]:
-        """For a look: with dice and scorers that are nobody's."""
-        return self.given(name, HANDED)
-
-
-HANDED: Mapping[Any, Any] = {Random: Random(0), Mix: USUAL_MIX}
-"""What users do not write among a router's parameters."""
-ROUTERS = RouterRegistry("routing policy", Router, group="maitred.routers", methods=["choose", "left"])
+ROUTERS: Registry[Router] = Registry(
+    "routing policy",
+    Router,
+    group="maitred.routers",
+    packages=["maitred.routing"],
+    methods=["choose", "left"],
+    defaults={Random: Random(0), Mix: USUAL_MIX},
+)
+"""`RoutingConfig` supplies the dice of the run, and the scorers of `weighted`."""
 
 
 class BaseRouter(Router):

@@ -32,7 +32,7 @@ class Weighted(Drawing):
     def __init__(self, rng: Random, mix: Mix = USUAL_MIX) -> None:
         """Raises ConfigError for a scorer that there is not."""
         super().__init__(rng)
-        self.scorers = {part.name: SCORERS.get(part.name)() for part in mix.parts}
+        self.scorers = {part.name: SCORERS.create(part.name) for part in mix.parts}
         self._weighed = list(zip(self.scorers.values(), mix.weights(), strict=True))
         self.reads = reduce(or_, map(what_it_reads, self.scorers.values()), Reads.NOTHING)
 

@@ -10,7 +10,6 @@ each. `Workload` describes synthetic clients, in Python or in a file of BLIS's; 
 
 from __future__ import annotations
 
-from maitred.workload import formats as _formats
 from maitred.workload.arrivals import ARRIVALS, Arrivals, parse_arrivals
 from maitred.workload.job import Job
 from maitred.workload.kept import Kept
@@ -62,5 +61,3 @@ __all__ = [
     "time_scaled",
     "with_tenants",
 ]
-
-del _formats

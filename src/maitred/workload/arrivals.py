@@ -37,7 +37,7 @@ class Arrivals(Protocol):
         ...
 
 
-ARRIVALS: Registry[Arrivals] = Registry("arrival process", group="maitred.arrivals")
+ARRIVALS: Registry[Arrivals] = Registry("arrival process", Arrivals, group="maitred.arrivals", packages=["maitred.workload"])
 """Constructors take the numbers after the colon and raise ValueError for those that make no sense."""
 
 
@@ -46,7 +46,7 @@ def parse_arrivals(text: str, *, where: str = "") -> Arrivals:
     name, colon, value = text.strip().partition(":")
     if name not in ARRIVALS:
         raise ConfigError(f"unknown arrival process {name!r}", where=where, hint=nearest(name, ARRIVALS))
-    factory = ARRIVALS.get(name)
+    factory = ARRIVALS.find(name)
     hint = f"write {getattr(factory, 'form', name)}"
     try:
         numbers = [float(value)] if colon else []

@@ -35,7 +35,9 @@ class Lengths(Protocol):
         ...
 
 
-LENGTHS: Registry[Lengths] = Registry("length distribution", group="maitred.lengths")
+LENGTHS: Registry[Lengths] = Registry(
+    "length distribution", Lengths, group="maitred.lengths", packages=["maitred.workload"], methods=["draw"]
+)
 """Constructors take the numbers after the colon and raise ValueError for those that make no sense."""
 
 
@@ -46,7 +48,7 @@ def parse_lengths(text: str | int, *, where: str = "") -> Lengths:
         name, values = "constant", name
     if name not in LENGTHS:
         raise ConfigError(f"unknown length distribution {name!r}", where=where, hint=f"write {_forms()}")
-    factory = LENGTHS.get(name)
+    factory = LENGTHS.find(name)
     form = getattr(factory, "form", name)
     hint = f"write {form}" if colon else f"write {_forms()}"
     try:
@@ -63,7 +65,7 @@ def parse_lengths(text: str | int, *, where: str = "") -> Lengths:
 
 
 def _forms() -> str:
-    named = (getattr(LENGTHS.get(name), "form", name) for name in LENGTHS if name != "constant")
+    named = (getattr(LENGTHS.find(name), "form", name) for name in LENGTHS if name != "constant")
     return f"a number of tokens, such as 500, or {', '.join(named)}"
 
 

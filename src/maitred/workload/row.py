@@ -130,7 +130,13 @@ class TraceFormat(Protocol):
         return first
 
 
-FORMATS: Registry[TraceFormat] = Registry("trace format", group="maitred.trace_formats")
+FORMATS: Registry[TraceFormat] = Registry(
+    "trace format",
+    TraceFormat,
+    group="maitred.trace_formats",
+    packages=["maitred.workload.formats"],
+    methods=["recognises", "begin"],
+)
 
 
 def tokens(text: str, name: str) -> int:

@@ -69,7 +69,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def made(self) -> Arrivals:
         """The process."""
-        factory = ARRIVALS.get(self.process)
+        factory = ARRIVALS.find(self.process)
         if not self._shaped:
             return factory()
         if self.shape is None:

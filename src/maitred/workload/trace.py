@@ -11,6 +11,7 @@ row can be used is an error too: it is the wrong file, and not a workload in whi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import islice
@@ -28,6 +29,8 @@ from maitred.workload.session_replay import ClosedLoop
 from maitred.workload.spec_parts import GoodputTargets
 
 _SAMPLES = Path(__file__).parent / "samples"
+_FORMAT = re.compile(r"(?P<format>[\w-]+\([^)]*\)|[\w.]+:[A-Z_]\w*(?:\([^)]*\))?):(?P<file>.+)", re.DOTALL)
+"""A format with parameters, or a class that is one, and the file."""
 
 
 class BadRows(Enum):
@@ -175,10 +178,12 @@ def open_trace(spec: str, *, bad_rows: BadRows = BadRows.REFUSE, header: Path | 
     """
     prefix, colon, rest = spec.partition(":")
     if colon and prefix == "sample":
-        return _opened(_sample_path(rest), FORMATS.get("maitred")(), bad_rows, header)
+        return _opened(_sample_path(rest), FORMATS.create("maitred"), bad_rows, header)
     if colon and prefix in FORMATS:
-        return _opened(_named(rest, spec), FORMATS.get(prefix)(), bad_rows, header)
+        return _opened(_named(rest, spec), FORMATS.create(prefix), bad_rows, header)
     if colon and not _exists(Path(spec)):
+        if written := _FORMAT.fullmatch(spec):
+            return _opened(_named(written["file"], spec), FORMATS.create(written["format"]), bad_rows, header)
         hint = joined(nearest(prefix, [*FORMATS, "sample"]), "write it as FORMAT:FILE")
         raise ConfigError(f"unknown trace format {prefix!r}", where=spec, hint=hint)
     return _opened(_named(spec, spec), None, bad_rows, header)
@@ -216,7 +221,7 @@ def _opened(path: Path, trace_format: TraceFormat | None, bad_rows: BadRows, hea
 
 
 def _guessed(lines: Lines) -> TraceFormat:
-    known = {name: FORMATS.get(name)() for name in FORMATS}
+    known = {name: FORMATS.create(name) for name in FORMATS}
     matching = [trace_format for trace_format in known.values() if trace_format.recognises(lines.first)]
     if len(matching) == 1:
         return matching[0]

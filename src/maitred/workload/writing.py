@@ -76,7 +76,13 @@ def lines(writer: TraceWriter, jobs: Iterable[Job]) -> Iterator[str]:
     yield from map(writer.row, chain(first, jobs))
 
 
-WRITERS: Registry[TraceWriter] = Registry("format for writing traces", group="maitred.trace_writers")
+WRITERS: Registry[TraceWriter] = Registry(
+    "format for writing traces",
+    TraceWriter,
+    group="maitred.trace_writers",
+    packages=["maitred.workload.formats"],
+    methods=["begin", "row"],
+)
 
 
 _BREAKS = str.maketrans("\r\n", "  ")

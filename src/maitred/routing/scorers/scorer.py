@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from maitred.contracts import FleetView, InstanceView
+from maitred.registry import Registry
 from maitred.request import Request
 from maitred.routing.policy import Reads
-from maitred.spelling import PolicyRegistry
 
 
 class Scorer(Protocol):
@@ -24,7 +24,9 @@ class Scorer(Protocol):
         ...
 
 
-SCORERS: PolicyRegistry[Scorer] = PolicyRegistry("scorer", Scorer, group="maitred.scorers", methods=["scores", "chosen"])
+SCORERS: Registry[Scorer] = Registry(
+    "scorer", Scorer, group="maitred.scorers", packages=["maitred.routing.scorers"], methods=["scores", "chosen"]
+)
 
 
 class BaseScorer(Scorer):
