@@ -190,6 +190,35 @@ def test_a_policy_of_ones_own_is_named_by_its_place() -> None:
     assert [door.says(prompt_tokens=n) for n in (100, 101)] == ["admit", "policy"]
 
 
+def test_parameters_are_written_behind_the_name() -> None:
+    door = Door(policy="token-bucket(rate=0, capacity=30)")
+    assert [door.says(prompt_tokens=n) for n in (20, 20, 10)] == ["admit", "token_bucket", "admit"]
+    # what is written there goes before BLIS's keys, which say the rest
+    door = Door(policy="token-bucket(0)", token_bucket_capacity=30, token_bucket_refill_rate=1e6)
+    assert [door.says(secs, prompt_tokens=20) for secs in (0, 1)] == ["admit", "token_bucket"]
+    assert list(config(policy="tier-shed(threshold=9)", token_bucket_capacity=30).without_effect()) == [
+        "token_bucket_capacity has no effect: the policy is tier-shed(threshold=9), not token-bucket"
+    ]
+    assert config(policy="always-admit()").admits_everybody
+
+
+@pytest.mark.parametrize(
+    ("policy", "complaint"),
+    [
+        ("token-bucket(rat=1)", r"'token-bucket' has no parameter 'rat' \(did you mean 'rate'\?\)"),
+        ("token-bucket(rate=-1)", "'token-bucket': rate must be at least 0, not -1.0"),
+        ("tier-shed(threshold=x)", "threshold is 'x': expected a whole number"),
+        ("tier-shed(threshold=-2)", "threshold must be at least 0, not -2"),
+        ("gaie-legacy(kv_threshold=1.5)", "kv_threshold must be above 0 and at most 1, not 1.5"),
+        ("gaie-legacy(0)", "qd_threshold must be more than 0, not 0.0"),
+        ("reject-all(1)", r"takes no '1' \(it has no parameters\)"),
+    ],
+)
+def test_parameters_that_cannot_be(policy: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=rf"admission\.policy: .*{complaint}"):
+        Admission(config(policy=policy), {})
+
+
 def test_an_unknown_policy_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown admission policy 'tier-shedd'.*'tier-shed'"):
         Admission(config(policy="tier-shedd"), {})

@@ -84,15 +84,15 @@ def _one(name: str) -> Iterator[str]:
     """Raises ConfigError for what there is not."""
     from maitred.queueing import SCHEDULERS
     from maitred.routing import ROUTERS, SCORERS
-    from maitred.spelling import spelled
+    from maitred.spelling import parse_spec
 
-    word = spelled(name, "policy").word
+    word = parse_spec(name, "policy").word
     registry = next((kind for kind in (SCHEDULERS, ROUTERS, SCORERS) if word in kind), None)
     if registry is None and ":" not in word:
         raise ConfigError(f"unknown policy {word!r}", hint=nearest(word, [*SCHEDULERS, *ROUTERS, *SCORERS]))
     factory = (registry or SCHEDULERS).get(name)
     made_by = getattr(factory, "func", factory)
-    yield _usage(word, made_by) if word == name.strip() else name
+    yield _usage(word, made_by, registry or SCHEDULERS) if word == name.strip() else name
     yield from _about_router(factory) if registry in (ROUTERS, SCORERS) else _about_scheduler(factory)
     if said := made_by.__doc__:
         yield ""
@@ -124,7 +124,7 @@ def _others() -> Iterator[str]:
     from maitred.queueing.priorities import PRIORITIES
 
     for title, registry in (("priority policies (--priority-policy)", PRIORITIES), ("length predictors of srpt", PREDICTORS)):
-        yield f"{title}: {', '.join(_usage(name, registry.get(name)) for name in registry)}"
+        yield f"{title}: {', '.join(_usage(name, registry.get(name), registry) for name in registry)}"
 
 
 def _admission() -> Iterator[str]:
@@ -133,19 +133,18 @@ def _admission() -> Iterator[str]:
 
     yield "admission policies (--admission-policy):"
     for name in POLICIES:
-        yield f"  {name}: {(POLICIES.get(name).__doc__ or '').strip().partition(chr(10))[0].rstrip('.')}"
+        yield f"  {name}: {(POLICIES.find(name).__doc__ or '').strip().partition(chr(10))[0].rstrip('.')}"
 
 
-def _usage(name: str, factory: Callable[..., Any]) -> str:
-    """`name`, with its parameters and what they are if nobody says."""
-    from maitred.routing.policy import HANDED
-    from maitred.spelling import settable
+def _usage(name: str, factory: Callable[..., Any], registry: Registry[Any]) -> str:
+    """Return `name` with its parameters and their defaults."""
+    from maitred.registry import parameters
 
-    parameters = [
+    written = [
         parameter.name if parameter.default in (parameter.empty, None) else f"{parameter.name}={_said(parameter.default)}"
-        for parameter in settable(factory, HANDED).values()
+        for parameter in parameters(factory, registry.defaults).values()
     ]
-    return f"{name}({', '.join(parameters)})" if parameters else name
+    return f"{name}({', '.join(written)})" if written else name
 
 
 def _said(value: object) -> object:

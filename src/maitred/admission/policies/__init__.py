@@ -16,15 +16,8 @@ flows of the mode. Policies are registered under the name that users type (`POLI
 
 from __future__ import annotations
 
-from maitred.admission.policies import always_admit as _always_admit
-from maitred.admission.policies import gaie_legacy as _gaie_legacy
-from maitred.admission.policies import reject_all as _reject_all
-from maitred.admission.policies import tier_shed as _tier_shed
-from maitred.admission.policies import token_bucket as _token_bucket
 from maitred.admission.policies.config import PolicyConfig
 from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
 from maitred.admission.policies.tenant_budgets import TenantBudgets
 
 __all__ = ["POLICIES", "AdmissionPolicy", "PolicyConfig", "Refusal", "TenantBudgets"]
-
-del _always_admit, _gaie_legacy, _reject_all, _tier_shed, _token_bucket

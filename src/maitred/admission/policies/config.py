@@ -15,7 +15,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Which policy stands before the pools, and its parameters. Raises ValueError for what cannot be."""
 
     policy: str = "always-admit"
-    """By name: see `POLICIES`."""
+    """A policy registered in `POLICIES`, with parameters if need be: `token-bucket(rate=100)`."""
     token_bucket_capacity: float = 10_000.0
     """Tokens of prompts that may enter at once. The bucket is full at first."""
     token_bucket_refill_rate: float = 1_000.0
@@ -64,22 +64,31 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
             if target < 1:
                 raise ValueError(f"slo_targets: {name} must be at least 1 µs")
 
+    def parameters(self) -> Mapping[str, float]:
+        """Return what the keys say of the policy's parameters, by name. What is written behind its name goes before that."""
+        return {name: getattr(self, key) for name, key in _KEYS.get(self._name, {}).items()}
+
     def without_effect(self) -> Iterator[str]:
-        """Parameters of policies that are not in force, a line each."""
-        for policy, keys in _PARAMETERS.items():
-            for key in keys:
-                if policy != self.policy and ":" not in self.policy and getattr(self, key) != _DEFAULTS[key]:
+        """Yield a line for each key of a policy that is not in force."""
+        for policy, keys in _KEYS.items():
+            for key in keys.values():
+                if policy != self._name and ":" not in self.policy and getattr(self, key) != _DEFAULTS[key]:
                     yield f"{key} has no effect: the policy is {self.policy}, not {policy}"
 
     @property
     def refuses_nobody(self) -> bool:
         """Whether no policy ever says no."""
-        return self.policy == "always-admit" and not self.tenant_budgets
+        return self._name == "always-admit" and not self.tenant_budgets
+
+    @property
+    def _name(self) -> str:
+        return self.policy.partition("(")[0].strip()
 
 
-_PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "token-bucket": ("token_bucket_capacity", "token_bucket_refill_rate"),
-    "tier-shed": ("tier_shed_threshold", "tier_shed_min_priority"),
-    "gaie-legacy": ("gaie_qd_threshold", "gaie_kv_threshold"),
+_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
+    "token-bucket": {"rate": "token_bucket_refill_rate", "capacity": "token_bucket_capacity"},
+    "tier-shed": {"threshold": "tier_shed_threshold", "min_priority": "tier_shed_min_priority"},
+    "gaie-legacy": {"qd_threshold": "gaie_qd_threshold", "kv_threshold": "gaie_kv_threshold"},
 }
-_DEFAULTS: Final = {key: getattr(PolicyConfig(), key) for keys in _PARAMETERS.values() for key in keys}
+"""BLIS's keys for the parameters of its policies. A policy of ours has its parameters behind its name, and no keys."""
+_DEFAULTS: Final = {key: getattr(PolicyConfig(), key) for keys in _KEYS.values() for key in keys.values()}

@@ -26,14 +26,11 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
 
 
 class AdmissionPolicy(ABC):
-    """May it ask for a slot at all? Made of the configuration, once for all pools."""
+    """May it ask for a slot at all? Made once for all pools. The constructor's parameters are those that users write; one
+    annotated `PolicyConfig` is the configuration."""
 
     reads_load: bool = False
     """Whether it looks at `load`, which costs its driver time in proportion to the instances. Else that is empty."""
-
-    def __init__(self, config: PolicyConfig) -> None:
-        self.config = config
-        """Where its parameters are. What is said there of SLO classes and tenants may change in service."""
 
     @abstractmethod
     def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
@@ -41,4 +38,11 @@ class AdmissionPolicy(ABC):
         that of the instances that could serve it."""
 
 
-POLICIES: Registry[AdmissionPolicy] = Registry("admission policy", group="maitred.admission_policies", methods=["refusal"])
+POLICIES: Registry[AdmissionPolicy] = Registry(
+    "admission policy",
+    AdmissionPolicy,
+    group="maitred.admission_policies",
+    packages=["maitred.admission.policies"],
+    methods=["refusal"],
+    defaults={PolicyConfig: PolicyConfig()},
+)

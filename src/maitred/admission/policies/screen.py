@@ -36,7 +36,6 @@ class Screen:
         """The screen for `config`. The policy stays, with all it remembers, if nothing changes for it."""
         if any(getattr(config, key) != getattr(self._config, key) for key in _OF_POLICIES):
             return Screen(config)
-        self._bare.config = config
         return Screen(config, self._bare)
 
     @property
@@ -70,11 +69,9 @@ class Screen:
 
 
 def _made(config: PolicyConfig) -> AdmissionPolicy:
-    policy = POLICIES.get(config.policy)
     try:
-        return policy(config)
-    except ConfigError:
-        raise
-    except Exception as error:  # one of the user's own may raise anything
-        what = f"admission policy {config.policy!r} cannot be made: {type(error).__name__}: {error}"
-        raise ConfigError(what, where="admission.policy") from error
+        policy = POLICIES.get(config.policy, {PolicyConfig: config})
+    except ConfigError as error:
+        raise ConfigError(error.what, where=error.where or "admission.policy", hint=error.hint) from error
+    written = getattr(policy, "keywords", {})
+    return policy(**{name: value for name, value in config.parameters().items() if name not in written})

@@ -31,7 +31,6 @@ class TenantBudgets(AdmissionPolicy):
     """Refuses the sheddable requests of tenants over their budget (BLIS `tenant_budgets`)."""
 
     def __init__(self, config: PolicyConfig, inner: AdmissionPolicy) -> None:
-        super().__init__(config)
         self.reads_load = inner.reads_load
         self.slots = 0
         """Of all models together; kept up to date by the core."""

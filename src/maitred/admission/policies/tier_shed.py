@@ -1,14 +1,13 @@
 """While some instance is loaded, only urgent requests enter.
 
-Loaded: its load (waiting + running + in flight, `InstanceLoad.effective`) is above `tier_shed_threshold`. Urgent: of an SLO
-priority of at least `tier_shed_min_priority`.
+Loaded: its load (waiting + running + in flight, `InstanceLoad.effective`) is above `threshold`. Urgent: of an SLO
+priority of at least `min_priority`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from maitred.admission.policies.config import PolicyConfig
 from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
 from maitred.admission.vocabulary import Reason
 from maitred.contracts import FleetLoad
@@ -24,10 +23,12 @@ class TierShed(AdmissionPolicy):
 
     reads_load = True
 
-    def __init__(self, config: PolicyConfig) -> None:
-        super().__init__(config)
-        self._threshold = config.tier_shed_threshold
-        self._min_priority = config.tier_shed_min_priority
+    def __init__(self, threshold: int = 0, min_priority: int = 3) -> None:
+        """Raises ValueError for a negative `threshold`."""
+        if threshold < 0:
+            raise ValueError(f"threshold must be at least 0, not {threshold}")
+        self._threshold = threshold
+        self._min_priority = min_priority
 
     def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
         if ticket.slo_priority >= self._min_priority:

@@ -1,6 +1,6 @@
 """So many prompt tokens per second, with a burst saved up.
 
-The bucket holds `token_bucket_capacity` tokens and is full at first; it gains `token_bucket_refill_rate` per second. A request
+The bucket holds `capacity` tokens and is full at first; it gains `rate` per second. A request
 costs the tokens of its prompt and is refused if the bucket holds fewer; then it costs nothing. One whose prompt is larger than
 the bucket never enters, and is refused with a reason of its own.
 
@@ -9,10 +9,9 @@ The arithmetic is BLIS's, in floats and in its order of operations: it is refill
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, isfinite
 from typing import TYPE_CHECKING, Final
 
-from maitred.admission.policies.config import PolicyConfig
 from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
 from maitred.admission.vocabulary import Reason
 from maitred.contracts import FleetLoad
@@ -29,10 +28,13 @@ _LIFETIME_SECS: Final = 1e9
 class TokenBucketPolicy(AdmissionPolicy):
     """Refuses who finds fewer tokens than his prompt has (BLIS `token-bucket`)."""
 
-    def __init__(self, config: PolicyConfig) -> None:
-        super().__init__(config)
-        self._capacity = config.token_bucket_capacity
-        self._rate = config.token_bucket_refill_rate
+    def __init__(self, rate: float = 1_000.0, capacity: float = 10_000.0) -> None:
+        """`rate` is in tokens per second, `capacity` in tokens. Raises ValueError for less than 0."""
+        for name, value in (("rate", rate), ("capacity", capacity)):
+            if not (value >= 0 and isfinite(value)):
+                raise ValueError(f"{name} must be at least 0, not {value}")
+        self._capacity = capacity
+        self._rate = rate
         self._level = self._capacity
         self._at: Micros = 0
 
