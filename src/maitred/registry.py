@@ -109,6 +109,12 @@ class Registry(Generic[T]):
         """Return a new policy. Raises ConfigError as `get` does."""
         return self.get(spec, defaults)()
 
+    def built_in(self) -> Mapping[str, Factory[T]]:
+        """Return what the modules of the kind's own packages register, by name."""
+        for package in self._packages:
+            _import_modules(package)
+        return self._known
+
     def __iter__(self) -> Iterator[str]:
         """All names, in alphabetical order."""
         self._search_for(None)

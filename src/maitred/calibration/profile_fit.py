@@ -9,6 +9,7 @@ from maitred.calibration.folder import read_folder
 from maitred.calibration.residuals import residuals
 from maitred.calibration.timelines import jobs_of, read_timeline
 from maitred.errors import ConfigError
+from maitred.instance.latency import LatencyConfig
 from maitred.sim import Outcome, simulate
 from maitred.units import SECOND
 
@@ -20,6 +21,6 @@ def fit_profile(path: Path) -> Fit:
     results = simulate(jobs_of(rows), instance=instance)
     if (results.outcome != Outcome.COMPLETED).any():
         raise ConfigError("some of its requests do not fit into the engine that it describes", where=str(path))
-    assert instance.latency is not None
+    assert isinstance(instance.latency, LatencyConfig)
     predicted = (results.finished - results.queued) / SECOND
     return Fit(instance.latency, residuals([row.latency for row in rows], predicted.tolist()), instance)

@@ -17,7 +17,6 @@ from maitred.instance.latency import (
     Deployment,
     LatencyConfig,
     LinearLatency,
-    RooflineLatency,
     TableLatency,
     TrainedPhysicsLatency,
 )
@@ -32,10 +31,10 @@ def resolved(config: InstanceConfig) -> InstanceConfig:
         table = read_table(Path(config.latency.file))
         config = replace(config, latency=replace(config.latency, table=table))
     if not (config.model or config.model_config_folder):
-        return replace(config, latency=_without_model(config))
+        return _without_model(config)
     on = deployment(config)
     latency = TrainedPhysicsLatency() if config.latency is None else config.latency
-    if isinstance(latency, RooflineLatency | TrainedPhysicsLatency) and latency.deployment is None:
+    if isinstance(latency, LatencyConfig) and getattr(latency, "deployment", on) is None:
         latency = replace(latency, deployment=on)
     blocks = config.total_kv_blocks
     if blocks is None:
@@ -69,7 +68,7 @@ def _in_folder(folder: Path) -> Path:
     return folder if folder.suffix == ".json" else folder / "config.json"
 
 
-def _without_model(config: InstanceConfig) -> LatencyConfig:
-    latency = LinearLatency() if config.latency is None else config.latency
-    latency.compiled(config.latency_scale)  # says what it lacks
-    return latency
+def _without_model(config: InstanceConfig) -> InstanceConfig:
+    found = replace(config, latency=LinearLatency()) if config.latency is None else config
+    found.latency_model()  # raises for what it lacks
+    return found

@@ -51,7 +51,7 @@ class ModelFlags:
             _MODEL,
             _LATENCY,
             "Time of a step: linear:β0,β1,β2 (µs per step, prefill token, decode; blackbox), roofline, trained-physics "
-            "(default with --model), table:FILE.",
+            "(default with --model), table:FILE, or module:Class.",
             "NAME",
             alias="--latency",
         ),
@@ -75,7 +75,7 @@ KEYS: Final[Mapping[str, str]] = {
 """The keys of the configuration that flags stand for."""
 
 
-def latency(flags: ModelFlags) -> LatencyConfig | None:
+def latency(flags: ModelFlags) -> LatencyConfig | str | None:
     """What the flags say of step times; None: nothing. Raises ConfigError, naming the flag."""
     if (flags.latency_model, flags.alpha_coeffs, flags.beta_coeffs) == (None, None, None):
         return None
@@ -86,7 +86,7 @@ def latency(flags: ModelFlags) -> LatencyConfig | None:
     if flags.latency_model is None and beta is None:
         hint = "give both, or say which model they are for: --latency-model linear"
         raise ConfigError("without --beta-coeffs it has no effect", where="--alpha-coeffs", hint=hint)
-    if flags.latency_model is not None and ":" in flags.latency_model and beta is not None:
+    if flags.latency_model is not None and set(":(") & set(flags.latency_model) and beta is not None:
         hint = f"{_LATENCY} {flags.latency_model.partition(':')[0]}, or without --beta-coeffs"
         raise ConfigError("--latency-model with numbers and --beta-coeffs are two names for one thing", hint=hint)
     usual = "linear" if beta is None or len(beta) < 7 else "trained-physics"

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from math import ceil, inf
 from typing import Any, Literal
 
+from msgspec.structs import force_setattr
+
 from maitred.contracts import LatencyModel
 from maitred.errors import ConfigError
-from maitred.instance.latency import LatencyConfig, LinearLatency
+from maitred.instance.latency import LATENCY_MODELS, AnyLatency, LinearLatency, parse_latency
 from maitred.kv import EVICTIONS, BlisPool, BlockPool, HostMemory, PrefixCache, RadixCache
 from maitred.queueing import QueueingConfig
 from maitred.units import Micros
@@ -73,8 +75,8 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     """Share of the GPUs' memory that is used: what KV blocks are reckoned from (vLLM)."""
     max_model_len: int | None = None
     """Prompt and output together, in tokens; None: what the KV blocks hold and, with a model, what it takes."""
-    latency: LatencyConfig | None = None
-    """How long a step takes. None: trained-physics if `model` is given, else linear with its defaults."""
+    latency: AnyLatency | None = None
+    """How long a step takes: keys, or a spec. None: trained-physics if `model` is given, else linear with its defaults."""
     latency_scale: float = 1.0
     """Every step takes so many times as long as `latency` says: to see what its error would do."""
     latency_error: float | None = None
@@ -84,6 +86,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     """Make every step by itself. Slower, and the same results: for pacing in real time, and to check the skipping."""
 
     def __post_init__(self) -> None:
+        self._read_latency()
         for name, most in _MOST.items():
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
@@ -104,6 +107,14 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"latency_scale must be above 0 and at most {_MOST_SCALE:,}, not {self.latency_scale}")
         if self.latency_error is not None and not 0 <= self.latency_error < 1:
             raise ValueError(f"latency_error must be from 0 to below 1, not {self.latency_error}")
+
+    def _read_latency(self) -> None:
+        """Make a struct of a latency model that is written in one text, where it has one."""
+        if isinstance(self.latency, str):
+            try:
+                force_setattr(self, "latency", parse_latency(self.latency))
+            except ConfigError as error:
+                raise ValueError(f"latency: {error}") from error
 
     def _check_host(self) -> None:
         if not 0 <= self.kv_cpu_blocks <= _MOST["total_kv_blocks"]:
@@ -175,7 +186,9 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         if self.latency is None and self._has_model:
             what = f"nobody has looked up the model {self.model or self.model_config_folder!r} yet"
             raise ConfigError(what, hint="catalogue.resolved(config) does")
-        return (self.latency or LinearLatency()).compiled(self.latency_scale)
+        latency = self.latency or LinearLatency()
+        model = LATENCY_MODELS.create(latency) if isinstance(latency, str) else latency
+        return model.compiled(self.latency_scale)
 
     @property
     def kv_blocks(self) -> int:

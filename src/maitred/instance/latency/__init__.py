@@ -7,10 +7,11 @@ answers quickly (`contracts.LatencyModel`). `linear` needs nothing but its numbe
 
 from __future__ import annotations
 
+from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig, LatencySpec, StepTimes
 from maitred.instance.latency.by_spread import BySpread
 from maitred.instance.latency.grids import Grid
 from maitred.instance.latency.linear import LinearLatency
-from maitred.instance.latency.parse import LatencyConfig, numbers, parse_latency, with_coefficients
+from maitred.instance.latency.parse import AnyLatency, numbers, parse_latency, with_coefficients
 from maitred.instance.latency.roofline import RooflineLatency
 from maitred.instance.latency.skew import Skew
 from maitred.instance.latency.specs import AttentionRanks, Deployment, HardwareSpec, ModelSpec
@@ -19,17 +20,21 @@ from maitred.instance.latency.table import TableLatency
 from maitred.instance.latency.trained_physics import TrainedPhysicsLatency
 
 __all__ = [
+    "LATENCY_MODELS",
+    "AnyLatency",
     "AttentionRanks",
     "BySpread",
     "Deployment",
     "Grid",
     "HardwareSpec",
     "LatencyConfig",
+    "LatencySpec",
     "LinearLatency",
     "ModelSpec",
     "RooflineLatency",
     "Skew",
     "StepTable",
+    "StepTimes",
     "TableLatency",
     "TrainedPhysicsLatency",
     "numbers",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from math import isfinite
 
-import msgspec
-
 from maitred.contracts import LatencyModel, Overheads
 from maitred.errors import ConfigError
+from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
 from maitred.instance.latency.linear_steps import LinearSteps
 from maitred.units import SECOND
 
 _HOUR = 3600 * SECOND
 
 
-class LinearLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="model", tag="linear"):
+@LATENCY_MODELS.register("linear")
+class LinearLatency(LatencyConfig, frozen=True, tag="linear"):
     """step = β0 + β1 * prefill tokens + β2 * decode tokens, in µs, truncated to a whole µs, at least 1 (BLIS `blackbox`)."""
 
     beta: tuple[float, float, float] = (5000.0, 17.5, 60.0)
@@ -39,3 +39,6 @@ class LinearLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
         if max(b0, b1, b2) > _HOUR:
             raise ConfigError(f"latency_scale {scale:g} makes of beta {self.beta} more than {_HOUR:g} µs, an hour")
         return LinearSteps(b0, b1, b2, self.overheads)
+
+
+LATENCY_MODELS.register("blackbox")(LinearLatency)

@@ -1,26 +1,39 @@
-"""A latency model as flags write it: its name, and after a colon its numbers."""
+"""A latency model as flags and files write it: as policies are, or its name and after a colon its numbers (BLIS).
+
+linear:5000,17.5,60       linear([5000, 17.5, 60])       blackbox
+table:steps.json          table(steps.json)
+roofline                  my_package.models:Mine(a=1)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias, Union
 
-from maitred.errors import ConfigError, nearest
+from maitred.errors import ConfigError
+from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
 from maitred.instance.latency.linear import LinearLatency
 from maitred.instance.latency.roofline import RooflineLatency
 from maitred.instance.latency.table import TableLatency
 from maitred.instance.latency.trained_physics import TrainedPhysicsLatency
 
-LatencyConfig: TypeAlias = LinearLatency | RooflineLatency | TrainedPhysicsLatency | TableLatency
-"""What may be said of the time of a step."""
+if TYPE_CHECKING:
+    AnyLatency: TypeAlias = LatencyConfig | str
+else:
+    AnyLatency = Union[(str, *{found for found in LATENCY_MODELS.built_in().values() if issubclass(found, LatencyConfig)})]
+"""What may be written of the time of a step: keys, told apart by `model`, or a policy spec. A struct beside these modules joins
+the union by itself; the classes of others are a spec."""
 
 
-def parse_latency(text: str) -> LatencyConfig:
-    """`linear[:β0,β1,β2]` (µs; BLIS calls it blackbox), `roofline`, `trained-physics` or `table:FILE`. Raises ConfigError."""
+def parse_latency(text: str) -> LatencyConfig | str:
+    """Return the latency model that `text` describes; the text itself for a class elsewhere. Raises ConfigError."""
     name, colon, rest = text.partition(":")
-    if name not in _PARSERS:
-        raise ConfigError(f"unknown latency model {name!r}", hint=nearest(name, _PARSERS))
-    return _PARSERS[name](rest if colon else None)
+    if name in _WITH_COLON:
+        return _WITH_COLON[name](rest if colon else None)
+    if colon and not rest[:1].isidentifier():
+        LATENCY_MODELS.find(name)  # numbers behind an unknown name: that is what is wrong
+    found = LATENCY_MODELS.create(text)
+    return found if isinstance(found, LatencyConfig) else text
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -33,12 +46,14 @@ def numbers(text: str) -> tuple[float, ...]:
         ) from error
 
 
-def with_coefficients(latency: LatencyConfig, alpha: Sequence[float] | None, beta: Sequence[float] | None) -> LatencyConfig:
+def with_coefficients(
+    latency: LatencyConfig | str, alpha: Sequence[float] | None, beta: Sequence[float] | None
+) -> LatencyConfig | str:
     """`latency` with BLIS's --alpha-coeffs and --beta-coeffs. Raises ConfigError where they do not belong."""
     if alpha is None and beta is None:
         return latency
-    if isinstance(latency, RooflineLatency | TableLatency):
-        name = "roofline" if isinstance(latency, RooflineLatency) else "table"
+    if not isinstance(latency, LinearLatency | TrainedPhysicsLatency):
+        name = latency if isinstance(latency, str) else latency.__struct_config__.tag
         raise ConfigError(f"{name} has no coefficients", hint="leave them out, or choose linear or trained-physics")
     if alpha is not None and len(alpha) != 3:
         raise ConfigError(f"--alpha-coeffs are three numbers, not {len(alpha)}", hint="α0,α1,α2 in µs")
@@ -73,7 +88,7 @@ def _parse_linear(text: str | None) -> LinearLatency:
         raise ConfigError(f"cannot read the latency model 'linear:{text}'", hint=hint) from error
 
 
-def _parse_roofline(text: str | None) -> RooflineLatency:
+def _parse_roofline(text: str | None) -> LatencyConfig:
     if text is not None:
         raise ConfigError(f"roofline has no coefficients, but {text!r} follows it", hint="write: roofline")
     return RooflineLatency()
@@ -92,10 +107,11 @@ def _parse_table(text: str | None) -> TableLatency:
     return TableLatency(text)
 
 
-_PARSERS: dict[str, Callable[[str | None], LatencyConfig]] = {
+_WITH_COLON: Final[Mapping[str, Callable[[str | None], LatencyConfig]]] = {
     "linear": _parse_linear,
     "blackbox": _parse_linear,
     "roofline": _parse_roofline,
     "trained-physics": _parse_trained_physics,
     "table": _parse_table,
 }
+"""Names that BLIS's way to write numbers belongs to."""

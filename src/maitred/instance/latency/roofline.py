@@ -16,16 +16,16 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-import msgspec
-
 from maitred.contracts import BatchShape, LatencyModel, Overheads
 from maitred.errors import ConfigError
 from maitred.instance.latency.affine import Line
 from maitred.instance.latency.along_lines import AlongLines
+from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
 from maitred.instance.latency.specs import Deployment, ModelSpec
 
 
-class RooflineLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="model", tag="roofline"):
+@LATENCY_MODELS.register("roofline")
+class RooflineLatency(LatencyConfig, frozen=True, tag="roofline"):
     """Limits of the hardware, and nothing fitted: no overheads either."""
 
     deployment: Deployment | None = None

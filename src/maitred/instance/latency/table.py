@@ -27,12 +27,11 @@ from itertools import accumulate, pairwise
 from math import floor, inf, sqrt
 from statistics import NormalDist
 
-import msgspec
-
 from maitred.contracts import BatchShape, ChunkShape, LatencyModel, Overheads, Spread
 from maitred.errors import ConfigError
 from maitred.instance.latency.affine import SHIFT, Envelope, Stretch
 from maitred.instance.latency.along_lines import ByContext
+from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
 from maitred.instance.latency.by_spread import BySpread
 from maitred.instance.latency.grids import Curve, on_curve
 from maitred.instance.latency.skew import Alphas
@@ -43,7 +42,8 @@ _FAR = 1024
 """Tokens per sequence: after the last bend the line goes on through a point that is so much farther."""
 
 
-class TableLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="model", tag="table"):
+@LATENCY_MODELS.register("table")
+class TableLatency(LatencyConfig, frozen=True, tag="table"):
     """What `maitred calibrate --latency-model table` has written to `file`."""
 
     file: str = ""

@@ -25,6 +25,7 @@ from maitred.contracts import BatchShape, LatencyModel, Overheads
 from maitred.errors import ConfigError
 from maitred.instance.latency.affine import Line
 from maitred.instance.latency.along_lines import AlongLines
+from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
 from maitred.instance.latency.specs import Deployment, ModelSpec
 
 ALPHA = (15563.199579, 777.3455, 45.907545)
@@ -36,7 +37,8 @@ _KV_BYTES = 2.0
 _MOST = 1e12
 
 
-class TrainedPhysicsLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="model", tag="trained-physics"):
+@LATENCY_MODELS.register("trained-physics")
+class TrainedPhysicsLatency(LatencyConfig, frozen=True, tag="trained-physics"):
     """Raises ValueError for coefficients that cannot be."""
 
     alpha: tuple[float, float, float] = ALPHA
