@@ -17,12 +17,13 @@ from maitred.units import Micros
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
-    """One decision about one request. `action` and `reason` come from closed sets that the deciding room defines."""
+    """One decision about one request. `action` and `reason` come from closed sets that the deciding room defines; only the
+    admission policies of others give reasons of their own."""
 
     at: Micros
     subject: RequestId
     action: StrEnum
-    reason: StrEnum
+    reason: str
     other: RequestId | None = None
     """The other request it was about: the victim's preemptor, the preemptor's victim."""
     retry_after: Micros | None = None

@@ -190,6 +190,30 @@ def test_a_policy_of_ones_own_is_named_by_its_place() -> None:
     assert [door.says(prompt_tokens=n) for n in (100, 101)] == ["admit", "policy"]
 
 
+def test_a_refusal_has_a_reason_of_its_own_and_is_counted_by_it() -> None:
+    door = Door(policy="policies_of_ones_own:AtMost(10)")
+    assert [door.says(prompt_tokens=n) for n in (10, 11)] == ["admit", "too_many_tokens"]
+    rejected = door.ask(prompt_tokens=12)
+    told = door.core.refusal(rejected)
+    assert told is not None
+    assert (told.status, told.message, told.is_final) == (413, "12 tokens are more than 10", True)
+    assert door.core.refusal(door.ask(prompt_tokens=1)) is None
+    assert door.core.view("*").classes[PriorityClass.DEFAULT].refused == {"too_many_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ({"reason": "Too Many"}, "must be like too_many_files, not 'Too Many'"),
+        ({"reason": "queue_full"}, "queue_full is a reason of admission itself"),
+        ({"reason": "mine", "status": 200}, "status of a refusal must be from 400 to 599, not 200"),
+    ],
+)
+def test_a_refusal_that_cannot_be_said(said: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Refusal(**said)
+
+
 def test_parameters_are_written_behind_the_name() -> None:
     door = Door(policy="token-bucket(rate=0, capacity=30)")
     assert [door.says(prompt_tokens=n) for n in (20, 20, 10)] == ["admit", "token_bucket", "admit"]

@@ -8,11 +8,23 @@ from typing import Any
 import msgspec
 from world import ANSWER, Backend, Turn, Wire, World, run, whole, world
 
-from maitred.admission import AdmissionConfig
+from maitred.admission import AdmissionConfig, AdmissionPolicy, Refusal, Ticket
+from maitred.contracts import FleetLoad
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.reload import Settings
+from maitred.units import SECOND, Micros
 
 OFF: dict[str, Any] = {"mode": "off", "classes": {}}
+
+
+class Maintenance(AdmissionPolicy):
+    """A policy of somebody else's, with words of its own: it names the window, and one prompt for which there is none."""
+
+    def __init__(self, window: str) -> None:
+        self._closed = Refusal("maintenance", 503, f"closed for maintenance: {window}", retry_after=90 * SECOND)
+
+    def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
+        return Refusal("never_here", 403, is_final=True) if ticket.prompt_tokens > 100 else self._closed
 
 
 class Gate:
@@ -101,6 +113,26 @@ def test_who_can_never_enter_is_not_invited_to_come_back() -> None:
             assert everybody.refused == {"prompt_too_large": 1, "token_bucket": 1}
             metrics = (await w.ask("/metrics", method="GET"))[2].decode()
             assert 'outcome="rejected_prompt_too_large"} 1.0' in metrics
+
+    run(scenario())
+
+
+def test_a_plug_in_refuses_in_its_own_words() -> None:
+    async def scenario() -> None:
+        policy = {**OFF, "policy": f"{__name__}:Maintenance('2 to 4 a.m.')"}
+        async with world(admission=policy) as w:
+            status, headers, body = await w.ask("/v1/completions", prompt(9))
+            assert (status, headers["retry-after"]) == (503, "90")
+            assert msgspec.json.decode(body)["error"] == {
+                "message": "closed for maintenance: 2 to 4 a.m.",
+                "type": "server_error",
+                "code": "admission_maintenance",
+                "param": None,
+            }
+            assert (await for_good(w, prompt(101)))[:2] == (403, "admission_never_here")
+            assert w.state.classes["default"].refused == {"maintenance": 1, "never_here": 1}
+            metrics = (await w.ask("/metrics", method="GET"))[2].decode()
+            assert 'outcome="rejected_maintenance"} 1.0' in metrics
 
     run(scenario())
 

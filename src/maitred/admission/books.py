@@ -8,11 +8,12 @@ A request that the rate gate stops has not arrived: it is counted beside.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
 
-from maitred.admission.vocabulary import REFUSALS, End, Reason
+from maitred.admission.vocabulary import End
 from maitred.histogram import ERRORS, Histogram
 from maitred.request import PriorityClass
 
@@ -48,8 +49,8 @@ class Totals:
         self.cancelled = 0
         """Left while they waited."""
         self.rate_limited = 0
-        self.refused: dict[Reason, int] = dict.fromkeys(REFUSALS, 0)
-        """By admission policies, and by flow control."""
+        self.refused: Counter[str] = Counter()
+        """By admission policies and by flow control: how many, by reason."""
         self.ended = dict.fromkeys(End, 0)
         """Held a slot and gave it back, for good."""
         self.promoted = 0
@@ -91,7 +92,7 @@ class ClassView(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout: int
     cancelled: int
     rate_limited: int
-    refused: dict[Reason, int]
+    refused: Counter[str]
     ended: dict[End, int]
     promoted: int
     retried: int
@@ -145,7 +146,7 @@ def class_view(totals: Totals, queue_size: int, reserved: int, desired: int, pre
         desired=desired,
         pressure=pressure,
         ended=dict(totals.ended),
-        refused=dict(totals.refused),
+        refused=totals.refused.copy(),
         preempted_by=dict(totals.preempted_by),
         retry_after_error=_copy(errors),
         **said,

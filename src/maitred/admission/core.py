@@ -23,6 +23,7 @@ from maitred.admission.audit import imbalances
 from maitred.admission.books import PoolView
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.consequences import Consequences
+from maitred.admission.policies.policy import Refusal
 from maitred.admission.policies.screen import Screen
 from maitred.admission.pool import Look, Pool
 from maitred.admission.pools import Pools
@@ -196,6 +197,10 @@ class Admission:
     def pools(self) -> Sequence[str]:
         """Names, in alphabetical order: of models; or EVERYBODY, where they share one pool."""
         return list(self._pools.by_name)
+
+    def refusal(self, decision: Decision) -> Refusal | None:
+        """Return what the client of a request that was just rejected is told; None if the admission policy has not done it."""
+        return self._screen.refusals.get(decision.reason)
 
     def view(self, pool: str) -> PoolView:
         """What one pool looks like now, for metrics. Raises KeyError for an unknown pool."""

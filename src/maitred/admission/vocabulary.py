@@ -54,20 +54,10 @@ class Reason(StrEnum):
     """As many of its tenant wait as may."""
     RATE_LIMITED = "rate_limited"
     """The request-rate gate in front of the scheduler is closed."""
-    REJECT_ALL = "reject_all"
-    """Nobody may enter."""
-    BUCKET_EMPTY = "token_bucket"
-    """Its prompt has more tokens than the bucket holds now."""
-    PROMPT_TOO_LARGE = "prompt_too_large"
-    """Its prompt has more tokens than the bucket ever holds: no other time is better."""
-    TIER_SHED = "tier_shed"
-    """An instance is loaded, and it is not urgent enough."""
     SATURATED = "saturated"
-    """The fleet is as loaded as it may be for requests of this urgency. With `queue`, it waits until it is less so."""
-    TENANT_BUDGET = "tenant_budget"
-    """It is sheddable, and its tenant holds more than its share of the slots."""
+    """The fleet is as loaded as it may be for requests of this urgency: it waits until it is less so."""
     POLICY = "policy"
-    """For admission policies of one's own."""
+    """The admission policy says no, and no more. Others give reasons of their own (`policies.Refusal`)."""
     BAND_FULL = "band_full"
     """As many of its priority wait as may."""
     DISPLACED = "displaced"
@@ -77,20 +67,6 @@ class Reason(StrEnum):
 
     HIGHER_CLASS = "higher_class"
     """A request of a higher class found no slot."""
-
-
-REFUSALS = (
-    Reason.REJECT_ALL,
-    Reason.BUCKET_EMPTY,
-    Reason.PROMPT_TOO_LARGE,
-    Reason.TIER_SHED,
-    Reason.SATURATED,
-    Reason.TENANT_BUDGET,
-    Reason.POLICY,
-    Reason.BAND_FULL,
-    Reason.DISPLACED,
-)
-"""Reasons with `reject` of admission policies and of flow control, which are counted by name."""
 
 
 class End(StrEnum):

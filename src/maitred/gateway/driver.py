@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Collection, Iterable
 
-from maitred.admission import NO_LOAD, Action, Admission, AdmissionConfig, End, Look, no_look
+from maitred.admission import NO_LOAD, Action, Admission, AdmissionConfig, End, Look, Refusal, no_look
 from maitred.decisions import Decision
 from maitred.errors import MaitredError
 from maitred.request import Request, RequestId
@@ -25,8 +25,10 @@ from maitred.units import Micros, to_seconds
 class Refused(MaitredError):  # noqa: N818  (an answer, not a fault)
     """Admission said no."""
 
-    def __init__(self, decision: Decision) -> None:
+    def __init__(self, decision: Decision, refusal: Refusal | None = None) -> None:
         self.reason = decision.reason
+        self.refusal = refusal
+        """What the admission policy has to say; None: it was not the policy."""
         self.retry_after = decision.retry_after
         """µs; None: nothing is known."""
         super().__init__(f"refused: {decision.reason}")
@@ -113,7 +115,7 @@ class Driver:
         own = decisions[-1]
         if own.action is Action.REJECT:
             self._apply(decisions)
-            raise Refused(own)
+            raise Refused(own, core.refusal(own))
         stay = self._stays[request.id] = Stay(self, request)
         if own.action is not Action.ADMIT or len(decisions) > 1:
             self._apply(decisions)

@@ -76,7 +76,7 @@ def _add(total: ClassState, books: ClassView) -> None:
     total.rejected += books.queue_full + books.tenant_queue_full + books.queue_timeout + sum(books.refused.values())
     for reason, n in books.refused.items():
         if n:
-            total.refused[reason.value] = total.refused.get(reason.value, 0) + n
+            total.refused[str(reason)] = total.refused.get(str(reason), 0) + n
     for c, victims in books.preempted_by.items():
         total.preempted_by[c.label] = total.preempted_by.get(c.label, 0) + victims
 

@@ -27,10 +27,13 @@ def not_served(fleet: Fleet, model: str) -> ApiError:
 
 
 def by_admission(refused: Refused, config: AdmissionConfig, timeout_status: int) -> ApiError:
-    """SMG's words. Which ones depends on the mode, and on whether there is a queue at all."""
-    status, code, message = _words(refused.reason, config, timeout_status)
-    never = refused.retry_after is None and refused.reason in _KNOWN_WHEN
-    headers = () if never else retry_after(refused.retry_after)
+    """Return the words of the admission policy; else SMG's, which depend on the mode and on whether there is a queue at all."""
+    policy = refused.refusal
+    if policy is None:
+        status, code, message = _words(refused.reason, config, timeout_status)
+    else:
+        status, code, message = policy.status, f"admission_{policy.reason}", policy.message
+    headers = () if policy is not None and policy.is_final else retry_after(refused.retry_after)
     return ApiError(status, message, kind=_KINDS.get(status, "server_error"), code=code, headers=headers)
 
 
@@ -41,20 +44,11 @@ def retry_after(span: Micros | None) -> Headers:
 
 
 _KINDS: Final = {413: "invalid_request_error", 429: "rate_limit_error"}
-_KNOWN_WHEN: Final = (Reason.BUCKET_EMPTY, Reason.PROMPT_TOO_LARGE)
-"""Where no time is said it is because none will do: nobody is invited to come back."""
 _REFUSED: Final = {
-    Reason.REJECT_ALL: (503, "admission_reject_all", "no requests are admitted at present"),
-    Reason.BUCKET_EMPTY: (429, "admission_token_bucket", "more prompt tokens per second than are allowed here"),
-    Reason.PROMPT_TOO_LARGE: (413, "admission_prompt_too_large", "the prompt has more tokens than may ever enter at once"),
-    Reason.TIER_SHED: (429, "admission_tier_shed", "the backends are loaded, and more urgent requests go first"),
-    Reason.SATURATED: (429, "admission_saturated", "the backends are saturated, and this request can be shed"),
-    Reason.TENANT_BUDGET: (429, "admission_tenant_budget", "this tenant has used its share of the backends"),
-    Reason.POLICY: (429, "admission_policy", "the admission policy refused this request"),
     Reason.BAND_FULL: (429, "admission_band_full", "as many requests of this priority wait as may"),
     Reason.DISPLACED: (429, "admission_displaced", "a more urgent request took the place of this one in a full queue"),
 }
-"""What admission policies and flow control say no with."""
+"""What flow control says no with."""
 
 
 def _words(reason: str, config: AdmissionConfig, timeout_status: int) -> tuple[int, str, str]:

@@ -6,16 +6,18 @@ Sheddable: of an SLO priority below 0. Saturated: the instances' utilisation is 
 from __future__ import annotations
 
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
 from maitred.admission.saturation import utilization
-from maitred.admission.vocabulary import Reason
 from maitred.contracts import FleetLoad
 from maitred.units import Micros
 
 if TYPE_CHECKING:
     from maitred.admission.ticket import Ticket
+
+
+_SATURATED: Final = Refusal("saturated", message="the backends are saturated, and this request can be shed")
 
 
 @POLICIES.register("gaie-legacy")
@@ -36,4 +38,4 @@ class GaieLegacy(AdmissionPolicy):
     def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
         if not ticket.sheddable or utilization(load, self._queue_depth, self._kv_usage) < 1.0:
             return None
-        return Refusal(Reason.SATURATED)
+        return _SATURATED

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
-from maitred.admission.vocabulary import Reason
 from maitred.contracts import FleetLoad
 from maitred.units import Micros
 
@@ -13,9 +12,12 @@ if TYPE_CHECKING:
     from maitred.admission.ticket import Ticket
 
 
+_CLOSED: Final = Refusal("reject_all", 503, "no requests are admitted at present")
+
+
 @POLICIES.register("reject-all")
 class RejectAll(AdmissionPolicy):
     """Refuses everybody (BLIS `reject-all`)."""
 
     def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
-        return Refusal(Reason.REJECT_ALL)
+        return _CLOSED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from maitred.admission.policies.config import PolicyConfig
-from maitred.admission.policies.policy import POLICIES, AdmissionPolicy
+from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
 from maitred.admission.policies.tenant_budgets import Account, TenantBudgets
 from maitred.admission.ticket import HOLDING, Event, Ticket
 from maitred.admission.vocabulary import Action
@@ -29,6 +29,8 @@ class Screen:
         self._budgets: TenantBudgets | None = None
         if config.tenant_budgets:
             self._policy = self._budgets = TenantBudgets(config, self._bare)
+        self.refusals: dict[str, Refusal] = {}
+        """The latest of each reason."""
         self.idle = config.refuses_nobody
         """Whether nobody need be shown to it."""
 
@@ -56,6 +58,7 @@ class Screen:
         ticket.on(Event.REJECT)
         ticket.totals.arrived += 1
         ticket.totals.refused[refusal.reason] += 1
+        self.refusals[refusal.reason] = refusal
         return Decision(now, ticket.id, Action.REJECT, refusal.reason, None, refusal.retry_after)
 
     def adopt(self, ticket: Ticket) -> None:

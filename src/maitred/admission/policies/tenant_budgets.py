@@ -5,16 +5,18 @@ Over another policy, which is asked first: what that refuses is refused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from maitred.admission.policies.config import PolicyConfig
 from maitred.admission.policies.policy import AdmissionPolicy, Refusal
-from maitred.admission.vocabulary import Reason
 from maitred.contracts import FleetLoad
 from maitred.units import Micros
 
 if TYPE_CHECKING:
     from maitred.admission.ticket import Ticket
+
+
+_SHARE_USED: Final = Refusal("tenant_budget", message="this tenant has used its share of the backends")
 
 
 class Account:
@@ -46,4 +48,4 @@ class TenantBudgets(AdmissionPolicy):
         account = ticket.budget
         if refused is not None or account is None or not ticket.sheddable:
             return refused
-        return Refusal(Reason.TENANT_BUDGET) if account.in_flight > account.share * self.slots else None
+        return _SHARE_USED if account.in_flight > account.share * self.slots else None

@@ -6,15 +6,17 @@ priority of at least `min_priority`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
-from maitred.admission.vocabulary import Reason
 from maitred.contracts import FleetLoad
 from maitred.units import Micros
 
 if TYPE_CHECKING:
     from maitred.admission.ticket import Ticket
+
+
+_SHED: Final = Refusal("tier_shed", message="the backends are loaded, and more urgent requests go first")
 
 
 @POLICIES.register("tier-shed")
@@ -35,4 +37,4 @@ class TierShed(AdmissionPolicy):
             return None
         if all(instance.effective <= self._threshold for instance in load.instances):
             return None
-        return Refusal(Reason.TIER_SHED)
+        return _SHED

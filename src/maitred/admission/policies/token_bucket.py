@@ -13,13 +13,13 @@ from math import ceil, isfinite
 from typing import TYPE_CHECKING, Final
 
 from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
-from maitred.admission.vocabulary import Reason
 from maitred.contracts import FleetLoad
 from maitred.units import SECOND, Micros
 
 if TYPE_CHECKING:
     from maitred.admission.ticket import Ticket
 
+_TOO_LARGE: Final = Refusal("prompt_too_large", 413, "the prompt has more tokens than may ever enter at once", is_final=True)
 _LIFETIME_SECS: Final = 1e9
 """Nobody waits for longer."""
 
@@ -45,8 +45,10 @@ class TokenBucketPolicy(AdmissionPolicy):
             self._level -= ticket.prompt_tokens
             return None
         if ticket.prompt_tokens > self._capacity:
-            return Refusal(Reason.PROMPT_TOO_LARGE)
-        return Refusal(Reason.BUCKET_EMPTY, self._filled_in(ticket.prompt_tokens))
+            return _TOO_LARGE
+        filled_in = self._filled_in(ticket.prompt_tokens)
+        message = "more prompt tokens per second than are allowed here"
+        return Refusal("token_bucket", message=message, retry_after=filled_in, is_final=filled_in is None)
 
     def _filled_in(self, tokens: int) -> Micros | None:
         """How long it takes until there are so many, if nobody else comes; None: for ever, or as good as that."""
