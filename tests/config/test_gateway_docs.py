@@ -45,10 +45,13 @@ def test_codes() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
     written = set(re.findall(r'code="([a-z_]+)"', text))
     admission = set(re.findall(r'"((?:scheduler|admission)_[a-z_]+)"', (SOURCE / "gateway" / "refusals.py").read_text()))
+    rooms = "\n".join(path.read_text(encoding="utf-8") for path in SOURCE.glob("admission/**/*.py"))
+    policies = {f"admission_{reason}" for reason in ("policy", *re.findall(r'Refusal\(\s*"([a-z_]+)"', rooms))}
     both_paths = {f"{path}_{name}" for path in ("scheduler", "admission") for name in ("queue_timeout", "tenant_queue_full")}
     failures = {f"upstream_{kind.reason}" for kind in (*UpstreamError.__subclasses__(), relay.Abandoned)}
 
-    assert documented == written | admission | both_paths | failures - {f"upstream_{ConnectError.reason}"}
+    assert {"admission_token_bucket", "admission_reject_all"} <= policies
+    assert documented == written | admission | policies | both_paths | failures - {f"upstream_{ConnectError.reason}"}
 
 
 def test_what_changes_in_service() -> None:
