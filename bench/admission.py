@@ -22,10 +22,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from maitred.admission import Action, Admission, AdmissionConfig, End, Reason, State, Ticket
-from maitred.decisions import Decision
-from maitred.request import PriorityClass, RequestId
-from maitred.units import MILLISECOND, SECOND, Micros
+from maitred.admission import Action, Admission, AdmissionConfig, Reason, ReleaseReason, Ticket, TicketState
+from maitred.core.decisions import Decision
+from maitred.core.request import PriorityClass, RequestId
+from maitred.core.units import MILLISECOND, SECOND, Micros
 from measuring import CALIBRATION_LOOPS, calibrate
 
 SIZES = (100, 1_000, 10_000)
@@ -115,7 +115,7 @@ def free_slot(n: int) -> Steps:
         for ticket in tickets:
             core.submit(ticket, hall.now)
             core.first_byte(ticket.id, hall.now)
-            core.release(ticket.id, End.DRAINED, hall.now)
+            core.release(ticket.id, ReleaseReason.DRAINED, hall.now)
         yield 0
 
 
@@ -139,7 +139,7 @@ def queueing(tickets: Callable[[Hall], Iterator[Ticket]], **keys: Any) -> Case:
                 core.next_deadline()
             yield 0
             for ticket in new:
-                core.release(ticket.id, End.CLIENT_GONE, hall.now)
+                core.release(ticket.id, ReleaseReason.CLIENT_GONE, hall.now)
 
     return case
 
@@ -153,7 +153,7 @@ def dispatching(tickets: Callable[[Hall], Iterator[Ticket]], reason: Reason = Re
             decided: list[Decision] = []
             yield len(leaving)
             for request_id in leaving:
-                decided += core.release(request_id, End.DRAINED, hall.later())
+                decided += core.release(request_id, ReleaseReason.DRAINED, hall.later())
                 core.next_deadline()
             yield 0
             assert all(decision.reason is reason for decision in decided)
@@ -172,7 +172,7 @@ def cancelling(n: int) -> Steps:
         leaving = random.sample(sorted(hall.waiting), batch(n))
         yield len(leaving)
         for request_id in leaving:
-            hall.core.release(request_id, End.CLIENT_GONE, hall.now)
+            hall.core.release(request_id, ReleaseReason.CLIENT_GONE, hall.now)
         yield 0
         hall.replace([hall.waiting.pop(request_id) for request_id in leaving])
 
@@ -209,11 +209,11 @@ def preempting(n: int) -> Steps:
         yield len(urgent)
         for ticket in urgent:
             decisions = core.submit(ticket, hall.now)
-            core.release(decisions[0].subject, End.PREEMPTED, hall.now)
+            core.release(decisions[0].subject, ReleaseReason.SLOT_PREEMPTED, hall.now)
         yield 0
-        assert all(ticket.state is State.ADMITTED for ticket in urgent)
+        assert all(ticket.state is TicketState.ADMITTED for ticket in urgent)
         for ticket in urgent:
-            hall.follow(core.release(ticket.id, End.DRAINED, hall.later()))
+            hall.follow(core.release(ticket.id, ReleaseReason.DRAINED, hall.later()))
 
 
 def no_victim(n: int) -> Steps:
@@ -231,7 +231,7 @@ def no_victim(n: int) -> Steps:
             core.next_deadline()
         yield 0
         for ticket in urgent:
-            core.release(ticket.id, End.CLIENT_GONE, hall.now)
+            core.release(ticket.id, ReleaseReason.CLIENT_GONE, hall.now)
 
 
 TENANTS = [f"header:tenant-{number}" for number in range(1_000)]

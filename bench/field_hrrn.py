@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from field_scene import Scene
 from maitred import Results
-from maitred.units import SECOND
+from maitred.core.units import SECOND
 from policies import write
 
 

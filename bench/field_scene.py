@@ -22,12 +22,12 @@ from random import Random
 import msgspec
 
 from maitred import InstanceConfig, LinearLatency, Results
-from maitred.request import Request
+from maitred.core.request import Request
+from maitred.core.units import MILLISECOND, SECOND, Micros
 from maitred.sim import simulate
-from maitred.units import MILLISECOND, SECOND, Micros
 from maitred.workload import Job, parse_lengths
-from maitred.workload.content import NOTHING, Content
 from maitred.workload.lengths import UnitDraw
+from maitred.workload.prefix_keys import NO_PIECES, PieceChain
 
 UNDER_WAY = 100
 """Said in the record."""
@@ -65,7 +65,7 @@ class Scene(msgspec.Struct, frozen=True):
     page: int = 512
     """Tokens. Not fitted: SGLang's is 64 here, the results are alike, and the simulation is faster."""
 
-    def log(self, seed: int) -> Iterator[Content]:
+    def log(self, seed: int) -> Iterator[PieceChain]:
         """Prompts in the order of the log."""
         begun, pauses = _Talks(self, Random(f"{seed}/talks").random), Random(f"{seed}/pauses").random
         pause = parse_lengths(f"lognormal:{SECOND},{round(self.spread * SECOND)}").draw
@@ -89,7 +89,7 @@ class Scene(msgspec.Struct, frozen=True):
         return simulate(Replay(self.log(seed)), instance=instance)
 
 
-class _Talks(Iterator[deque[Content]]):
+class _Talks(Iterator[deque[PieceChain]]):
     """The prompts of one talk after the other."""
 
     def __init__(self, scene: Scene, uniform: UnitDraw) -> None:
@@ -98,15 +98,15 @@ class _Talks(Iterator[deque[Content]]):
         self._pieces = count(1, 2)
         """Numbers for what is said once; the even ones are those of the system prompts."""
 
-    def __next__(self) -> deque[Content]:
+    def __next__(self) -> deque[PieceChain]:
         scene, uniform = self._scene, self._uniform
         if uniform() < scene.single:
-            return deque([NOTHING.then(next(self._pieces), scene.single_prompt)])
+            return deque([NO_PIECES.append(next(self._pieces), scene.single_prompt)])
         agent, turns = int(uniform() * scene.agents), _geometric(scene.turns, uniform)
-        prompt = NOTHING.then(2 * agent, SYSTEM_PROMPT).then(next(self._pieces), scene.first_prompt)
+        prompt = NO_PIECES.append(2 * agent, SYSTEM_PROMPT).append(next(self._pieces), scene.first_prompt)
         prompts = deque([prompt])
         for _ in range(turns - 1):
-            prompt = prompt.then(next(self._pieces), TURN)
+            prompt = prompt.append(next(self._pieces), TURN)
             prompts.append(prompt)
         return prompts
 
@@ -116,9 +116,9 @@ def _geometric(mean: float, uniform: UnitDraw) -> int:
 
 
 class Replay:
-    """A list of prompts, `UNDER_WAY` at a time: a `Reactive` workload."""
+    """A list of prompts, `UNDER_WAY` at a time: a `ReactiveWorkload` workload."""
 
-    def __init__(self, prompts: Iterator[Content]) -> None:
+    def __init__(self, prompts: Iterator[PieceChain]) -> None:
         self._prompts = enumerate(prompts)
 
     def __iter__(self) -> Iterator[Job]:

@@ -74,7 +74,7 @@ def pressed(runs: Sequence[Results]) -> Pressed:
         ttft_p99=_mean_p99([results.first_token - results.arrival for results in runs]),
         e2e_p99=_mean_p99([results.finished - results.arrival for results in runs]),
         wasted=float(np.mean([summary.total.waste for summary in summaries])),
-        steps=sum(summary.engine.steps for summary in summaries),
+        steps=sum(summary.all_instances.steps for summary in summaries),
         completed=sum(summary.total.completed for summary in summaries),
         warned=sum(any("KV thrashing" in text for text in summary.warnings) for summary in summaries),
     )

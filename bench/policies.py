@@ -33,11 +33,11 @@ import msgspec
 import numpy as np
 
 from maitred import InstanceConfig, Job
-from maitred.errors import MaitredError
+from maitred.core.errors import MaitredError
+from maitred.core.request import PriorityClass
+from maitred.core.units import SECOND, Micros
 from maitred.queueing import QueueingConfig
-from maitred.request import PriorityClass
 from maitred.sim import ClusterConfig, Results, simulate
-from maitred.units import SECOND, Micros
 from maitred.workload import open_trace
 
 POLICIES = (

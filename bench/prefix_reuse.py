@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from maitred.errors import MaitredError
+from maitred.core.errors import MaitredError
 from maitred.kv import reuse
 from maitred.workload.trace import open_trace
 

@@ -28,10 +28,10 @@ from time import process_time
 
 import msgspec
 
-from maitred.contracts import PrefixWatcher
+from maitred.core.contracts import PrefixCacheListener
+from maitred.core.request import Request
+from maitred.core.sequence import SequenceState
 from maitred.queueing import SCHEDULERS
-from maitred.request import Request
-from maitred.seq import Seq
 from measuring import CALIBRATION_LOOPS, calibrate
 
 SIZES = (128, 1_000, 10_000)
@@ -50,7 +50,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     family: int
     number: int
 
-    def keys(self, block_size: int) -> list[int]:
+    def block_keys(self, block_size: int) -> list[int]:
         first, own = (1 + self.family) * SHARED, (1_000 + self.number) * OWN
         return [*range(first, first + SHARED), *range(own, own + OWN)]
 
@@ -61,22 +61,22 @@ class Cache:
     def __init__(self) -> None:
         self.block_size = BLOCK
         self.blocks: OrderedDict[int, None] = OrderedDict()
-        self.watchers: list[PrefixWatcher] = []
+        self.watchers: list[PrefixCacheListener] = []
 
-    def chain(self, request: Request) -> Sequence[int]:
+    def block_hashes(self, request: Request) -> Sequence[int]:
         assert request.prefix is not None
-        return request.prefix.keys(BLOCK)
+        return request.prefix.block_keys(BLOCK)
 
-    def holds(self, key: int) -> bool:
+    def contains(self, key: int) -> bool:
         return key in self.blocks
 
-    def cached(self, chain: Sequence[int]) -> int:
+    def num_cached_blocks(self, chain: Sequence[int]) -> int:
         return next((depth for depth, key in enumerate(chain) if key not in self.blocks), len(chain))
 
-    def match(self, request: Request) -> int:
+    def num_cached_tokens(self, request: Request) -> int:
         raise NotImplementedError("who keeps a chain needs no match")
 
-    def watch(self, watcher: PrefixWatcher) -> None:
+    def subscribe(self, watcher: PrefixCacheListener) -> None:
         self.watchers.append(watcher)
 
     def use(self, chain: Sequence[int]) -> None:
@@ -87,7 +87,7 @@ class Cache:
             self.blocks.move_to_end(key)
         for watcher in self.watchers:
             for key in missing:
-                watcher.published(key)
+                watcher.on_stored(key)
 
     def evict(self, blocks: int) -> None:
         self.forget([key for key, _ in zip(self.blocks, range(blocks), strict=False)])
@@ -96,11 +96,11 @@ class Cache:
         for key in keys:
             del self.blocks[key]
             for watcher in self.watchers:
-                watcher.evicted(key)
+                watcher.on_removed(key)
 
 
 class Step:
-    number = 0
+    step_index = 0
     running = 0
     free_blocks = 1_000_000
 
@@ -119,33 +119,35 @@ class Room:
             self.cache.use(Prompt(0, -1 - number).keys(BLOCK)[SHARED:])
         for family in range(0, FAMILIES, 2):
             self.cache.use(Prompt(family, 0).keys(BLOCK)[:SHARED])
-        self.queue = SCHEDULERS.get(policy)().queue(self.cache, Random(0))
+        self.queue = SCHEDULERS.get(policy)().make_queue(self.cache, Random(0))
         self.lost: list[int] = []
         for _ in range(n):
             self.arrive(self.next())
 
-    def next(self) -> Seq:
+    def next(self) -> SequenceState:
         number = next(self.numbers)
         prompt = Prompt(self.random.randrange(FAMILIES), number)
-        return Seq(Request(id=number, arrival=number, prompt_tokens=(SHARED + OWN) * BLOCK, prefix=prompt), number, 1_024)
+        return SequenceState(
+            Request(id=number, arrival=number, prompt_tokens=(SHARED + OWN) * BLOCK, prefix=prompt), number, 1_024
+        )
 
-    def arrive(self, seq: Seq) -> None:
+    def arrive(self, seq: SequenceState) -> None:
         self.queue.add(seq, seq.request.arrival)
 
     def schedule(self) -> None:
         """One pass. What is admitted is computed and over at once."""
         queue, cache = self.queue, self.cache
-        queue.begin(Step(), 0)
+        queue.on_step_start(Step(), 0)
         admitted = []
         for _ in range(ADMITTED):
             if queue.peek() is not None:
                 admitted.append(queue.pop())
         for seq in admitted:
-            chain = cache.chain(seq.request)
-            cached = sum(map(cache.holds, chain))
+            chain = cache.block_hashes(seq.request)
+            cached = sum(map(cache.contains, chain))
             cache.use(chain)
-            queue.served(seq, (len(chain) - cached) * BLOCK, 0, 0)
-            queue.left(seq, 0)
+            queue.on_served(seq, (len(chain) - cached) * BLOCK, 0, 0)
+            queue.on_sequence_end(seq, 0)
         cache.evict(EVICTED)
 
     def move_a_family(self) -> None:
@@ -155,7 +157,7 @@ class Room:
             self.lost = []
             return
         keys = Prompt(2 * self.random.randrange(FAMILIES // 2), 0).keys(BLOCK)[SHARED - 8 : SHARED]
-        self.lost = [key for key in keys if self.cache.holds(key)]
+        self.lost = [key for key in keys if self.cache.contains(key)]
         self.cache.forget(self.lost[::-1])
 
 

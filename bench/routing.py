@@ -22,8 +22,8 @@ from time import process_time
 
 import msgspec
 
-from maitred.contracts import Router
-from maitred.request import Request
+from maitred.core.contracts import Router
+from maitred.core.request import Request
 from maitred.routing import RoutingConfig
 from measuring import CALIBRATION_LOOPS, calibrate
 from policies import write
@@ -51,7 +51,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 
     number: int
 
-    def keys(self, block_size: int) -> list[int]:
+    def block_keys(self, block_size: int) -> list[int]:
         first, own = (1 + self.number % FAMILIES) * SHARED, (1_000 + self.number) * OWN
         return [*range(first, first + SHARED), *range(own, own + OWN)]
 
@@ -87,7 +87,7 @@ def run(router: Router, size: int, sent: Sequence[Request]) -> float:
         gone, left = there[place]
         fleet[left].in_flight -= 1
         began = process_time()
-        router.left(gone, left, request.arrival)
+        router.on_request_end(gone, left, request.arrival)
         chosen = router.choose(request, fleet, request.arrival).instance
         took += process_time() - began
         fleet[chosen].in_flight += 1

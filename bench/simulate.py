@@ -70,7 +70,7 @@ class Known(msgspec.Struct, frozen=True):
     number: int
     tokens: int
 
-    def keys(self, block_size: int) -> list[int]:
+    def block_keys(self, block_size: int) -> list[int]:
         blocks = self.tokens // block_size
         shared = blocks * 3 // 4
         family, own = self.number % FAMILIES, FAMILIES + self.number

@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 
 from maitred import InstanceConfig, Job
-from maitred.request import Request
+from maitred.core.request import Request
+from maitred.core.units import SECOND
 from maitred.sim import Results, simulate
-from maitred.units import SECOND
-from maitred.workload.prefix import BlockIds
+from maitred.workload.prefix_keys import ChainedBlockIds
 from policies import print_or_write
 
 BLOCK, BLOCKS = 512, 4
@@ -80,7 +80,7 @@ SCENES = {
 
 def _job(number: int, seconds: float, ids: Sequence[int]) -> Job:
     tokens, at = BLOCK * BLOCKS, round(seconds * SECOND)
-    return Job(Request(id=number, arrival=at, prompt_tokens=tokens, prefix=BlockIds(tuple(ids), tokens, BLOCK)), ANSWER)
+    return Job(Request(id=number, arrival=at, prompt_tokens=tokens, prefix=ChainedBlockIds(tuple(ids), tokens, BLOCK)), ANSWER)
 
 
 def hit_rate(results: Results) -> float:

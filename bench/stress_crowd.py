@@ -22,7 +22,7 @@ import msgspec
 import uvloop
 
 from http_client import Answer, Ask, Connection, connect, request
-from maitred.request import PriorityClass
+from maitred.core.request import PriorityClass
 from mock_engine import EVENT, streamed, whole
 from stage import use_every_descriptor
 

@@ -28,7 +28,7 @@ def workload():
 # %% [markdown]
 # ## One run
 #
-# The same arguments give the same result, to the byte. A `Result` shows itself in a notebook; its figures are in `summary()`.
+# The same arguments give the same result, to the byte. A `Result` shows itself in a notebook; its figures are in `outcomes()`.
 
 # %%
 result = maitred.simulate(workload(), maitred.ClusterConfig(num_instances=2), INSTANCE, slo=SLO)

@@ -24,15 +24,15 @@ _HOMES = {
     "Candidate": "maitred.study.candidate",
     "ClusterConfig": "maitred.sim",
     "Comparison": "maitred.study.compare",
-    "ConfigError": "maitred.errors",
+    "ConfigError": "maitred.core.errors",
     "InstanceConfig": "maitred.instance",
     "Job": "maitred.workload",
     "LinearLatency": "maitred.instance",
     "Load": "maitred.workload.load",
-    "MaitredError": "maitred.errors",
+    "MaitredError": "maitred.core.errors",
     "Outcome": "maitred.sim",
-    "PriorityClass": "maitred.request",
-    "Request": "maitred.request",
+    "PriorityClass": "maitred.core.request",
+    "Request": "maitred.core.request",
     "Result": "maitred.report",
     "Results": "maitred.sim",
     "RoutingConfig": "maitred.routing",
@@ -60,7 +60,7 @@ def __getattr__(name: str) -> Any:
 
 def is_compiled() -> bool:
     """Whether the modules that a simulation spends its time in are compiled (`make compile`)."""
-    return not str(import_module("maitred.seq").__file__).endswith(".py")
+    return not str(import_module("maitred.core.sequence").__file__).endswith(".py")
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,8 @@
 from maitred.admission import AdmissionConfig as AdmissionConfig
-from maitred.errors import ConfigError as ConfigError
-from maitred.errors import MaitredError as MaitredError
+from maitred.core.errors import ConfigError as ConfigError
+from maitred.core.errors import MaitredError as MaitredError
+from maitred.core.request import PriorityClass as PriorityClass
+from maitred.core.request import Request as Request
 from maitred.instance import InstanceConfig as InstanceConfig
 from maitred.instance import LinearLatency as LinearLatency
 from maitred.report import By as By
@@ -9,8 +11,6 @@ from maitred.report import Slo as Slo
 from maitred.report import Summary as Summary
 from maitred.report import Targets as Targets
 from maitred.report import simulate as simulate
-from maitred.request import PriorityClass as PriorityClass
-from maitred.request import Request as Request
 from maitred.routing import RoutingConfig as RoutingConfig
 from maitred.sim import ClusterConfig as ClusterConfig
 from maitred.sim import Outcome as Outcome
@@ -18,7 +18,7 @@ from maitred.sim import Results as Results
 from maitred.study.candidate import Candidate as Candidate
 from maitred.study.compare import Comparison as Comparison
 from maitred.study.compare import compare as compare
-from maitred.study.sweep import Swept as Swept
+from maitred.study.sweep import SweepResult as SweepResult
 from maitred.study.sweep import sweep as sweep
 from maitred.workload import Job as Job
 from maitred.workload import Workload as Workload

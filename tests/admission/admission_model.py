@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from maitred.admission import AdmissionConfig, End, Reason
-from maitred.admission.rules import rules_of
-from maitred.admission.slots import effective
-from maitred.decisions import Decision
-from maitred.request import PriorityClass
-from maitred.units import Micros
+from maitred.admission import AdmissionConfig, Reason, ReleaseReason
+from maitred.admission.rules import resolve_pool_rules
+from maitred.admission.slots import fit_reservations
+from maitred.core.decisions import Decision
+from maitred.core.request import PriorityClass
+from maitred.core.units import Micros
 
 SYSTEM = PriorityClass.SYSTEM
 
@@ -47,7 +47,7 @@ class Model:
         self.configure(config)
 
     def configure(self, config: AdmissionConfig) -> None:
-        self.config, self.rules = config, rules_of(config)
+        self.config, self.rules = config, resolve_pool_rules(config)
         self.dispatched = dict.fromkeys(self.capacities, 0)
         self.promoted = dict.fromkeys(self.capacities, 0)
 
@@ -74,8 +74,8 @@ class Model:
 
     def free(self, one: Known) -> int:
         capacity = self.capacity(one)
-        reserved = effective(
-            [lane.wanted(capacity) for lane in self.rules.lanes], capacity, keeps_exact_fit=self.rules.keeps_exact_fit
+        reserved = fit_reservations(
+            [lane.wanted_slots(capacity) for lane in self.rules.lanes], capacity, keeps_exact_fit=self.rules.keeps_exact_fit
         )
         held = [sum(other.holds and self.lane(other) == c for other in self.together(one)) for c in range(4)]
         kept_back = sum(max(0, reserved[c] - held[c]) for c in range(self.lane(one) + 1, 4))
@@ -108,13 +108,15 @@ class Model:
             one = self.everybody[decision.subject]
             getattr(self, f"_{decision.action}")(one, decision)
 
-    def released(self, number: int, end: End, now: Micros) -> None:
+    def released(self, number: int, end: ReleaseReason, now: Micros) -> None:
         """Before its decisions are applied."""
         one = self.everybody[number]
         if not one.holds:
             return
-        comes_back = one.state == "victim" and end is End.PREEMPTED and self.rules.retries and not one.retried
-        comes_back = comes_back and one.submitted_at + self.rules.lanes[self.lane(one)].timeout > now
+        comes_back = (
+            one.state == "victim" and end is ReleaseReason.SLOT_PREEMPTED and self.rules.retries_victims and not one.retried
+        )
+        comes_back = comes_back and one.submitted_at + self.rules.lanes[self.lane(one)].queue_timeout > now
         one.state = "coming back" if comes_back else "left"
 
     # Decisions
@@ -131,7 +133,7 @@ class Model:
             assert not self.peers(one), "a newcomer passed the queue"
         if queued:
             self.dispatched[one.pool] += 1
-            if not self.rules.weights:
+            if not self.rules.tenant_weights:
                 ahead = [o for o in self.together(one) if o.state == "queued" and self.lane(o) == self.lane(one)]
                 assert not any(o.turn < one.turn and not self.at_limit(o) for o in ahead), "not first come, first served"
             if decision.reason is Reason.SLOT_FREE:
@@ -143,7 +145,7 @@ class Model:
         one.state, one.admission = "admitted", self.admissions
 
     def _promotion(self, one: Known, at: Micros) -> None:
-        threshold = self.rules.lanes[self.lane(one)].starvation
+        threshold = self.rules.lanes[self.lane(one)].starvation_threshold
         assert one.k is not SYSTEM
         assert threshold is not None
         assert at - one.submitted_at > threshold, "it has not starved"

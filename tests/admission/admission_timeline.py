@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from maitred.admission import Admission, AdmissionConfig, ClassView, End, Ticket
-from maitred.decisions import Decision
-from maitred.request import PriorityClass
-from maitred.units import from_seconds, to_seconds
+from maitred.admission import Admission, AdmissionConfig, ClassView, ReleaseReason, Ticket
+from maitred.core.decisions import Decision
+from maitred.core.request import PriorityClass
+from maitred.core.units import from_seconds, to_seconds
 
 BULK, DEFAULT, INTERACTIVE, SYSTEM = PriorityClass
 
@@ -32,7 +32,7 @@ def classes(said: dict[str, Any] | None = None, **given: dict[str, float]) -> Ad
 
 
 class Timeline:
-    """One core with the pool `m`. Every input is followed by `check()`."""
+    """One core with the pool `m`. Every input is followed by `check_fit()`."""
 
     def __init__(self, slots: int, said: dict[str, Any] | None = None, **given: dict[str, float]) -> None:
         self.core = Admission(classes(said, **given), {"m": slots})
@@ -50,7 +50,7 @@ class Timeline:
     def first_byte(self, at: float, name: str) -> bool:
         return self.core.first_byte(self._names.index(name), from_seconds(at))
 
-    def release(self, at: float, name: str, end: End = End.DRAINED) -> list[str]:
+    def release(self, at: float, name: str, end: ReleaseReason = ReleaseReason.DRAINED) -> list[str]:
         return self._lines(self.core.release(self._names.index(name), end, from_seconds(at)))
 
     def resize(self, at: float, slots: int, pool: str = "m") -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from maitred.slo_classes import SLO_PRIORITIES
+from maitred.core.slo_classes import SLO_PRIORITIES
 
 BANDS = sorted(SLO_PRIORITIES.values(), reverse=True)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from maitred.admission import Admission, AdmissionConfig, End, RecordedAdmission, Ticket
-from maitred.contracts import FleetLoad, InstanceLoad
-from maitred.decisions import Decision, DecisionLog
-from maitred.slo_classes import SLO_PRIORITIES
-from maitred.units import from_ms, to_ms
+from maitred.admission import Admission, AdmissionConfig, RecordedAdmission, ReleaseReason, Ticket
+from maitred.core.contracts import FleetLoad, InstanceLoad
+from maitred.core.decisions import Decision, DecisionLog
+from maitred.core.slo_classes import SLO_PRIORITIES
+from maitred.core.units import from_ms, to_ms
 
 
 def flow_config(keys: dict[str, Any] | None = None, **flow: Any) -> AdmissionConfig:
@@ -20,7 +20,7 @@ def flow_config(keys: dict[str, Any] | None = None, **flow: Any) -> AdmissionCon
 
 
 class FlowTimeline:
-    """One core with the pool `m` over `instances`, which hold what it lets in. Every input is followed by `check()`."""
+    """One core with the pool `m` over `instances`, which hold what it lets in. Every input is followed by `check_fit()`."""
 
     def __init__(self, keys: dict[str, Any] | None = None, *, instances: int = 1, **flow: Any) -> None:
         self.waiting = [0] * instances
@@ -42,7 +42,7 @@ class FlowTimeline:
         ticket = Ticket(len(self._names) - 1, "m", tenant=tenant, slo_priority=priority, slo_target=target)
         return self._lines(self.core.submit(ticket, from_ms(ms), self.load()))
 
-    def release(self, ms: float, name: str, end: End = End.DRAINED) -> list[str]:
+    def release(self, ms: float, name: str, end: ReleaseReason = ReleaseReason.DRAINED) -> list[str]:
         self._in_flight.discard(name)
         return self._lines(self.core.release(self._names.index(name), end, from_ms(ms)))
 

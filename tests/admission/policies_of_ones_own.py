@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from maitred.admission import AdmissionPolicy, Reason, Refusal, Ticket
-from maitred.contracts import FleetLoad
+from maitred.core.contracts import FleetLoad
 
 
 class AtMost(AdmissionPolicy):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
 
-from maitred.admission import Admission, AdmissionConfig, End, State, Ticket, TransitionError
+from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket, TicketState, TransitionError
 
 PRIORITY = AdmissionConfig(mode="priority")
 
@@ -13,7 +13,7 @@ PRIORITY = AdmissionConfig(mode="priority")
 def test_the_shipped_reservations_are_shares_that_fit_any_fleet() -> None:
     core = Admission(PRIORITY, {"large": 128, "small": 4, "single": 1})
 
-    reserved = {pool: [view.reserved for view in core.view(pool).classes.values()] for pool in core.pools}
+    reserved = {pool: [view.reserved for view in core.view(pool).classes.values()] for pool in core.pool_names}
 
     assert reserved == {"large": [7, 32, 0, 0], "small": [1, 1, 0, 0], "single": [0, 0, 0, 0]}
 
@@ -70,7 +70,7 @@ def test_a_waiter_in_the_middle_may_leave() -> None:
     for name in ("held", "first", "second", "third"):
         t.submit(0, name)
 
-    assert t.release(1, "second", End.CLIENT_GONE) == ["second cancel client_gone"]
+    assert t.release(1, "second", ReleaseReason.CLIENT_GONE) == ["second cancel client_gone"]
     assert t.release(2, "held") == ["first admit slot_free"]
     assert t.release(3, "first") == ["third admit slot_free"]
 
@@ -83,7 +83,7 @@ def test_a_release_counts_once() -> None:
 
     assert t.release(1, "a") == ["b admit slot_free"]
     assert t.release(1, "a") == []
-    assert t.release(1, "a", End.FAILED) == []
+    assert t.release(1, "a", ReleaseReason.FAILED) == []
     assert t.core.view("m").in_flight == 1
 
 
@@ -91,11 +91,16 @@ def test_ends_are_told_apart() -> None:
     t = Timeline(3)
     for name in ("a", "b", "c"):
         t.submit(0, name)
-    t.release(1, "a", End.DRAINED)
-    t.release(1, "b", End.CLIENT_GONE)
-    t.release(1, "c", End.FAILED)
+    t.release(1, "a", ReleaseReason.DRAINED)
+    t.release(1, "b", ReleaseReason.CLIENT_GONE)
+    t.release(1, "c", ReleaseReason.FAILED)
 
-    assert t.core.view("m").classes[DEFAULT].ended == {End.DRAINED: 1, End.CLIENT_GONE: 1, End.FAILED: 1, End.PREEMPTED: 0}
+    assert t.core.view("m").classes[DEFAULT].ended == {
+        ReleaseReason.DRAINED: 1,
+        ReleaseReason.CLIENT_GONE: 1,
+        ReleaseReason.FAILED: 1,
+        ReleaseReason.SLOT_PREEMPTED: 0,
+    }
 
 
 def test_a_slot_that_frees_at_the_deadline_comes_too_late() -> None:
@@ -105,7 +110,7 @@ def test_a_slot_that_frees_at_the_deadline_comes_too_late() -> None:
     t.submit(0, "late")
 
     assert t.release(1, "held") == ["late reject queue_timeout"]
-    assert t.release(1, "late", End.CLIENT_GONE) == []
+    assert t.release(1, "late", ReleaseReason.CLIENT_GONE) == []
 
 
 def test_a_request_that_leaves_after_its_deadline_has_timed_out() -> None:
@@ -113,7 +118,7 @@ def test_a_request_that_leaves_after_its_deadline_has_timed_out() -> None:
     t.submit(0, "held")
     t.submit(0, "late")
 
-    assert t.release(1.5, "late", End.CLIENT_GONE) == ["late reject queue_timeout"]
+    assert t.release(1.5, "late", ReleaseReason.CLIENT_GONE) == ["late reject queue_timeout"]
 
 
 def test_a_place_that_timed_out_unnoticed_is_free_for_a_newcomer() -> None:
@@ -161,8 +166,8 @@ def test_a_ticket_serves_once() -> None:
         core.submit(ticket, 1)
     with pytest.raises(TransitionError, match="submitted before"):
         core.submit(Ticket(7, "m"), 1)
-    core.release(7, End.DRAINED, 2)
-    assert ticket.state is State.LEFT
+    core.release(7, ReleaseReason.DRAINED, 2)
+    assert ticket.state is TicketState.LEFT
     with pytest.raises(TransitionError, match="submitted before"):
         core.submit(ticket, 3)
     core.check()
@@ -177,7 +182,7 @@ def test_an_unknown_pool_and_a_negative_capacity_are_refused_and_change_nothing(
         core.resize("m", -1, 0)
     with pytest.raises(ValueError, match="at least 0 slots"):
         core.resize("new", -1, 0)
-    assert core.pools == ["m"]
+    assert core.pool_names == ["m"]
     core.check()
     with pytest.raises(ValueError, match="at least 0 slots"):
         Admission(AdmissionConfig(), {"m": -1})
@@ -225,7 +230,7 @@ def test_nothing_of_a_request_stays_when_it_has_left() -> None:
     t.submit(0, "rejected")
     t.advance(1)
     t.submit(2, "leaves")
-    t.release(2, "leaves", End.CLIENT_GONE)
+    t.release(2, "leaves", ReleaseReason.CLIENT_GONE)
     t.release(2, "a")
 
     assert not t.core._tickets

@@ -10,13 +10,13 @@ from maitred.admission import (
     ClassConfig,
     RecordedAdmission,
     Ticket,
-    overcommit,
+    overcommit_problem,
     parse_class,
     replay,
     tenant_problem,
 )
-from maitred.decisions import DecisionLog
-from maitred.request import PriorityClass
+from maitred.core.decisions import DecisionLog
+from maitred.core.request import PriorityClass
 
 BULK, DEFAULT, INTERACTIVE, SYSTEM = PriorityClass
 
@@ -50,7 +50,7 @@ def test_the_class_in_a_header(text: str | None, found: PriorityClass | None) ->
 def test_an_entry_keeps_the_defaults_of_its_class_where_it_says_nothing() -> None:
     config = msgspec.convert({"classes": {"bulk": {"reserved_floor": 2}}}, AdmissionConfig)
 
-    bulk, interactive = config.rules(BULK), config.rules(INTERACTIVE)
+    bulk, interactive = config.class_rules(BULK), config.class_rules(INTERACTIVE)
 
     assert (bulk.reserved_floor, bulk.queue_size, bulk.queue_timeout_secs) == (2, 1024, 300.0)
     assert (interactive.reserved_per_slot, interactive.queue_size) == (0.25, 256)
@@ -130,7 +130,7 @@ def test_a_tenant_that_can_never_come_is_an_error(tenant: str, advice: str) -> N
 def test_tenants_that_can_come(tenant: str) -> None:
     config = msgspec.convert({"tenant_policies": {tenant: {"max_class": "system"}}}, AdmissionConfig)
 
-    assert (config.cap(tenant), config.cap("auth:other")) == (SYSTEM, DEFAULT)
+    assert (config.class_cap(tenant), config.class_cap("auth:other")) == (SYSTEM, DEFAULT)
     assert not tenant_problem(tenant)
 
 
@@ -149,8 +149,8 @@ def test_smgs_entries_replace_whole_classes() -> None:
     }
     config = msgspec.convert({"flavour": "smg", "classes": {"default": entry}}, AdmissionConfig)
 
-    assert config.rules(DEFAULT).reserved_per_slot == 0  # and not 0.10
-    assert (config.rules(SYSTEM).reserved_floor, config.rules(INTERACTIVE).reserved_floor) == (32, 128)
+    assert config.class_rules(DEFAULT).reserved_per_slot == 0  # and not 0.10
+    assert (config.class_rules(SYSTEM).reserved_floor, config.class_rules(INTERACTIVE).reserved_floor) == (32, 128)
     with pytest.raises(msgspec.ValidationError, match="bulk: missing field `reserved_floor`"):
         msgspec.convert({"flavour": "smg", "classes": {"bulk": {"queue_size": 3}}}, AdmissionConfig)
 
@@ -165,14 +165,14 @@ def test_smgs_entries_replace_whole_classes() -> None:
     ],
 )
 def test_reservations_beyond_the_capacity(flavour: str, capacity: int, problem: str | None) -> None:
-    assert overcommit(msgspec.convert({"flavour": flavour}, AdmissionConfig), capacity) == problem
+    assert overcommit_problem(msgspec.convert({"flavour": flavour}, AdmissionConfig), capacity) == problem
 
 
 def test_a_floor_above_the_capacity_is_beyond_it() -> None:
     config = msgspec.convert({"classes": {"interactive": {"reserved_floor": 100}}}, AdmissionConfig)
 
-    assert overcommit(config, 4) == "sum of class reservations (100.2) exceeds capacity (4)"
-    assert overcommit(config, 128) is None
+    assert overcommit_problem(config, 4) == "sum of class reservations (100.2) exceeds capacity (4)"
+    assert overcommit_problem(config, 128) is None
 
 
 def test_a_class_of_smgs_counts_at_most_the_capacity() -> None:
@@ -185,7 +185,7 @@ def test_a_class_of_smgs_counts_at_most_the_capacity() -> None:
     }
     config = msgspec.convert({"flavour": "smg", "classes": {"bulk": entry}}, AdmissionConfig)
 
-    assert overcommit(config, 1024) == "sum of class reservations (1415) exceeds capacity (1024)"
+    assert overcommit_problem(config, 1024) == "sum of class reservations (1415) exceeds capacity (1024)"
 
 
 def test_everything_reserved_no_queue_and_a_lifetime_of_patience_are_legal() -> None:

@@ -8,23 +8,23 @@ import msgspec
 import pytest
 
 from maitred.admission import (
-    NO_LOAD,
+    EMPTY_LOAD,
     Admission,
     AdmissionConfig,
     AdmissionPolicy,
-    End,
     PolicyConfig,
     RecordedAdmission,
     Refusal,
+    ReleaseReason,
     Ticket,
     replay,
 )
-from maitred.contracts import FleetLoad, InstanceLoad
-from maitred.decisions import Decision, DecisionLog
-from maitred.errors import ConfigError
-from maitred.request import PriorityClass, Request
-from maitred.slo_classes import SLO_PRIORITIES
-from maitred.units import SECOND, from_seconds
+from maitred.core.contracts import FleetLoad, InstanceLoad
+from maitred.core.decisions import Decision, DecisionLog
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass, Request
+from maitred.core.slo_classes import SLO_PRIORITIES
+from maitred.core.units import SECOND, from_seconds
 
 OFF = {"mode": "off"}
 
@@ -34,14 +34,14 @@ def config(**keys: Any) -> AdmissionConfig:
 
 
 class Door:
-    """A core with the pool `m`; every input is followed by `check()`."""
+    """A core with the pool `m`; every input is followed by `check_fit()`."""
 
     def __init__(self, slots: int = 4, **keys: Any) -> None:
         self.log: list[bytes] = []
         self.core = RecordedAdmission(config(**keys), {"m": slots}, DecisionLog(self.log.append))
         self.count = 0
 
-    def ask(self, secs: float = 0, slo: str = "standard", load: FleetLoad = NO_LOAD, **fields: Any) -> Decision:
+    def ask(self, secs: float = 0, slo: str = "standard", load: FleetLoad = EMPTY_LOAD, **fields: Any) -> Decision:
         self.count += 1
         ticket = Ticket(self.count, "m", slo_priority=SLO_PRIORITIES[slo], **fields)
         decision = self.core.submit(ticket, from_seconds(secs), load)[-1]
@@ -57,7 +57,7 @@ def test_by_default_nobody_is_refused() -> None:
     door = Door()
     assert not door.core.reads_load
     assert [door.says() for _ in range(3)] == ["admit"] * 3
-    assert config().admits_everybody
+    assert config().admits_all
 
 
 def test_reject_all_refuses_everybody_and_counts_them_by_class() -> None:
@@ -68,7 +68,7 @@ def test_reject_all_refuses_everybody_and_counts_them_by_class() -> None:
 
     refused = {c.label: sum(view.refused.values()) for c, view in door.core.view("*").classes.items()}
     assert refused == {"system": 0, "interactive": 0, "default": 1, "bulk": 1}
-    assert not config(policy="reject-all").admits_everybody
+    assert not config(policy="reject-all").admits_all
 
 
 def test_the_token_bucket_counts_tokens_of_prompts() -> None:
@@ -109,7 +109,7 @@ def test_tier_shed_lets_the_urgent_in_while_an_instance_is_loaded() -> None:
 
     assert door.core.reads_load
     assert door.says(slo="background", load=at_it) == "admit"
-    assert door.says(slo="background", load=NO_LOAD) == "admit"
+    assert door.says(slo="background", load=EMPTY_LOAD) == "admit"
     assert [door.says(slo=slo, load=above) for slo in SLO_PRIORITIES] == ["admit", "admit", *["tier_shed"] * 3]
     assert Door(policy="tier-shed", tier_shed_min_priority=4).says(slo="standard", load=above) == "tier_shed"
 
@@ -138,8 +138,8 @@ def test_a_tenant_over_its_budget_gets_no_more_sheddable_work_in() -> None:
     assert [door.says(slo="batch", tenant="a") for _ in range(4)] == ["admit"] * 3 + ["tenant_budget"]
     assert door.says(slo="standard", tenant="a") == "admit"
     assert door.says(slo="batch", tenant="b") == "admit"
-    door.core.release(1, End.DRAINED, 0)
-    door.core.release(2, End.DRAINED, 0)
+    door.core.release(1, ReleaseReason.DRAINED, 0)
+    door.core.release(2, ReleaseReason.DRAINED, 0)
     assert door.says(slo="batch", tenant="a") == "admit"
 
 
@@ -154,7 +154,7 @@ def test_budgets_follow_the_slots_and_outlive_a_reload() -> None:
     assert door.says(slo="batch", tenant="a") == "tenant_budget"  # 4 of 8
     assert door.says(slo="batch", tenant="a") == "tenant_budget"
     for number in (1, 2):
-        door.core.release(number, End.DRAINED, 0)
+        door.core.release(number, ReleaseReason.DRAINED, 0)
     assert door.says(slo="batch", tenant="a") == "admit"  # 2 are a quarter, and not over it
 
 
@@ -220,10 +220,10 @@ def test_parameters_are_written_behind_the_name() -> None:
     # what is written there goes before BLIS's keys, which say the rest
     door = Door(policy="token-bucket(0)", token_bucket_capacity=30, token_bucket_refill_rate=1e6)
     assert [door.says(secs, prompt_tokens=20) for secs in (0, 1)] == ["admit", "token_bucket"]
-    assert list(config(policy="tier-shed(threshold=9)", token_bucket_capacity=30).without_effect()) == [
+    assert list(config(policy="tier-shed(threshold=9)", token_bucket_capacity=30).ineffective_keys()) == [
         "token_bucket_capacity has no effect: the policy is tier-shed(threshold=9), not token-bucket"
     ]
-    assert config(policy="always-admit()").admits_everybody
+    assert config(policy="always-admit()").admits_all
 
 
 @pytest.mark.parametrize(
@@ -252,11 +252,11 @@ def test_what_a_ticket_says_of_a_request() -> None:
     core = Admission(config(slo_priorities={"batch": -7}, slo_targets={"batch": 900, "critical": 100}), {})
     request = Request(id=7, arrival=0, prompt_tokens=50, model="m", tenant="a", slo_class="batch")
 
-    ticket = core.ticket(request, 60)
+    ticket = core.make_ticket(request, 60)
 
     assert (ticket.id, ticket.pool, ticket.tenant, ticket.cost, ticket.prompt_tokens) == (7, "m", "a", 60, 50)
     assert (ticket.slo_priority, ticket.slo_target, ticket.sheddable) == (-7, 900, True)
-    own = core.ticket(msgspec.structs.replace(request, slo_class="", slo_target=5, priority_class=PriorityClass.SYSTEM), 1)
+    own = core.make_ticket(msgspec.structs.replace(request, slo_class="", slo_target=5, priority_class=PriorityClass.SYSTEM), 1)
     assert (own.slo_priority, own.slo_target) == (4, 5)
 
 
@@ -342,7 +342,7 @@ def test_a_reload_counts_anew_what_tenants_with_budgets_hold() -> None:
     for targets in ({}, {"critical": 5}):
         door.core.reconfigure(config(tenant_budgets={"a": 0.25}, slo_targets=targets), 0)
         assert door.says(slo="batch", tenant="a") == "tenant_budget"
-    door.core.release(1, End.DRAINED, 0)
+    door.core.release(1, ReleaseReason.DRAINED, 0)
 
     assert door.says(slo="batch", tenant="a") == "admit"
 
@@ -366,7 +366,7 @@ def test_a_policy_that_cannot_be_had_changes_nothing(policy: str, what: str) -> 
     with pytest.raises(ConfigError, match=what):
         door.core.reconfigure(config(mode="flow-control", policy=policy), 1)
 
-    assert (door.core.config.mode, door.core.pools) == ("priority", ["m"])
+    assert (door.core.config.mode, door.core.pool_names) == ("priority", ["m"])
     assert door.says() == "queue"
 
 

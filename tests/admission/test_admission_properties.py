@@ -11,10 +11,20 @@ from admission_timeline import classes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.admission import EVERYBODY, Action, Admission, AdmissionConfig, End, RecordedAdmission, State, Ticket, replay
-from maitred.decisions import Decision, DecisionLog
-from maitred.request import PriorityClass
-from maitred.units import MILLISECOND, Micros
+from maitred.admission import (
+    SHARED_POOL,
+    Action,
+    Admission,
+    AdmissionConfig,
+    RecordedAdmission,
+    ReleaseReason,
+    Ticket,
+    TicketState,
+    replay,
+)
+from maitred.core.decisions import Decision, DecisionLog
+from maitred.core.request import PriorityClass
+from maitred.core.units import MILLISECOND, Micros
 
 POOLS = ("m", "n")
 TENANTS = ("", "auth:a", "auth:b", "auth:c")
@@ -63,7 +73,7 @@ def configs(*, tokens: bool = True) -> st.SearchStrategy[AdmissionConfig]:
 
 
 class AnyOrder:
-    """Every decision is checked against the model when it comes; `check()` and the sums after every step."""
+    """Every decision is checked against the model when it comes; `check_fit()` and the sums after every step."""
 
     def __init__(self, config: AdmissionConfig) -> None:
         self.now: Micros = 0
@@ -101,7 +111,7 @@ class AnyOrder:
             assert {d.action for d in others} <= {Action.ADMIT}
             self.model.decided([own, *others])
         else:
-            assert [d.action for d in others] in ([], [Action.PREEMPT])
+            assert [d.action for d in others] in ([], [Action.PREEMPT_SLOT])
             self.model.decided(decisions)
 
     def release(self, n: int, kind: int) -> None:
@@ -114,7 +124,7 @@ class AnyOrder:
         leaver = among[n % len(among)]
         was, end = everybody[leaver].state, ENDS[kind % 3]
         if was == "victim" and kind:
-            end = End.PREEMPTED
+            end = ReleaseReason.SLOT_PREEMPTED
         self.model.released(leaver, end, self.now)
         decisions = self.core.release(leaver, end, self.now)
         assert decisions == [] or was != "left"
@@ -142,25 +152,25 @@ class AnyOrder:
         self.core.check()
         holding = sum(one.holds for one in self.model.everybody.values())
         waiting = sum(one.waits for one in self.model.everybody.values())
-        books = [totals for of_model in self.core._pools.books.values() for totals in of_model]
+        books = [totals for of_model in self.core._pools.counters.values() for totals in of_model]
         assert (holding, waiting) == (sum(t.in_flight for t in books), sum(t.waiting for t in books))
 
     def end(self) -> None:
         """Everybody leaves, twice."""
-        views = [self.core.view(pool) for pool in self.core.pools]
+        views = [self.core.view(pool) for pool in self.core.pool_names]
         here = [one for one in self.model.everybody.values() if one.state != "left"]
         assert len(here) == sum(view.in_flight + view.waiting for view in views)
         for number in self.model.everybody:
-            self.core.release(number, End.CLIENT_GONE, self.now)
-            self.core.release(number, End.CLIENT_GONE, self.now)
+            self.core.release(number, ReleaseReason.CLIENT_GONE, self.now)
+            self.core.release(number, ReleaseReason.CLIENT_GONE, self.now)
         self.core.check()
         assert not self.core._tickets
         for pool in self.core._pools.by_name.values():
-            assert not pool.slots.used
-            assert not any(map(len, (*pool.waiters.queues, *pool.waiters.awaiting.lanes, *pool.takeable.lanes)))
+            assert not pool.slots.in_use
+            assert not any(map(len, (*pool.waiters.queues, *pool.waiters.awaiting.lanes, *pool.victims.lanes)))
 
 
-ENDS = (End.DRAINED, End.CLIENT_GONE, End.FAILED)
+ENDS = (ReleaseReason.DRAINED, ReleaseReason.CLIENT_GONE, ReleaseReason.FAILED)
 STEP_VERBS = (*["submit"] * 4, *["release"] * 2, "first_byte", "resize", "reconfigure")
 STEP_SPANS = (0, 0, 0, 0, *SPANS)
 
@@ -211,13 +221,13 @@ def drive(
                 tickets.append(Ticket(len(tickets), POOLS[n % 2], PriorityClass(k), TENANTS[n // 2 % 4], cost=1 + 7 * n))
                 said += core.submit(tickets[-1], now)
             case "release" if ticket:
-                said += core.release(n, End.DRAINED, now)
+                said += core.release(n, ReleaseReason.DRAINED, now)
             case "preempted":
-                for victim in [t for t in tickets if t.state is State.VICTIM]:
-                    said += core.release(victim.id, End.PREEMPTED, now)
+                for victim in [t for t in tickets if t.state is TicketState.VICTIM]:
+                    said += core.release(victim.id, ReleaseReason.SLOT_PREEMPTED, now)
             case "first_byte" if ticket:
                 said += core.advance(now)
-                if ticket.state not in (State.QUEUED, State.AWAITING):
+                if ticket.state not in (TicketState.QUEUED, TicketState.AWAITING):
                     core.first_byte(n, now)
             case "resize":
                 said += core.resize(POOLS[n % 2], k, now)
@@ -274,11 +284,11 @@ def test_arrivals_are_outcomes_and_those_who_are_here(
     drive(core, happened, later)
 
     def total(names: Iterable[str]) -> int:
-        views = [view for pool in core.pools for view in core.view(pool).classes.values()]
+        views = [view for pool in core.pool_names for view in core.view(pool).classes.values()]
         return sum(getattr(view, name) for view in views for name in names)
 
     refused = total(("queue_full", "tenant_queue_full", "queue_timeout", "cancelled", "waiting", "in_flight", "rate_limited"))
-    ended = sum(sum(view.ended.values()) for pool in core.pools for view in core.view(pool).classes.values())
+    ended = sum(sum(view.ended.values()) for pool in core.pool_names for view in core.view(pool).classes.values())
     assert refused + ended == sum(verb == "submit" for verb, *_ in happened)
     assert total(("arrived", "rate_limited")) == refused + ended
-    assert core.pools == [EVERYBODY] or set(core.pools) == set(POOLS)
+    assert core.pool_names == [SHARED_POOL] or set(core.pool_names) == set(POOLS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from admission_timeline import BULK, INTERACTIVE, SYSTEM, Timeline
 
-from maitred.admission import End
+from maitred.admission import ReleaseReason
 
 LIMITED = {"tenant_policies": {"auth:a": {"max_in_flight": 1}}}
 
@@ -41,6 +41,6 @@ def test_one_that_is_tried_again_goes_first_whatever_the_weights() -> None:
     t.release(1, "held")  # b is far ahead of its share now
     t.submit(2, "a", BULK, tenant="auth:a")
     t.submit(3, "vip", INTERACTIVE)
-    t.release(3.01, "b", End.PREEMPTED)
+    t.release(3.01, "b", ReleaseReason.SLOT_PREEMPTED)
 
     assert t.release(4, "vip") == ["b admit slot_free"]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.admission.rules import LaneRules
-from maitred.admission.slots import Slots, effective
-from maitred.request import PriorityClass
+from maitred.admission.slots import Slots, fit_reservations
+from maitred.core.request import PriorityClass
 
 BULK, DEFAULT, INTERACTIVE, SYSTEM = PriorityClass
 
@@ -79,7 +79,7 @@ def test_a_pool_above_its_capacity_has_nothing_free() -> None:
     ],
 )
 def test_what_a_class_would_reserve(floor: int, share: float, capacity: int, wish: int) -> None:
-    assert LaneRules(8, 1, floor=floor, share=share).wanted(capacity) == wish
+    assert LaneRules(8, 1, reserved_floor=floor, reserved_share=share).wanted_slots(capacity) == wish
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_a_class_would_reserve(floor: int, share: float, capacity: int, wis
 def test_reservations_that_do_not_fit(
     capacity: int, system: int, interactive: int, default: int, reserved: tuple[int, int, int]
 ) -> None:
-    assert effective([0, default, interactive, system], capacity) == [0, reserved[2], reserved[1], reserved[0]]
+    assert fit_reservations([0, default, interactive, system], capacity) == [0, reserved[2], reserved[1], reserved[0]]
 
 
 @pytest.mark.parametrize(
@@ -117,18 +117,18 @@ def test_reservations_that_do_not_fit(
     ],
 )
 def test_smg_keeps_reservations_that_fit_exactly(capacity: int, interactive: int, reserved: int) -> None:
-    assert effective([0, 0, interactive, 0], capacity, keeps_exact_fit=True) == [0, 0, reserved, 0]
+    assert fit_reservations([0, 0, interactive, 0], capacity, keeps_exact_fit=True) == [0, 0, reserved, 0]
 
 
 def test_with_tokens_a_whole_slot_stays_unreserved() -> None:
     """4 slots of 100 tokens, all wanted by system: a fourth of it is given up."""
-    assert effective([0, 0, 0, 400], 400, unit=100) == [0, 0, 0, 300]
-    assert effective([0, 0, 250, 100], 400, unit=100) == [0, 0, 250, 50]
+    assert fit_reservations([0, 0, 0, 400], 400, unit=100) == [0, 0, 0, 300]
+    assert fit_reservations([0, 0, 250, 100], 400, unit=100) == [0, 0, 250, 50]
 
 
 @given(st.lists(st.integers(0, 50), min_size=4, max_size=4), st.integers(0, 50))
 def test_a_slot_is_always_unreserved_and_nobody_gets_more_than_wished(wishes: list[int], capacity: int) -> None:
-    reserved = effective(wishes, capacity)
+    reserved = fit_reservations(wishes, capacity)
 
     assert all(0 <= got <= wish for got, wish in zip(reserved, wishes, strict=True))
     assert sum(reserved) < capacity or capacity == 0

@@ -6,8 +6,8 @@ from admission_timeline import BULK, INTERACTIVE, SYSTEM, Timeline
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.admission.bucket import TokenBucket
-from maitred.units import SECOND
+from maitred.admission.rate_limit import TokenBucket
+from maitred.core.units import SECOND
 
 
 @given(
@@ -21,11 +21,11 @@ def test_a_token_is_there_from_the_instant_that_is_said_and_not_before(
     bucket, now = TokenBucket(rate, burst), 0
     for span, take in events:
         now += span
-        if take and bucket.ready(now):
-            bucket.take(now)
-        at = bucket.ready_at(now)
-        assert bucket.ready(at)
-        assert at == now or not bucket.ready(at - 2)
+        if take and bucket.has_token(now):
+            bucket.take_token(now)
+        at = bucket.next_token_at(now)
+        assert bucket.has_token(at)
+        assert at == now or not bucket.has_token(at - 2)
 
 
 @given(st.integers(1, 20), st.lists(st.integers(0, 300_000), min_size=1, max_size=200))
@@ -33,8 +33,8 @@ def test_never_more_than_the_burst_and_the_rate_together(burst: int, spans: list
     bucket, now, taken = TokenBucket(10, burst), 0, 0
     for span in spans:
         now += span
-        while bucket.ready(now):
-            bucket.take(now)
+        while bucket.has_token(now):
+            bucket.take_token(now)
             taken += 1
     assert taken <= burst + 10 * now / SECOND + 1e-6
 

@@ -9,12 +9,12 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.admission import NO_LOAD, Action, AdmissionConfig, End, RecordedAdmission, State, Ticket, replay
-from maitred.contracts import FleetLoad, InstanceLoad
-from maitred.decisions import DecisionLog
-from maitred.request import PriorityClass
-from maitred.slo_classes import SLO_PRIORITIES
-from maitred.units import Micros
+from maitred.admission import EMPTY_LOAD, Action, AdmissionConfig, RecordedAdmission, ReleaseReason, Ticket, TicketState, replay
+from maitred.core.contracts import FleetLoad, InstanceLoad
+from maitred.core.decisions import DecisionLog
+from maitred.core.request import PriorityClass
+from maitred.core.slo_classes import SLO_PRIORITIES
+from maitred.core.units import Micros
 
 POOLS = ("m", "n")
 TENANTS = ("", "auth:a", "auth:b", "auth:c")
@@ -73,16 +73,16 @@ class World:
                     cost=1 + n, prompt_tokens=n, slo_priority=PRIORITIES[n % 5], slo_target=(None, 1000, 9000)[n % 3],
                 )  # fmt: skip
                 self.tickets.append(ticket)
-                load = self.load() if self.core.reads_load else NO_LOAD
+                load = self.load() if self.core.reads_load else EMPTY_LOAD
                 self.obey(self.core.submit(ticket, self.now, load))
             case "release" if n < len(self.tickets):
-                self.release(self.tickets[n], End.DRAINED)
+                self.release(self.tickets[n], ReleaseReason.DRAINED)
             case "preempted":
-                for victim in [t for t in self.tickets if t.state is State.VICTIM]:
-                    self.release(victim, End.PREEMPTED)
+                for victim in [t for t in self.tickets if t.state is TicketState.VICTIM]:
+                    self.release(victim, ReleaseReason.SLOT_PREEMPTED)
             case "first_byte" if n < len(self.tickets):
                 self.advance()
-                if self.tickets[n].state not in (State.QUEUED, State.AWAITING):
+                if self.tickets[n].state not in (TicketState.QUEUED, TicketState.AWAITING):
                     self.core.first_byte(n, self.now)
             case "resize":
                 self.obey(self.core.resize(POOLS[n % 2], n % 5, self.now))
@@ -96,12 +96,12 @@ class World:
         due = self.core.next_deadline()
         assert due is None or due > self.now
 
-    def release(self, ticket: Ticket, end: End) -> None:
+    def release(self, ticket: Ticket, end: ReleaseReason) -> None:
         self.in_flight.discard(ticket.id)
-        if ticket.state is State.VICTIM and end is not End.PREEMPTED:
-            end = End.DRAINED
+        if ticket.state is TicketState.VICTIM and end is not ReleaseReason.SLOT_PREEMPTED:
+            end = ReleaseReason.DRAINED
         self.obey(self.core.release(ticket.id, end, self.now))
-        if ticket.state is State.LEFT:
+        if ticket.state is TicketState.LEFT:
             self.ended.setdefault(ticket.id, "released")
 
     def obey(self, decisions: Sequence[Any]) -> None:
@@ -145,10 +145,10 @@ def test_the_books_balance_and_a_log_runs_again(
     replay(first, DecisionLog(second.append))
 
     assert b"".join(second) == b"".join(first)
-    here = [t for t in world.tickets if t.state is not State.LEFT]
+    here = [t for t in world.tickets if t.state is not TicketState.LEFT]
     assert len(world.ended) + len(here) == len(world.tickets)
     assert {t.id for t in here} == set(world.core._tickets)
-    views = [view for pool in world.core.pools for view in world.core.view(pool).classes.values()]
+    views = [view for pool in world.core.pool_names for view in world.core.view(pool).classes.values()]
     assert sum(view.waiting + view.in_flight for view in views) == len(here)
     assert sum(view.arrived for view in views) == len(world.tickets)
 
@@ -163,8 +163,8 @@ def test_whoever_waits_gets_in_when_the_others_have_left(
     for pool in POOLS:
         world.obey(world.core.resize(pool, 4, world.now))
     for _ in range(4 * len(world.tickets)):
-        for ticket in [t for t in world.tickets if t.state not in (State.LEFT, State.QUEUED, State.AWAITING)]:
-            world.release(ticket, End.PREEMPTED if ticket.state is State.VICTIM else End.DRAINED)
+        for ticket in [t for t in world.tickets if t.state not in (TicketState.LEFT, TicketState.QUEUED, TicketState.AWAITING)]:
+            world.release(ticket, ReleaseReason.SLOT_PREEMPTED if ticket.state is TicketState.VICTIM else ReleaseReason.DRAINED)
         world.now = max(world.now, world.core.next_deadline() or 0)
         world.advance()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.admission.queues import LaneQueue, Turns
+from maitred.admission.queues import LaneQueue, SequenceNumbers
 from maitred.admission.ticket import Ticket
-from maitred.request import PriorityClass
+from maitred.core.request import PriorityClass
 
 BULK = PriorityClass.BULK
 
@@ -16,7 +16,7 @@ class Line:
     """One queue driven by hand. `turn` is what the core would have given."""
 
     def __init__(self, weights: dict[str, float] | None = None) -> None:
-        self.queue = LaneQueue(Turns(), {"w": 1.0} if weights is None else weights)
+        self.queue = LaneQueue(SequenceNumbers(), {"w": 1.0} if weights is None else weights)
         self.count = 0
 
     def push(self, tenant: str, cost: int = 1, *, back: bool = False) -> None:
@@ -32,7 +32,7 @@ class Line:
         for _ in range(count):
             head = self.queue.peek()
             assert head is not None
-            self.queue.take(head)
+            self.queue.serve(head)
             order += head.tenant
         return order
 
@@ -125,11 +125,11 @@ def test_what_tenants_owe_is_kept_of_so_many_of_them() -> None:
         line.push(f"ip:{n}")
         line.serve()
 
-    assert len(line.queue._owed) <= 1024
+    assert len(line.queue._idle_virtual_times) <= 1024
 
 
 def test_the_oldest_is_found_though_it_joined_late() -> None:
-    queue = LaneQueue(Turns())
+    queue = LaneQueue(SequenceNumbers())
     prompt = Ticket(1, "m", BULK, submitted_at=10, queued_at=10)
     late = Ticket(2, "m", BULK, submitted_at=0, queued_at=50)
     queue.push(prompt)
@@ -142,7 +142,7 @@ def test_the_oldest_is_found_though_it_joined_late() -> None:
 
 
 def test_a_number_that_is_used_again_is_not_taken_for_the_one_who_had_it() -> None:
-    queue = LaneQueue(Turns())
+    queue = LaneQueue(SequenceNumbers())
     before = Ticket(7, "m", BULK, submitted_at=0, queued_at=5)
     queue.push_front(before)
     queue.remove(before)

@@ -6,10 +6,10 @@ from typing import Any
 
 from flow_timeline import FlowTimeline, flow_config
 
-from maitred.admission import Admission, AdmissionConfig, End, Ticket, replay
-from maitred.contracts import FleetLoad, InstanceLoad
-from maitred.decisions import DecisionLog
-from maitred.request import PriorityClass, Request
+from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket, replay
+from maitred.core.contracts import FleetLoad, InstanceLoad
+from maitred.core.decisions import DecisionLog
+from maitred.core.request import PriorityClass, Request
 
 ONE: Any = {"saturation_detector": "concurrency", "max_concurrency": 1}
 
@@ -214,7 +214,7 @@ def test_who_leaves_the_queue_is_not_let_in() -> None:
     t.submit(1, "b")
     t.submit(2, "c")
 
-    assert t.release(3, "b", End.CLIENT_GONE) == ["b cancel client_gone"]
+    assert t.release(3, "b", ReleaseReason.CLIENT_GONE) == ["b cancel client_gone"]
     assert t.release(4, "a") == ["c admit slot_free"]
 
 
@@ -227,9 +227,9 @@ def test_eviction_stops_the_last_of_the_lowest_for_one_that_cannot_be_shed() -> 
     assert t.submit(2, "b2", "batch") == ["b2 queue saturated"]  # it can be shed itself
     assert t.submit(3, "s1") == ["x2 preempt higher_class s1", "s1 queue saturated"]
     assert t.submit(4, "s2") == ["s2 queue saturated"]  # a slot is about to be free: one at a time
-    assert t.release(5, "x2", End.PREEMPTED) == ["s1 admit slot_free"]
+    assert t.release(5, "x2", ReleaseReason.SLOT_PREEMPTED) == ["s1 admit slot_free"]
     assert t.submit(6, "s3") == ["x1 preempt higher_class s2", "s3 queue saturated"]
-    assert t.release(7, "x1", End.PREEMPTED) == ["s2 admit slot_free"]
+    assert t.release(7, "x1", ReleaseReason.SLOT_PREEMPTED) == ["s2 admit slot_free"]
 
 
 def test_a_victim_may_wait_again_and_is_left_alone_then() -> None:
@@ -238,7 +238,7 @@ def test_a_victim_may_wait_again_and_is_left_alone_then() -> None:
     t.submit(1, "b2", "batch")
     t.submit(2, "s1")
 
-    assert t.release(3, "b1", End.PREEMPTED) == ["b1 queue to_be_retried", "s1 admit slot_free"]
+    assert t.release(3, "b1", ReleaseReason.SLOT_PREEMPTED) == ["b1 queue to_be_retried", "s1 admit slot_free"]
     assert t.release(4, "s1") == ["b1 admit slot_free"]  # first of its band, as it was before
     assert t.submit(5, "s2") == ["s2 queue saturated"]
 
@@ -278,9 +278,9 @@ def test_a_victim_that_waits_again_alone_is_let_in_by_a_tick() -> None:
     t = FlowTimeline({"on_preempt": "retry"}, **ONE, dispatch="one", in_flight_eviction=True)
     t.submit(0, "b1", "batch")
     t.submit(1, "s1")
-    t.release(1.2, "s1", End.CLIENT_GONE)
+    t.release(1.2, "s1", ReleaseReason.CLIENT_GONE)
 
-    assert t.release(5.5, "b1", End.PREEMPTED) == ["b1 queue to_be_retried"]
+    assert t.release(5.5, "b1", ReleaseReason.SLOT_PREEMPTED) == ["b1 queue to_be_retried"]
     assert t.due() == 6.5
     assert t.advance(6.5) == ["b1 admit slot_free"]
 
@@ -293,7 +293,7 @@ def test_a_reload_while_somebody_awaits_the_slot_of_a_victim() -> None:
     assert t.core.submit(Ticket(1, "m", PriorityClass.SYSTEM), 0)[-1].reason == "victim_leaving"
 
     assert t.core.reconfigure(flow_config(saturation_detector="never"), 1)[-1].subject == 1
-    assert not t.core.release(0, End.PREEMPTED, 2)
+    assert not t.core.release(0, ReleaseReason.SLOT_PREEMPTED, 2)
     t.core.check()
 
 
@@ -317,7 +317,7 @@ def test_who_no_longer_waits_takes_no_room_until_his_time_would_have_been_up() -
     t.submit(0, "b")
     for n in range(1000):
         t.submit(1, str(n))
-        t.release(1, str(n), End.CLIENT_GONE)
+        t.release(1, str(n), ReleaseReason.CLIENT_GONE)
 
     pool: Any = t.core._pools.by_name["m"]
     assert len(pool._expiries) < 100
@@ -414,7 +414,7 @@ def test_who_leaves_one_model_lets_in_who_waits_for_another_on_the_same_instance
     assert core.submit(Ticket(1, "n"), 1, FleetLoad((InstanceLoad(in_flight),)))[-1].action == "queue"
 
     in_flight = 0
-    assert [(d.subject, d.action) for d in core.release(0, End.DRAINED, 2)] == [(1, "admit")]
+    assert [(d.subject, d.action) for d in core.release(0, ReleaseReason.DRAINED, 2)] == [(1, "admit")]
 
 
 def test_a_target_is_that_of_todays_class_and_an_unknown_class_is_standard() -> None:
@@ -422,8 +422,8 @@ def test_a_target_is_that_of_todays_class_and_an_unknown_class_is_standard() -> 
     core = Admission(config, {"m": 1})
     asked = [Request(id=n, arrival=0, prompt_tokens=1, slo_class=name) for n, name in enumerate(("realtime", "nonsense", ""))]
 
-    assert [core.ticket(request, 1).slo_target for request in asked] == [7, None, 9]
-    assert [core.ticket(request, 1).slo_priority for request in asked] == [4, 5, 5]
+    assert [core.make_ticket(request, 1).slo_target for request in asked] == [7, None, 9]
+    assert [core.make_ticket(request, 1).slo_priority for request in asked] == [4, 5, 5]
 
 
 def test_places_in_a_line_that_nobody_holds_are_dropped() -> None:
@@ -432,7 +432,7 @@ def test_places_in_a_line_that_nobody_holds_are_dropped() -> None:
     t.submit(0, "b")
     for n in range(500):
         t.submit(1, str(n))
-        t.release(1, str(n), End.CLIENT_GONE)
+        t.release(1, str(n), ReleaseReason.CLIENT_GONE)
 
     pool: Any = t.core._pools.by_name["m"]
     (line,) = (line for band in pool.gate._bands for line in band._lines.values())
@@ -445,7 +445,7 @@ def test_a_tick_at_which_nobody_waits_is_still_there_for_who_comes_at_that_insta
         t = FlowTimeline(saturation_detector="utilization", dispatch_tick_interval_us=3000)
         t.waiting = [5]
         t.submit(0, "a")
-        t.release(2, "a", End.CLIENT_GONE)
+        t.release(2, "a", ReleaseReason.CLIENT_GONE)
         if punctual:
             t.advance(3)
         t.submit(3, "b")

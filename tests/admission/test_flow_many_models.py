@@ -9,11 +9,11 @@ from flow_timeline import flow_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.admission import Action, End, RecordedAdmission, Ticket, replay
-from maitred.contracts import FleetLoad, InstanceLoad
-from maitred.decisions import Decision, DecisionLog
-from maitred.slo_classes import SLO_PRIORITIES
-from maitred.units import from_ms, to_ms
+from maitred.admission import Action, RecordedAdmission, ReleaseReason, Ticket, replay
+from maitred.core.contracts import FleetLoad, InstanceLoad
+from maitred.core.decisions import Decision, DecisionLog
+from maitred.core.slo_classes import SLO_PRIORITIES
+from maitred.core.units import from_ms, to_ms
 
 
 class SharedFleet:
@@ -39,7 +39,7 @@ class SharedFleet:
         assert instance in self.serving[name[0]]
         self.at[name] = instance
 
-    def release(self, ms: float, name: str, end: End = End.DRAINED) -> str:
+    def release(self, ms: float, name: str, end: ReleaseReason = ReleaseReason.DRAINED) -> str:
         self.at.pop(name, None)
         return self._obey(self.core.release(self.names.index(name), end, from_ms(ms)))
 
@@ -128,7 +128,7 @@ def test_models_that_share_some_instances_never_exceed_their_own() -> None:
     assert f.submit(2, "n2") == ""
 
     assert f.release(2.5, "m1") == "n2 admit"  # n has two instances, and n1 alone
-    f.release(2.6, "n2", End.CLIENT_GONE)
+    f.release(2.6, "n2", ReleaseReason.CLIENT_GONE)
     assert f.due() == 3  # n1 may be on its way to 1: look again
     assert f.advance(3) == ""
     f.sent("n1", 1)

@@ -9,9 +9,9 @@ from flow_timeline import FlowTimeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.admission import End, replay
-from maitred.decisions import DecisionLog
-from maitred.slo_classes import SLO_PRIORITIES
+from maitred.admission import ReleaseReason, replay
+from maitred.core.decisions import DecisionLog
+from maitred.core.slo_classes import SLO_PRIORITIES
 
 CLASSES = tuple(SLO_PRIORITIES)
 LIMITS = st.fixed_dictionaries(
@@ -65,7 +65,7 @@ class Both:
                 assert self.core.submit(ms, str(name), slo, tenant, target) == self.model.submit(waiter, self.now)
             case "release" if self.count:
                 name = n % self.count
-                gone = self.core.release(ms, str(name), End.DRAINED)
+                gone = self.core.release(ms, str(name), ReleaseReason.DRAINED)
                 assert gone == self.released(name)
             case "queued":
                 assert self.core.advance(ms) == self.model.advance(self.now)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
 
-from maitred.admission import EVERYBODY, AdmissionConfig, End, Reason
+from maitred.admission import SHARED_POOL, AdmissionConfig, Reason, ReleaseReason
 
 
 def legacy(**said: Any) -> dict[str, Any]:
@@ -26,9 +26,9 @@ def test_l01_one_limit_one_queue_for_all_classes_and_models() -> None:
     assert t.submit(0.02, "queued", SYSTEM, pool="other") == ["queued queue no_slot"]
     assert t.submit(0.22, "overflow", INTERACTIVE) == ["overflow reject queue_full"]
     assert t.advance(1.02) == ["queued reject queue_timeout"]
-    assert t.core.pools == [EVERYBODY]
-    assert t.of(SYSTEM, EVERYBODY).queue_timeout == 1
-    assert t.of(INTERACTIVE, EVERYBODY).queue_full == 1
+    assert t.core.pool_names == [SHARED_POOL]
+    assert t.of(SYSTEM, SHARED_POOL).queue_timeout == 1
+    assert t.of(INTERACTIVE, SHARED_POOL).queue_full == 1
 
 
 def test_without_classes_first_come_is_first_served_and_nobody_is_preempted() -> None:
@@ -79,7 +79,7 @@ def test_from_one_limit_to_classes_and_back_nobody_loses_a_slot_or_a_place() -> 
         t.submit(0, name, k)
 
     assert t.reconfigure(1) == []
-    assert t.core.pools == ["m"]
+    assert t.core.pool_names == ["m"]
     assert [t.of(k).waiting for k in (BULK, DEFAULT, INTERACTIVE)] == [1, 1, 1]
     assert t.release(2, "b0") == ["i admit slot_free"]
     assert t.reconfigure(3, legacy(max_concurrent_requests=2, queue_timeout_secs=100)) == []
@@ -95,7 +95,7 @@ def test_a_victim_and_its_preemptor_survive_a_reload() -> None:
 
     assert t.reconfigure(1.01, interactive={"queue_size": 1}) == []
     assert not t.first_byte(1.02, "victim")
-    assert t.release(1.03, "victim", End.PREEMPTED) == ["vip admit victim_gone victim"]
+    assert t.release(1.03, "victim", ReleaseReason.SLOT_PREEMPTED) == ["vip admit victim_gone victim"]
 
 
 def test_turning_classes_off_lets_the_preemptor_in_and_the_victim_is_gone_all_the_same() -> None:
@@ -105,8 +105,8 @@ def test_turning_classes_off_lets_the_preemptor_in_and_the_victim_is_gone_all_th
 
     assert t.reconfigure(1.01, {"mode": "off"}) == ["vip admit slot_free"]
     assert not t.first_byte(1.02, "victim")
-    assert t.release(1.03, "victim", End.PREEMPTED) == []
-    assert t.of(BULK, EVERYBODY).ended[End.PREEMPTED] == 1
+    assert t.release(1.03, "victim", ReleaseReason.SLOT_PREEMPTED) == []
+    assert t.of(BULK, SHARED_POOL).ended[ReleaseReason.SLOT_PREEMPTED] == 1
 
 
 def test_a_reload_keeps_the_order_of_those_who_are_tried_again() -> None:
@@ -115,7 +115,7 @@ def test_a_reload_keeps_the_order_of_those_who_are_tried_again() -> None:
     t.submit(0, "victim", BULK)
     t.submit(0.1, "b", BULK)
     t.submit(1, "vip", INTERACTIVE)
-    t.release(1.01, "victim", End.PREEMPTED)
+    t.release(1.01, "victim", ReleaseReason.SLOT_PREEMPTED)
     for at in (2, 3):
         t.reconfigure(at, retry)
 
@@ -232,7 +232,7 @@ def test_promises_made_without_classes_are_scored_once() -> None:
     t.submit(0, "full")
     t.release(1, "r0")
 
-    assert sum(view.retry_after_error.count for view in t.core.view(EVERYBODY).classes.values()) == 1
+    assert sum(view.retry_after_error.count for view in t.core.view(SHARED_POOL).classes.values()) == 1
 
 
 def test_decisions_that_new_rules_bring_about_are_of_now() -> None:
@@ -253,6 +253,6 @@ def test_the_durations_of_all_models_are_added_up_where_they_share_a_pool() -> N
     t.release(2, "r0")
     t.release(5, "r1")
 
-    view = t.of(BULK, EVERYBODY)
+    view = t.of(BULK, SHARED_POOL)
     assert (view.slot_hold.count, view.slot_hold.total) == (2, 5_000_000)
     assert (view.queue_wait.count, view.queue_wait.total) == (1, 2_000_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
 
-from maitred.admission import End, TransitionError
+from maitred.admission import ReleaseReason, TransitionError
 
 RETRY = {"on_preempt": "retry"}
 
@@ -16,11 +16,11 @@ def test_s07_a_victim_gives_its_slot_to_its_preemptor() -> None:
 
     assert t.submit(0.02, "vip", INTERACTIVE) == ["victim preempt higher_class vip", "vip queue victim_leaving victim"]
     assert not t.first_byte(0.021, "victim")
-    assert t.release(0.022, "victim", End.PREEMPTED) == ["vip admit victim_gone victim"]
-    assert t.of(BULK).ended[End.PREEMPTED] == 1
+    assert t.release(0.022, "victim", ReleaseReason.SLOT_PREEMPTED) == ["vip admit victim_gone victim"]
+    assert t.of(BULK).ended[ReleaseReason.SLOT_PREEMPTED] == 1
     assert t.of(BULK).preempted_by[INTERACTIVE] == 1
     assert t.of(INTERACTIVE).queue_wait.count == 0  # it was in no queue
-    assert t.of(BULK).wasted.total == 22_000
+    assert t.of(BULK).wasted_slot_time.total == 22_000
 
 
 def test_s10_past_its_first_byte_nobody_is_a_victim() -> None:
@@ -43,9 +43,9 @@ def test_s11_lowest_class_first_newest_first_and_then_the_queue() -> None:
     assert t.submit(0.1, "vip2", INTERACTIVE)[0] == "default preempt higher_class vip2"
     assert t.submit(0.1, "vip3", INTERACTIVE) == ["vip3 queue no_slot"]
     # each slot goes to whom it was taken for, in whatever order they come
-    assert t.release(0.11, "default", End.PREEMPTED) == ["vip2 admit victim_gone default"]
-    assert t.release(0.12, "bulk_new", End.PREEMPTED) == ["vip0 admit victim_gone bulk_new"]
-    assert t.release(0.13, "bulk_old", End.PREEMPTED) == ["vip1 admit victim_gone bulk_old"]
+    assert t.release(0.11, "default", ReleaseReason.SLOT_PREEMPTED) == ["vip2 admit victim_gone default"]
+    assert t.release(0.12, "bulk_new", ReleaseReason.SLOT_PREEMPTED) == ["vip0 admit victim_gone bulk_new"]
+    assert t.release(0.13, "bulk_old", ReleaseReason.SLOT_PREEMPTED) == ["vip1 admit victim_gone bulk_old"]
 
 
 def test_s13_who_may_preempt_is_configured() -> None:
@@ -63,7 +63,7 @@ def test_s40_two_preemptors_one_victim() -> None:
     t.submit(0.02, "v0", INTERACTIVE)
 
     assert t.submit(0.02, "v1", INTERACTIVE) == ["v1 queue no_slot"]
-    assert t.release(0.03, "victim", End.PREEMPTED) == ["v0 admit victim_gone victim"]
+    assert t.release(0.03, "victim", ReleaseReason.SLOT_PREEMPTED) == ["v0 admit victim_gone victim"]
     assert t.release(0.33, "v0") == ["v1 admit slot_free"]
 
 
@@ -105,7 +105,7 @@ def test_a_slot_that_frees_otherwise_is_taken_and_the_victims_passes_on() -> Non
     t.submit(0.1, "d", DEFAULT)
 
     assert t.release(0.11, "shown") == ["vip admit slot_free"]
-    assert t.release(0.12, "victim", End.PREEMPTED) == ["d admit slot_free"]
+    assert t.release(0.12, "victim", ReleaseReason.SLOT_PREEMPTED) == ["d admit slot_free"]
 
 
 def test_when_the_budget_is_spent_the_preemptor_queues() -> None:
@@ -116,7 +116,7 @@ def test_when_the_budget_is_spent_the_preemptor_queues() -> None:
     assert t.next_deadline() == 1.05
     assert t.advance(1.049999) == []
     assert t.advance(1.05) == ["vip queue budget_spent"]
-    assert t.release(1.2, "victim", End.PREEMPTED) == ["vip admit slot_free"]
+    assert t.release(1.2, "victim", ReleaseReason.SLOT_PREEMPTED) == ["vip admit slot_free"]
     assert t.of(INTERACTIVE).queue_wait.total == 150_000
 
 
@@ -126,7 +126,7 @@ def test_without_a_queue_a_preemptor_has_its_budget_and_no_more() -> None:
 
     assert t.submit(1, "vip", INTERACTIVE)[-1] == "vip queue victim_leaving victim"
     assert t.advance(1.05) == ["vip reject queue_full"]
-    assert t.release(1.2, "victim", End.PREEMPTED) == []
+    assert t.release(1.2, "victim", ReleaseReason.SLOT_PREEMPTED) == []
 
 
 def test_a_preemptor_that_leaves_leaves_the_slot_to_the_next() -> None:
@@ -135,8 +135,8 @@ def test_a_preemptor_that_leaves_leaves_the_slot_to_the_next() -> None:
     t.submit(0, "next", BULK)
     t.submit(1, "vip", INTERACTIVE)
 
-    assert t.release(1.01, "vip", End.CLIENT_GONE) == ["vip cancel client_gone"]
-    assert t.release(1.02, "victim", End.PREEMPTED) == ["next admit slot_free"]
+    assert t.release(1.01, "vip", ReleaseReason.CLIENT_GONE) == ["vip cancel client_gone"]
+    assert t.release(1.02, "victim", ReleaseReason.SLOT_PREEMPTED) == ["next admit slot_free"]
 
 
 def test_a_victim_whose_client_leaves_was_preempted_all_the_same() -> None:
@@ -144,8 +144,13 @@ def test_a_victim_whose_client_leaves_was_preempted_all_the_same() -> None:
     t.submit(0, "victim", BULK)
     t.submit(1, "vip", INTERACTIVE)
 
-    assert t.release(1.01, "victim", End.CLIENT_GONE) == ["vip admit victim_gone victim"]
-    assert t.of(BULK).ended == {End.DRAINED: 0, End.CLIENT_GONE: 0, End.FAILED: 0, End.PREEMPTED: 1}
+    assert t.release(1.01, "victim", ReleaseReason.CLIENT_GONE) == ["vip admit victim_gone victim"]
+    assert t.of(BULK).ended == {
+        ReleaseReason.DRAINED: 0,
+        ReleaseReason.CLIENT_GONE: 0,
+        ReleaseReason.FAILED: 0,
+        ReleaseReason.SLOT_PREEMPTED: 1,
+    }
 
 
 def test_only_a_victim_can_be_let_go_as_one() -> None:
@@ -153,7 +158,7 @@ def test_only_a_victim_can_be_let_go_as_one() -> None:
     t.submit(0, "a", BULK)
 
     with pytest.raises(TransitionError, match="was not preempted"):
-        t.release(1, "a", End.PREEMPTED)
+        t.release(1, "a", ReleaseReason.SLOT_PREEMPTED)
 
 
 def test_a_victim_that_is_tried_again_is_first_in_its_class_and_safe_from_then_on() -> None:
@@ -162,20 +167,23 @@ def test_a_victim_that_is_tried_again_is_first_in_its_class_and_safe_from_then_o
     t.submit(0.5, "other", BULK)
     t.submit(1, "vip", INTERACTIVE)
 
-    assert t.release(1.01, "victim", End.PREEMPTED) == ["victim queue to_be_retried", "vip admit victim_gone victim"]
+    assert t.release(1.01, "victim", ReleaseReason.SLOT_PREEMPTED) == [
+        "victim queue to_be_retried",
+        "vip admit victim_gone victim",
+    ]
     assert t.release(2, "vip") == ["victim admit slot_free"]
     assert t.submit(2.1, "vip2", INTERACTIVE) == ["vip2 queue no_slot"]
     assert t.first_byte(3, "victim")
     assert t.release(4, "victim") == ["vip2 admit slot_free"]
     seen = t.of(BULK)
-    assert (seen.arrived, seen.admitted, seen.retried, seen.ended[End.DRAINED]) == (2, 2, 1, 1)
+    assert (seen.arrived, seen.admitted, seen.retried, seen.ended[ReleaseReason.DRAINED]) == (2, 2, 1, 1)
 
 
 def test_a_victim_that_is_tried_again_keeps_its_deadline() -> None:
     t = Timeline(1, RETRY, bulk={"queue_timeout_secs": 5})
     t.submit(0, "victim", BULK)
     t.submit(4, "vip", INTERACTIVE)
-    t.release(4.01, "victim", End.PREEMPTED)
+    t.release(4.01, "victim", ReleaseReason.SLOT_PREEMPTED)
 
     assert t.advance(4.999999) == []
     assert t.next_deadline() == 5
@@ -186,7 +194,7 @@ def test_its_deadline_is_looked_to_however_long_its_preemptor_would_have_waited(
     t = Timeline(1, {**RETRY, "preemption_budget_ms": 60_000}, bulk={"queue_timeout_secs": 5})
     t.submit(0, "victim", BULK)
     t.submit(4, "vip", INTERACTIVE)
-    t.release(4.01, "victim", End.PREEMPTED)
+    t.release(4.01, "victim", ReleaseReason.SLOT_PREEMPTED)
 
     assert t.next_deadline() == 5
     assert t.advance(5) == ["victim reject queue_timeout"]
@@ -197,8 +205,8 @@ def test_a_victim_whose_time_was_up_while_it_held_its_slot_is_not_tried_again() 
     t.submit(0, "victim", BULK)
     t.submit(6, "vip", INTERACTIVE)
 
-    assert t.release(6.01, "victim", End.PREEMPTED) == ["vip admit victim_gone victim"]
-    assert t.of(BULK).ended[End.PREEMPTED] == 1
+    assert t.release(6.01, "victim", ReleaseReason.SLOT_PREEMPTED) == ["vip admit victim_gone victim"]
+    assert t.of(BULK).ended[ReleaseReason.SLOT_PREEMPTED] == 1
 
 
 def test_a_victim_whose_client_leaves_is_not_tried_again() -> None:
@@ -206,7 +214,7 @@ def test_a_victim_whose_client_leaves_is_not_tried_again() -> None:
     t.submit(0, "victim", BULK)
     t.submit(1, "vip", INTERACTIVE)
 
-    assert t.release(1.01, "victim", End.CLIENT_GONE) == ["vip admit victim_gone victim"]
+    assert t.release(1.01, "victim", ReleaseReason.CLIENT_GONE) == ["vip admit victim_gone victim"]
 
 
 def test_the_one_preempted_last_is_tried_again_first_and_both_before_newcomers() -> None:
@@ -216,8 +224,8 @@ def test_the_one_preempted_last_is_tried_again_first_and_both_before_newcomers()
     t.submit(0.2, "waits", BULK)
     t.submit(1, "vip0", INTERACTIVE)
     t.submit(1, "vip1", INTERACTIVE)
-    t.release(1.01, "new", End.PREEMPTED)
-    t.release(1.02, "old", End.PREEMPTED)
+    t.release(1.01, "new", ReleaseReason.SLOT_PREEMPTED)
+    t.release(1.02, "old", ReleaseReason.SLOT_PREEMPTED)
 
     assert t.release(2, "vip0") == ["old admit slot_free"]
     assert t.release(2, "vip1") == ["new admit slot_free"]

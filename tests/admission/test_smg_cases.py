@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
 
-from maitred.admission import BUILT_IN, Admission, AdmissionConfig, End, Ticket, parse_class
-from maitred.admission.ticket import TRANSITIONS, Event, State, TransitionError
-from maitred.request import PriorityClass
+from maitred.admission import CLASS_PRESETS, Admission, AdmissionConfig, ReleaseReason, Ticket, parse_class
+from maitred.admission.ticket import TRANSITIONS, TicketEvent, TicketState, TransitionError
+from maitred.core.request import PriorityClass
 
 SMG = AdmissionConfig(mode="priority", flavour="smg")
 
@@ -34,7 +34,7 @@ def test_classes_ascend_from_bulk_to_system_and_the_lower_one_counts() -> None:
 def test_the_built_in_classes() -> None:
     table = {
         c.label: (r.reserved_floor, r.reserved_per_slot, r.queue_size, r.queue_timeout_secs, r.starvation_threshold_secs)
-        for c, r in BUILT_IN["smg"].items()
+        for c, r in CLASS_PRESETS["smg"].items()
     }
 
     assert table == {
@@ -43,36 +43,36 @@ def test_the_built_in_classes() -> None:
         "default": (0, 0.10, 512, 60, 30),
         "bulk": (0, 0.0, 1024, 300, 120),
     }
-    assert [c.label for c, r in BUILT_IN["smg"].items() if r.can_preempt] == ["system", "interactive"]
+    assert [c.label for c, r in CLASS_PRESETS["smg"].items() if r.can_preempt] == ["system", "interactive"]
     assert msgspec.convert({}, AdmissionConfig).tenant_policies == {}
 
 
 @pytest.mark.parametrize(
     ("first", "second", "which"),
     [
-        (Event.PREEMPT, Event.PREEMPT, "second"),
-        (Event.PREEMPT, Event.FIRST_BYTE, "second"),
-        (Event.FIRST_BYTE, Event.PREEMPT, "second"),
-        (Event.FIRST_BYTE, Event.FIRST_BYTE, None),
+        (TicketEvent.PREEMPT_SLOT, TicketEvent.PREEMPT_SLOT, "second"),
+        (TicketEvent.PREEMPT_SLOT, TicketEvent.FIRST_BYTE, "second"),
+        (TicketEvent.FIRST_BYTE, TicketEvent.PREEMPT_SLOT, "second"),
+        (TicketEvent.FIRST_BYTE, TicketEvent.FIRST_BYTE, None),
     ],
 )
-def test_first_byte_and_preemption_exclude_each_other(first: Event, second: Event, which: str | None) -> None:
+def test_first_byte_and_preemption_exclude_each_other(first: TicketEvent, second: TicketEvent, which: str | None) -> None:
     ticket = Ticket(1, "m")
-    ticket.on(Event.ADMIT)
-    ticket.on(first)
+    ticket.transition(TicketEvent.ADMIT)
+    ticket.transition(first)
 
     if which is None:
-        ticket.on(second)
+        ticket.transition(second)
     else:
         with pytest.raises(TransitionError):
-            ticket.on(second)
+            ticket.transition(second)
 
 
 def test_every_state_and_event_is_in_the_table() -> None:
-    assert set(TRANSITIONS) == set(State)
+    assert set(TRANSITIONS) == set(TicketState)
     reached = {state for row in TRANSITIONS.values() for state in row.values()}
-    assert reached == set(State) - {State.NEW}
-    assert TRANSITIONS[State.LEFT] == {}
+    assert reached == set(TicketState) - {TicketState.NEW}
+    assert TRANSITIONS[TicketState.LEFT] == {}
 
 
 def test_the_built_in_reservations_on_256_slots() -> None:
@@ -153,7 +153,7 @@ def test_a_waiter_that_has_gone_is_skipped_and_a_run_of_them_too() -> None:
     for name in ("held", "a", "b", "c", "d"):
         t.submit(0, name)
     for name in ("a", "b", "c"):
-        t.release(1, name, End.CLIENT_GONE)
+        t.release(1, name, ReleaseReason.CLIENT_GONE)
 
     assert t.of(DEFAULT).waiting == 1
     assert t.release(2, "held") == ["d admit slot_free"]

@@ -10,7 +10,7 @@ import itertools
 
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
 
-from maitred.admission import End
+from maitred.admission import ReleaseReason
 
 
 def test_s04_a_full_class_queue_rejects() -> None:
@@ -121,8 +121,8 @@ def test_s25_a_client_that_leaves_the_queue_frees_its_place_and_is_counted_once(
     t.submit(0, "held")
 
     assert t.submit(0.02, "ghost") == ["ghost queue no_slot"]
-    assert t.release(0.52, "ghost", End.CLIENT_GONE) == ["ghost cancel client_gone"]
-    assert t.release(0.53, "ghost", End.CLIENT_GONE) == []
+    assert t.release(0.52, "ghost", ReleaseReason.CLIENT_GONE) == ["ghost cancel client_gone"]
+    assert t.release(0.53, "ghost", ReleaseReason.CLIENT_GONE) == []
     assert t.submit(0.82, "probe1") == ["probe1 queue no_slot"]
     assert t.advance(2.82) == ["probe1 reject queue_timeout"]
     assert t.submit(5.32, "probe2") == ["probe2 queue no_slot"]

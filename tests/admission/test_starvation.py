@@ -6,7 +6,7 @@ from typing import Any
 
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
 
-from maitred.admission.promotions import Promotions
+from maitred.admission.priority import PromotionBudget
 
 SMG = {"flavour": "smg"}
 STARVING = {"starvation_threshold_secs": 1}
@@ -155,14 +155,14 @@ def test_a_threshold_that_passes_while_slots_idle_is_noticed() -> None:
 
 
 def test_ten_admissions_earn_one_promotion_at_a_share_of_a_tenth() -> None:
-    account = Promotions(0.1, 1)
-    account.promote()
+    account = PromotionBudget(0.1, 1)
+    account.count_promotion()
     for _ in range(9):
-        account.dispatch()
-    assert not account.allowed
+        account.count_admission()
+    assert not account.can_promote
 
-    account.dispatch()
-    assert account.allowed
+    account.count_admission()
+    assert account.can_promote
 
 
 def test_exactly_at_the_threshold_it_has_not_starved_though_another_has() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, Timeline
 
-from maitred.admission import End
+from maitred.admission import ReleaseReason
 
 LARGE = {"queue_size": 1000, "queue_timeout_secs": 1000}
 
@@ -63,7 +63,7 @@ def test_a_preemptor_whose_tenant_has_reached_its_limit_elsewhere_is_passed_over
     assert t.submit(1, "a0", INTERACTIVE, tenant="auth:a")[-1] == "a0 queue victim_leaving victim"
     t.submit(1, "a1", INTERACTIVE, tenant="auth:a", pool="other")
 
-    assert t.release(1.01, "victim", End.PREEMPTED) == ["next admit slot_free"]
+    assert t.release(1.01, "victim", ReleaseReason.SLOT_PREEMPTED) == ["next admit slot_free"]
     assert t.release(1.02, "next") == []
     assert t.release(1.03, "a1") == ["a0 admit slot_free"]
 
@@ -190,7 +190,7 @@ def test_when_one_who_needs_much_leaves_the_queue_others_find_room() -> None:
     t.submit(0, "large", cost=120)
     t.submit(0, "tiny", cost=1)
 
-    assert t.release(1, "large", End.CLIENT_GONE) == ["large cancel client_gone", "tiny admit slot_free"]
+    assert t.release(1, "large", ReleaseReason.CLIENT_GONE) == ["large cancel client_gone", "tiny admit slot_free"]
 
 
 def test_one_larger_than_all_there_is_has_all_there_is() -> None:
@@ -240,7 +240,7 @@ def test_a_tenant_preempts_no_more_than_it_may_have() -> None:
     assert t.submit(1, "a0", INTERACTIVE, tenant="auth:a")[0] == "b1 preempt higher_class a0"
     assert t.submit(1, "a1", INTERACTIVE, tenant="auth:a") == ["a1 queue no_slot"]
     assert t.submit(1, "other", INTERACTIVE, tenant="auth:o")[0].startswith("other queue")
-    assert t.release(1.01, "b1", End.PREEMPTED) == ["a0 admit victim_gone b1"]
+    assert t.release(1.01, "b1", ReleaseReason.SLOT_PREEMPTED) == ["a0 admit victim_gone b1"]
     t.release(2, "a0")
     assert t.of(BULK).preempted_by[INTERACTIVE] == 1
 
@@ -254,7 +254,7 @@ def test_one_whose_tenant_is_at_its_limit_does_not_hide_the_next_who_awaits_a_vi
     t.submit(1, "a1", INTERACTIVE, tenant="auth:a", pool="other")
     assert t.submit(1, "c0", INTERACTIVE, tenant="auth:c")[-1] == "c0 queue victim_leaving b0"
 
-    assert t.release(1.01, "b1", End.PREEMPTED) == ["c0 admit slot_free"]
+    assert t.release(1.01, "b1", ReleaseReason.SLOT_PREEMPTED) == ["c0 admit slot_free"]
 
 
 def test_the_victim_is_the_newest_of_the_lowest_class_whose_tokens_suffice() -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from maitred.calibration.compiling import graph_sizes
-from maitred.calibration.folder import read_folder
-from maitred.calibration.timelines import jobs_of, read_timeline
-from maitred.calibration.validation import Validation, peer_errors, validate
-from maitred.contracts import EVEN
+from maitred.core.contracts import UNIFORM_CONTEXTS
 from maitred.instance import engine
 from maitred.sim import simulate
+from maitred.study.calibration.layer_profile import graph_sizes
+from maitred.study.calibration.measured_run import read_measured_run
+from maitred.study.calibration.measurements import read_timeline, timeline_jobs
+from maitred.study.calibration.validation import Validation, peer_errors, validate
 
 RUNS = Path(__file__).parents[1] / "vectors" / "vllm_timelines"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "accuracy.md"
@@ -36,7 +36,7 @@ ORDER = (FITTED, "RTXPRO6000_Llama-3.1-8B", "RTX4090_Llama-3.1-8B", "RTXPRO6000_
 
 @lru_cache
 def predicted(name: str, overhead_us: float | None = None) -> Validation:
-    folder = read_folder(RUNS / name)
+    folder = read_measured_run(RUNS / name)
     instance = folder.instance() if overhead_us is None else folder.instance(overhead_us)
     return validate(name, read_timeline(folder.requests), instance, RUNS / name / "peer_simulator_error.txt")
 
@@ -86,7 +86,7 @@ def test_the_documentation_has_what_comes_of_profiles_alone() -> None:
 
 
 def test_the_documentation_has_what_comes_of_it_if_all_lengths_were_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "spread_of", lambda _contexts: EVEN)
+    monkeypatch.setattr(engine, "context_spread", lambda _contexts: UNIFORM_CONTEXTS)
 
     assert documented("all lengths equal, **nothing fitted** (0 µs)") == pytest.approx(nothing_fitted(), abs=0.051)
 
@@ -95,7 +95,7 @@ def test_the_documentation_has_what_comes_of_it_if_all_lengths_were_equal(monkey
 def test_nothing_of_the_requests_is_in_what_predicts_them(name: str, tmp_path: Path) -> None:
     shutil.copytree(RUNS / name, tmp_path / name, ignore=shutil.ignore_patterns("requests.csv"))
 
-    assert read_folder(tmp_path / name).instance() == read_folder(RUNS / name).instance()
+    assert read_measured_run(tmp_path / name).instance() == read_measured_run(RUNS / name).instance()
 
 
 def mean_latency_error(overhead_us: float | None = None) -> float:
@@ -108,7 +108,7 @@ def test_the_one_constant_makes_the_mean_latency_of_one_run_right() -> None:
 
 
 def test_without_planning_ahead_first_tokens_come_too_early() -> None:
-    folder = read_folder(RUNS / "RTXPRO6000_Qwen3-30B-A3B-Instruct-2507")
+    folder = read_measured_run(RUNS / "RTXPRO6000_Qwen3-30B-A3B-Instruct-2507")
     instance = replace(folder.instance(), async_scheduling=False)
     found = validate("", read_timeline(folder.requests), instance)
 
@@ -116,8 +116,8 @@ def test_without_planning_ahead_first_tokens_come_too_early() -> None:
 
 
 def test_skipping_steps_changes_nothing() -> None:
-    folder = read_folder(RUNS / "RTX4090_Llama-3.1-8B")
-    jobs, instance = jobs_of(read_timeline(folder.requests)), folder.instance()
+    folder = read_measured_run(RUNS / "RTX4090_Llama-3.1-8B")
+    jobs, instance = timeline_jobs(read_timeline(folder.requests)), folder.instance()
     skipping = simulate(jobs, instance=instance)
     singly = simulate(jobs, instance=replace(instance, step_by_step=True))
 

@@ -10,19 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.calibration.fitting import fit_linear, fit_timeline, fit_trained_physics
-from maitred.calibration.least_squares import non_negative
-from maitred.calibration.measured_steps import MeasuredStep
-from maitred.calibration.residuals import residuals
-from maitred.calibration.table_fit import fit_table
-from maitred.calibration.timelines import Measured
-from maitred.catalogue import deployment
-from maitred.contracts import BatchShape, ChunkShape, LatencyModel, Overheads
+from maitred.core.contracts import BatchShape, ChunkShape, LatencyModel, Overheads
+from maitred.core.request import Request
 from maitred.instance import InstanceConfig, LinearLatency
+from maitred.instance.catalogue import find_deployment
 from maitred.instance.latency import TrainedPhysicsLatency
 from maitred.instance.latency.linear_steps import LinearSteps
-from maitred.request import Request
 from maitred.sim import simulate
+from maitred.study.calibration.fitting import compute_residuals, fit_linear, fit_timeline, fit_trained_physics
+from maitred.study.calibration.least_squares import non_negative_least_squares
+from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep
+from maitred.study.calibration.table_fit import fit_table
 from maitred.workload import Job
 
 
@@ -64,7 +62,7 @@ def test_noise_is_found_in_the_residuals() -> None:
 
 
 def test_trained_physics_predicts_what_it_was_fitted_to() -> None:
-    on = deployment(InstanceConfig(model="llama-3.1-8b", hardware="H100", tensor_parallel_size=2))
+    on = find_deployment(InstanceConfig(model="llama-3.1-8b", hardware="H100", tensor_parallel_size=2))
     truth = TrainedPhysicsLatency((0, 0, 0), (1.4, 0.6, 1.2, 0.8, 0, 5, 0, 0, 0.9, 1.3), deployment=on)
     fit = fit_trained_physics(measured(truth.compiled(), 300), on)
 
@@ -77,8 +75,10 @@ def test_trained_physics_predicts_what_it_was_fitted_to() -> None:
 def test_a_table_follows_what_is_not_linear() -> None:
     class Bent(LinearSteps):
         def step_time(self, batch: BatchShape) -> int:
-            waves = -(-batch.prefill // 256)
-            return int(4000 + 4000 * waves + 0.002 * batch.context * (1 + batch.decodes / 64) + 300 * batch.decodes**0.5)
+            waves = -(-batch.prefill_tokens // 256)
+            return int(
+                4000 + 4000 * waves + 0.002 * batch.context_tokens * (1 + batch.num_decodes / 64) + 300 * batch.num_decodes**0.5
+            )
 
     steps = measured(Bent(0, 0, 0, Overheads()), 1500)
     table, linear = fit_table(steps), fit_linear(steps)
@@ -88,7 +88,7 @@ def test_a_table_follows_what_is_not_linear() -> None:
 
 
 def test_where_a_table_has_no_measurements_it_is_the_plain_fit() -> None:
-    steps = [step for step in measured(LinearLatency((5000, 17.5, 60)).compiled(), 400) if step.shape.decodes < 64]
+    steps = [step for step in measured(LinearLatency((5000, 17.5, 60)).compiled(), 400) if step.shape.num_decodes < 64]
     model = fit_table(steps).latency.compiled()
 
     assert model.step_time(BatchShape(200, 200 * 900)) == pytest.approx(5000 + 60 * 200, rel=0.05)
@@ -103,7 +103,7 @@ def test_a_timeline_is_accounted_for() -> None:
         jobs.append(Job(Request(id=number, arrival=now, prompt_tokens=prompt), answer))
     results = simulate(jobs, instance=InstanceConfig(latency=LinearLatency((8000, 25, 90))))
     rows = [
-        Measured(int(p), int(n), a / 1e6, q / 1e6, s / 1e6, f / 1e6, e / 1e6, 0)
+        MeasuredRequest(int(p), int(n), a / 1e6, q / 1e6, s / 1e6, f / 1e6, e / 1e6, 0)
         for p, n, a, q, s, f, e in zip(
             results.prompt_tokens,
             results.output_tokens,
@@ -127,23 +127,23 @@ def test_what_is_not_negative_is_found(truth: Sequence[float]) -> None:
     rng = np.random.default_rng(0)
     features = rng.random((40, 3))
 
-    assert non_negative(features, features @ np.array(truth)) == pytest.approx(truth, abs=1e-6)
+    assert non_negative_least_squares(features, features @ np.array(truth)) == pytest.approx(truth, abs=1e-6)
 
 
 def test_nothing_becomes_negative() -> None:
     features = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
     falling = np.array([3.0, 2.0, 1.0])  # 3 - x; the best that does not fall is its mean
 
-    assert non_negative(features, falling) == pytest.approx([2.0, 0.0])
+    assert non_negative_least_squares(features, falling) == pytest.approx([2.0, 0.0])
 
 
 def test_residuals_by_hand() -> None:
-    found = residuals([100, 200, 400], [110, 180, 400])  # +10 %, -10 %, 0
+    found = compute_residuals([100, 200, 400], [110, 180, 400])  # +10 %, -10 %, 0
 
     assert (found.mean, found.p50) == pytest.approx((0.0, 0.1))
     assert found.mape == pytest.approx(0.2 / 3)
     assert found.sd == pytest.approx((0.02 / 3) ** 0.5)
     assert found.r_squared == pytest.approx(1 - 500 / (140_000 / 3))
     assert found.quality == "excellent"
-    assert residuals([100, 200, 400], [125, 250, 500]).quality == "fair"  # BLIS: 25 % off, perfectly correlated
-    assert residuals([100, 200, 400], [300, 200, 100]).quality == "poor"
+    assert compute_residuals([100, 200, 400], [125, 250, 500]).quality == "fair"  # BLIS: 25 % off, perfectly correlated
+    assert compute_residuals([100, 200, 400], [300, 200, 100]).quality == "poor"

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from maitred.calibration.folder import Folder, read_folder
-from maitred.calibration.layers import read_profile
-from maitred.calibration.measured_steps import MeasuredStep, read_steps
-from maitred.calibration.timelines import Measured, jobs_of
-from maitred.contracts import BatchShape, ChunkShape
-from maitred.errors import ConfigError
+from maitred.core.contracts import BatchShape, ChunkShape
+from maitred.core.errors import ConfigError
+from maitred.study.calibration.layer_profile import read_profile
+from maitred.study.calibration.measured_run import MeasuredRun, read_measured_run
+from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep, read_steps, timeline_jobs
 
 RUNS = Path(__file__).parents[1] / "vectors" / "vllm_timelines"
 FILES = {
@@ -47,15 +46,15 @@ def test_what_unequal_lengths_cost_is_by_buckets(profile: Path) -> None:
     skew = read_profile(profile, 1).skew
 
     assert skew is not None
-    assert skew.row(8, 0.15) == ((4096, 0.25), (inf, 0.5))
-    assert skew.row(2, 0.16) == ((4096, 0.75), (inf, 0.0))  # never measured: nothing
+    assert skew.alphas_of(8, 0.15) == ((4096, 0.25), (inf, 0.5))
+    assert skew.alphas_of(2, 0.16) == ((4096, 0.75), (inf, 0.0))  # never measured: nothing
 
 
 def test_what_is_beyond_the_last_bucket_is_in_it(profile: Path) -> None:
     skew = read_profile(profile, 1).skew
 
     assert skew is not None
-    assert skew.row(9, 0.9) == skew.row(8, 0.4)
+    assert skew.alphas_of(9, 0.9) == skew.alphas_of(8, 0.4)
 
 
 def test_a_share_below_nothing_is_noise(profile: Path) -> None:
@@ -64,7 +63,7 @@ def test_a_share_below_nothing_is_noise(profile: Path) -> None:
     skew = read_profile(profile, 1).skew
 
     assert skew is not None
-    assert skew.row(8, 0.15)[0] == (4096, 0.0)
+    assert skew.alphas_of(8, 0.15)[0] == (4096, 0.0)
 
 
 def test_a_fit_without_buckets_is_said(profile: Path) -> None:
@@ -82,7 +81,7 @@ def test_a_fit_that_is_off_does_not_count(profile: Path) -> None:
 
 
 def test_vllm_keeps_one_of_the_recorded_blocks_to_itself() -> None:
-    assert read_folder(RUNS / "RTX4090_Llama-3.1-8B").instance().total_kv_blocks == 2588 - 1
+    assert read_measured_run(RUNS / "RTX4090_Llama-3.1-8B").instance().total_kv_blocks == 2588 - 1
 
 
 def test_a_step_that_prefills_after_what_is_in_kv(tmp_path: Path) -> None:
@@ -93,11 +92,11 @@ def test_a_step_that_prefills_after_what_is_in_kv(tmp_path: Path) -> None:
 
 
 def test_a_prefix_is_that_of_the_first_request_that_is_long_enough() -> None:
-    def row(sent: float, prompt: int, shared: int) -> Measured:
-        return Measured(prompt, 5, sent, sent, sent, sent + 1, sent + 2, shared)
+    def row(sent: float, prompt: int, shared: int) -> MeasuredRequest:
+        return MeasuredRequest(prompt, 5, sent, sent, sent, sent + 1, sent + 2, shared)
 
-    jobs = jobs_of([row(3.0, 40, 0), row(3.5, 48, 0), row(4.0, 100, 3), row(4.5, 33, 2)])
-    keys = [job.request.prefix.keys(16) for job in jobs if job.request.prefix is not None]
+    jobs = timeline_jobs([row(3.0, 40, 0), row(3.5, 48, 0), row(4.0, 100, 3), row(4.5, 33, 2)])
+    keys = [job.request.prefix.block_keys(16) for job in jobs if job.request.prefix is not None]
 
     assert [job.request.arrival for job in jobs] == [0, 500_000, 1_000_000, 1_500_000]
     assert [len(each) for each in keys] == [2, 3, 6, 2]
@@ -120,7 +119,7 @@ def test_a_prefix_is_that_of_the_first_request_that_is_long_enough() -> None:
     ],
 )
 def test_an_engine_plans_ahead_if_it_was_told_to_or_its_version_does(version: str, said: bool | None, ahead: bool) -> None:
-    meta = read_folder(RUNS / "RTX4090_Llama-3.1-8B").meta
+    meta = read_measured_run(RUNS / "RTX4090_Llama-3.1-8B").meta
     meta = replace(meta, vllm_version=version, engine_kwargs=replace(meta.engine_kwargs, async_scheduling=said))
 
-    assert Folder(RUNS / "RTX4090_Llama-3.1-8B", meta).instance().async_scheduling is ahead
+    assert MeasuredRun(RUNS / "RTX4090_Llama-3.1-8B", meta).instance().async_scheduling is ahead

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from maitred.catalogue import find_hardware, find_model, hardware_names, model_names
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
+from maitred.instance.catalogue import find_hardware, find_model, hardware_names, model_names
 from maitred.instance.latency import HardwareSpec
 
 BILLIONS = {

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from maitred.catalogue import find_model
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
+from maitred.instance.catalogue import find_model
 from maitred.instance.latency import AttentionRanks, ModelSpec
 
 LLAMA: dict[str, Any] = {

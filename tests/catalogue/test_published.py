@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from maitred.catalogue import published_error
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 from maitred.instance import InstanceConfig, LinearLatency
+from maitred.instance.catalogue import published_latency_error
 from maitred.instance.latency import RooflineLatency, TrainedPhysicsLatency
 
 LLAMA = "meta-llama/llama-3.1-8b"
@@ -18,7 +18,7 @@ LLAMA = "meta-llama/llama-3.1-8b"
 
 @pytest.mark.parametrize(("hardware", "mean_error"), [("H100", 0.055), ("a100-sxm", 0.157), ("L40S", 0.133)])
 def test_a_mean_error_is_the_spread_of_a_normal_one(hardware: str, mean_error: float) -> None:
-    found = published_error(InstanceConfig(model=LLAMA, hardware=hardware))
+    found = published_latency_error(InstanceConfig(model=LLAMA, hardware=hardware))
 
     assert found == pytest.approx(mean_error * sqrt(pi / 2), abs=1e-4)
 
@@ -35,16 +35,16 @@ def test_a_mean_error_is_the_spread_of_a_normal_one(hardware: str, mean_error: f
     ],
 )
 def test_of_others_nothing_is_published(said: dict[str, Any]) -> None:
-    assert published_error(InstanceConfig(**({"model": LLAMA} | said))) is None
+    assert published_latency_error(InstanceConfig(**({"model": LLAMA} | said))) is None
 
 
 def test_nor_of_gpus_that_a_file_describes(tmp_path: Path) -> None:
     path = tmp_path / "gpus.json"
     path.write_text('{"H100": {"TFlopsPeak": 989.5, "BwPeakTBs": 3.35, "MemoryGiB": 80, "mfuPrefill": 0.45, "mfuDecode": 0.3}}')
 
-    assert published_error(InstanceConfig(model=LLAMA, hardware_config=str(path))) is None
+    assert published_latency_error(InstanceConfig(model=LLAMA, hardware_config=str(path))) is None
 
 
 def test_an_unknown_gpu_is_said() -> None:
     with pytest.raises(ConfigError, match="unknown hardware 'H10O'"):
-        published_error(InstanceConfig(model=LLAMA, hardware="H10O"))
+        published_latency_error(InstanceConfig(model=LLAMA, hardware="H10O"))

@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from maitred.catalogue import deployment, find_hardware, find_model, kv_blocks, resolved
-from maitred.contracts import BatchShape, ChunkShape
-from maitred.errors import ConfigError
+from maitred.core.contracts import BatchShape, ChunkShape
+from maitred.core.errors import ConfigError
 from maitred.instance import Instance, InstanceConfig
+from maitred.instance.catalogue import find_deployment, find_hardware, find_model, num_kv_blocks, resolve_instance
 from maitred.instance.latency import Deployment, LinearLatency, RooflineLatency, TrainedPhysicsLatency
 
 LLAMA = "meta-llama/llama-3.1-8b-instruct"
@@ -19,7 +19,7 @@ PROMPT = BatchShape(0, 0, 450, (ChunkShape(450, 0, 450),))
 
 
 def test_a_model_brings_its_latency_its_blocks_and_its_longest_context() -> None:
-    found = resolved(InstanceConfig(model=LLAMA))
+    found = resolve_instance(InstanceConfig(model=LLAMA))
 
     assert isinstance(found.latency, TrainedPhysicsLatency)
     assert found.latency_model().step_time(PROMPT) == 7825  # as BLIS recorded it
@@ -29,18 +29,18 @@ def test_a_model_brings_its_latency_its_blocks_and_its_longest_context() -> None
 def test_what_is_said_stands() -> None:
     said = InstanceConfig(model=LLAMA, latency=RooflineLatency(), total_kv_blocks=2100, max_model_len=900)
 
-    found = resolved(said)
+    found = resolve_instance(said)
 
     assert found.latency_model().step_time(PROMPT) == 10429  # likewise
     assert (found.total_kv_blocks, found.max_model_len) == (2100, 900)
-    assert resolved(InstanceConfig(model=LLAMA, latency=LinearLatency())).latency == LinearLatency()
+    assert resolve_instance(InstanceConfig(model=LLAMA, latency=LinearLatency())).latency == LinearLatency()
 
 
 def test_less_of_the_memory_leaves_fewer_blocks() -> None:
     """Of 80 GiB, 0.4 less are 32 GiB: 16,384 blocks of 2 MiB."""
-    assert resolved(InstanceConfig(model=LLAMA, gpu_memory_utilization=0.5)).total_kv_blocks == 26_312 - 16_384
+    assert resolve_instance(InstanceConfig(model=LLAMA, gpu_memory_utilization=0.5)).total_kv_blocks == 26_312 - 16_384
     with pytest.raises(ConfigError, match=r"wants 21 GiB before any KV, and 1 x H100 give it 8 .*larger --gpu-memory-ut"):
-        resolved(InstanceConfig(model=LLAMA, gpu_memory_utilization=0.1))
+        resolve_instance(InstanceConfig(model=LLAMA, gpu_memory_utilization=0.1))
     assert InstanceConfig(gpu_memory_utilization=0.5).warnings(prefix_cache=False) == [
         "gpu_memory_utilization 0.5 has no effect without model"
     ]
@@ -55,21 +55,21 @@ def test_a_share_of_the_memory_is_above_0_and_at_most_1(share: float) -> None:
 def test_a_latency_model_of_another_deployment_keeps_it() -> None:
     other = RooflineLatency(on("llama-3.1-70b", "H200", 4))
 
-    assert resolved(InstanceConfig(model=LLAMA, latency=other)).latency == other
+    assert resolve_instance(InstanceConfig(model=LLAMA, latency=other)).latency == other
 
 
 def test_the_context_is_no_longer_than_the_blocks_hold() -> None:
-    assert resolved(InstanceConfig(model=LLAMA, total_kv_blocks=100)).max_model_len == 1600
+    assert resolve_instance(InstanceConfig(model=LLAMA, total_kv_blocks=100)).max_model_len == 1600
 
 
 def test_resolving_again_changes_nothing() -> None:
-    once = resolved(InstanceConfig(model=LLAMA, tensor_parallel_size=2, hardware="a100"))
+    once = resolve_instance(InstanceConfig(model=LLAMA, tensor_parallel_size=2, hardware="a100"))
 
-    assert resolved(once) == once
+    assert resolve_instance(once) == once
 
 
 def test_without_a_model_the_usual_holds() -> None:
-    found = resolved(InstanceConfig())
+    found = resolve_instance(InstanceConfig())
 
     assert (found.latency, found.kv_blocks, found.max_model_len) == (LinearLatency(), 27_000, None)
 
@@ -81,7 +81,7 @@ def test_an_instance_of_a_model_nobody_looked_up_says_so() -> None:
 
 def test_an_analytic_model_needs_a_model() -> None:
     with pytest.raises(ConfigError, match="roofline needs a model"):
-        resolved(InstanceConfig(latency=RooflineLatency()))
+        resolve_instance(InstanceConfig(latency=RooflineLatency()))
 
 
 def test_files_instead_of_the_catalogue(tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ def test_files_instead_of_the_catalogue(tmp_path: Path) -> None:
     gpus.write_text('{"Abacus": {"TFlopsPeak": 1, "BwPeakTBs": 0.1, "MemoryGiB": 8}}')
     config = InstanceConfig(model_config_folder=str(tmp_path), hardware="abacus", hardware_config=str(gpus))
 
-    on = deployment(config)
+    on = find_deployment(config)
 
     assert (on.model.hidden_size, on.model.num_kv_heads, on.hardware.name) == (512, 8, "Abacus")
-    assert resolved(config).total_kv_blocks == kv_blocks(on, 16)
+    assert resolve_instance(config).total_kv_blocks == num_kv_blocks(on, 16)
     assert config.warnings(prefix_cache=False) == []
 
 
@@ -109,13 +109,13 @@ def test_gpus_without_a_model_are_hardly_meant() -> None:
 
 def test_gpus_that_do_not_divide_the_heads() -> None:
     with pytest.raises(ConfigError, match=r"must divide the 32 heads of llama-3\.1-8b, not 3"):
-        resolved(InstanceConfig(model=LLAMA, tensor_parallel_size=3))
+        resolve_instance(InstanceConfig(model=LLAMA, tensor_parallel_size=3))
 
 
 def test_gpus_that_do_not_share_the_kv_heads_evenly() -> None:
     with pytest.raises(ConfigError, match=r"divide the 4 KV heads of qwen2\.5-7b, or be a multiple of them, not 7"):
-        resolved(InstanceConfig(model="qwen2.5-7b", tensor_parallel_size=7))
-    assert resolved(InstanceConfig(model="qwen3-30b-a3b", tensor_parallel_size=8)).total_kv_blocks
+        resolve_instance(InstanceConfig(model="qwen2.5-7b", tensor_parallel_size=7))
+    assert resolve_instance(InstanceConfig(model="qwen3-30b-a3b", tensor_parallel_size=8)).total_kv_blocks
 
 
 def test_a_model_that_leaves_no_room_for_a_prompt(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_model_that_leaves_no_room_for_a_prompt(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 1}))
 
     with pytest.raises(ConfigError, match="max_model_len must be at least 2"):
-        resolved(InstanceConfig(model=str(tmp_path)))
+        resolve_instance(InstanceConfig(model=str(tmp_path)))
 
 
 def test_a_scale_beyond_all_reason() -> None:
@@ -146,13 +146,13 @@ def test_a_scale_beyond_all_reason() -> None:
     ],
 )
 def test_kv_blocks(model: str, hardware: str, tp: int, blocks: int) -> None:
-    assert kv_blocks(on(model, hardware, tp), 16) == blocks
+    assert num_kv_blocks(on(model, hardware, tp), 16) == blocks
 
 
 def test_compressed_kv_is_on_every_gpu() -> None:
     """Another 2 H100 bring (72 - 0.6) · 2 GiB, of which a token takes its 576 · 61 · 2 bytes on each of 16 (18) GPUs."""
     token = (512 + 64) * 61 * 2
-    fewer = kv_blocks(on("deepseek-v3", "H100", 16), 1)
+    fewer = num_kv_blocks(on("deepseek-v3", "H100", 16), 1)
 
     weights = find_model("deepseek-v3").params
     assert fewer == int(((72 - 0.6) * 16 * 2**30 - 8 * 2**30 - weights) / (16 * token))
@@ -162,7 +162,7 @@ def test_ranks_of_data_parallelism_share_the_experts() -> None:
     model, gpu = find_model("qwen3-30b-a3b"), find_hardware("RTXPRO6000")
     experts = 48 * 128 * 3 * 2048 * 768
 
-    both = kv_blocks(Deployment(model=model, hardware=gpu, data_parallel_size=2), 1)
+    both = num_kv_blocks(Deployment(model=model, hardware=gpu, data_parallel_size=2), 1)
 
     weights = 2 * (2 * (model.params - experts) + experts)
     room = 2 * (96 * 0.9 - 0.6 - 8) * 2**30 - weights
@@ -171,7 +171,7 @@ def test_ranks_of_data_parallelism_share_the_experts() -> None:
 
 def test_a_model_that_does_not_fit() -> None:
     with pytest.raises(ConfigError, match=r"llama-3.1-70b wants 137 GiB before any KV, and 1 x H100 give it 72"):
-        kv_blocks(on("llama-3.1-70b", "H100", 1), 16)
+        num_kv_blocks(on("llama-3.1-70b", "H100", 1), 16)
 
 
 def on(model: str, hardware: str, tp: int) -> Deployment:

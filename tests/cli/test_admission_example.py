@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from maitred.admission import Action, Reason, replay
-from maitred.decisions import DecisionLog
-from maitred.request import PriorityClass
+from maitred.core.decisions import DecisionLog
+from maitred.core.request import PriorityClass
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs" / "admission.md").read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ def test_every_action_and_every_reason_is_explained() -> None:
 def test_the_classes_are_as_they_are_shipped() -> None:
     from maitred.admission import AdmissionConfig
 
-    shipped = [AdmissionConfig().rules(cls) for cls in sorted(PriorityClass, reverse=True)]
+    shipped = [AdmissionConfig().class_rules(cls) for cls in sorted(PriorityClass, reverse=True)]
     table = rows("out of the box")
     reserved = [int(cell.split()[0]) / 100 if "%" in cell else 0.0 for cell in table["reserved, of the capacity"]]
     assert reserved == [rules.reserved_per_slot for rules in shipped]

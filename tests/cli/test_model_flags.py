@@ -6,7 +6,7 @@ import pytest
 
 from maitred.cli.engine import EngineFlags, _is_timed
 from maitred.cli.model_flags import ModelFlags, latency
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 from maitred.instance.latency import LatencyConfig, LinearLatency, RooflineLatency, TrainedPhysicsLatency
 
 TEN = "0,0,0,0,0,50,5000,0,0,0"

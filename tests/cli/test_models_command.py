@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from maitred.catalogue import model_names
+from maitred.instance.catalogue import model_names
 
 DOCUMENTED = ["--model", "meta-llama/llama-3.1-8b-instruct", "--num-instances", "4", "--rate", "100", "--num-requests", "500"]
 ORDER = ["--scheduler", "priority-fcfs", "--priority-policy", "slo-based"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import maitred as product
-from maitred.report.frame import to_frame
+from maitred.report.export import to_frame
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text(encoding="utf-8")
 

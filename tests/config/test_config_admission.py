@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from maitred.admission.config import AdmissionConfig
-from maitred.admission.flavours import BUILT_IN
-from maitred.config import Said
-from maitred.errors import ConfigError
-from maitred.request import PriorityClass
+from maitred.admission.presets import CLASS_PRESETS
+from maitred.config import ConfigSources
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
 
 SMG = """\
 classes:
@@ -41,7 +41,7 @@ def admission(tmp_path: Path):  # type: ignore[no-untyped-def]
         path = tmp_path / "smg.yaml"
         path.write_text(text)
         said = {f"admission.{key}": value for key, value in flags.items()}
-        return Said(admission_file=path, flags=said).load().admission
+        return ConfigSources(admission_file=path, flags=said).load().admission
 
     return admission
 
@@ -60,7 +60,7 @@ def test_smgs_file_loads_unchanged(admission) -> None:  # type: ignore[no-untype
         0.0,
     )  # not the built-in share
     assert (smg.rules(BULK).queue_size, smg.rules(BULK).reserved_per_slot) == (0, 1.5)
-    assert smg.rules(PriorityClass.SYSTEM) == BUILT_IN["smg"][PriorityClass.SYSTEM]
+    assert smg.rules(PriorityClass.SYSTEM) == CLASS_PRESETS["smg"][PriorityClass.SYSTEM]
     assert (smg.cap("auth:acme"), smg.cap("header:batch"), smg.cap("x")) == (INTERACTIVE, BULK, PriorityClass.DEFAULT)
 
 
@@ -68,7 +68,7 @@ def test_the_same_file_in_our_flavour_is_merged_key_by_key(admission) -> None:  
     ours = admission(SMG.replace("1.5", "0.5"), mode="priority")
 
     assert (ours.rules(INTERACTIVE).reserved_floor, ours.rules(INTERACTIVE).reserved_per_slot) == (3, 0.25)
-    assert ours.rules(PriorityClass.SYSTEM) == BUILT_IN["maitred"][PriorityClass.SYSTEM]
+    assert ours.rules(PriorityClass.SYSTEM) == CLASS_PRESETS["maitred"][PriorityClass.SYSTEM]
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "classes:\ntenant_policies:\n", "{}"])
@@ -113,13 +113,17 @@ def test_an_admission_file_goes_between_the_main_file_and_the_environment(tmp_pa
     main.write_text("admission:\n  mode: priority\n  classes: {bulk: {queue_size: 1, queue_timeout_secs: 1}}\n")
     more.write_text("classes:\n  bulk: {queue_size: 2, queue_timeout_secs: 2}\n  interactive:\n")
 
-    found = Said(file=main, admission_file=more, env={"MAITRED_ADMISSION__CLASSES__BULK__QUEUE_SIZE": "3"}).load().admission
+    found = (
+        ConfigSources(file=main, admission_file=more, env={"MAITRED_ADMISSION__CLASSES__BULK__QUEUE_SIZE": "3"})
+        .load()
+        .admission
+    )
 
     assert found.mode == "priority"
-    assert (found.rules(BULK).queue_size, found.rules(BULK).queue_timeout_secs) == (3, 2)
+    assert (found.class_rules(BULK).queue_size, found.class_rules(BULK).queue_timeout_secs) == (3, 2)
     more.write_text("classes:\n  bulk: {queue_timeout_secs: 0}\n")
     with pytest.raises(ConfigError, match=r"admission\.yaml:2: admission\.classes\.bulk\.queue_timeout_secs"):
-        Said(file=main, admission_file=more).load()
+        ConfigSources(file=main, admission_file=more).load()
 
 
 def test_of_keys_only_hashes_are_kept() -> None:
@@ -127,7 +131,7 @@ def test_of_keys_only_hashes_are_kept() -> None:
     said = {"gateway.api_key": "s3cret", "gateway.tenant_api_keys": {"acme": digest.replace("sha256:", "").upper()}}
     said["gateway.tenant_api_keys"] = {"acme": "sha256:" + hashlib.sha256(b"other").hexdigest().upper()}
 
-    gateway = Said(flags=said).load().gateway
+    gateway = ConfigSources(flags=said).load().gateway
 
     assert gateway.api_key == digest
     assert gateway.tenant_api_keys == {"acme": "sha256:" + hashlib.sha256(b"other").hexdigest()}
@@ -156,7 +160,7 @@ def test_of_keys_only_hashes_are_kept() -> None:
 )
 def test_what_is_wrong_with_a_key_is_said_without_the_key(keys: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Said(flags=keys).load()
+        ConfigSources(flags=keys).load()
 
     assert message in str(caught.value)
     assert "s3" not in str(caught.value)
@@ -166,13 +170,13 @@ def test_a_key_of_another_type_is_not_shown_either(tmp_path: Path) -> None:
     path = tmp_path / "main.yaml"
     path.write_text("gateway:\n  api_key: 123456\n")
     with pytest.raises(ConfigError, match=r"main\.yaml:2: gateway\.api_key: expected text, or nothing, found \*\*\*"):
-        Said(file=path).load()
+        ConfigSources(file=path).load()
     path.write_text("gateway:\n  tenant_api_keys: {acme: [123456]}\n")
     with pytest.raises(ConfigError) as caught:
-        Said(file=path).load()
+        ConfigSources(file=path).load()
     assert "123456" not in str(caught.value)
 
 
 def test_the_budget_for_bodies_holds_at_least_one() -> None:
     with pytest.raises(ConfigError, match="max_parked_body_bytes must be at least max_body_bytes"):
-        Said(flags={"gateway.max_body_bytes": 100, "gateway.max_parked_body_bytes": 99}).load()
+        ConfigSources(flags={"gateway.max_body_bytes": 100, "gateway.max_parked_body_bytes": 99}).load()

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from maitred.admission.config import TenantPolicy
-from maitred.admission.flavours import BUILT_IN, Flavour
+from maitred.admission.presets import CLASS_PRESETS, Flavour
 from maitred.config import Config, load
+from maitred.core.request import PriorityClass
+from maitred.core.yaml_document import YamlDocument
+from maitred.core.yaml_schema import section_keys, type_at
 from maitred.instance.latency import LinearLatency, RooflineLatency, TableLatency, TrainedPhysicsLatency
-from maitred.reading.document import Document
-from maitred.reading.schema import keys_of, kind_at
-from maitred.request import PriorityClass
 
 DOC = Path(__file__).parents[2] / "docs" / "config.md"
 CLASSES = ("system", "interactive", "default", "bulk")
@@ -30,7 +30,7 @@ def documented() -> dict[str, Any]:
         if line.startswith("| `"):
             key, *cells = [cell.strip() for cell in line.strip("|").split(" | ")]
             for place, cell in zip(_places(section), cells, strict=False):
-                found[f"{place}.{key.strip('`')}"] = Document(cell.strip("`"), "config.md").value
+                found[f"{place}.{key.strip('`')}"] = YamlDocument(cell.strip("`"), "config.md").value
     return found
 
 
@@ -46,7 +46,7 @@ def defaults(tree: Any, *path: str) -> dict[str, Any]:
 
 
 def of_classes(flavour: Flavour, *path: str) -> dict[str, Any]:
-    rules = {c.label: msgspec.to_builtins(BUILT_IN[flavour][c]) for c in PriorityClass}
+    rules = {c.label: msgspec.to_builtins(CLASS_PRESETS[flavour][c]) for c in PriorityClass}
     return defaults(rules, *path)
 
 
@@ -62,7 +62,7 @@ def test_every_key_is_documented_with_its_default_and_nothing_else_is() -> None:
 
 
 def test_classes_are_those_of_the_code() -> None:
-    assert tuple(keys_of(kind_at(Config, ("admission", "classes")))) == CLASSES
+    assert tuple(section_keys(type_at(Config, ("admission", "classes")))) == CLASSES
     assert set(CLASSES) == {c.label for c in PriorityClass}
 
 
@@ -74,6 +74,6 @@ def test_the_example_loads(tmp_path: Path) -> None:
     found = load(path)
 
     assert len(found.gateway.backends) == 2
-    assert found.admission.rules(PriorityClass.INTERACTIVE).reserved_per_slot == pytest.approx(0.4)
-    assert (found.admission.rules(PriorityClass.BULK).queue_size, found.routing.policy) == (5000, "round-robin")
-    assert found.admission.cap("auth:acme") is PriorityClass.INTERACTIVE
+    assert found.admission.class_rules(PriorityClass.INTERACTIVE).reserved_per_slot == pytest.approx(0.4)
+    assert (found.admission.class_rules(PriorityClass.BULK).queue_size, found.routing.policy) == (5000, "round-robin")
+    assert found.admission.class_cap("auth:acme") is PriorityClass.INTERACTIVE

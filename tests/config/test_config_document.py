@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from maitred.errors import ConfigError
-from maitred.reading.document import Document
+from maitred.core.errors import ConfigError
+from maitred.core.yaml_document import YamlDocument
 
 
 def said(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        Document(text, "f.yaml")
+        YamlDocument(text, "f.yaml")
     return str(caught.value)
 
 
@@ -29,7 +29,7 @@ def test_scalars_follow_the_core_schema_of_yaml_1_2() -> None:
       empty:
     """
 
-    assert Document(text, "f.yaml").value == {
+    assert YamlDocument(text, "f.yaml").value == {
         "yes": "on",
         "octal": "010",
         "hours": "1:30",
@@ -43,7 +43,7 @@ def test_scalars_follow_the_core_schema_of_yaml_1_2() -> None:
 
 
 def test_a_whole_number_as_a_key_is_its_text() -> None:
-    document = Document("a:\n  128: 0.5\n  256: 0.5\n", "f.yaml")
+    document = YamlDocument("a:\n  128: 0.5\n  256: 0.5\n", "f.yaml")
 
     assert document.value == {"a": {"128": 0.5, "256": 0.5}}
     assert document.where(("a", "256")) == "f.yaml:3"
@@ -51,7 +51,7 @@ def test_a_whole_number_as_a_key_is_its_text() -> None:
 
 
 def test_aliases_stand_for_what_they_name() -> None:
-    assert Document("a: &x {k: 1}\nb: *x\n", "f.yaml").value == {"a": {"k": 1}, "b": {"k": 1}}
+    assert YamlDocument("a: &x {k: 1}\nb: *x\n", "f.yaml").value == {"a": {"k": 1}, "b": {"k": 1}}
 
 
 def test_aliases_of_aliases_are_not_followed_for_ever() -> None:
@@ -63,7 +63,7 @@ def test_aliases_of_aliases_are_not_followed_for_ever() -> None:
 
 
 def test_a_place_is_the_line_of_the_key() -> None:
-    document = Document("a:\n  b:\n    - x\n    - y\nc: 1\n", "f.yaml")
+    document = YamlDocument("a:\n  b:\n    - x\n    - y\nc: 1\n", "f.yaml")
 
     assert document.where(("a", "b", 1)) == "f.yaml:4"
     assert document.where(("c",)) == "f.yaml:5"
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, make: object, message: str) 
     make(path)  # type: ignore[operator]
 
     with pytest.raises(ConfigError) as caught:
-        Document.read(path)
+        YamlDocument.read(path)
     assert str(caught.value).startswith(f"{path}: {message}")
 
 
@@ -119,4 +119,4 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     path = tmp_path / "maitred.yaml"
     path.write_bytes(b"\xef\xbb\xbfa: 1\n")
 
-    assert Document.read(path).value == {"a": 1}
+    assert YamlDocument.read(path).value == {"a": 1}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from maitred.admission import AdmissionConfig
-from maitred.config import Said, load_or_fall_back
-from maitred.errors import ConfigError
+from maitred.config import ConfigSources, load_or_fall_back
+from maitred.core.errors import ConfigError
 
 BACKENDS = "gateway:\n  backends: [http://a:1]\n"
 BAD_CLASS = "admission:\n  mode: priority\n  classes: {bulk: {queue_size: many}}\n"
@@ -18,13 +18,13 @@ BAD_CLASS = "admission:\n  mode: priority\n  classes: {bulk: {queue_size: many}}
 def said(tmp_path: Path):  # type: ignore[no-untyped-def]
     """`said("text of the main file", admission="text of the admission file", env=..., flags=...)`."""
 
-    def said(main: str | None = None, admission: str | None = None, **more: object) -> Said:
+    def said(main: str | None = None, admission: str | None = None, **more: object) -> ConfigSources:
         files = {}
         for key, name, text in (("file", "main.yaml", main), ("admission_file", "admission.yaml", admission)):
             if text is not None:
                 files[key] = tmp_path / name
                 files[key].write_text(text)
-        return Said(**files, **more)  # type: ignore[arg-type]
+        return ConfigSources(**files, **more)  # type: ignore[arg-type]
 
     return said
 
@@ -67,7 +67,7 @@ def test_a_mistake_about_admission_leaves_the_gateway_as_it_is_without_classes(s
 
 
 def test_a_missing_admission_file_is_such_a_mistake(said, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    loaded = load_or_fall_back(Said(file=said(BACKENDS).file, admission_file=tmp_path / "nowhere.yaml"))
+    loaded = load_or_fall_back(ConfigSources(file=said(BACKENDS).file, admission_file=tmp_path / "nowhere.yaml"))
 
     assert "nowhere.yaml: cannot be read" in str(loaded.problem)
     assert loaded.config.admission.mode == "legacy"
@@ -116,7 +116,7 @@ def test_a_file_with_keys_is_not_replaced_by_a_gateway_that_is_open_to_all(said,
     with pytest.raises(ConfigError, match="prot"):
         load_or_fall_back(said(locked, flags=backends))
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_or_fall_back(Said(file=tmp_path / "nowhere.yaml", flags=backends))
+        load_or_fall_back(ConfigSources(file=tmp_path / "nowhere.yaml", flags=backends))
 
     loaded = load_or_fall_back(said(locked, flags={**backends, "gateway.tenant_api_keys": {"acme": "k2"}}))
     assert loaded.config.gateway.tenant_api_keys.keys() == {"acme"}

@@ -9,8 +9,8 @@ import pytest
 
 from maitred import config
 from maitred.config import Config, load, problems
-from maitred.errors import ConfigError
-from maitred.request import PriorityClass
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_flags_win_over_the_environment_over_the_file_key_by_key(write) -> None:
 
 def test_one_key_of_one_class_leaves_its_other_keys_at_the_defaults_of_that_class(write) -> None:  # type: ignore[no-untyped-def]
     admission = load(write("admission: {classes: {interactive: {queue_size: 7}}}")).admission
-    interactive, bulk = admission.rules(PriorityClass.INTERACTIVE), admission.rules(PriorityClass.BULK)
+    interactive, bulk = admission.class_rules(PriorityClass.INTERACTIVE), admission.class_rules(PriorityClass.BULK)
 
     assert (interactive.queue_size, interactive.reserved_per_slot) == (7, 0.25)
     assert (interactive.queue_timeout_secs, bulk.queue_size) == (30.0, 1024)
@@ -78,7 +78,7 @@ def test_variables_are_read_as_the_type_of_their_key() -> None:
     assert (found.engine.model, found.engine.speed, found.cluster.capacity) == ("123", 0.5, None)
     assert found.instance.step_by_step is True
     assert load(None, env={"MAITRED_ENGINE__OUTPUT_TOKENS": "500"}).engine.output_tokens == "500"
-    bulk = found.admission.rules(PriorityClass.BULK)
+    bulk = found.admission.class_rules(PriorityClass.BULK)
     assert (bulk.queue_size, bulk.queue_timeout_secs) == (3, 300.0)
 
 

@@ -9,10 +9,10 @@ import typer
 
 import maitred
 from maitred.cli import serve
-from maitred.gateway import relay
-from maitred.gateway.reload import LIVE
-from maitred.gateway.routes import ROUTES
-from maitred.wire.failures import ConnectError, UpstreamError
+from maitred.gateway import proxy
+from maitred.gateway.reload import RELOADABLE_KEYS
+from maitred.gateway.request_fields import ROUTES
+from maitred.wire.errors import ConnectError, UpstreamError
 
 DOC = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
 SOURCE = Path(maitred.__file__).parent
@@ -48,7 +48,7 @@ def test_codes() -> None:
     rooms = "\n".join(path.read_text(encoding="utf-8") for path in SOURCE.glob("admission/**/*.py"))
     policies = {f"admission_{reason}" for reason in ("policy", *re.findall(r'Refusal\(\s*"([a-z_]+)"', rooms))}
     both_paths = {f"{path}_{name}" for path in ("scheduler", "admission") for name in ("queue_timeout", "tenant_queue_full")}
-    failures = {f"upstream_{kind.reason}" for kind in (*UpstreamError.__subclasses__(), relay.Abandoned)}
+    failures = {f"upstream_{kind.reason}" for kind in (*UpstreamError.__subclasses__(), proxy.BackendAbandoned)}
 
     assert {"admission_token_bucket", "admission_reject_all"} <= policies
     assert documented == written | admission | policies | both_paths | failures - {f"upstream_{ConnectError.reason}"}
@@ -57,4 +57,4 @@ def test_codes() -> None:
 def test_what_changes_in_service() -> None:
     live = next(line for line in section("Reload").splitlines() if line.startswith("| `api_key`"))
 
-    assert tuple(re.findall(r"`([a-z_]+)`", live)) == LIVE
+    assert tuple(re.findall(r"`([a-z_]+)`", live)) == RELOADABLE_KEYS

@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from maitred.kv import EVICTIONS, RadixCache, TokenIds, namespace_of, namespaced
-from maitred.kv.radix import PathLock
+from maitred.kv import EVICTIONS, PromptTokenIds, RadixCache, apply_namespace, make_namespace
+from maitred.kv.radix_cache import RadixLock
 
 
 def run_case(case: dict[str, Any]) -> list[str]:
@@ -35,7 +35,7 @@ class _Replay:
         eviction = EVICTIONS.get(case["eviction_policy"])(**_config(case["eviction_config"]))
         self.cache = RadixCache(self.page, eviction=eviction)
         self.inserted: list[list[int]] = []
-        self.locks: dict[str, PathLock] = {}
+        self.locks: dict[str, RadixLock] = {}
         self.play_op: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "insert": self.insert,
             "match": self.match,
@@ -46,7 +46,7 @@ class _Replay:
     def play(self, op: dict[str, Any]) -> dict[str, Any]:
         """What came of it, under the names of the record."""
         found = self.play_op[op["op"]](op)
-        evictable, protected = self.cache.evictable * self.page, self.cache.protected * self.page
+        evictable, protected = self.cache.evictable * self.page, self.cache.referenced * self.page
         return found | {"evictable": evictable, "protected": protected, "total": evictable + protected}
 
     def insert(self, op: dict[str, Any]) -> dict[str, Any]:
@@ -59,10 +59,10 @@ class _Replay:
         if "lock" not in op:
             return {"matched": self.cache.touch(chain) * self.page}
         lock = self.locks[op["lock"]] = self.cache.lock(chain)
-        return {"matched": lock.published * self.page}
+        return {"matched": lock.num_committed * self.page}
 
     def unlock(self, op: dict[str, Any]) -> dict[str, Any]:
-        self.cache.unlock(self.locks.pop(op["lock"]))
+        self.cache.release(self.locks.pop(op["lock"]))
         return {}
 
     def evict(self, op: dict[str, Any]) -> dict[str, Any]:
@@ -70,12 +70,12 @@ class _Replay:
         return {"evicted": evicted * self.page, "cached_after": self.remembered()}
 
     def remembered(self) -> list[int]:
-        return [self.cache.cached(chain) * self.page for chain in self.inserted]
+        return [self.cache.num_cached_blocks(chain) * self.page for chain in self.inserted]
 
     def chain(self, op: dict[str, Any]) -> list[int]:
         tokens = tuple(token for start, count in op["tokens"] for token in range(start, start + count))
-        namespace = namespace_of(op.get("extra_key"), op.get("cache_salt"))
-        return list(namespaced(TokenIds(tokens).keys(self.page), namespace))
+        namespace = make_namespace(op.get("extra_key"), op.get("cache_salt"))
+        return list(apply_namespace(PromptTokenIds(tokens).block_keys(self.page), namespace))
 
 
 def _config(recorded: dict[str, Any] | str | None) -> dict[str, Any]:

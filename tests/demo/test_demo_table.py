@@ -6,9 +6,9 @@ import re
 from rich.console import Console
 
 from maitred.cli.demo_show import live_table, print_summary
+from maitred.core.request import PriorityClass
+from maitred.emulator.clients import ClassOutcomes, ClientOutcome, ClientStats
 from maitred.emulator.demo import DemoSummary
-from maitred.emulator.tally import ClassSummary, Outcome, Tally
-from maitred.request import PriorityClass
 
 
 def rows(table):
@@ -19,14 +19,14 @@ def rows(table):
 
 
 def test_a_row_per_class_says_who_waits_and_how_long_the_others_waited():
-    tally = Tally((PriorityClass.INTERACTIVE, PriorityClass.BULK))
+    tally = ClientStats((PriorityClass.INTERACTIVE, PriorityClass.BULK))
     for ttft in (0.2, 1.5):
-        flight = tally.send(PriorityClass.INTERACTIVE, 0.0)
-        flight.token(ttft)
-        flight.end(Outcome.COMPLETED, 2.0)
-    tally.send(PriorityClass.BULK, 0.0)
-    tally.send(PriorityClass.BULK, 0.0).token(1.0)
-    tally.send(PriorityClass.BULK, 0.0).end(Outcome.REJECTED, 1.0)
+        flight = tally.on_send(PriorityClass.INTERACTIVE, 0.0)
+        flight.on_token(ttft)
+        flight.on_end(ClientOutcome.COMPLETED, 2.0)
+    tally.on_send(PriorityClass.BULK, 0.0)
+    tally.on_send(PriorityClass.BULK, 0.0).on_token(1.0)
+    tally.on_send(PriorityClass.BULK, 0.0).on_end(ClientOutcome.REJECTED, 1.0)
     chats, bulk = rows(live_table(tally, 3.0))
     assert chats == ["interactive", "0", "0", "200 ms", "1.5 s", "2", "0"]
     assert bulk == ["bulk", "1", "1", "–", "–", "0", "1"]
@@ -35,7 +35,7 @@ def test_a_row_per_class_says_who_waits_and_how_long_the_others_waited():
 def test_the_summary_fits_a_terminal_and_names_the_slots_that_leaked(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     counts = {"completed": 123, "rejected": 4, "preempted": 7, "failed": 5, "cancelled": 6}
-    of = ClassSummary(**counts, ttft_p50_ms=31.2, ttft_p99_ms=48.0, e2e_p50_ms=10_500.0)
+    of = ClassOutcomes(**counts, ttft_p50_ms=31.2, ttft_p99_ms=48.0, e2e_p50_ms=10_500.0)
     print_summary(DemoSummary(seconds=4.0, arrivals=145, classes={"interactive": of}, leaked_slots=3))
     said = capsys.readouterr().out
     assert "145 requests in 4 s" in said

@@ -9,8 +9,8 @@ import pytest
 import uvloop
 
 from maitred.emulator.demo import _get
-from maitred.emulator.stage import Stage, StageError
-from maitred.wire.client import Client, Origin
+from maitred.emulator.demo_processes import DemoProcessError, DemoProcesses
+from maitred.wire.client import Origin, UpstreamClient
 
 
 def children():
@@ -27,9 +27,9 @@ def is_alive(pid):
 
 def test_no_child_survives_the_block_even_when_it_fails():
     async def scenario():
-        async with Stage() as stage:
+        async with DemoProcesses() as stage:
             child = await stage.start("engine", "engine", "--port", "0")
-            url = await child.listening()
+            url = await child.wait_until_listening()
             pids.append(child.pid)
             urls.append(url)
             raise LookupError
@@ -45,7 +45,7 @@ def test_no_child_survives_the_block_even_when_it_fails():
 @pytest.mark.parametrize("turns", range(4))
 def test_a_start_that_is_cancelled_leaves_nothing_behind(turns):
     async def scenario():
-        async with Stage() as stage:
+        async with DemoProcesses() as stage:
             starting = asyncio.create_task(stage.start("engine", "engine", "--port", "0"))
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -60,34 +60,36 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(turns):
 
 def test_a_child_that_does_not_come_up_is_quoted():
     async def scenario():
-        async with Stage() as stage:
+        async with DemoProcesses() as stage:
             child = await stage.start("first engine", "engine", "--port", "0", "--scheduler", "sfj")
-            await child.listening()
+            await child.wait_until_listening()
 
-    with pytest.raises(StageError, match=r"^the first engine ended with exit code 2: maitred: error: .*did you mean 'sjf'\?"):
+    with pytest.raises(
+        DemoProcessError, match=r"^the first engine ended with exit code 2: maitred: error: .*did you mean 'sjf'\?"
+    ):
         asyncio.run(scenario())
 
 
 def test_a_child_that_dies_early_is_noticed():
     async def scenario():
-        async with Stage() as stage:
+        async with DemoProcesses() as stage:
             children = [await stage.start(name, "engine", "--port", "0") for name in ("first engine", "second engine")]
             for child in children:
-                await child.listening()
+                await child.wait_until_listening()
             os.kill(children[1].pid, signal.SIGKILL)
-            return str(await stage.died())
+            return str(await stage.wait_for_exit())
 
     assert asyncio.run(scenario()) == "the second engine was ended by signal 9"  # where it listened explains nothing
 
 
 def test_an_answer_that_is_none_is_said_and_its_connection_used_again():
     async def scenario():
-        async with Stage() as stage:
-            server = Origin.parse(await (await stage.start("engine", "engine", "--port", "0")).listening())
-            client = Client()
-            with pytest.raises(StageError, match="answered /ready with the status 404"):
+        async with DemoProcesses() as stage:
+            server = Origin.parse(await (await stage.start("engine", "engine", "--port", "0")).wait_until_listening())
+            client = UpstreamClient()
+            with pytest.raises(DemoProcessError, match="answered /ready with the status 404"):
                 await _get(client, server, "/ready")
-            connections = client.pool(server).open
+            connections = client.pool(server).num_open
             await client.close()
             return connections
 

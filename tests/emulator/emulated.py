@@ -9,8 +9,8 @@ import uvloop
 from maitred.emulator import EngineConfig
 from maitred.emulator.app import EngineApp
 from maitred.instance import InstanceConfig, LinearLatency
-from maitred.wire.client import Client, Origin
-from maitred.wire.server import serving
+from maitred.wire.client import Origin, UpstreamClient
+from maitred.wire.server import running_server
 
 play = uvloop.run
 """Runs a scenario on the loop that the servers run on."""
@@ -65,8 +65,8 @@ def events(body):
 @contextlib.asynccontextmanager
 async def emulated(*, latency=QUICK, engine=None, **instance):
     app = EngineApp(EngineConfig(**(engine or {})), InstanceConfig(latency=latency, **instance))
-    async with serving(app, drain_secs=0.1) as url:
-        client = Client()
+    async with running_server(app, drain_secs=0.1) as url:
+        client = UpstreamClient()
         try:
             yield Emulated(url, client)
         finally:

@@ -6,12 +6,11 @@ import msgspec
 import pytest
 from emulated import FROZEN, emulated, play
 
-from maitred.emulator.clients import Clients, looped
-from maitred.emulator.tally import Outcome, Tally
-from maitred.request import PriorityClass, Request
-from maitred.wire.asgi import lifespan, read_body
-from maitred.wire.client import Client, Origin
-from maitred.wire.server import serving
+from maitred.core.request import PriorityClass, Request
+from maitred.emulator.clients import ClientOutcome, ClientStats, WorkloadClients, repeat_jobs
+from maitred.wire.asgi import read_body, run_lifespan
+from maitred.wire.client import Origin, UpstreamClient
+from maitred.wire.server import running_server
 from maitred.workload import Job
 
 CHAT, BULK = PriorityClass.INTERACTIVE, PriorityClass.BULK
@@ -26,15 +25,15 @@ def test_a_workload_is_sent_with_its_classes_and_the_answers_have_its_lengths():
     jobs = [job(0), job(1, at_ms=5, prompt=100, tokens=7, priority_class=BULK), job(2, at_ms=9, prompt=1)]
 
     async def scenario():
-        tally = Tally()
+        tally = ClientStats()
         async with emulated() as engine:
-            clients = Clients(engine.client, engine.origin, "emulated", tally)
-            await clients.play(jobs)
-            await clients.landed()
+            clients = WorkloadClients(engine.client, engine.origin, "emulated", tally)
+            await clients.send_jobs(jobs)
+            await clients.wait_until_done()
             return tally, await engine.get("/metrics")
 
     tally, page = play(scenario())
-    assert {c: of.ended[Outcome.COMPLETED] for c, of in tally.classes.items()} == {CHAT: 2, BULK: 1}
+    assert {c: of.num_ended[ClientOutcome.COMPLETED] for c, of in tally.classes.items()} == {CHAT: 2, BULK: 1}
     # 20 + 100, and the shortest chat there can be: one token, four for its message, three for the answer
     assert 'prompt_tokens_total{engine="0",model_name="emulated"} 128.0' in page
     assert 'generation_tokens_total{engine="0",model_name="emulated"} 13.0' in page
@@ -42,32 +41,32 @@ def test_a_workload_is_sent_with_its_classes_and_the_answers_have_its_lengths():
 
 def test_arrivals_wait_for_no_answer_and_giving_up_frees_the_engine():
     async def scenario():
-        tally = Tally()
+        tally = ClientStats()
         async with emulated(latency=FROZEN) as engine:
-            clients = Clients(engine.client, engine.origin, "emulated", tally)
-            await clients.play([job(n) for n in range(5)])
+            clients = WorkloadClients(engine.client, engine.origin, "emulated", tally)
+            await clients.send_jobs([job(n) for n in range(5)])
             before = await engine.state_with(running=1, waiting=4)
-            waiting = tally.classes[CHAT].waiting
-            await clients.give_up()
+            waiting = tally.classes[CHAT].num_waiting
+            await clients.cancel_open()
             return before["running"] + before["waiting"], waiting, await engine.state_with(running=0, waiting=0), tally
 
     reached, waiting, after, tally = play(scenario())
     assert (reached, waiting) == (5, 5)
     assert after["aborted"] == 5
-    assert tally.classes[CHAT].ended[Outcome.CANCELLED] == 5
+    assert tally.classes[CHAT].num_ended[ClientOutcome.CANCELLED] == 5
 
 
 @pytest.mark.parametrize(
     ("status", "headers", "body", "outcome"),
     [
-        (429, [], b"{}", Outcome.REJECTED),
-        (503, [], b"{}", Outcome.REJECTED),
-        (503, [(b"x-smg-preempted", b"true")], b"{}", Outcome.PREEMPTED),
-        (408, [], b"{}", Outcome.REJECTED),
-        (400, [], b"{}", Outcome.FAILED),
-        (200, [], b"data: {}\n\ndata: [DONE]\n\n", Outcome.COMPLETED),
-        (200, [], b"data: {}\n\n", Outcome.FAILED),
-        (None, [], b"", Outcome.FAILED),
+        (429, [], b"{}", ClientOutcome.REJECTED),
+        (503, [], b"{}", ClientOutcome.REJECTED),
+        (503, [(b"x-smg-preempted", b"true")], b"{}", ClientOutcome.PREEMPTED),
+        (408, [], b"{}", ClientOutcome.REJECTED),
+        (400, [], b"{}", ClientOutcome.FAILED),
+        (200, [], b"data: {}\n\ndata: [DONE]\n\n", ClientOutcome.COMPLETED),
+        (200, [], b"data: {}\n\n", ClientOutcome.FAILED),
+        (None, [], b"", ClientOutcome.FAILED),
     ],
 )
 def test_an_answer_counts_as_what_it_is(status, headers, body, outcome):
@@ -78,7 +77,7 @@ def test_an_answer_counts_as_what_it_is(status, headers, body, outcome):
             pass
 
         if scope["type"] == "lifespan":
-            await lifespan(receive, send, nothing, nothing)
+            await run_lifespan(receive, send, nothing, nothing)
             return
         seen.append((dict(scope["headers"])[b"x-smg-priority"], msgspec.json.decode(await read_body(scope, receive, 10_000))))
         if status is None:
@@ -88,17 +87,17 @@ def test_an_answer_counts_as_what_it_is(status, headers, body, outcome):
         await send({"type": "http.response.body", "body": body})
 
     async def scenario():
-        tally = Tally()
-        async with serving(app) as url:
-            client = Client()
-            clients = Clients(client, Origin.parse(url), "some-model", tally)
-            await clients.play([job(0, tokens=9, priority_class=BULK)])
-            await clients.landed()
+        tally = ClientStats()
+        async with running_server(app) as url:
+            client = UpstreamClient()
+            clients = WorkloadClients(client, Origin.parse(url), "some-model", tally)
+            await clients.send_jobs([job(0, tokens=9, priority_class=BULK)])
+            await clients.wait_until_done()
             await client.close()
         return tally
 
     tally = play(scenario())
-    assert [o for o, number in tally.classes[BULK].ended.items() if number] == [outcome]
+    assert [o for o, number in tally.classes[BULK].num_ended.items() if number] == [outcome]
     ((priority, asked),) = seen
     assert priority == b"bulk"
     assert (asked["model"], asked["max_tokens"], asked["ignore_eos"], asked["stream"]) == ("some-model", 9, True, True)
@@ -106,17 +105,17 @@ def test_an_answer_counts_as_what_it_is(status, headers, body, outcome):
 
 def test_a_server_that_is_not_there_is_a_failure():
     async def scenario():
-        tally, client = Tally(), Client()
-        clients = Clients(client, Origin.parse("http://127.0.0.1:1"), "m", tally)
-        await clients.play([job(0)])
-        await clients.landed()
+        tally, client = ClientStats(), UpstreamClient()
+        clients = WorkloadClients(client, Origin.parse("http://127.0.0.1:1"), "m", tally)
+        await clients.send_jobs([job(0)])
+        await clients.wait_until_done()
         await client.close()
         return tally
 
-    assert asyncio.run(scenario()).classes[CHAT].ended[Outcome.FAILED] == 1
+    assert asyncio.run(scenario()).classes[CHAT].num_ended[ClientOutcome.FAILED] == 1
 
 
 def test_a_sample_that_is_played_again_goes_on_where_its_period_ends():
-    rounds = looped([job(0, at_ms=100), job(1, at_ms=900)], period=1_000_000)
+    rounds = repeat_jobs([job(0, at_ms=100), job(1, at_ms=900)], period=1_000_000)
     assert [next(rounds).request.arrival // 1000 for _ in range(5)] == [100, 900, 1100, 1900, 2100]
-    assert list(looped([], period=1)) == []
+    assert list(repeat_jobs([], period=1)) == []

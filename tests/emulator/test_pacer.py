@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.emulator.endings import Ending, FinishReason
-from maitred.emulator.pacer import Answer, Pacer
+from maitred.core.request import Request
+from maitred.emulator.finish_reasons import FinishReason, PlannedFinish
+from maitred.emulator.pacer import PacedAnswer, Pacer
 from maitred.instance import Instance, InstanceConfig, LinearLatency
-from maitred.request import Request
 
 LATENCY = LinearLatency((10_000.0, 100.0, 1_000.0))
 
@@ -97,7 +97,9 @@ class Scene:
 
     def submit(self, number, tokens, *, prompt=10):
         request = Request(id=number, arrival=self.pacer.now(), prompt_tokens=prompt)
-        self.pacer.submit(Answer(request, Ending(tokens, FinishReason.STOP), lambda emitted: self.hear(number, emitted)))
+        self.pacer.submit(
+            PacedAnswer(request, PlannedFinish(tokens, FinishReason.STOP), lambda emitted: self.hear(number, emitted))
+        )
 
     def hear(self, number, emitted):
         self.told.append((round(self.clock.now * 1000, 3), number, emitted))
@@ -181,7 +183,7 @@ def test_a_listener_that_fails_does_not_stop_the_clock():
     def fail(emitted):
         raise RuntimeError(f"at token {emitted}")
 
-    scene.pacer.submit(Answer(Request(id=7, arrival=0, prompt_tokens=10), Ending(2, FinishReason.STOP), fail))
+    scene.pacer.submit(PacedAnswer(Request(id=7, arrival=0, prompt_tokens=10), PlannedFinish(2, FinishReason.STOP), fail))
     with pytest.raises(RuntimeError, match="at token 1"):
         scene.clock.move_to(11)
     with pytest.raises(RuntimeError, match="at token 2"):

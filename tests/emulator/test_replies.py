@@ -4,8 +4,8 @@ import asyncio
 
 from emulated import events
 
-from maitred.emulator.endings import Ending, FinishReason
-from maitred.emulator.replies import ChatDialect, Reply, Streamed
+from maitred.emulator.finish_reasons import FinishReason, PlannedFinish
+from maitred.emulator.responses import ChatFormat, ResponsePlan, StreamedResponse
 
 
 class SlowClient:
@@ -22,16 +22,16 @@ class SlowClient:
 
 
 def reply(tokens):
-    ending = Ending(tokens, FinishReason.STOP)
-    return Reply(dialect=ChatDialect(), id="x", created=0, model="m", prompt_tokens=1, endings=(ending,))
+    ending = PlannedFinish(tokens, FinishReason.STOP)
+    return ResponsePlan(endpoint_format=ChatFormat(), id="x", created=0, model="m", prompt_tokens=1, finishes=(ending,))
 
 
 def test_tokens_that_come_while_the_client_is_slow_are_sent_together_when_it_takes_them():
     async def scenario():
         client = SlowClient()
-        answer = Streamed(reply(6), client.send)
+        answer = StreamedResponse(reply(6), client.send)
         for emitted in range(1, 7):
-            answer.progress(0, emitted)
+            answer.on_progress(0, emitted)
         before = list(client.taken)
         while not answer.done.done():
             client.free.set()
@@ -52,9 +52,9 @@ def test_a_client_that_breaks_while_it_is_slow_ends_the_answer():
             await asyncio.sleep(0)
             raise ConnectionResetError
 
-        answer = Streamed(reply(6), send)
-        answer.progress(0, 1)
-        answer.progress(0, 2)
+        answer = StreamedResponse(reply(6), send)
+        answer.on_progress(0, 1)
+        answer.on_progress(0, 2)
         await asyncio.wait_for(answer.done, 5)
 
     asyncio.run(scenario())

@@ -3,34 +3,34 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.emulator.tally import Outcome, Tally, percentile_ms
-from maitred.request import PriorityClass
+from maitred.core.request import PriorityClass
+from maitred.emulator.clients import ClientOutcome, ClientStats, percentile_ms
 
 CHAT, BULK = PriorityClass.INTERACTIVE, PriorityClass.BULK
 
 
 def test_a_request_waits_then_is_in_flight_then_has_ended():
-    tally = Tally((CHAT, BULK))
-    flight = tally.send(CHAT, 10.0)
+    tally = ClientStats((CHAT, BULK))
+    flight = tally.on_send(CHAT, 10.0)
     of = tally.classes[CHAT]
-    assert (of.sent, of.waiting, of.in_flight) == (1, 1, 0)
-    flight.token(10.25)
-    flight.token(10.75)
-    assert (of.sent, of.waiting, of.in_flight) == (1, 0, 1)
-    flight.end(Outcome.COMPLETED, 11.0)
-    assert (of.sent, of.waiting, of.in_flight) == (1, 0, 0)
-    summary = of.summary()
+    assert (of.num_sent, of.num_waiting, of.num_in_flight) == (1, 1, 0)
+    flight.on_token(10.25)
+    flight.on_token(10.75)
+    assert (of.num_sent, of.num_waiting, of.num_in_flight) == (1, 0, 1)
+    flight.on_end(ClientOutcome.COMPLETED, 11.0)
+    assert (of.num_sent, of.num_waiting, of.num_in_flight) == (1, 0, 0)
+    summary = of.outcomes()
     assert (summary.completed, summary.ttft_p50_ms, summary.ttft_p99_ms, summary.e2e_p50_ms) == (1, 250.0, 250.0, 1000.0)
-    assert tally.classes[BULK].summary().ttft_p50_ms is None
+    assert tally.classes[BULK].outcomes().ttft_p50_ms is None
 
 
 def test_times_are_of_completed_requests_alone():
-    tally = Tally()
-    for outcome in Outcome:
-        flight = tally.send(BULK, 0.0)
-        flight.token(1.0 if outcome is Outcome.COMPLETED else 5.0)
-        flight.end(outcome, 9.0)
-    summary = tally.classes[BULK].summary()
+    tally = ClientStats()
+    for outcome in ClientOutcome:
+        flight = tally.on_send(BULK, 0.0)
+        flight.on_token(1.0 if outcome is ClientOutcome.COMPLETED else 5.0)
+        flight.on_end(outcome, 9.0)
+    summary = tally.classes[BULK].outcomes()
     ended = (summary.completed, summary.rejected, summary.preempted, summary.failed, summary.cancelled)
     assert ended == (1, 1, 1, 1, 1)
     assert (summary.ttft_p99_ms, summary.e2e_p50_ms) == (1000.0, 9000.0)
@@ -41,15 +41,15 @@ def test_percentiles_are_values_that_occurred():
     assert [percentile_ms(seconds, percent) for percent in (0, 25, 50, 51, 99, 100)] == [100, 100, 200, 300, 400, 400]
 
 
-@given(st.lists(st.tuples(st.sampled_from([CHAT, BULK]), st.booleans(), st.sampled_from([None, *Outcome]))))
+@given(st.lists(st.tuples(st.sampled_from([CHAT, BULK]), st.booleans(), st.sampled_from([None, *ClientOutcome]))))
 def test_whatever_was_sent_is_waiting_in_flight_or_ended_once(requests):
-    tally = Tally()
+    tally = ClientStats()
     for priority_class, token, outcome in requests:
-        flight = tally.send(priority_class, 0.0)
+        flight = tally.on_send(priority_class, 0.0)
         if token:
-            flight.token(1.0)
+            flight.on_token(1.0)
         if outcome is not None:
-            flight.end(outcome, 2.0)
+            flight.on_end(outcome, 2.0)
         for of in tally.classes.values():
-            assert of.sent == of.waiting + of.in_flight + sum(of.ended.values())
-    assert tally.arrivals == len(requests)
+            assert of.num_sent == of.num_waiting + of.num_in_flight + sum(of.num_ended.values())
+    assert tally.num_sent == len(requests)

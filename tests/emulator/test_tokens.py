@@ -25,8 +25,8 @@ def test_any_text_a_client_can_send_is_counted(text):
 
 @given(st.text(max_size=200), st.text(max_size=60), st.text(max_size=60), st.sampled_from([1, 2, 5]))
 def test_prompts_share_the_blocks_in_which_they_begin_alike(common, one, other, size):
-    first, second = (tokens.laid_out(common + rest) for rest in (one, other))
-    ours, theirs = (tokens.TextKeys(text).keys(size) for text in (first, second))
+    first, second = (tokens.to_token_bytes(common + rest) for rest in (one, other))
+    ours, theirs = (tokens.PromptTextBytes(text).block_keys(size) for text in (first, second))
     step = size * tokens.BYTES_PER_TOKEN
 
     assert len(ours) == tokens.count(common + one) // size

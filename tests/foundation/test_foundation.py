@@ -6,11 +6,11 @@ from enum import StrEnum
 
 import pytest
 
-from maitred.decisions import Decision, DecisionLog
-from maitred.errors import ConfigError, MaitredError, nearest
-from maitred.registry import Registry
-from maitred.request import PriorityClass
-from maitred.units import from_ms, from_seconds, to_ms, to_seconds
+from maitred.core.decisions import Decision, DecisionLog
+from maitred.core.errors import ConfigError, MaitredError, nearest_name_hint
+from maitred.core.registry import Registry
+from maitred.core.request import PriorityClass
+from maitred.core.units import from_ms, from_seconds, to_ms, to_seconds
 
 
 def test_an_error_says_where_what_and_what_would_be_right() -> None:
@@ -21,9 +21,9 @@ def test_an_error_says_where_what_and_what_would_be_right() -> None:
 
 
 def test_nearest_names_one_or_shows_the_choice() -> None:
-    assert nearest("intercative", ["interactive", "bulk"]) == "did you mean 'interactive'?"
-    assert nearest("urgent", ["bulk", "default"]) == "valid: bulk, default"
-    assert nearest("x", []) == "there is nothing to choose from"
+    assert nearest_name_hint("intercative", ["interactive", "bulk"]) == "did you mean 'interactive'?"
+    assert nearest_name_hint("urgent", ["bulk", "default"]) == "valid: bulk, default"
+    assert nearest_name_hint("x", []) == "there is nothing to choose from"
 
 
 def test_seconds_become_whole_microseconds_and_back() -> None:
@@ -39,8 +39,8 @@ def test_seconds_become_whole_microseconds_and_back() -> None:
 def test_classes_are_ordered_and_named_as_users_type_them() -> None:
     assert PriorityClass.SYSTEM > PriorityClass.INTERACTIVE > PriorityClass.DEFAULT > PriorityClass.BULK
     assert [c.label for c in PriorityClass] == ["bulk", "default", "interactive", "system"]
-    assert PriorityClass.of(" Interactive\t") is PriorityClass.INTERACTIVE
-    assert PriorityClass.of("urgent") is PriorityClass.of("") is None
+    assert PriorityClass.from_label(" Interactive\t") is PriorityClass.INTERACTIVE
+    assert PriorityClass.from_label("urgent") is PriorityClass.from_label("") is None
 
 
 class Colour:
@@ -108,8 +108,8 @@ class Reason(StrEnum):
 def test_a_decision_log_is_lines_of_json_in_a_fixed_order() -> None:
     lines: list[bytes] = []
     log = DecisionLog(lines.append)
-    log.told("admission", "submit", 7, id=3, cls="bulk")
-    log.decided("admission", [Decision(7, 3, Action.ADMIT, Reason.SLOT_FREE)])
+    log.log_input("admission", "submit", 7, id=3, cls="bulk")
+    log.log_decisions("admission", [Decision(7, 3, Action.ADMIT, Reason.SLOT_FREE)])
     assert lines == [
         b'{"at":7,"cls":"bulk","id":3,"input":"submit","room":"admission"}\n',
         b'{"decision":{"at":7,"subject":3,"action":"admit","reason":"slot_free","other":null,"retry_after":null},"room":"admission"}\n',

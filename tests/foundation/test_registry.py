@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import maitred.kv
-from maitred import registry
-from maitred.errors import ConfigError
-from maitred.registry import Registry
+from maitred.core import registry
+from maitred.core.errors import ConfigError
+from maitred.core.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 MINE = """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from maitred.request import PriorityClass, Request
-from maitred.slo_classes import class_of, slo_priority
+from maitred.core.request import PriorityClass, Request
+from maitred.core.slo_classes import priority_class_of, slo_priority
 
 
 def request(slo_class: str = "", priority_class: PriorityClass = PriorityClass.DEFAULT) -> Request:
@@ -27,7 +27,7 @@ def request(slo_class: str = "", priority_class: PriorityClass = PriorityClass.D
 )
 def test_a_named_slo_class_counts_whatever_the_priority_class(name: str, priority: int, priority_class: PriorityClass) -> None:
     assert slo_priority(request(name, PriorityClass.SYSTEM)) == priority
-    assert class_of(name) is priority_class
+    assert priority_class_of(name) is priority_class
 
 
 def test_without_an_slo_class_the_priority_class_says_it() -> None:

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from world import Wire, World, run, world
 
-from maitred.gateway.auth import Caller, Keys, Rights
-from maitred.gateway.keys import hashed
+from maitred.gateway.auth import ApiKeys, Caller, KeyRights
+from maitred.gateway.config import hash_api_key
 from maitred.wire.asgi import ApiError
 
 SHARED, ACME = "s3cret", "acme-key"
-LOCKED = {"api_key": SHARED, "tenant_api_keys": {"acme": hashed(ACME)}}
+LOCKED = {"api_key": SHARED, "tenant_api_keys": {"acme": hash_api_key(ACME)}}
 FROM_AFAR = {"client": ("10.0.0.7", 5)}
 FROM_HERE = {"client": ("127.0.0.1", 5)}
 
@@ -29,12 +29,12 @@ def code(body: bytes) -> str:
 
 
 def test_a_key_names_its_caller() -> None:
-    keys = Keys(hashed(SHARED), {"acme": hashed(ACME), "b": hashed("k-b")})
+    keys = ApiKeys(hash_api_key(SHARED), {"acme": hash_api_key(ACME), "b": hash_api_key("k-b")})
 
     digest = hashlib.sha256(SHARED.encode()).hexdigest()
-    assert keys.caller(b"Bearer s3cret") == Caller(f"auth:{digest}", Rights.ALL)
-    assert keys.caller(b"bEARER   acme-key ") == Caller("auth:acme", Rights.TENANT)
-    assert keys.caller(b"Bearer k-b") == Caller("auth:b", Rights.TENANT)
+    assert keys.authenticate(b"Bearer s3cret") == Caller(f"auth:{digest}", KeyRights.ALL)
+    assert keys.authenticate(b"bEARER   acme-key ") == Caller("auth:acme", KeyRights.TENANT)
+    assert keys.authenticate(b"Bearer k-b") == Caller("auth:b", KeyRights.TENANT)
 
 
 @pytest.mark.parametrize(
@@ -48,36 +48,36 @@ def test_a_key_names_its_caller() -> None:
         (b"Bearer S3CRET", "invalid_api_key"),
         (b"Bearer s3cret2", "invalid_api_key"),
         (b"Bearer \xff", "invalid_api_key"),
-        (b"Bearer " + hashed(SHARED).encode(), "invalid_api_key"),  # who has read the file has not the key
+        (b"Bearer " + hash_api_key(SHARED).encode(), "invalid_api_key"),  # who has read the file has not the key
     ],
 )
 def test_anything_else_is_refused(shown: bytes | None, expected: str) -> None:
     with pytest.raises(ApiError) as caught:
-        Keys(hashed(SHARED), {"acme": hashed(ACME)}).caller(shown)
+        ApiKeys(hash_api_key(SHARED), {"acme": hash_api_key(ACME)}).authenticate(shown)
     assert (caught.value.status, caught.value.code) == (401, expected)
     assert (b"www-authenticate", b"Bearer") in caught.value.headers
 
 
 def test_without_keys_everybody_may_ask_and_this_machine_may_administrate() -> None:
-    keys = Keys(None, {})
+    keys = ApiKeys(None, {})
 
-    assert keys.caller(None) is keys.caller(b"Bearer whatever") is None
-    keys.administrator(None, FROM_HERE)
-    keys.administrator(None, {"client": ("::1", 5)})
+    assert keys.authenticate(None) is keys.authenticate(b"Bearer whatever") is None
+    keys.require_administrator(None, FROM_HERE)
+    keys.require_administrator(None, {"client": ("::1", 5)})
     for scope in (FROM_AFAR, {"client": None}, {"client": ("testclient", 5)}, {}):
         with pytest.raises(ApiError) as caught:
-            keys.administrator(None, scope)
+            keys.require_administrator(None, scope)
         assert (caught.value.status, caught.value.code) == (403, "admin_forbidden")
 
 
 def test_with_keys_only_the_shared_one_may_administrate() -> None:
-    keys = Keys(hashed(SHARED), {"acme": hashed(ACME)})
+    keys = ApiKeys(hash_api_key(SHARED), {"acme": hash_api_key(ACME)})
 
-    keys.administrator(b"Bearer s3cret", FROM_AFAR)
+    keys.require_administrator(b"Bearer s3cret", FROM_AFAR)
     with pytest.raises(ApiError) as of_a_tenant:
-        keys.administrator(b"Bearer acme-key", FROM_HERE)
+        keys.require_administrator(b"Bearer acme-key", FROM_HERE)
     with pytest.raises(ApiError) as without:
-        keys.administrator(None, FROM_HERE)
+        keys.require_administrator(None, FROM_HERE)
     assert (of_a_tenant.value.status, without.value.status) == (403, 401)
 
 
@@ -110,7 +110,7 @@ def test_a_request_without_a_valid_key_is_refused_and_admission_never_hears_of_i
                 status, answered, body = await w.ask(**headers)
                 assert (status, answered["www-authenticate"]) == (401, "Bearer")
                 assert answered["x-smg-error-code"] == code(body)
-            assert w.gateway.counts.refused == {"missing_api_key": 2, "invalid_api_key": 1}
+            assert w.gateway.counters.refused_before_admission == {"missing_api_key": 2, "invalid_api_key": 1}
             assert sum(c.arrived for c in w.state.classes.values()) == 0
             assert w.backends[0].turns == []
 
@@ -166,8 +166,8 @@ def test_the_configuration_in_force_shows_no_secret() -> None:
             return msgspec.json.decode(body), body
 
     shown, body = run(scenario())
-    assert shown["gateway"]["api_key"] == hashed(SHARED)
-    assert shown["gateway"]["tenant_api_keys"] == {"acme": hashed(ACME)}
+    assert shown["gateway"]["api_key"] == hash_api_key(SHARED)
+    assert shown["gateway"]["tenant_api_keys"] == {"acme": hash_api_key(ACME)}
     assert shown["gateway"]["upstream_api_key"] == "***"
     assert shown["admission"]["mode"] == "priority"
     assert shown["admission"]["classes"]["bulk"]["queue_size"] == 1024

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from world import ANSWER, Backend, Turn, Wire, World, run, whole, world
 
-from maitred.gateway.budget import BodyBudget
+from maitred.gateway.request_intake import BodyBudget
 from maitred.wire.asgi import ApiError
 
 BODY = b'{"model":"m","pad":"%s"}' % (b"x" * 78)  # 100 bytes
@@ -17,17 +17,17 @@ BUDGET = {"max_body_bytes": 150, "max_parked_body_bytes": 250}
 
 def test_a_lease_takes_what_there_is_and_gives_it_back_once() -> None:
     budget = BodyBudget(10)
-    first, second = budget.lease(), budget.lease()
-    first.take(4)
-    second.take(6)
+    first, second = budget.open_lease(), budget.open_lease()
+    first.take_bytes(4)
+    second.take_bytes(6)
     with pytest.raises(ApiError) as caught:
-        first.take(1)
+        first.take_bytes(1)
     assert (caught.value.status, caught.value.code) == (503, "body_budget_exhausted")
-    second.give_back()
-    second.give_back()
-    first.take(6)
-    first.give_back()
-    assert budget.parked == 0
+    second.release()
+    second.release()
+    first.take_bytes(6)
+    first.release()
+    assert budget.parked_bytes == 0
 
 
 class Held:
@@ -75,7 +75,7 @@ def test_bodies_that_are_kept_and_those_that_are_being_read_share_one_budget() -
             held.open.set()
             assert [(await wire.reply())[0] for wire in (flying, waiting)] == [200, 200]
             await w.until(lambda: parked(w) == 0)
-            assert w.gateway.counts.refused == {"body_budget_exhausted": 1}
+            assert w.gateway.counters.refused_before_admission == {"body_budget_exhausted": 1}
 
     run(scenario())
 

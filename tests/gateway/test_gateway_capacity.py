@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from world import ANSWER, Backend, Turn, run, whole, world
 
-from maitred.errors import ConfigError
-from maitred.gateway.server_info import slots_reported
+from maitred.core.errors import ConfigError
+from maitred.gateway.server_info import parse_reported_slots
 
 TWO_AND_TWO = {"system": {"reserved_floor": 2}, "interactive": {"reserved_floor": 2}}
 
@@ -52,7 +52,7 @@ def reporting(slots: int, act: Any = None, models: tuple[str, ...] = ("m",)) -> 
     ],
 )
 def test_what_a_server_info_says(answer: dict[str, Any], slots: int | None) -> None:
-    assert slots_reported(msgspec.json.encode(answer)) == slots
+    assert parse_reported_slots(msgspec.json.encode(answer)) == slots
 
 
 def test_sources() -> None:
@@ -216,7 +216,7 @@ def test_the_question_waits_for_the_last_backend_and_for_a_slot() -> None:
     async def scenario() -> None:
         first, late = reporting(3), reporting(3)
         async with world(first, late, slots=None, admission={"classes": TWO_AND_TWO}, ready=False) as w:
-            await w.until(lambda: w.gateway._fleet.polled)
+            await w.until(lambda: w.gateway._fleet.all_polled)
             assert (w.state.mode, w.state.config_fallback) == ("priority", None)
 
     run(scenario())
@@ -328,9 +328,9 @@ def test_what_could_not_be_started_with_cannot_be_reloaded() -> None:
 
         async with world(reporting(3), slots=None, admission={"classes": {}}) as w:
             with pytest.raises(ConfigError, match=r"sum of class reservations \(4\) exceeds capacity \(3\) of model `m`"):
-                w.gateway._capacity.adopt(admission_config(classes=TWO_AND_TWO))
+                w.gateway._capacity.apply_config(admission_config(classes=TWO_AND_TWO))
             assert sum(w.state.pools["m"].reserved.values()) == 0
-            w.gateway._capacity.adopt(admission_config(classes=TWO_AND_TWO, on_overcommit="clamp"))
+            w.gateway._capacity.apply_config(admission_config(classes=TWO_AND_TWO, on_overcommit="clamp"))
             assert sum(w.state.pools["m"].reserved.values()) == 2
 
     run(scenario())

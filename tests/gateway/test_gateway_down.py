@@ -54,7 +54,7 @@ def test_all_complete_at_the_good_one_when_the_other_hangs() -> None:
                 assert (await wire.reply())[::2] == (200, ANSWER)
             assert (len(hanging.turns), len(good.turns)) == (4, 20)
             assert w.state.classes["system"].completed == 20
-            assert w.gateway.counts.upstream_failures == {"abandoned": 4}
+            assert w.gateway.counters.upstream_failures == {"abandoned": 4}
 
     run(scenario())
 
@@ -95,7 +95,7 @@ def test_nothing_is_taken_from_the_only_backend() -> None:
             await w.until(lambda: hanging.turns)
             hanging.hang = True
             state = w.gateway._fleet.backends[0]
-            await w.until(lambda: state.failures > 3)
+            await w.until(lambda: state.failures_in_a_row > 3)
             assert (w.state.in_flight, w.state.capacity, state.healthy) == (1, 1, False)
             await late.start()
             assert (await wire.reply())[0] == 200
@@ -119,7 +119,7 @@ def test_a_backend_that_takes_no_more_connections_ends_what_it_has() -> None:
             assert leaving._server is not None
             leaving._server.close()
             backend = w.gateway._fleet.backends[0]
-            w.gateway._client.pool(backend.origin).drop_idle()
+            w.gateway._client.pool(backend.origin).close_idle()
             await w.until(lambda: "refused" in w.state.backends[0].problem)
             await asyncio.sleep(0.05)  # five more polls
             gate.set()
@@ -135,7 +135,7 @@ def test_a_request_told_to_stop_as_its_backend_is_given_up_stops() -> None:
         async with world(*backends) as w:
             wire = await w.asking()
             await w.until(lambda: any(backend.turns for backend in backends))
-            flight = next(flight for backend in w.gateway._fleet.backends for flight in backend.flights)
+            flight = next(flight for backend in w.gateway._fleet.backends for flight in backend.requests)
             assert flight._task is not None
             flight.abandon()
             flight._task.cancel()
@@ -173,7 +173,7 @@ def test_descriptors_running_out_here_say_nothing_of_the_backends(monkeypatch: p
         async with world(Backend(), Backend()) as w:
             loop = asyncio.get_running_loop()
             for backend in w.gateway._fleet.backends:
-                w.gateway._client.pool(backend.origin).drop_idle()
+                w.gateway._client.pool(backend.origin).close_idle()
 
             async def fails(*_: Any) -> Any:
                 raise OSError(errno.EMFILE, "Too many open files")
@@ -188,7 +188,7 @@ def test_descriptors_running_out_here_say_nothing_of_the_backends(monkeypatch: p
             assert (status, headers["x-smg-error-code"], headers["retry-after"]) == (503, "upstream_local", "2")
             assert "open files" in msgspec.json.decode(body)["error"]["message"].lower()
             assert all(backend.healthy for backend in w.state.backends)
-            assert all(backend.failures == 0 for backend in w.gateway._fleet.backends)
+            assert all(backend.failures_in_a_row == 0 for backend in w.gateway._fleet.backends)
             monkeypatch.undo()
 
     run(scenario())

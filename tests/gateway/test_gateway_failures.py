@@ -87,10 +87,10 @@ def test_one_failed_poll_is_no_reason_to_panic() -> None:
         async with world(backend, health_failures=3) as w:
             state = w.gateway._fleet.backends[0]
             backend.status = b"500 Internal Server Error"
-            await w.until(lambda: state.failures == 2)
+            await w.until(lambda: state.failures_in_a_row == 2)
             assert state.healthy
             await w.until(lambda: not state.healthy)
-            assert state.failures == 3
+            assert state.failures_in_a_row == 3
 
     run(scenario())
 
@@ -115,8 +115,8 @@ def test_another_backend_takes_over_before_the_first_data(act) -> None:  # type:
             for _ in range(3):
                 status, _, body = await w.ask(body={"model": "m", "stream": True})
                 assert (status, body) == (200, ANSWER)
-            assert w.gateway.counts.retries > 0
-            assert len(w.backends[0].turns) >= w.gateway.counts.retries  # a kept connection is first suspected of being stale
+            assert w.gateway.counters.retries > 0
+            assert len(w.backends[0].turns) >= w.gateway.counters.retries  # a kept connection is first suspected of being stale
             assert w.state.classes["default"].completed == 3
 
     run(scenario())
@@ -131,7 +131,7 @@ def test_a_refused_connection_is_tried_elsewhere_and_marks_the_backend_down() ->
                 assert (await w.ask())[0] == 200
             assert [backend.healthy for backend in w.state.backends] == [False, True]
             assert w.state.capacity == 5
-            assert w.gateway.counts.retries == 1
+            assert w.gateway.counters.retries == 1
 
     run(scenario())
 
@@ -148,7 +148,7 @@ def test_no_backend_left(act, expected) -> None:  # type: ignore[no-untyped-def]
         async with world(Backend(act), Backend(act)) as w:
             refused = await refusal(w, {"model": "m", "stream": True})
             assert all(backend.turns for backend in w.backends)
-            assert w.gateway.counts.retries == 1
+            assert w.gateway.counters.retries == 1
             assert w.state.classes["default"].failed == 1
             return refused
 
@@ -181,12 +181,12 @@ def test_garbage_is_not_asked_for_twice() -> None:
 
 def test_silence() -> None:
     async def scenario() -> tuple[int, str]:
-        from maitred.wire.limits import Limits
+        from maitred.wire.errors import UpstreamLimits
 
         async def mute(turn: Turn) -> None:
             await turn.until_gone()
 
-        async with world(Backend(mute), Backend(mute), upstream=Limits(head_secs=0.05)) as w:
+        async with world(Backend(mute), Backend(mute), upstream=UpstreamLimits(head_secs=0.05)) as w:
             refused = await refusal(w)
             assert sum(len(backend.turns) for backend in w.backends) == 1
             return refused
@@ -227,7 +227,7 @@ def test_an_answer_that_breaks_off_ends_visibly_cut(framing: str) -> None:
                 assert (headers["transfer-encoding"], rest) == ("chunked", b"9\r\ndata: 1\n\n\r\n")
             await w.idle()
             assert w.state.classes["default"].failed == 1
-            assert w.gateway.counts.upstream_failures == {"truncated": 1}
+            assert w.gateway.counters.upstream_failures == {"truncated": 1}
 
     run(scenario())
 
@@ -259,12 +259,12 @@ def test_what_is_in_flight_when_told_to_stop_is_finished() -> None:
 
         from maitred.gateway import GatewayConfig
         from maitred.gateway.app import Gateway
-        from maitred.wire.server import serving
+        from maitred.wire.server import running_server
 
         backend = Backend(slow)
         await backend.start()
         gateway = Gateway(GatewayConfig(backends=(backend.url,), health_interval_secs=0.01))
-        async with serving(gateway, drain_secs=5.0) as url:
+        async with running_server(gateway, drain_secs=5.0) as url:
             while not gateway.state().ready:
                 await asyncio.sleep(0.001)
             wire = Wire(*await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1])))

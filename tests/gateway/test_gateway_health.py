@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from world import Backend, Turn, run, whole, world
 
-from maitred.gateway.polling import MOST_POLLED
+from maitred.gateway.polling import MAX_POLL_BYTES
 
 
 class Odd(Backend):
@@ -39,7 +39,7 @@ ODD = {
     "no UTF-8": (b'{"data": [{"id": "\xff"}]}', "UnicodeDecodeError"),
     "a thousand brackets in each other": (b'{"data": [{"id": ' + b"[" * 100_000, "RecursionError"),
     "no list": (b"[]", "ValidationError"),
-    "more than is read of it": (b'{"data": []}' + b" " * MOST_POLLED, "more than 1048576 bytes"),
+    "more than is read of it": (b'{"data": []}' + b" " * MAX_POLL_BYTES, "more than 1048576 bytes"),
 }
 
 
@@ -60,17 +60,17 @@ def test_an_odd_answer_is_a_failure_of_its_backend_alone(what: str, caplog: Any)
 
 def test_a_host_that_cannot_be_a_name_harms_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        from maitred.wire.pool import Pool
+        from maitred.wire.client import ConnectionPool
 
-        connect = Pool.take
+        connect = ConnectionPool.acquire
 
-        async def take(pool: Pool) -> Any:
+        async def take(pool: ConnectionPool) -> Any:
             if pool.authority.endswith(str(bad.port)):
                 "a..b".encode("idna")
             return await connect(pool)
 
         bad, good = Backend(), Backend()
-        monkeypatch.setattr(Pool, "take", take)
+        monkeypatch.setattr(ConnectionPool, "take", take)
         async with world(bad, good, ready=False) as w:
             await w.until(lambda: "idna" in w.state.backends[0].problem and w.state.backends[1].healthy)
             await good.stop()
@@ -97,7 +97,7 @@ def test_a_silent_backend_delays_nobody_elses_discovery() -> None:
 def test_a_watch_that_ends_is_said_loudly(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with world() as w:
-            monkeypatch.setattr(w.gateway._fleet, "_up", lambda *_: 1 / 0)
+            monkeypatch.setattr(w.gateway._fleet, "_mark_up", lambda *_: 1 / 0)
             await w.until(lambda: any(record.levelno == logging.CRITICAL for record in caplog.records))
             monkeypatch.undo()
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from world import Backend, Turn, World, run, world
 
-from maitred.admission import End
-from maitred.gateway.driver import Refused
-from maitred.request import PriorityClass, Request
+from maitred.admission import ReleaseReason
+from maitred.core.request import PriorityClass, Request
+from maitred.gateway.driver import AdmissionRejected
 
 INTERRUPTIONS = ("preempted", "abandoned", "left", "stopped")
 ORDERS = [order for n in range(1, 5) for order in permutations(INTERRUPTIONS, n)]
@@ -60,7 +60,7 @@ def preemptor(number: int = 1_000_000) -> Request:
 
 
 def interruptions(w: World, client: Client) -> dict[str, Callable[[], object]]:
-    (flight,) = (flight for backend in w.gateway._fleet.backends for flight in backend.flights)
+    (flight,) = (flight for backend in w.gateway._fleet.backends for flight in backend.requests)
     return {
         "preempted": lambda: w.gateway._driver.submit(preemptor(), 1),
         "abandoned": flight.abandon,
@@ -99,7 +99,7 @@ def test_told_to_stop_in_one_turn_of_the_loop(on_preempt: str) -> None:
     async def scenario() -> None:
         admission = {"classes": {"interactive": {"can_preempt": True}}, "on_preempt": on_preempt}
         async with world(Backend(mute), Backend(mute), admission=admission, health_interval_secs=30.0) as w:
-            w.gateway._driver.resize("m", 1)
+            w.gateway._driver.resize_pool("m", 1)
             for order in ORDERS:
                 await interrupt(w, order, on_preempt)
 
@@ -116,7 +116,7 @@ async def interrupt(w: World, order: tuple[str, ...], on_preempt: str) -> None:
         how[interruption]()
     if "preempted" in order:
         await w.until(lambda: w.state.classes["bulk"].in_flight == 0)
-        w.gateway._driver.release(preemptor().id, End.DRAINED)
+        w.gateway._driver.release(preemptor().id, ReleaseReason.DRAINED)
     goes_on = not {"left", "stopped"} & set(order) and (on_preempt == "retry" or "preempted" not in order)
     await settled(w, client, order, goes_on=goes_on)
     await w.idle()
@@ -150,14 +150,14 @@ def test_a_victim_that_was_admitted_and_does_not_know_it_yet() -> None:
             driver.submit(first, 1)
             client = Client(w, b'{"model": "m"}')
             await w.until(lambda: w.state.waiting)
-            driver.release(first.id, End.DRAINED)
+            driver.release(first.id, ReleaseReason.DRAINED)
             assert (w.state.in_flight, w.state.waiting) == (1, 0)
             driver.submit(preemptor(), 1)
             await client.task
             assert (client.status, client.code) == (503, "scheduler_preempted")
             assert w.backends[0].turns == []
             assert w.state.classes["interactive"].in_flight == 1
-            driver.release(preemptor().id, End.DRAINED)
+            driver.release(preemptor().id, ReleaseReason.DRAINED)
 
     run(scenario())
 
@@ -167,9 +167,9 @@ def test_a_request_that_is_refused_is_not_there() -> None:
         async with world(slots=1, admission={"classes": {"interactive": {"queue_size": 0}}}) as w:
             driver = w.gateway._driver
             driver.submit(preemptor(), 1)
-            with pytest.raises(Refused, match="queue_full"):
+            with pytest.raises(AdmissionRejected, match="queue_full"):
                 driver.submit(preemptor(1_000_001), 1)
-            assert len(driver.stays) == 1
-            driver.release(preemptor().id, End.DRAINED)
+            assert len(driver.leases) == 1
+            driver.release(preemptor().id, ReleaseReason.DRAINED)
 
     run(scenario())

@@ -40,12 +40,12 @@ def test_from_the_first_comment_on_it_is_no_victim() -> None:
             assert [await wire.chunk() for _ in range(3)] == [COMMENT] * 3
             vip = await w.asking(x_smg_priority="interactive")
             await w.until(lambda: w.state.waiting)
-            assert w.gateway.counts.ttft[0].count == 0
+            assert w.gateway.counters.ttft[0].count == 0
             slow.go_on.set()
             pieces = [piece async for piece in rest(wire)]
             assert b"".join(piece for piece in pieces if piece != COMMENT) == b": x\n\ndata: 1\n\ndata: 2\n\n"
             assert (await vip.reply())[0] == 200
-            assert (w.state.classes["bulk"].completed, w.gateway.counts.ttft[0].count) == (1, 1)
+            assert (w.state.classes["bulk"].completed, w.gateway.counters.ttft[0].count) == (1, 1)
 
     run(scenario())
 

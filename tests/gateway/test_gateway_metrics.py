@@ -70,7 +70,7 @@ def test_nothing_is_lost_at_any_scrape(on_preempt: str) -> None:
             await w.idle()
             seen = await scrape(w)
             check_the_law(seen)
-            assert seen.total("maitred_scheduler_arrivals_total") == 150 - w.gateway.counts.refused.total()
+            assert seen.total("maitred_scheduler_arrivals_total") == 150 - w.gateway.counters.refused_before_admission.total()
             kinds = {429: "rejected_queue_full", 408: "rejected_queue_timeout"}
             for status, outcome in kinds.items():
                 counted = seen.total("maitred_scheduler_admit_total", outcome=outcome)

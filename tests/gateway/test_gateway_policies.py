@@ -9,10 +9,10 @@ import msgspec
 from world import ANSWER, Backend, Turn, Wire, World, run, whole, world
 
 from maitred.admission import AdmissionConfig, AdmissionPolicy, Refusal, Ticket
-from maitred.contracts import FleetLoad
+from maitred.core.contracts import FleetLoad
+from maitred.core.units import SECOND, Micros
 from maitred.gateway.config import GatewayConfig
-from maitred.gateway.reload import Settings
-from maitred.units import SECOND, Micros
+from maitred.gateway.reload import GatewaySettings
 
 OFF: dict[str, Any] = {"mode": "off", "classes": {}}
 
@@ -138,8 +138,8 @@ def test_a_plug_in_refuses_in_its_own_words() -> None:
 
 
 def test_reject_all_until_a_reload_says_otherwise() -> None:
-    def opened(config: GatewayConfig) -> Settings:
-        return Settings(gateway=config, admission=AdmissionConfig(mode="off"))
+    def opened(config: GatewayConfig) -> GatewaySettings:
+        return GatewaySettings(gateway=config, admission=AdmissionConfig(mode="off"))
 
     async def scenario() -> None:
         async with world(admission={**OFF, "policy": "reject-all"}, reload=opened) as w:

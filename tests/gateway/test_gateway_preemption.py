@@ -192,7 +192,7 @@ def test_a_victim_whose_first_backend_died_under_it() -> None:
             victims = [await w.connect() for _ in range(2)]
             for victim in victims:
                 await ask_bulk(victim)
-            await w.until(lambda: w.gateway.counts.retries == 1)
+            await w.until(lambda: w.gateway.counters.retries == 1)
             await engine.kept()
             await w.until(lambda: w.state.in_flight == 2)
             vips = [await w.asking(**INTERACTIVE) for _ in range(2)]

@@ -10,11 +10,10 @@ import msgspec
 import pytest
 from world import ANSWER, CHAT, STREAM_HEAD, Backend, Turn, answer, chunk, run, whole, world
 
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
-from maitred.gateway.intake import HeaderReader, end_to_end, read_fields
-from maitred.gateway.routes import ROUTES
+from maitred.gateway.request_fields import ROUTES, HeaderSorter, end_to_end_headers, parse_body_fields
 from maitred.wire.asgi import ApiError
 
 
@@ -72,8 +71,8 @@ def test_request_headers() -> None:
 def test_a_connection_header_given_twice() -> None:
     """Two lines mean what one with a comma does."""
     headers = [(b"connection", b"x-a"), (b"x-a", b"1"), (b"x-b", b"1"), (b"x-c", b"1"), (b"connection", b"close, X-B")]
-    assert HeaderReader().read(headers).forward == [(b"x-c", b"1")]
-    assert end_to_end(headers) == [(b"x-c", b"1")]
+    assert HeaderSorter().sort_headers(headers).forwarded == [(b"x-c", b"1")]
+    assert end_to_end_headers(headers) == [(b"x-c", b"1")]
 
 
 def test_response_headers() -> None:
@@ -247,7 +246,7 @@ def test_bad_requests_get_an_error_object_and_cost_no_slot(what: str) -> None:
             await wire.ask()  # and the connection is still good
             assert (await wire.reply())[0] == 200
             error = msgspec.json.decode(answered)["error"]
-            assert w.gateway.counts.refused.total() == 1
+            assert w.gateway.counters.refused_before_admission.total() == 1
             return status, error, w.state.classes["default"].admitted
 
     status, error, admitted = run(scenario())
@@ -267,13 +266,13 @@ def test_bad_requests_get_an_error_object_and_cost_no_slot(what: str) -> None:
 )
 def test_what_is_wrong_with_a_body_is_said(body: bytes, words: str) -> None:
     with pytest.raises(ApiError, match=re.escape(words)):
-        read_fields(body, ROUTES[CHAT])
+        parse_body_fields(body, ROUTES[CHAT])
 
 
 def test_our_own_mistakes_are_answered_in_openais_form(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> tuple[int, str]:
         async with world() as w:
-            monkeypatch.setattr("maitred.gateway.reception.read_fields", lambda body, route: 1 / 0)
+            monkeypatch.setattr("maitred.gateway.request_intake.read_fields", lambda body, route: 1 / 0)
             status, headers, body = await w.ask()
             assert msgspec.json.decode(body)["error"]["type"] == "server_error"
             return status, headers["x-smg-error-code"]

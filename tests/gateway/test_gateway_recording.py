@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from world import STREAM_HEAD, Backend, Turn, chunk, run, whole, world
 
-from maitred.errors import ConfigError
-from maitred.gateway.recording import Recorded, Recording
-from maitred.request import PriorityClass
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
+from maitred.gateway.recording import RecordedResponse, TrafficRecorder
 from maitred.workload import Job, open_trace
 
 USAGE = (
@@ -93,7 +93,7 @@ def test_what_did_not_complete_is_recorded_and_not_replayed(tmp_path: Path) -> N
     assert outcomes == ["outcome", "status_400", "broken_off", "completed"]
     with open_trace(str(tmp_path / "r.csv")) as trace:
         assert len(list(trace)) == 1
-        assert trace.skipped == 2
+        assert trace.num_skipped == 2
 
 
 def test_a_recording_goes_on_where_it_was_and_nothing_else_is_written_over(tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ def test_a_recording_goes_on_where_it_was_and_nothing_else_is_written_over(tmp_p
     assert len(path.read_text().splitlines()) == 3
     path.write_text("mine\n")
     with pytest.raises(ConfigError, match="holds something else"):
-        Recording(str(path))
+        TrafficRecorder(str(path))
     with pytest.raises(ConfigError, match=r"gateway\.record: cannot write"):
-        Recording(str(tmp_path / "no" / "r.csv"))
+        TrafficRecorder(str(tmp_path / "no" / "r.csv"))
 
 
 @pytest.mark.parametrize("cut", [1, 5, 4_096, 10_000])
@@ -120,13 +120,13 @@ def test_usage_is_found_wherever_the_answer_is_cut(cut: int) -> None:
         async def send(message: object) -> None:
             pass
 
-        answer = Recorded(send, stream=False)
+        answer = RecordedResponse(send, stream=False)
         await answer.send({"type": "http.response.start", "status": 200})
         body = b'{"x":"' + b"y" * 20_000 + b'","usage":{"input_tokens":7,"output_tokens":8}}'
         for at in range(0, len(body), cut):
             more = at + cut < len(body)
             await answer.send({"type": "http.response.body", "body": body[at : at + cut], "more_body": more})
         assert answer.outcome == "completed"
-        return answer.tokens(999, None)
+        return answer.count_tokens(999, None)
 
     assert asyncio.run(scenario()) == (7, 8)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from world import ANSWER, Backend, Turn, World, run, whole, world
 
-from maitred.gateway.refusals import retry_after
+from maitred.gateway.error_responses import retry_after_header
 
 SMG_CLASS = {
     "reserved_floor": 0,
@@ -136,4 +136,4 @@ def test_without_a_limit_all_enter() -> None:
     ("micros", "secs"), [(None, b"2"), (0, b"1"), (1, b"1"), (1_000_000, b"1"), (1_000_001, b"2"), (59_400_000, b"60")]
 )
 def test_seconds_are_rounded_up(micros: int | None, secs: bytes) -> None:
-    assert retry_after(micros) == [(b"retry-after", secs)]
+    assert retry_after_header(micros) == [(b"retry-after", secs)]

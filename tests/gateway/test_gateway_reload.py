@@ -19,9 +19,9 @@ import pytest
 from world import ANSWER, Backend, Turn, World, admission_config, run, whole, world
 
 from maitred.admission import AdmissionConfig
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 from maitred.gateway import GatewayConfig
-from maitred.gateway.reload import Settings
+from maitred.gateway.reload import GatewaySettings
 from maitred.routing import RoutingConfig
 
 
@@ -34,11 +34,11 @@ class Files:
         self.routing = RoutingConfig()
         self.error: ConfigError | None = None
 
-    def read(self, start: GatewayConfig) -> Settings:
+    def read(self, start: GatewayConfig) -> GatewaySettings:
         if self.error:
             raise self.error
         gateway = msgspec.structs.replace(start, **self.changed)
-        return Settings(gateway=gateway, admission=self.admission, routing=self.routing)
+        return GatewaySettings(gateway=gateway, admission=self.admission, routing=self.routing)
 
 
 class Held:

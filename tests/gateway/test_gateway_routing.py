@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from world import Backend, run, world
 
-from maitred.gateway.affinity import UNREAD, AffinityReader
-from maitred.gateway.engine_load import EngineLoad, load_reported
-from maitred.routing import Reads, RoutingConfig
+from maitred.gateway.engine_load import ReportedLoad, parse_reported_load
+from maitred.gateway.request_fields import NO_HINTS, RoutingHintReader
+from maitred.routing import RoutingConfig, Signals
 
-SESSION = AffinityReader(Reads.SESSION)
+SESSION = RoutingHintReader(Signals.SESSION)
 
 
 def body(**fields: Any) -> bytes:
@@ -78,32 +78,35 @@ def test_the_routing_key_is_forwarded() -> None:
     ],
 )
 def test_where_a_session_is_named(headers: list[tuple[bytes, bytes]], said: dict[str, Any], program: str, key: str) -> None:
-    found = SESSION.read(headers, body(**said), "m")
+    found = SESSION.read_hints(headers, body(**said), "m")
     assert (found.program, found.routing_key, found.prefix) == (program, key, None)
 
 
 @pytest.mark.parametrize("number", ["1e400", "9" * 5000])
 def test_a_session_that_cannot_be_read_is_none(number: str) -> None:
-    assert SESSION.read([], f'{{"model": "m", "program_id": {number}}}'.encode(), "m").program == ""
+    assert SESSION.read_hints([], f'{{"model": "m", "program_id": {number}}}'.encode(), "m").program == ""
 
 
 def test_of_long_names_a_digest_is_kept() -> None:
-    one, other = (SESSION.read([], body(program_id="x" * 1000 + end), "m").program for end in "ab")
+    one, other = (SESSION.read_hints([], body(program_id="x" * 1000 + end), "m").program for end in "ab")
     assert one != other
     assert len(one) == len(other) == 32
 
 
 def test_nothing_is_read_for_routers_that_look_at_nothing() -> None:
-    assert AffinityReader(Reads.LOAD | Reads.CACHES).read([(b"x-session-id", b"s")], b"not even JSON", "m") is UNREAD
+    assert (
+        RoutingHintReader(Signals.LOAD | Signals.CACHES).read_hints([(b"x-session-id", b"s")], b"not even JSON", "m")
+        is NO_HINTS
+    )
 
 
 def test_prompts_share_keys_as_far_as_they_are_alike() -> None:
-    reader = AffinityReader(Reads.PROMPT)
+    reader = RoutingHintReader(Signals.PROMPT)
 
     def keys(model: str, **said: Any) -> Sequence[int]:
-        prefix = reader.read([], body(**said), model).prefix
+        prefix = reader.read_hints([], body(**said), model).prefix
         assert prefix is not None
-        return prefix.keys(4)  # 16 bytes
+        return prefix.block_keys(4)  # 16 bytes
 
     turn = [{"role": "user", "content": "x" * 100}]
     short, long = keys("m", messages=turn), keys("m", messages=[*turn, {"role": "assistant", "content": "y" * 100}])
@@ -111,7 +114,7 @@ def test_prompts_share_keys_as_far_as_they_are_alike() -> None:
     assert list(long[: len(short) - 1]) == list(short[:-1])
     assert keys("n", messages=turn)[0] != short[0], "another model"
     assert keys("m", messages=turn, tools=[{"name": "t"}])[0] != short[0], "tools come first"
-    assert reader.read([], body(temperature=0), "m").prefix is None
+    assert reader.read_hints([], body(temperature=0), "m").prefix is None
 
     picture = [*turn, {"role": "user", "content": "z" * 2_000_000}]
     assert len(keys("m", messages=picture)) == 2**20 // 16, "one MiB tells it from all others"
@@ -136,16 +139,16 @@ sglang:token_usage{model_name="m"} 0.25
 @pytest.mark.parametrize(
     ("page", "load"),
     [
-        (VLLM, EngineLoad(2, 7, (5.2e-05 + 0.5) / 2)),
-        (SGLANG, EngineLoad(7, 5, 0.25)),
-        (b"vllm:num_requests_running 1\nvllm:gpu_cache_usage_perc 0.75", EngineLoad(0, 1, 0.75)),
-        (b"vllm:num_requests_running NaN\nvllm:num_requests_running -3\nvllm:num_requests_running 2", EngineLoad(0, 2, 0.0)),
+        (VLLM, ReportedLoad(2, 7, (5.2e-05 + 0.5) / 2)),
+        (SGLANG, ReportedLoad(7, 5, 0.25)),
+        (b"vllm:num_requests_running 1\nvllm:gpu_cache_usage_perc 0.75", ReportedLoad(0, 1, 0.75)),
+        (b"vllm:num_requests_running NaN\nvllm:num_requests_running -3\nvllm:num_requests_running 2", ReportedLoad(0, 2, 0.0)),
         (b"python_info 1\n", None),
         (b"\xff\xfe", None),
     ],
 )
-def test_what_engines_say_of_their_load(page: bytes, load: EngineLoad | None) -> None:
-    assert load_reported(page) == load
+def test_what_engines_say_of_their_load(page: bytes, load: ReportedLoad | None) -> None:
+    assert parse_reported_load(page) == load
 
 
 def loaded(waiting: int) -> bytes:

@@ -10,9 +10,9 @@ import pytest
 from world import ANSWER, STREAM_HEAD, Backend, Turn, Wire, World, admission_config, chunk, run, whole, world
 
 from maitred.admission import replay
-from maitred.decisions import DecisionLog
-from maitred.gateway.append_file import AppendFile
-from maitred.request import PriorityClass
+from maitred.core.decisions import DecisionLog
+from maitred.core.request import PriorityClass
+from maitred.gateway.recording import AppendFile
 
 
 class Gate:
@@ -85,7 +85,7 @@ def test_classes(headers: dict[str, str], name: str, unknown: int) -> None:
         async with world() as w:
             await w.ask(**headers)
             assert {label for label, c in w.state.classes.items() if c.admitted} == {name}
-            assert sum(w.gateway.counts.unknown_class.values()) == unknown
+            assert sum(w.gateway.counters.unknown_class.values()) == unknown
 
     run(scenario())
 
@@ -280,9 +280,9 @@ def test_a_request_that_lost_its_slot_before_its_first_byte_is_not_answered_with
     async def scenario() -> tuple[int, str, str]:
         async with world(Backend(gate := Gate())) as w:
             wire = (await fill(w, 1))[0]
-            from maitred.admission import End
+            from maitred.admission import ReleaseReason
 
-            w.gateway._driver.release(0, End.FAILED)
+            w.gateway._driver.release(0, ReleaseReason.FAILED)
             gate.open.set()
             return await code(wire)
 

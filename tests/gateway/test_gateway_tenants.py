@@ -8,14 +8,13 @@ import msgspec
 import pytest
 from world import Backend, Turn, World, answer, run, whole, world
 
-from maitred.gateway.auth import Caller, Rights
-from maitred.gateway.driver import Driver, Stay
-from maitred.gateway.forwarding import engine_priority, with_priority
-from maitred.gateway.tenants import tenant_of
-from maitred.request import PriorityClass, Request
+from maitred.core.request import PriorityClass, Request
+from maitred.gateway.auth import Caller, KeyRights, resolve_tenant
+from maitred.gateway.driver import RealTimeAdmission, SlotLease
+from maitred.gateway.request_fields import engine_priority, set_body_priority
 
 PEER = {"client": ("10.0.0.7", 4711)}
-ACME = Caller("auth:acme", Rights.TENANT)
+ACME = Caller("auth:acme", KeyRights.TENANT)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ ACME = Caller("auth:acme", Rights.TENANT)
     ],
 )
 def test_the_first_that_is_known(caller: Caller | None, named: bytes | None, scope: dict[str, Any], tenant: str) -> None:
-    assert tenant_of(caller, named, scope) == tenant
+    assert resolve_tenant(caller, named, scope) == tenant
 
 
 POLICIES = {
@@ -47,7 +46,7 @@ AS_ACME = {"authorization": "Bearer k-acme"}
 
 
 def clamps(w: World) -> dict[tuple[str, str, str], int]:
-    return dict(w.gateway.counts.clamps)
+    return dict(w.gateway.counters.clamped_classes)
 
 
 def admitted(w: World) -> dict[str, int]:
@@ -126,7 +125,7 @@ def test_the_header_as_smg_reads_it(headers: list[bytes], effective: str, unknow
             wire.writer.write(head + b"\r\n".join(headers) + b'\r\n\r\n{"model":"m"}')
             assert (await wire.reply())[0] == 200
             assert admitted(w) == {effective: 1}
-            assert w.gateway.counts.unknown_class == unknown
+            assert w.gateway.counters.unknown_class == unknown
             assert not {b"x-smg-priority", b"x-maitred-priority"} & w.backends[0].turns[0].headers.keys()
 
     run(scenario())
@@ -160,7 +159,7 @@ def test_without_classes_nothing_is_counted_of_them() -> None:
     async def scenario() -> None:
         async with world(admission={"mode": "legacy", "default_max_class": "bulk"}) as w:
             await w.ask(x_smg_priority="urgent")
-            assert (clamps(w), w.gateway.counts.unknown_class) == ({}, {})
+            assert (clamps(w), w.gateway.counters.unknown_class) == ({}, {})
 
     run(scenario())
 
@@ -178,8 +177,8 @@ def test_the_priority_of_a_body_is_replaced_and_nothing_else() -> None:
     rest = b'"messages":[{"content":"\xc3\xa9 \\u00e9"}],"seed":12345678901234567890'
 
     body = b'{ "model":"m", "priority": -99, %b, "priority":-98}' % rest
-    assert with_priority(body, 1) == b'{"model":"m","priority":1,%b}' % rest
-    assert with_priority(b'{"model":"m","prior\\u0069ty":-9}', 0) == b'{"model":"m","priority":0}'
+    assert set_body_priority(body, 1) == b'{"model":"m","priority":1,%b}' % rest
+    assert set_body_priority(b'{"model":"m","prior\\u0069ty":-9}', 0) == b'{"model":"m","priority":0}'
 
 
 def test_the_effective_class_reaches_the_engine_if_that_is_wanted() -> None:
@@ -259,13 +258,13 @@ def test_what_a_request_costs_where_slots_are_tokens(
 ) -> None:
     """A quarter of the bytes of its body, and what the client allows for the answer."""
     asked: list[int] = []
-    submit = Driver.submit
+    submit = RealTimeAdmission.submit
 
-    def watched(self: Driver, request: Request, cost: int) -> Stay:
+    def watched(self: RealTimeAdmission, request: Request, cost: int) -> SlotLease:
         asked.append(cost)
         return submit(self, request, cost)
 
-    monkeypatch.setattr(Driver, "submit", watched)
+    monkeypatch.setattr(RealTimeAdmission, "submit", watched)
 
     async def scenario() -> None:
         async with world() as w:

@@ -9,12 +9,12 @@ import uvloop
 
 from maitred.admission import Admission, AdmissionConfig
 from maitred.admission.config import ClassConfig, ClassesConfig
-from maitred.gateway.driver import Driver, Refused
-from maitred.request import Request
-from maitred.units import Micros
+from maitred.core.request import Request
+from maitred.core.units import Micros
+from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
 
 
-class Late(Driver):
+class Late(RealTimeAdmission):
     """The process is off the CPU between a decision and the setting of the timer: time has passed when it looks again."""
 
     clock: Micros = 0
@@ -32,7 +32,7 @@ def test_a_deadline_that_has_passed_before_the_timer_is_set_is_a_timer_still() -
         driver = Late(Admission(config, {"m": 0}))
         stays = [driver.submit(Request(id=number, arrival=0, prompt_tokens=1, model="m"), 1) for number in range(2)]
         for stay in stays:
-            with pytest.raises(Refused, match="queue_timeout"):
-                await stay.turn()
+            with pytest.raises(AdmissionRejected, match="queue_timeout"):
+                await stay.wait()
 
     uvloop.run(asyncio.wait_for(two_wait(), 5))

@@ -14,10 +14,10 @@ import uvloop
 from maitred.admission import AdmissionConfig
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
-from maitred.gateway.reload import Settings
-from maitred.gateway.state import GatewayState
+from maitred.gateway.reload import GatewaySettings
+from maitred.gateway.state_snapshot import GatewayState
 from maitred.routing import RoutingConfig
-from maitred.wire.server import serving
+from maitred.wire.server import running_server
 
 T = TypeVar("T")
 CHAT = "/v1/chat/completions"
@@ -228,7 +228,7 @@ async def world(
     admission: dict[str, Any] | None = None,
     routing: RoutingConfig | None = None,
     ready: bool = True,
-    reload: Callable[[GatewayConfig], Settings] | None = None,
+    reload: Callable[[GatewayConfig], GatewaySettings] | None = None,
     **config: Any,
 ) -> AsyncIterator[World]:
     """`admission`: see `admission_config`. `reload` is given what `config` came to. Leaves only when nothing has leaked."""
@@ -243,7 +243,7 @@ async def world(
     read = None if reload is None else partial(reload, settings)
     gateway = Gateway(settings, admission_config(**(admission or {})), routing, reload=read)
     try:
-        async with serving(gateway) as url:
+        async with running_server(gateway) as url:
             here = World(gateway, url, backends)
             if ready:
                 await here.until(lambda: all(backend.healthy for backend in here.state.backends))

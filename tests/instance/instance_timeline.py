@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from maitred.core.request import Request
 from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency
-from maitred.request import Request
 
-FIRST, PREEMPTED, FINISHED = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.FINISHED
+FIRST, PREEMPTED, FINISHED = EventKind.FIRST_TOKEN, EventKind.KV_PREEMPTED, EventKind.FINISHED
 TIMED_OUT, ABORTED = EventKind.TIMED_OUT, EventKind.ABORTED
 
 

@@ -1,15 +1,15 @@
-"""A policy whose order time changes: a run must end where the head of the queue may change (`stable_until`)."""
+"""A policy whose order time changes: a run must end where the head of the queue may change (`next_order_change`)."""
 
 from __future__ import annotations
 
 from random import Random
 
-from maitred.contracts import PrefixView, QueuePolicy, StepView, WaitQueue
+from maitred.core.contracts import PrefixCacheView, QueuePolicy, StepView, WaitQueue
+from maitred.core.request import Request, RequestId
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
 from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency
-from maitred.queueing.policy import Queue
-from maitred.request import Request, RequestId
-from maitred.seq import Seq
-from maitred.units import Micros
+from maitred.queueing.base import BaseQueue
 
 PATIENCE: Micros = 500
 
@@ -17,31 +17,31 @@ PATIENCE: Micros = 500
 class OldFirst(QueuePolicy):
     """Newest first, until somebody has waited for PATIENCE: then that one."""
 
-    def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
         return _OldFirst()
 
 
-class _OldFirst(Queue):
+class _OldFirst(BaseQueue):
     def __init__(self) -> None:
-        self._line: list[Seq] = []
+        self._line: list[SequenceState] = []
         self._head = -1
 
-    def add(self, seq: Seq, now: Micros, *, front: bool = False) -> None:
+    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
         self._line.append(seq)
 
-    def remove(self, request_id: RequestId) -> Seq | None:
+    def remove(self, request_id: RequestId) -> SequenceState | None:
         return None
 
-    def begin(self, step: StepView, now: Micros) -> None:
+    def on_step_start(self, step: StepView, now: Micros) -> None:
         self._head = 0 if self._line and now - self._line[0].request.arrival >= PATIENCE else -1
 
-    def peek(self) -> Seq | None:
+    def peek(self) -> SequenceState | None:
         return self._line[self._head] if self._line else None
 
-    def pop(self) -> Seq:
+    def pop(self) -> SequenceState:
         return self._line.pop(self._head)
 
-    def stable_until(self, now: Micros) -> Micros | None:
+    def next_order_change(self, now: Micros) -> Micros | None:
         changes = [seq.request.arrival + PATIENCE for seq in self._line if seq.request.arrival + PATIENCE > now]
         return min(changes, default=None)
 

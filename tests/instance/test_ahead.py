@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from instance_timeline import ABORTED, FINISHED, FIRST, request, run
 from test_skipping import drive, workloads
 
+from maitred.core.request import Request
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
 from maitred.instance import Instance, InstanceConfig, LinearLatency, new_instance
-from maitred.request import Request
-from maitred.seq import Seq
-from maitred.units import Micros
 
 
 def ahead(**config: Any) -> Instance:
@@ -47,7 +47,7 @@ def test_it_stands_in_the_wait_queue_when_the_step_in_progress_ends() -> None:
     assert engine.next_event() == 150 + 9 * 110  # a run
     engine.enqueue(request(1), 5, 270)  # in its second step
 
-    assert engine.look(1).queued_at == 150 + 2 * 110
+    assert engine.sequence(1).queued_at == 150 + 2 * 110
     run(engine)
 
 
@@ -129,18 +129,18 @@ def test_who_stood_in_the_queue_is_judged_by_what_was_known_then(step_by_step: b
     """An order by predicted length, learned from whoever has finished, is told of an arrival before it is told of that end."""
     engine, told = ahead(max_num_seqs=1, step_by_step=step_by_step), []
     queue = engine._waiting
-    add, finished = queue.add, queue.finished
+    add, finished = queue.add, queue.on_finished
 
-    def adding(seq: Seq, now: Micros, **more: bool) -> None:
+    def adding(seq: SequenceState, now: Micros, **more: bool) -> None:
         told.append(("comes", seq.request.id))
         add(seq, now, **more)
 
-    def finishing(seq: Seq, now: Micros) -> None:
+    def finishing(seq: SequenceState, now: Micros) -> None:
         told.append(("ends", seq.request.id))
         finished(seq, now)
 
     monkeypatch.setattr(queue, "add", adding)
-    monkeypatch.setattr(queue, "finished", finishing)
+    monkeypatch.setattr(queue, "on_finished", finishing)
     engine.enqueue(request(0), 6, 0)
     while (due := engine.next_event()) is not None and due < 200:
         engine.advance(due)

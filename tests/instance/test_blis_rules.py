@@ -10,11 +10,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from test_skipping_prefixes import Job, workload
 
+from maitred.core.request import Request
 from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency, new_instance
-from maitred.kv import TokenIds
-from maitred.request import Request
+from maitred.kv import PromptTokenIds
 
-FIRST, PREEMPTED, FINISHED = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.FINISHED
+FIRST, PREEMPTED, FINISHED = EventKind.FIRST_TOKEN, EventKind.KV_PREEMPTED, EventKind.FINISHED
 TIMED_OUT, ABORTED = EventKind.TIMED_OUT, EventKind.ABORTED
 
 
@@ -25,7 +25,7 @@ def blis(**config: Any) -> Instance:
 
 
 def request(number: int, tokens: range | tuple[int, ...], arrival: int = 0, **fields: Any) -> Request:
-    return Request(id=number, arrival=arrival, prompt_tokens=len(tokens), prefix=TokenIds(tuple(tokens)), **fields)
+    return Request(id=number, arrival=arrival, prompt_tokens=len(tokens), prefix=PromptTokenIds(tuple(tokens)), **fields)
 
 
 def driven(engine: Instance, jobs: list[Job], aborts: Sequence[tuple[int, int]] = ()) -> list[tuple[int, EventKind, int]]:
@@ -65,12 +65,12 @@ def test_who_was_preempted_finds_nothing_of_its_answer_though_others_may() -> No
     of answer, which its conversation names; it comes back for the first of them and computes a token."""
     engine, tokens = blis(total_kv_blocks=7), [tuple(range(100 * i, 100 * i + 17)) for i in range(2)]
     for number, content in enumerate(tokens):
-        engine.enqueue(request(number, content[:5]), 12, 0, TokenIds(content))
+        engine.enqueue(request(number, content[:5]), 12, 0, PromptTokenIds(content))
     events, wasted = [], None
     while (now := engine.next_event()) is not None:
         for said in engine.advance(now):
             events.append((said.at, said.kind, said.seq.request.id))
-            wasted = said.seq.wasted
+            wasted = said.seq.recomputed_tokens
         engine.check()
     # 7 steps of both, one of the first alone, one beside the token that is computed, 2 of both, 9 of the second
     assert events == [
@@ -141,7 +141,7 @@ def test_who_comes_when_the_step_of_this_instant_is_made_waits_for_the_next() ->
         engine.enqueue(request(0, range(8)), 9, 0)
         while (due := engine.next_event()) is not None and due <= 108:
             engine.advance(due)
-        engine.settle(108)
+        engine.commit_ended_steps(108)
         engine.enqueue(request(1, range(50, 58)), 1, 108)
         ends.append(driven(engine, [])[0])
     assert ends == [(108 + 110 + 118, FIRST, 1)] * 2

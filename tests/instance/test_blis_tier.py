@@ -123,19 +123,19 @@ def test_copying_once_after_a_run_is_copying_after_each_of_its_steps(runs: list[
         held: list[int] = []
         for number, step in enumerate(steps):
             held[number:number] = step
-            often.copy(held)
-        once.copy(held)
+            often.store(held)
+        once.store(held)
         assert [key for key in range(13) if key in often] == [key for key in range(13) if key in once]
         assert list(often) == list(once)
 
 
 def test_the_least_recently_used_makes_room() -> None:
     host = HostMemory(2, 9)
-    host.copy([1, 2])
+    host.store([1, 2])
     host.fetch(1)
-    host.copy([3])
+    host.store([3])
     assert list(host) == [1, 3]
-    assert (host.fetched, host.charge(), host.charge()) == (1, 9, 0)
+    assert (host.num_fetched, host.take_fetch_time(), host.take_fetch_time()) == (1, 9, 0)
 
 
 @pytest.mark.parametrize(

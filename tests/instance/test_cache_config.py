@@ -8,8 +8,8 @@ import pytest
 from instance_timeline import instance, request, run
 
 from maitred.instance import InstanceConfig
-from maitred.kv import TokenIds
-from maitred.kv.keys import chain_of
+from maitred.kv import PromptTokenIds
+from maitred.kv.block_hashes import request_block_hashes
 
 
 @pytest.mark.parametrize(("eviction", "kept"), [("lru", [1, 2]), ("priority", [0, 2])])
@@ -23,14 +23,14 @@ def test_the_priority_of_a_request_stays_with_its_blocks(eviction: str, kept: li
         block_size_in_tokens=4,
     )
     requests = [
-        request(number, prompt=8, priority=priority, prefix=TokenIds(tuple(range(10 * number, 10 * number + 8))))
+        request(number, prompt=8, priority=priority, prefix=PromptTokenIds(tuple(range(10 * number, 10 * number + 8))))
         for number, priority in enumerate([0.5, 0.0, 0.0])
     ]
     for asked in requests:
         engine.enqueue(asked, output_tokens=1, now=1000 * asked.id)
         run(engine)
     assert engine.cache is not None
-    assert [asked.id for asked in requests if engine.cache.cached(chain_of(asked, 4)) == 2] == kept
+    assert [asked.id for asked in requests if engine.cache.num_cached_blocks(request_block_hashes(asked, 4)) == 2] == kept
 
 
 @pytest.mark.parametrize(

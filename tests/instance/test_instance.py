@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from instance_timeline import ABORTED, FINISHED, FIRST, PREEMPTED, TIMED_OUT, instance, request, run
 
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency, parse_latency
 
 
@@ -16,7 +16,7 @@ def test_a_prompt_is_prefilled_then_each_step_emits_a_token() -> None:
     engine.enqueue(request(0, prompt=50), output_tokens=4, now=1000)
     # prefill 100 + 50, then three decodes of 100 + 10
     assert run(engine) == [(1150, FIRST, 0), (1480, FINISHED, 0)]
-    assert engine.steps == 4
+    assert engine.num_steps == 4
 
 
 def test_an_answer_of_one_token_ends_with_its_prefill() -> None:
@@ -91,7 +91,7 @@ def test_when_blocks_run_out_the_last_admitted_is_recomputed() -> None:
         # 20 prompt tokens and the one it had emitted are computed again, which gives its second token; a decode the third
         (360 + 121 + 110, FINISHED, 1),
     ]
-    assert engine.preemptions == 1
+    assert engine.num_preemptions == 1
     assert engine.free_blocks == 4
 
 
@@ -109,16 +109,18 @@ def test_an_answer_ends_where_the_client_or_the_model_length_limits_it() -> None
     engine.enqueue(request(1, prompt=50), output_tokens=100, now=0)
     emitted: dict[int, int] = {}
     while (now := engine.next_event()) is not None:
-        emitted |= {e.seq.request.id: e.seq.emitted for e in engine.advance(now) if e.kind is FINISHED}
+        emitted |= {e.seq.request.id: e.seq.num_output_tokens for e in engine.advance(now) if e.kind is FINISHED}
     assert emitted == {0: 3, 1: 10}
 
 
 def test_what_can_never_run_is_refused() -> None:
     engine = instance(max_model_len=60)
-    assert engine.refusal(request(0, prompt=59)) is None
-    assert "60 prompt and 1 output tokens are more than the model length of 60" in (engine.refusal(request(0, prompt=60)) or "")
-    assert engine.refusal(request(0, prompt=50, max_output_tokens=11)) is not None
-    assert engine.refusal(request(0, prompt=0)) == "the prompt has no tokens"
+    assert engine.rejection_reason(request(0, prompt=59)) is None
+    assert "60 prompt and 1 output tokens are more than the model length of 60" in (
+        engine.rejection_reason(request(0, prompt=60)) or ""
+    )
+    assert engine.rejection_reason(request(0, prompt=50, max_output_tokens=11)) is not None
+    assert engine.rejection_reason(request(0, prompt=0)) == "the prompt has no tokens"
     engine.enqueue(request(0, prompt=60), output_tokens=1, now=5)
     assert engine.next_event() == 5  # there is something to be fetched
     assert [(e.at, e.kind) for e in engine.advance(5)] == [(5, EventKind.REFUSED)]
@@ -160,13 +162,13 @@ def test_emitted_counts_tokens_in_the_middle_of_a_run() -> None:
     engine = instance()
     engine.enqueue(request(0), output_tokens=50, now=0)
     engine.advance(engine.next_event() or 0)
-    assert engine.emitted(0) == 1
+    assert engine.num_output_tokens(0) == 1
     assert engine.next_event() == 150 + 49 * 110
     engine.advance(150 + 5 * 110 + 7)
-    assert engine.emitted(0) == 6
-    assert engine.look(0).emitted == 6
+    assert engine.num_output_tokens(0) == 6
+    assert engine.sequence(0).num_output_tokens == 6
     with pytest.raises(KeyError):
-        engine.emitted(1)
+        engine.num_output_tokens(1)
 
 
 def test_an_id_that_is_here_already_is_the_drivers_mistake() -> None:

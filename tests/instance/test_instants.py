@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from instance_timeline import ABORTED, FINISHED, FIRST, TIMED_OUT, instance, request, run
 
-from maitred.contracts import BatchShape
+from maitred.core.contracts import BatchShape
 from maitred.instance import EventKind, LinearLatency
 
 
@@ -65,7 +65,7 @@ def test_who_comes_or_goes_when_a_step_ends_meets_the_next_one_though_somebody_h
     while (due := engine.next_event()) is not None and due < 380:
         engine.advance(due)  # both decode from 140 on, and steps end at 260, 380, ...
     if looked:
-        engine.settle(380)
+        engine.commit_ended_steps(380)
     engine.enqueue(request(2, prompt=30), output_tokens=1, now=380)
     assert engine.abort(1, now=380)
     assert [(e.at, e.kind, e.seq.request.id) for e in engine.advance(380)] == [(380, ABORTED, 1)]
@@ -84,7 +84,7 @@ def test_a_look_sees_the_step_that_ended_when_somebody_came() -> None:
         engine.enqueue(request(1, prompt=4), output_tokens=1, now=654)
         if step_by_step:
             engine.advance(654)  # its turn
-        engine.settle(654)
+        engine.commit_ended_steps(654)
         used.append(engine.total_blocks - engine.free_blocks)
     assert used == [3, 3]
 
@@ -111,14 +111,14 @@ def test_a_recomputed_sequence_says_when_it_came_back_and_when_it_first_spoke() 
         for event in engine.advance(now):
             last = event.seq
     assert last is not None
-    assert (last.request.id, last.first_token_at, last.scheduled_at, last.preemptions) == (1, 140, 360, 1)
+    assert (last.request.id, last.first_token_at, last.scheduled_at, last.num_preemptions) == (1, 140, 360, 1)
 
 
 def test_a_step_takes_no_less_than_a_microsecond() -> None:
     nothing = LinearLatency((0, 0, 0.4)).compiled()
-    assert nothing.step_time(BatchShape(decodes=2, context=9)) == 1
-    assert nothing.run_time(BatchShape(decodes=2, context=9), 7) == 7
-    assert nothing.steps_within(BatchShape(decodes=2, context=9), 5, 100) == 5
+    assert nothing.step_time(BatchShape(num_decodes=2, context_tokens=9)) == 1
+    assert nothing.run_time(BatchShape(num_decodes=2, context_tokens=9), 7) == 7
+    assert nothing.steps_within(BatchShape(num_decodes=2, context_tokens=9), 5, 100) == 5
 
 
 @pytest.mark.parametrize("calls", [[10_000], [170, 10_000], [0, 100, 170, 171, 10_000]])

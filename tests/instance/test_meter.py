@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.contracts import BatchShape, LatencyModel, Overheads
+from maitred.core.contracts import BatchShape, LatencyModel, Overheads
+from maitred.core.quantile_sketch import QuantileSketch, bucket_index
+from maitred.core.request import Request
+from maitred.core.units import Micros
 from maitred.instance import Instance, InstanceConfig, LinearLatency
-from maitred.instance.meter import Meter
-from maitred.request import Request
-from maitred.sketch import Sketch, bucket
-from maitred.units import Micros
+from maitred.instance.step_meter import StepMeter
 
 LINEAR = LinearLatency((100, 1, 10), (0, 0, 5))
 
@@ -26,22 +26,25 @@ class Growing(msgspec.Struct, frozen=True):
     overheads: Overheads = Overheads()
 
     def step_time(self, batch: BatchShape) -> Micros:
-        return 100 + batch.prefill + batch.context // 10
+        return 100 + batch.prefill_tokens + batch.context_tokens // 10
 
     def run_time(self, batch: BatchShape, steps: int) -> Micros:
-        return sum(self.step_time(BatchShape(batch.decodes, batch.context + step * batch.decodes)) for step in range(steps))
+        return sum(
+            self.step_time(BatchShape(batch.num_decodes, batch.context_tokens + step * batch.num_decodes))
+            for step in range(steps)
+        )
 
     def steps_within(self, batch: BatchShape, span: Micros, limit: int) -> int:
         return next(steps for steps in range(limit, -1, -1) if self.run_time(batch, steps) <= span)
 
 
-def metered(jobs: list[tuple[int, int, int]], config: InstanceConfig) -> Meter:
+def metered(jobs: list[tuple[int, int, int]], config: InstanceConfig) -> StepMeter:
     """Jobs are (arrival, prompt, output)."""
     instance = Instance(config, Random(0))
-    meter = instance.meter = Meter(config.latency_model())
+    meter = instance.meter = StepMeter(config.latency_model())
     for number, (arrival, prompt, output) in enumerate(jobs):
         instance.enqueue(Request(id=number, arrival=arrival, prompt_tokens=prompt), output, arrival)
-        instance.settle(arrival)
+        instance.commit_ended_steps(arrival)
     while (due := instance.next_event()) is not None:
         instance.advance(due)
     return meter
@@ -50,11 +53,11 @@ def metered(jobs: list[tuple[int, int, int]], config: InstanceConfig) -> Meter:
 def test_every_token_but_the_first_has_a_gap() -> None:
     # prefill to 150; decode to 260; beside the prefill of the second to 420 (160); both to 540 (120), then one alone for 110
     meter = metered([(0, 50, 4), (200, 50, 3)], InstanceConfig(latency=LINEAR))
-    assert meter.busy == 150 + 110 + 160 + 120 + 110
-    expected = Sketch()
+    assert meter.busy_time == 150 + 110 + 160 + 120 + 110
+    expected = QuantileSketch()
     for gap, times in ((110, 1), (160, 1), (120, 2), (110, 1)):
         expected.add(gap + 5, times)
-    assert meter.gaps == expected
+    assert meter.itl_sketch == expected
 
 
 def test_a_pause_counts_as_the_gap_that_it_is() -> None:
@@ -63,9 +66,9 @@ def test_a_pause_counts_as_the_gap_that_it_is() -> None:
     meter = metered([(0, 32, 16), (0, 32, 3)], config)
     # both prompts to 164. One block is left, of two that are needed: 1 is preempted. 0 decodes 15 times, to 1814; then 1
     # computes 33 tokens and emits its second one at 1947, its third at 2057
-    assert meter.gaps.count == 15 + 2
-    assert meter.gaps.greatest == 1947 - 164 + 5
-    assert meter.gaps.total == 15 * 115 + 1788 + 115
+    assert meter.itl_sketch.count == 15 + 2
+    assert meter.itl_sketch.maximum == 1947 - 164 + 5
+    assert meter.itl_sketch.total == 15 * 115 + 1788 + 115
 
 
 @given(
@@ -80,20 +83,20 @@ def test_skipping_measures_the_same(jobs: list[tuple[int, int, int]], blocks: in
 
     skipping = metered(sorted(jobs), Config(total_kv_blocks=blocks))
     stepping = metered(sorted(jobs), Config(total_kv_blocks=blocks, step_by_step=True))
-    assert (skipping.busy, skipping.gaps) == (stepping.busy, stepping.gaps)
+    assert (skipping.busy_time, skipping.itl_sketch) == (stepping.busy_time, stepping.itl_sketch)
 
 
 def test_a_long_run_passes_through_many_buckets() -> None:
-    meter = Meter(Growing())
+    meter = StepMeter(Growing())
     shape = BatchShape(3, 500)
-    meter.ran(shape, 1000, Growing().run_time(shape, 1000))
-    assert len(meter.gaps.counts) > 50
-    assert sum(meter.gaps.counts.values()) == meter.gaps.count == 3000
+    meter.add_run(shape, 1000, Growing().run_time(shape, 1000))
+    assert len(meter.itl_sketch.bucket_counts) > 50
+    assert sum(meter.itl_sketch.bucket_counts.values()) == meter.itl_sketch.count == 3000
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=200), st.integers(0, 100))
 def test_a_sketch_is_within_half_a_percent(values: list[int], percent: int) -> None:
-    one, many, merged = Sketch(), Sketch(), Sketch()
+    one, many, merged = QuantileSketch(), QuantileSketch(), QuantileSketch()
     for value in values:
         one.add(value)
     many.add_all(np.array(values))
@@ -102,20 +105,20 @@ def test_a_sketch_is_within_half_a_percent(values: list[int], percent: int) -> N
     exact = float(np.percentile(values, percent))
     assert one.percentile(percent) == pytest.approx(exact, rel=0.005001)
     assert many.percentile(percent) == pytest.approx(exact, rel=0.005001)
-    assert (one.count, one.total, one.least, one.greatest) == (len(values), sum(values), min(values), max(values))
+    assert (one.count, one.total, one.minimum, one.maximum) == (len(values), sum(values), min(values), max(values))
     assert (many.count, many.total, many.mean) == (one.count, one.total, one.mean)
     assert merged.count == len(values) + len(values[::2])
 
 
 def test_a_sketch_of_nothing() -> None:
-    sketch = Sketch()
+    sketch = QuantileSketch()
     sketch.add_all(np.array([], dtype=np.int64))
-    sketch.merge(Sketch())
-    assert sketch == Sketch()
+    sketch.merge(QuantileSketch())
+    assert sketch == QuantileSketch()
     assert repr(sketch) == "Sketch(0 values, 0..0)"
     with pytest.raises(ValueError, match="of no values"):
         sketch.percentile(50)
 
 
 def test_small_values_have_buckets_of_their_own() -> None:
-    assert len({bucket(value) for value in (0, *range(1, 100))}) == 100
+    assert len({bucket_index(value) for value in (0, *range(1, 100))}) == 100

@@ -12,12 +12,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.contracts import BatchShape, PrefixView, QueuePolicy, StepView, WaitQueue
+from maitred.core.contracts import BatchShape, PrefixCacheView, QueuePolicy, StepView, WaitQueue
+from maitred.core.request import Request, RequestId
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
 from maitred.instance import EventKind, Instance, InstanceConfig, InstanceEvent
 from maitred.queueing import SCHEDULERS
-from maitred.request import Request, RequestId
-from maitred.seq import Seq
-from maitred.units import Micros
 
 Seen = list[tuple[Micros, int, int, int]]
 
@@ -29,8 +29,8 @@ class ContextLatency:
         return self
 
     def step_time(self, batch: BatchShape) -> Micros:
-        attention = sum(chunk.tokens * (chunk.start + chunk.tokens) for chunk in batch.chunks)
-        return 10 + batch.prefill + batch.context * 7 // 10 + batch.decodes * 3 + attention // 50
+        attention = sum(chunk.num_tokens * (chunk.num_computed_tokens + chunk.num_tokens) for chunk in batch.chunks)
+        return 10 + batch.prefill_tokens + batch.context_tokens * 7 // 10 + batch.num_decodes * 3 + attention // 50
 
     def run_time(self, batch: BatchShape, steps: int) -> Micros:
         return sum(self.step_time(self._after(batch, step)) for step in range(steps))
@@ -43,16 +43,18 @@ class ContextLatency:
         return limit
 
     def _after(self, batch: BatchShape, step: int) -> BatchShape:
-        return BatchShape(batch.decodes, batch.context + step * batch.decodes, batch.prefill, batch.chunks)
+        return BatchShape(
+            batch.num_decodes, batch.context_tokens + step * batch.num_decodes, batch.prefill_tokens, batch.chunks
+        )
 
 
 class Ledger(QueuePolicy):
-    """First come, first served; keeps what it is told in `Ledger.last`."""
+    """First come, first served; keeps what it is told in `Ledger.next_back`."""
 
     last: _Ledger
 
-    def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
-        Ledger.last = _Ledger(SCHEDULERS.get("fcfs")().queue(prefix, rng))
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
+        Ledger.last = _Ledger(SCHEDULERS.get("fcfs")().make_queue(prefix, rng))
         return Ledger.last
 
 
@@ -65,37 +67,37 @@ class _Ledger(WaitQueue):
         self.gone: list[RequestId] = []
         self._told: Micros = 0
 
-    def add(self, seq: Seq, now: Micros, *, front: bool = False) -> None:
+    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
         self._later(now)
         self._line.add(seq, now, front=front)
 
-    def remove(self, request_id: RequestId) -> Seq | None:
+    def remove(self, request_id: RequestId) -> SequenceState | None:
         return self._line.remove(request_id)
 
-    def begin(self, step: StepView, now: Micros) -> None:
+    def on_step_start(self, step: StepView, now: Micros) -> None:
         self._later(now)
 
-    def peek(self) -> Seq | None:
+    def peek(self) -> SequenceState | None:
         return self._line.peek()
 
-    def pop(self) -> Seq:
+    def pop(self) -> SequenceState:
         return self._line.pop()
 
-    def served(self, seq: Seq, prefill: int, decode: int, now: Micros) -> None:
+    def on_served(self, seq: SequenceState, prefill_tokens: int, decode_tokens: int, now: Micros) -> None:
         self._later(now)
         number = seq.request.id
-        self.prefill[number] = self.prefill.get(number, 0) + prefill
-        self.decode[number] = self.decode.get(number, 0) + decode
+        self.prefill[number] = self.prefill.get(number, 0) + prefill_tokens
+        self.decode[number] = self.decode.get(number, 0) + decode_tokens
 
-    def finished(self, seq: Seq, now: Micros) -> None:
+    def on_finished(self, seq: SequenceState, now: Micros) -> None:
         self._later(now)
         self.complete.append(seq.request.id)
 
-    def left(self, seq: Seq, now: Micros) -> None:
+    def on_sequence_end(self, seq: SequenceState, now: Micros) -> None:
         self._later(now)
         self.gone.append(seq.request.id)
 
-    def stable_until(self, now: Micros) -> Micros | None:
+    def next_order_change(self, now: Micros) -> Micros | None:
         return None
 
     def __len__(self) -> int:
@@ -168,7 +170,7 @@ def drive(config: InstanceConfig, jobs: list[tuple[Request, int]], aborts: list[
         engine.check()
     heard += engine.advance(now)
     assert [e.at for e in heard] == sorted(e.at for e in heard)
-    return sorted((e.at, e.seq.request.id, int(e.kind), e.seq.emitted) for e in heard)
+    return sorted((e.at, e.seq.request.id, int(e.kind), e.seq.num_output_tokens) for e in heard)
 
 
 @settings(max_examples=150, deadline=None)
@@ -179,7 +181,7 @@ def test_how_an_instance_is_driven_changes_nothing(
     config, jobs, aborts = day
     expected = drive(InstanceConfig(**config, step_by_step=True), jobs, aborts, None)
     told = Ledger.last.prefill, Ledger.last.decode, sorted(Ledger.last.complete)
-    kinds = {number: kind for _, number, kind, _ in expected if kind != EventKind.REFUSED and kind > EventKind.PREEMPTED}
+    kinds = {number: kind for _, number, kind, _ in expected if kind != EventKind.REFUSED and kind > EventKind.KV_PREEMPTED}
     assert set(Ledger.last.gone) >= {number for number, kind in kinds.items() if kind != EventKind.TIMED_OUT}
     for odd in (None, Random(seed), Random(seed + 1)):
         assert drive(InstanceConfig(**config), jobs, aborts, odd) == expected
@@ -197,7 +199,7 @@ def test_every_token_is_charged_once(day: tuple[dict[str, Any], list[tuple[Reque
     for request, _ in jobs:
         mine = [(kind, emitted) for _, number, kind, emitted in seen if number == request.id]
         assert Ledger.last.decode[request.id] == mine[-1][1]
-        if EventKind.PREEMPTED not in [kind for kind, _ in mine]:
+        if EventKind.KV_PREEMPTED not in [kind for kind, _ in mine]:
             assert Ledger.last.prefill[request.id] == request.prompt_tokens
         else:
             assert Ledger.last.prefill[request.id] > request.prompt_tokens
@@ -211,7 +213,7 @@ def test_a_preempted_sequence_is_charged_when_it_loses_its_place_and_for_its_rec
         engine.enqueue(Request(id=number, arrival=0, prompt_tokens=20), output_tokens=3, now=0)
     engine.advance(engine.next_event() or 0)
     engine.next_event()
-    assert engine.preemptions == 1
+    assert engine.num_preemptions == 1
     assert (Ledger.last.prefill, Ledger.last.decode) == ({0: 20, 1: 20}, {0: 0, 1: 1})
     while (now := engine.next_event()) is not None:
         engine.advance(now)

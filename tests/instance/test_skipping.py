@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from maitred.core.request import Request
 from maitred.instance import InstanceConfig, InstanceEvent, LinearLatency, new_instance
-from maitred.request import Request
 
 Seen = list[tuple[int, int, int, int]]
 
@@ -55,7 +55,7 @@ def drive(config: InstanceConfig, jobs: list[tuple[Request, int]], aborts: list[
     seen: Seen = []
 
     def note(events: Sequence[InstanceEvent]) -> None:
-        seen.extend((e.at, int(e.kind), e.seq.request.id, e.seq.emitted) for e in events)
+        seen.extend((e.at, int(e.kind), e.seq.request.id, e.seq.num_output_tokens) for e in events)
 
     while True:
         due, coming = engine.next_event(), inputs[0][0] if inputs else None

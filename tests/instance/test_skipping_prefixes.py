@@ -8,10 +8,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from maitred.core.request import PriorityClass, Request
 from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency
-from maitred.kv import TokenIds
+from maitred.kv import PromptTokenIds
 from maitred.queueing import SCHEDULERS
-from maitred.request import PriorityClass, Request
 
 Job = tuple[Request, int]
 POLICIES = [
@@ -45,7 +45,7 @@ def workload(rng: Random) -> list[Job]:
             tenant=rng.choice("ab"),
             deadline=rng.choice([None, None, now + 2500]),
             cache_namespace=rng.choice(["", "", "other"]),
-            prefix=TokenIds(tokens) if rng.random() < 0.9 else None,
+            prefix=PromptTokenIds(tokens) if rng.random() < 0.9 else None,
         )
         jobs.append((request, rng.randint(1, 120)))
     return jobs
@@ -62,7 +62,9 @@ def driven(config: InstanceConfig, jobs: list[Job]) -> list[tuple[int, int, int,
         now = min([*arrivals, *([] if due is None else [due])])
         while coming and coming[0][0].arrival == now:
             engine.enqueue(*coming.pop(0), now)
-        seen += [(e.at, int(e.kind), e.seq.request.id, e.seq.emitted, e.seq.cached) for e in engine.advance(now)]
+        seen += [
+            (e.at, int(e.kind), e.seq.request.id, e.seq.num_output_tokens, e.seq.num_cached_tokens) for e in engine.advance(now)
+        ]
         engine.check()
 
 
@@ -90,7 +92,7 @@ def test_skipping_changes_nothing(policy: str, seed: int, seqs: int, blocks: int
     }
     skipping = driven(InstanceConfig(**config), jobs)  # type: ignore[arg-type]
     assert skipping == driven(InstanceConfig(**config, step_by_step=True), jobs)  # type: ignore[arg-type]
-    event(f"preempted {any(kind == EventKind.PREEMPTED for _, kind, *_ in skipping)}")
+    event(f"preempted {any(kind == EventKind.KV_PREEMPTED for _, kind, *_ in skipping)}")
     event(f"cached {any(cached for *_, cached in skipping)}")
 
 
@@ -106,6 +108,6 @@ def test_a_block_is_used_when_the_step_is_over_that_fills_it_though_somebody_wai
     for now in (50, 150, 300, 350):
         while (due := engine.next_event()) is not None and due <= now:
             engine.advance(due)
-        engine.settle(now)
+        engine.commit_ended_steps(now)
         used[now] = engine.total_blocks - engine.free_blocks
     assert used == {50: 2, 150: 2, 300: 2, 350: 3}

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from instance_timeline import request
 from test_skipping import drive, workloads
 
-from maitred.batching.spread import spread_of
-from maitred.contracts import EVEN, BatchShape, LatencyModel, Overheads, Spread
+from maitred.batching.limits import context_spread
+from maitred.core.contracts import UNIFORM_CONTEXTS, BatchShape, ContextSpread, LatencyModel, Overheads
+from maitred.core.request import Request
 from maitred.instance import Instance, InstanceConfig, LinearLatency, engine, new_instance
-from maitred.instance.latency import BySpread, Grid, Skew, StepTable, TableLatency
-from maitred.instance.latency.affine import Envelope, Line, envelope
-from maitred.request import Request
+from maitred.instance.latency import Grid, Skew, SpreadAwareModel, StepTable, TableLatency
+from maitred.instance.latency.affine import AffineCost, Envelope, envelope
 from maitred.sim import ClusterConfig, DisaggregationConfig, simulate
 from maitred.workload import Job
 
@@ -31,7 +31,7 @@ UNEVEN = TableLatency(
 )
 
 
-class Asking(BySpread):
+class Asking(SpreadAwareModel):
     """Every step takes 100 µs. Keeps what it is shown."""
 
     def __init__(self) -> None:
@@ -41,11 +41,11 @@ class Asking(BySpread):
     def compiled(self, _scale: float) -> LatencyModel:
         return self
 
-    def apart(self, decodes: int, spread: Spread, first: int, last: int) -> Envelope:
-        self.seen.append(BatchShape(decodes, first, spread=spread))
-        return envelope((Line(100),))
+    def envelope_within(self, decodes: int, spread: ContextSpread, first: int, last: int) -> Envelope:
+        self.seen.append(BatchShape(decodes, first, context_spread=spread))
+        return envelope((AffineCost(100),))
 
-    def mixed(self, batch: BatchShape) -> float:
+    def prefill_step_time(self, batch: BatchShape) -> float:
         self.seen.append(batch)
         return 100
 
@@ -67,12 +67,12 @@ def asked(engine: Instance, lengths: list[tuple[int, int]]) -> None:
     ],
 )
 def test_distances_from_the_mean(contexts: list[int], above: float, below: float, deviation: float) -> None:
-    assert spread_of(contexts) == Spread(above, below, pytest.approx(deviation))
+    assert context_spread(contexts) == ContextSpread(above, below, pytest.approx(deviation))
 
 
 @given(st.lists(st.integers(0, 200_000), min_size=1, max_size=40), st.integers(1, 100_000))
 def test_it_is_the_same_to_the_last_bit_all_through_a_run(contexts: list[int], steps: int) -> None:
-    assert spread_of([context + steps for context in contexts]) == spread_of(contexts)
+    assert context_spread([context + steps for context in contexts]) == context_spread(contexts)
 
 
 @pytest.mark.parametrize("flavour", ["maitred", "blis"])
@@ -81,10 +81,10 @@ def test_a_batch_says_how_far_apart_its_contexts_lie(flavour: Any) -> None:
     engine = new_instance(msgspec.structs.replace(InstanceConfig(flavour=flavour), latency=model), Random(0))
     asked(engine, [(100, 30), (200, 30), (600, 11)])
 
-    assert [(batch.decodes, batch.context, batch.spread) for batch in model.seen] == [
-        (0, 0, EVEN),
-        (3, 900, spread_of([100, 200, 600])),
-        (2, 320, Spread(50, 50, 50)),  # the last has gone
+    assert [(batch.num_decodes, batch.context_tokens, batch.context_spread) for batch in model.seen] == [
+        (0, 0, UNIFORM_CONTEXTS),
+        (3, 900, context_spread([100, 200, 600])),
+        (2, 320, ContextSpread(50, 50, 50)),  # the last has gone
     ]
 
 
@@ -95,8 +95,10 @@ def test_who_comes_with_its_kv_counts_from_its_first_step() -> None:
     jobs = [Job(Request(id=n, arrival=0, prompt_tokens=prompt), 3) for n, prompt in enumerate((300, 100))]
     simulate(jobs, ClusterConfig(num_instances=2, disaggregation=split), instance)
 
-    decoding = [batch for batch in model.seen if batch.decodes]
-    assert [(batch.decodes, batch.context, batch.spread) for batch in decoding] == [(2, 400, Spread(100, 100, 100))]
+    decoding = [batch for batch in model.seen if batch.num_decodes]
+    assert [(batch.num_decodes, batch.context_tokens, batch.context_spread) for batch in decoding] == [
+        (2, 400, ContextSpread(100, 100, 100))
+    ]
 
 
 def test_nobody_pays_who_does_not_ask() -> None:
@@ -119,7 +121,7 @@ def test_nobody_pays_who_does_not_ask() -> None:
     asked(Instance(InstanceConfig(latency=Watching()), Random(0)), [(100, 30), (600, 30)])
 
     assert shapes
-    assert all(shape.spread is EVEN for shape in shapes)
+    assert all(shape.context_spread is UNIFORM_CONTEXTS for shape in shapes)
 
 
 @pytest.mark.parametrize(("flavour", "ahead"), [("maitred", False), ("maitred", True), ("blis", False)])
@@ -151,7 +153,7 @@ def test_gaps_between_tokens_are_counted_alike(jobs: list[tuple[int, int, int]],
     )
 
     assert skipping.finished.tolist() == singly.finished.tolist()
-    assert skipping.instances[0].gaps == singly.instances[0].gaps
+    assert skipping.instances[0].itl == singly.instances[0].itl
 
 
 def test_who_stands_still_is_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,15 +164,15 @@ def test_who_stands_still_is_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Comparing(Asking):
         def run_time(self, batch: BatchShape, steps: int) -> int:
-            if batch.decodes > 1:
-                assert (len(looked[-1]), sum(looked[-1])) == (batch.decodes, batch.context)
+            if batch.num_decodes > 1:
+                assert (len(looked[-1]), sum(looked[-1])) == (batch.num_decodes, batch.context_tokens)
             return super().run_time(batch, steps)
 
-    def noted(contexts: list[int]) -> Spread:
+    def noted(contexts: list[int]) -> ContextSpread:
         looked.append(contexts)
-        return spread_of(contexts)
+        return context_spread(contexts)
 
-    monkeypatch.setattr(engine, "spread_of", noted)
+    monkeypatch.setattr(engine, "context_spread", noted)
     for seed in range(40):
         random = Random(seed)
         config = InstanceConfig(
@@ -187,5 +189,5 @@ def test_who_stands_still_is_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
                 request(number, random.randint(4, 20), priority=float(random.randint(0, 5))), random.randint(5, 60), 0
             )
         while (due := instance.next_event()) is not None:
-            stood_still += sum(event.seq.stalled > 0 for event in instance.advance(due))
+            stood_still += sum(event.seq.stall_time > 0 for event in instance.advance(due))
     assert stood_still

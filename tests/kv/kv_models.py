@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from hypothesis import strategies as st
 
-from maitred.kv import namespaced
+from maitred.kv import apply_namespace
 
 Path = tuple[int, ...]
 """A prompt: a path in a binary tree, one step a block, so that prefixes are often shared. Steps are 0 and 1, or in the other
@@ -24,7 +24,7 @@ LONGEST = [
 
 def chain(path: Path) -> list[int]:
     keys = [int("1" + "".join(str(step % 2) for step in path[:length]), 2) for length in range(1, len(path) + 1)]
-    return list(namespaced(keys, "other" if path[:1] > (1,) else ""))
+    return list(apply_namespace(keys, "other" if path[:1] > (1,) else ""))
 
 
 class Listener:
@@ -34,12 +34,12 @@ class Listener:
         self.keys: set[int] = set()
         self.said: list[str] = []
 
-    def published(self, key: int) -> None:
+    def on_stored(self, key: int) -> None:
         assert key not in self.keys
         self.keys.add(key)
         self.said.append(f"+{key}")
 
-    def evicted(self, key: int) -> None:
+    def on_removed(self, key: int) -> None:
         self.keys.remove(key)
         self.said.append(f"-{key}")
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kv_models import DEEPEST, LONGEST, PATHS, Listener, NaivePool, chain
 
-from maitred.errors import InvariantError
+from maitred.core.errors import InvariantError
 from maitred.kv import BlisPool, BlockPool, PrefixCache
-from maitred.kv.pool import BlockLock
+from maitred.kv.block_pool import RunLock
 
 
 def pool_with(*chains: list[int], total: int = 8) -> BlockPool:
@@ -26,68 +26,68 @@ def pool_with(*chains: list[int], total: int = 8) -> BlockPool:
 def test_a_prompt_computed_once_is_found_by_the_next() -> None:
     pool = BlockPool(total=10, block_size=16)
     first = pool.lock([1, 2, 3])
-    pool.take(4)
-    pool.claim(first, 4)
-    pool.publish(first, [1, 2, 3])
-    assert (first.published, first.plain, pool.free, pool.protected) == (3, 1, 6, 3)
+    pool.reserve(4)
+    pool.assign(first, 4)
+    pool.commit_blocks(first, [1, 2, 3])
+    assert (first.num_committed, first.num_private, pool.free, pool.referenced) == (3, 1, 6, 3)
 
     second = pool.lock([1, 2, 9])  # while the first still runs: the blocks are shared
-    assert (second.published, pool.free) == (2, 6)
-    pool.unlock(first)
-    assert (pool.free, pool.protected, pool.evictable) == (8, 2, 1)
-    pool.unlock(second)
-    assert (pool.free, pool.cached([1, 2, 3, 4])) == (10, 3)
+    assert (second.num_committed, pool.free) == (2, 6)
+    pool.release(first)
+    assert (pool.free, pool.referenced, pool.evictable) == (8, 2, 1)
+    pool.release(second)
+    assert (pool.free, pool.num_cached_blocks([1, 2, 3, 4])) == (10, 3)
     pool.check()
 
 
 def test_the_end_of_a_sequence_goes_before_its_beginning_and_old_ones_before_recent_ones() -> None:
     pool, listener = BlockPool(total=5, block_size=16), Listener()
-    pool.watch(listener)
+    pool.subscribe(listener)
     pool.insert([1, 2, 3])
     pool.insert([7, 8])
-    pool.take(4)
-    pool.settle()
+    pool.reserve(4)
+    pool.apply_evictions()
     assert listener.said == ["+1", "+2", "+3", "+7", "+8", "-3", "-2", "-1", "-8"]
 
 
 def test_locking_costs_what_nobody_holds() -> None:
     pool = pool_with([1, 2])
-    assert pool.idle([1, 2, 3]) == 2
+    assert pool.num_unreferenced([1, 2, 3]) == 2
     held = pool.lock([1])
-    assert pool.idle([1, 2, 3]) == 1
-    pool.unlock(held)
+    assert pool.num_unreferenced([1, 2, 3]) == 1
+    pool.release(held)
 
 
 def test_looking_changes_nothing_and_touching_does() -> None:
     looked_at, touched = pool_with([1, 2], [7], total=3), pool_with([1, 2], [7], total=3)
-    assert looked_at.cached([1, 2]) == looked_at.idle([1, 2]) == touched.touch([1, 2]) == 2
-    looked_at.take(1)
-    touched.take(1)
-    assert (looked_at.cached([1, 2]), looked_at.holds(7)) == (1, True)
-    assert (touched.cached([1, 2]), touched.holds(7)) == (2, False)
-    touched.take(1)
-    assert touched.cached([1, 2]) == 1  # its end goes first again
+    assert looked_at.num_cached_blocks([1, 2]) == looked_at.num_unreferenced([1, 2]) == touched.touch([1, 2]) == 2
+    looked_at.reserve(1)
+    touched.reserve(1)
+    assert (looked_at.num_cached_blocks([1, 2]), looked_at.contains(7)) == (1, True)
+    assert (touched.num_cached_blocks([1, 2]), touched.contains(7)) == (2, False)
+    touched.reserve(1)
+    assert touched.num_cached_blocks([1, 2]) == 1  # its end goes first again
 
 
 def test_of_two_copies_the_other_answers_when_one_is_evicted() -> None:
     pool = BlockPool(total=4, block_size=16)
     listener = Listener()
-    pool.watch(listener)
+    pool.subscribe(listener)
     first, second, third = [pool.lock([5]) for _ in range(3)]  # all miss, all compute
     for lock in (first, second, third):
-        pool.take(1)
-        pool.claim(lock, 1)
-        pool.publish(lock, [5])
-    assert pool.protected == 3
-    pool.unlock(first)
-    pool.take(2)  # the blank one and the first copy
-    assert pool.holds(5)
-    pool.unlock(second)
-    assert pool.idle([5]) == 1  # the second answers now, though the third is in use
+        pool.reserve(1)
+        pool.assign(lock, 1)
+        pool.commit_blocks(lock, [5])
+    assert pool.referenced == 3
+    pool.release(first)
+    pool.reserve(2)  # the blank one and the first copy
+    assert pool.contains(5)
+    pool.release(second)
+    assert pool.num_unreferenced([5]) == 1  # the second answers now, though the third is in use
     pool.check()
-    pool.unlock(third)
-    pool.take(2)
-    assert not pool.holds(5)
+    pool.release(third)
+    pool.reserve(2)
+    assert not pool.contains(5)
     assert listener.said == ["+5", "-5"]
 
 
@@ -96,59 +96,59 @@ def test_blocks_without_content_are_used_again_first_and_in_blis_in_turn(kind: t
     pool = kind(4, 16)  # type: ignore[call-arg]
     pool.insert([1, 2])
     lock = pool.lock([])
-    pool.take(2)
-    pool.claim(lock, 2)
-    pool.unlock(lock)
-    pool.take(2)
-    assert pool.cached([1, 2]) == left
+    pool.reserve(2)
+    pool.assign(lock, 2)
+    pool.release(lock)
+    pool.reserve(2)
+    assert pool.num_cached_blocks([1, 2]) == left
 
 
 def test_in_blis_the_last_copy_answers_and_evicting_any_forgets_it() -> None:
     pool = BlisPool(total=3, block_size=16)
     locks = [pool.lock([]) for _ in range(2)]
     for lock in locks:
-        pool.take(1)
-        pool.claim(lock, 1)
-        pool.publish(lock, [5])
-    pool.unlock(locks[0])
-    assert pool.idle([5]) == 0  # the second answers, which is in use
-    pool.take(2)  # the blank one and the first copy
-    assert not pool.holds(5)
+        pool.reserve(1)
+        pool.assign(lock, 1)
+        pool.commit_blocks(lock, [5])
+    pool.release(locks[0])
+    assert pool.num_unreferenced([5]) == 0  # the second answers, which is in use
+    pool.reserve(2)  # the blank one and the first copy
+    assert not pool.contains(5)
     pool.check()
 
 
 def test_who_shares_a_part_of_a_run_splits_it_under_those_who_hold_it() -> None:
     pool = BlockPool(total=9, block_size=16)
     first = pool.lock([])
-    pool.take(5)
-    pool.claim(first, 5)
-    pool.publish(first, [1, 2, 3, 4, 5])
+    pool.reserve(5)
+    pool.assign(first, 5)
+    pool.commit_blocks(first, [1, 2, 3, 4, 5])
     second = pool.lock([1, 2, 8])
     third = pool.lock([1, 2, 3, 9])
-    pool.unlock(first)
-    assert (pool.evictable, pool.protected, pool.free) == (2, 3, 6)
-    pool.unlock(third)
-    pool.take(4 + 2)
-    assert (pool.cached([1, 2, 3, 4, 5]), pool.protected) == (3, 2)
+    pool.release(first)
+    assert (pool.evictable, pool.referenced, pool.free) == (2, 3, 6)
+    pool.release(third)
+    pool.reserve(4 + 2)
+    assert (pool.num_cached_blocks([1, 2, 3, 4, 5]), pool.referenced) == (3, 2)
     pool.check()
-    pool.unlock(second)
+    pool.release(second)
     pool.check()
 
 
 def test_who_computes_the_same_more_slowly_copies_what_is_in_the_middle_of_anothers_run() -> None:
     pool, listener = BlockPool(total=9, block_size=16), Listener()
-    pool.watch(listener)
+    pool.subscribe(listener)
     fast, slow = pool.lock([]), pool.lock([])
-    pool.take(6)
+    pool.reserve(6)
     for lock in (fast, slow):
-        pool.claim(lock, 3)
-    pool.publish(fast, [1, 2, 3])
-    pool.publish(slow, [1])
-    pool.publish(slow, [2, 3])
+        pool.assign(lock, 3)
+    pool.commit_blocks(fast, [1, 2, 3])
+    pool.commit_blocks(slow, [1])
+    pool.commit_blocks(slow, [2, 3])
     assert listener.said == ["+1", "+2", "+3"]
-    pool.unlock(fast)
-    pool.take(6)
-    assert (pool.cached([1, 2, 3]), listener.said) == (3, ["+1", "+2", "+3"])  # the copies answer
+    pool.release(fast)
+    pool.reserve(6)
+    assert (pool.num_cached_blocks([1, 2, 3]), listener.said) == (3, ["+1", "+2", "+3"])  # the copies answer
     pool.check()
 
 
@@ -156,44 +156,44 @@ def test_who_takes_first_evicts_though_a_block_is_let_go_before_anybody_looks() 
     pool = BlockPool(2, 16)
     pool.insert([1])
     lock = pool.lock([])
-    pool.take(1)
-    pool.claim(lock, 1)
-    pool.take(1)
-    pool.unlock(lock)
-    assert not pool.holds(1)
+    pool.reserve(1)
+    pool.assign(lock, 1)
+    pool.reserve(1)
+    pool.release(lock)
+    assert not pool.contains(1)
 
 
 def test_what_a_sequence_decoded_is_taken_at_once_and_claimed_when_it_ends() -> None:
     pool = pool_with([1, 2, 3], total=5)
     running = [pool.lock([]) for _ in range(2)]
-    pool.take(4)  # a thousand steps of both, in one call
+    pool.reserve(4)  # a thousand steps of both, in one call
     assert pool.free == 1
-    assert pool.cached([1, 2, 3]) == 1  # made real by this look
-    pool.claim(running[0], 1)
-    pool.unlock(running[0])
-    pool.claim(running[1], 3)
+    assert pool.num_cached_blocks([1, 2, 3]) == 1  # made real by this look
+    pool.assign(running[0], 1)
+    pool.release(running[0])
+    pool.assign(running[1], 3)
     pool.check()
     assert pool.free == 2
 
 
 def test_insert_caches_as_much_as_there_is_room_for() -> None:
     pool = pool_with([1, 2, 3, 4], total=3)
-    assert pool.cached([1, 2, 3, 4]) == 3
+    assert pool.num_cached_blocks([1, 2, 3, 4]) == 3
     assert pool.insert([1, 2]) == 2
 
 
 def test_what_cannot_be_is_refused() -> None:
     pool = BlockPool(total=2, block_size=16)
     with pytest.raises(ValueError, match="3 blocks are to be taken, 2 are free"):
-        pool.take(3)
+        pool.reserve(3)
     lock = pool.lock([])
     with pytest.raises(ValueError, match="1 blocks are claimed, 0 were taken"):
-        pool.claim(lock, 1)
+        pool.assign(lock, 1)
     with pytest.raises(ValueError, match="1 blocks have content, 0 are held without"):
-        pool.publish(lock, [1])
-    pool.unlock(lock)
+        pool.commit_blocks(lock, [1])
+    pool.release(lock)
     with pytest.raises(KeyError):
-        pool.unlock(lock)
+        pool.release(lock)
     with pytest.raises(ValueError, match="at least one block"):
         BlockPool(0, 16)
 
@@ -201,9 +201,9 @@ def test_what_cannot_be_is_refused() -> None:
 def test_books_that_do_not_balance_are_reported() -> None:
     pool = BlockPool(total=2, block_size=16)
     lock = pool.lock([])
-    pool.take(1)
-    pool.claim(lock, 1)
-    lock.plain = 2
+    pool.reserve(1)
+    pool.assign(lock, 1)
+    lock.num_private = 2
     with pytest.raises(InvariantError, match="1 free"):
         pool.check()
 
@@ -213,9 +213,9 @@ def test_many_who_compute_the_same_each_at_its_own_pace(seed: int) -> None:
     """Few long prompts, so that runs are copied, split and joined in the middle, beside the twin."""
     draw = Random(seed)
     pool, twin, listener = BlockPool(60, 16), NaivePool(60), Listener()
-    pool.watch(listener)
+    pool.subscribe(listener)
     prompts = [[hash((prompt // 2 if at < 6 else prompt, at)) for at in range(12)] for prompt in range(4)]
-    running: list[tuple[BlockLock, list[int], list[int]]] = []
+    running: list[tuple[RunLock, list[int], list[int]]] = []
     for _ in range(150):
         prompt = draw.choice(prompts)
         if draw.random() < 0.3:
@@ -223,22 +223,22 @@ def test_many_who_compute_the_same_each_at_its_own_pace(seed: int) -> None:
             running.append((pool.lock(begins), twin.lock(begins), prompt))
         elif running and draw.random() < 0.3:
             lock, blocks, _ = running.pop(draw.randrange(len(running)))
-            pool.unlock(lock)
+            pool.release(lock)
             twin.unlock(blocks)
         elif running:
             lock, blocks, prompt = draw.choice(running)
-            done = lock.published
+            done = lock.num_committed
             keys = prompt[done : done + draw.randrange(1 + min(4, pool.free))]
-            pool.take(len(keys))
-            pool.claim(lock, len(keys))
-            pool.publish(lock, keys)
+            pool.reserve(len(keys))
+            pool.assign(lock, len(keys))
+            pool.commit_blocks(lock, keys)
             twin.grow(blocks, len(keys))
             twin.content.update(zip(blocks[done:], keys, strict=True))
         for prompt in prompts:
             copies = twin.copies(prompt)
-            assert pool.cached(prompt) == len(copies)
-            assert pool.idle(prompt) == sum(block in twin.free for block in copies)
-        pool.settle()
+            assert pool.num_cached_blocks(prompt) == len(copies)
+            assert pool.num_unreferenced(prompt) == sum(block in twin.free for block in copies)
+        pool.apply_evictions()
         assert listener.keys == set(twin.content.values())
         assert pool.free == len(twin.free)
     pool.check()
@@ -250,32 +250,32 @@ class LazyPool(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.build(5)
-        self.running: list[tuple[BlockLock, list[int]]] = []
+        self.running: list[tuple[RunLock, list[int]]] = []
         self.paths: dict[int, tuple[int, ...]] = {}
         """The published content of each running sequence, by its place in `running`."""
-        self.late: list[tuple[BlockLock, int, list[int]]] = []
+        self.late: list[tuple[RunLock, int, list[int]]] = []
         """Claimed blocks and published keys that the pool has not been told of."""
 
     @initialize(total=st.sampled_from([5, 12, 30]))
     def build(self, total: int) -> None:
         self.pool, self.twin = BlockPool(total, 16), NaivePool(total)
         self.listener = Listener()
-        self.pool.watch(self.listener)
+        self.pool.subscribe(self.listener)
 
-    def catch_up(self, until: BlockLock | None = None) -> None:
+    def catch_up(self, until: RunLock | None = None) -> None:
         """Say all that is late, or (`until`) what this lock has to say and what was earlier."""
         last = max((at for at, (lock, _, _) in enumerate(self.late) if lock is until), default=-1)
         due = self.late if until is None else self.late[: last + 1]
         for lock, blocks, keys in due:
-            self.pool.claim(lock, blocks)
-            self.pool.publish(lock, keys)
+            self.pool.assign(lock, blocks)
+            self.pool.commit_blocks(lock, keys)
         del self.late[: len(due)]
 
     @rule(path=PATHS)
     def begin(self, path: tuple[int, ...]) -> None:
         self.catch_up()
         lock, blocks = self.pool.lock(chain(path)), self.twin.lock(chain(path))
-        assert lock.published == len(blocks)
+        assert lock.num_committed == len(blocks)
         self.running.append((lock, blocks))
         self.paths[id(lock)] = path[: len(blocks)]
 
@@ -287,7 +287,7 @@ class LazyPool(RuleBasedStateMachine):
         full = full[: min(blocks, DEEPEST - len(self.paths[id(lock)]))]
         if len(held) > len(self.paths[id(lock)]):
             full = ()  # a block without content in between
-        self.pool.take(blocks)
+        self.pool.reserve(blocks)
         self.twin.grow(held, blocks)
         done = len(self.paths[id(lock)])
         path = self.paths[id(lock)] = self.paths[id(lock)] + full
@@ -301,7 +301,7 @@ class LazyPool(RuleBasedStateMachine):
         ended = data.draw(st.sampled_from(self.running))
         self.running.remove(ended)
         self.catch_up(ended[0])
-        self.pool.unlock(ended[0])
+        self.pool.release(ended[0])
         self.twin.unlock(ended[1])
 
     @rule(path=PATHS)
@@ -320,10 +320,10 @@ class LazyPool(RuleBasedStateMachine):
         self.catch_up()
         for path in LONGEST:
             copies = self.twin.copies(chain(path))
-            assert self.pool.cached(chain(path)) == len(copies)
-            assert self.pool.idle(chain(path)) == sum(block in self.twin.free for block in copies)
+            assert self.pool.num_cached_blocks(chain(path)) == len(copies)
+            assert self.pool.num_unreferenced(chain(path)) == sum(block in self.twin.free for block in copies)
         assert self.listener.keys == set(self.twin.content.values())
-        assert all(self.pool.holds(key) for key in self.listener.keys)
+        assert all(self.pool.contains(key) for key in self.listener.keys)
         assert self.pool.evictable == sum(block in self.twin.content for block in self.twin.free)
         self.pool.check()
 

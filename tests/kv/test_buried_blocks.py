@@ -14,42 +14,42 @@ A, B = [11, 12], [21, 22]
 def held(cache: BlockPool | RadixCache, chain: list[int], plain: int):  # type: ignore[no-untyped-def]
     """A lock on `chain`, published as far as it was not, and `plain` blocks more."""
     lock = cache.lock(chain)
-    missing = len(chain) - lock.published
-    cache.take(missing + plain)
-    cache.claim(lock, missing + plain)
-    cache.publish(lock, chain[lock.published :])
+    missing = len(chain) - lock.num_committed
+    cache.reserve(missing + plain)
+    cache.assign(lock, missing + plain)
+    cache.commit_blocks(lock, chain[lock.num_committed :])
     return lock
 
 
 def test_they_are_evicted_after_what_was_let_go_before_them_and_before_what_is_let_go_later() -> None:
     cache = BlockPool(6, 1)
-    cache.unlock(held(cache, A, 0))
-    cache.bury(held(cache, [], 2), 2, list)
-    cache.unlock(held(cache, B, 0))
-    assert (cache.free, cache.spare, cache.evictable) == (6, 0, 4)
+    cache.release(held(cache, A, 0))
+    cache.release_private(held(cache, [], 2), 2, list)
+    cache.release(held(cache, B, 0))
+    assert (cache.free, cache.free_uncached, cache.evictable) == (6, 0, 4)
 
-    cache.take(2)
-    assert (cache.cached(A), cache.cached(B)) == (0, 2)
-    cache.take(2)
-    assert cache.cached(B) == 2
-    cache.take(1)
-    assert cache.cached(B) == 1
+    cache.reserve(2)
+    assert (cache.num_cached_blocks(A), cache.num_cached_blocks(B)) == (0, 2)
+    cache.reserve(2)
+    assert cache.num_cached_blocks(B) == 2
+    cache.reserve(1)
+    assert cache.num_cached_blocks(B) == 1
 
 
 def test_a_block_that_is_not_full_goes_first_as_always() -> None:
     cache = BlockPool(4, 1)
-    cache.unlock(held(cache, A, 0))
-    cache.bury(held(cache, [], 2), 1, list)
+    cache.release(held(cache, A, 0))
+    cache.release_private(held(cache, [], 2), 1, list)
 
-    assert cache.spare == 1
-    cache.take(1)
-    assert cache.cached(A) == 2
+    assert cache.free_uncached == 1
+    cache.reserve(1)
+    assert cache.num_cached_blocks(A) == 2
 
 
 def test_one_cannot_bury_more_than_one_has() -> None:
     cache = BlockPool(4, 1)
     with pytest.raises(ValueError, match="2 blocks are to be buried, 1 are held"):
-        cache.bury(held(cache, A, 1), 2, list)
+        cache.release_private(held(cache, A, 1), 2, list)
 
 
 requests = st.lists(st.tuples(st.sampled_from([A, B, [*A, 13], []]), st.integers(0, 3), st.integers(0, 1)), max_size=30)

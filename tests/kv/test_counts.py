@@ -6,41 +6,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.errors import InvariantError
-from maitred.kv import BlockCounts
-from maitred.request import Request
-from maitred.seq import Seq
+from maitred.core.errors import InvariantError
+from maitred.core.request import Request
+from maitred.core.sequence import SequenceState
+from maitred.kv import BlockManager
 
-SOMEBODY = Seq(Request(id=0, arrival=0, prompt_tokens=1), 0, 1)
+SOMEBODY = SequenceState(Request(id=0, arrival=0, prompt_tokens=1), 0, 1)
 
 
 def test_a_sequence_opens_a_block_when_its_last_one_is_full() -> None:
-    blocks = BlockCounts(total=10, block_size=4)
-    blocks.take(blocks.blocks(6))  # 6 tokens: two blocks, the second half full
-    blocks.join(6)
+    blocks = BlockManager(total=10, block_size=4)
+    blocks.reserve(blocks.blocks_for(6))  # 6 tokens: two blocks, the second half full
+    blocks.start_decode(6)
     assert blocks.free == 8
-    assert [blocks.opens(steps) for steps in (1, 2, 3, 6, 7)] == [0, 0, 1, 1, 2]  # its 9th and 13th token open one
-    blocks.run(3)
+    assert [blocks.decode_blocks(steps) for steps in (1, 2, 3, 6, 7)] == [0, 0, 1, 1, 2]  # its 9th and 13th token open one
+    blocks.run_steps(3)
     assert blocks.free == 7
-    blocks.leave(SOMEBODY, 9)
+    blocks.release_decoding(SOMEBODY, 9)
     blocks.check(held=0)
     assert blocks.free == 10
 
 
 def test_steps_free_stops_before_the_step_that_finds_no_block() -> None:
-    blocks = BlockCounts(total=3, block_size=4)
-    blocks.take(2)
-    blocks.join(4)
-    blocks.join(4)  # both open a block in the next step, and one is free
-    assert blocks.steps_free(100) == 0
-    blocks.leave(SOMEBODY, 4)
-    assert blocks.steps_free(100) == 8  # two blocks, eight tokens
-    assert blocks.steps_free(2) == 2
+    blocks = BlockManager(total=3, block_size=4)
+    blocks.reserve(2)
+    blocks.start_decode(4)
+    blocks.start_decode(4)  # both open a block in the next step, and one is free
+    assert blocks.max_steps(100) == 0
+    blocks.release_decoding(SOMEBODY, 4)
+    assert blocks.max_steps(100) == 8  # two blocks, eight tokens
+    assert blocks.max_steps(2) == 2
 
 
 def test_books_that_do_not_balance_are_reported() -> None:
-    blocks = BlockCounts(total=3, block_size=4)
-    blocks.take(1)
+    blocks = BlockManager(total=3, block_size=4)
+    blocks.reserve(1)
     with pytest.raises(InvariantError, match="0 held"):
         blocks.check(held=0)
 
@@ -48,7 +48,7 @@ def test_books_that_do_not_balance_are_reported() -> None:
 @pytest.mark.parametrize(("total", "size"), [(0, 16), (4, 0)])
 def test_an_instance_without_memory_is_refused(total: int, size: int) -> None:
     with pytest.raises(ValueError, match="at least one block"):
-        BlockCounts(total, size)
+        BlockManager(total, size)
 
 
 @given(
@@ -59,17 +59,17 @@ def test_an_instance_without_memory_is_refused(total: int, size: int) -> None:
     steps=st.integers(1, 50),
 )
 def test_sums_equal_counting_each_sequence(size: int, free: int, held: list[int], before: int, steps: int) -> None:
-    blocks = BlockCounts(total=10_000, block_size=size)
+    blocks = BlockManager(total=10_000, block_size=size)
     for tokens in held:
-        blocks.take(blocks.blocks(tokens))
-        blocks.join(tokens)
-    blocks.run(before)
+        blocks.reserve(blocks.blocks_for(tokens))
+        blocks.start_decode(tokens)
+    blocks.run_steps(before)
     held = [tokens + before for tokens in held]
 
     def counted(more: int) -> int:
-        return sum(blocks.blocks(tokens + more) - blocks.blocks(tokens) for tokens in held)
+        return sum(blocks.blocks_for(tokens + more) - blocks.blocks_for(tokens) for tokens in held)
 
-    blocks.check(sum(blocks.blocks(tokens) for tokens in held))
-    assert blocks.opens(steps) == counted(steps)
-    blocks.take(blocks.free - free)
-    assert blocks.steps_free(steps) == max(k for k in range(steps + 1) if counted(k) <= free)
+    blocks.check(sum(blocks.blocks_for(tokens) for tokens in held))
+    assert blocks.decode_blocks(steps) == counted(steps)
+    blocks.reserve(blocks.free - free)
+    assert blocks.max_steps(steps) == max(k for k in range(steps + 1) if counted(k) <= free)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.kv import TokenIds, chain_of, extended, namespace_of, namespaced
-from maitred.request import Request
+from maitred.core.request import Request
+from maitred.kv import PromptTokenIds, apply_namespace, extend_block_hashes, make_namespace, request_block_hashes
 
 tokens = st.lists(st.integers(0, 1), max_size=12).map(tuple)
 
@@ -18,7 +18,7 @@ tokens = st.lists(st.integers(0, 1), max_size=12).map(tuple)
 def test_first_n_keys_of_tokens_are_equal_if_and_only_if_the_first_n_blocks_are(
     one: tuple[int, ...], other: tuple[int, ...], size: int
 ) -> None:
-    mine, yours = TokenIds(one).keys(size), TokenIds(other).keys(size)
+    mine, yours = PromptTokenIds(one).block_keys(size), PromptTokenIds(other).block_keys(size)
     alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
     assert (len(mine), len(yours)) == (len(one) // size, len(other) // size)
     assert sum(a == b for a, b in zip(mine, yours, strict=False)) == alike // size
@@ -28,25 +28,25 @@ def test_first_n_keys_of_tokens_are_equal_if_and_only_if_the_first_n_blocks_are(
 @given(tokens, tokens, st.integers(1, 4))
 def test_an_answer_continues_the_chain_of_its_prompt(prompt: tuple[int, ...], answer: tuple[int, ...], size: int) -> None:
     prompt = prompt[: len(prompt) // size * size]
-    before = TokenIds(prompt).keys(size)
-    assert [*before, *extended(before, answer, size)] == TokenIds(prompt + answer).keys(size)
+    before = PromptTokenIds(prompt).block_keys(size)
+    assert [*before, *extend_block_hashes(before, answer, size)] == PromptTokenIds(prompt + answer).block_keys(size)
 
 
 def test_a_namespace_has_keys_of_its_own() -> None:
-    request = Request(id=0, arrival=0, prompt_tokens=4, prefix=TokenIds((1, 2, 3, 4)))
-    here = Request(id=1, arrival=0, prompt_tokens=4, prefix=TokenIds((1, 2, 3, 4)), cache_namespace="lora-7")
-    assert chain_of(request, 2) == TokenIds((1, 2, 3, 4)).keys(2)
-    assert set(chain_of(here, 2)).isdisjoint(chain_of(request, 2))
-    assert chain_of(here, 2) == namespaced(chain_of(request, 2), "lora-7")
-    assert chain_of(Request(id=2, arrival=0, prompt_tokens=4), 2) == ()
+    request = Request(id=0, arrival=0, prompt_tokens=4, prefix=PromptTokenIds((1, 2, 3, 4)))
+    here = Request(id=1, arrival=0, prompt_tokens=4, prefix=PromptTokenIds((1, 2, 3, 4)), cache_namespace="lora-7")
+    assert request_block_hashes(request, 2) == PromptTokenIds((1, 2, 3, 4)).block_keys(2)
+    assert set(request_block_hashes(here, 2)).isdisjoint(request_block_hashes(request, 2))
+    assert request_block_hashes(here, 2) == apply_namespace(request_block_hashes(request, 2), "lora-7")
+    assert request_block_hashes(Request(id=2, arrival=0, prompt_tokens=4), 2) == ()
 
 
 def test_sglangs_pair_of_names_is_one_namespace() -> None:
-    assert namespace_of(None, None) == namespace_of(None, "") == ""
+    assert make_namespace(None, None) == make_namespace(None, "") == ""
     pairs = [(None, None), ("", None), ("x", None), (None, "x"), ("x", "x"), ("x", "y"), ("y", "x")]
-    assert len({namespace_of(*pair) for pair in pairs}) == len(pairs)
+    assert len({make_namespace(*pair) for pair in pairs}) == len(pairs)
 
 
 def test_a_block_without_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one token"):
-        TokenIds((1,)).keys(0)
+        PromptTokenIds((1,)).block_keys(0)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kv_models import DEEPEST, LONGEST, PATHS, RANKS, Hold, Listener, NaiveTree, Path, chain
 
-from maitred.errors import ConfigError, InvariantError
+from maitred.core.errors import ConfigError, InvariantError
 from maitred.kv import EVICTIONS, RadixCache
-from maitred.kv.radix import PathLock
+from maitred.kv.radix_cache import RadixLock
 
 BLOCKS = 12
 
@@ -26,27 +26,27 @@ def test_where_two_prompts_part_the_run_is_split() -> None:
     cache = tree_with([1, 2, 3, 4])
     assert cache.insert([1, 2, 8]) == 2
     (shared,) = cache.root.children.values()
-    assert shared.keys == [1, 2]
-    assert [child.keys for child in shared.children.values()] == [[3, 4], [8]]
+    assert shared.block_hashes == [1, 2]
+    assert [child.block_hashes for child in shared.children.values()] == [[3, 4], [8]]
     assert cache.evictable == 5
     cache.check()
 
 
 def test_looking_splits_nothing_and_touching_does() -> None:
     cache = tree_with([1, 2, 3, 4])
-    assert (cache.cached([1, 2]), cache.idle([1, 2]), cache.holds(3)) == (2, 2, True)
-    assert len(cache.root.children[1].keys) == 4
+    assert (cache.num_cached_blocks([1, 2]), cache.num_unreferenced([1, 2]), cache.contains(3)) == (2, 2, True)
+    assert len(cache.root.children[1].block_hashes) == 4
     assert cache.touch([1, 2]) == 2
-    assert len(cache.root.children[1].keys) == 2
+    assert len(cache.root.children[1].block_hashes) == 2
 
 
 def test_what_is_locked_is_never_evicted_and_the_rest_of_its_run_may_be() -> None:
     cache = tree_with([1, 2, 3, 4], [7])
     lock = cache.lock([1, 2, 9])
-    assert (lock.published, cache.protected, cache.evictable, cache.idle([1, 2, 3])) == (2, 2, 3, 1)
+    assert (lock.num_committed, cache.referenced, cache.evictable, cache.num_unreferenced([1, 2, 3])) == (2, 2, 3, 1)
     assert cache.evict(100) == 3
-    assert cache.cached([1, 2, 3]) == 2
-    cache.unlock(lock)
+    assert cache.num_cached_blocks([1, 2, 3]) == 2
+    cache.release(lock)
     assert (cache.evict(1), cache.evictable) == (2, 0)  # whole runs go
 
 
@@ -54,9 +54,9 @@ def test_a_lock_survives_the_split_of_its_run() -> None:
     cache = tree_with([1, 2, 3])
     lock = cache.lock([1, 2, 3])
     cache.insert([1, 8])
-    assert (cache.protected, cache.evictable) == (3, 1)
-    cache.unlock(lock)
-    assert (cache.protected, cache.evictable) == (0, 4)
+    assert (cache.referenced, cache.evictable) == (3, 1)
+    cache.release(lock)
+    assert (cache.referenced, cache.evictable) == (0, 4)
     cache.check()
 
 
@@ -64,29 +64,29 @@ def test_what_two_computed_at_the_same_time_is_kept_once() -> None:
     cache = RadixCache(block_size=16, total=8)
     locks = [cache.lock([1, 2, 3]) for _ in range(2)]
     for lock in locks:
-        cache.take(4)
-        cache.claim(lock, 4)
+        cache.reserve(4)
+        cache.assign(lock, 4)
     assert cache.free == 0
     for lock in locks:
-        cache.publish(lock, [1, 2, 3])
-    assert (cache.free, cache.protected) == (3, 3)
+        cache.commit_blocks(lock, [1, 2, 3])
+    assert (cache.free, cache.referenced) == (3, 3)
     for lock in locks:
-        cache.unlock(lock)
+        cache.release(lock)
     assert (cache.free, cache.evictable) == (8, 3)
 
 
 def test_taking_evicts_when_somebody_looks() -> None:
     cache, listener = RadixCache(block_size=16, total=5), Listener()
-    cache.watch(listener)
+    cache.subscribe(listener)
     cache.insert([1, 2])
     cache.insert([7, 8])
     cache.touch([1, 2])
-    cache.take(2)
+    cache.reserve(2)
     assert listener.said == ["+1", "+2", "+7", "+8"]
-    assert not cache.holds(7)
+    assert not cache.contains(7)
     assert listener.said[4:] == ["-8", "-7"]
     cache.insert([5, 6, 9])  # 3 blocks are free, and two of them are those of [1, 2]
-    assert (cache.cached([5, 6, 9]), cache.cached([1, 2])) == (3, 0)
+    assert (cache.num_cached_blocks([5, 6, 9]), cache.num_cached_blocks([1, 2])) == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_taking_evicts_when_somebody_looks() -> None:
 )
 def test_each_policy_evicts_in_its_own_order(policy: str, order: list[int]) -> None:
     cache, listener = RadixCache(block_size=16, eviction=EVICTIONS.get(policy)()), Listener()
-    cache.watch(listener)
+    cache.subscribe(listener)
     for key, priority in [(10, 0), (20, 0), (30, 1), (10, 2), (10, 0), (20, 0)]:
         cache.insert([key], priority=priority)
     while cache.evict(1):
@@ -113,13 +113,13 @@ def test_each_policy_evicts_in_its_own_order(policy: str, order: list[int]) -> N
 
 def test_lfu_counts_an_owner_once_and_a_split_keeps_the_count() -> None:
     cache, listener = RadixCache(block_size=16, eviction=EVICTIONS.get("lfu")()), Listener()
-    cache.watch(listener)
+    cache.subscribe(listener)
     in_pieces = cache.lock([])
-    cache.take(3)
-    cache.claim(in_pieces, 3)
-    cache.publish(in_pieces, [30, 31])
-    cache.publish(in_pieces, [32])
-    cache.unlock(in_pieces)
+    cache.reserve(3)
+    cache.assign(in_pieces, 3)
+    cache.commit_blocks(in_pieces, [30, 31])
+    cache.commit_blocks(in_pieces, [32])
+    cache.release(in_pieces)
     for prompt in [[1, 2]] * 3 + [[1, 8]] + [[5]] * 3 + [[7]]:
         cache.insert(prompt)
     told = len(listener.said)
@@ -133,7 +133,7 @@ def test_slru_protects_what_enough_owners_published() -> None:
         for key in (1, 1, 7):
             cache.insert([key])
         cache.evict(1)
-        assert cache.holds(left)
+        assert cache.contains(left)
 
 
 def test_a_scratch_tree_finds_equal_prompts_within_one_batch() -> None:
@@ -153,14 +153,14 @@ def test_what_cannot_be_is_refused_by_the_tree() -> None:
     cache = RadixCache(block_size=16, total=2)
     lock = cache.lock([])
     with pytest.raises(ValueError, match="3 blocks are to be taken, 2 are free"):
-        cache.take(3)
+        cache.reserve(3)
     with pytest.raises(ValueError, match="1 blocks are claimed, 0 were taken"):
-        cache.claim(lock, 1)
+        cache.assign(lock, 1)
     with pytest.raises(ValueError, match="1 blocks have content, 0 are held without"):
-        cache.publish(lock, [1])
-    cache.unlock(lock)
+        cache.commit_blocks(lock, [1])
+    cache.release(lock)
     with pytest.raises(KeyError):
-        cache.unlock(lock)
+        cache.release(lock)
     with pytest.raises(ValueError, match="at least one block"):
         RadixCache(0)
     with pytest.raises(ConfigError, match="protected_threshold is 0"):
@@ -169,7 +169,7 @@ def test_what_cannot_be_is_refused_by_the_tree() -> None:
 
 def test_a_tree_out_of_balance_is_reported() -> None:
     cache = tree_with([1, 2])
-    cache.root.children[1].locks = 1
+    cache.root.children[1].num_locks = 1
     with pytest.raises(InvariantError, match="other leaves"):
         cache.check()
 
@@ -180,18 +180,18 @@ class LazyTree(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.listener = Listener()
-        self.running: list[tuple[PathLock, Hold]] = []
-        self.unclaimed: list[tuple[PathLock, int]] = []
+        self.running: list[tuple[RadixLock, Hold]] = []
+        self.unclaimed: list[tuple[RadixLock, int]] = []
 
     @initialize(policy=st.sampled_from(sorted(RANKS)), total=st.sampled_from([BLOCKS, 1000]))
     def build(self, policy: str, total: int) -> None:
         self.tree, self.twin = RadixCache(16, total, EVICTIONS.get(policy)()), NaiveTree(total, policy)
-        self.tree.watch(self.listener)
+        self.tree.subscribe(self.listener)
 
     @rule(path=PATHS, priority=st.integers(0, 2))
     def begin(self, path: Path, priority: int) -> None:
         lock, hold = self.tree.lock(chain(path), priority=priority), self.twin.lock(path, priority)
-        assert lock.published == len(hold.path)
+        assert lock.num_committed == len(hold.path)
         self.running.append((lock, hold))
 
     @precondition(lambda self: self.running)
@@ -199,7 +199,7 @@ class LazyTree(RuleBasedStateMachine):
     def run(self, data: st.DataObject, blocks: int) -> None:
         lock, hold = data.draw(st.sampled_from(self.running))
         blocks = min(blocks, self.twin.free)
-        self.tree.take(blocks)
+        self.tree.reserve(blocks)
         self.unclaimed.append((lock, blocks))
         self.twin.grow(hold, blocks)
 
@@ -212,7 +212,7 @@ class LazyTree(RuleBasedStateMachine):
         if hold.path:
             steps = tuple(step % 2 + (hold.path[0] & 2) for step in steps)
         done = len(hold.path)
-        self.tree.publish(lock, chain(hold.path + steps)[done:])
+        self.tree.commit_blocks(lock, chain(hold.path + steps)[done:])
         self.twin.publish(hold, steps)
 
     @precondition(lambda self: self.running)
@@ -221,7 +221,7 @@ class LazyTree(RuleBasedStateMachine):
         self.claim()
         ended = data.draw(st.sampled_from(self.running))
         self.running.remove(ended)
-        self.tree.unlock(ended[0])
+        self.tree.release(ended[0])
         self.twin.unlock(ended[1])
 
     @rule(path=PATHS, priority=st.integers(0, 2))
@@ -246,21 +246,21 @@ class LazyTree(RuleBasedStateMachine):
     @rule()
     def look(self) -> None:
         for path in LONGEST:
-            assert self.tree.cached(chain(path)) == self.twin.cached(path)
-            assert self.tree.idle(chain(path)) == self.twin.idle(path)
+            assert self.tree.num_cached_blocks(chain(path)) == self.twin.cached(path)
+            assert self.tree.num_unreferenced(chain(path)) == self.twin.idle(path)
         assert self.listener.keys == self.twin.keys()
-        assert all(self.tree.holds(key) for key in self.listener.keys)
+        assert all(self.tree.contains(key) for key in self.listener.keys)
         assert self.tree.evictable == self.twin.size - self.twin.protected
         self.tree.check()
 
     @invariant()
     def as_much_is_free(self) -> None:
         if hasattr(self, "tree"):
-            assert (self.tree.free, self.tree.protected) == (self.twin.free, self.twin.protected)
+            assert (self.tree.free, self.tree.referenced) == (self.twin.free, self.twin.protected)
 
     def claim(self) -> None:
         for lock, blocks in self.unclaimed:
-            self.tree.claim(lock, blocks)
+            self.tree.assign(lock, blocks)
         self.unclaimed.clear()
 
     def teardown(self) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from maitred.errors import ConfigError
-from maitred.kv import BlockPool, RadixCache, TokenIds, reuse
-from maitred.request import Request
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request
+from maitred.kv import BlockPool, PromptTokenIds, RadixCache, reuse
 from maitred.workload.trace import open_trace
 
 HEAD = Path(__file__).parent.parent / "vectors" / "mooncake_conversation_head.jsonl.gz"
@@ -31,13 +31,13 @@ def test_a_full_block_that_an_earlier_prompt_began_with_is_found() -> None:
 
 def test_token_ids_and_block_ids_count_alike() -> None:
     prompts = [tuple(range(40)), tuple(range(32)) + (7,) * 8, tuple(range(40))]
-    asked = [Request(id=0, arrival=0, prompt_tokens=len(tokens), prefix=TokenIds(tokens)) for tokens in prompts]
+    asked = [Request(id=0, arrival=0, prompt_tokens=len(tokens), prefix=PromptTokenIds(tokens)) for tokens in prompts]
     counts = reuse(asked, 16)
     assert (counts.blocks, counts.found) == (9, 4)
 
 
 def test_namespaces_and_unknown_content_find_nothing() -> None:
-    tokens = TokenIds(tuple(range(32)))
+    tokens = PromptTokenIds(tuple(range(32)))
     asked = [Request(id=number, arrival=0, prompt_tokens=32, prefix=tokens, cache_namespace=str(number)) for number in range(2)]
     assert reuse(asked, 16).found == 0
     assert reuse([Request(id=0, arrival=0, prompt_tokens=32)] * 2, 16).rate == 0.0
@@ -64,10 +64,14 @@ def test_caches_that_never_evict_find_all_that_is_repeated(block_size: int) -> N
     asked = requests(HEAD)
     best = reuse(asked, block_size).found
     pool, tree = BlockPool(1 << 40, block_size), RadixCache(block_size)
-    assert sum(pool.insert(pool.chain(request)) for request in asked) == best
-    assert sum(tree.insert(tree.chain(request)) for request in asked) == best
+    assert sum(pool.insert(pool.block_hashes(request)) for request in asked) == best
+    assert sum(tree.insert(tree.block_hashes(request)) for request in asked) == best
     assert pool.evictable == tree.evictable
-    assert pool.match(asked[-1]) == tree.match(asked[-1]) == asked[-1].prompt_tokens // block_size * block_size
+    assert (
+        pool.num_cached_tokens(asked[-1])
+        == tree.num_cached_tokens(asked[-1])
+        == asked[-1].prompt_tokens // block_size * block_size
+    )
     pool.check()
     tree.check()
 
@@ -76,7 +80,7 @@ def test_a_cache_that_must_evict_finds_less_and_stays_in_balance() -> None:
     asked = requests(HEAD)
     best = reuse(asked, 512).found
     for cache in (BlockPool(2_000, 512), RadixCache(512, 2_000)):
-        found = sum(cache.insert(cache.chain(request)) for request in asked)
+        found = sum(cache.insert(cache.block_hashes(request)) for request in asked)
         cache.check()
         assert 0 < found < best
 

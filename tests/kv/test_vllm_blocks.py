@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from maitred.kv import BlockPool, TokenIds
-from maitred.kv.pool import BlockLock
+from maitred.kv import BlockPool, PromptTokenIds
+from maitred.kv.block_pool import RunLock
 
 RECORD = Path(__file__).parent.parent / "vectors" / "vllm_v3.json.gz"
 GROUPS = (1679489467, 3152218661, 4000068333)
@@ -25,7 +25,7 @@ class Running(msgspec.Struct):
     tokens: list[int]
     prompt: int
     number: int
-    lock: BlockLock | None = None
+    lock: RunLock | None = None
     computed: int = 0
 
     def emit(self) -> None:
@@ -47,23 +47,27 @@ class Memory:
 
     def schedule(self, seq: Running, tokens: int) -> bool:
         """`tokens` more of `seq` are to be computed; False: there is no room."""
-        known = TokenIds(tuple(seq.tokens)).keys(self.size)
+        known = PromptTokenIds(tuple(seq.tokens)).block_keys(self.size)
         usable = known[: (len(seq.tokens) - 1) // self.size] if seq.lock is None else []
-        held = len(usable[: self.pool.cached(usable)]) if seq.lock is None else seq.lock.published + seq.lock.plain
+        held = (
+            len(usable[: self.pool.num_cached_blocks(usable)])
+            if seq.lock is None
+            else seq.lock.num_committed + seq.lock.num_private
+        )
         computed = held * self.size if seq.lock is None else seq.computed
         needed = -(-(computed + tokens) // self.size) - held
-        if needed + self.pool.idle(usable) > self.pool.free:
+        if needed + self.pool.num_unreferenced(usable) > self.pool.free:
             return False
         lock = seq.lock = self.pool.lock(usable) if seq.lock is None else seq.lock
-        self.pool.take(needed)
-        self.pool.claim(lock, needed)
+        self.pool.reserve(needed)
+        self.pool.assign(lock, needed)
         seq.computed = computed + tokens
-        self.pool.publish(lock, known[lock.published : seq.computed // self.size])
+        self.pool.commit_blocks(lock, known[lock.num_committed : seq.computed // self.size])
         return True
 
     def release(self, seq: Running) -> None:
         assert seq.lock is not None
-        self.pool.unlock(seq.lock)
+        self.pool.release(seq.lock)
         seq.lock = None
 
 
@@ -91,7 +95,7 @@ def test_the_pool_holds_finds_and_evicts_what_vllm_did() -> None:
             memory.release(seqs[name])  # vLLM preempted it for one that was preempted after it
         assert memory.pool.free == step["free_blocks"], step["step"]
         held = {name: seqs[name].lock for name in step["blocks"]}
-        assert {name: lock and lock.published + lock.plain for name, lock in held.items()} == step["blocks"]
+        assert {name: lock and lock.num_committed + lock.num_private for name, lock in held.items()} == step["blocks"]
         for name in step["num_scheduled_tokens"]:
             seq = seqs[name]
             if seq.computed == len(seq.tokens):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from maitred.contracts import BatchShape, ChunkShape
+from maitred.core.contracts import BatchShape, ChunkShape
 from maitred.instance.latency import AttentionRanks, Deployment, HardwareSpec, ModelSpec
 
 LLAMA = ModelSpec(

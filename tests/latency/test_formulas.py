@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from latency_shapes import H100, LATENT, LLAMA, MIXTRAL, ON_H100, decode, prefill
 from msgspec.structs import replace
 
-from maitred.contracts import BatchShape, ChunkShape
-from maitred.errors import ConfigError
+from maitred.core.contracts import BatchShape, ChunkShape
+from maitred.core.errors import ConfigError
 from maitred.instance.latency import Deployment, ModelSpec, RooflineLatency, TrainedPhysicsLatency
 
 SHARED = replace(MIXTRAL, expert_intermediate_size=2048, shared_intermediate_size=3072, first_dense_layers=3)
@@ -45,11 +45,11 @@ def roofline(on: Deployment, batch: BatchShape) -> float:
     def moved(seq: int, new: int) -> float:
         return (2 * layers * kv_heads * dh * b * new + 2 * layers * kv_heads * dh * b * seq + layers * d * b * new) / t
 
-    share = batch.context / max(1, batch.decodes)
-    new = batch.prefill + batch.decodes
-    seconds = sum(flops(c.start, c.tokens) for c in batch.chunks) / t / (peak * h.mfu_prefill)
-    seconds += batch.decodes * flops(share, 1) / t / (peak * h.mfu_decode)
-    dynamic = sum(moved(c.start, c.tokens) for c in batch.chunks) + batch.decodes * moved(share, 1)
+    share = batch.context_tokens / max(1, batch.num_decodes)
+    new = batch.prefill_tokens + batch.num_decodes
+    seconds = sum(flops(c.num_computed_tokens, c.num_tokens) for c in batch.chunks) / t / (peak * h.mfu_prefill)
+    seconds += batch.num_decodes * flops(share, 1) / t / (peak * h.mfu_decode)
+    dynamic = sum(moved(c.num_computed_tokens, c.num_tokens) for c in batch.chunks) + batch.num_decodes * moved(share, 1)
     active = n * (1 - ((n - k) / n) ** new) if n else 0
     ffn = m.dense_layers * 2 * d * m.intermediate_size + m.moe_layers * 2 * d * (fe * active + m.shared_intermediate_size)
     weights = ((d * (d + 2 * kv_heads * dh) + d * d) * layers + ffn) * m.weight_width / t
@@ -61,14 +61,14 @@ def physics(on: Deployment, beta: tuple[float, ...], all_to_all: bool, batch: Ba
     layers, d, heads, dkv, dh, w = m.num_layers, m.hidden_size, m.num_heads, m.num_kv_heads * m.head_width, m.head_width, 2
     flops = (h.peak_tflops_fp8 if m.weight_width == 1 else h.peak_tflops) * 1e6
     bw, u, hg = h.bandwidth_tb_s * 1e6, tp * dp, heads / tp
-    tokens, n, c = batch.prefill, batch.decodes, batch.context
+    tokens, n, c = batch.prefill_tokens, batch.num_decodes, batch.context_tokens
 
     def feed_forward(count: float) -> float:
         dense = m.dense_layers * count * 6 * d * m.intermediate_size / u
         routed = m.moe_layers * count * m.experts_per_token / u * 6 * d * m.expert_width
         return dense + routed + m.moe_layers * count * 6 * d * m.shared_intermediate_size / u
 
-    a = sum(4 * hg * x.tokens * (x.prompt + x.tokens / 2) * dh for x in batch.chunks)
+    a = sum(4 * hg * x.num_tokens * (x.total_tokens + x.num_tokens / 2) * dh for x in batch.chunks)
     tpc = (2 * layers * tokens * d * (2 * d + 2 * dkv) / u + layers * a / dp + feed_forward(tokens)) / flops
     tpk = 2 * layers * (dkv / u) * tokens * 2 / bw
     tdc = (2 * layers * n * d * (2 * d + 2 * dkv) / u + 4 * layers * hg * c * dh / dp + feed_forward(n)) / flops
@@ -116,18 +116,18 @@ def test_trained_physics(batch: BatchShape, model: ModelSpec, tp: int, dp: int, 
 @given(batches(), st.integers(1, 80), st.sampled_from(MODELS), st.sampled_from([8, 10]))
 def test_a_run_is_the_sum_of_its_steps(batch: BatchShape, steps: int, model: ModelSpec, betas: int) -> None:
     on = Deployment(model=model, hardware=H100)
-    n = max(1, batch.decodes)
+    n = max(1, batch.num_decodes)
     for latency in (RooflineLatency(on).compiled(), TrainedPhysicsLatency(beta=BETA[:betas], deployment=on).compiled()):
-        run = decode(n, batch.context)
-        times = [latency.step_time(decode(n, batch.context + n * j)) for j in range(steps + 2)]
+        run = decode(n, batch.context_tokens)
+        times = [latency.step_time(decode(n, batch.context_tokens + n * j)) for j in range(steps + 2)]
         alone = times[:-2]
 
         assert latency.run_time(run, steps) == sum(alone)
         assert latency.steps_within(run, sum(alone), 99) == steps
         for more in (0, 1, 2):
             assert latency.run_time(run, steps + more) == sum(times[: steps + more])
-        assert latency.steps_within(decode(n, batch.context), sum(alone), 99) == steps
-        assert latency.steps_within(decode(n, batch.context), sum(alone) - 1, 99) == steps - 1
+        assert latency.steps_within(decode(n, batch.context_tokens), sum(alone), 99) == steps
+        assert latency.steps_within(decode(n, batch.context_tokens), sum(alone) - 1, 99) == steps - 1
 
 
 def test_a_chunk_without_tokens_is_no_request() -> None:

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import maitred
-from maitred.catalogue.resolving import resolved
 from maitred.cli.model_flags import ModelFlags, latency
 from maitred.config import load
-from maitred.contracts import BatchShape
-from maitred.errors import ConfigError
+from maitred.core.contracts import BatchShape
+from maitred.core.errors import ConfigError
 from maitred.instance import InstanceConfig, LinearLatency
+from maitred.instance.catalogue.resolving import resolve_instance
 from maitred.instance.latency import (
     LATENCY_MODELS,
     AnyLatency,
@@ -36,7 +36,7 @@ class Staircase(StepTimes):
         self.stair, self.each = stair, micros
 
     def micros(self, batch: BatchShape) -> float:
-        return 100.4 + 2.0 * batch.prefill + self.each * (batch.context // self.stair)
+        return 100.4 + 2.0 * batch.prefill_tokens + self.each * (batch.context_tokens // self.stair)
 
 
 MINE = "test_latency_plugins:Staircase(stair=40)"
@@ -123,5 +123,5 @@ def test_it_simulates_alike_with_and_without_skipping() -> None:
 
 
 def test_the_catalogue_leaves_it_alone() -> None:
-    assert resolved(InstanceConfig(latency=MINE)).latency == MINE
-    assert resolved(InstanceConfig(latency=MINE, model="qwen3-8b")).latency == MINE
+    assert resolve_instance(InstanceConfig(latency=MINE)).latency == MINE
+    assert resolve_instance(InstanceConfig(latency=MINE, model="qwen3-8b")).latency == MINE

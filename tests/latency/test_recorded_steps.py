@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from latency_shapes import ON_H100, decode, prefill
 
-from maitred.contracts import BatchShape, ChunkShape, LatencyModel
+from maitred.core.contracts import BatchShape, ChunkShape, LatencyModel
 from maitred.instance.latency import LinearLatency, RooflineLatency, TrainedPhysicsLatency
 
 WAY_IN, WAY_OUT, PER_TOKEN = 15563, 777, 45
@@ -46,7 +46,11 @@ def test_trained_physics_decode(physics: LatencyModel, prompt: int, answer: int,
 def test_overheads_are_whole_microseconds(physics: LatencyModel) -> None:
     overheads = physics.overheads
 
-    assert (overheads.before(10), overheads.per_output_token, overheads.at_the_end) == (WAY_IN, PER_TOKEN, WAY_OUT)
+    assert (overheads.queueing_delay(10), overheads.per_output_token, overheads.after_last_token) == (
+        WAY_IN,
+        PER_TOKEN,
+        WAY_OUT,
+    )
 
 
 def test_trained_physics_may_be_purely_linear() -> None:
@@ -66,5 +70,5 @@ def test_blackbox_with_its_overheads() -> None:
     assert linear.step_time(prefill(451)) == 12892  # 5000 + 17.5 · 451 = 12892.5
     assert said.compiled(2.0).step_time(prefill(451)) == 25785
     assert said.compiled(2.0).overheads == linear.overheads
-    assert linear.overheads.before(451) == 951
-    assert (linear.overheads.per_output_token, linear.overheads.at_the_end) == (100, 0)
+    assert linear.overheads.queueing_delay(451) == 951
+    assert (linear.overheads.per_output_token, linear.overheads.after_last_token) == (100, 0)

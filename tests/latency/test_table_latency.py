@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from latency_shapes import decode, prefill
 
-from maitred.catalogue import resolved
-from maitred.catalogue.step_table import read_table, table_bytes
-from maitred.contracts import BatchShape, ChunkShape, LatencyModel, Spread
-from maitred.errors import ConfigError
+from maitred.core.contracts import BatchShape, ChunkShape, ContextSpread, LatencyModel
+from maitred.core.errors import ConfigError
 from maitred.instance import InstanceConfig
+from maitred.instance.catalogue import resolve_instance
+from maitred.instance.catalogue.resolving import encode_step_table, read_step_table
 from maitred.instance.latency import Grid, Skew, StepTable, TableLatency, parse_latency
 
 DECODE = Grid(((1.0, 4.0), (100.0, 200.0)), (10.0, 35.0, 40.0, 100.0))
@@ -85,29 +85,32 @@ def test_the_slowest_rank_has_more_context_than_the_mean() -> None:
     deviate by 75 tokens, the larger mean of four is 0.589 · 75 / √4 = 22.1 tokens above that of all."""
     time = model(StepTable(decode=DECODE, data_parallel_size=2)).step_time
 
-    assert time(BatchShape(8, 8 * 150, spread=Spread(90, 90, 75))) == int(40 + 60 * (150 + 22.1 - 100) / 100)
+    assert time(BatchShape(8, 8 * 150, context_spread=ContextSpread(90, 90, 75))) == int(40 + 60 * (150 + 22.1 - 100) / 100)
     assert time(decode(8, 8 * 150)) == 70
 
 
 @pytest.mark.parametrize(
     ("context", "spread", "us"),
     [
-        (150, Spread(30, 20, 25), 70 + 0.5 * 18),  # the longest has 180: 88 µs, and the mean is 0.4 of the way
-        (150, Spread(20, 30, 25), 70 + 0.1 * 12),  # 0.6 of the way
-        (150, Spread(60, 40, 50), 70 + 0.25 * 36),  # the longest is beyond 180, at 210
-        (150, Spread(0, 0, 0), 70),
-        (90, Spread(30, 20, 25), 40 + 0.5 * 12),  # before the first point the mean costs what it costs there
+        (150, ContextSpread(30, 20, 25), 70 + 0.5 * 18),  # the longest has 180: 88 µs, and the mean is 0.4 of the way
+        (150, ContextSpread(20, 30, 25), 70 + 0.1 * 12),  # 0.6 of the way
+        (150, ContextSpread(60, 40, 50), 70 + 0.25 * 36),  # the longest is beyond 180, at 210
+        (150, ContextSpread(0, 0, 0), 70),
+        (90, ContextSpread(30, 20, 25), 40 + 0.5 * 12),  # before the first point the mean costs what it costs there
     ],
 )
-def test_unequal_lengths_cost_a_share_of_what_the_longest_would(context: int, spread: Spread, us: float) -> None:
+def test_unequal_lengths_cost_a_share_of_what_the_longest_would(context: int, spread: ContextSpread, us: float) -> None:
     table = StepTable(decode=DECODE, skew=Skew((4.0,), (0.4, 1.0), (180.0, 999.0), (0.5, 0.25, 0.1, 0.1)))
 
-    assert model(table).step_time(BatchShape(4, 4 * context, spread=spread)) == int(us)
+    assert model(table).step_time(BatchShape(4, 4 * context, context_spread=spread)) == int(us)
 
 
 def test_where_a_bucket_ends_a_step_gets_no_shorter() -> None:
     table = StepTable(decode=DECODE, skew=Skew((4.0,), (1.0,), (180.0, 999.0), (0.5, 0.0)))
-    times = [model(table).step_time(BatchShape(4, 4 * each, spread=Spread(30, 20, 25))) for each in (150, 151, 170, 180)]
+    times = [
+        model(table).step_time(BatchShape(4, 4 * each, context_spread=ContextSpread(30, 20, 25)))
+        for each in (150, 151, 170, 180)
+    ]
 
     assert times == [79, 79, 82, 88]
 
@@ -115,20 +118,20 @@ def test_where_a_bucket_ends_a_step_gets_no_shorter() -> None:
 def test_a_rank_with_one_sequence_has_no_lengths_to_compare() -> None:
     table = StepTable(decode=DECODE, skew=Skew((4.0,), (1.0,), (999.0,), (1.0,)), data_parallel_size=2)
 
-    assert model(table).step_time(BatchShape(2, 2 * 150, spread=Spread(50, 50, 0))) == 22
+    assert model(table).step_time(BatchShape(2, 2 * 150, context_spread=ContextSpread(50, 50, 0))) == 22
 
 
 def test_no_rank_has_a_longest_sequence_that_is_shorter_than_its_mean() -> None:
     """One short sequence among long ones: the larger mean of four is 22.1 tokens above that of all, the longest only 10."""
     table = StepTable(decode=DECODE, skew=Skew((4.0,), (1.0,), (999.0,), (1.0,)), data_parallel_size=2)
 
-    assert model(table).step_time(BatchShape(8, 8 * 150, spread=Spread(10, 200, 75))) == int(40 + 60 * 0.721)
+    assert model(table).step_time(BatchShape(8, 8 * 150, context_spread=ContextSpread(10, 200, 75))) == int(40 + 60 * 0.721)
 
 
 def test_a_rank_that_only_decodes_beside_one_that_prefills_has_unequal_lengths_too() -> None:
     """Two of four sequences each, of 150 tokens on average; the longest has 200: 35 µs for one, 100 for four."""
     table = StepTable(decode=DECODE, skew=Skew((4.0,), (1.0,), (999.0,), (1.0,)), data_parallel_size=2)
-    batch = BatchShape(4, 4 * 150, 10, (ChunkShape(10, 0, 10),), spread=Spread(50, 50, 50))
+    batch = BatchShape(4, 4 * 150, 10, (ChunkShape(10, 0, 10),), context_spread=ContextSpread(50, 50, 50))
 
     assert model(table).step_time(batch) == int(35 + 65 / 3)
 
@@ -146,11 +149,11 @@ def test_a_slope_is_not_rounded_over_the_next_point() -> None:
     each=st.integers(0, 900),
     steps=st.integers(1, 300),
     ranks=st.sampled_from([1, 2, 3]),
-    spread=st.builds(Spread, st.floats(0, 900), st.floats(0, 900), st.floats(0, 900)),
+    spread=st.builds(ContextSpread, st.floats(0, 900), st.floats(0, 900), st.floats(0, 900)),
     alphas=st.none() | st.lists(st.floats(0, 1), min_size=8, max_size=8),
 )
 def test_a_run_takes_what_its_steps_take(
-    us: list[float], decodes: int, each: int, steps: int, ranks: int, spread: Spread, alphas: list[float] | None
+    us: list[float], decodes: int, each: int, steps: int, ranks: int, spread: ContextSpread, alphas: list[float] | None
 ) -> None:
     skew = None if alphas is None else Skew((8.0, 20.0), (0.3, 1.0), (200.0, 650.0), tuple(alphas))
     table = StepTable(
@@ -159,7 +162,7 @@ def test_a_run_takes_what_its_steps_take(
         data_parallel_size=ranks,
         skew=skew,
     )
-    timing, batches = model(table), [BatchShape(decodes, decodes * (each + j), spread=spread) for j in range(steps)]
+    timing, batches = model(table), [BatchShape(decodes, decodes * (each + j), context_spread=spread) for j in range(steps)]
     singly = [timing.step_time(batch) for batch in batches]
 
     assert timing.run_time(batches[0], steps) == sum(singly)
@@ -208,19 +211,19 @@ def test_a_grid_has_a_value_for_every_point() -> None:
 def test_tables_are_files(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     table = msgspec.structs.replace(TABLE, skew=Skew((4.0,), (0.4, 1.0), (180.0,), (0.5, 0.0125)))
-    path.write_bytes(table_bytes(table))
+    path.write_bytes(encode_step_table(table))
 
-    assert read_table(path) == table
-    assert resolved(InstanceConfig(latency=parse_latency(f"table:{path}"))).latency == TableLatency(str(path), table)
+    assert read_step_table(path) == table
+    assert resolve_instance(InstanceConfig(latency=parse_latency(f"table:{path}"))).latency == TableLatency(str(path), table)
 
 
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text('{"tokens": [[2, 1], [1, 1]]}')
 
     with pytest.raises(ConfigError, match=r"no.json: no step table: .*increasing order"):
-        read_table(tmp_path / "no.json")
+        read_step_table(tmp_path / "no.json")
     with pytest.raises(ConfigError, match=r"absent.json: cannot be read"):
-        read_table(tmp_path / "absent.json")
+        read_step_table(tmp_path / "absent.json")
     with pytest.raises(ConfigError, match="needs a table"):
         TableLatency().compiled()
     with pytest.raises(ConfigError, match="needs a file"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from maitred.contracts import PrefixWatcher
-from maitred.request import Request
-from maitred.seq import Seq
+from maitred.core.contracts import PrefixCacheListener
+from maitred.core.request import Request
+from maitred.core.sequence import SequenceState
 
 
 class Said:
@@ -16,7 +16,7 @@ class Said:
     def __init__(self, letters: str) -> None:
         self.letters = letters
 
-    def keys(self, block_size: int) -> Sequence[int]:
+    def block_keys(self, block_size: int) -> Sequence[int]:
         return [key(prefix) for prefix in accumulate(self.letters)]
 
 
@@ -35,41 +35,41 @@ class FakeCache:
         """How often somebody asked for a block."""
         self.chains = 0
         """How often somebody asked for a chain."""
-        self._watchers: list[PrefixWatcher] = []
+        self._watchers: list[PrefixCacheListener] = []
 
     @property
     def block_size(self) -> int:
         return self._block_size
 
-    def chain(self, request: Request) -> Sequence[int]:
+    def block_hashes(self, request: Request) -> Sequence[int]:
         self.chains += 1
-        return () if request.prefix is None else request.prefix.keys(self._block_size)
+        return () if request.prefix is None else request.prefix.block_keys(self._block_size)
 
-    def holds(self, key: int) -> bool:
+    def contains(self, key: int) -> bool:
         self.looks += 1
         return key in self.blocks
 
-    def cached(self, chain: Sequence[int]) -> int:
+    def num_cached_blocks(self, chain: Sequence[int]) -> int:
         self.looks += len(chain)
         return depth(self, chain)
 
-    def match(self, request: Request) -> int:
-        return depth(self, self.chain(request)) * self._block_size
+    def num_cached_tokens(self, request: Request) -> int:
+        return depth(self, self.block_hashes(request)) * self._block_size
 
-    def watch(self, watcher: PrefixWatcher) -> None:
+    def subscribe(self, watcher: PrefixCacheListener) -> None:
         self._watchers.append(watcher)
 
     def publish(self, *prefixes: str) -> None:
         """Each of them, its own beginning included."""
         for prefix in prefixes:
-            for block in Said(prefix).keys(self._block_size):
+            for block in Said(prefix).block_keys(self._block_size):
                 self.publish_block(block)
 
     def publish_block(self, block: int) -> None:
         if block not in self.blocks:
             self.blocks.add(block)
             for watcher in self._watchers:
-                watcher.published(block)
+                watcher.on_stored(block)
 
     def evict(self, *prefixes: str) -> None:
         """The last block of each."""
@@ -80,7 +80,7 @@ class FakeCache:
         if block in self.blocks:
             self.blocks.remove(block)
             for watcher in self._watchers:
-                watcher.evicted(block)
+                watcher.on_removed(block)
 
 
 def depth(cache: FakeCache, chain: Sequence[int]) -> int:
@@ -88,7 +88,7 @@ def depth(cache: FakeCache, chain: Sequence[int]) -> int:
     return next((i for i, block in enumerate(chain) if block not in cache.blocks), len(chain))
 
 
-def seq(order: int, letters: str, *, extra: int = 4, arrival: int | None = None) -> Seq:
+def seq(order: int, letters: str, *, extra: int = 4, arrival: int | None = None) -> SequenceState:
     """A prompt of one block per letter, and `extra` tokens."""
     request = Request(
         id=order,
@@ -96,13 +96,13 @@ def seq(order: int, letters: str, *, extra: int = 4, arrival: int | None = None)
         prompt_tokens=16 * len(letters) + extra,
         prefix=Said(letters),
     )
-    return Seq(request, order, request.prompt_tokens)
+    return SequenceState(request, order, request.prompt_tokens)
 
 
 class Idle:
     """A step of an instance where nothing runs."""
 
-    number = 0
+    step_index = 0
     running = 0
     free_blocks = 1_000
 

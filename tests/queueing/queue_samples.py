@@ -8,11 +8,11 @@ from random import Random
 
 import msgspec
 
-from maitred.contracts import PriorityPolicy, StepView, WaitQueue
+from maitred.core.contracts import PriorityPolicy, StepView, WaitQueue
+from maitred.core.request import PriorityClass, Request
+from maitred.core.sequence import SequenceState
+from maitred.core.units import SECOND, Micros
 from maitred.queueing import SCHEDULERS
-from maitred.request import PriorityClass, Request
-from maitred.seq import Seq
-from maitred.units import SECOND, Micros
 
 
 class Moody(PriorityPolicy):
@@ -57,7 +57,7 @@ ALL = [*SCHEDULERS, *SPELLED]
 class Step(msgspec.Struct):
     """A step about to be formed, as a test says it is."""
 
-    number: int = 0
+    step_index: int = 0
     running: int = 0
     free_blocks: int = 0
     keys: dict[str, int] = {}
@@ -70,18 +70,20 @@ _A_STEP: StepView = Step()
 
 
 def queue(spelling: str, seed: int = 0) -> WaitQueue:
-    return SCHEDULERS.get(spelling)().queue(None, Random(seed))
+    return SCHEDULERS.get(spelling)().make_queue(None, Random(seed))
 
 
-def seq(number: int, prompt: int = 100, *, arrival: Micros | None = None, seconds: float | None = None, **said: object) -> Seq:
+def seq(
+    number: int, prompt: int = 100, *, arrival: Micros | None = None, seconds: float | None = None, **said: object
+) -> SequenceState:
     """The `number`-th to come, which arrived at `arrival` µs (or `seconds`); `number` µs if neither is said."""
     if seconds is not None:
         arrival = round(seconds * SECOND)
     request = Request(id=number, arrival=number if arrival is None else arrival, prompt_tokens=prompt, **said)  # type: ignore[arg-type]
-    return Seq(request, number, prompt)
+    return SequenceState(request, number, prompt)
 
 
-def mixed(rng: Random, number: int, now: Micros) -> Seq:
+def mixed(rng: Random, number: int, now: Micros) -> SequenceState:
     """A request that has a bit of everything by which policies order."""
     return seq(
         number,
@@ -98,10 +100,10 @@ def mixed(rng: Random, number: int, now: Micros) -> Seq:
 
 
 def begun(waiting: WaitQueue, now: Micros = 0, **step: object) -> WaitQueue:
-    waiting.begin(Step(**step), now)  # type: ignore[arg-type]
+    waiting.on_step_start(Step(**step), now)  # type: ignore[arg-type]
     return waiting
 
 
 def drained(waiting: WaitQueue) -> list[int]:
     """The numbers of those that wait, in order."""
-    return [waiting.pop().order for _ in range(len(waiting))]
+    return [waiting.pop().arrival_index for _ in range(len(waiting))]

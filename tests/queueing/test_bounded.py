@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from queue_samples import ALL, Step, begun, mixed, queue, seq
 
-from maitred.contracts import WaitQueue
+from maitred.core.contracts import WaitQueue
+from maitred.core.sequence import SequenceState
+from maitred.core.units import SECOND
 from maitred.queueing import SCHEDULERS
 from maitred.queueing.bounded import Bounded
-from maitred.seq import Seq
-from maitred.units import SECOND
 
 
 def order_at(waiting: WaitQueue, *instants: float) -> list[int]:
@@ -21,7 +21,7 @@ def order_at(waiting: WaitQueue, *instants: float) -> list[int]:
     popped = []
     for instant in instants:
         begun(waiting, round(instant * SECOND))
-        popped.append(waiting.pop().order)
+        popped.append(waiting.pop().arrival_index)
     return popped
 
 
@@ -97,18 +97,18 @@ def test_it_says_when_the_earliest_becomes_due() -> None:
     waiting.add(seq(0, 900, seconds=1), now=SECOND)
     waiting.add(seq(1, 10, seconds=2), now=2 * SECOND)
     begun(waiting, 3 * SECOND)
-    assert waiting.stable_until(3 * SECOND) == 6 * SECOND
+    assert waiting.next_order_change(3 * SECOND) == 6 * SECOND
     begun(waiting, 6 * SECOND)
-    assert waiting.stable_until(6 * SECOND) is None
+    assert waiting.next_order_change(6 * SECOND) is None
 
 
 def test_without_a_word_it_is_lpm_within_ten_seconds() -> None:
     policy = SCHEDULERS.get("bounded")()
     assert isinstance(policy, Bounded)
     assert policy.inside.__class__ is SCHEDULERS.get("lpm")
-    waiting = policy.queue(None, Random(0))
+    waiting = policy.make_queue(None, Random(0))
     waiting.add(seq(0, seconds=1), now=SECOND)
-    assert waiting.stable_until(2 * SECOND) == 11 * SECOND
+    assert waiting.next_order_change(2 * SECOND) == 11 * SECOND
 
 
 INSIDE = [spelling for spelling in ALL if not spelling.startswith("bounded")]
@@ -131,7 +131,7 @@ def test_the_ceiling_holds_whatever_arrives(
     )
     waiting = queue(f"bounded({inside}{limits and ', '}{limits})")
     ceiling = None if max_wait is None else round(max_wait * SECOND)
-    rng, here, running, now = Random(seed), dict[Seq, int](), list[Seq](), 0
+    rng, here, running, now = Random(seed), dict[SequenceState, int](), list[SequenceState](), 0
     for number in range(40):
         now += rng.choice([0, 1, 20, 200])
         if rng.random() < 0.7:
@@ -142,7 +142,7 @@ def test_the_ceiling_holds_whatever_arrives(
             s = running.pop(rng.randrange(len(running)))
             here[s] = 0
             waiting.add(s, now, front=True)
-        waiting.begin(Step(number, keys={rng.choice("kl"): 1}), now)
+        waiting.on_step_start(Step(number, keys={rng.choice("kl"): 1}), now)
         for _ in range(rng.choice([0, 0, 1, 2])):
             if (started := waiting.peek()) is None:
                 break

@@ -9,14 +9,14 @@ from fake_cache import FakeCache, Idle, Said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maitred.core.request import Request
+from maitred.core.sequence import SequenceState
 from maitred.queueing import SCHEDULERS
-from maitred.request import Request
-from maitred.seq import Seq
 
 STEMS = ("", "a", "aaab", "aaabbb", "bbbb")
 
 
-def prompts(random: Random, count: int, block: int) -> list[Seq]:
+def prompts(random: Random, count: int, block: int) -> list[SequenceState]:
     seqs = []
     for order in range(count):
         letters = random.choice(STEMS) + "".join(random.choices("ab", k=random.randrange(6)))
@@ -27,7 +27,7 @@ def prompts(random: Random, count: int, block: int) -> list[Seq]:
             prompt_tokens=block * len(letters) + random.randrange(1, 3 * block),
             prefix=Said(letters),
         )
-        seqs.append(Seq(request, order, request.prompt_tokens))
+        seqs.append(SequenceState(request, order, request.prompt_tokens))
     return seqs
 
 
@@ -46,14 +46,14 @@ def test_the_first_pass_is_sglangs(name: str, seed: int, block: int, count: int,
         random, cache = Random(seed), FakeCache(block)
         brackets = "(" if spelling == name else ", "
         thresholds = f"check={check}, deprioritize={shared * block})"
-        waiting = SCHEDULERS.get(spelling + brackets + thresholds)().queue(cache, Random(0))
+        waiting = SCHEDULERS.get(spelling + brackets + thresholds)().make_queue(cache, Random(0))
         for seq in prompts(random, count, block):
             waiting.add(seq, seq.request.arrival)
-            waiting.served(seq, random.randrange(20), 0, seq.request.arrival)
+            waiting.on_served(seq, random.randrange(20), 0, seq.request.arrival)
             if random.random() < 0.3:
                 cache.publish("".join(random.choices("ab", k=random.randrange(1, 8))))
             if random.random() < 0.1:
                 cache.evict("".join(random.choices("ab", k=random.randrange(1, 4))))
-        waiting.begin(Idle(), count)
-        orders.append([waiting.pop().order for _ in range(count)])
+        waiting.on_step_start(Idle(), count)
+        orders.append([waiting.pop().arrival_index for _ in range(count)])
     assert orders[0] == orders[1]

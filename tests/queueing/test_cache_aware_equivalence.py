@@ -12,8 +12,8 @@ from fake_cache import FakeCache, Idle, depth, key, seq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maitred.core.sequence import SequenceState
 from maitred.queueing import SCHEDULERS
-from maitred.seq import Seq
 
 BLOCK = 16
 
@@ -25,7 +25,7 @@ class Naive:
         self.cache = cache
         self.check = check
         self.shared = -(-deprioritize // BLOCK)
-        self.waiting: dict[int, Seq] = {}
+        self.waiting: dict[int, SequenceState] = {}
         self.computing: dict[int, int] = {}
         """Who was admitted when the beginning of his prompt was not cached, and which beginning it is."""
         self.depths: dict[int, int] = {}
@@ -33,7 +33,7 @@ class Naive:
         self.clock = 0
         self.since: dict[int, int] = {}
 
-    def add(self, seq: Seq) -> None:
+    def add(self, seq: SequenceState) -> None:
         self.forget(seq.request.id)
         self.waiting[seq.request.id] = seq
         self.depths[seq.request.id] = depth(self.cache, self.chain(seq))
@@ -46,27 +46,27 @@ class Naive:
         self.computing = {who: begin for who, begin in self.computing.items() if begin not in self.cache.blocks}
         self.depths = {seq.request.id: depth(self.cache, self.chain(seq)) for seq in self.waiting.values()}
 
-    def admit(self, seq: Seq) -> None:
+    def admit(self, seq: SequenceState) -> None:
         del self.waiting[seq.request.id]
         begin = self.beginning(seq)
         if begin is not None and self.considered(seq):
             self.computing[seq.request.id] = begin
 
-    def chain(self, seq: Seq) -> Sequence[int]:
+    def chain(self, seq: SequenceState) -> Sequence[int]:
         assert seq.request.prefix is not None
-        return seq.request.prefix.keys(BLOCK)
+        return seq.request.prefix.block_keys(BLOCK)
 
-    def depth(self, seq: Seq) -> int:
+    def depth(self, seq: SequenceState) -> int:
         return self.depths[seq.request.id]
 
-    def matched(self, seq: Seq) -> int:
-        return min(self.depth(seq) * BLOCK, seq.target - 1)
+    def matched(self, seq: SequenceState) -> int:
+        return min(self.depth(seq) * BLOCK, seq.num_tokens_to_prefill - 1)
 
-    def beginning(self, seq: Seq) -> int | None:
+    def beginning(self, seq: SequenceState) -> int | None:
         chain = self.chain(seq)
         return chain[self.shared - 1] if len(chain) >= self.shared else None
 
-    def considered(self, seq: Seq) -> bool:
+    def considered(self, seq: SequenceState) -> bool:
         return self.depth(seq) * BLOCK <= self.check
 
     def held_back(self) -> set[int]:
@@ -80,44 +80,47 @@ class Naive:
         return held
 
 
-def tie(seq: Seq) -> tuple[int, int]:
-    return seq.request.arrival, seq.order
+def tie(seq: SequenceState) -> tuple[int, int]:
+    return seq.request.arrival, seq.arrival_index
 
 
-def lpm(naive: Naive) -> list[Seq]:
+def lpm(naive: Naive) -> list[SequenceState]:
     held = naive.held_back()
 
-    def rank(seq: Seq) -> tuple[bool, int, tuple[int, int]]:
+    def rank(seq: SequenceState) -> tuple[bool, int, tuple[int, int]]:
         back = seq.request.id in held
         return (back, 0 if back else -naive.matched(seq), tie(seq))
 
     return sorted(naive.waiting.values(), key=rank)
 
 
-def shortest(naive: Naive) -> list[Seq]:
+def shortest(naive: Naive) -> list[SequenceState]:
     held = naive.held_back()
-    return sorted(naive.waiting.values(), key=lambda seq: (seq.request.id in held, seq.target - naive.matched(seq), tie(seq)))
+    return sorted(
+        naive.waiting.values(),
+        key=lambda seq: (seq.request.id in held, seq.num_tokens_to_prefill - naive.matched(seq), tie(seq)),
+    )
 
 
-def hrrn(naive: Naive) -> list[Seq]:
+def hrrn(naive: Naive) -> list[SequenceState]:
     held = naive.held_back()
 
-    def rank(seq: Seq) -> tuple[bool, Fraction, tuple[int, int]]:
+    def rank(seq: SequenceState) -> tuple[bool, Fraction, tuple[int, int]]:
         back = seq.request.id in held
         waited = naive.clock - naive.since[seq.request.id]
-        return (back, Fraction(0 if back else -waited, seq.target - naive.matched(seq)), tie(seq))
+        return (back, Fraction(0 if back else -waited, seq.num_tokens_to_prefill - naive.matched(seq)), tie(seq))
 
     return sorted(naive.waiting.values(), key=rank)
 
 
-def dfs(naive: Naive) -> list[Seq]:
+def dfs(naive: Naive) -> list[SequenceState]:
     held = naive.held_back()
     paths = {seq: tuple(naive.chain(seq)[: naive.depth(seq)]) for seq in naive.waiting.values()}
 
-    def age(seq: Seq) -> tuple[bool, tuple[int, int]]:
+    def age(seq: SequenceState) -> tuple[bool, tuple[int, int]]:
         return (seq.request.id in held, tie(seq))
 
-    def below(path: tuple[int, ...]) -> list[Seq]:
+    def below(path: tuple[int, ...]) -> list[SequenceState]:
         inside = [seq for seq, its in paths.items() if its[: len(path)] == path]
         branches = {its[: len(path) + 1] for its in (paths[seq] for seq in inside) if len(its) > len(path)}
 
@@ -131,7 +134,7 @@ def dfs(naive: Naive) -> list[Seq]:
     return below(())
 
 
-ORDERS: dict[str, Callable[[Naive], list[Seq]]] = {
+ORDERS: dict[str, Callable[[Naive], list[SequenceState]]] = {
     "lpm": lpm,
     "shortest-prefill-first": shortest,
     "hrrn": hrrn,
@@ -149,11 +152,11 @@ class World:
 
     def __init__(self, name: str, check: int, deprioritize: int, random: Random) -> None:
         self.cache = FakeCache(BLOCK)
-        self.queue = SCHEDULERS.get(f"{name}(check={check}, deprioritize={deprioritize})")().queue(self.cache, Random(0))
+        self.queue = SCHEDULERS.get(f"{name}(check={check}, deprioritize={deprioritize})")().make_queue(self.cache, Random(0))
         self.naive = Naive(self.cache, check, deprioritize)
         self.order = ORDERS[name]
         self.random = random
-        self.running: dict[int, Seq] = {}
+        self.running: dict[int, SequenceState] = {}
         self.count = 0
 
     def letters(self) -> str:
@@ -185,27 +188,27 @@ class World:
     def serve(self) -> None:
         tokens = self.random.randrange(200)
         self.naive.clock += tokens
-        self.queue.served(seq(-1, ""), tokens, 0, 0)
+        self.queue.on_served(seq(-1, ""), tokens, 0, 0)
 
     def end(self) -> None:
         if self.running:
             self.left(self.running.pop(self.random.choice(list(self.running))))
 
-    def left(self, seq: Seq) -> None:
-        self.queue.left(seq, 0)
+    def left(self, seq: SequenceState) -> None:
+        self.queue.on_sequence_end(seq, 0)
         self.naive.forget(seq.request.id)
         self.naive.since.pop(seq.request.id, None)
 
     def preempt(self) -> None:
         if self.running:
             victim = self.running.pop(self.random.choice(list(self.running)))
-            victim.emitted = self.random.randrange(20)
-            victim.target = victim.request.prompt_tokens + victim.emitted
+            victim.num_output_tokens = self.random.randrange(20)
+            victim.num_tokens_to_prefill = victim.request.prompt_tokens + victim.num_output_tokens
             self.queue.add(victim, 0, front=True)
             self.naive.add(victim)
 
-    def begin(self) -> list[Seq]:
-        self.queue.begin(Idle(), 0)
+    def begin(self) -> list[SequenceState]:
+        self.queue.on_step_start(Idle(), 0)
         self.naive.begin()
         return self.order(self.naive)
 
@@ -220,7 +223,7 @@ class World:
 
     def drain(self) -> None:
         expected = self.begin()
-        assert [self.queue.pop().order for _ in expected] == [seq.order for seq in expected]
+        assert [self.queue.pop().arrival_index for _ in expected] == [seq.arrival_index for seq in expected]
         assert self.queue.peek() is None
 
 

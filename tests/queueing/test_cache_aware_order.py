@@ -7,26 +7,26 @@ from random import Random
 import pytest
 from fake_cache import FakeCache, Idle, seq
 
-from maitred.contracts import WaitQueue
-from maitred.errors import ConfigError
+from maitred.core.contracts import WaitQueue
+from maitred.core.errors import ConfigError
+from maitred.core.sequence import SequenceState
 from maitred.queueing import SCHEDULERS
-from maitred.queueing.cache_aware import CacheAwarePolicy
 from maitred.queueing.prefix_index import PrefixIndex
-from maitred.seq import Seq
+from maitred.queueing.prefix_orders import CacheAwarePolicy
 
 CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 
 
-def queue(name: str, cache: FakeCache, *seqs: Seq) -> WaitQueue:
-    waiting = SCHEDULERS.get(name)().queue(cache, Random(0))
+def queue(name: str, cache: FakeCache, *seqs: SequenceState) -> WaitQueue:
+    waiting = SCHEDULERS.get(name)().make_queue(cache, Random(0))
     for each in seqs:
         waiting.add(each, 0)
     return waiting
 
 
 def drained(waiting: WaitQueue) -> list[int]:
-    waiting.begin(Idle(), 0)
-    return [waiting.pop().order for _ in range(len(waiting))]
+    waiting.on_step_start(Idle(), 0)
+    return [waiting.pop().arrival_index for _ in range(len(waiting))]
 
 
 def test_lpm_goes_by_what_is_cached_then_by_arrival() -> None:
@@ -44,7 +44,7 @@ def test_lpm_follows_the_cache_from_pass_to_pass() -> None:
     cache.publish("wxy")
     head = waiting.peek()
     assert head is not None
-    assert head.order == 0, "nobody moves within a pass"
+    assert head.arrival_index == 0, "nobody moves within a pass"
     assert first(waiting) == 1
     cache.evict("w")  # what is behind the gap is of no use
     assert drained(waiting) == [0, 1, 2]
@@ -52,10 +52,10 @@ def test_lpm_follows_the_cache_from_pass_to_pass() -> None:
 
 def first(waiting: WaitQueue) -> int:
     """Who goes first in the next pass."""
-    waiting.begin(Idle(), 0)
+    waiting.on_step_start(Idle(), 0)
     head = waiting.peek()
     assert head is not None
-    return head.order
+    return head.arrival_index
 
 
 def test_what_comes_back_closes_the_gap() -> None:
@@ -85,7 +85,7 @@ def test_shortest_prefill_first_counts_what_is_left_to_compute() -> None:
 def test_shortest_prefill_first_counts_what_a_preempted_one_had_emitted() -> None:
     cache = FakeCache()
     preempted, fresh = seq(0, "a"), seq(1, "b", extra=8)
-    preempted.target += 10  # 30 tokens against 24
+    preempted.num_tokens_to_prefill += 10  # 30 tokens against 24
     assert drained(queue("shortest-prefill-first", cache, preempted, fresh)) == [1, 0]
 
 
@@ -93,7 +93,7 @@ def test_hrrn_lets_a_long_one_pass_when_its_turn_has_come() -> None:
     cache = FakeCache()
     long = seq(0, "abcdefg", extra=8)  # 120 tokens
     waiting = queue("hrrn", cache, long)
-    waiting.served(long, 120, 0, 0)
+    waiting.on_served(long, 120, 0, 0)
     waiting.add(seq(1, "x", extra=4), 0)  # 20 tokens
     assert order_after(waiting, 20) == [0, 1]  # 140/120 against 20/20
     assert order_after(waiting, 4) == [0, 1]  # 144/120 = 24/20: the first to arrive
@@ -104,12 +104,12 @@ def test_hrrn_lets_a_long_one_pass_when_its_turn_has_come() -> None:
 
 def order_after(waiting: WaitQueue, prefilled: int) -> list[int]:
     """The order when so many tokens more have been prefilled. Those who wait go on waiting, and keep their age."""
-    waiting.served(seq(-1, ""), prefilled, 0, 0)
-    waiting.begin(Idle(), 0)
+    waiting.on_served(seq(-1, ""), prefilled, 0, 0)
+    waiting.on_step_start(Idle(), 0)
     taken = [waiting.pop() for _ in range(len(waiting))]
     for each in taken:
         waiting.add(each, 0, front=True)
-    return [each.order for each in taken]
+    return [each.arrival_index for each in taken]
 
 
 def test_hrrn_keeps_the_age_of_a_preempted_one_and_forgets_one_that_is_gone() -> None:
@@ -117,12 +117,12 @@ def test_hrrn_keeps_the_age_of_a_preempted_one_and_forgets_one_that_is_gone() ->
     old, new = seq(0, "ab", extra=8), seq(1, "x", extra=4)
     waiting = queue("hrrn", cache, old)
     assert waiting.pop() is old
-    waiting.served(old, 40, 0, 0)
+    waiting.on_served(old, 40, 0, 0)
     waiting.add(new, 0)
     waiting.add(old, 0, front=True)
     assert order_after(waiting, 20) == [0, 1]  # 60/40 against 20/20: afresh it would be 20/40
     assert waiting.remove(0) is old
-    waiting.left(old, 0)
+    waiting.on_sequence_end(old, 0)
     waiting.add(old, 0)
     assert order_after(waiting, 20) == [1, 0]
 
@@ -139,8 +139,8 @@ def test_dfs_weight_takes_the_weights_of_a_pass_at_its_beginning() -> None:
     cache = FakeCache()
     cache.publish("a", "x")
     waiting = queue("dfs-weight", cache, *(seq(i, "ab") for i in range(3)), *(seq(i, "xy") for i in range(3, 5)))
-    waiting.begin(Idle(), 0)
-    assert [waiting.pop().order for _ in range(3)] == [0, 1, 2], "though after two of them more wait at x"
+    waiting.on_step_start(Idle(), 0)
+    assert [waiting.pop().arrival_index for _ in range(3)] == [0, 1, 2], "though after two of them more wait at x"
     waiting.add(seq(5, "ac"), 0)
     assert drained(waiting) == [3, 4, 5]
 
@@ -155,35 +155,35 @@ def test_of_equal_branches_the_one_with_the_first_to_arrive_goes_first() -> None
 def test_one_computes_what_several_begin_with(name: str) -> None:
     cache = FakeCache()
     waiting = queue(name, cache, *(seq(i, "abcd") for i in range(3)), seq(3, "xyzuvw"), seq(4, "abcx"))
-    waiting.begin(Idle(), 0)
-    assert waiting.pop().order == 0
+    waiting.on_step_start(Idle(), 0)
+    assert waiting.pop().arrival_index == 0
     assert drained(waiting)[0] == 3, "the others wait for it, even behind the longest"
 
 
 def test_the_others_wait_until_the_beginning_is_published() -> None:
     cache = FakeCache()
     waiting = queue("lpm", cache, seq(0, "abcd"), seq(1, "abce"), seq(2, "xyz"))
-    waiting.begin(Idle(), 0)
+    waiting.on_step_start(Idle(), 0)
     leader = waiting.pop()
     assert first(waiting) == 2, "a chunk of the leader's prompt is computed, but not its first two blocks"
     cache.publish("abc")
     assert first(waiting) == 1
-    waiting.left(leader, 0)
+    waiting.on_sequence_end(leader, 0)
     assert drained(waiting) == [1, 2]
 
 
 def test_if_the_leader_is_gone_the_next_one_leads() -> None:
     cache = FakeCache()
     waiting = queue("lpm", cache, seq(0, "abcd"), seq(1, "abce"), seq(2, "xyz"), seq(3, "abcf"))
-    waiting.begin(Idle(), 0)
-    waiting.left(waiting.pop(), 0)  # aborted
+    waiting.on_step_start(Idle(), 0)
+    waiting.on_sequence_end(waiting.pop(), 0)  # aborted
     assert drained(waiting) == [1, 2, 3]
 
 
 def test_a_leader_who_is_preempted_leads_again() -> None:
     cache = FakeCache()
     waiting = queue("lpm", cache, seq(0, "abcd"), seq(1, "abce"), seq(2, "xyz"))
-    waiting.begin(Idle(), 0)
+    waiting.on_step_start(Idle(), 0)
     waiting.add(waiting.pop(), 0, front=True)
     assert drained(waiting) == [0, 2, 1]
 
@@ -205,8 +205,8 @@ def test_the_thresholds_say_who_is_held_back() -> None:
 def test_without_a_prefix_cache_it_is_fcfs_and_says_so(name: str) -> None:
     policy = SCHEDULERS.get(name)()
     assert isinstance(policy, CacheAwarePolicy)
-    assert policy.instead == "fcfs"
-    waiting = policy.queue(None, Random(0))
+    assert policy.fallback == "fcfs"
+    waiting = policy.make_queue(None, Random(0))
     for order in (0, 1):
         waiting.add(seq(order, "a" * (9 - order)), 0)
     waiting.add(seq(2, "b"), 0, front=True)
@@ -232,15 +232,15 @@ def test_a_pass_looks_at_what_was_admitted_or_changed_however_many_wait(name: st
     waiting = queue(name, cache, *(seq(number, letters(number)) for number in range(waiters)))
     for number in range(waiters, waiters + 10):
         cache.looks = cache.chains = 0
-        waiting.begin(Idle(), 0)
+        waiting.on_step_start(Idle(), 0)
         admitted = [waiting.pop() for _ in range(8)]
         for each in admitted:
-            cache.publish(letters(each.order))
-            cache.evict(letters(each.order))
-            waiting.served(each, 68, 0, 0)
-            waiting.left(each, 0)
+            cache.publish(letters(each.arrival_index))
+            cache.evict(letters(each.arrival_index))
+            waiting.on_served(each, 68, 0, 0)
+            waiting.on_sequence_end(each, 0)
         waiting.add(seq(number, letters(number)), 0)
-        waiting.begin(Idle(), 0)
+        waiting.on_step_start(Idle(), 0)
         assert waiting.peek() is not None
         assert cache.chains == 1, "of the one who came"
         assert cache.looks <= 2 + 17 + 8 * 17, "of the one who came, and where something was published"
@@ -251,7 +251,7 @@ def test_whose_prefix_is_published_is_looked_at_once() -> None:
     waiting = queue("lpm", cache, *(seq(number, letters(number)) for number in range(800)))
     cache.looks = 0
     cache.publish(letters(3)[:12])
-    waiting.begin(Idle(), 0)
+    waiting.on_step_start(Idle(), 0)
     assert cache.looks <= 100 + 12 + 2, "the way of the family once, and what is beyond it for each of its 100"
 
 
@@ -261,7 +261,7 @@ def test_a_block_that_nobody_wants_or_stands_on_is_not_even_looked_at() -> None:
     cache.publish("xyz", "uvw")
     cache.evict("xyz")
     cache.looks = 0
-    waiting.begin(Idle(), 0)
+    waiting.on_step_start(Idle(), 0)
     assert cache.looks == 1, "which lets a cache that evicts lazily tell"
 
 
@@ -271,14 +271,14 @@ def test_the_tree_of_places_is_as_small_as_it_can_be() -> None:
     index = PrefixIndex(cache, 32, 32)
     here = []
     for number in range(600):
-        here.append(index.enter(seq(number, "".join(random.choices("ab", k=6)))))
+        here.append(index.add(seq(number, "".join(random.choices("ab", k=6)))))
         if number > 20:
-            index.leave(here.pop(random.randrange(len(here))))
+            index.remove(here.pop(random.randrange(len(here))))
         cache.publish("".join(random.choices("ab", k=5)))
         cache.evict("".join(random.choices("ab", k=random.randrange(1, 6))))
-        index.catch_up()
-        index.places.check()
+        index.apply_updates()
+        index.tree.check()
     for waiter in here:
-        index.leave(waiter)
-    index.places.check()
-    assert not index.places.root.children
+        index.remove(waiter)
+    index.tree.check()
+    assert not index.tree.root.children

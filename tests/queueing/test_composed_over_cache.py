@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from queue_samples import begun, drained, seq
 
+from maitred.core.sequence import SequenceState
 from maitred.queueing import SCHEDULERS
-from maitred.seq import Seq
 
 COMPOSED = [
     "aged-sjf",
@@ -32,7 +32,7 @@ PROMPTS = ["".join(letters) for count in (1, 2, 3) for letters in product("ab", 
 @given(seed=st.integers(0, 100_000), count=st.integers(1, 25))
 def test_the_order_is_the_one_that_a_new_queue_would_have(spelling: str, seed: int, count: int) -> None:
     rng, cache = Random(seed), FakeCache()
-    waiting, here, now = SCHEDULERS.get(spelling)().queue(cache, Random(0)), dict[int, Seq](), 0
+    waiting, here, now = SCHEDULERS.get(spelling)().make_queue(cache, Random(0)), dict[int, SequenceState](), 0
     for number in range(count):
         now += rng.choice([0, 50, 300])
         letters = rng.choice(PROMPTS)
@@ -53,8 +53,8 @@ def test_the_order_is_the_one_that_a_new_queue_would_have(spelling: str, seed: i
             assert begun(waiting, now).peek() is not None
         if rng.random() < 0.3 and (gone := rng.choice([None, *here])) is not None:
             assert waiting.remove(gone) is here[gone]
-            waiting.left(here.pop(gone), now)
-    made_now = SCHEDULERS.get(spelling)().queue(cache, Random(0))
+            waiting.on_sequence_end(here.pop(gone), now)
+    made_now = SCHEDULERS.get(spelling)().make_queue(cache, Random(0))
     for s in here.values():
         made_now.add(s, s.request.arrival)
     assert drained(begun(waiting, now)) == drained(begun(made_now, now))
@@ -62,12 +62,12 @@ def test_the_order_is_the_one_that_a_new_queue_would_have(spelling: str, seed: i
 
 def test_lanes_that_are_gone_are_told_nothing() -> None:
     cache = FakeCache()
-    waiting = SCHEDULERS.get("vtc(lpm)")().queue(cache, Random(0))
+    waiting = SCHEDULERS.get("vtc(lpm)")().make_queue(cache, Random(0))
     for number in range(200):
         s = seq(number, 20, tenant=str(number), prefix=Said("a"))
         waiting.add(s, now=number)
         assert begun(waiting).pop() is s
-        waiting.left(s, number)
+        waiting.on_sequence_end(s, number)
     assert len(cache._watchers) == 1
     assert len(waiting.lanes._hub.watchers) == 64  # type: ignore[attr-defined]
 
@@ -76,7 +76,7 @@ def test_one_look_at_the_cache_for_each_that_is_admitted() -> None:
     """vtc asks once what the cache has, and nobody asks again for those who wait."""
     cache = FakeCache()
     cache.publish("a" * 20)
-    waiting = SCHEDULERS.get("vtc(lpm, slack=1000)")().queue(cache, Random(0))
+    waiting = SCHEDULERS.get("vtc(lpm, slack=1000)")().make_queue(cache, Random(0))
     for number in range(300):
         waiting.add(seq(number, 400, tenant=str(number % 10), prefix=Said("a" * 20)), now=0)
     begun(waiting)

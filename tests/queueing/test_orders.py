@@ -9,12 +9,12 @@ from typing import ClassVar
 from fake_cache import FakeCache, Said
 from queue_samples import Step, begun, drained, queue, seq
 
-from maitred.contracts import PrefixView, SortKey, WaitQueue
+from maitred.core.contracts import PrefixCacheView, SortKey, WaitQueue
+from maitred.core.request import PriorityClass
+from maitred.core.sequence import SequenceState
+from maitred.core.units import SECOND
 from maitred.queueing import SCHEDULERS
-from maitred.queueing.policy import KeyPolicy
-from maitred.request import PriorityClass
-from maitred.seq import Seq
-from maitred.units import SECOND
+from maitred.queueing.base import KeyPolicy
 
 
 def filled(spelling: str, *seqs: object) -> WaitQueue:
@@ -40,7 +40,7 @@ def test_random_depends_on_the_seed_and_the_step_and_on_nothing_before() -> None
         for number in range(30):
             waiting.add(seq(number), now=0)
         for step in steps:
-            waiting.begin(Step(step), now=step)
+            waiting.on_step_start(Step(step), now=step)
             waiting.peek()
         return drained(waiting)
 
@@ -55,10 +55,10 @@ def test_random_gives_everybody_the_same_chance() -> None:
     for number in range(4):
         waiting.add(seq(number), now=0)
     for step in range(4000):
-        waiting.begin(Step(step), now=step)
+        waiting.on_step_start(Step(step), now=step)
         head = waiting.peek()
         assert head is not None
-        heads[head.order] += 1
+        heads[head.arrival_index] += 1
     assert all(900 < heads[number] < 1100 for number in range(4))
 
 
@@ -90,7 +90,7 @@ def test_by_priority_keeps_few_of_the_lanes_that_nobody_uses() -> None:
         s = seq(number, priority=float(number))
         waiting.add(s, now=number)
         assert waiting.pop() is s
-        waiting.left(s, now=number)
+        waiting.on_sequence_end(s, now=number)
     assert len(waiting.lanes._lanes) == 64  # type: ignore[attr-defined]
     waiting.add(seq(600, priority=0.0), now=600)
     assert drained(waiting) == [600]
@@ -101,12 +101,12 @@ class Begun(KeyPolicy):
 
     passes: ClassVar[list[int]] = []
 
-    def key(self, seq: Seq) -> SortKey:
-        return (seq.order,)
+    def key(self, seq: SequenceState) -> SortKey:
+        return (seq.arrival_index,)
 
-    def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
-        waiting = super().queue(prefix, rng)
-        waiting.begin = lambda step, now: self.passes.append(now)  # type: ignore[method-assign]
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
+        waiting = super().make_queue(prefix, rng)
+        waiting.on_step_start = lambda step, now: self.passes.append(now)  # type: ignore[method-assign]
         return waiting
 
 
@@ -144,17 +144,17 @@ def test_slo_presses_a_request_whose_deadline_is_near() -> None:
         begun(waiting, round(now * SECOND))
         first = waiting.peek()
         assert first is not None
-        assert first.order == head
+        assert first.arrival_index == head
 
 
 def test_slo_says_when_its_head_may_change() -> None:
     waiting = filled("slo", seq(0, seconds=10), seq(1, seconds=16, deadline=50 * SECOND))
     begun(waiting, 17 * SECOND)
-    assert waiting.stable_until(17 * SECOND) == 40 * SECOND  # its deadline begins to press
+    assert waiting.next_order_change(17 * SECOND) == 40 * SECOND  # its deadline begins to press
     begun(waiting, 40 * SECOND)
-    assert waiting.stable_until(40 * SECOND) == 42 * SECOND
+    assert waiting.next_order_change(40 * SECOND) == 42 * SECOND
     begun(waiting, 42 * SECOND + 1)
-    assert waiting.stable_until(42 * SECOND + 1) is None
+    assert waiting.next_order_change(42 * SECOND + 1) is None
 
 
 # aged-sjf: on what is not in the cache
@@ -169,7 +169,7 @@ def test_aged_sjf_lets_age_outweigh_length() -> None:
 
 def test_aged_sjf_counts_what_the_cache_lacks_and_hears_of_changes() -> None:
     cache = FakeCache(16)
-    waiting = SCHEDULERS.get("aged-sjf")().queue(cache, Random(0))
+    waiting = SCHEDULERS.get("aged-sjf")().make_queue(cache, Random(0))
     long, short = seq(0, 170, arrival=0, prefix=Said("abcdefghij")), seq(1, 100, arrival=0)
     for s in (long, short):
         waiting.add(s, now=0)
@@ -188,8 +188,8 @@ def learnt(waiting: WaitQueue, **lengths: list[int]) -> WaitQueue:
     for tenant, known in lengths.items():
         for number, length in enumerate(known):
             s = seq(1000 + number, tenant=tenant)
-            s.emitted = length
-            waiting.finished(s, now=0)
+            s.num_output_tokens = length
+            waiting.on_finished(s, now=0)
     return waiting
 
 
@@ -205,8 +205,8 @@ def test_srpt_knows_programs_apart_and_keeps_to_what_the_client_allows() -> None
     waiting = queue("srpt")
     for number in range(10):
         s = seq(100 + number, tenant="t", program="chatty" if number % 2 else "terse")
-        s.emitted = 500 if number % 2 else 5
-        waiting.finished(s, now=0)
+        s.num_output_tokens = 500 if number % 2 else 5
+        waiting.on_finished(s, now=0)
     waiting.add(seq(0, tenant="t", program="chatty"), now=0)
     waiting.add(seq(1, tenant="t", program="terse"), now=0)
     waiting.add(seq(2, tenant="t", program="chatty", max_output_tokens=3), now=0)
@@ -216,7 +216,7 @@ def test_srpt_knows_programs_apart_and_keeps_to_what_the_client_allows() -> None
 def test_srpt_counts_what_a_preempted_sequence_has_left() -> None:
     waiting = learnt(queue("srpt(quantile(q=0.5))"), t=[100, 100, 100, 100, 500])
     half_done, beyond, far_beyond = (seq(number, tenant="t") for number in (0, 1, 3))
-    half_done.emitted, beyond.emitted, far_beyond.emitted = 95, 300, 600
+    half_done.num_output_tokens, beyond.num_output_tokens, far_beyond.num_output_tokens = 95, 300, 600
     waiting.add(far_beyond, now=0, front=True)  # none was so long: as much again, 600
     waiting.add(beyond, now=0, front=True)  # only one was longer than 300: 500, so 200 are left
     waiting.add(seq(2, tenant="t"), now=0)  # 100

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from queue_samples import ALL, Step, begun, drained, mixed, queue, seq
 
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
+from maitred.core.sequence import SequenceState
 from maitred.queueing import SCHEDULERS
-from maitred.seq import Seq
 
 
 def test_fcfs_serves_in_order_of_arrival_and_the_preempted_first() -> None:
@@ -51,7 +51,7 @@ OPERATIONS = st.lists(
 @given(operations=OPERATIONS, seed=st.integers(0, 1000))
 def test_nothing_is_lost_and_peek_agrees_with_pop(spelling: str, operations: list[tuple[str, int]], seed: int) -> None:
     """What waits is what came and has not gone; the head is the one that is popped. `again`: one that runs is preempted."""
-    waiting, here, running, rng = queue(spelling), set[int](), list[Seq](), Random(seed)
+    waiting, here, running, rng = queue(spelling), set[int](), list[SequenceState](), Random(seed)
     for order, (verb, number) in enumerate(operations):
         now = 100 * order
         if verb in {"add", "front"}:
@@ -60,22 +60,22 @@ def test_nothing_is_lost_and_peek_agrees_with_pop(spelling: str, operations: lis
         elif verb == "again" and running:
             victim = running.pop()
             waiting.add(victim, now, front=True)
-            here.add(victim.order)
+            here.add(victim.arrival_index)
         elif verb == "remove":
             removed = waiting.remove(number)
             assert (removed is not None) == (number in here)
             here.discard(number)
         elif verb == "begin":
-            waiting.begin(Step(order, keys={"k": number % 3, "l": number % 2}), now)
+            waiting.on_step_start(Step(order, keys={"k": number % 3, "l": number % 2}), now)
         elif here:
             head = waiting.peek()
             assert head is not None
             assert waiting.peek() is head
             assert waiting.pop() is head
-            here.remove(head.order)
+            here.remove(head.arrival_index)
             running.append(head)
         assert len(waiting) == len(here)
-        soon = waiting.stable_until(now)
+        soon = waiting.next_order_change(now)
         assert soon is None or soon > now
     assert (waiting.peek() is None) == (not here)
     assert sorted(drained(waiting)) == sorted(here)
@@ -89,11 +89,11 @@ def test_the_order_does_not_depend_on_who_was_removed(spelling: str) -> None:
     waiting, reference = queue(spelling), queue(spelling)
     for s in seqs:
         waiting.add(s, s.request.arrival)
-        if s.order % 7 == 0:
+        if s.arrival_index % 7 == 0:
             reference.add(s, s.request.arrival)
     for s in seqs:
-        if s.order % 7:
-            waiting.remove(s.order)
+        if s.arrival_index % 7:
+            waiting.remove(s.arrival_index)
     assert drained(begun(waiting, 2000)) == drained(begun(reference, 2000))
     assert waiting.peek() is None
 
@@ -103,13 +103,13 @@ def test_the_order_does_not_depend_on_who_was_removed(spelling: str) -> None:
 def test_the_order_is_the_one_that_a_new_queue_would_have(spelling: str, seed: int, count: int) -> None:
     """Steps, time, heads that come and go, some that leave: then the order of the rest is as if it were made just now."""
     rng = Random(seed)
-    waiting, here, now = queue(spelling), dict[int, Seq](), 0
+    waiting, here, now = queue(spelling), dict[int, SequenceState](), 0
     for number in range(count):
         now += rng.choice([0, 1, 50, 400])
         here[number] = mixed(rng, number, now)
         waiting.add(here[number], now)
         if rng.random() < 0.5:
-            waiting.begin(Step(number, keys={rng.choice("kl"): 1}), now)
+            waiting.on_step_start(Step(number, keys={rng.choice("kl"): 1}), now)
         if rng.random() < 0.3:
             assert waiting.peek() is not None
         if rng.random() < 0.3 and (gone := rng.choice([None, *here])) is not None:

@@ -7,13 +7,13 @@ from random import Random
 import pytest
 from queue_samples import Moody, begun, drained, queue, seq
 
-from maitred.contracts import PriorityPolicy
-from maitred.errors import ConfigError
+from maitred.core.contracts import PriorityPolicy
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
 from maitred.queueing.config import QueueingConfig
-from maitred.queueing.priorities import PRIORITIES
-from maitred.request import Request
-from maitred.seq import Seq
-from maitred.units import Micros
+from maitred.queueing.priority import PRIORITIES
 
 
 class Shortest(PriorityPolicy):
@@ -64,18 +64,18 @@ def test_the_preempted_have_the_place_of_their_score() -> None:
 def test_whoever_is_admitted_has_the_score_of_that_step_under_every_scheduler(
     scheduler: str, priority_policy: str, score: float
 ) -> None:
-    waiting = QueueingConfig(scheduler=scheduler, priority_policy=priority_policy).policy().queue(None, Random(0))
+    waiting = QueueingConfig(scheduler=scheduler, priority_policy=priority_policy).policy().make_queue(None, Random(0))
     s = seq(1, seconds=1)
     waiting.add(s, now=1_000_000)
     assert s.priority == PRIORITIES.get(priority_policy)().compute(s.request, 1_000_000)
-    waiting.begin(None, 4_000_000)  # type: ignore[arg-type]
+    waiting.on_step_start(None, 4_000_000)  # type: ignore[arg-type]
     assert waiting.pop().priority == pytest.approx(score)
 
 
 @pytest.mark.parametrize("scheduler", ["fcfs", "priority-fcfs"])
 def test_scores_of_which_nothing_is_known_are_computed_for_all_in_each_pass(scheduler: str) -> None:
     config = QueueingConfig(scheduler=scheduler, priority_policy="queue_samples:Moody")
-    waiting, seqs = config.policy().queue(None, Random(0)), [seq(number) for number in range(5)]
+    waiting, seqs = config.policy().make_queue(None, Random(0)), [seq(number) for number in range(5)]
     for s in seqs:
         waiting.add(s, now=0)
     for now in (0, 500, 1000):
@@ -85,7 +85,7 @@ def test_scores_of_which_nothing_is_known_are_computed_for_all_in_each_pass(sche
 
 def test_one_policy_computes_a_score_once_in_a_pass() -> None:
     config = QueueingConfig(scheduler="bounded(priority-fcfs)", priority_policy="test_priorities:Shortest")
-    waiting = config.policy().queue(None, Random(0))
+    waiting = config.policy().make_queue(None, Random(0))
     for number in range(5):
         waiting.add(seq(number), now=0)
     Shortest.computed = 0
@@ -94,8 +94,8 @@ def test_one_policy_computes_a_score_once_in_a_pass() -> None:
 
 
 def test_without_a_priority_policy_the_priority_is_the_clients() -> None:
-    waiting = QueueingConfig().policy().queue(None, Random(0))
-    waiting.add(Seq(Request(id=0, arrival=0, prompt_tokens=1, priority=7.0), 0, 1, priority=7.0), now=0)
+    waiting = QueueingConfig().policy().make_queue(None, Random(0))
+    waiting.add(SequenceState(Request(id=0, arrival=0, prompt_tokens=1, priority=7.0), 0, 1, priority=7.0), now=0)
     assert begun(waiting, 9).pop().priority == 7.0
 
 
@@ -146,7 +146,7 @@ def test_an_unknown_priority_policy_is_told_the_nearest_name() -> None:
 
 def test_sglangs_flags_put_the_clients_priority_before_the_scheduler() -> None:
     def order(**said: bool) -> list[int]:
-        waiting = QueueingConfig(scheduler="sjf", enable_priority_scheduling=True, **said).policy().queue(None, Random(0))
+        waiting = QueueingConfig(scheduler="sjf", enable_priority_scheduling=True, **said).policy().make_queue(None, Random(0))
         for number, (priority, prompt) in enumerate([(1, 9), (5, 20), (1, 3), (5, 10)]):
             waiting.add(seq(number, prompt, priority=float(priority)), now=0)
         return drained(begun(waiting))

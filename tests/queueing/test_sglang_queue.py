@@ -11,28 +11,28 @@ from typing import Any
 import pytest
 from fake_cache import FakeCache, Idle, Said, seq
 
-from maitred.contracts import PrefixView, WaitQueue
-from maitred.errors import ConfigError
+from maitred.core.contracts import PrefixCacheView, WaitQueue
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request
+from maitred.core.sequence import SequenceState
 from maitred.queueing import SCHEDULERS
-from maitred.request import Request
-from maitred.seq import Seq
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "sglang_policies.jsonl.gz"
 
 
-def queue(name: str, prefix: PrefixView | None, *seqs: Seq, seed: int = 0) -> WaitQueue:
-    waiting = SCHEDULERS.get(name)().queue(prefix, Random(seed))
+def queue(name: str, prefix: PrefixCacheView | None, *seqs: SequenceState, seed: int = 0) -> WaitQueue:
+    waiting = SCHEDULERS.get(name)().make_queue(prefix, Random(seed))
     for now, each in enumerate(seqs):
         waiting.add(each, now)
     return waiting
 
 
 def drained(waiting: WaitQueue) -> list[int]:
-    return [waiting.pop().order for _ in range(len(waiting))]
+    return [waiting.pop().arrival_index for _ in range(len(waiting))]
 
 
 def after_a_pass(waiting: WaitQueue) -> list[int]:
-    waiting.begin(Idle(), 0)
+    waiting.on_step_start(Idle(), 0)
     return drained(waiting)
 
 
@@ -41,7 +41,7 @@ def test_a_tie_goes_to_whoever_was_first_in_the_pass_before() -> None:
     cache.publish("xy")
     late = seq(2, "xyz", extra=0)
     waiting = queue("sglang(lpm)", cache, seq(0, "a", extra=0), seq(1, "b", extra=0), late)
-    waiting.begin(Idle(), 0)
+    waiting.on_step_start(Idle(), 0)
     assert waiting.peek() is late
     cache.evict("x")
     assert after_a_pass(waiting) == [2, 0, 1]
@@ -51,7 +51,7 @@ def test_beyond_128_nothing_is_sorted_and_what_was_stays() -> None:
     cache = FakeCache(1)
     cache.publish("xy")
     waiting = queue("sglang(lpm)", cache, *(seq(i, "a") for i in range(3)), seq(3, "xyz"))
-    waiting.begin(Idle(), 0)
+    waiting.on_step_start(Idle(), 0)
     for order in range(4, 129):
         waiting.add(seq(order, "xyz" if order == 128 else "b"), 0)
     assert len(waiting) == 129
@@ -77,7 +77,7 @@ def test_equal_branches_go_in_the_order_in_which_they_were_cached() -> None:
     seqs = seq(0, "ab"), seq(1, "xy")
     waiting, ours = queue("sglang(dfs-weight)", cache, *seqs), queue("dfs-weight", cache, *seqs)
     cache.publish("x", "a")
-    waiting.begin(Idle(), 0)
+    waiting.on_step_start(Idle(), 0)
     assert waiting.peek() is seqs[1]
     assert after_a_pass(ours) == [0, 1], "in the order of arrival"
     cache.evict("x")
@@ -88,8 +88,11 @@ def test_equal_branches_go_in_the_order_in_which_they_were_cached() -> None:
 def test_a_beginning_that_is_no_whole_number_of_pages_is_told_by_its_tokens() -> None:
     cache = FakeCache(16)
     same, other = "a" * 32 + "b" * 32, "a" * 33 + "b" * 31
-    seqs = [Seq(Request(id=i, arrival=i, prompt_tokens=64, prefix=Said(text)), i, 64) for i, text in enumerate([same, other])]
-    cache.chain = lambda request: ()  # type: ignore[method-assign]
+    seqs = [
+        SequenceState(Request(id=i, arrival=i, prompt_tokens=64, prefix=Said(text)), i, 64)
+        for i, text in enumerate([same, other])
+    ]
+    cache.block_hashes = lambda request: ()  # type: ignore[method-assign]
     seqs.append(seq(2, "x"))
     assert after_a_pass(queue("sglang(lpm, deprioritize=33)", cache, *seqs)) == [0, 1, 2]
     assert after_a_pass(queue("sglang(lpm, deprioritize=31)", cache, *seqs)) == [0, 2, 1]
@@ -98,8 +101,8 @@ def test_a_beginning_that_is_no_whole_number_of_pages_is_told_by_its_tokens() ->
 def test_who_begins_alike_goes_last_in_this_pass() -> None:
     cache = FakeCache(16)
     waiting = queue("sglang(lpm)", cache, seq(0, "abc"), seq(1, "abd"), seq(2, "x"))
-    waiting.begin(Idle(), 0)
-    assert waiting.pop().order == 0
+    waiting.on_step_start(Idle(), 0)
+    assert waiting.pop().arrival_index == 0
     assert after_a_pass(waiting) == [2, 1], "it leads now, but the list is as it was"
 
 
@@ -116,8 +119,8 @@ def test_random_is_the_shuffle_of_cpython() -> None:
     assert after_a_pass(waiting) == expected
 
 
-def prioritised(order: int, priority: float, output: int | None = None) -> Seq:
-    return Seq(Request(id=order, arrival=0, prompt_tokens=8, priority=priority, max_output_tokens=output), order, 8)
+def prioritised(order: int, priority: float, output: int | None = None) -> SequenceState:
+    return SequenceState(Request(id=order, arrival=0, prompt_tokens=8, priority=priority, max_output_tokens=output), order, 8)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +144,11 @@ def test_routing_keys_that_run_go_first_and_the_others_by_name() -> None:
             return {"a": 1, "b": 2}
 
     keys = ["z", "a", "", "b", "c"]
-    seqs = [Seq(Request(id=i, arrival=0, prompt_tokens=8, routing_key=key), i, 8) for i, key in enumerate(keys)]
+    seqs = [SequenceState(Request(id=i, arrival=0, prompt_tokens=8, routing_key=key), i, 8) for i, key in enumerate(keys)]
     waiting = queue("sglang(routing-key)", None, *seqs)
-    waiting.begin(Idle(), 0)
+    waiting.on_step_start(Idle(), 0)
     assert waiting.peek() is seqs[0], "nothing runs that has one"
-    waiting.begin(Running(), 0)
+    waiting.on_step_start(Running(), 0)
     assert drained(waiting) == [3, 1, 2, 4, 0]
 
 
@@ -157,7 +160,7 @@ def test_what_sglang_refuses_is_refused() -> None:
     assert after_a_pass(queue("sglang(dfs-weight)", None, seq(0, "a"), seq(1, "b"))) == [0, 1]
 
 
-def asked(case: dict[str, Any], index: int) -> Seq:
+def asked(case: dict[str, Any], index: int) -> SequenceState:
     """A recorded request, as its tokens say; a letter per token."""
     recorded = case["requests"][index]
     request = Request(
@@ -167,7 +170,7 @@ def asked(case: dict[str, Any], index: int) -> Seq:
         prompt_tokens=sum(count for _, count in recorded["prompt"]),
         prefix=Said(letters(recorded["prompt"])),
     )
-    return Seq(request, index, request.prompt_tokens)
+    return SequenceState(request, index, request.prompt_tokens)
 
 
 def letters(runs: list[tuple[int, int]]) -> str:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_samples import ALL, begun, drained, mixed, queue, seq
 
+from maitred.core.request import Request
 from maitred.instance import Instance, InstanceConfig, LinearLatency
-from maitred.request import Request
 
 Job = tuple[Request, int]
 
@@ -35,7 +35,7 @@ def driven(config: InstanceConfig, jobs: list[Job]) -> list[tuple[int, int, int,
         now = min([*arrivals, *([] if due is None else [due])])
         while coming and coming[0][0].arrival == now:
             engine.enqueue(*coming.pop(0), now)
-        seen += [(e.at, int(e.kind), e.seq.request.id, e.seq.emitted) for e in engine.advance(now)]
+        seen += [(e.at, int(e.kind), e.seq.request.id, e.seq.num_output_tokens) for e in engine.advance(now)]
         engine.check()
 
 
@@ -66,6 +66,6 @@ def test_asking_how_long_the_head_stays_changes_no_order(spelling: str) -> None:
         for step in range(4):
             begun(waiting, step, number=step)
             if asking:
-                waiting.stable_until(step)
+                waiting.next_order_change(step)
         orders.append(drained(waiting))
     assert orders[0] == orders[1] != sorted(orders[0])

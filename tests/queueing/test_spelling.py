@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from maitred.contracts import PrefixView, QueuePolicy, WaitQueue
-from maitred.errors import ConfigError
+from maitred.core.contracts import PrefixCacheView, QueuePolicy, WaitQueue
+from maitred.core.errors import ConfigError
+from maitred.core.policy_spec import PolicySpec, parse_spec
 from maitred.queueing import SCHEDULERS
-from maitred.queueing.policy import KeyPolicy
-from maitred.spelling import PolicySpec, parse_spec
+from maitred.queueing.base import KeyPolicy
 
 
 def test_a_policy_is_a_name_or_a_call_with_values_and_named_values() -> None:
@@ -83,7 +83,7 @@ class Broken(QueuePolicy):
     def __init__(self) -> None:
         raise RuntimeError("the model file is missing")
 
-    def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
         raise AssertionError
 
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_samples import begun, drained, queue, seq
 
-from maitred.contracts import PrefixView, QueuePolicy, StepView, WaitQueue
+from maitred.core.contracts import PrefixCacheView, QueuePolicy, StepView, WaitQueue
+from maitred.core.request import Request
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
 from maitred.instance import Instance, InstanceConfig, LinearLatency
 from maitred.queueing import SCHEDULERS
-from maitred.queueing.wrapping import Around
-from maitred.request import Request
-from maitred.seq import Seq
-from maitred.units import Micros
+from maitred.queueing.base import DelegatingQueue
 
 
 def filled(waiting: WaitQueue, *tenants: str, prompt: int = 100) -> WaitQueue:
@@ -37,10 +37,10 @@ def test_a_long_prompt_costs_its_tenant_the_turns_of_many_short_ones() -> None:
     assert drained(begun(waiting)) == [0, 2, 3, 4, 1, 5]  # 250 | 100, 200, 300 | 260 | 400
 
 
-def run(waiting: WaitQueue, s: Seq, *, began: int) -> None:
+def run(waiting: WaitQueue, s: SequenceState, *, began: int) -> None:
     """It has been popped, is prefilled, and decodes since step `began`."""
-    waiting.served(s, s.target, 0, 0)
-    s.decoding, s.origin = True, began
+    waiting.on_served(s, s.num_tokens_to_prefill, 0, 0)
+    s.is_decoding, s.decode_origin_step = True, began
 
 
 def test_output_is_charged_as_it_comes_out_at_twice_the_price() -> None:
@@ -51,7 +51,7 @@ def test_output_is_charged_as_it_comes_out_at_twice_the_price() -> None:
     run(waiting, second, began=1)
     begun(waiting, number=1)
     assert waiting.peek().request.tenant == "a"  # type: ignore[union-attr]
-    waiting.served(first, 100, 0, 0)
+    waiting.on_served(first, 100, 0, 0)
     run(waiting, first, began=11)
     begun(waiting, number=20)  # b has emitted 19 tokens and a 9
     assert waiting.peek().request.tenant == "b"  # type: ignore[union-attr]
@@ -63,9 +63,9 @@ def test_output_from_before_a_preemption_is_charged_once() -> None:
     again = seq(0, 100, tenant="a")
     waiting.add(again, now=0)
     begun(waiting).pop()
-    again.emitted, again.target = 50, 150
-    waiting.served(again, 0, 50, 0)
-    again.charged = 50
+    again.num_output_tokens, again.num_tokens_to_prefill = 50, 150
+    waiting.on_served(again, 0, 50, 0)
+    again.num_accounted_output_tokens = 50
     waiting.add(again, now=1, front=True)
     begun(waiting, number=50).pop()
     run(waiting, again, began=10)
@@ -76,7 +76,7 @@ def test_output_from_before_a_preemption_is_charged_once() -> None:
 def test_what_the_cache_had_is_not_charged() -> None:
     cache = FakeCache(16)
     cache.publish("abcde")
-    waiting = SCHEDULERS.get("vtc")().queue(cache, Random(0))
+    waiting = SCHEDULERS.get("vtc")().make_queue(cache, Random(0))
     for number, (tenant, letters) in enumerate(
         [("a", "abcde"), ("a", "abcde"), ("b", "xyzuv"), ("b", "xyzuv"), ("a", "abcde")]
     ):
@@ -133,7 +133,7 @@ def test_lpm_within_a_deficit() -> None:
     """b has the cached prefix, and goes first as long as a is not left behind by more than the slack."""
     cache = FakeCache(16)
     cache.publish("abcde")
-    waiting = SCHEDULERS.get("vtc(lpm, slack=15)")().queue(cache, Random(0))
+    waiting = SCHEDULERS.get("vtc(lpm, slack=15)")().make_queue(cache, Random(0))
     for number in range(3):
         waiting.add(seq(number, 90, tenant="a", prefix=Said("vwxyz")), now=number)
     for number in range(3, 7):
@@ -145,14 +145,14 @@ def test_it_says_whether_steps_may_bring_another_tenant_to_the_head() -> None:
     """a decodes and gains two in each step, b nothing. Who gains least stays at the head, unless others are within slack."""
     for spelling, changes in [("vtc", None), ("vtc(sjf, slack=1000)", 11)]:
         waiting = filled(queue(spelling), "a", "a", "b", "b")
-        assert begun(waiting).stable_until(10) is None  # nobody decodes
+        assert begun(waiting).next_order_change(10) is None  # nobody decodes
         first = waiting.pop()
         run(waiting, first, began=0)
         begun(waiting, number=2)
-        assert waiting.stable_until(10) == changes
+        assert waiting.next_order_change(10) == changes
         waiting.remove(2)
         waiting.remove(3)
-        assert waiting.stable_until(10) is None  # only a waits
+        assert waiting.next_order_change(10) is None  # only a waits
 
 
 def test_accounts_of_tenants_that_are_gone_are_closed() -> None:
@@ -162,8 +162,8 @@ def test_accounts_of_tenants_that_are_gone_are_closed() -> None:
         waiting.add(s, now=number)
         begun(waiting, now=number)
         assert waiting.pop() is s
-        waiting.served(s, 10, 0, number)
-        waiting.left(s, number)
+        waiting.on_served(s, 10, 0, number)
+        waiting.on_sequence_end(s, number)
     assert len(waiting._counters) < 2500  # type: ignore[attr-defined]
 
 
@@ -178,38 +178,40 @@ class Metered(QueuePolicy):
     name = ""
     lead: list[float]
 
-    def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
-        return _Meter(SCHEDULERS.get(Metered.name)().queue(prefix, rng))
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
+        return _Meter(SCHEDULERS.get(Metered.name)().make_queue(prefix, rng))
 
 
-class _Meter(Around):
-    def __init__(self, inside: WaitQueue) -> None:
-        super().__init__(inside)
+class _Meter(DelegatingQueue):
+    def __init__(self, inner: WaitQueue) -> None:
+        super().__init__(inner)
         self._given = {"a": 0.0, "b": 0.0}
-        self._seqs: dict[int, Seq] = {}
+        self._seqs: dict[int, SequenceState] = {}
         self._waiting = {"a": 0, "b": 0}
 
-    def add(self, seq: Seq, now: Micros, *, front: bool = False) -> None:
+    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
         super().add(seq, now, front=front)
         self._waiting[seq.request.tenant] += 1
         self._seqs[seq.request.id] = seq
 
-    def pop(self) -> Seq:
+    def pop(self) -> SequenceState:
         seq = super().pop()
         self._waiting[seq.request.tenant] -= 1
         return seq
 
-    def served(self, seq: Seq, prefill: int, decode: int, now: Micros) -> None:
-        super().served(seq, prefill, decode, now)
-        self._given[seq.request.tenant] += prefill + 2 * decode
+    def on_served(self, seq: SequenceState, prefill_tokens: int, decode_tokens: int, now: Micros) -> None:
+        super().on_served(seq, prefill_tokens, decode_tokens, now)
+        self._given[seq.request.tenant] += prefill_tokens + 2 * decode_tokens
 
-    def begin(self, step: StepView, now: Micros) -> None:
-        super().begin(step, now)
+    def on_step_start(self, step: StepView, now: Micros) -> None:
+        super().on_step_start(step, now)
         if all(self._waiting.values()):
             given = dict(self._given)
             for seq in self._seqs.values():
-                if seq.decoding:
-                    given[seq.request.tenant] += 2 * (step.number - seq.origin - seq.charged)
+                if seq.is_decoding:
+                    given[seq.request.tenant] += 2 * (
+                        step.step_index - seq.decode_origin_step - seq.num_accounted_output_tokens
+                    )
             Metered.lead.append(given["a"] - given["b"])
 
 
@@ -238,6 +240,6 @@ def test_two_tenants_with_work_waiting_are_given_alike_within_twice_the_bound(se
         engine.enqueue(request, rng.randint(1, longest), 0)
     while (now := engine.next_event()) is not None:
         engine.advance(now)
-    assert engine.preemptions == 0
+    assert engine.num_preemptions == 0
     bound = 2 * (max(PROMPT, 2 * (PROMPT + ANSWER) * batch) + slack)
     assert max(Metered.lead) - min(Metered.lead) <= bound

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from maitred.request import PriorityClass
+from maitred.core.quantile_sketch import QuantileSketch
+from maitred.core.request import PriorityClass
 from maitred.sim import InstanceTotals, Outcome, Results, Samples
-from maitred.sketch import Sketch
 
 NEVER = -1
 INTERACTIVE, BULK = PriorityClass.INTERACTIVE, PriorityClass.BULK
@@ -43,8 +43,8 @@ def results_of(rows: tuple[Row, ...], end: int) -> Results:
     return Results(end=end, **said, **{name: np.full(len(rows), value) for name, value in NOT_SAID.items()})
 
 
-def gaps_of(*values: int) -> Sketch:
-    sketch = Sketch()
+def gaps_of(*values: int) -> QuantileSketch:
+    sketch = QuantileSketch()
     for value in values:
         sketch.add(value)
     return sketch
@@ -56,7 +56,7 @@ def told() -> Results:
     requests name, and instances that were busy for 1.5 s and 0.5 s of the two."""
     totals = [
         InstanceTotals(
-            steps=steps, busy=busy, preemptions=0, requests=2, prompt_tokens=40, cached_tokens=22, output_tokens=16, gaps=gaps
+            steps=steps, busy=busy, preemptions=0, requests=2, prompt_tokens=40, cached_tokens=22, output_tokens=16, itl=gaps
         )
         for steps, busy, gaps in ((30, 1_500_000, gaps_of(100_000, 100_000)), (10, 500_000, gaps_of(300_000)))
     ]
@@ -66,7 +66,7 @@ def told() -> Results:
         running=np.array([[0, 0], [1, 1], [0, 1]], dtype=np.int32),
         blocks_used=np.array([[0, 0], [50, 100], [0, 10]], dtype=np.int32),
         total_blocks=100,
-        in_front=np.array([0, 3, 0], dtype=np.int32),
+        outside_instances=np.array([0, 3, 0], dtype=np.int32),
     )
     return msgspec.structs.replace(
         results_of(FIVE, 2_000_000),

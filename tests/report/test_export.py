@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 from maitred.report import OutputFile, Slo, summarise, write_metrics, write_requests
 from maitred.sim import Outcome, Results
 

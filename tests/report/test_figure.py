@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from maitred.errors import ConfigError
-from maitred.report import Slo, require_plots, write_plot
-from maitred.report.figure import draw
+from maitred.core.errors import ConfigError
+from maitred.report import Slo, check_plot_path, write_plot
+from maitred.report.figure import draw_run
 from maitred.sim import Results
 
 
@@ -20,7 +20,7 @@ def written(results: Results, name: str) -> bytes:
 
 
 def test_all_panels_are_drawn_and_the_target(told: Results) -> None:
-    shown = [axes for axes in draw(told, Slo(ttft=200_000)).axes if axes.get_visible()]
+    shown = [axes for axes in draw_run(told, Slo(ttft=200_000)).axes if axes.get_visible()]
     assert [axes.get_title(loc="left").split(",")[0] for axes in shown] == [
         "TTFT", "TPOT", "E2E", "Requests", "Output", "Prefix cache hits", "Waiting", "Running batch", "KV cache",
     ]  # fmt: skip
@@ -48,12 +48,12 @@ def test_a_run_without_requests(none: Results) -> None:
 )
 def test_other_kinds_are_refused(name: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
-        require_plots(Path(name), where="--plot")
+        check_plot_path(Path(name), where="--plot")
 
 
 def test_without_matplotlib_one_line_says_what_to_install(told: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"a plot: needs matplotlib, .* \(pip install 'maitred\[plots\]'\)"):
-        draw(told, Slo())
+        draw_run(told, Slo())
     with pytest.raises(ConfigError, match="--plot: needs matplotlib"):
-        require_plots(Path("p.png"), where="--plot")
+        check_plot_path(Path("p.png"), where="--plot")

@@ -14,14 +14,14 @@ import polars as pl
 import pytest
 
 import maitred
+from maitred.core.request import PriorityClass, Request
+from maitred.core.units import MILLISECOND
 from maitred.instance import InstanceConfig
 from maitred.instance.latency import LinearLatency
 from maitred.report import By, Slo, write_metrics, write_results
-from maitred.request import PriorityClass, Request
 from maitred.sim import Outcome
-from maitred.units import MILLISECOND
 from maitred.workload import Job
-from maitred.workload.prefix import GroupPrefix
+from maitred.workload.prefix_keys import GroupPrefixKeys
 
 SLO: Final = Slo(ttft=2 * MILLISECOND, tpot=2 * MILLISECOND)
 
@@ -68,13 +68,13 @@ def test_latencies(crowded: maitred.Result) -> None:
 
 def test_gaps_are_counted_one_by_one(crowded: maitred.Result) -> None:
     """A: four of 1100. B: from 1640 to 7530, and 1100. The median is within half a percent."""
-    itl = crowded.summary().engine.itl
+    itl = crowded.summary().all_instances.itl
     assert itl is not None
     assert itl.mean == (5 * 1_100 + 5_890) / 6
     assert itl.p50 == pytest.approx(1_100, rel=0.005)
-    of_tenants = {label: group.itl_mean for label, group in crowded.summary().by[By.TENANT].items()}
+    of_tenants = {label: group.completed_itl_mean for label, group in crowded.summary().by[By.TENANT].items()}
     assert of_tenants == {"acme": 1_100, "globex": (5_890 + 1_100) / 2}
-    assert crowded.summary().total.itl_mean == itl.mean
+    assert crowded.summary().total.completed_itl_mean == itl.mean
 
 
 def test_work_that_a_preemption_cost(crowded: maitred.Result) -> None:
@@ -89,7 +89,7 @@ def test_goodput_and_attainment(crowded: maitred.Result) -> None:
     """A is within both targets, B is too slow between its tokens, C begins too late."""
     summary = crowded.summary()
     assert summary.total.attainment == 1 / 3
-    assert summary.per_second(summary.total.good) == pytest.approx(1e6 / 8_630)
+    assert summary.per_second(summary.total.within_slo) == pytest.approx(1e6 / 8_630)
     per_class = {label: group.attainment for label, group in summary.by[By.CLASS].items()}
     assert per_class == {"interactive": 1, "bulk": 0}
     per_model = {label: group.attainment for label, group in summary.by[By.MODEL].items()}
@@ -100,9 +100,9 @@ def test_fairness_starvation_and_use(crowded: maitred.Result) -> None:
     """Six tokens and three: 81 / (2 · 45). C waited 5040 before it ran at all. There was a step at every instant."""
     summary = crowded.summary()
     assert summary.fairness == 0.9
-    assert summary.total.starvation == 5_040
-    assert summary.engine.utilisation == 1
-    assert summary.engine.steps == 1 + 4 + 1 + 1
+    assert summary.total.longest_wait == 5_040
+    assert summary.all_instances.utilisation == 1
+    assert summary.all_instances.steps == 1 + 4 + 1 + 1
 
 
 def test_the_same_in_every_file(crowded: maitred.Result, tmp_path: Path) -> None:
@@ -125,11 +125,11 @@ def test_the_same_in_every_file(crowded: maitred.Result, tmp_path: Path) -> None
 
 def test_what_is_found_in_the_cache_and_an_instance_that_rests() -> None:
     """Two blocks of 48 tokens are the first one's. 1480 of work, and from 10,000 on 1160 more."""
-    prompts = [GroupPrefix(7, 32, number, 48) for number in range(2)]
+    prompts = [GroupPrefixKeys(7, 32, number, 48) for number in range(2)]
     jobs = [job(number, number * 10_000, 48, 1, prefix=prefix) for number, prefix in enumerate(prompts)]
     summary = run(jobs, enable_prefix_caching=True).summary()
     assert summary.total.hit_rate == 32 / 96
-    assert summary.engine.utilisation == (1_480 + 1_160) / 11_160
+    assert summary.all_instances.utilisation == (1_480 + 1_160) / 11_160
     assert run(jobs).summary().total.hit_rate == 0
 
 
@@ -138,4 +138,4 @@ def test_a_step_that_outlasts_the_run_is_no_more_than_the_run() -> None:
     result = run([job(0, 0, 64, 5, deadline=1_500)])
     assert result.rows.outcome.tolist() == [Outcome.TIMED_OUT]
     assert result.rows.end == 1_500
-    assert result.summary().engine.utilisation == 1
+    assert result.summary().all_instances.utilisation == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 from maitred.report import fitness, parse_weights, summarise
 from maitred.sim import Results
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from maitred.errors import ConfigError
-from maitred.report import require_frames, write_results
-from maitred.report.frame import to_frame
+from maitred.core.errors import ConfigError
+from maitred.report import check_rows_path, write_results
+from maitred.report.export import to_frame
 from maitred.sim import Results
 
 
@@ -57,5 +57,5 @@ def test_without_polars_one_line_says_what_to_install(told: Results, monkeypatch
     with pytest.raises(ConfigError, match=r"a data frame: needs polars, .* \(pip install 'maitred\[frames\]'\)"):
         to_frame(told)
     with pytest.raises(ConfigError, match="--results-path: needs polars"):
-        require_frames(Path("r.csv"), where="--results-path")
-    require_frames(Path("r.json"), where="--results-path")
+        check_rows_path(Path("r.csv"), where="--results-path")
+    check_rows_path(Path("r.json"), where="--results-path")

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 import maitred
 from maitred.admission import AdmissionConfig
+from maitred.core.quantile_sketch import QuantileSketch
+from maitred.core.request import PriorityClass, Request
 from maitred.instance import InstanceConfig, LinearLatency
-from maitred.report import By, Tally, metrics
-from maitred.report.breakdown import codes_of
-from maitred.report.itl import itl_by_group
-from maitred.request import PriorityClass, Request
+from maitred.report import By, StreamingSummary, metrics
+from maitred.report.breakdown import group_codes, itl_by_group
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, DisaggregationConfig, Outcome, Results, simulate
-from maitred.sketch import Sketch
 from maitred.workload import Job
 
 LINEAR = InstanceConfig(latency=LinearLatency((1000, 10, 100), (0, 0, 7)), max_num_seqs=6)
@@ -53,28 +52,28 @@ def test_each_tenant_has_its_own_gaps() -> None:
 
 def test_who_leaves_in_the_midst_of_a_step_does_not_get_its_token() -> None:
     """Alone a step takes 1100. The prompt is there at 1320, a token at 2420; it leaves at 3000, in the second step."""
-    results = simulate([job(0, 0, 32, 5, deadline=3_000)], instance=LINEAR, log_gaps=True)
+    results = simulate([job(0, 0, 32, 5, deadline=3_000)], instance=LINEAR, log_itl=True)
     assert results.outcome.tolist() == [Outcome.TIMED_OUT]
     assert results.output_tokens.tolist() == [2]
     (totals,) = results.instances
-    assert (totals.gaps.count, totals.gaps.total) == (1, 1_107)
-    assert itl_by_group(results, codes_of(results, By.TENANT)) == {0: totals.gaps}
+    assert (totals.itl.count, totals.itl.total) == (1, 1_107)
+    assert itl_by_group(results, group_codes(results, By.TENANT)) == {0: totals.itl}
 
 
 def test_of_a_run_that_keeps_no_requests_there_is_the_mean_only() -> None:
     jobs = [job(0, 0, 32, 5, tenant="acme"), job(1, 0, 32, 3, tenant="globex")]
-    tally = Tally(maitred.Slo(), By)
+    tally = StreamingSummary(maitred.Slo(), By)
     summary = tally.summary(simulate(jobs, instance=LINEAR, sink=tally.add))
     acme = summary.by[By.TENANT]["acme"]
     assert acme.itl is None
-    assert acme.gap_mean == acme.itl_mean == (1_200 * 2 + 1_100 * 2) / 4 + 7
+    assert acme.itl_mean == acme.completed_itl_mean == (1_200 * 2 + 1_100 * 2) / 4 + 7
     assert metrics(summary)["per_tenant"]["acme"]["itl_p99_ms"] is None
-    assert summary.total.itl == summary.engine.itl
-    assert summary.by[By.INSTANCE]["0"].itl == summary.by[By.CLASS]["default"].itl == summary.engine.itl
+    assert summary.total.itl == summary.all_instances.itl
+    assert summary.by[By.INSTANCE]["0"].itl == summary.by[By.CLASS]["default"].itl == summary.all_instances.itl
 
 
 def test_nothing_is_kept_unless_it_is_asked_for() -> None:
-    assert simulate([job(0, 0, 32, 5)], instance=LINEAR).gaps is None
+    assert simulate([job(0, 0, 32, 5)], instance=LINEAR).itl_gaps is None
 
 
 def test_a_run_with_no_gap() -> None:
@@ -146,24 +145,24 @@ def test_groups_have_all_gaps_of_the_run_and_no_more(
         config = msgspec.structs.replace(instance, preemption_policy=victims, total_kv_blocks=blocks, **kind, **said)
         admission = msgspec.convert(RETRYING, AdmissionConfig) if cluster == "admission" else None
         jobs, router = crowd(seed, 60, hurried), RoutingConfig(policy=routing)
-        return simulate(jobs, CLUSTERS[cluster], config, router, admission, horizon=horizon, log_gaps=True)
+        return simulate(jobs, CLUSTERS[cluster], config, router, admission, horizon=horizon, log_itl=True)
 
     skipping, stepping = run(), run(step_by_step=True)
-    assert skipping.gaps is not None
-    assert stepping.gaps is not None
+    assert skipping.itl_gaps is not None
+    assert stepping.itl_gaps is not None
     np.testing.assert_array_equal(skipping.finished, stepping.finished)
-    for name in skipping.gaps.__struct_fields__:
-        np.testing.assert_array_equal(getattr(skipping.gaps, name), getattr(stepping.gaps, name), err_msg=name)
-    whole = Sketch()
+    for name in skipping.itl_gaps.__struct_fields__:
+        np.testing.assert_array_equal(getattr(skipping.itl_gaps, name), getattr(stepping.itl_gaps, name), err_msg=name)
+    whole = QuantileSketch()
     for totals in skipping.instances:
-        whole.merge(totals.gaps)
+        whole.merge(totals.itl)
     for by in (By.CLASS, By.TENANT, By.MODEL):
-        merged = Sketch()
-        for sketch in itl_by_group(skipping, codes_of(skipping, by)).values():
+        merged = QuantileSketch()
+        for sketch in itl_by_group(skipping, group_codes(skipping, by)).values():
             merged.merge(sketch)
-        assert (merged.counts, merged.count, merged.total) == (whole.counts, whole.count, whole.total)
-        assert whole.least <= merged.least <= whole.least * 1.01
-        assert whole.greatest / 1.01 <= merged.greatest <= whole.greatest
+        assert (merged.bucket_counts, merged.count, merged.total) == (whole.bucket_counts, whole.count, whole.total)
+        assert whole.minimum <= merged.minimum <= whole.minimum * 1.01
+        assert whole.maximum / 1.01 <= merged.maximum <= whole.maximum
     one_by_one = itl_by_group(skipping, np.arange(len(skipping)))
     if not blis and not skipping.retries.sum():
         gaps = np.maximum(skipping.output_tokens - 1, 0)

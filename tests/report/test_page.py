@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from maitred.instance import InstanceConfig
-from maitred.report import Setup, Slo, summarise, write_page
+from maitred.report import RunSetup, Slo, summarise, write_page
 from maitred.sim import ClusterConfig, Results
 
-SETUP = Setup(
+SETUP = RunSetup(
     workload="sample:mixed",
     command="maitred simulate --trace sample:mixed",
     seed=7,
@@ -25,7 +25,7 @@ SETUP = Setup(
 VOID = {"meta", "br", "link", "img", "input"}
 
 
-def page_of(results: Results, slo: Slo | None = None, setup: Setup = SETUP) -> str:
+def page_of(results: Results, slo: Slo | None = None, setup: RunSetup = SETUP) -> str:
     parts: list[bytes] = []
     write_page(results, summarise(results, slo), setup, parts.append)
     return b"".join(parts).decode()

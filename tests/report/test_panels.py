@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from maitred.report import Slo
-from maitred.report.over_time import over_time
-from maitred.report.panels import Panel, latencies
+from maitred.report.panels import Panel, latency_panels, time_panels
 from maitred.sim import Results
 
 
@@ -16,7 +15,7 @@ def by_title(panels: list[Panel]) -> dict[str, Panel]:
 
 
 def test_latencies_of_every_class_with_the_target_of_all(told: Results) -> None:
-    ttft, _, e2e = latencies(told, Slo(ttft=250_000))
+    ttft, _, e2e = latency_panels(told, Slo(ttft=250_000))
     assert [curve.label for curve in ttft.curves] == ["interactive", "bulk"]
     interactive = ttft.curves[0]
     assert np.interp([100, 150, 200], interactive.x, interactive.y) == pytest.approx([0, 0.5, 1])
@@ -26,12 +25,12 @@ def test_latencies_of_every_class_with_the_target_of_all(told: Results) -> None:
 
 def test_a_latency_that_nobody_has_has_no_panel(make: object, told: Results, five_rows: object) -> None:
     single_token = make(five_rows[1:2], 2_000_000)  # type: ignore[operator, index]
-    assert [panel.title[:4] for panel in latencies(single_token, Slo())] == ["TTFT", "E2E,"]
-    assert [curve.label for curve in latencies(single_token, Slo())[0].curves] == ["all"]
+    assert [panel.title[:4] for panel in latency_panels(single_token, Slo())] == ["TTFT", "E2E,"]
+    assert [curve.label for curve in latency_panels(single_token, Slo())[0].curves] == ["all"]
 
 
 def test_rates_add_up_to_what_there_was(told: Results) -> None:
-    panels = by_title(over_time(told))
+    panels = by_title(time_panels(told))
     arriving, completing = panels["Requests"].curves
     width = 2.0 / len(arriving.x)
     assert arriving.y.sum() * width == pytest.approx(5)
@@ -43,7 +42,7 @@ def test_rates_add_up_to_what_there_was(told: Results) -> None:
 
 
 def test_samples_by_instance(told: Results) -> None:
-    panels = by_title(over_time(told))
+    panels = by_title(time_panels(told))
     waiting, in_front = panels["Waiting"].curves
     assert (waiting.y.tolist(), in_front.y.tolist()) == ([0, 3, 0], [0, 3, 0])
     assert waiting.low is not None
@@ -55,13 +54,13 @@ def test_samples_by_instance(told: Results) -> None:
 
 
 def test_without_samples_there_are_no_queues_to_show(five: Results) -> None:
-    assert set(by_title(over_time(five))) == {"Requests", "Output", "Prefix cache hits"}
+    assert set(by_title(time_panels(five))) == {"Requests", "Output", "Prefix cache hits"}
 
 
 def test_hits_are_shares_of_what_was_asked(told: Results) -> None:
-    (cached,) = by_title(over_time(told))["Prefix cache hits"].curves
+    (cached,) = by_title(time_panels(told))["Prefix cache hits"].curves
     assert cached.y.tolist() == pytest.approx([0.8, 0, 14 / 30, 0])
 
 
 def test_nothing_happened(none: Results) -> None:
-    assert over_time(none) == latencies(none, Slo(ttft=1)) == []
+    assert time_panels(none) == latency_panels(none, Slo(ttft=1)) == []

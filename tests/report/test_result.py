@@ -31,8 +31,8 @@ def test_its_rows_are_those_of_the_simulator(result: maitred.Result) -> None:
 
 def test_it_sums_up_by_its_slo_or_another(result: maitred.Result) -> None:
     met = int(np.count_nonzero(result.rows.first_token - result.rows.arrival <= 50_000))
-    assert result.summary().total.good == met
-    assert result.summary(maitred.Slo(ttft=1)).total.good == 0
+    assert result.summary().total.within_slo == met
+    assert result.summary(maitred.Slo(ttft=1)).total.within_slo == 0
     assert list(result.summary(by=[maitred.By.INSTANCE]).by) == [maitred.By.CLASS, maitred.By.INSTANCE]
 
 
@@ -72,7 +72,7 @@ def test_a_trace_may_be_named_as_on_the_command_line() -> None:
 def test_the_setup_is_what_was_simulated() -> None:
     """With a capacity and no word of admission there are classes."""
     result = maitred.simulate(workload(), maitred.ClusterConfig(capacity=5))
-    written = result.setup.written()
+    written = result.setup.flat_sections()
     assert written["admission"]["mode"] == ("priority", False)
     assert written["cluster"]["capacity"] == (5, False)
     assert written["cluster"]["num_instances"] == (1, True)

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from maitred.report import USUAL_SLO, By, Group, Slo, Summary, Tally, Targets, summarise
-from maitred.report.breakdown import subset
-from maitred.report.counts import Counts
+from maitred.report import DEFAULT_SLO, By, GroupSummary, Slo, StreamingSummary, Summary, Targets, summarise
+from maitred.report.breakdown import select_rows
+from maitred.report.request_statistics import RequestCounts
 from maitred.sim import ClusterConfig, Results, simulate
 from maitred.workload import Job, synthetic
 
@@ -22,8 +22,8 @@ def workload(rate: float = 60) -> Iterator[Job]:
     return synthetic(rate, 9_000, output_tokens="lognormal:99,80", **mixes)
 
 
-def agree(exact: Group, nearly: Group) -> None:
-    for name in Counts.__struct_fields__:
+def agree(exact: GroupSummary, nearly: GroupSummary) -> None:
+    for name in RequestCounts.__struct_fields__:
         assert getattr(exact, name) == getattr(nearly, name), name
     for name in ("ttft", "tpot", "e2e", "scheduling_delay"):
         assert msgspec.structs.astuple(getattr(nearly, name)) == pytest.approx(
@@ -37,10 +37,10 @@ def summaries_agree(exact: Summary, nearly: Summary) -> None:
         assert set(groups) == set(nearly.by[by])
         for label, group in groups.items():
             agree(group, nearly.by[by][label])
-    assert (exact.duration, exact.engine, exact.engines, exact.warnings) == (
+    assert (exact.duration, exact.all_instances, exact.instances, exact.warnings) == (
         nearly.duration,
-        nearly.engine,
-        nearly.engines,
+        nearly.all_instances,
+        nearly.instances,
         nearly.warnings,
     )
     assert exact.fairness == pytest.approx(nearly.fairness)
@@ -48,7 +48,7 @@ def summaries_agree(exact: Summary, nearly: Summary) -> None:
 
 def test_of_a_run_whose_rows_nobody_keeps() -> None:
     slo = Slo(ttft=500_000, classes={"bulk": Targets(e2e=9_000_000), "nobody": Targets(e2e=1)})
-    tally = Tally(slo, By)
+    tally = StreamingSummary(slo, By)
     bare = simulate(workload(), CLUSTER, sink=tally.add)
     assert len(bare) == 0
     kept = simulate(workload(), CLUSTER)
@@ -58,20 +58,20 @@ def test_of_a_run_whose_rows_nobody_keeps() -> None:
 @pytest.mark.parametrize("horizon", [1_000, 3_500_000])
 def test_of_a_run_that_is_cut_off(horizon: int) -> None:
     """Who never ran has waited until the end, also if those are more than a block."""
-    tally = Tally(USUAL_SLO)
+    tally = StreamingSummary(DEFAULT_SLO)
     bare = simulate(workload(2_000), ClusterConfig(capacity=1), horizon=horizon, sink=tally.add)
     kept = simulate(workload(2_000), ClusterConfig(capacity=1), horizon=horizon)
-    for name in Counts.__struct_fields__:
-        assert getattr(summarise(kept, USUAL_SLO).total, name) == getattr(tally.summary(bare).total, name), name
+    for name in RequestCounts.__struct_fields__:
+        assert getattr(summarise(kept, DEFAULT_SLO).total, name) == getattr(tally.summary(bare).total, name), name
 
 
 def test_parts_in_any_order(told: Results) -> None:
-    tally = Tally(Slo(ttft=200_000, classes={"batch": Targets(ttft=1), "x": Targets(ttft=1)}), By)
+    tally = StreamingSummary(Slo(ttft=200_000, classes={"batch": Targets(ttft=1), "x": Targets(ttft=1)}), By)
     for rows in ([4], [2, 0], [3], [1]):
-        tally.add(subset(told, np.array(rows)))
+        tally.add(select_rows(told, np.array(rows)))
     exact = summarise(told, Slo(ttft=200_000, classes={"batch": Targets(ttft=1), "x": Targets(ttft=1)}))
-    nearly = tally.summary(subset(told, np.array([], dtype=np.int64)))
-    for name in Counts.__struct_fields__:
+    nearly = tally.summary(select_rows(told, np.array([], dtype=np.int64)))
+    for name in RequestCounts.__struct_fields__:
         assert getattr(exact.total, name) == getattr(nearly.total, name), name
     assert list(nearly.by[By.CLASS]) == ["interactive", "bulk"]
     assert list(nearly.by[By.INSTANCE]) == ["0", "1"]
@@ -79,7 +79,7 @@ def test_parts_in_any_order(told: Results) -> None:
 
 
 def test_of_nobody(none: Results) -> None:
-    summary = Tally(USUAL_SLO).summary(none)
+    summary = StreamingSummary(DEFAULT_SLO).summary(none)
     assert summary.total.arrived == 0
     assert summary.total.ttft is None
     assert summary.by == {By.CLASS: {}}

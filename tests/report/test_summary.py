@@ -7,12 +7,12 @@ import warnings
 import numpy as np
 import pytest
 
-from maitred.report import Slo, Spread, summarise
-from maitred.request import PriorityClass
+from maitred.core.request import PriorityClass
+from maitred.report import LatencyStatistics, Slo, summarise
 from maitred.sim import Outcome, Results
 
 
-def ms(spread: Spread | None) -> dict[str, float]:
+def ms(spread: LatencyStatistics | None) -> dict[str, float]:
     assert spread is not None
     return {name: round(getattr(spread, name) / 1000, 6) for name in ("mean", "p50", "p90", "p99")}
 
@@ -86,14 +86,14 @@ def test_classes_have_their_own_figures_the_most_urgent_first(five: Results) -> 
 def test_good_is_completed_within_every_target(five: Results, slo: Slo, good: int) -> None:
     """A target is met when reached exactly; the single token meets any TPOT; what did not complete is never good."""
     summary = summarise(five, slo)
-    assert summary.total.good == good
-    assert summary.per_second(summary.total.good) == good / 2
+    assert summary.total.within_slo == good
+    assert summary.per_second(summary.total.within_slo) == good / 2
     assert summary.total.attainment == good / 5
 
 
 def test_without_an_slo_nothing_is_good_or_bad(five: Results) -> None:
     total = summarise(five).total
-    assert total.good is None
+    assert total.within_slo is None
     assert total.attainment is None
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.report.page.ticks import decades, label, neat, percent
+from maitred.report.page.chart import linear_ticks, log_ticks, percent_label, tick_label
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from maitred.report.page.ticks import decades, label, neat, percent
     ],
 )
 def test_neat_steps(low: float, high: float, ticks: list[float]) -> None:
-    assert neat(low, high, 5) == pytest.approx(ticks)
+    assert linear_ticks(low, high, 5) == pytest.approx(ticks)
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,13 @@ def test_neat_steps(low: float, high: float, ticks: list[float]) -> None:
     ],
 )
 def test_decades(low: float, high: float, ticks: list[float]) -> None:
-    assert decades(low, high, 5) == pytest.approx(ticks)
+    assert log_ticks(low, high, 5) == pytest.approx(ticks)
 
 
 @given(st.floats(1e-3, 1e9), st.floats(1.0001, 1e9))
 def test_there_are_always_some_and_never_many(low: float, ratio: float) -> None:
     high = low * ratio
-    for ticks in (decades(low, high, 5), neat(0, high, 5)):
+    for ticks in (log_ticks(low, high, 5), linear_ticks(0, high, 5)):
         assert 1 <= len(ticks) <= 7
         assert all(low * 0.99 <= tick <= high * 1.01 for tick in ticks) or ticks[0] == 0
 
@@ -48,8 +48,8 @@ def test_there_are_always_some_and_never_many(low: float, ratio: float) -> None:
     [(0, "0"), (0.25, "0.25"), (12, "12"), (999, "999"), (1_000, "1k"), (2_500, "2.5k"), (30_000, "30k"), (2e6, "2M")],
 )
 def test_labels_are_short(value: float, shown: str) -> None:
-    assert label(value) == shown
+    assert tick_label(value) == shown
 
 
 def test_shares_are_in_percent() -> None:
-    assert [percent(share) for share in (0, 0.25, 1)] == ["0 %", "25 %", "100 %"]
+    assert [percent_label(share) for share in (0, 0.25, 1)] == ["0 %", "25 %", "100 %"]

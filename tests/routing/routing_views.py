@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from maitred.contracts import FleetView, InstanceView, Router
-from maitred.kv.keys import TokenIds
-from maitred.request import Request, RequestId
+from maitred.core.contracts import FleetView, InstanceView, Router
+from maitred.core.request import Request, RequestId
+from maitred.kv.block_hashes import PromptTokenIds
 from maitred.routing import RoutingConfig
 
 
@@ -28,7 +28,7 @@ class View:
 def request(
     number: RequestId = 0, *, model: str = "", program: str = "", key: str = "", tenant: str = "", tokens: Sequence[int] = ()
 ) -> Request:
-    prefix = TokenIds(tuple(tokens)) if tokens else None
+    prefix = PromptTokenIds(tuple(tokens)) if tokens else None
     length = len(tokens) or 10
     return Request(
         id=number,
@@ -67,7 +67,7 @@ class Driver:
     def end(self, number: RequestId) -> None:
         sent, view = self.there.pop(number)
         view.in_flight -= 1
-        self.router.left(sent, view.index, now=0)
+        self.router.on_request_end(sent, view.index, now=0)
 
 
 def least(fleet: Sequence[InstanceView]) -> set[int]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from routing_views import Driver, View, least, request, router
 
-from maitred.routing.standings import Standings
+from maitred.routing.in_flight_heap import InFlightHeap
 
 
 @given(seed=st.integers(0, 10**9), size=st.integers(1, 9), ends=st.floats(0.2, 0.8), fleets=st.integers(1, 3))
@@ -103,4 +103,4 @@ def test_fleets_that_are_shown_once_are_forgotten() -> None:
 
 
 def test_standings_begin_with_what_is_there() -> None:
-    assert Standings([View(4, in_flight=2), View(5, in_flight=1)]).least().index == 5
+    assert InFlightHeap([View(4, in_flight=2), View(5, in_flight=1)]).least_loaded().index == 5

@@ -7,11 +7,11 @@ from random import Random
 import pytest
 from routing_views import Driver, View, request, router
 
-from maitred.contracts import Choice, FleetView, Router
-from maitred.errors import ConfigError
-from maitred.request import Request
-from maitred.routing import ROUTERS, Reads, RoutingConfig, what_it_reads
-from maitred.units import Micros
+from maitred.core.contracts import Choice, FleetView, Router
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request
+from maitred.core.units import Micros
+from maitred.routing import ROUTERS, RoutingConfig, Signals, signals_read
 
 
 def chosen(policy: str, fleet: list[View], times: int = 1) -> list[int]:
@@ -94,19 +94,19 @@ def test_the_same_seed_makes_the_same_choices() -> None:
 
 
 def test_what_a_router_reads_is_known_before_it_is_driven() -> None:
-    reads = {policy: what_it_reads(router(policy)) for policy in ROUTERS}
+    reads = {policy: signals_read(router(policy)) for policy in ROUTERS}
     assert reads == {
-        "always-busiest": Reads.LOAD,
-        "least-loaded": Reads.NOTHING,
-        "power-of-two": Reads.NOTHING,
-        "round-robin": Reads.NOTHING,
-        "session-affinity": Reads.SESSION,
-        "weighted": Reads.LOAD | Reads.CACHES | Reads.PROMPT,
+        "always-busiest": Signals.LOAD,
+        "least-loaded": Signals.NOTHING,
+        "power-of-two": Signals.NOTHING,
+        "round-robin": Signals.NOTHING,
+        "session-affinity": Signals.SESSION,
+        "weighted": Signals.LOAD | Signals.CACHES | Signals.PROMPT,
     }
-    assert what_it_reads(router("least-loaded(load=effective)")) == Reads.LOAD
-    assert what_it_reads(router("session-affinity(always-busiest)")) == Reads.SESSION | Reads.LOAD
-    assert what_it_reads(router("weighted", "active-requests:1")) == Reads.NOTHING
-    assert what_it_reads(router(f"{__name__}:Last")) == Reads.ALL
+    assert signals_read(router("least-loaded(load=effective)")) == Signals.LOAD
+    assert signals_read(router("session-affinity(always-busiest)")) == Signals.SESSION | Signals.LOAD
+    assert signals_read(router("weighted", "active-requests:1")) == Signals.NOTHING
+    assert signals_read(router(f"{__name__}:Last")) == Signals.ALL
 
 
 class Last(Router):
@@ -118,7 +118,7 @@ class Last(Router):
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         return Choice(fleet[-self._offset].index, "last")
 
-    def left(self, request: Request, instance: int, now: Micros) -> None:
+    def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
         pass
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from maitred import InstanceConfig, Job, synthetic
-from maitred.kv.keys import TokenIds
+from maitred.kv.block_hashes import PromptTokenIds
 from maitred.routing import ROUTERS, SCORERS, RoutingConfig
 from maitred.sim import ClusterConfig, Outcome, simulate
 
@@ -25,7 +25,7 @@ def jobs() -> list[Job]:
 def _known(job: Job) -> object:
     number, length = job.request.id, job.request.prompt_tokens
     tokens = [*(1000 * (number % 8) + n for n in range(64)), *(100_000 * (1 + number) + n for n in range(length - 64))]
-    return msgspec.structs.replace(job.request, prefix=TokenIds(tuple(tokens)), program=f"p{number % 10}")
+    return msgspec.structs.replace(job.request, prefix=PromptTokenIds(tuple(tokens)), program=f"p{number % 10}")
 
 
 @pytest.mark.parametrize(("policy", "scorers"), CASES)

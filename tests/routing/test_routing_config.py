@@ -8,28 +8,28 @@ import msgspec
 import pytest
 from routing_views import router
 
-from maitred.routing import Reads, RoutingConfig
-from maitred.routing.mix import USUAL_MIX, Weighed, parse_mix
-from maitred.routing.weighted import Weighted
+from maitred.routing import RoutingConfig, Signals
+from maitred.routing.scorer_weights import DEFAULT_WEIGHTS, WeightedScorer, parse_scorer_weights
+from maitred.routing.weighted import WeightedRouter
 
 
 def test_scorers_in_one_text_or_as_a_list_or_as_bliss_list() -> None:
-    text = parse_mix(" queue-depth:2,kv-utilization : 2, prefix-affinity(block=32, most=5):0.5")
-    assert text == parse_mix(("queue-depth:2", "kv-utilization:2", "prefix-affinity(block=32, most=5):0.5"))
+    text = parse_scorer_weights(" queue-depth:2,kv-utilization : 2, prefix-affinity(block=32, most=5):0.5")
+    assert text == parse_scorer_weights(("queue-depth:2", "kv-utilization:2", "prefix-affinity(block=32, most=5):0.5"))
     blis = [
         {"name": "queue-depth", "weight": 2},
         "kv-utilization:2",
         {"name": "prefix-affinity(block=32, most=5)", "weight": 0.5},
     ]
-    assert text == parse_mix(msgspec.convert({"scorers": blis}, RoutingConfig).scorers)
-    assert text.parts[0] == Weighed("queue-depth", 2.0)
-    assert text.weights() == [2 / 4.5, 2 / 4.5, 0.5 / 4.5]
+    assert text == parse_scorer_weights(msgspec.convert({"scorers": blis}, RoutingConfig).scorers)
+    assert text.scorers[0] == WeightedScorer("queue-depth", 2.0)
+    assert text.normalized() == [2 / 4.5, 2 / 4.5, 0.5 / 4.5]
 
 
 def test_nothing_said_is_the_usual() -> None:
-    assert parse_mix(()) == parse_mix("") == USUAL_MIX
+    assert parse_scorer_weights(()) == parse_scorer_weights("") == DEFAULT_WEIGHTS
     made = router("weighted")
-    assert isinstance(made, Weighted)
+    assert isinstance(made, WeightedRouter)
     assert list(made.scorers) == ["precise-prefix-cache", "queue-depth", "kv-utilization"]
 
 
@@ -71,11 +71,11 @@ def test_what_has_no_effect_is_said() -> None:
     ]
     prefixes = RoutingConfig(policy="weighted", scorers="prefix-affinity:1, queue-depth:1")
     assert prefixes.warnings() == []
-    assert prefixes.warnings(Reads.PROMPT) == [
+    assert prefixes.warnings(Signals.PROMPT) == [
         "the scorer prefix-affinity looks at what prompts say, which is not known here: it cannot tell instances apart"
     ]
-    assert [line.split()[2] for line in RoutingConfig(policy="weighted").warnings(Reads.CACHES)] == ["precise-prefix-cache"]
-    assert RoutingConfig(policy="session-affinity").warnings(Reads.SESSION) == [
+    assert [line.split()[2] for line in RoutingConfig(policy="weighted").warnings(Signals.CACHES)] == ["precise-prefix-cache"]
+    assert RoutingConfig(policy="session-affinity").warnings(Signals.SESSION) == [
         "session-affinity: no request names a program, routing key or tenant here, so there are no sessions"
     ]
-    assert RoutingConfig().warnings(Reads.ALL) == []
+    assert RoutingConfig().warnings(Signals.ALL) == []

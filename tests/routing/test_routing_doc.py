@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from maitred.routing import ROUTERS, SCORERS, RoutingConfig
-from maitred.routing.policy import info
+from maitred.routing.base import describe_router
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "routing.md").read_text(encoding="utf-8")
 
@@ -20,13 +20,13 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def test_each_router_has_its_row() -> None:
-    said = [(name, info(ROUTERS.get(name))) for name in ROUTERS if ":" not in name]
-    assert rows("All of them") == [[f"`{name}`", about.line, about.complexity, about.reads] for name, about in said]
+    said = [(name, describe_router(ROUTERS.get(name))) for name in ROUTERS if ":" not in name]
+    assert rows("All of them") == [[f"`{name}`", about.summary, about.complexity, about.reads] for name, about in said]
 
 
 def test_each_scorer_has_its_row() -> None:
-    said = [(name, info(SCORERS.get(name))) for name in SCORERS if ":" not in name]
-    assert rows("Scorers") == [[f"`{name}`", about.line, about.reads] for name, about in said]
+    said = [(name, describe_router(SCORERS.get(name))) for name in SCORERS if ":" not in name]
+    assert rows("Scorers") == [[f"`{name}`", about.summary, about.reads] for name, about in said]
 
 
 def test_what_is_recommended_can_be_typed() -> None:

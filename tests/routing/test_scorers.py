@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from routing_views import View, request, router
 
-from maitred.contracts import FleetView, InstanceView
-from maitred.request import Request
+from maitred.core.contracts import FleetView, InstanceView
+from maitred.core.request import Request
 from maitred.routing import SCORERS, BaseScorer
 
 FLEET = [
@@ -77,7 +77,7 @@ def test_scores_are_from_0_to_1(counts: list[tuple[int, int, int, int, float]]) 
             scores = scorer.scores(request(tokens=range(64)), fleet)
             assert len(scores) == len(fleet)
             assert all(0.0 <= score <= 1.0 for score in scores)
-            scorer.chosen(request(), fleet[-1])
+            scorer.on_chosen(request(), fleet[-1])
 
 
 def test_prefix_affinity_remembers_what_was_sent_where() -> None:
@@ -85,7 +85,7 @@ def test_prefix_affinity_remembers_what_was_sent_where() -> None:
     fleet = [View(0), View(1)]
     long, short, other = request(tokens=range(16)), request(tokens=[*range(8), 9, 9, 9, 9]), request(tokens=range(50, 66))
     assert scorer.scores(long, fleet) == [0.0, 0.0]
-    scorer.chosen(long, fleet[1])
+    scorer.on_chosen(long, fleet[1])
     assert scorer.scores(long, fleet) == [0.0, 1.0]
     assert scorer.scores(short, fleet) == [0.0, 2 / 3]
     assert scorer.scores(other, fleet) == [0.0, 0.0]
@@ -98,7 +98,7 @@ def test_prefix_affinity_forgets_the_blocks_that_were_sent_least_recently() -> N
 
     def send(*tokens: int) -> None:
         scorer.scores(request(tokens=tokens), fleet)
-        scorer.chosen(request(tokens=tokens), fleet[0])
+        scorer.on_chosen(request(tokens=tokens), fleet[0])
 
     send(1, 2, 3)
     send(1, 9)  # 2, 3, 1, 9
@@ -113,7 +113,7 @@ def test_of_a_prompt_that_is_longer_than_its_memory_prefix_affinity_remembers_th
     scorer = SCORERS.get("prefix-affinity(block=1, most=4)")()
     fleet = [View(0), View(1)]
     scorer.scores(request(tokens=range(10)), fleet)
-    scorer.chosen(request(tokens=range(10)), fleet[1])
+    scorer.on_chosen(request(tokens=range(10)), fleet[1])
 
     assert scorer.scores(request(tokens=range(10)), fleet) == [0.0, 0.4]
     assert scorer.scores(request(tokens=range(3)), fleet) == [0.0, 1.0]
@@ -133,7 +133,7 @@ def test_prefix_affinity_is_an_lru_of_blocks_for_each_instance(sent: list[tuple[
             next((n for n, prefix in enumerate(chain) if prefix not in memory), len(chain)) / len(tokens) for memory in memories
         ]
         assert scorer.scores(request(tokens=tokens), fleet) == shares
-        scorer.chosen(request(tokens=tokens), fleet[place])
+        scorer.on_chosen(request(tokens=tokens), fleet[place])
         for prefix in chain:
             memories[place] = [*(kept for kept in memories[place] if kept != prefix), prefix][-most:]
 
@@ -142,13 +142,13 @@ def test_no_hit_lru_spreads_what_nobody_has_cached() -> None:
     scorer = SCORERS.get("no-hit-lru")()
     fleet = [View(0), View(1), View(2)]
     assert scorer.scores(request(), fleet) == [1.0, 0.5, 0.0]
-    scorer.chosen(request(), fleet[0])
+    scorer.on_chosen(request(), fleet[0])
     assert scorer.scores(request(), fleet) == [0.0, 1.0, 0.5], "those that never got one, then 0"
-    scorer.chosen(request(), fleet[2])
+    scorer.on_chosen(request(), fleet[2])
     assert scorer.scores(request(), fleet) == [0.5, 1.0, 0.0], "1 never got one; 0 longer ago than 2"
     fleet[2].cached = 1
     assert scorer.scores(request(), fleet) == [0.5, 0.5, 0.5]
-    scorer.chosen(request(), fleet[1])
+    scorer.on_chosen(request(), fleet[1])
     fleet[2].cached = 0
     assert scorer.scores(request(), fleet) == [0.5, 1.0, 0.0], "what is cached somewhere does not count"
 
@@ -177,7 +177,7 @@ class Best(BaseScorer):
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
         return [self._by * (view.index == self._index) for view in fleet]
 
-    def chosen(self, request: Request, view: InstanceView) -> None:
+    def on_chosen(self, request: Request, view: InstanceView) -> None:
         self.told.append(view.index)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from routing_views import Driver, View, request, router
 
-from maitred.contracts import Choice
+from maitred.core.contracts import Choice
 
 
 def test_a_session_stays_where_its_first_request_was_placed() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from maitred import ClusterConfig, InstanceConfig, Job, Outcome, Request, RoutingConfig, synthetic
-from maitred.kv import TokenIds
+from maitred.kv import PromptTokenIds
 from maitred.queueing import PRIORITIES, SCHEDULERS
 from maitred.routing import ROUTERS
 from maitred.sim import simulate
@@ -37,7 +37,7 @@ def _known(request: Request) -> Request:
     tokens = (*range(number % 3 * 1000, number % 3 * 1000 + 16), *range(10_000 + number * 500, 10_000 + number * 500 + 500))
     return msgspec.structs.replace(
         request,
-        prefix=TokenIds(tokens[: request.prompt_tokens]),
+        prefix=PromptTokenIds(tokens[: request.prompt_tokens]),
         program=f"session {number % 5}",
         routing_key=f"adapter {number % 4}",
         slo_class=("critical", "standard", "batch", "sheddable", "background")[number % 5],

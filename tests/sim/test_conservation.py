@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.admission import AdmissionConfig
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass, Request
+from maitred.core.units import Micros
 from maitred.instance import InstanceConfig, LinearLatency
-from maitred.request import PriorityClass, Request
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, DisaggregationConfig, Outcome, Results, simulate
-from maitred.units import Micros
 from maitred.workload import Job
 
 
@@ -33,7 +33,7 @@ class Turns(msgspec.Struct, frozen=True):
     session: int
     turns: int
 
-    def keys(self, block_size: int) -> tuple[int, ...]:
+    def block_keys(self, block_size: int) -> tuple[int, ...]:
         return tuple(hash((self.session, block)) for block in range(self.turns * 32 // block_size))
 
 
@@ -224,7 +224,7 @@ def test_samples_by_hand() -> None:
     assert samples.running.tolist()[:4] == [[0, 0], [1, 1], [1, 1], [1, 1]]
     assert samples.waiting.tolist()[:4] == [[1, 0], [0, 0], [1, 0], [0, 0]]
     assert samples.blocks_used.tolist()[:4] == [[0, 0], [4, 4], [4, 4], [4, 4]]
-    assert samples.in_front.tolist()[:4] == [0, 0, 1, 0]
+    assert samples.outside_instances.tolist()[:4] == [0, 0, 1, 0]
     assert samples.total_blocks == 50
     assert samples.at[-1] >= results.end > samples.at[-2]
     with pytest.raises(ConfigError, match="samples cannot be taken every 0 µs"):

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.contracts import Choice, FleetView, Router
-from maitred.errors import ConfigError
+from maitred.core.contracts import Choice, FleetView, Router
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request
+from maitred.core.units import Micros
 from maitred.instance import InstanceConfig, LinearLatency
-from maitred.request import Request
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, DisaggregationConfig, Outcome, Results, simulate
-from maitred.units import Micros
 from maitred.workload import Job
 
 FIFTY = InstanceConfig(latency=LinearLatency((50_000, 0, 0), (1000, 0, 0)))
@@ -47,8 +47,8 @@ def test_decode_begins_when_the_transfer_ends_and_the_transfer_when_prefill_ends
     assert results.output_tokens.tolist() == [5]
     prefill, decode = results.instances
     assert (prefill.steps, prefill.busy, decode.steps, decode.busy) == (1, 50_000, 4, 200_000)
-    assert prefill.gaps.count == 0
-    assert (decode.gaps.count, decode.gaps.greatest, decode.gaps.total) == (4, 52_735, 202_735)  # the client waits for KV, too
+    assert prefill.itl.count == 0
+    assert (decode.itl.count, decode.itl.maximum, decode.itl.total) == (4, 52_735, 202_735)  # the client waits for KV, too
 
 
 def test_a_prompt_that_is_not_parted_with_goes_to_the_decode_instance_alone() -> None:
@@ -67,7 +67,7 @@ def test_an_answer_of_one_token_needs_no_second_instance() -> None:
 class Says(msgspec.Struct, frozen=True):
     blocks: tuple[int, ...]
 
-    def keys(self, block_size: int) -> tuple[int, ...]:
+    def block_keys(self, block_size: int) -> tuple[int, ...]:
         return self.blocks
 
 
@@ -126,7 +126,7 @@ class Notes(Router):
         Notes.seen.append((now, [view.index for view in fleet], [view.in_flight for view in fleet]))
         return Choice(fleet[0].index, "the_first")
 
-    def left(self, request: Request, instance: int, now: Micros) -> None:
+    def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
         Notes.gone.append((now, instance))
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from maitred.core.units import SECOND, from_seconds
 from maitred.sim import Outcome, Results
-from maitred.units import SECOND, from_seconds
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from starvation import COLD, SCENES, hit_rate, ttft

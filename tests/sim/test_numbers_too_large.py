@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from maitred.errors import ConfigError
-from maitred.request import Request
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request
 from maitred.sim import Results, simulate
 from maitred.workload import Job
 
@@ -16,7 +16,7 @@ LARGE = 1 << 63
 
 def run(log_gaps: bool = False, **said: Any) -> Results:
     request = Request(**({"id": 7, "arrival": 0, "prompt_tokens": 10} | said))
-    return simulate([Job(request, 3)], log_gaps=log_gaps)
+    return simulate([Job(request, 3)], log_itl=log_gaps)
 
 
 def test_an_id() -> None:

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from maitred.admission import AdmissionConfig
-from maitred.contracts import BatchShape, Choice, FleetView, LatencyModel, Overheads, Router
-from maitred.errors import ConfigError
+from maitred.core.contracts import BatchShape, Choice, FleetView, LatencyModel, Overheads, Router
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass, Request
+from maitred.core.units import Micros
 from maitred.instance import InstanceConfig, LinearLatency
-from maitred.request import PriorityClass, Request
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
-from maitred.units import Micros
 from maitred.workload import Job
 
 SLOW = ClusterConfig(admission_latency_ms=0.02, routing_latency_ms=0.03)
@@ -110,7 +110,7 @@ class Notes(Router):
         Notes.seen.append((now, fleet[0].in_flight, fleet[0].waiting, fleet[0].running))
         return Choice(0, "the_first")
 
-    def left(self, request: Request, instance: int, now: Micros) -> None:
+    def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
         pass
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from maitred.request import Request
+from maitred.core.request import Request
 from maitred.sim import ClusterConfig, simulate
 from maitred.workload import Job
 

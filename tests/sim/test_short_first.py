@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
+from maitred.core.request import Request
 from maitred.instance import InstanceConfig, LinearLatency
-from maitred.request import Request
 from maitred.sim import Results, simulate
 from maitred.workload import Job
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from maitred.admission import AdmissionConfig
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass, Request
 from maitred.instance import InstanceConfig, LinearLatency
-from maitred.request import PriorityClass, Request
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
 from maitred.workload import Job
 

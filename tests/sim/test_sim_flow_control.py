@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from maitred.admission import AdmissionConfig, replay
-from maitred.decisions import DecisionLog
+from maitred.core.decisions import DecisionLog
+from maitred.core.request import Request
 from maitred.instance import InstanceConfig, LinearLatency
-from maitred.request import Request
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
 from maitred.workload import Job, synthetic
 

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 
 from maitred.admission import AdmissionConfig, replay
-from maitred.contracts import Choice, FleetView, Router
-from maitred.decisions import DecisionLog
+from maitred.core.contracts import Choice, FleetView, Router
+from maitred.core.decisions import DecisionLog
+from maitred.core.request import PriorityClass, Request, RequestId
+from maitred.core.units import Micros
 from maitred.instance import InstanceConfig, LinearLatency
-from maitred.request import PriorityClass, Request, RequestId
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, DisaggregationConfig, Outcome, Results, simulate
-from maitred.units import Micros
 from maitred.workload import Job
 
 INSTANCE = InstanceConfig(latency=LinearLatency((100, 1, 10)))
@@ -165,7 +165,7 @@ class Remembers(Router):
         self.seen.append(fleet[0].in_flight)
         return Choice(0, "the_first")
 
-    def left(self, request: Request, instance: int, now: Micros) -> None:
+    def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
         self.gone.append((request.id, now))
 
 

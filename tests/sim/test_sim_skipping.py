@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.admission import Admission, AdmissionConfig, End, replay
-from maitred.decisions import DecisionLog
+from maitred.admission import Admission, AdmissionConfig, ReleaseReason, replay
+from maitred.core.decisions import DecisionLog
+from maitred.core.request import PriorityClass, Request
 from maitred.instance import InstanceConfig, LinearLatency
-from maitred.request import PriorityClass, Request
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
-from maitred.sim.entrance import Entrance
+from maitred.sim.admission_driver import ModelAdmission
 from maitred.workload import Job
 
 TENANTS = ("auth:acme", "auth:globex", "ip:::1", "")
@@ -135,29 +135,29 @@ def test_the_crowd_is_one_in_which_all_of_this_happens() -> None:
 
 @pytest.mark.parametrize("on_preempt", ["reject", "retry"])
 def test_the_outcomes_are_those_in_the_books_of_admission(on_preempt: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Entrance] = []
-    keep = Entrance.__init__
+    made: list[ModelAdmission] = []
+    keep = ModelAdmission.__init__
 
-    def keeping(entrance: Entrance, *arguments: Any) -> None:
+    def keeping(entrance: ModelAdmission, *arguments: Any) -> None:
         keep(entrance, *arguments)
         made.append(entrance)
 
-    monkeypatch.setattr(Entrance, "__init__", keeping)
+    monkeypatch.setattr(ModelAdmission, "__init__", keeping)
     config = msgspec.convert({"mode": "priority", "on_overcommit": "clamp", "on_preempt": on_preempt}, AdmissionConfig)
     results, _ = run(crowd(7, 2000), config, ClusterConfig(num_instances=2, capacity=5))
     core: Admission = made[0].core
     core.check()
-    classes = [of for pool in core.pools for of in core.view(pool).classes.values()]
+    classes = [of for pool in core.pool_names for of in core.view(pool).classes.values()]
     assert sum(of.waiting + of.in_flight for of in classes) == 0
 
     def count(outcome: Outcome) -> int:
         return int((results.outcome == outcome).sum())
 
-    assert sum(of.ended[End.DRAINED] for of in classes) == count(Outcome.COMPLETED) > 0
-    assert sum(of.ended[End.PREEMPTED] for of in classes) == count(Outcome.PREEMPTED)
+    assert sum(of.ended[ReleaseReason.DRAINED] for of in classes) == count(Outcome.COMPLETED) > 0
+    assert sum(of.ended[ReleaseReason.SLOT_PREEMPTED] for of in classes) == count(Outcome.PREEMPTED)
     assert sum(of.retried for of in classes) == results.retries.sum()
     assert (count(Outcome.PREEMPTED) > 0, results.retries.sum() > 0) == (on_preempt == "reject", on_preempt == "retry")
     turned_away = sum(of.queue_full + of.tenant_queue_full + of.queue_timeout for of in classes)
     assert turned_away == count(Outcome.REJECTED) > 0
-    timed_out = sum(of.cancelled + of.ended[End.FAILED] for of in classes)
+    timed_out = sum(of.cancelled + of.ended[ReleaseReason.FAILED] for of in classes)
     assert timed_out == count(Outcome.TIMED_OUT)

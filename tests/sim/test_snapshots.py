@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.admission import AdmissionConfig
-from maitred.contracts import Choice, FleetView, Router
+from maitred.core.contracts import Choice, FleetView, Router
+from maitred.core.request import Request
+from maitred.core.units import Micros
 from maitred.instance import Instance, InstanceConfig, LinearLatency
-from maitred.request import Request
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Results, simulate
-from maitred.sim.agenda import Agenda
-from maitred.sim.replica import Chains, Replica
-from maitred.sim.snapshots import First, PastCache, Snapshots
-from maitred.units import Micros
+from maitred.sim.event_queue import EventQueue
+from maitred.sim.replica import BlockHashMemo, Replica
+from maitred.sim.snapshots import CacheSnapshot, FleetSnapshots, InitialView
 from maitred.workload import Job
 
 INSTANCE = InstanceConfig(latency=LinearLatency((100, 1, 10)), total_kv_blocks=100)
@@ -35,7 +35,7 @@ class Says(msgspec.Struct, frozen=True):
 
     blocks: tuple[int, ...]
 
-    def keys(self, block_size: int) -> tuple[int, ...]:
+    def block_keys(self, block_size: int) -> tuple[int, ...]:
         assert block_size == 16
         return self.blocks
 
@@ -62,7 +62,7 @@ class Notes(Router):
         Notes.seen.append((now, loads, cached))
         return Choice(fleet[request.id % len(fleet)].index, "in_turn")
 
-    def left(self, request: Request, instance: int, now: Micros) -> None:
+    def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
         pass
 
 
@@ -123,15 +123,15 @@ def test_as_in_blis_nothing_is_seen_until_the_first_interval_is_over() -> None:
 
 
 def test_blank_and_live_differ_in_the_first_interval_alone() -> None:
-    agenda = Agenda()
-    replica = Replica(0, Instance(INSTANCE, Random(0)), agenda, Chains(), INSTANCE.latency_model())
+    agenda = EventQueue()
+    replica = Replica(0, Instance(INSTANCE, Random(0)), agenda, BlockHashMemo(), INSTANCE.latency_model())
     replica.instance.enqueue(job(0).request, 5, 0)
     replica.instance.next_event()
-    for first, running in ((First.LIVE, [1, 1]), (First.BLANK, [0, 1])):
-        snapshots = Snapshots([replica], 500, 0, first)
+    for first, running in ((InitialView.LIVE, [1, 1]), (InitialView.BLANK, [0, 1])):
+        snapshots = FleetSnapshots([replica], 500, 0, first)
         counts = []
         for agenda.now in (100, 500):
-            snapshots.look(agenda.now)
+            snapshots.refresh(agenda.now)
             counts.append(snapshots.views[0].running)
         assert counts == running
 
@@ -173,10 +173,10 @@ def test_a_past_cache_is_what_a_copy_of_all_its_keys_would_be(
     kind: Any, done: list[tuple[str, Any]], asked: tuple[int, ...]
 ) -> None:
     config = msgspec.structs.replace(CACHED, total_kv_blocks=8, prefix_cache=kind)
-    replica = Replica(0, Instance(config, Random(0)), Agenda(), Chains(), config.latency_model())
+    replica = Replica(0, Instance(config, Random(0)), EventQueue(), BlockHashMemo(), config.latency_model())
     cache = replica.instance.cache
     assert cache is not None
-    past, copied = PastCache(replica, cache), set[int]()
+    past, copied = CacheSnapshot(replica, cache), set[int]()
     known: set[int] = set(asked)
     for act, what in done:
         if act == "insert":
@@ -185,8 +185,8 @@ def test_a_past_cache_is_what_a_copy_of_all_its_keys_would_be(
         elif act == "evict":
             cache.evict(what)
         else:
-            past.copy()
-            copied = {key for key in known if cache.holds(key)}
+            past.refresh()
+            copied = {key for key in known if cache.contains(key)}
         expected = next((i for i, key in enumerate(asked) if key not in copied), len(asked))
         assert past.cached_blocks(Request(id=0, arrival=0, prompt_tokens=81, prefix=Says(asked))) == expected
 
@@ -203,7 +203,7 @@ class ByAll(Router):
         )
         return Choice(best.index, "by_all")
 
-    def left(self, request: Request, instance: int, now: Micros) -> None:
+    def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
         pass
 
 

@@ -20,4 +20,4 @@ def test_a_run_without_memory_ends_and_says_what_it_wasted(blocks: int, thrashes
     assert (results.wasted_tokens.sum() > 20_000) == thrashes
     assert ((results.wasted_tokens > 0) <= (results.preemptions > 0)).all()
     assert results.instances[0].preemptions == results.preemptions.sum()
-    assert results.instances[0].gaps.count == (results.output_tokens - 1).sum()  # pauses count as gaps, and nothing twice
+    assert results.instances[0].itl.count == (results.output_tokens - 1).sum()  # pauses count as gaps, and nothing twice

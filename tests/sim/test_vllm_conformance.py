@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from maitred.core.request import Request
 from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency
-from maitred.kv import TokenIds
-from maitred.request import Request
+from maitred.kv import PromptTokenIds
 from maitred.sim import Results, simulate
 from maitred.workload import Job
 
@@ -21,12 +21,12 @@ GROUPS = (1679489467, 3152218661, 4000068333)
 """What tells the shared prefixes apart."""
 
 
-def prompt(n: int, request: dict[str, Any]) -> TokenIds:
+def prompt(n: int, request: dict[str, Any]) -> PromptTokenIds:
     """The tokens of the n-th request."""
     shared = request.get("prefix_len") or 0
     group = GROUPS[request["prefix_group"]] if shared else 0
     own = request["prompt_len"] - shared
-    return TokenIds(
+    return PromptTokenIds(
         (*(10 + (group + 31 * i) % 985 for i in range(shared)), *(10 + (6151 * n + 53 * i + 7) % 985 for i in range(own)))
     )
 
@@ -87,7 +87,7 @@ def test_every_request_finds_in_the_cache_what_it_found_in_vllms() -> None:
             instance.enqueue(job.request, job.output_tokens, now)
         for event in instance.advance(now):
             if event.kind is EventKind.FINISHED:
-                found[f"q{event.seq.request.id}"] = event.seq.cached
+                found[f"q{event.seq.request.id}"] = event.seq.num_cached_tokens
         instance.check()
         due = instance.next_event()
         arrival = pending[0].request.arrival if pending else None

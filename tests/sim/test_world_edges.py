@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from maitred.admission import AdmissionConfig
-from maitred.contracts import Choice, FleetView, Router
-from maitred.errors import ConfigError
+from maitred.core.contracts import Choice, FleetView, Router
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request
+from maitred.core.units import Micros
 from maitred.instance import InstanceConfig, LinearLatency
-from maitred.request import Request
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
-from maitred.units import Micros
 from maitred.workload import Job
 
 INSTANCE = InstanceConfig(latency=LinearLatency((100, 1, 10)))
@@ -94,7 +94,7 @@ class EmptiestMemory(Router):
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         return Choice(min(fleet, key=lambda view: (view.kv_usage, view.index)).index, "emptiest")
 
-    def left(self, request: Request, instance: int, now: Micros) -> None:
+    def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
         pass
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from maitred.admission import AdmissionConfig
-from maitred.contracts import Choice, FleetView, PrefixView, QueuePolicy, Router, WaitQueue
-from maitred.decisions import DecisionLog
+from maitred.core.contracts import Choice, FleetView, PrefixCacheView, QueuePolicy, Router, WaitQueue
+from maitred.core.decisions import DecisionLog
+from maitred.core.request import PriorityClass, Request, RequestId
+from maitred.core.units import Micros
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.queueing import SCHEDULERS
-from maitred.request import PriorityClass, Request, RequestId
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
-from maitred.units import Micros
 from maitred.workload import Job
 
 INSTANCE = InstanceConfig(latency=LinearLatency((100, 1, 10)))
@@ -106,7 +106,7 @@ class Remembers(Router):
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         return Choice(fleet[0].index, "the_first")
 
-    def left(self, request: Request, instance: int, now: Micros) -> None:
+    def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
         self.gone.append((request.id, instance, now))
 
 
@@ -122,9 +122,9 @@ class Draws(QueuePolicy):
 
     drawn: list[float]
 
-    def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
         Draws.drawn.append(rng.random())
-        return SCHEDULERS.get("fcfs")().queue(prefix, rng)
+        return SCHEDULERS.get("fcfs")().make_queue(prefix, rng)
 
 
 def test_each_instance_draws_from_a_stream_of_its_own_that_follows_from_the_seed() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from maitred import InstanceConfig, LinearLatency
 from maitred.study.compare.bootstrap import bootstrap
-from maitred.study.compare.comparison import difference
-from maitred.study.residual import drawn_scale
+from maitred.study.compare.comparison import make_difference
+from maitred.study.latency_error import draw_latency_scale
 
 
 def test_two_differences_by_hand() -> None:
@@ -38,7 +38,7 @@ def test_of_one_difference_nothing_can_be_said() -> None:
 
 
 def test_where_lower_is_better_a_wins_by_being_lower() -> None:
-    found = difference("ttft_p99_ms", [10.0, 20.0, 30.0], [15.0, 20.0, 45.0], seed=42)
+    found = make_difference("ttft_p99_ms", [10.0, 20.0, 30.0], [15.0, 20.0, 45.0], seed=42)
     assert (found.a, found.b, found.difference) == (20.0, pytest.approx(80 / 3), pytest.approx(20 / 3))
     assert (found.wins, found.ties, found.seeds) == (2, 1, 3)
     assert found.low is not None
@@ -49,8 +49,8 @@ def test_where_lower_is_better_a_wins_by_being_lower() -> None:
 
 
 def test_where_higher_is_better_the_same_figures_say_the_contrary() -> None:
-    lower = difference("ttft_p99_ms", [10.0, 20.0, 30.0], [15.0, 20.0, 45.0], seed=42)
-    higher = difference("goodput_rps", [10.0, 20.0, 30.0], [15.0, 20.0, 45.0], seed=42)
+    lower = make_difference("ttft_p99_ms", [10.0, 20.0, 30.0], [15.0, 20.0, 45.0], seed=42)
+    higher = make_difference("goodput_rps", [10.0, 20.0, 30.0], [15.0, 20.0, 45.0], seed=42)
     assert (higher.low, higher.high) == (pytest.approx(lower.low), pytest.approx(lower.high))
     assert higher.difference == lower.difference
     assert higher.probability == pytest.approx(1 - (lower.probability or 0))
@@ -58,9 +58,9 @@ def test_where_higher_is_better_the_same_figures_say_the_contrary() -> None:
 
 
 def test_seeds_without_a_figure_are_left_out_and_counted() -> None:
-    found = difference("ttft_p99_ms", [10.0, None, 30.0], [12.0, 20.0, None], seed=42)
+    found = make_difference("ttft_p99_ms", [10.0, None, 30.0], [12.0, 20.0, None], seed=42)
     assert (found.seeds, found.a, found.b, found.low) == (1, 10.0, 12.0, None)
-    assert difference("ttft_p99_ms", [None], [1.0], seed=42).difference is None
+    assert make_difference("ttft_p99_ms", [None], [1.0], seed=42).difference is None
 
 
 @given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=12), st.integers(0, 5))
@@ -77,29 +77,29 @@ BUSY = InstanceConfig(latency_error=0.05)
 
 
 def test_an_exact_model_has_the_scale_that_is_said() -> None:
-    assert drawn_scale(InstanceConfig(latency_scale=1.5), seed=7) == 1.5
+    assert draw_latency_scale(InstanceConfig(latency_scale=1.5), seed=7) == 1.5
 
 
 def test_draws_have_the_stated_standard_deviation() -> None:
-    scales = [drawn_scale(BUSY, seed) for seed in range(2000)]
+    scales = [draw_latency_scale(BUSY, seed) for seed in range(2000)]
     assert mean(scales) == pytest.approx(1, abs=0.004)
     assert stdev(scales) == pytest.approx(0.05, rel=0.06)
-    assert drawn_scale(InstanceConfig(latency_error=0.05, latency_scale=2), 7) == 2 * drawn_scale(BUSY, 7)
+    assert draw_latency_scale(InstanceConfig(latency_error=0.05, latency_scale=2), 7) == 2 * draw_latency_scale(BUSY, 7)
 
 
 def test_the_same_latency_model_errs_alike_however_it_is_run() -> None:
     other = InstanceConfig(latency_error=0.05, scheduler="sjf", max_num_seqs=8, tensor_parallel_size=2)
-    assert drawn_scale(other, 42) == drawn_scale(BUSY, 42)
-    assert drawn_scale(BUSY, 43) != drawn_scale(BUSY, 42)
+    assert draw_latency_scale(other, 42) == draw_latency_scale(BUSY, 42)
+    assert draw_latency_scale(BUSY, 43) != draw_latency_scale(BUSY, 42)
 
 
 @pytest.mark.parametrize(
     "other", [{"latency": LinearLatency(beta=(1, 2, 3))}, {"hardware": "A100"}, {"model": "qwen/qwen3-8b"}]
 )
 def test_another_latency_model_errs_on_its_own(other: dict[str, object]) -> None:
-    assert drawn_scale(InstanceConfig(latency_error=0.05, **other), 42) != drawn_scale(BUSY, 42)  # type: ignore[arg-type]
+    assert draw_latency_scale(InstanceConfig(latency_error=0.05, **other), 42) != draw_latency_scale(BUSY, 42)  # type: ignore[arg-type]
 
 
 def test_an_error_as_large_as_the_model_never_turns_time_around() -> None:
     wild = InstanceConfig(latency_error=0.99)
-    assert min(drawn_scale(wild, seed) for seed in range(500)) == 0.05
+    assert min(draw_latency_scale(wild, seed) for seed in range(500)) == 0.05

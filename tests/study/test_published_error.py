@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from maitred import Candidate, InstanceConfig, Load, compare
-from maitred.errors import ConfigError
-from maitred.study.residual import drawn_scale
+from maitred.core.errors import ConfigError
+from maitred.study.latency_error import draw_latency_scale
 
 LOAD = Load(rate=2, num_requests=10)
 LLAMA = "meta-llama/llama-3.1-8b"
@@ -36,7 +36,7 @@ def test_whose_error_nobody_knows_is_not_called_exact() -> None:
 
 
 def test_elsewhere_a_model_is_exact_if_nothing_is_said() -> None:
-    assert drawn_scale(InstanceConfig(model=LLAMA), seed=42) == 1
+    assert draw_latency_scale(InstanceConfig(model=LLAMA), seed=42) == 1
 
 
 def test_whose_hardware_is_unknown_is_said() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from maitred.study.metrics import MEASURED
+from maitred.study.metrics import RUN_METRICS
 from maitred.study.sweep.criteria import COST, GPUS
-from maitred.study.sweep.points import Plan
-from maitred.study.sweep.spec import Range, Search, Spec
+from maitred.study.sweep.points import SweepPlan
+from maitred.study.sweep.spec import SearchRange, SearchSpec, SweepSpec
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs" / "studies.md").read_text()
@@ -18,14 +18,14 @@ DOC = (ROOT / "docs" / "studies.md").read_text()
 
 def test_every_key_is_in_a_table_and_no_other() -> None:
     of_sweep = DOC[DOC.index("| key |") : DOC.index("| key of `search` |")]
-    assert set(re.findall(r"^\| `(\w+)` \|", of_sweep, re.MULTILINE)) == set(Spec.__struct_fields__)
+    assert set(re.findall(r"^\| `(\w+)` \|", of_sweep, re.MULTILINE)) == set(SweepSpec.__struct_fields__)
     of_search = DOC[DOC.index("| key of `search` |") :]
-    assert set(re.findall(r"^\| `(\w+)` \|", of_search, re.MULTILINE)) == set(Search.__struct_fields__)
-    assert all(f"`{key}" in of_search for key in Range.__struct_fields__)
+    assert set(re.findall(r"^\| `(\w+)` \|", of_search, re.MULTILINE)) == set(SearchSpec.__struct_fields__)
+    assert all(f"`{key}" in of_search for key in SearchRange.__struct_fields__)
 
 
 def test_every_metric_is_named() -> None:
-    for name in (*MEASURED, COST, GPUS):
+    for name in (*RUN_METRICS, COST, GPUS):
         family, _, figure = name.partition("_")
         latency = re.fullmatch(r"(.+_)((?:mean|p\d\d)_ms)", name)
         said = latency.groups() if latency else (name,)
@@ -46,4 +46,4 @@ def test_the_sweeps_of_the_documentation_can_be_read(name: str, monkeypatch: pyt
     monkeypatch.chdir(ROOT)
     text = (ROOT / "examples" / "studies" / name).read_text()
     assert f"```yaml\n{text.strip()}\n```" in DOC
-    assert Plan(Path("examples/studies") / name, {}).criteria.constraints
+    assert SweepPlan(Path("examples/studies") / name, {}).criteria.constraints

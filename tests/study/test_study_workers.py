@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from maitred.errors import ConfigError
-from maitred.study.workers import LostWorkersError, hired
-from maitred.study.workers.local import LocalWorkers
+from maitred.core.errors import ConfigError
+from maitred.study.workers import LostWorkersError, make_workers
+from maitred.study.workers.local import ProcessWorkers
 
 
 def upper(task: bytes) -> bytes:
@@ -36,35 +36,35 @@ def blocked(task: bytes) -> bytes:
 
 
 def test_ctrl_c_never_reaches_a_worker_and_always_us() -> None:
-    with LocalWorkers(blocked, 1) as workers:
-        assert [done.answer for done in workers.answers([b""])] == [b"blocked"]
+    with ProcessWorkers(blocked, 1) as workers:
+        assert [done.result for done in workers.run([b""])] == [b"blocked"]
         assert blocked(b"") == b"open"
 
 
 def test_every_task_is_answered_once_and_workers_serve_again() -> None:
-    with LocalWorkers(upper, 2) as workers:
+    with ProcessWorkers(upper, 2) as workers:
         for tasks in ([b"a", b"b", b"c", b"d", b"e"], [b"f"], []):
-            answers = {done.index: done.answer for done in workers.answers(tasks)}
+            answers = {done.index: done.result for done in workers.run(tasks)}
             assert [answers[index] for index in range(len(tasks))] == [task.upper() for task in tasks]
 
 
 def test_the_task_of_a_killed_worker_is_done_by_another(tmp_path: Path) -> None:
     tasks = [str(tmp_path / name).encode() for name in ("one", "victim", "two", "three")]
-    with LocalWorkers(dies_once, 2) as workers:
-        done = [*workers.answers(tasks)]
+    with ProcessWorkers(dies_once, 2) as workers:
+        done = [*workers.run(tasks)]
     assert (tmp_path / "victim").exists()
-    assert sorted((each.index, each.answer) for each in done) == [*enumerate(tasks)]
+    assert sorted((each.index, each.result) for each in done) == [*enumerate(tasks)]
 
 
 def test_a_task_that_kills_its_workers_is_given_up() -> None:
-    with LocalWorkers(dies, 1) as workers, pytest.raises(LostWorkersError, match="lost its worker 3 times"):
-        [*workers.answers([b"x"])]
+    with ProcessWorkers(dies, 1) as workers, pytest.raises(LostWorkersError, match="lost its worker 3 times"):
+        [*workers.run([b"x"])]
 
 
 def test_nobody_is_left_when_the_block_ends_early() -> None:
-    with LocalWorkers(upper, 2) as workers:
-        next(workers.answers([b"a", b"b", b"c"]))
-        team = [worker.process for worker in workers._team]
+    with ProcessWorkers(upper, 2) as workers:
+        next(workers.run([b"a", b"b", b"c"]))
+        team = [worker.process for worker in workers._workers]
         pids = [process.pid for process in team]
     for pid in pids:
         with pytest.raises(ProcessLookupError):
@@ -73,4 +73,4 @@ def test_nobody_is_left_when_the_block_ends_early() -> None:
 
 def test_no_processes_at_all_cannot_work() -> None:
     with pytest.raises(ConfigError, match="--jobs: 0 processes"):
-        hired(upper, jobs=0)
+        make_workers(upper, jobs=0)

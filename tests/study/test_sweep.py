@@ -10,9 +10,7 @@ import pytest
 from sweeps import GRID
 
 from maitred import Candidate, ClusterConfig, ConfigError, InstanceConfig, Load, compare, sweep
-from maitred.study.sweep.swept import Swept, Tried
-from maitred.study.sweep.table import as_text
-from maitred.study.sweep.written import write_swept
+from maitred.study.sweep.result import CandidateResult, SweepResult, sweep_text, write_sweep
 
 SEARCH: dict[str, Any] = {
     "workload": {"rate": 40, "num_requests": 60},
@@ -31,7 +29,7 @@ SEARCH: dict[str, Any] = {
 
 def test_a_grid_is_every_combination_and_each_figure_that_of_its_own_simulation() -> None:
     swept = sweep(GRID)
-    assert [tuple(each.values.values()) for each in swept.tried] == [
+    assert [tuple(each.values.values()) for each in swept.candidates] == [
         (1, "fcfs"),
         (1, "sjf"),
         (2, "fcfs"),
@@ -43,31 +41,31 @@ def test_a_grid_is_every_combination_and_each_figure_that_of_its_own_simulation(
         Candidate(
             cluster=ClusterConfig(num_instances=each.values["cluster.num_instances"]), instance=InstanceConfig(scheduler=name)
         )
-        for each in swept.tried
+        for each in swept.candidates
         if (name := each.values["instance.scheduler"])
     ]
     same = compare(*sides, workload=Load(**GRID["workload"]), seeds=2, metrics=["ttft_mean_ms"])
     means = [sum(run["ttft_mean_ms"] or 0 for run in side) / 2 for side in same.figures]
-    assert [each.figures["ttft_mean_ms"] for each in swept.tried] == pytest.approx(means)
-    assert [each.figures["cost"] for each in swept.tried] == [1, 1, 2, 2, 4, 4]
+    assert [each.figures["ttft_mean_ms"] for each in swept.candidates] == pytest.approx(means)
+    assert [each.figures["cost"] for each in swept.candidates] == [1, 1, 2, 2, 4, 4]
 
 
 def figures(cost: float, ttft: float | None) -> dict[str, float | None]:
     return {"cost": cost, "gpus": cost, "ttft_p99_ms": ttft}
 
 
-def judged(*found: tuple[float, float | None], limit: float = 500) -> Swept:
+def judged(*found: tuple[float, float | None], limit: float = 500) -> SweepResult:
     """Candidates with these costs and TTFTs, of which those within the limit will do."""
     empty = sweep({**GRID, "grid": {"cluster.num_instances": [1]}, "constraints": [f"ttft_p99_ms <= {limit}"]})
     tried = [
-        Tried(
-            number=number,
+        CandidateResult(
+            index=number,
             values={"n": number},
             problem="",
             figures=figures(cost, ttft),
-            meets=empty.criteria.met(figures(cost, ttft)),
-            held=0,
-            seeds=1,
+            meets_constraints=empty.criteria.are_met(figures(cost, ttft)),
+            num_seeds_met=0,
+            num_seeds=1,
         )
         for number, (cost, ttft) in enumerate(found)
     ]
@@ -76,15 +74,15 @@ def judged(*found: tuple[float, float | None], limit: float = 500) -> Swept:
 
 def test_the_best_is_the_cheapest_that_meets_the_constraints() -> None:
     swept = judged((1, 900.0), (2, 480.0), (2, 400.0), (3, 100.0), (1, None))
-    assert swept.best is swept.tried[2]  # of two that cost the same, the faster one
-    assert [each.number for each in swept.front] == [0, 2, 3]
+    assert swept.best is swept.candidates[2]  # of two that cost the same, the faster one
+    assert [each.index for each in swept.pareto_front] == [0, 2, 3]
     assert judged((1, 900.0), (2, 700.0)).best is None
-    assert "None meets them" in as_text(judged((1, 900.0), (2, 700.0)))
+    assert "None meets them" in sweep_text(judged((1, 900.0), (2, 700.0)))
 
 
 def test_who_costs_more_and_is_no_faster_is_not_on_the_front() -> None:
     swept = judged((1, 300.0), (2, 300.0), (3, 299.0), (2, 310.0))
-    assert [each.number for each in swept.front] == [0, 2]
+    assert [each.index for each in swept.pareto_front] == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -100,30 +98,30 @@ def test_what_two_instances_cost(prices: dict[str, Any], costs: list[float]) -> 
     base = {"cluster": {"num_instances": 2}, "instance": {"model": "meta-llama/llama-3.1-8b-instruct"}}
     grid = {"instance.tensor_parallel_size": [1, 2]}
     swept = sweep({"base": base, "workload": {"rate": 5, "num_requests": 5}, "grid": grid, **prices})
-    assert [each.figures["cost"] for each in swept.tried] == costs
+    assert [each.figures["cost"] for each in swept.candidates] == costs
 
 
 def test_a_model_that_does_not_fit_is_said_and_the_others_are_tried() -> None:
     base = {"instance": {"model": "meta-llama/llama-3.1-70b-instruct"}}
     grid = {"instance.tensor_parallel_size": [1, 4]}
     swept = sweep({"base": base, "workload": {"rate": 1, "num_requests": 5}, "grid": grid})
-    assert [bool(each.problem) for each in swept.tried] == [True, False]
-    assert swept.best is swept.tried[1]
-    assert "1 cannot be; the first: hardware: " in " ".join(as_text(swept).split())
+    assert [bool(each.problem) for each in swept.candidates] == [True, False]
+    assert swept.best is swept.candidates[1]
+    assert "1 cannot be; the first: hardware: " in " ".join(sweep_text(swept).split())
     with pytest.raises(ConfigError, match="none of the 1 candidates can be"):
         sweep({"base": base, "workload": {"rate": 1, "num_requests": 5}, "grid": {"instance.tensor_parallel_size": [1]}})
 
 
 def test_a_workload_may_be_swept_too() -> None:
     swept = sweep({"workload": {"num_requests": 30}, "grid": {"workload.rate": [1, 50]}, "metrics": ["responses_per_sec"]})
-    slow, fast = (each.figures["responses_per_sec"] or 0 for each in swept.tried)
+    slow, fast = (each.figures["responses_per_sec"] or 0 for each in swept.candidates)
     assert slow < 2 < fast
 
 
 def test_the_results_do_not_depend_on_how_many_processes_there_were(tmp_path: Path) -> None:
     for folder, jobs in (("one", 1), ("two", 2)):
         (tmp_path / folder).mkdir()
-        write_swept(sweep(GRID, jobs=jobs), tmp_path / folder)
+        write_sweep(sweep(GRID, jobs=jobs), tmp_path / folder)
     for name in ("results.jsonl", "results.parquet"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
@@ -132,11 +130,11 @@ def test_a_search_finds_the_cheapest_that_holds_and_does_it_again_alike() -> Non
     first = sweep(SEARCH)
     assert first == sweep(SEARCH, jobs=2)
     assert first.best is not None
-    assert first.best.meets
-    feasible = [each.figures["cost"] or 0 for each in first.tried if each.meets]
+    assert first.best.meets_constraints
+    feasible = [each.figures["cost"] or 0 for each in first.candidates if each.meets_constraints]
     assert first.best.figures["cost"] == min(feasible)
-    assert {type(each.values["cluster.num_instances"]) for each in first.tried} == {int}
-    assert {each.values["instance.max_num_seqs"] for each in first.tried} == {4, 64}
+    assert {type(each.values["cluster.num_instances"]) for each in first.candidates} == {int}
+    assert {each.values["instance.max_num_seqs"] for each in first.candidates} == {4, 64}
 
 
 class StoppedError(Exception):
@@ -204,7 +202,7 @@ def test_runs_and_a_picture(tmp_path: Path) -> None:
     swept.plot(tmp_path / "pareto.svg")
     swept.plot(tmp_path / "again.svg")
     assert (tmp_path / "pareto.svg").read_bytes() == (tmp_path / "again.svg").read_bytes()
-    assert max(map(len, as_text(swept).splitlines())) <= 80
+    assert max(map(len, sweep_text(swept).splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

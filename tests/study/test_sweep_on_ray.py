@@ -52,7 +52,7 @@ def test_the_run_of_a_lost_worker_is_made_by_another(address: str, tmp_path: Pat
 
     tasks = [b"one", b"victim", b"two", b"three"]
     with RayWorkers(dies_once, address) as workers:
-        done = {each.index: each.answer for each in workers.answers(tasks)}
+        done = {each.index: each.result for each in workers.run(tasks)}
     assert victim.exists()
     assert done == {0: b"ONE", 1: b"VICTIM", 2: b"TWO", 3: b"THREE"}
 
@@ -63,7 +63,7 @@ def test_a_run_that_kills_its_workers_is_given_up(address: str) -> None:
         return task
 
     with RayWorkers(dies, address) as workers, pytest.raises(LostWorkersError):
-        [*workers.answers([b"x"])]
+        [*workers.run([b"x"])]
 
 
 def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

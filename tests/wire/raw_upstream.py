@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from maitred.wire.client import Client, Origin
-from maitred.wire.limits import Limits
-from maitred.wire.response import Response
+from maitred.wire.client import Origin, UpstreamClient
+from maitred.wire.errors import UpstreamLimits
+from maitred.wire.response import UpstreamResponse
 
 T = TypeVar("T")
 
@@ -93,21 +93,21 @@ def answering(*answers: bytes) -> Script:
 
 
 @contextlib.asynccontextmanager
-async def client(**limits: Any) -> AsyncIterator[Client]:
-    made = Client(Limits(**limits))
+async def client(**limits: Any) -> AsyncIterator[UpstreamClient]:
+    made = UpstreamClient(UpstreamLimits(**limits))
     try:
         yield made
     finally:
         await made.close()
 
 
-async def into(pieces: list[bytes], response: Response) -> None:
+async def into(pieces: list[bytes], response: UpstreamResponse) -> None:
     """Read to the end, keeping what came even if it ends badly."""
     async for piece in response:
         pieces.append(piece)
 
 
-async def whole(response: Response) -> bytes:
+async def whole(response: UpstreamResponse) -> bytes:
     return b"".join([piece async for piece in response])
 
 

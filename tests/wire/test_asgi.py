@@ -11,7 +11,7 @@ import pytest
 from raw_upstream import run
 
 from maitred.wire import asgi
-from maitred.wire.asgi import ApiError, ClientGone, Departure, Message, send_now
+from maitred.wire.asgi import ApiError, ClientDisconnected, DisconnectWatcher, Message, send_eagerly
 
 
 class Incoming:
@@ -87,7 +87,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body() -> None:
     async def scenario() -> None:
         receive = Incoming(b"abc", whole=False)
         receive.gone.set()
-        with pytest.raises(ClientGone):
+        with pytest.raises(ClientDisconnected):
             await asgi.read_body(scope(), receive, 5)
 
     run(scenario())
@@ -117,21 +117,21 @@ def test_errors_are_openais() -> None:
 
 
 def test_the_first_of_repeated_headers_counts() -> None:
-    assert asgi.header(scope((b"a", b"1"), (b"b", b"2"), (b"b", b"3")), b"b") == b"2"
-    assert asgi.header(scope((b"a", b"1")), b"b") is None
+    assert asgi.get_header(scope((b"a", b"1"), (b"b", b"2"), (b"b", b"3")), b"b") == b"2"
+    assert asgi.get_header(scope((b"a", b"1")), b"b") is None
 
 
 def test_a_departure_is_told_once() -> None:
     async def scenario() -> list[str]:
         told: list[str] = []
         receive = Incoming()
-        departure = Departure(receive, lambda: told.append("gone"))
+        departure = DisconnectWatcher(receive, lambda: told.append("gone"))
         await asyncio.sleep(0)
         assert told == []
-        assert not departure.happened
+        assert not departure.is_disconnected
         receive.gone.set()
         await asyncio.sleep(0.001)
-        assert departure.happened
+        assert departure.is_disconnected
         departure.stop()
         return told
 
@@ -142,14 +142,14 @@ def test_a_client_that_had_left_already() -> None:
     async def scenario() -> bool:
         receive = Incoming()
         receive.gone.set()
-        return Departure(receive, lambda: None).happened
+        return DisconnectWatcher(receive, lambda: None).is_disconnected
 
     assert run(scenario())
 
 
 def test_what_else_is_received_is_no_departure() -> None:
     async def scenario() -> bool:
-        return Departure(Incoming(b"a late piece"), lambda: None).happened
+        return DisconnectWatcher(Incoming(b"a late piece"), lambda: None).is_disconnected
 
     assert not run(scenario())
 
@@ -157,7 +157,7 @@ def test_what_else_is_received_is_no_departure() -> None:
 def test_a_stopped_departure_is_never_told_and_leaves_nothing_waiting() -> None:
     async def scenario() -> int:
         receive = Incoming()
-        departure = Departure(receive, lambda: pytest.fail("told"))
+        departure = DisconnectWatcher(receive, lambda: pytest.fail("told"))
         departure.stop()
         departure.stop()
         receive.gone.set()
@@ -175,7 +175,7 @@ def test_send_now_does_at_once_what_need_not_wait() -> None:
         async def send(message: Message) -> None:
             sent.append(message)
 
-        assert send_now(send, {"type": "x"}) is None
+        assert send_eagerly(send, {"type": "x"}) is None
         return sent
 
     assert run(scenario()) == [{"type": "x"}]
@@ -192,7 +192,7 @@ def test_send_now_leaves_a_task_for_what_must_wait() -> None:
             await asyncio.sleep(0)
             done.append(message["type"])
 
-        task = send_now(send, {"type": "x"})
+        task = send_eagerly(send, {"type": "x"})
         assert task is not None
         for gate in gates:
             await asyncio.sleep(0.001)
@@ -210,13 +210,13 @@ def test_send_now_fails_as_send_does() -> None:
             raise RuntimeError("now")
 
         with pytest.raises(RuntimeError, match="now"):
-            send_now(fails, {"type": "x"})
+            send_eagerly(fails, {"type": "x"})
 
         async def fails_later(message: Message) -> None:
             await asyncio.sleep(0.001)
             raise RuntimeError("later")
 
-        task = send_now(fails_later, {"type": "x"})
+        task = send_eagerly(fails_later, {"type": "x"})
         assert task is not None
         with pytest.raises(RuntimeError, match="later"):
             await task
@@ -236,7 +236,7 @@ def test_cancelling_what_send_now_left_reaches_send() -> None:
                 cancelled = True
                 raise
 
-        task = send_now(send, {"type": "x"})
+        task = send_eagerly(send, {"type": "x"})
         assert task is not None
         await asyncio.sleep(0.001)
         task.cancel()

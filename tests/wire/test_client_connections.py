@@ -12,14 +12,14 @@ from contextlib import contextmanager
 import pytest
 from raw_upstream import Peer, answering, client, run, upstream, whole
 
-from maitred.errors import ConfigError
-from maitred.wire.client import Client, Origin
-from maitred.wire.failures import ConnectError, Disconnected, LocalError, UpstreamError, UpstreamTimeout, not_connected
+from maitred.core.errors import ConfigError
+from maitred.wire.client import Origin, UpstreamClient
+from maitred.wire.errors import ConnectError, Disconnected, LocalError, UpstreamError, UpstreamTimeout, connect_error
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
-async def get(c: Client, origin: Origin) -> bytes:
+async def get(c: UpstreamClient, origin: Origin) -> bytes:
     return await whole(await c.request(origin, "POST", "/", body=b"{}"))
 
 
@@ -178,10 +178,10 @@ def test_idle_connections_are_closed_after_a_while() -> None:
 
         async with upstream(watches) as up, client(keep_alive_secs=0.02) as c:
             await get(c, up.origin)
-            assert c.pool(up.origin).open == 1
+            assert c.pool(up.origin).num_open == 1
             await closed.wait()
             await asyncio.sleep(0.01)
-            assert c.pool(up.origin).open == 0
+            assert c.pool(up.origin).num_open == 0
 
     run(scenario())
 
@@ -197,7 +197,7 @@ def test_closing_the_client_closes_what_is_idle() -> None:
             closed.set()
 
         async with upstream(watches) as up:
-            c = Client()
+            c = UpstreamClient()
             await get(c, up.origin)
             await c.close()
             await closed.wait()
@@ -253,13 +253,13 @@ def test_what_was_given_to_somebody_who_left_in_the_same_instant_goes_to_the_nex
     async def scenario() -> bool:
         async with upstream(answering(OK, OK)) as up, client(max_connections=1) as c:
             pool = c.pool(up.origin)
-            held = await pool.take()
-            leaving, staying = (asyncio.create_task(pool.take()) for _ in range(2))
+            held = await pool.acquire()
+            leaving, staying = (asyncio.create_task(pool.acquire()) for _ in range(2))
             await asyncio.sleep(0.005)
             if given == "a connection":
-                pool._freed(held)
+                pool._on_idle(held)
             else:
-                pool._lost(held)
+                pool._on_closed(held)
             leaving.cancel()
             took = await staying
             assert leaving.cancelled()
@@ -338,7 +338,7 @@ def test_a_lack_of_descriptors_is_no_fault_of_the_upstream() -> None:
     ],
 )
 def test_whose_fault_it_is_that_there_is_no_connection(number: int | None, kind: type[UpstreamError]) -> None:
-    error = not_connected(OSError(number, "words"), "no connection")
+    error = connect_error(OSError(number, "words"), "no connection")
     assert type(error) is kind
     assert not issubclass(LocalError, ConnectError)
 

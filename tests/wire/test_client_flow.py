@@ -8,9 +8,9 @@ import time
 import pytest
 from raw_upstream import Peer, Upstream, answering, client, run, upstream, whole
 
-from maitred.wire.client import Client
-from maitred.wire.failures import Truncated, UpstreamTimeout
-from maitred.wire.response import Response
+from maitred.wire.client import UpstreamClient
+from maitred.wire.errors import Truncated, UpstreamTimeout
+from maitred.wire.response import UpstreamResponse
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 STREAM = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -99,12 +99,12 @@ def test_a_reader_that_reads_no_more_holds_the_upstream_back() -> None:
         flood = Flood()
         async with upstream(flood) as up, client() as c:
             response = await c.request(up.origin, "POST", "/")
-            await response.read()
+            await response.read_piece()
             stuck = await flood.stuck()
             assert stuck < KERNEL
             assert response._buffered < 65_536 + 300_000  # the high-water mark and what one read of the socket brings
             for _ in range(400):
-                await response.read()
+                await response.read_piece()
             assert await flood.stuck() > stuck
             response.close()
 
@@ -127,7 +127,7 @@ def test_a_write_that_is_busy_holds_the_upstream_back() -> None:
 
         async with upstream(flood) as up, client() as c:
             response = await c.request(up.origin, "POST", "/")
-            piping = asyncio.create_task(response.pipe(write))
+            piping = asyncio.create_task(response.pipe_body(write))
             for round_ in range(3):
                 stuck = await flood.stuck()
                 assert len(busy) == round_ + 1
@@ -159,8 +159,8 @@ def test_pipe_hands_on_everything_and_marks_the_last() -> None:
 
         async with upstream(script) as up, client() as c:
             response = await c.request(up.origin, "POST", "/")
-            await response.pipe(lambda piece, more: got.append((piece, more)))
-            assert response.complete
+            await response.pipe_body(lambda piece, more: got.append((piece, more)))
+            assert response.is_complete
         return got
 
     assert run(scenario()) == [(b"a", True), (b"b", True), (b"c", False)]
@@ -172,7 +172,7 @@ def test_pipe_tells_of_no_end_when_the_body_is_cut_short() -> None:
         async with upstream(answering(STREAM + chunk(b"a"))) as up, client() as c:
             response = await c.request(up.origin, "POST", "/")
             with pytest.raises(Truncated):
-                await response.pipe(lambda piece, more: got.append((piece, more)))
+                await response.pipe_body(lambda piece, more: got.append((piece, more)))
         return got
 
     assert run(scenario()) == [(b"a", True)]
@@ -187,9 +187,9 @@ def test_what_arrives_while_the_write_is_busy_comes_after_it_even_if_the_upstrea
             got.append((piece, more))
             return gate if len(got) == 1 else None
 
-        response = Response(NoSource(), 65_536, asyncio.get_running_loop())
+        response = UpstreamResponse(NoSource(), 65_536, asyncio.get_running_loop())
         response.on_head(200, [])
-        piping = asyncio.create_task(response.pipe(write))
+        piping = asyncio.create_task(response.pipe_body(write))
         await asyncio.sleep(0)
         response.on_body(b"a", True)
         response.on_body(b"b", True)
@@ -225,7 +225,7 @@ def test_a_write_that_fails_ends_the_pipe_and_the_connection(late: bool) -> None
         async with upstream(flood) as up, client() as c:
             response = await c.request(up.origin, "POST", "/")
             with pytest.raises(RuntimeError, match="broken"):
-                await response.pipe(write)
+                await response.pipe_body(write)
             await closed(flood)
 
     run(scenario())
@@ -241,11 +241,11 @@ def test_closing_a_response_closes_its_connection_at_once() -> None:
         flood = Flood()
         async with upstream(flood) as up, client() as c:
             response = await c.request(up.origin, "POST", "/")
-            await response.read()
+            await response.read_piece()
             response.close()
             response.close()
             await closed(flood)
-            assert c.pool(up.origin).open == 0
+            assert c.pool(up.origin).num_open == 0
 
     run(scenario())
 
@@ -291,10 +291,10 @@ def silent_after(begun: bytes, **limits: float) -> str:
         async with upstream(script) as up, client(**limits) as c:
             return await failure(c, up)
 
-    async def failure(c: Client, up: Upstream) -> str:
+    async def failure(c: UpstreamClient, up: Upstream) -> str:
         with pytest.raises(UpstreamTimeout) as caught:
             await whole(await c.request(up.origin, "POST", "/"))
-        while c.pool(up.origin).open:
+        while c.pool(up.origin).num_open:
             await asyncio.sleep(0.001)
         return str(caught.value)
 

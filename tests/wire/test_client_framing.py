@@ -9,7 +9,7 @@ import struct
 import pytest
 from raw_upstream import Peer, answering, client, into, run, upstream, whole
 
-from maitred.wire.failures import Disconnected, ProtocolError, Truncated, UpstreamError
+from maitred.wire.errors import Disconnected, ProtocolError, Truncated, UpstreamError
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n1;ext=1\r\nd\r\n0\r\n\r\n"

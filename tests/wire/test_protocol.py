@@ -11,8 +11,8 @@ import pytest
 from raw_upstream import run
 
 from maitred.wire import asgi, protocol
-from maitred.wire.asgi import ClientGone, Departure, Receive, Scope, Send
-from maitred.wire.server import serving
+from maitred.wire.asgi import ClientDisconnected, DisconnectWatcher, Receive, Scope, Send
+from maitred.wire.server import running_server
 
 T = TypeVar("T")
 Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -25,14 +25,14 @@ async def nothing() -> None: ...
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers with the path and the body, in two pieces of no declared length."""
     if scope["type"] == "lifespan":
-        await asgi.lifespan(receive, send, nothing, nothing)
+        await asgi.run_lifespan(receive, send, nothing, nothing)
         return
     if scope["path"] == "/unread":
         await asgi.send_bytes(send, 401, b"", b"text/plain")
         return
     try:
         body = await asgi.read_body(scope, receive, 1 << 20)
-    except ClientGone:
+    except ClientDisconnected:
         GONE.append(scope["path"])
         return
     if scope["path"] == "/slow":
@@ -42,7 +42,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
         return
     if scope["path"] == "/hangs":
         left = asyncio.Event()
-        departure = Departure(receive, left.set)
+        departure = DisconnectWatcher(receive, left.set)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
         await left.wait()
@@ -59,7 +59,7 @@ GONE: list[str] = []
 
 def with_server(script: Script[T]) -> T:
     async def scenario() -> T:
-        async with serving(echo, drain_secs=0.1) as url:
+        async with running_server(echo, drain_secs=0.1) as url:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
             try:
                 return await script(reader, writer)
@@ -150,7 +150,7 @@ def test_large_heads_within_the_limit_and_large_bodies_are_served(size: int) -> 
         return answers[-1][:15]
 
     async def scenario() -> bytes:
-        async with serving(echo, drain_secs=0.1) as url:
+        async with running_server(echo, drain_secs=0.1) as url:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]), limit=1 << 20)
             try:
                 return await script(reader, writer)
@@ -211,7 +211,7 @@ def test_the_rest_of_a_refused_body_is_not_waited_for_for_ever(monkeypatch: pyte
     assert answer.count(b"HTTP/1.1") == 1
 
 
-@pytest.mark.parametrize("behind", [0, 1, protocol.MOST_PIPELINED])
+@pytest.mark.parametrize("behind", [0, 1, protocol.MAX_PIPELINED])
 def test_a_client_that_leaves_is_noticed_whatever_it_has_asked_beside(behind: int) -> None:
     GONE.clear()
 

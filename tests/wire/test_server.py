@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import pytest
 from raw_upstream import run
 
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 from maitred.wire import asgi
 from maitred.wire.asgi import Receive, Scope, Send
-from maitred.wire.server import listen, serving
+from maitred.wire.server import open_listener, running_server
 
 SERVER = """
 import asyncio
@@ -90,23 +90,23 @@ def test_draining_has_a_limit() -> None:
 
 
 def test_a_port_in_use() -> None:
-    with listen("127.0.0.1", 0) as taken:
+    with open_listener("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--port: port {port} is in use"):
-            listen("127.0.0.1", port)
+            open_listener("127.0.0.1", port)
 
 
 @pytest.mark.parametrize(("host", "port", "where"), [("nowhere.invalid", 0, "--host"), ("192.0.2.1", 0, "--host")])
 def test_addresses_that_cannot_be_had(host: str, port: int, where: str) -> None:
     with pytest.raises(ConfigError, match=where):
-        listen(host, port)
+        open_listener(host, port)
 
 
 async def two_parts(scope: Scope, receive: Receive, send: Send) -> None:
     async def nothing() -> None: ...
 
     if scope["type"] == "lifespan":
-        await asgi.lifespan(receive, send, nothing, nothing)
+        await asgi.run_lifespan(receive, send, nothing, nothing)
         return
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
     if scope["path"] == "/slow":
@@ -118,7 +118,7 @@ async def two_parts(scope: Scope, receive: Receive, send: Send) -> None:
 @pytest.mark.parametrize("path", ["/", "/slow"])
 def test_head_and_body_arrive_whole_and_in_order(path: str) -> None:
     async def scenario() -> tuple[bytes, bytes]:
-        async with serving(two_parts) as url:
+        async with running_server(two_parts) as url:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
             writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * 2)  # two, pipelined
             answers = [await reader.readuntil(b"\r\n\r\nabHT") for _ in range(2)]
@@ -130,7 +130,7 @@ def test_head_and_body_arrive_whole_and_in_order(path: str) -> None:
 
 def test_a_head_alone_is_not_held_back() -> None:
     async def scenario() -> bytes:
-        async with serving(two_parts) as url:
+        async with running_server(two_parts) as url:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
             writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
             first = await reader.read(1_000)

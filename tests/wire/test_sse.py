@@ -16,4 +16,4 @@ def test_comments_are_no_data(stream: bytes) -> None:
 
 
 def test_an_event() -> None:
-    assert sse.event(b"{}") + sse.DONE == b"data: {}\n\ndata: [DONE]\n\n"
+    assert sse.encode_event(b"{}") + sse.DONE == b"data: {}\n\ndata: [DONE]\n\n"

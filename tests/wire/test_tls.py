@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from maitred.wire.client import Client, Limits, Origin
-from maitred.wire.failures import ConnectError
+from maitred.wire.client import Origin, UpstreamClient, UpstreamLimits
+from maitred.wire.errors import ConnectError
 
 CASES = r"""
 import asyncio, sys
 from maitred.wire.client import Client, Origin
-from maitred.wire.failures import ConnectError, Truncated
+from maitred.wire.errors import ConnectError, Truncated
 
 async def main(port):
     client, origin = Client(), Origin("localhost", port, tls=True)
@@ -102,7 +102,7 @@ def test_a_refused_connection_is_known_by_its_cause() -> None:
     async def scenario() -> ConnectError:
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))  # and nobody listens
-            client = Client(Limits(connect_secs=5))
+            client = UpstreamClient(UpstreamLimits(connect_secs=5))
             with pytest.raises(ConnectError) as raised:
                 await client.request(Origin.parse(f"https://127.0.0.1:{nobody.getsockname()[1]}"), "GET", "/")
             await client.close()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from maitred.units import SECOND, from_seconds
+from maitred.core.units import SECOND, from_seconds
 from maitred.workload import Job, open_trace
-from maitred.workload.row import Row
+from maitred.workload.trace_format import TraceRow
 
 
 def jobs(path: Path) -> list[Job]:
@@ -17,14 +17,14 @@ def jobs(path: Path) -> list[Job]:
         return list(trace)
 
 
-def rows(path: Path) -> list[Row]:
+def rows(path: Path) -> list[TraceRow]:
     with open_trace(str(path)) as trace:
-        return list(trace._rows())
+        return list(trace._usable_rows())
 
 
 def keys(job: Job, block_size: int = 64) -> list[int]:
     assert job.request.prefix is not None
-    return list(job.request.prefix.keys(block_size))
+    return list(job.request.prefix.block_keys(block_size))
 
 
 def test_a_session_and_its_sub_agents_as_recorded(samples: Path) -> None:
@@ -66,10 +66,10 @@ def test_what_comes_of_an_answer_is_known_where_the_next_prompt_goes_on_with_all
     path = tmp_path / "s.jsonl"
     path.write_text(json.dumps({"id": "s", "block_size": 64, "requests": calls}))
     known, thought, rewritten, last = jobs(path)
-    assert known.whole is not None
-    assert list(known.whole.keys(64))[:10] == keys(known)
-    assert list(known.whole.keys(64)) == keys(thought)[:11]
-    assert (thought.whole, rewritten.whole, last.whole) == (None, None, None)
+    assert known.conversation_prefix is not None
+    assert list(known.conversation_prefix.block_keys(64))[:10] == keys(known)
+    assert list(known.conversation_prefix.block_keys(64)) == keys(thought)[:11]
+    assert (thought.conversation_prefix, rewritten.conversation_prefix, last.conversation_prefix) == (None, None, None)
 
 
 @pytest.mark.parametrize(("next_prompt", "known"), [(703, False), (704, True)])
@@ -83,18 +83,18 @@ def test_a_prompt_that_ends_within_the_answer_before_it_does_not_say_what_became
     ]
     path = tmp_path / "s.jsonl"
     path.write_text(json.dumps({"id": "s", "block_size": 64, "requests": calls}))
-    assert (jobs(path)[0].whole is not None) == known
+    assert (jobs(path)[0].conversation_prefix is not None) == known
 
 
 def test_pauses_and_parents_of_both_encodings(samples: Path) -> None:
     """The first sub-agent began at 1148.013 s; the request before it of its parent came at 1085 s and took 15.64 s."""
     said = rows(samples / "agentic_one_session.jsonl")
     first = next(row for row in said if row.program == "trace_0291/16")
-    assert (first.parent, first.think) == ("trace_0291", from_seconds(1148.013) - from_seconds(1085 + 15.64))
-    assert said[1].think == 9 * SECOND
+    assert (first.parent_program, first.think_time) == ("trace_0291", from_seconds(1148.013) - from_seconds(1085 + 15.64))
+    assert said[1].think_time == 9 * SECOND
     table = rows(samples / "agentic_one_session.csv")
     first = next(row for row in table if row.program == "trace_0291/16")
-    assert (first.parent, first.think, first.at) == ("trace_0291", 0, from_seconds(1085 + 15.64))
+    assert (first.parent_program, first.think_time, first.arrival) == ("trace_0291", 0, from_seconds(1085 + 15.64))
     sizes = [(row.program, row.prompt_tokens, row.output_tokens, row.stream) for row in said]
     assert [(row.program, row.prompt_tokens, row.output_tokens, row.stream) for row in table] == sizes
 
@@ -114,4 +114,4 @@ def test_a_request_without_tokens_is_counted_and_left_out(tmp_path: Path) -> Non
     path.write_text(json.dumps({"id": "s", "block_size": 64, "requests": calls}))
     with open_trace(str(path)) as trace:
         assert [job.request.prompt_tokens for job in trace] == [64]
-        assert trace.skipped == 1
+        assert trace.num_skipped == 1

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from maitred.errors import ConfigError
-from maitred.request import PriorityClass
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
 from maitred.workload import Job, open_trace
-from maitred.workload.formats.blis import COLUMNS
+from maitred.workload.formats.blis import WRITTEN_COLUMNS
 
 
 def row(**said: object) -> str:
@@ -21,10 +21,10 @@ def row(**said: object) -> str:
         "arrival_time_us": 500,
         "streaming": "true",
     }
-    return ",".join(str((usual | said).get(column, "")) for column in COLUMNS)
+    return ",".join(str((usual | said).get(column, "")) for column in WRITTEN_COLUMNS)
 
 
-def trace(path: Path, *rows: str, columns: Sequence[str] = COLUMNS) -> Path:
+def trace(path: Path, *rows: str, columns: Sequence[str] = WRITTEN_COLUMNS) -> Path:
     path.write_text("\n".join([",".join(columns), *rows]))
     return path
 
@@ -81,7 +81,11 @@ def test_blocks_wholly_within_a_groups_prefix_are_shared_and_all_others_are_not(
         )
     )
     assert first.request.prompt_tokens == 64
-    keys = [list(job.request.prefix.keys(16)) for job in (first, second, other_group, other_model, alone) if job.request.prefix]
+    keys = [
+        list(job.request.prefix.block_keys(16))
+        for job in (first, second, other_group, other_model, alone)
+        if job.request.prefix
+    ]
     assert [len(chain) for chain in keys] == [4] * 5
     assert keys[0][:2] == keys[1][:2]
     assert len({key for chain in keys for key in chain}) == 5 * 4 - 2
@@ -99,7 +103,7 @@ def test_what_a_server_counted_holds_where_there_is_no_group(tmp_path: Path) -> 
 
 
 def test_optional_columns_go_by_name(tmp_path: Path) -> None:
-    columns = [*COLUMNS, "vllm_priority", "slo_target_us", "x_request_id", "adapter"]
+    columns = [*WRITTEN_COLUMNS, "vllm_priority", "slo_target_us", "x_request_id", "adapter"]
     (job,) = jobs(trace(tmp_path / "t.csv", row() + ",3,250000,abc,lora-1", columns=columns))
     request = job.request
     assert (request.priority, request.slo_target, request.client_id, request.cache_namespace) == (
@@ -168,12 +172,12 @@ def test_where_contexts_accumulate_a_round_says_what_is_new(tmp_path: Path) -> N
     )
     assert [(job.request.id, job.request.prompt_tokens) for job in read] == [(0, 70), (3, 70), (1, 146), (2, 160), (4, 70)]
     first, alone = read[0], read[-1]
-    keys = [list(job.request.prefix.keys(16)) for job in read if job.request.prefix]
-    assert first.whole is not None
-    assert list(first.whole.keys(16)) == keys[2][:6]
+    keys = [list(job.request.prefix.block_keys(16)) for job in read if job.request.prefix]
+    assert first.conversation_prefix is not None
+    assert list(first.conversation_prefix.block_keys(16)) == keys[2][:6]
     assert (keys[0], keys[3][:9]) == (keys[2][:4], keys[2])
     assert [mine == theirs for mine, theirs in zip(keys[0], keys[1], strict=True)] == [True, True, False, False]
-    assert alone.whole is None
+    assert alone.conversation_prefix is None
 
 
 @pytest.mark.parametrize(

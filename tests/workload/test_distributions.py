@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.workload import parse_lengths
-from maitred.workload.distributions import Empirical, LogNormalOfLogs
-from maitred.workload.lengths import Lengths
+from maitred.workload.lengths import EmpiricalLength, LengthDistribution, LogNormalLengthByLogs
 from maitred.workload.spec import Distribution
 
 
-def draws(lengths: Lengths | str, count: int = 30_000) -> list[int]:
+def draws(lengths: LengthDistribution | str, count: int = 30_000) -> list[int]:
     lengths = parse_lengths(lengths) if isinstance(lengths, str) else lengths
     uniform = Random("distributions").random
     return [lengths.draw(uniform) for _ in range(count)]
@@ -41,10 +40,10 @@ def test_exponential_falls_by_e_with_each_mean() -> None:
 
 def test_lognormal_of_logarithms() -> None:
     """Median e^μ, mean e^(μ + σ²/2)."""
-    drawn = draws(LogNormalOfLogs(5.0, 0.8))
+    drawn = draws(LogNormalLengthByLogs(5.0, 0.8))
     assert statistics.median(drawn) == pytest.approx(math.exp(5), rel=0.03)
     assert statistics.mean(drawn) == pytest.approx(math.exp(5 + 0.32), rel=0.03)
-    assert max(draws(LogNormalOfLogs(5.0, 0.8, 10, 200))) == 200
+    assert max(draws(LogNormalLengthByLogs(5.0, 0.8, 10, 200))) == 200
 
 
 def test_pareto_lognormal_is_a_mixture() -> None:
@@ -57,7 +56,7 @@ def test_pareto_lognormal_is_a_mixture() -> None:
 
 
 def test_empirical_lengths_come_as_often_as_they_weigh() -> None:
-    counts = Counter(draws(Empirical({"512": 1, "64": 2, "1024": 1, "9": 0})))
+    counts = Counter(draws(EmpiricalLength({"512": 1, "64": 2, "1024": 1, "9": 0})))
     assert counts.keys() == {64, 512, 1024}
     assert counts[64] / 30_000 == pytest.approx(0.5, abs=0.015)
     assert counts[512] / 30_000 == pytest.approx(0.25, abs=0.013)
@@ -75,7 +74,7 @@ def test_every_draw_is_a_length(text: str, uniforms: list[float]) -> None:
 
 @given(st.floats(0, 1, exclude_max=True))
 def test_every_draw_of_a_measured_length_is_one_of_them(uniform: float) -> None:
-    assert Empirical({"3": 0.1, "5": 0.2, "7": 0.3}).draw(lambda: uniform) in {3, 5, 7}
+    assert EmpiricalLength({"3": 0.1, "5": 0.2, "7": 0.3}).draw(lambda: uniform) in {3, 5, 7}
 
 
 @pytest.mark.parametrize(

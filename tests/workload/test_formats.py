@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 from maitred.workload import FORMATS, BadRows, Job, open_trace
 
 Write = Callable[..., Path]
@@ -37,7 +37,7 @@ def refusal(spec: object) -> str:
 
 def keys(job: Job, block_size: int = 16) -> list[int]:
     assert job.request.prefix is not None
-    return list(job.request.prefix.keys(block_size))
+    return list(job.request.prefix.block_keys(block_size))
 
 
 def shape(job: Job) -> tuple[int, int, int]:
@@ -62,7 +62,7 @@ def test_burstgpts_failures_are_counted_and_not_replayed(write: Write) -> None:
     path = write(BURST, "5,GPT-4,9,0,9,API log", "7,GPT-4,9,1,10,API log")
     with open_trace(str(path)) as trace:
         assert [job.request.arrival for job in trace] == [0]
-        assert trace.skipped == 1
+        assert trace.num_skipped == 1
         assert str(trace.first_skipped) == f"{path}:2: a request that failed: it has no response tokens (it is not replayed)"
     assert "there is no row" not in refusal(write(BURST, "5,GPT-4,9,0,9,API log"))
 
@@ -147,8 +147,8 @@ def test_aiperfs_turns_are_prompts_that_grow(write: Write) -> None:
     first, other, second = jobs(path)
     assert (shape(first), shape(second)) == ((0, 700, 52), (2_000_500, 852, 10))
     assert [job.request.program for job in (first, other, second)] == ["a", "b", "a"]
-    assert first.whole is not None
-    whole = list(first.whole.keys(16))
+    assert first.conversation_prefix is not None
+    whole = list(first.conversation_prefix.block_keys(16))
     assert (len(keys(first)), len(whole), len(keys(second))) == (43, 47, 53)
     assert whole[:43] == keys(first)
     assert keys(second)[:47] == whole

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 from maitred.workload import parse_lengths
 
 KNOWN = {

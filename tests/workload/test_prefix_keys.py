@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.errors import ConfigError
-from maitred.workload.prefix import BlockIds
+from maitred.core.errors import ConfigError
+from maitred.workload.prefix_keys import ChainedBlockIds
 
 sizes = st.sampled_from([1, 2, 16, 64, 128, 512])
 
 
 def test_a_partial_last_block_has_keys_for_its_full_small_blocks_only() -> None:
-    assert len(BlockIds((1, 2), 512 + 40, 512).keys(16)) == 32 + 2
+    assert len(ChainedBlockIds((1, 2), 512 + 40, 512).block_keys(16)) == 32 + 2
 
 
 def test_prompts_that_part_after_the_first_block() -> None:
-    one, other = BlockIds((1, 2), 1024, 512).keys(256), BlockIds((1, 3), 1024, 512).keys(256)
+    one, other = ChainedBlockIds((1, 2), 1024, 512).block_keys(256), ChainedBlockIds((1, 3), 1024, 512).block_keys(256)
     assert list(one[:2]) == list(other[:2])
     assert one[2] != other[2]
 
@@ -28,16 +28,18 @@ def test_prompts_that_part_after_the_first_block() -> None:
 @pytest.mark.parametrize("block_size", [0, 48, 768, -16])
 def test_a_block_size_that_does_not_divide_is_refused_with_what_would(block_size: int) -> None:
     with pytest.raises(ConfigError, match="divisor of 512"):
-        BlockIds((1,), 512, 512).keys(block_size)
+        ChainedBlockIds((1,), 512, 512).block_keys(block_size)
 
 
 @given(st.lists(st.integers(0, 5), max_size=4), st.lists(st.integers(0, 5), max_size=4), sizes)
 def test_first_n_keys_are_equal_if_and_only_if_the_first_n_blocks_are(one: list[int], other: list[int], size: int) -> None:
     """Chains share as many keys as they share ids, times the small blocks in a large one."""
-    mine = BlockIds(tuple(one), 512 * len(one), 512).keys(size)
-    yours = BlockIds(tuple(other), 512 * len(other), 512).keys(size)
+    mine = ChainedBlockIds(tuple(one), 512 * len(one), 512).block_keys(size)
+    yours = ChainedBlockIds(tuple(other), 512 * len(other), 512).block_keys(size)
     assert _shared(mine, yours) == _shared(one, other) * (512 // size)
-    assert len(set(BlockIds(tuple(set(one)), 512 * len(set(one)), 512).keys(size))) == len(set(one)) * (512 // size)
+    assert len(set(ChainedBlockIds(tuple(set(one)), 512 * len(set(one)), 512).block_keys(size))) == len(set(one)) * (
+        512 // size
+    )
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from maitred.errors import ConfigError
-from maitred.request import PriorityClass
-from maitred.units import SECOND
-from maitred.workload import sample, sample_names
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
+from maitred.core.units import SECOND
+from maitred.workload import sample_jobs, sample_names
 from maitred.workload.samples import make
 
 
 def test_mixed_is_what_its_script_makes() -> None:
     """Any other bytes would mean that drawing changed, and with it every seeded workload."""
-    assert Path(make.__file__).with_name("mixed.csv").read_text(encoding="utf-8").splitlines() == list(make.mixed())
+    assert Path(make.__file__).with_name("mixed.csv").read_text(encoding="utf-8").splitlines() == list(make.mixed_lines())
 
 
 def test_mixed_is_a_minute_of_chats_over_waves_of_bulk_that_two_engines_of_16_slots_cannot_hold() -> None:
-    jobs = list(sample("mixed"))
+    jobs = list(sample_jobs("mixed"))
     arrivals = {cls: [j.request.arrival for j in jobs if j.request.priority_class is cls] for cls in PriorityClass}
     assert set(sample_names()) == {"mixed"}
     assert 55 * SECOND < jobs[-1].request.arrival < 60 * SECOND
@@ -30,4 +30,4 @@ def test_mixed_is_a_minute_of_chats_over_waves_of_bulk_that_two_engines_of_16_sl
 
 def test_an_unknown_sample_suggests_one_that_is_there() -> None:
     with pytest.raises(ConfigError, match="did you mean 'mixed'"):
-        sample("mixd")
+        sample_jobs("mixd")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request
 from maitred.instance import InstanceConfig, LinearLatency
-from maitred.request import Request
 from maitred.sim import simulate
-from maitred.workload import Client, Job, Workload, closed_loop, rate_scaled, synthetic, time_scaled
+from maitred.workload import Client, Job, Workload, closed_loop, scale_rate, scale_time, synthetic
 
 SECOND = 1_000_000
 
@@ -23,27 +23,27 @@ def facts(jobs: list[Job]) -> list[tuple[int, int | None, int | None]]:
 
 
 def test_denser_arrivals_keep_their_deadlines() -> None:
-    assert facts(list(rate_scaled([job(0, 100), job(1, 1_000)], 2))) == [(50, 350, 70), (500, 800, 70)]
+    assert facts(list(scale_rate([job(0, 100), job(1, 1_000)], 2))) == [(50, 350, 70), (500, 800, 70)]
 
 
 def test_slower_times_are_all_slower() -> None:
-    assert facts(list(time_scaled([job(0, 100), job(1, 1_000)], 2))) == [(200, 800, 140), (2_000, 2_600, 140)]
+    assert facts(list(scale_time([job(0, 100), job(1, 1_000)], 2))) == [(200, 800, 140), (2_000, 2_600, 140)]
 
 
 def test_a_rate_and_its_scale_are_one_number() -> None:
-    plain, scaled = list(synthetic(20, 200)), list(rate_scaled(synthetic(10, 200), 2))
+    plain, scaled = list(synthetic(20, 200)), list(scale_rate(synthetic(10, 200), 2))
     assert all(abs(a.request.arrival - b.request.arrival) <= 1 for a, b in zip(plain, scaled, strict=True))
 
 
 def test_who_waits_for_answers_is_not_made_denser_afterwards() -> None:
     with pytest.raises(ConfigError, match="a workload that waits for answers has no arrivals to be scaled"):
-        rate_scaled(Workload(num_requests=1, clients=[CHAT]).jobs(), 2)
+        scale_rate(Workload(num_requests=1, clients=[CHAT]).jobs(), 2)
 
 
 @pytest.mark.parametrize("factor", [0, -1, float("nan"), float("inf"), 1e9])
 def test_factors_that_cannot_be(factor: float) -> None:
     with pytest.raises(ConfigError, match="a factor from 1e-06 to 1e\\+06; 1 changes nothing"):
-        time_scaled([], factor)
+        scale_time([], factor)
 
 
 CHAT = Client(id="c", concurrency=5, think_time_us=SECOND, input_distribution="normal:200,50", output_distribution=20)
@@ -55,7 +55,7 @@ def test_on_an_instance_twice_as_slow_a_workload_twice_as_slow_takes_twice_as_lo
     fast = InstanceConfig(latency=LinearLatency(beta=(5_000, 10, 50)))
     slow = replace(fast, latency=LinearLatency(beta=(10_000, 20, 100)))
     one = simulate(workload.jobs(), instance=fast)
-    two = simulate(time_scaled(workload.jobs(), 2), instance=slow)
+    two = simulate(scale_time(workload.jobs(), 2), instance=slow)
     assert (one.finished * 2).tolist() == two.finished.tolist()
     assert (one.arrival * 2).tolist() == two.arrival.tolist()
 

@@ -11,35 +11,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.errors import ConfigError
-from maitred.units import MILLISECOND
-from maitred.workload import Job, Reactive, open_trace
-from maitred.workload.formats.maitred import Maitred
-from maitred.workload.row import Row
-from maitred.workload.session_replay import ClosedLoop
+from maitred.core.errors import ConfigError
+from maitred.core.units import MILLISECOND
+from maitred.workload import Job, ReactiveWorkload, open_trace
+from maitred.workload.formats.maitred import MaitredFormat
+from maitred.workload.session_replay import SessionReplay
+from maitred.workload.trace_format import TraceRow
 
 SERVICE = 1_000
 Served = list[tuple[int, str, int]]
 
 
-class Plain(Maitred):
+class Plain(MaitredFormat):
     """Its rows say nothing of pauses."""
 
 
-class Pauses(Maitred):
-    thinks = True
+class Pauses(MaitredFormat):
+    has_think_times = True
 
 
-class Whole(Maitred):
-    thinks = True
-    by_session = True
+class Whole(MaitredFormat):
+    has_think_times = True
+    is_grouped_by_session = True
 
 
-def row(at: int, program: str = "", think: int | None = None, parent: str = "") -> Row:
-    return Row(at, 1, 1, program=program, think=think, parent=parent)
+def row(at: int, program: str = "", think: int | None = None, parent: str = "") -> TraceRow:
+    return TraceRow(at, 1, 1, program=program, think_time=think, parent_program=parent)
 
 
-def served(loop: Reactive, service: int = SERVICE, completes: Callable[[Job], bool] = lambda job: True) -> tuple[Served, int]:
+def served(
+    loop: ReactiveWorkload, service: int = SERVICE, completes: Callable[[Job], bool] = lambda job: True
+) -> tuple[Served, int]:
     """(arrival, program, id) of all, in a world that serves each within `service` µs, and how many sessions were open at
     most. It reads one job ahead, as the simulator does."""
     source, latest = iter(loop), -1
@@ -69,15 +71,15 @@ def served(loop: Reactive, service: int = SERVICE, completes: Callable[[Job], bo
                 read()
             continue
         busy.discard(job.request.program)
-        for follows in loop.ended(job.request, completes(job), 1, latest):
+        for follows in loop.on_request_end(job.request, completes(job), 1, latest):
             assert follows.request.arrival >= latest
             heappush(heap, (follows.request.arrival, 1, follows.request.id, follows))
     assert len({number for _, _, number in out}) == len(out)
     return out, most
 
 
-def arrivals(rows: Sequence[Row], kind: type[Maitred] = Plain, **options: int) -> Served:
-    out, _ = served(ClosedLoop(rows, kind(), **options))
+def arrivals(rows: Sequence[TraceRow], kind: type[MaitredFormat] = Plain, **options: int) -> Served:
+    out, _ = served(SessionReplay(rows, kind(), **options))
     return [(at, program, 0) for at, program, _ in out]
 
 
@@ -101,14 +103,14 @@ def test_one_pause_for_all() -> None:
 def test_sessions_begin_more_densely_and_think_as_long(scale: float, begun: int, second: int) -> None:
     """a's second request comes 300 after the answer, which takes 1000, at whatever rate sessions begin."""
     rows = [row(1_000, "x"), row(2_000, "a"), row(2_300, "a"), row(3_000, "b")]
-    out, _ = served(ClosedLoop(rows, Plain(), rate_scale=scale))
+    out, _ = served(SessionReplay(rows, Plain(), rate_scale=scale))
     expected = [(0, "x"), (second, "a"), (begun, "b"), (second + 1_300, "a")]
     assert [(at, program) for at, program, _ in out] == sorted(expected)
 
 
 def test_who_gets_no_answer_does_not_go_on() -> None:
     rows = [row(0, "a"), row(10, "b"), row(20, "a"), row(30, "b"), row(5_000, "a")]
-    out, _ = served(ClosedLoop(rows, Plain()), completes=lambda job: job.request.program == "b")
+    out, _ = served(SessionReplay(rows, Plain()), completes=lambda job: job.request.program == "b")
     assert [(at, program) for at, program, _ in out] == [(0, "a"), (10, "b"), (1_030, "b")]
 
 
@@ -127,14 +129,14 @@ def test_a_sub_agent_starts_after_a_request_of_its_parent_which_goes_on_beside_i
 def test_a_session_begins_when_another_is_over_with_all_its_sub_agents() -> None:
     """a ends at 1000, its sub-agent at 3050; b cannot begin before."""
     rows = [row(0, "a", 0), row(500, "a/1", 2_000 - 950, parent="a"), row(0, "b", 0), row(0, "b", 100), row(0, "c", 0)]
-    out, most = served(ClosedLoop(rows, Whole(), limit=1))
+    out, most = served(SessionReplay(rows, Whole(), max_sessions=1))
     assert [(at, program) for at, program, _ in out] == [(0, "a"), (2_050, "a/1"), (3_050, "b"), (4_150, "b"), (5_150, "c")]
     assert most == 1
 
 
 def test_a_session_without_an_answer_makes_room_too() -> None:
     rows = [row(0, "a", 0), row(5, "a", 5), row(0, "b", 0)]
-    out, _ = served(ClosedLoop(rows, Whole(), limit=1), completes=lambda job: job.request.program != "a")
+    out, _ = served(SessionReplay(rows, Whole(), max_sessions=1), completes=lambda job: job.request.program != "a")
     assert [(at, program) for at, program, _ in out] == [(0, "a"), (1_000, "b")]
 
 
@@ -142,19 +144,19 @@ def test_of_sessions_that_stand_together_no_more_is_read_than_is_open() -> None:
     """Three rows each: when the first request is sent, one row has been looked at ahead, and no other session."""
     read: list[str] = []
 
-    def rows() -> list[Row]:
+    def rows() -> list[TraceRow]:
         return [row(n, f"s{session}", 1) for session in range(50) for n in range(3)]
 
-    def watched() -> Iterator[Row]:
+    def watched() -> Iterator[TraceRow]:
         for one in rows():
             read.append(one.program)
             yield one
 
-    loop = ClosedLoop(watched(), Whole(), limit=2)
+    loop = SessionReplay(watched(), Whole(), max_sessions=2)
     source = iter(loop)
     next(source)
     assert set(read) <= {"s0", "s1"}
-    served_all, most = served(ClosedLoop(rows(), Whole(), limit=2))
+    served_all, most = served(SessionReplay(rows(), Whole(), max_sessions=2))
     assert (len(served_all), most) == (150, 2)
 
 
@@ -164,13 +166,13 @@ def test_of_sessions_that_stand_together_no_more_is_read_than_is_open() -> None:
     st.sampled_from([Plain, Pauses]),
 )
 def test_every_row_is_sent_once_and_never_before_the_answer_it_waits_for(
-    said: list[tuple[int, str, int | None]], service: int, kind: type[Maitred]
+    said: list[tuple[int, str, int | None]], service: int, kind: type[MaitredFormat]
 ) -> None:
     at, rows = 0, []
     for gap, program, think in said:
         at += gap
         rows.append(row(at, program, think if kind is Pauses else None))
-    out, most = served(ClosedLoop(rows, kind()), service)
+    out, most = served(SessionReplay(rows, kind()), service)
     assert sorted(program for _, program, _ in out) == sorted(row.program for row in rows)
     assert most <= 5
     for program in "abcde":
@@ -193,7 +195,7 @@ def test_aiperfs_delays_are_pauses(tmp_path: Path) -> None:
 
 def test_sessions_that_do_not_stand_together_cannot_be_limited(samples: Path) -> None:
     with open_trace(str(samples / "azure_tiny.csv")) as trace, pytest.raises(ConfigError, match="cannot limit its sessions"):
-        trace.closed_loop(limit=3)
+        trace.closed_loop(max_sessions=3)
 
 
 def test_an_empty_trace_is_an_error_here_too(tmp_path: Path) -> None:

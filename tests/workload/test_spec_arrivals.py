@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from maitred.errors import ConfigError
-from maitred.workload import parse_arrivals
+from maitred.core.errors import ConfigError
+from maitred.workload import parse_arrival_process
 from maitred.workload.arrivals import weibull_cv, weibull_shape
 from maitred.workload.spec import Arrival, Client, Cohort, Diurnal, Drain, Lifecycle, Spike, Window, Workload
 
@@ -19,7 +19,7 @@ HOUR = 3_600 * SECOND
 
 
 def gaps(text: str, count: int = 40_000) -> list[float]:
-    return list(islice(parse_arrivals(text).gaps(Random("gaps").random, math.inf), count))
+    return list(islice(parse_arrival_process(text).gaps(Random("gaps").random, math.inf), count))
 
 
 def arrivals(workload: Workload, client_id: str = "") -> list[int]:
@@ -103,7 +103,7 @@ def test_normalized_arrivals_without_an_end_cannot_be() -> None:
 )
 def test_a_process_that_is_none_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        parse_arrivals(text)
+        parse_arrival_process(text)
     assert str(raised.value) == message
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from maitred.errors import ConfigError
-from maitred.request import PriorityClass
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
 from maitred.workload import Workload
 from maitred.workload.spec import Arrival, Client, Cohort
 
@@ -90,7 +90,7 @@ def test_a_file_of_blis_is_read_as_it_is(written: Callable[[str], Path]) -> None
 def test_prompts_of_one_group_begin_alike_and_end_each_for_itself(written: Callable[[str], Path]) -> None:
     """`system` is 50 tokens, as nobody says how many: 3 blocks of 16. Members of the cohort have a prefix each: 4 blocks."""
     jobs = list(Workload.from_yaml(written(BLIS)).jobs())
-    keys = {job.request.id: job.request.prefix.keys(16) for job in jobs if job.request.prefix is not None}
+    keys = {job.request.id: job.request.prefix.block_keys(16) for job in jobs if job.request.prefix is not None}
     assert len(keys) == 400
     starts: dict[str, set[tuple[int, ...]]] = {}
     for job in jobs:
@@ -129,7 +129,7 @@ def test_it_is_the_same_in_every_process(written: Callable[[str], Path]) -> None
     path = written(BLIS)
     code = (
         "from maitred.workload import Workload; import sys\n"
-        "print([(j.request.arrival, j.request.prompt_tokens, j.output_tokens, list(j.request.prefix.keys(16)))"
+        "print([(j.request.arrival, j.request.prompt_tokens, j.output_tokens, list(j.request.prefix.block_keys(16)))"
         " for j in Workload.from_yaml(sys.argv[1]).jobs()])"
     )
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maitred
+from maitred.core.request import PrefixKeys, Request
+from maitred.core.units import Micros
 from maitred.instance import InstanceConfig
-from maitred.request import PrefixKeys, Request
 from maitred.sim import Outcome, simulate
-from maitred.units import Micros
-from maitred.workload import Job, Reactive, time_scaled
+from maitred.workload import Job, ReactiveWorkload, scale_time
 from maitred.workload.spec import Arrival, Client, MultiTurn, Reasoning, Workload
 
 SECOND = 1_000_000
@@ -33,7 +33,7 @@ class End(msgspec.Struct):
     """None: all of them."""
 
 
-def driven(jobs: Reactive, end: Callable[[Request], End]) -> list[Job]:
+def driven(jobs: ReactiveWorkload, end: Callable[[Request], End]) -> list[Job]:
     """All jobs in the order of arrival, by a driver that ends each request as `end` says."""
     arrived: list[Job] = []
     coming: list[tuple[Micros, int, Job]] = []
@@ -51,7 +51,7 @@ def driven(jobs: Reactive, end: Callable[[Request], End]) -> list[Job]:
         if ends and (not coming or ends[0][0] <= coming[0][0]):
             now, _, job, how = heappop(ends)
             tokens = job.output_tokens if how.tokens is None else how.tokens
-            for more in jobs.ended(job.request, how.completed, tokens, now):
+            for more in jobs.on_request_end(job.request, how.completed, tokens, now):
                 assert more.request.arrival >= now
                 heappush(coming, (more.request.arrival, more.request.id, more))
             continue
@@ -86,7 +86,7 @@ def told(jobs: Sequence[Job]) -> list[tuple[float, str, int]]:
 
 def keys(prefix: PrefixKeys | None, block: int = 16) -> list[int]:
     assert prefix is not None
-    return list(prefix.keys(block))
+    return list(prefix.block_keys(block))
 
 
 def test_a_round_comes_when_the_answer_has_been_read_and_says_all_that_was_said() -> None:
@@ -105,7 +105,7 @@ def test_without_growth_each_round_says_something_new_alone() -> None:
     jobs = driven(Workload(horizon=19 * SECOND, clients=[chat(reasoning=turns)]).jobs(), lambda request: End(2 * SECOND))
     assert told(jobs) == [(10, "chat/1", 100), (12, "chat/1", 100)]
     assert jobs[0].request.prefix is None
-    assert jobs[0].whole is None
+    assert jobs[0].conversation_prefix is None
 
 
 def test_nothing_follows_the_last_round() -> None:
@@ -128,7 +128,7 @@ def test_a_session_ends_with_a_round_that_was_not_answered(lost: int) -> None:
 def test_an_answer_that_was_cut_short_is_what_the_next_round_holds() -> None:
     jobs = driven(Workload(horizon=19 * SECOND, clients=[chat()]).jobs(), lambda request: End(2 * SECOND, tokens=7))
     assert told(jobs)[1] == (17, "chat/1", 207)
-    assert keys(jobs[0].whole)[: 107 // 16] == keys(jobs[1].request.prefix)[: 107 // 16]
+    assert keys(jobs[0].conversation_prefix)[: 107 // 16] == keys(jobs[1].request.prefix)[: 107 // 16]
 
 
 def test_no_round_comes_beyond_the_horizon() -> None:
@@ -173,7 +173,7 @@ def test_the_keys_of_a_round_begin_with_those_of_the_round_before_and_its_answer
     for before, after in pairwise(one):
         prompt, whole, following = (
             keys(before.request.prefix, block),
-            keys(before.whole, block),
+            keys(before.conversation_prefix, block),
             keys(after.request.prefix, block),
         )
         assert len(prompt) == before.request.prompt_tokens // block
@@ -272,7 +272,7 @@ def test_a_plain_client_waits_for_ever() -> None:
 def test_in_a_world_twice_as_slow_everything_happens_at_twice_the_time() -> None:
     workload = Workload(horizon=100 * SECOND, clients=[chat(timeout=9 * SECOND, slo_target_us=SECOND)])
     jobs = driven(workload.jobs(), lambda request: End(2 * SECOND))
-    slower = driven(time_scaled(workload.jobs(), 2), lambda request: End(4 * SECOND))  # type: ignore[arg-type]
+    slower = driven(scale_time(workload.jobs(), 2), lambda request: End(4 * SECOND))  # type: ignore[arg-type]
     assert [job.request.arrival * 2 for job in jobs] == [job.request.arrival for job in slower]
     assert {job.request.deadline - job.request.arrival for job in slower if job.request.deadline} == {18 * SECOND}
     assert {job.request.slo_target for job in slower} == {2 * SECOND}

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from maitred.errors import ConfigError
-from maitred.request import PriorityClass
-from maitred.workload import parse_mix, parse_tenant_mix, reclassed, synthetic, with_tenants
-from maitred.workload.timeouts import with_timeout
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
+from maitred.workload import parse_class_mix, parse_tenant_mix, synthetic, with_class_mix, with_tenant_mix
+from maitred.workload.transforms import with_timeout
 
 
 def test_gaps_are_exponential_with_the_mean_of_the_rate() -> None:
@@ -70,7 +70,7 @@ def test_classes_come_in_their_shares() -> None:
 
 def test_a_workload_can_be_given_other_classes_and_nothing_else() -> None:
     before = list(synthetic(10, 100))
-    after = list(reclassed(synthetic(10, 100), parse_mix("bulk:1"), seed=1))
+    after = list(with_class_mix(synthetic(10, 100), parse_class_mix("bulk:1"), seed=1))
     assert {job.request.priority_class for job in after} == {PriorityClass.BULK}
     assert [job.request.arrival for job in after] == [job.request.arrival for job in before]
 
@@ -85,7 +85,7 @@ def test_tenants_come_in_their_shares_and_move_nothing_else() -> None:
         (j.request.arrival, j.request.priority_class) for j in after
     ]
     assert {job.request.tenant for job in before} == {""}
-    assert list(with_tenants(before, parse_tenant_mix("auth:acme:1,ip:::1:3"), seed=42)) == after
+    assert list(with_tenant_mix(before, parse_tenant_mix("auth:acme:1,ip:::1:3"), seed=42)) == after
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_other_mistakes_are_refused_at_once_under_their_names() -> None:
 )
 def test_a_mix_that_is_none_is_told_what_would_be(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match="--class-mix") as raised:
-        parse_mix(text, where="--class-mix")
+        parse_class_mix(text, where="--class-mix")
     assert said in str(raised.value)
 
 
@@ -149,7 +149,7 @@ def test_prompts_share_their_prefix_and_nothing_else() -> None:
     jobs = list(synthetic(rate=10, num_requests=3, input_tokens="uniform:100,200", prefix_tokens=32))
 
     assert [job.request.prompt_tokens for job in jobs] == [32 + tokens for tokens in bare]
-    keys = [job.request.prefix.keys(16) for job in jobs if job.request.prefix is not None]
+    keys = [job.request.prefix.block_keys(16) for job in jobs if job.request.prefix is not None]
     assert [len(each) for each in keys] == [job.request.prompt_tokens // 16 for job in jobs]
     assert len({tuple(each[:2]) for each in keys}) == 1
     assert len({each[2] for each in keys}) == 3

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from maitred.errors import ConfigError
-from maitred.request import PriorityClass
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
 from maitred.workload import FORMATS, BadRows, Job, open_trace
 
 AZURE = (
@@ -91,7 +91,7 @@ def test_mooncake_times_are_milliseconds_and_hash_ids_become_a_prefix(samples: P
     assert [job.output_tokens for job in (first, second, third)] == [4, 2, 1]
     assert first.request.prefix is not None
     assert second.request.prefix is not None
-    ours, theirs = first.request.prefix.keys(128), second.request.prefix.keys(128)
+    ours, theirs = first.request.prefix.block_keys(128), second.request.prefix.block_keys(128)
     assert (len(ours), len(theirs)) == (8, 5)
     assert list(ours[:4]) == list(theirs[:4])
     assert not set(ours[4:]) & set(theirs[4:])
@@ -117,13 +117,13 @@ def test_our_own_format_may_carry_tenants_and_what_clients_asked_for(write: Writ
     assert (first.tenant, first.max_output_tokens, first.stream) == ("auth:acme", 100, False)
     assert (second.tenant, second.max_output_tokens, second.stream) == ("", None, True)
     path = write(header + ",0,bulk,9,8,,no\n")
-    assert "stream is 'no'" in refusal(f"maitred:{path}").what
+    assert "stream is 'no'" in refusal(f"maitred:{path}").problem
 
 
 def test_a_tenant_that_no_policy_could_name_is_a_bad_row(write: Write) -> None:
     path = write("arrival_secs,class,prompt_tokens,output_tokens,tenant\n0,bulk,1,1,acme\n")
     error = refusal(f"maitred:{path}")
-    assert error.what == "tenant 'acme' matches nobody: write auth:acme, header:acme, ip:ADDRESS or anonymous"
+    assert error.problem == "tenant 'acme' matches nobody: write auth:acme, header:acme, ip:ADDRESS or anonymous"
     assert error.hint == "empty: nobody knows who it was; --skip-bad-rows leaves such rows out"
 
 
@@ -179,7 +179,7 @@ def test_a_row_that_is_no_text_is_a_bad_row_like_others(write: Write) -> None:
     assert str(refusal(f"azure:{path}")).startswith(f"{path}:2: this row is not text (UTF-8) (is the file damaged?")
     with open_trace(f"azure:{path}", bad_rows=BadRows.SKIP) as trace:
         assert [job.request.prompt_tokens for job in trace] == [3]
-        assert trace.skipped == 1
+        assert trace.num_skipped == 1
 
 
 @pytest.mark.parametrize("rows", ["", "\n\n"])
@@ -241,11 +241,11 @@ def test_a_bad_row_is_named_by_its_line_and_can_be_skipped(write: Write, row: st
     path = write(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-17 00:00:00,1,2\n{row}\n2023-11-17 00:00:02,3,4\n")
     error = refusal(f"azure:{path}")
     assert error.where == f"{path}:3"
-    assert what in error.what
+    assert what in error.problem
     assert "--skip-bad-rows" in error.hint
     with open_trace(f"azure:{path}", bad_rows=BadRows.SKIP) as trace:
         assert [(job.request.id, job.request.arrival) for job in trace] == [(0, 0), (1, 2_000_000)]
-        assert trace.skipped == 1
+        assert trace.num_skipped == 1
         assert trace.first_skipped is not None
         assert trace.first_skipped.where == f"{path}:3"
         assert "--skip-bad-rows" not in trace.first_skipped.hint
@@ -267,7 +267,7 @@ def test_a_bad_mooncake_row_is_named_by_its_line(write: Write, row: str, what: s
     path = write(f'{{"timestamp": 0, "input_length": 1, "output_length": 1}}\n{row}\n')
     error = refusal(f"mooncake:{path}")
     assert error.where == f"{path}:2"
-    assert what in error.what
+    assert what in error.problem
 
 
 def test_blank_lines_are_nothing_but_count_as_lines(write: Write) -> None:
@@ -288,7 +288,7 @@ def test_a_class_that_is_none_suggests_the_nearest(write: Write) -> None:
 def test_an_arrival_that_is_no_time_is_a_bad_row(write: Write, secs: str) -> None:
     path = write(f"arrival_secs,class,prompt_tokens,output_tokens\n{secs},bulk,1,1\n")
     error = refusal(f"maitred:{path}")
-    assert f"arrival_secs is {secs!r}" in error.what
+    assert f"arrival_secs is {secs!r}" in error.problem
 
 
 def test_memory_does_not_grow_with_the_file(write: Write) -> None:
@@ -306,4 +306,4 @@ def test_memory_does_not_grow_with_the_file(write: Write) -> None:
 def test_how_far_a_trace_was_read(write: Write) -> None:
     with open_trace(f"azure:{write(AZURE)}") as trace:
         list(trace)
-        assert trace.share_read == 1.0
+        assert trace.fraction_read == 1.0

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.request import PriorityClass, Request
-from maitred.slo_classes import SLO_PRIORITIES, class_of
-from maitred.workload import WRITERS, Client, Job, Lost, TraceWriter, Workload, open_trace
-from maitred.workload.formats.blis import COLUMNS
-from maitred.workload.prefix import GroupPrefix
+from maitred.core.request import PriorityClass, Request
+from maitred.core.slo_classes import SLO_PRIORITIES, priority_class_of
+from maitred.workload import WRITERS, Client, Job, LostField, TraceWriter, Workload, open_trace
+from maitred.workload.formats.blis import WRITTEN_COLUMNS
+from maitred.workload.prefix_keys import GroupPrefixKeys
 from maitred.workload.spec import MultiTurn, Reasoning
-from maitred.workload.writing import lines
+from maitred.workload.trace_writer import trace_lines
 
 TEXT = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")), max_size=8).map(str.strip)
 
 
 def written(jobs: Iterable[Job], name: str) -> tuple[str, TraceWriter]:
     writer = WRITERS.get(name)()
-    return "".join(lines(writer, jobs)), writer
+    return "".join(trace_lines(writer, jobs)), writer
 
 
 def read(text: str, name: str) -> list[Job]:
@@ -47,7 +47,7 @@ def blis_jobs(draw: st.DrawFn) -> Job:
         max_output_tokens=answer,
         client_id=draw(TEXT),
         model=draw(TEXT),
-        priority_class=class_of(slo),
+        priority_class=priority_class_of(slo),
         tenant=draw(TEXT),
         program=draw(TEXT),
         stream=draw(st.booleans()),
@@ -56,7 +56,7 @@ def blis_jobs(draw: st.DrawFn) -> Job:
         deadline=draw(st.none() | st.integers(1, 10**12)),
         slo_class=slo,
         slo_target=draw(st.none() | st.integers(1, 10**9)),
-        prefix=GroupPrefix(draw(st.integers(1, 5)) if shared else 0, shared, 0, prompt),
+        prefix=GroupPrefixKeys(draw(st.integers(1, 5)) if shared else 0, shared, 0, prompt),
     )
     return Job(request, answer)
 
@@ -65,8 +65,8 @@ def numbered(jobs: list[Job]) -> Iterator[Job]:
     """In order of arrival, with ids, and each with a prompt of its own."""
     for number, job in enumerate(sorted(jobs, key=lambda job: job.request.arrival)):
         prefix = job.request.prefix
-        assert isinstance(prefix, GroupPrefix)
-        own = GroupPrefix(prefix.group, prefix.shared, number, prefix.tokens)
+        assert isinstance(prefix, GroupPrefixKeys)
+        own = GroupPrefixKeys(prefix.group, prefix.shared_tokens, number, prefix.tokens)
         fields = {name: getattr(job.request, name) for name in Request.__struct_fields__}
         yield Job(Request(**{**fields, "id": number, "prefix": own}), job.output_tokens)
 
@@ -77,7 +77,7 @@ def sharing(jobs: list[Job]) -> list[list[int]]:
     found = []
     for job in jobs:
         assert job.request.prefix is not None
-        found.append([seen.setdefault(key, job.request.id) for key in job.request.prefix.keys(16)])
+        found.append([seen.setdefault(key, job.request.id) for key in job.request.prefix.block_keys(16)])
     return found
 
 
@@ -87,7 +87,7 @@ def test_tracev2_brings_back_what_was_written(drawn: list[Job]) -> None:
     """All fields; of prefixes who shares which blocks with whom, for groups have new names (one model each)."""
     jobs = list(numbered(drawn))
     text, writer = written(jobs, "blis")
-    assert not +writer.lost
+    assert not +writer.lost_fields
     back = read(text, "blis")
     for before, after in zip(jobs, back, strict=True):
         for name in set(Request.__struct_fields__) - {"prefix"}:
@@ -104,21 +104,21 @@ def job(**said: object) -> Job:
 def test_the_27_columns_alone_where_no_other_is_needed() -> None:
     text, _ = written([job(program="s"), job(program="s", id=1), job(id=2)], "blis")
     said = text.splitlines()
-    assert said[0] == ",".join(COLUMNS)
-    first = dict(zip(COLUMNS, said[1].split(","), strict=True))
+    assert said[0] == ",".join(WRITTEN_COLUMNS)
+    first = dict(zip(WRITTEN_COLUMNS, said[1].split(","), strict=True))
     assert (first["arrival_time_us"], first["send_time_us"], first["input_tokens"], first["slo_class"]) == (
         "5",
         "5",
         "9",
         "standard",
     )
-    assert [line.split(",")[COLUMNS.index("round_index")] for line in said[1:]] == ["0", "1", "0"]
-    assert len(COLUMNS) == 27
+    assert [line.split(",")[WRITTEN_COLUMNS.index("round_index")] for line in said[1:]] == ["0", "1", "0"]
+    assert len(WRITTEN_COLUMNS) == 27
 
 
 def test_a_column_that_is_needed_too_late_is_counted() -> None:
     text, writer = written([*(job(id=number) for number in range(5_000)), job(id=5_000, slo_target=7)], "blis")
-    assert +writer.lost == {Lost.TARGET: 1}
+    assert +writer.lost_fields == {LostField.TARGET: 1}
     assert len(text.splitlines()) == 1 + 5_001
 
 
@@ -132,7 +132,7 @@ def test_memory_does_not_grow_with_the_jobs() -> None:
             yield job(id=taken)
             taken += 1
 
-    text = lines(WRITERS.get("blis")(), endless())
+    text = trace_lines(WRITERS.get("blis")(), endless())
     next(text)
     assert taken <= 4_096
     for _ in range(5_000):
@@ -153,7 +153,7 @@ def test_ours_brings_back_what_was_written() -> None:
     )
     text, writer = written([said], "maitred")
     (back,) = read(text, "maitred")
-    assert not +writer.lost
+    assert not +writer.lost_fields
     for name in ("max_output_tokens", "model", "priority_class", "tenant", "stream", "slo_class"):
         assert getattr(back.request, name) == getattr(said.request, name)
     assert back.request.program == "s 1"
@@ -163,14 +163,14 @@ def test_ours_brings_back_what_was_written() -> None:
 @pytest.mark.parametrize(
     ("name", "said", "lost"),
     [
-        ("maitred", {"deadline": 5}, Lost.DEADLINE),
-        ("maitred", {"priority": 1.0}, Lost.PRIORITY),
-        ("maitred", {"prefix": GroupPrefix(1, 2, 0, 9)}, Lost.PREFIX),
-        ("blis", {"deadline": 0}, Lost.DEADLINE),
+        ("maitred", {"deadline": 5}, LostField.DEADLINE),
+        ("maitred", {"priority": 1.0}, LostField.PRIORITY),
+        ("maitred", {"prefix": GroupPrefixKeys(1, 2, 0, 9)}, LostField.PREFIX),
+        ("blis", {"deadline": 0}, LostField.DEADLINE),
     ],
 )
-def test_what_cannot_be_said_is_counted(name: str, said: dict[str, object], lost: Lost) -> None:
-    assert +written([job(**said)], name)[1].lost == {lost: 1}
+def test_what_cannot_be_said_is_counted(name: str, said: dict[str, object], lost: LostField) -> None:
+    assert +written([job(**said)], name)[1].lost_fields == {lost: 1}
 
 
 def test_the_prefix_groups_of_a_specification_can_be_said() -> None:
@@ -183,7 +183,7 @@ def test_the_prefix_groups_of_a_specification_can_be_said() -> None:
     ]
     jobs = list(Workload(clients=clients, num_requests=30).jobs())
     text, writer = written(jobs, "blis")
-    assert not +writer.lost
+    assert not +writer.lost_fields
     back = read(text, "blis")
     assert [job.request.prompt_tokens for job in back] == [job.request.prompt_tokens for job in jobs]
     grouped = {job.request.id for job in jobs if job.request.client_id != "c"}
@@ -198,7 +198,7 @@ def test_what_rounds_repeat_of_earlier_ones_cannot_be_said() -> None:
         id="a", rate=1.0, input_distribution=20, output_distribution=3, closed_loop=False, reasoning=Reasoning(multi_turn=turns)
     )
     jobs = list(Workload(clients=[client], num_requests=1_000, horizon=20_000_000).jobs())
-    assert +written(jobs, "blis")[1].lost == {Lost.PREFIX: len(jobs) // 2}
+    assert +written(jobs, "blis")[1].lost_fields == {LostField.PREFIX: len(jobs) // 2}
 
 
 def test_a_tenant_of_blis_is_one_of_a_header() -> None:

@@ -1,6 +1,6 @@
 """May it enter now?
 
-One core for every world: a plain state machine that is told what happens (`submit`, `first_byte`, `release`, `resize`,
+One core for every world: a plain state machine that is told what happens (`submit`, `confirm_first_byte`, `release`, `resize`,
 `reconfigure`, and time) and answers with decisions. Each model has a pool of slots of its own; inside a pool a request is
 admitted if a slot is free for its class; else it may take the slot of a victim of a lower class; else it waits in the queue of
 its class; else it is rejected.
@@ -41,34 +41,34 @@ is kept).
 
 from __future__ import annotations
 
-from maitred.admission.books import ClassView, PoolView
-from maitred.admission.classes import parse_class
 from maitred.admission.config import (
     AdmissionConfig,
     ClassConfig,
     ClassesConfig,
     LegacyConfig,
     TenantPolicy,
-    class_named,
+    class_from_name,
+    parse_class,
 )
-from maitred.admission.core import NO_LOAD, Admission, no_look
-from maitred.admission.flavours import BUILT_IN, SMG_BOOTSTRAP_CAPACITY
+from maitred.admission.core import EMPTY_LOAD, Admission, no_load
+from maitred.admission.counters import ClassView, PoolView
+from maitred.admission.enums import Action, Reason, ReleaseReason
 from maitred.admission.flow_control.config import FlowControlConfig
 from maitred.admission.policies import POLICIES, AdmissionPolicy, PolicyConfig, Refusal
-from maitred.admission.pool import Look
-from maitred.admission.pools import EVERYBODY
-from maitred.admission.record import RecordedAdmission, replay
-from maitred.admission.rules import overcommit
-from maitred.admission.saturation import load_of
+from maitred.admission.pool import LoadProbe
+from maitred.admission.pools import SHARED_POOL
+from maitred.admission.presets import CLASS_PRESETS, SMG_BOOTSTRAP_CAPACITY
+from maitred.admission.replay import RecordedAdmission, replay
+from maitred.admission.rules import overcommit_problem
+from maitred.admission.saturation import fleet_load
 from maitred.admission.tenant_names import tenant_problem
-from maitred.admission.ticket import State, Ticket, TransitionError
-from maitred.admission.vocabulary import Action, End, Reason
+from maitred.admission.ticket import Ticket, TicketState, TransitionError
 
 __all__ = [
-    "BUILT_IN",
-    "EVERYBODY",
-    "NO_LOAD",
+    "CLASS_PRESETS",
+    "EMPTY_LOAD",
     "POLICIES",
+    "SHARED_POOL",
     "SMG_BOOTSTRAP_CAPACITY",
     "Action",
     "Admission",
@@ -77,23 +77,23 @@ __all__ = [
     "ClassConfig",
     "ClassView",
     "ClassesConfig",
-    "End",
     "FlowControlConfig",
     "LegacyConfig",
-    "Look",
+    "LoadProbe",
     "PolicyConfig",
     "PoolView",
     "Reason",
     "RecordedAdmission",
     "Refusal",
-    "State",
+    "ReleaseReason",
     "TenantPolicy",
     "Ticket",
+    "TicketState",
     "TransitionError",
-    "class_named",
-    "load_of",
-    "no_look",
-    "overcommit",
+    "class_from_name",
+    "fleet_load",
+    "no_load",
+    "overcommit_problem",
     "parse_class",
     "replay",
     "tenant_problem",

@@ -14,231 +14,230 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from maitred.admission.audit import problems
-from maitred.admission.bucket import TokenBucket
-from maitred.admission.pool import Pool
-from maitred.admission.precedence import Precedence
-from maitred.admission.promotions import Promotions
-from maitred.admission.queues import Turns
+from maitred.admission.enums import Action, Reason, ReleaseReason
+from maitred.admission.invariants import class_pool_violations
+from maitred.admission.pool import SlotPool
+from maitred.admission.preemption import PreemptionCandidates
+from maitred.admission.priority import AdmissionPriority, PromotionBudget
+from maitred.admission.queues import SequenceNumbers
+from maitred.admission.rate_limit import TokenBucket
 from maitred.admission.rules import MOST_URGENT_FIRST, PoolRules
-from maitred.admission.ticket import HOLDING, Event, State, Ticket
-from maitred.admission.victims import Takeable
-from maitred.admission.vocabulary import Action, End, Reason
-from maitred.admission.waiters import Waiters
-from maitred.contracts import FleetLoad
-from maitred.decisions import Decision
-from maitred.units import Micros
+from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
+from maitred.admission.waiting import PoolQueues
+from maitred.core.contracts import FleetLoad
+from maitred.core.decisions import Decision
+from maitred.core.units import Micros
 
-_QUEUE, _RELEASE = Event.QUEUE, Event.RELEASE  # members of enums are slow to look up
-_AWAITING, _VICTIM = State.AWAITING, State.VICTIM
+_QUEUE, _RELEASE = TicketEvent.QUEUE, TicketEvent.RELEASE  # members of enums are slow to look up
+_AWAITING, _VICTIM = TicketState.AWAITING, TicketState.VICTIM
 _SLOT_FREE = Reason.SLOT_FREE
-_NO_ROOM = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
+_CURED_BY_PREEMPTION = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
 """What a preemption can help against."""
 
 
-class ClassPool(Pool):
+class ClassPool(SlotPool):
     """One model's slots and queues, or those of all."""
 
-    def __init__(self, name: str, rules: PoolRules, turns: Turns) -> None:
-        super().__init__(name, rules, turns)
-        self.waiters = Waiters(rules, turns, self.forecasts)
-        self.promotions = Promotions(rules.promotion_share, rules.promotion_burst)
-        self.precedence = Precedence(rules, self.slots, self.waiters, self.promotions)
-        self.takeable: Takeable = Takeable()
-        self.clock: Micros = 0
+    def __init__(self, name: str, rules: PoolRules, sequence_numbers: SequenceNumbers) -> None:
+        super().__init__(name, rules, sequence_numbers)
+        self.queues = PoolQueues(rules, sequence_numbers, self.retry_estimators)
+        self.promotion_budget = PromotionBudget(rules.promotion_share, rules.promotion_burst)
+        self.priority = AdmissionPriority(rules, self.slots, self.queues, self.promotion_budget)
+        self.victims: PreemptionCandidates = PreemptionCandidates()
+        self.dispatched_at: Micros = 0
         """Who starved by then has been looked at."""
         self._bucket = TokenBucket(rules.rate, rules.burst) if rules.rate else None
         self.resize(0)
 
     # Coming and leaving.
 
-    def enter(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
+    def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
         """A newcomer: admitted, queued or rejected; or it awaits a victim, who is told first."""
         lane = ticket.lane = self.rules.lane_of[ticket.priority_class]
         ticket.submitted_at = now
-        ticket.totals.arrived += 1
-        obstacle = self.precedence.obstacle(ticket)
-        if obstacle is None and self._bucket is not None and not self._bucket.ready(now):
+        ticket.counters.arrived += 1
+        obstacle = self.priority.blocking_reason(ticket)
+        if obstacle is None and self._bucket is not None and not self._bucket.has_token(now):
             obstacle = Reason.RATE_LIMIT
         if obstacle is None:
             return [self._admit(ticket, _SLOT_FREE, now)]
-        if obstacle in _NO_ROOM and self.rules.lanes[lane].can_preempt:
-            victim = self.precedence.victim_for(ticket, self.takeable)
+        if obstacle in _CURED_BY_PREEMPTION and self.rules.lanes[lane].can_preempt:
+            victim = self.priority.choose_victim(ticket, self.victims)
             if victim is not None:
                 return self._preempt(victim, ticket, now)
-        if ticket.share is not None and ticket.share.queue_full:
+        if ticket.tenant_account is not None and ticket.tenant_account.queue_full:
             return [self._reject(ticket, Reason.TENANT_QUEUE_FULL, now)]
-        if self.waiters.queue_full(lane):
+        if self.queues.is_lane_full(lane):
             return [self._reject(ticket, Reason.QUEUE_FULL, now)]
-        ticket.on(_QUEUE)
-        self._wait(ticket)
-        self.waiters.join(ticket, now)
+        ticket.transition(_QUEUE)
+        self._start_waiting(ticket)
+        self.queues.enqueue(ticket, now)
         return [Decision(now, ticket.id, Action.QUEUE, obstacle)]
 
-    def leave(self, ticket: Ticket, end: End, now: Micros) -> list[Decision]:
+    def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
         """It is released: from the queue, or from its slot, which passes on. A victim that is tried again has not left."""
-        if ticket.state in HOLDING:
-            return self._give_back(ticket, end, now)
+        if ticket.state in SLOT_HOLDING_STATES:
+            return self._release_holder(ticket, release_reason, now)
         if ticket.state is _AWAITING:
-            self.waiters.awaiting.remove(ticket)
+            self.queues.pending_preemptors.remove(ticket)
         else:
-            self.waiters.leave(ticket, now)
-        ticket.on(_RELEASE)
-        self._wait_no_more(ticket)
-        ticket.totals.cancelled += 1
+            self.queues.dequeue(ticket, now)
+        ticket.transition(_RELEASE)
+        self._stop_waiting(ticket)
+        ticket.counters.cancelled += 1
         return [Decision(now, ticket.id, Action.CANCEL, Reason.CLIENT_GONE), *self.dispatch(now)]
 
     def adopt(self, ticket: Ticket) -> None:
         """A request that other rules let in, in the state in which it is; those who queue, in the order they stand in."""
         ticket.lane = self.rules.lane_of[ticket.priority_class]
-        if ticket.state in HOLDING:
-            self.precedence.charge(ticket)
-            self._hold(ticket)
+        if ticket.state in SLOT_HOLDING_STATES:
+            self.priority.set_slot_units(ticket)
+            self._take_slot(ticket)
         else:
-            self.waiters.adopt(ticket)
+            self.queues.adopt(ticket)
             self.waiting += 1
 
     # Whoever waits.
 
     def dispatch(self, now: Micros) -> list[Decision]:
         """Admit waiters while slots are free for them."""
-        self.clock = now
+        self.dispatched_at = now
         admitted: list[Decision] = []
-        while self.waiting and self.slots.used < self.slots.capacity:
-            if self._bucket is not None and not self._bucket.ready(now):
+        while self.waiting and self.slots.in_use < self.slots.capacity:
+            if self._bucket is not None and not self._bucket.has_token(now):
                 break
-            regular = self.precedence.next_in_order()
-            starved = self.precedence.starved(regular, now)
+            regular = self.priority.next_waiter()
+            starved = self.priority.next_promotion(regular, now)
             if starved is not None:
-                self.promotions.promote()
+                self.promotion_budget.count_promotion()
                 starved.promoted = True
-                starved.totals.promoted += 1
-                admitted.append(self._dispatch(starved, Reason.STARVED, now))
+                starved.counters.promoted += 1
+                admitted.append(self._admit_waiter(starved, Reason.STARVED, now))
             elif regular is not None:
-                admitted.append(self._dispatch(regular, _SLOT_FREE, now))
+                admitted.append(self._admit_waiter(regular, _SLOT_FREE, now))
             else:
                 break
         return admitted
 
-    def _dispatch(self, ticket: Ticket, reason: Reason, now: Micros) -> Decision:
+    def _admit_waiter(self, ticket: Ticket, reason: Reason, now: Micros) -> Decision:
         """A waiter gets a slot."""
         if ticket.state is _AWAITING:
-            self.waiters.awaiting.remove(ticket)
+            self.queues.pending_preemptors.remove(ticket)
         else:
-            self.waiters.serve(ticket, now)
-            self.promotions.dispatch()
-        self._wait_no_more(ticket)
+            self.queues.dequeue_admitted(ticket, now)
+            self.promotion_budget.count_admission()
+        self._stop_waiting(ticket)
         return self._admit(ticket, reason, now)
 
-    def unblock(self, tenant: str) -> None:
-        self.waiters.unblock(tenant)
+    def unblock_tenant(self, tenant: str) -> None:
+        self.queues.unblock_tenant(tenant)
 
     def _retry_after(self, ticket: Ticket, now: Micros) -> Micros:
-        if self.rules.retry_after is not None:
-            return self.rules.retry_after
+        if self.rules.fixed_retry_after is not None:
+            return self.rules.fixed_retry_after
         lane = ticket.lane
-        return self.forecasts[lane].promise(len(self.waiters.queues[lane]), now, self.rules.lanes[lane].timeout)
+        return self.retry_estimators[lane].estimate(len(self.queues.lanes[lane]), now, self.rules.lanes[lane].queue_timeout)
 
     # Preemption.
 
     def _preempt(self, victim: Ticket, ticket: Ticket, now: Micros) -> list[Decision]:
-        victim.on(Event.PREEMPT)
-        self.takeable.discard(victim)
-        victim.totals.preempted_by[ticket.priority_class] += 1
-        victim.other, ticket.other = ticket, victim
-        ticket.on(Event.AWAIT)
-        ticket.turn = self._turns.last()
-        self._wait(ticket)
-        self.waiters.awaiting.add(ticket)
+        victim.transition(TicketEvent.PREEMPT_SLOT)
+        self.victims.discard(victim)
+        victim.counters.preempted_by[ticket.priority_class] += 1
+        victim.preemption_peer, ticket.preemption_peer = ticket, victim
+        ticket.transition(TicketEvent.AWAIT)
+        ticket.sequence_number = self._sequence_numbers.next_back()
+        self._start_waiting(ticket)
+        self.queues.pending_preemptors.add(ticket)
         return [
-            Decision(now, victim.id, Action.PREEMPT, Reason.HIGHER_CLASS, ticket.id),
+            Decision(now, victim.id, Action.PREEMPT_SLOT, Reason.HIGHER_CLASS, ticket.id),
             Decision(now, ticket.id, Action.QUEUE, Reason.VICTIM_LEAVING, victim.id),
         ]
 
-    def _give_back(self, ticket: Ticket, end: End, now: Micros) -> list[Decision]:
+    def _release_holder(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
         """A slot is free: for whom it was kept, and else for whoever is next."""
-        preemptor = ticket.other
-        self._release(ticket, now)
+        preemptor = ticket.preemption_peer
+        self._release_slot(ticket, now)
         decisions = []
-        if ticket.state is _VICTIM and self._comes_back(ticket, end, now):
+        if ticket.state is _VICTIM and self._may_retry(ticket, release_reason, now):
             decisions.append(self._retry(ticket, now))
         else:
-            ticket.totals.ended[End.PREEMPTED if ticket.state is _VICTIM else end] += 1
-            ticket.on(_RELEASE)
+            ticket.counters.ended[ReleaseReason.SLOT_PREEMPTED if ticket.state is _VICTIM else release_reason] += 1
+            ticket.transition(_RELEASE)
         if preemptor is not None:
-            ticket.other = preemptor.other = None
-            if self.precedence.may_follow(preemptor):
-                self.waiters.awaiting.remove(preemptor)
-                self._wait_no_more(preemptor)
+            ticket.preemption_peer = preemptor.preemption_peer = None
+            if self.priority.can_take_slot(preemptor):
+                self.queues.pending_preemptors.remove(preemptor)
+                self._stop_waiting(preemptor)
                 decisions.append(self._admit(preemptor, Reason.VICTIM_GONE, now, ticket.id))
         return decisions + self.dispatch(now) if self.waiting else decisions
 
-    def _comes_back(self, ticket: Ticket, end: End, now: Micros) -> bool:
-        if end is not End.PREEMPTED or not self.rules.retries:
+    def _may_retry(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> bool:
+        if release_reason is not ReleaseReason.SLOT_PREEMPTED or not self.rules.retries_victims:
             return False
-        return ticket.submitted_at + self.rules.lanes[ticket.lane].timeout > now
+        return ticket.submitted_at + self.rules.lanes[ticket.lane].queue_timeout > now
 
     def _retry(self, ticket: Ticket, now: Micros) -> Decision:
-        ticket.on(Event.RETRY)
+        ticket.transition(TicketEvent.RETRY)
         ticket.retried = True
-        ticket.totals.retried += 1
-        self._wait(ticket)
-        self.waiters.rejoin(ticket, now)
+        ticket.counters.retried += 1
+        self._start_waiting(ticket)
+        self.queues.requeue_front(ticket, now)
         return Decision(now, ticket.id, Action.QUEUE, Reason.TO_BE_RETRIED)
 
     # Time.
 
-    def next_due(self) -> Micros | None:
+    def next_deadline(self) -> Micros | None:
         if not self.waiting:
             return None
-        soon, timeout = self.soon(), self.waiters.next_time()
+        soon, timeout = self.next_admission_at(), self.queues.next_deadline()
         if soon is None or timeout is None:
             return timeout if soon is None else soon
         return min(soon, timeout)
 
-    def soon(self) -> Micros | None:
+    def next_admission_at(self) -> Micros | None:
         """When time may let somebody into a slot that idles beside him: he starves, or the bucket fills."""
-        if not self.waiting or self.slots.used >= self.slots.capacity:
+        if not self.waiting or self.slots.in_use >= self.slots.capacity:
             return None
-        due = self.waiters.starving.next_after(self.clock)
+        due = self.queues.starvation.next_starvation_after(self.dispatched_at)
         if self._bucket is not None:
-            ready = self._bucket.ready_at(self.clock)
+            ready = self._bucket.next_token_at(self.dispatched_at)
             due = ready if due is None else min(due, ready)
-        return due if due is None or due > self.clock else None
+        return due if due is None or due > self.dispatched_at else None
 
-    def first_due(self, ticket: Ticket) -> Micros:
-        return self.waiters.time_of(ticket)
+    def deadline_of(self, ticket: Ticket) -> Micros:
+        return self.queues.deadline_of(ticket)
 
-    def fire(self, now: Micros) -> list[Decision]:
+    def advance(self, now: Micros) -> list[Decision]:
         """Timeouts, and preemptors whose budget is spent; then whoever may enter for that."""
         done: list[Decision] = []
-        waiters = self.waiters
+        waiters = self.queues
         for lane in MOST_URGENT_FIRST:
-            while (waiter := waiters.overdue(lane, now)) is not None:
-                done.append(self._time_out(waiter, now))
-            while waiters.awaiting.count and (preemptor := waiters.overdue_preemptor(lane, now)) is not None:
-                done.append(self._budget_spent(preemptor, now))
+            while (waiter := waiters.expired_waiter(lane, now)) is not None:
+                done.append(self._expire_waiter(waiter, now))
+            while waiters.pending_preemptors.count and (preemptor := waiters.expired_preemptor(lane, now)) is not None:
+                done.append(self._expire_preemptor(preemptor, now))
         return done + self.dispatch(now)
 
-    def _time_out(self, ticket: Ticket, now: Micros) -> Decision:
-        self.waiters.leave(ticket, now)
-        self._wait_no_more(ticket)
+    def _expire_waiter(self, ticket: Ticket, now: Micros) -> Decision:
+        self.queues.dequeue(ticket, now)
+        self._stop_waiting(ticket)
         return self._reject(ticket, Reason.QUEUE_TIMEOUT, now)
 
-    def _budget_spent(self, ticket: Ticket, now: Micros) -> Decision:
-        self.waiters.awaiting.remove(ticket)
-        if self.waiters.queue_full(ticket.lane):
-            self._wait_no_more(ticket)
+    def _expire_preemptor(self, ticket: Ticket, now: Micros) -> Decision:
+        self.queues.pending_preemptors.remove(ticket)
+        if self.queues.is_lane_full(ticket.lane):
+            self._stop_waiting(ticket)
             return self._reject(ticket, Reason.QUEUE_FULL, now)
-        ticket.on(_QUEUE)
-        self.waiters.join(ticket, now)
+        ticket.transition(_QUEUE)
+        self.queues.enqueue(ticket, now)
         return Decision(now, ticket.id, Action.QUEUE, Reason.BUDGET_SPENT)
 
     # Looking.
 
-    def open_at(self, now: Micros) -> bool:
+    def rate_allows(self, now: Micros) -> bool:
         """Whether the rate lets somebody in."""
-        return self._bucket is None or self._bucket.ready(now)
+        return self._bucket is None or self._bucket.has_token(now)
 
-    def problems(self) -> Iterable[str]:
-        return problems(self)
+    def find_violations(self) -> Iterable[str]:
+        return class_pool_violations(self)

@@ -1,4 +1,8 @@
-"""The `admission` section: how requests enter, and what each class and tenant may count on, with SMG's names for the keys.
+"""The keys of the `admission` section that policies read, under the names of BLIS's policy bundle.
+
+The class that a request asks for, as text in a header.
+
+The `admission` section: how requests enter, and what each class and tenant may count on, with SMG's names for the keys.
 
 SMG's own YAML is this section (`classes`, `tenant_policies`) and loads unchanged. What a class leaves out keeps the value of
 the flavour (see `flavours`). Under `flavour: smg` an entry replaces the whole class, as SMG has it, and must be complete.
@@ -6,30 +10,127 @@ the flavour (see `flavours`). Under `flavour: smg` an entry replaces the whole c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from math import isfinite
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from maitred.admission.flavours import BUILT_IN, ClassRules, Flavour
 from maitred.admission.flow_control.config import FlowControlConfig
-from maitred.admission.policies.config import PolicyConfig
+from maitred.admission.presets import CLASS_PRESETS, ClassRules, Flavour
 from maitred.admission.tenant_names import tenant_problem
-from maitred.request import PriorityClass
+from maitred.core.request import PriorityClass
+from maitred.core.slo_classes import FORMER_SLO_NAMES, MAX_SLO_PRIORITY, SLO_PRIORITIES
 
-MOST_SLOTS = 1_000_000_000
+
+class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which policy stands before the pools, and its parameters. Raises ValueError for what cannot be."""
+
+    policy: str = "always-admit"
+    """A policy registered in `POLICIES`, with parameters if need be: `token-bucket(rate=100)`."""
+    token_bucket_capacity: float = 10_000.0
+    """Tokens of prompts that may enter at once. The bucket is full at first."""
+    token_bucket_refill_rate: float = 1_000.0
+    """Tokens per second."""
+    tier_shed_threshold: int = 0
+    """Load of the most loaded instance up to which nobody is shed."""
+    tier_shed_min_priority: int = 3
+    """SLO priority from which on nobody is shed."""
+    gaie_qd_threshold: float = 5.0
+    """Waiting requests at which an instance counts as saturated."""
+    gaie_kv_threshold: float = 0.8
+    """Share of its KV blocks in use at which it does."""
+    tenant_budgets: dict[str, float] = {}
+    """By tenant, the share of all slots beyond which its sheddable requests are refused."""
+    slo_priorities: dict[str, int] = {}
+    """By SLO class, where it is not as urgent as usual."""
+    slo_targets: dict[str, int] = {}
+    """By SLO class, µs until the first token that a request should have, where it does not say so itself."""
+
+    def __post_init__(self) -> None:
+        for name in ("token_bucket_capacity", "token_bucket_refill_rate"):
+            if not (getattr(self, name) >= 0 and isfinite(getattr(self, name))):
+                raise ValueError(f"{name} must be at least 0")
+        if self.tier_shed_threshold < 0:
+            raise ValueError("tier_shed_threshold must be at least 0")
+        if not (self.gaie_qd_threshold > 0 and isfinite(self.gaie_qd_threshold)):
+            raise ValueError("gaie_qd_threshold must be more than 0")
+        if not 0 < self.gaie_kv_threshold <= 1:
+            raise ValueError("gaie_kv_threshold must be above 0 and at most 1")
+        for tenant, share in self.tenant_budgets.items():
+            if not 0 <= share <= 1:
+                raise ValueError(f"tenant_budgets: {tenant} must be from 0 to 1, a share of all slots")
+        self._check_classes()
+
+    def _check_classes(self) -> None:
+        for key, names in (("slo_priorities", self.slo_priorities), ("slo_targets", self.slo_targets)):
+            for former, today in FORMER_SLO_NAMES.items():  # requests that name it are of the class of today
+                if former in names:
+                    raise ValueError(f"{key}: the SLO class {former} is called {today} now")
+        for name, priority in self.slo_priorities.items():
+            if abs(priority) > MAX_SLO_PRIORITY:
+                raise ValueError(f"slo_priorities: {name} must be from -{MAX_SLO_PRIORITY} to {MAX_SLO_PRIORITY}")
+        for name, target in self.slo_targets.items():
+            if name not in SLO_PRIORITIES and name not in self.slo_priorities:
+                raise ValueError(f"slo_targets: there is no SLO class {name} (known: {', '.join(SLO_PRIORITIES)})")
+            if target < 1:
+                raise ValueError(f"slo_targets: {name} must be at least 1 µs")
+
+    def parameters(self) -> Mapping[str, float]:
+        """Return what the keys say of the policy's parameters, by name. What is written behind its name goes before that."""
+        return {name: getattr(self, key) for name, key in _KEYS.get(self._name, {}).items()}
+
+    def ineffective_keys(self) -> Iterator[str]:
+        """Yield a line for each key of a policy that is not in force."""
+        for policy, keys in _KEYS.items():
+            for key in keys.values():
+                if policy != self._name and ":" not in self.policy and getattr(self, key) != _POLICY_DEFAULTS[key]:
+                    yield f"{key} has no effect: the policy is {self.policy}, not {policy}"
+
+    @property
+    def never_refuses(self) -> bool:
+        """Whether no policy ever says no."""
+        return self._name == "always-admit" and not self.tenant_budgets
+
+    @property
+    def _name(self) -> str:
+        return self.policy.partition("(")[0].strip()
+
+
+_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
+    "token-bucket": {"rate": "token_bucket_refill_rate", "capacity": "token_bucket_capacity"},
+    "tier-shed": {"threshold": "tier_shed_threshold", "min_priority": "tier_shed_min_priority"},
+    "gaie-legacy": {"qd_threshold": "gaie_qd_threshold", "kv_threshold": "gaie_kv_threshold"},
+}
+"""BLIS's keys for the parameters of its policies. A policy of ours has its parameters behind its name, and no keys."""
+_POLICY_DEFAULTS: Final = {key: getattr(PolicyConfig(), key) for keys in _KEYS.values() for key in keys.values()}
+
+
+def parse_class(text: str | None) -> PriorityClass | None:
+    """The class named by `text`: any case, surrounding white space ignored. Never raises.
+
+    None: the text names no class. The caller takes `default`, and counts it. A missing header (None), an empty one and one
+    with anything but visible ASCII ask for nothing: `default`, and nothing to count (SMG's contract).
+    """
+    label = (text or "").strip()
+    if not label or not label.isascii() or not label.isprintable():
+        return PriorityClass.DEFAULT
+    return PriorityClass.from_label(label)
+
+
+MAX_SLOTS = 1_000_000_000
 """No pool is larger: a guard against slips of the keyboard, far beyond any fleet."""
-LONGEST_SECS = 1e9
+MAX_SECS = 1e9
 
 ClassName: TypeAlias = Literal["system", "interactive", "default", "bulk"]
 
 
-def class_named(name: ClassName) -> PriorityClass:
+def class_from_name(name: ClassName) -> PriorityClass:
     """The class of a checked name."""
     return PriorityClass[name.upper()]
 
 
-def _at_least_0(config: msgspec.Struct, *keys: str) -> None:
+def _check_non_negative(config: msgspec.Struct, *keys: str) -> None:
     for key in keys:
         value = getattr(config, key)
         if value is not None and value < 0:
@@ -53,15 +154,15 @@ class ClassConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whether one that finds no slot may take that of a lower class's request that has shown its client nothing yet."""
 
     def __post_init__(self) -> None:
-        _at_least_0(self, "reserved_floor", "queue_size")
-        if self.reserved_floor is not None and self.reserved_floor > MOST_SLOTS:
-            raise ValueError(f"reserved_floor must be at most {MOST_SLOTS:,} slots")
+        _check_non_negative(self, "reserved_floor", "queue_size")
+        if self.reserved_floor is not None and self.reserved_floor > MAX_SLOTS:
+            raise ValueError(f"reserved_floor must be at most {MAX_SLOTS:,} slots")
         if self.reserved_per_slot is not None and not 0 <= self.reserved_per_slot <= 1e6:
             raise ValueError("reserved_per_slot must be a share, 0 or more")
         for key in ("queue_timeout_secs", "starvation_threshold_secs"):
             secs = getattr(self, key)
-            if secs is not None and not 0 < secs <= LONGEST_SECS:
-                raise ValueError(f"{key} must be > 0, and at most {LONGEST_SECS:g} seconds")
+            if secs is not None and not 0 < secs <= MAX_SECS:
+                raise ValueError(f"{key} must be > 0, and at most {MAX_SECS:g} seconds")
 
 
 class ClassesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,7 +187,7 @@ class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Its share among the tenants of a class, in proportion. As soon as one tenant has a weight, those without have 1."""
 
     def __post_init__(self) -> None:
-        _at_least_0(self, "max_queued")
+        _check_non_negative(self, "max_queued")
         if self.max_in_flight is not None and self.max_in_flight < 1:
             raise ValueError("max_in_flight must be at least 1 slot")
         if self.weight is not None and not 1e-6 <= self.weight <= 1e6:
@@ -106,13 +207,13 @@ class LegacyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How long one may wait, in seconds."""
 
     def __post_init__(self) -> None:
-        _at_least_0(self, "queue_size")
-        if self.max_concurrent_requests > MOST_SLOTS:
-            raise ValueError(f"max_concurrent_requests must be at most {MOST_SLOTS:,}")
+        _check_non_negative(self, "queue_size")
+        if self.max_concurrent_requests > MAX_SLOTS:
+            raise ValueError(f"max_concurrent_requests must be at most {MAX_SLOTS:,}")
         if not 0 <= self.rate_limit_tokens_per_second <= 1e6:
             raise ValueError("rate_limit_tokens_per_second must be from 0 to 1e6 requests per second")
-        if not 0 < self.queue_timeout_secs <= LONGEST_SECS:
-            raise ValueError(f"queue_timeout_secs must be > 0, and at most {LONGEST_SECS:g} seconds")
+        if not 0 < self.queue_timeout_secs <= MAX_SECS:
+            raise ValueError(f"queue_timeout_secs must be > 0, and at most {MAX_SECS:g} seconds")
 
     @property
     def burst(self) -> float:
@@ -122,7 +223,7 @@ class LegacyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return max(1.0, self.rate_limit_tokens_per_second)
 
 
-Mode: TypeAlias = Literal["off", "legacy", "priority", "flow-control"]
+AdmissionMode: TypeAlias = Literal["off", "legacy", "priority", "flow-control"]
 SlotCost: TypeAlias = Literal["requests", "tokens"]
 OnPreempt: TypeAlias = Literal["reject", "retry"]
 
@@ -130,7 +231,7 @@ OnPreempt: TypeAlias = Literal["reject", "retry"]
 class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who may be in flight. Raises ValueError for what cannot be."""
 
-    mode: Mode = "legacy"
+    mode: AdmissionMode = "legacy"
     """`off`: everybody; `legacy`: one limit for all; `priority`: classes, a pool of slots per model; `flow-control`: as many as
     the instances can carry."""
     flavour: Flavour = "maitred"
@@ -163,23 +264,23 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         super().__post_init__()
         if self.promotion_share is not None and not 0 <= self.promotion_share <= 1:
             raise ValueError("promotion_share must be from 0 to 1")
-        _at_least_0(self, "promotion_burst")
+        _check_non_negative(self, "promotion_burst")
         if not 0 <= self.preemption_budget_ms <= 60_000:
             raise ValueError("preemption_budget_ms must be from 0 to 60000")
         if not 1 <= self.slot_tokens <= 1_000_000:
             raise ValueError("slot_tokens must be from 1 to 1000000")
         for c in PriorityClass:
-            self.rules(c)
+            self.class_rules(c)
         if self.flavour != "smg":
             for tenant in self.tenant_policies:
                 problem = tenant_problem(tenant)
                 if problem:
                     raise ValueError(f"tenant_policies: {problem}")
 
-    def rules(self, c: PriorityClass) -> ClassRules:
+    def class_rules(self, c: PriorityClass) -> ClassRules:
         """What class `c` may count on, complete."""
         said: ClassConfig | None = getattr(self.classes, c.label)
-        built_in = BUILT_IN[self.flavour][c]
+        built_in = CLASS_PRESETS[self.flavour][c]
         if said is None:
             return built_in
         given = {key: value for key in said.__struct_fields__ if (value := getattr(said, key)) is not None}
@@ -193,42 +294,42 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         return msgspec.structs.replace(built_in, **given)
 
     @property
-    def admits_everybody(self) -> bool:
+    def admits_all(self) -> bool:
         """Whether nobody is ever turned away, or has to wait."""
-        return self.mode == "off" and self.refuses_nobody
+        return self.mode == "off" and self.never_refuses
 
-    def cap(self, tenant: str) -> PriorityClass:
+    def class_cap(self, tenant: str) -> PriorityClass:
         """The highest class that requests of `tenant` can have."""
         policy = self.tenant_policies.get(tenant)
-        return class_named((policy and policy.max_class) or self.default_max_class)
+        return class_from_name((policy and policy.max_class) or self.default_max_class)
 
     @property
-    def share_of_promotions(self) -> float:
+    def effective_promotion_share(self) -> float:
         if self.promotion_share is not None:
             return self.promotion_share
         return _SMG_PROMOTION_SHARE if self.flavour == "smg" else _PROMOTION_SHARE
 
     @property
-    def reads_classes(self) -> bool:
+    def uses_classes(self) -> bool:
         """Whether it matters which class a request is of."""
-        return self.mode in ("priority", "flow-control") or not self.refuses_nobody
+        return self.mode in ("priority", "flow-control") or not self.never_refuses
 
     def policy_warnings(self) -> Iterator[str]:
         """Of admission policies and flow control, what is said and has no effect, each as one line."""
-        yield from self.without_effect()
+        yield from self.ineffective_keys()
         if self.mode != "flow-control" and self.flow_control != FlowControlConfig():
             yield f"mode is {self.mode}: flow_control has no effect (mode: flow-control)"
         if self.slo_targets and not (self.mode == "flow-control" and self.flow_control.dispatch_order == "slo-deadline"):
             yield "slo_targets have no effect but on flow control with dispatch_order: slo-deadline"
         if self.mode == "flow-control":
-            yield from self.flow_control.without_effect(self.flavour)
+            yield from self.flow_control.ineffective_keys(self.flavour)
 
     def warnings(self) -> Iterator[str]:
         """What is allowed and probably not meant, each as one line."""
         yield from self.policy_warnings()
         if self.mode == "priority" and self.default_max_class == "system":
             yield "default_max_class is system: every tenant can use the class meant for the control plane"
-        if self.mode != "priority" and (self.classes != ClassesConfig() or (self.tenant_policies and not self.reads_classes)):
+        if self.mode != "priority" and (self.classes != ClassesConfig() or (self.tenant_policies and not self.uses_classes)):
             yield f"mode is {self.mode}: classes and tenant_policies have no effect (mode: priority)"
         for key, tenants in (("tenant_policies", self.tenant_policies), ("tenant_budgets", self.tenant_budgets)):
             yield from (f"{key}: {problem}" for tenant in tenants if (problem := tenant_problem(tenant)))

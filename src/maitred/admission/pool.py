@@ -10,28 +10,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
-from maitred.admission.books import PoolView, Totals, class_view
-from maitred.admission.bucket import TokenBucket
-from maitred.admission.forecast import Forecast
-from maitred.admission.queues import Turns
+from maitred.admission.counters import ClassCounters, PoolView, make_class_view
+from maitred.admission.enums import Action, Reason, ReleaseReason
+from maitred.admission.queues import SequenceNumbers
+from maitred.admission.rate_limit import TokenBucket
+from maitred.admission.retry_after import RetryAfterEstimator
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, PoolRules
 from maitred.admission.slots import Slots
-from maitred.admission.ticket import Event, State, Ticket
-from maitred.admission.vocabulary import Action, End, Reason
-from maitred.contracts import FleetLoad
-from maitred.decisions import Decision
-from maitred.request import RequestId
-from maitred.units import Micros
+from maitred.admission.ticket import Ticket, TicketEvent, TicketState
+from maitred.core.contracts import FleetLoad
+from maitred.core.decisions import Decision
+from maitred.core.request import RequestId
+from maitred.core.units import Micros
 
-_ADMIT, _REJECT = Event.ADMIT, Event.REJECT  # members of enums are slow to look up
-_ADMITTED, _VICTIM = State.ADMITTED, State.VICTIM
+_ADMIT, _REJECT = TicketEvent.ADMIT, TicketEvent.REJECT  # members of enums are slow to look up
+_ADMITTED, _VICTIM = TicketState.ADMITTED, TicketState.VICTIM
 _ADMISSION, _REJECTION = Action.ADMIT, Action.REJECT
 _QUEUE_TIMEOUT, _QUEUE_FULL = Reason.QUEUE_TIMEOUT, Reason.QUEUE_FULL
-Look: TypeAlias = Callable[[str, Micros], FleetLoad]
+LoadProbe: TypeAlias = Callable[[str, Micros], FleetLoad]
 """How loaded the instances behind a pool (by its name) are at this moment, which is told for the log."""
 
 
-class Victims(Protocol):
+class VictimSet(Protocol):
     """Those in flight who may lose their slots."""
 
     def add(self, ticket: Ticket) -> None:
@@ -43,19 +43,19 @@ class Victims(Protocol):
         ...
 
 
-class Pool(ABC):
+class SlotPool(ABC):
     """The slots of one model, or of all."""
 
-    takeable: Victims
+    victims: VictimSet
 
-    def __init__(self, name: str, rules: PoolRules, turns: Turns) -> None:
+    def __init__(self, name: str, rules: PoolRules, sequence_numbers: SequenceNumbers) -> None:
         self.name = name
         self.rules = rules
         self.slots = Slots()
-        self.forecasts = [Forecast() for _ in LANES]
+        self.retry_estimators = [RetryAfterEstimator() for _ in LANES]
         self.waiting = 0
         """All who do not hold a slot yet."""
-        self._turns = turns
+        self._sequence_numbers = sequence_numbers
         self._bucket: TokenBucket | None = None
 
     def resize(self, capacity: int) -> None:
@@ -65,65 +65,68 @@ class Pool(ABC):
     # Coming and leaving.
 
     @abstractmethod
-    def enter(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
+    def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
         """A newcomer; the last decision is on it. Those before may concern others."""
 
     @abstractmethod
-    def leave(self, ticket: Ticket, end: End, now: Micros) -> list[Decision]:
+    def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
         """It is released: from the queue, or from its slot, which passes on. A victim that is tried again has not left."""
 
     @abstractmethod
     def adopt(self, ticket: Ticket) -> None:
         """A request that other rules let in, in the state in which it is; those who queue, in the order they stand in."""
 
-    def follow(self, former: Pool) -> None:
+    def inherit_from(self, previous: SlotPool) -> None:
         """It takes the place of `former`: what is known of the speed of its queues, and what the rate has let in, stays."""
-        self.forecasts[:] = former.forecasts
-        if former._bucket is not None and (former._bucket.rate, former._bucket.burst) == (self.rules.rate, self.rules.burst):
-            self._bucket = former._bucket
+        self.retry_estimators[:] = previous.retry_estimators
+        if previous._bucket is not None and (previous._bucket.rate, previous._bucket.burst) == (
+            self.rules.rate,
+            self.rules.burst,
+        ):
+            self._bucket = previous._bucket
 
     @abstractmethod
     def dispatch(self, now: Micros) -> list[Decision]:
         """Admit waiters, as far as the rules let them in now."""
 
     @abstractmethod
-    def unblock(self, tenant: str) -> None:
+    def unblock_tenant(self, tenant: str) -> None:
         """The tenant may be below its limit again. `dispatch` is due then."""
 
     # Time.
 
     @abstractmethod
-    def fire(self, now: Micros) -> list[Decision]:
+    def advance(self, now: Micros) -> list[Decision]:
         """What is due at `now` and not before, and what follows from it."""
 
     @abstractmethod
-    def first_due(self, ticket: Ticket) -> Micros | None:
+    def deadline_of(self, ticket: Ticket) -> Micros | None:
         """When time first changes something for one who has just come to wait; None: never."""
 
     @abstractmethod
-    def soon(self) -> Micros | None:
+    def next_admission_at(self) -> Micros | None:
         """When time may let in somebody who waits; None: never."""
 
     @abstractmethod
-    def next_due(self) -> Micros | None:
+    def next_deadline(self) -> Micros | None:
         """When time alone changes something here; None: never."""
 
     # Looking.
 
-    def view(self, books: Sequence[Totals]) -> PoolView:
+    def view(self, counters: Sequence[ClassCounters]) -> PoolView:
         """What it looks like now, with its `books` by class."""
-        slots, unit, classes = self.slots, self.slots.unit, {}
+        slots, unit, classes = self.slots, self.slots.units_per_slot, {}
         for c in MOST_URGENT_FIRST:
-            lane, totals = self.rules.lane_of[c], books[c]
-            classes[c] = class_view(
+            lane, totals = self.rules.lane_of[c], counters[c]
+            classes[c] = make_class_view(
                 totals,
                 queue_size=self.rules.lanes[lane].queue_size,
                 reserved=slots.reserved[c] // unit,
-                desired=slots.wanted[c] // unit,
+                desired=slots.desired[c] // unit,
                 pressure=self.pressure(lane, totals.waiting),
-                errors=self.forecasts[c].errors,  # where all share a lane, they are its class's
+                errors=self.retry_estimators[c].errors,  # where all share a lane, they are its class's
             )
-        in_flight = sum(totals.in_flight for totals in books)
+        in_flight = sum(totals.in_flight for totals in counters)
         return PoolView(slots.capacity // unit, in_flight, self.waiting, classes)
 
     def pressure(self, lane: int, waiting: int) -> float:
@@ -134,61 +137,61 @@ class Pool(ABC):
         return min(1.0, max(waiting / size if size else 0.0, above / reach))
 
     @abstractmethod
-    def problems(self) -> Iterable[str]:
+    def find_violations(self) -> Iterable[str]:
         """What is wrong with its books, if anything is. O(n)."""
 
     # The books.
 
     def _admit(self, ticket: Ticket, reason: Reason, now: Micros, other: RequestId | None = None) -> Decision:
-        ticket.on(_ADMIT)
-        ticket.turn = self._turns.last()
+        ticket.transition(_ADMIT)
+        ticket.sequence_number = self._sequence_numbers.next_back()
         ticket.admitted_at = now
-        ticket.totals.admitted += 1
-        self._hold(ticket)
-        if ticket.share is not None:
-            ticket.share.in_flight += 1
+        ticket.counters.admitted += 1
+        self._take_slot(ticket)
+        if ticket.tenant_account is not None:
+            ticket.tenant_account.in_flight += 1
         if self._bucket is not None:
-            self._bucket.take(now)
+            self._bucket.take_token(now)
         return Decision(now, ticket.id, _ADMISSION, reason, other)
 
-    def _hold(self, ticket: Ticket) -> None:
-        self.slots.take(ticket.lane, ticket.charge)
-        ticket.totals.in_flight += 1
-        if ticket.budget is not None:
-            ticket.budget.in_flight += 1
-        self.takeable.add(ticket)
+    def _take_slot(self, ticket: Ticket) -> None:
+        self.slots.take(ticket.lane, ticket.slot_units)
+        ticket.counters.in_flight += 1
+        if ticket.budget_account is not None:
+            ticket.budget_account.in_flight += 1
+        self.victims.add(ticket)
 
-    def _release(self, ticket: Ticket, now: Micros) -> None:
+    def _release_slot(self, ticket: Ticket, now: Micros) -> None:
         """What it held is free."""
-        self.slots.give_back(ticket.lane, ticket.charge)
+        self.slots.give_back(ticket.lane, ticket.slot_units)
         if ticket.state is _ADMITTED:
-            self.takeable.discard(ticket)
-        ticket.totals.in_flight -= 1
+            self.victims.discard(ticket)
+        ticket.counters.in_flight -= 1
         held = now - ticket.admitted_at
-        ticket.totals.slot_hold.observe(held)
+        ticket.counters.slot_hold.observe(held)
         if ticket.state is _VICTIM:
-            ticket.totals.wasted.observe(held)
-        if ticket.budget is not None:
-            ticket.budget.in_flight -= 1
-        if ticket.share is not None:
-            ticket.share.in_flight -= 1
-            self.unblock(ticket.share.name)
+            ticket.counters.wasted_slot_time.observe(held)
+        if ticket.budget_account is not None:
+            ticket.budget_account.in_flight -= 1
+        if ticket.tenant_account is not None:
+            ticket.tenant_account.in_flight -= 1
+            self.unblock_tenant(ticket.tenant_account.name)
 
-    def _wait(self, ticket: Ticket) -> None:
+    def _start_waiting(self, ticket: Ticket) -> None:
         self.waiting += 1
-        ticket.totals.waiting += 1
-        if ticket.share is not None:
-            ticket.share.queued += 1
+        ticket.counters.waiting += 1
+        if ticket.tenant_account is not None:
+            ticket.tenant_account.queued += 1
 
-    def _wait_no_more(self, ticket: Ticket) -> None:
+    def _stop_waiting(self, ticket: Ticket) -> None:
         self.waiting -= 1
-        ticket.totals.waiting -= 1
-        if ticket.share is not None:
-            ticket.share.queued -= 1
+        ticket.counters.waiting -= 1
+        if ticket.tenant_account is not None:
+            ticket.tenant_account.queued -= 1
 
     def _reject(self, ticket: Ticket, reason: Reason, now: Micros, other: RequestId | None = None) -> Decision:
-        ticket.on(_REJECT)
-        totals = ticket.totals
+        ticket.transition(_REJECT)
+        totals = ticket.counters
         if reason is _QUEUE_TIMEOUT:
             totals.queue_timeout += 1
         elif reason is _QUEUE_FULL:

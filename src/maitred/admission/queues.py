@@ -20,19 +20,19 @@ from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from maitred.admission.tenants import Tenant
+from maitred.admission.tenants import TenantAccount
 from maitred.admission.ticket import Ticket
-from maitred.request import RequestId
-from maitred.units import Micros
+from maitred.core.request import RequestId
+from maitred.core.units import Micros
 
-_EVERYBODY = ""
-_COST: Final = 10**12
+_ALL_TENANTS = ""
+_VIRTUAL_TIME_UNIT: Final = 10**12
 """How far a tenant of weight 1 gets by a cost of 1. Whole numbers: floats would stand still once they are large enough."""
-_DEBTS: Final = 1024
+_MAX_IDLE_TENANTS: Final = 1024
 """So many tenants without a line are remembered. None of them owes more than the one request that was served last."""
 
 
-class Turns:
+class SequenceNumbers:
     """Numbers for those who queue, or take a slot, in all pools of a core: who has the smaller one came first, or came back."""
 
     __slots__ = ("_first", "_last")
@@ -40,30 +40,30 @@ class Turns:
     def __init__(self) -> None:
         self._first = self._last = 0
 
-    def last(self) -> int:
+    def next_back(self) -> int:
         self._last += 1
         return self._last
 
-    def first(self) -> int:
+    def next_front(self) -> int:
         """Before everybody; less than 0."""
         self._first -= 1
         return self._first
 
 
-class _Line:
+class _TenantQueue:
     """Waiters who can only be served one after another."""
 
-    __slots__ = ("entry", "name", "share", "virtual", "waiting")
+    __slots__ = ("account", "heap_entry", "name", "virtual_time", "waiting")
 
-    def __init__(self, name: str, share: Tenant | None, virtual: int) -> None:
+    def __init__(self, name: str, account: TenantAccount | None, virtual_time: int) -> None:
         self.name = name
-        self.share = share
+        self.account = account
         """The account of a tenant that may be passed over while it is at its limit."""
-        self.virtual = virtual
+        self.virtual_time = virtual_time
         """How far it has been served, in cost by weight."""
         # OrderedDict, not dict: a dict finds its first key by walking over those deleted before it.
         self.waiting: OrderedDict[RequestId, Ticket] = OrderedDict()
-        self.entry = 0
+        self.heap_entry = 0
         """Its valid entry in the heap; 0: it is passed over."""
 
     @property
@@ -75,33 +75,33 @@ class LaneQueue:
     """Waiters of one lane. Every operation is O(log lines) at most, amortised."""
 
     __slots__ = (
-        "_clock",
         "_count",
-        "_entries",
         "_heap",
-        "_late",
-        "_lines",
-        "_owed",
-        "_turns",
+        "_idle_virtual_times",
+        "_last_entry",
+        "_late_joiners",
+        "_sequence_numbers",
+        "_tenant_queues",
+        "_virtual_time",
         "_waiting",
         "_weights",
     )
 
-    def __init__(self, turns: Turns, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, sequence_numbers: SequenceNumbers, weights: Mapping[str, float] | None = None) -> None:
         """`weights` by tenant, 1 for others; None: first come, first served."""
-        self._turns = turns
+        self._sequence_numbers = sequence_numbers
         self._weights = weights
         self._count = 0
         self._waiting: OrderedDict[RequestId, Ticket] = OrderedDict()
         """All, but for those who joined late, in the order in which they came."""
-        self._late: list[tuple[Micros, int, Ticket]] = []
+        self._late_joiners: list[tuple[Micros, int, Ticket]] = []
         """Those who joined late, a heap by age; who does not wait any more is dropped when it comes up."""
-        self._lines: dict[str, _Line] = {}
-        self._heap: list[tuple[int, int, _Line]] = []
-        self._entries = 0
-        self._clock = 0
+        self._tenant_queues: dict[str, _TenantQueue] = {}
+        self._heap: list[tuple[int, int, _TenantQueue]] = []
+        self._last_entry = 0
+        self._virtual_time = 0
         """The virtual time of the line served last."""
-        self._owed: OrderedDict[str, int] = OrderedDict()
+        self._idle_virtual_times: OrderedDict[str, int] = OrderedDict()
         """Where tenants have got to whose line is empty, if that is ahead of the clock."""
 
     def __len__(self) -> int:
@@ -109,124 +109,126 @@ class LaneQueue:
 
     def __iter__(self) -> Iterator[Ticket]:
         """Everybody, in no particular order."""
-        for line in self._lines.values():
+        for line in self._tenant_queues.values():
             yield from line.waiting.values()
 
     def push(self, ticket: Ticket) -> None:
         """To the end of the line."""
-        ticket.turn = self._turns.last()
+        ticket.sequence_number = self._sequence_numbers.next_back()
         self.restore(ticket)
 
     def push_front(self, ticket: Ticket) -> None:
         """Before everybody."""
-        ticket.turn = self._turns.first()
-        line = self._stand(ticket)
+        ticket.sequence_number = self._sequence_numbers.next_front()
+        line = self._append(ticket)
         line.waiting.move_to_end(ticket.id, last=False)
-        self._rank(line)
+        self._push_entry(line)
 
     def restore(self, ticket: Ticket) -> None:
         """One who had his turn in another queue. To be called in the order of turns."""
-        line = self._stand(ticket)
+        line = self._append(ticket)
         if len(line.waiting) == 1:
-            self._rank(line)
+            self._push_entry(line)
 
     def peek(self) -> Ticket | None:
         """Who is next, among those whose tenant is not at its limit."""
         heap = self._heap
         while heap:
             _, entry, line = heap[0]
-            if entry == line.entry:
-                if line.share is None or not line.share.at_limit:
+            if entry == line.heap_entry:
+                if line.account is None or not line.account.at_limit:
                     return line.head
-                line.entry = 0
+                line.heap_entry = 0
             heappop(heap)
         return None
 
-    def take(self, ticket: Ticket) -> None:
+    def serve(self, ticket: Ticket) -> None:
         """Serve one, whose tenant's line moves on by its cost. One who came back had its turn before: it moves nobody on."""
-        if self._weights is not None and ticket.turn > 0:
-            line = self._lines[self._name(ticket)]
-            self._clock = max(self._clock, line.virtual)
-            line.virtual += int(max(1, ticket.cost) * _COST / self._weights.get(ticket.tenant, 1.0))
+        if self._weights is not None and ticket.sequence_number > 0:
+            line = self._tenant_queues[self._queue_name(ticket)]
+            self._virtual_time = max(self._virtual_time, line.virtual_time)
+            line.virtual_time += int(max(1, ticket.cost) * _VIRTUAL_TIME_UNIT / self._weights.get(ticket.tenant, 1.0))
         self.remove(ticket)
 
     def remove(self, ticket: Ticket) -> None:
         """Take a waiter out, wherever it stands. Raises KeyError if it does not wait here."""
-        line = self._lines[self._name(ticket)]
+        line = self._tenant_queues[self._queue_name(ticket)]
         led = line.head is ticket
         del line.waiting[ticket.id]
         self._count -= 1
         self._waiting.pop(ticket.id, None)
         if not line.waiting:
-            self._close(line)
-        elif led and line.entry:
-            self._rank(line)
+            self._drop_empty(line)
+        elif led and line.heap_entry:
+            self._push_entry(line)
 
-    def unblock(self, tenant: str) -> None:
+    def unblock_tenant(self, tenant: str) -> None:
         """The tenant is below its limit again."""
-        line = self._lines.get(tenant)
-        if line is not None and not line.entry:
-            self._rank(line)
+        line = self._tenant_queues.get(tenant)
+        if line is not None and not line.heap_entry:
+            self._push_entry(line)
 
     def oldest(self) -> Ticket | None:
         """Whose time is up next."""
         first = next(iter(self._waiting.values()), None)
-        while self._late and not self._has(self._late[0][2]):
-            heappop(self._late)
-        if not self._late:
+        while self._late_joiners and not self._contains(self._late_joiners[0][2]):
+            heappop(self._late_joiners)
+        if not self._late_joiners:
             return first
-        late = self._late[0][2]
+        late = self._late_joiners[0][2]
         return late if first is None or late.submitted_at <= first.submitted_at else first
 
-    def _has(self, ticket: Ticket) -> bool:
-        line = self._lines.get(self._name(ticket))
+    def _contains(self, ticket: Ticket) -> bool:
+        line = self._tenant_queues.get(self._queue_name(ticket))
         return line is not None and line.waiting.get(ticket.id) is ticket
 
-    def _stand(self, ticket: Ticket) -> _Line:
+    def _append(self, ticket: Ticket) -> _TenantQueue:
         """At the end of a line."""
         self._count += 1
-        if ticket.turn < 0 or ticket.queued_at > ticket.submitted_at:
-            self._entries += 1
-            heappush(self._late, (ticket.submitted_at, self._entries, ticket))
+        if ticket.sequence_number < 0 or ticket.queued_at > ticket.submitted_at:
+            self._last_entry += 1
+            heappush(self._late_joiners, (ticket.submitted_at, self._last_entry, ticket))
         else:
             self._waiting[ticket.id] = ticket
-        line = self._line(ticket)
+        line = self._queue_of(ticket)
         line.waiting[ticket.id] = ticket
         return line
 
-    def _name(self, ticket: Ticket) -> str:
-        share = ticket.share
+    def _queue_name(self, ticket: Ticket) -> str:
+        share = ticket.tenant_account
         if self._weights is not None or (share is not None and share.max_in_flight is not None):
             return ticket.tenant
-        return _EVERYBODY
+        return _ALL_TENANTS
 
-    def _line(self, ticket: Ticket) -> _Line:
-        name = self._name(ticket)
-        line = self._lines.get(name)
+    def _queue_of(self, ticket: Ticket) -> _TenantQueue:
+        name = self._queue_name(ticket)
+        line = self._tenant_queues.get(name)
         if line is None:
-            line = self._lines[name] = _Line(name, ticket.share, max(self._clock, self._owed.pop(name, 0)))
+            line = self._tenant_queues[name] = _TenantQueue(
+                name, ticket.tenant_account, max(self._virtual_time, self._idle_virtual_times.pop(name, 0))
+            )
         return line
 
-    def _close(self, line: _Line) -> None:
+    def _drop_empty(self, line: _TenantQueue) -> None:
         """Nobody waits in it."""
-        line.entry = 0
-        del self._lines[line.name]
-        if not self._lines:  # the end of a busy spell: nobody owes anybody
-            self._clock = 0
-            self._owed.clear()
+        line.heap_entry = 0
+        del self._tenant_queues[line.name]
+        if not self._tenant_queues:  # the end of a busy spell: nobody owes anybody
+            self._virtual_time = 0
+            self._idle_virtual_times.clear()
             self._heap.clear()
-        elif self._weights is not None and line.virtual > self._clock:
-            self._owed[line.name] = line.virtual
-            if len(self._owed) > _DEBTS:
-                self._owed.popitem(last=False)
+        elif self._weights is not None and line.virtual_time > self._virtual_time:
+            self._idle_virtual_times[line.name] = line.virtual_time
+            if len(self._idle_virtual_times) > _MAX_IDLE_TENANTS:
+                self._idle_virtual_times.popitem(last=False)
 
-    def _rank(self, line: _Line) -> None:
+    def _push_entry(self, line: _TenantQueue) -> None:
         """Its head, or how far it is, has changed."""
-        turn = line.head.turn
-        key = line.virtual if self._weights is not None and turn > 0 else turn
-        self._entries += 1
-        line.entry = self._entries
-        heappush(self._heap, (key, line.entry, line))
-        if len(self._heap) > 64 + 4 * len(self._lines):
-            self._heap = [entry for entry in self._heap if entry[1] == entry[2].entry]
+        turn = line.head.sequence_number
+        key = line.virtual_time if self._weights is not None and turn > 0 else turn
+        self._last_entry += 1
+        line.heap_entry = self._last_entry
+        heappush(self._heap, (key, line.heap_entry, line))
+        if len(self._heap) > 64 + 4 * len(self._tenant_queues):
+            self._heap = [entry for entry in self._heap if entry[1] == entry[2].heap_entry]
             heapify(self._heap)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from maitred.admission.rules import LANES, PoolRules
 
 
-def effective(wanted: Sequence[int], capacity: int, *, unit: int = 1, keeps_exact_fit: bool = False) -> list[int]:
+def fit_reservations(wanted: Sequence[int], capacity: int, *, unit: int = 1, keeps_exact_fit: bool = False) -> list[int]:
     """Reservations that fit `capacity`, from what each lane wants (least urgent first). All in units, `unit` to a slot.
 
     Too many in sum: each is scaled to `floor(desired × capacity / sum)`, where what one lane desires is at most the capacity.
@@ -46,62 +46,64 @@ def effective(wanted: Sequence[int], capacity: int, *, unit: int = 1, keeps_exac
 class Slots:
     """How many units there are, reserved and in flight, per lane. No queues, no time."""
 
-    __slots__ = ("above", "capacity", "in_flight", "reserved", "unit", "used", "wanted")
+    __slots__ = ("capacity", "desired", "in_flight", "in_use", "reserved", "reserved_above", "units_per_slot")
 
     def __init__(self) -> None:
         self.capacity = 0
-        self.unit = 1
+        self.units_per_slot = 1
         """Units that a slot has."""
-        self.wanted = [0] * len(LANES)
+        self.desired = [0] * len(LANES)
         """What the lanes would reserve."""
         self.reserved = [0] * len(LANES)
-        self.above = [0] * len(LANES)
+        self.reserved_above = [0] * len(LANES)
         """What all higher lanes reserve together."""
         self.in_flight = [0] * len(LANES)
-        self.used = 0
-        """The sum of `in_flight`. Above `capacity` after a shrink: nobody is killed, nobody enters."""
+        self.in_use = 0
+        """The sum of `num_in_flight`. Above `capacity` after a shrink: nobody is killed, nobody enters."""
 
     def resize(self, slots: int, rules: PoolRules) -> None:
         """There are so many slots now; reservations follow."""
-        self.unit = rules.unit
-        self.capacity = slots * self.unit
-        self.wanted = [lane.wanted(slots) * self.unit for lane in rules.lanes]
-        self.reserved = effective(self.wanted, self.capacity, unit=self.unit, keeps_exact_fit=rules.keeps_exact_fit)
-        self.above = [sum(self.reserved[lane + 1 :]) for lane in LANES]
+        self.units_per_slot = rules.units_per_slot
+        self.capacity = slots * self.units_per_slot
+        self.desired = [lane.wanted_slots(slots) * self.units_per_slot for lane in rules.lanes]
+        self.reserved = fit_reservations(
+            self.desired, self.capacity, unit=self.units_per_slot, keeps_exact_fit=rules.keeps_exact_fit
+        )
+        self.reserved_above = [sum(self.reserved[lane + 1 :]) for lane in LANES]
 
     @property
-    def room(self) -> int:
+    def idle(self) -> int:
         """What is not in flight, reserved or not."""
-        return max(0, self.capacity - self.used)
+        return max(0, self.capacity - self.in_use)
 
     def free(self, lane: int) -> int:
         """What `lane` could take now; never negative."""
-        return max(0, -self.missing(lane, 0))
+        return max(0, -self.shortfall(lane, 0))
 
-    def missing(self, lane: int, units: int) -> int:
+    def shortfall(self, lane: int, units: int) -> int:
         """How much of lower lanes would have to leave before `lane` could take `units`; 0 or less: nothing."""
         held = 0
         for c in range(lane + 1, len(LANES)):
             unused = self.reserved[c] - self.in_flight[c]
             if unused > 0:
                 held += unused
-        return units + held + self.used - self.capacity
+        return units + held + self.in_use - self.capacity
 
-    def reachable(self, lane: int) -> int:
+    def max_units(self, lane: int) -> int:
         """What `lane` could ever take: all that higher lanes do not reserve; at least 1."""
-        return max(1, self.capacity - self.above[lane])
+        return max(1, self.capacity - self.reserved_above[lane])
 
     def fits(self, lane: int, units: int) -> bool:
         """Whether `lane` could take so many now."""
-        if self.capacity - self.used - self.above[lane] >= units:  # whatever higher lanes use of their reservations
+        if self.capacity - self.in_use - self.reserved_above[lane] >= units:  # whatever higher lanes use of their reservations
             return True
-        return self.missing(lane, units) <= 0
+        return self.shortfall(lane, units) <= 0
 
     def take(self, lane: int, units: int = 1) -> None:
         """So much more in flight. The caller has seen `free(lane)`."""
         self.in_flight[lane] += units
-        self.used += units
+        self.in_use += units
 
     def give_back(self, lane: int, units: int = 1) -> None:
         self.in_flight[lane] -= units
-        self.used -= units
+        self.in_use -= units

@@ -1,23 +1,35 @@
-"""Tenants: what those that policies limit have in flight and in the queues, over all pools."""
+"""Tenants: what those that policies limit have in flight and in the queues, over all pools.
+
+A tenant that holds more than its share of all slots gets no more sheddable work in. It may always have urgent work.
+
+Over another policy, which is asked first: what that refuses is refused.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
-from maitred.admission.config import TenantPolicy
+from maitred.admission.config import PolicyConfig, TenantPolicy
+from maitred.admission.policies.base import AdmissionPolicy, Refusal
+from maitred.core.contracts import FleetLoad
+from maitred.core.units import Micros
+
+if TYPE_CHECKING:
+    from maitred.admission.ticket import Ticket
 
 
-class Tenant:
+class TenantAccount:
     """The account of one tenant."""
 
-    __slots__ = ("awaiting", "in_flight", "max_in_flight", "max_queued", "name", "queued")
+    __slots__ = ("awaiting_victims", "in_flight", "max_in_flight", "max_queued", "name", "queued")
 
     def __init__(self, name: str, policy: TenantPolicy) -> None:
         self.name = name
         self.max_in_flight = policy.max_in_flight
         self.max_queued = policy.max_queued
         self.in_flight = 0
-        self.awaiting = 0
+        self.awaiting_victims = 0
         """Preemptors of it whose victims have not left yet."""
         self.queued = 0
         """All of it that wait, those who await a victim among them."""
@@ -28,25 +40,60 @@ class Tenant:
         return self.max_in_flight is not None and self.in_flight >= self.max_in_flight
 
     @property
-    def spoken_for(self) -> bool:
+    def at_limit_with_awaiting(self) -> bool:
         """With those slots that are kept for it, it has as many as it may."""
-        return self.max_in_flight is not None and self.in_flight + self.awaiting >= self.max_in_flight
+        return self.max_in_flight is not None and self.in_flight + self.awaiting_victims >= self.max_in_flight
 
     @property
     def queue_full(self) -> bool:
         """No more of it may wait."""
         return self.max_queued is not None and self.queued >= self.max_queued
 
-    def count(self, *, holding: int, waiting: int) -> None:
+    def add(self, *, holding: int, waiting: int) -> None:
         """So many more of it are here."""
         self.in_flight += holding
         self.queued += waiting
 
 
-def limited(policies: Mapping[str, TenantPolicy]) -> dict[str, Tenant]:
+def limited_accounts(policies: Mapping[str, TenantPolicy]) -> dict[str, TenantAccount]:
     """New accounts for those tenants that have limits."""
     return {
-        name: Tenant(name, policy)
+        name: TenantAccount(name, policy)
         for name, policy in policies.items()
         if policy.max_in_flight is not None or policy.max_queued is not None
     }
+
+
+_SHARE_USED: Final = Refusal("tenant_budget", message="this tenant has used its share of the backends")
+
+
+class BudgetAccount:
+    """What one tenant with a budget has in flight, over all pools."""
+
+    __slots__ = ("in_flight", "slot_share")
+
+    def __init__(self, slot_share: float) -> None:
+        self.slot_share = slot_share
+        self.in_flight = 0
+
+
+class TenantBudgetPolicy(AdmissionPolicy):
+    """Refuses the sheddable requests of tenants over their budget (BLIS `tenant_budgets`)."""
+
+    def __init__(self, config: PolicyConfig, inner: AdmissionPolicy) -> None:
+        self.reads_load = inner.reads_load
+        self.total_slots = 0
+        """Of all models together; kept up to date by the core."""
+        self._inner = inner
+        self._accounts = {tenant: BudgetAccount(share) for tenant, share in config.tenant_budgets.items()}
+
+    def account_of(self, tenant: str) -> BudgetAccount | None:
+        """Where what the tenant holds is counted, by the pools; None: it has no budget."""
+        return self._accounts.get(tenant)
+
+    def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
+        refused = self._inner.refusal(ticket, load, now)
+        account = ticket.budget_account
+        if refused is not None or account is None or not ticket.sheddable:
+            return refused
+        return _SHARE_USED if account.in_flight > account.slot_share * self.total_slots else None

@@ -24,15 +24,14 @@ from enum import IntEnum
 
 import msgspec
 
-from maitred.admission.books import Totals
-from maitred.admission.policies.tenant_budgets import Account
-from maitred.admission.tenants import Tenant
-from maitred.errors import MaitredError
-from maitred.request import PriorityClass, RequestId
-from maitred.units import Micros
+from maitred.admission.counters import ClassCounters
+from maitred.admission.tenants import BudgetAccount, TenantAccount
+from maitred.core.errors import MaitredError
+from maitred.core.request import PriorityClass, RequestId
+from maitred.core.units import Micros
 
 
-class State(IntEnum):
+class TicketState(IntEnum):
     NEW = 0
     QUEUED = 1
     AWAITING = 2
@@ -42,55 +41,55 @@ class State(IntEnum):
     LEFT = 6
 
 
-class Event(IntEnum):
+class TicketEvent(IntEnum):
     ADMIT = 0
     QUEUE = 1
     AWAIT = 2
     REJECT = 3
     FIRST_BYTE = 4
-    PREEMPT = 5
+    PREEMPT_SLOT = 5
     RETRY = 6
     RELEASE = 7
 
 
-TRANSITIONS: dict[State, dict[Event, State]] = {
-    State.NEW: {
-        Event.ADMIT: State.ADMITTED,
-        Event.QUEUE: State.QUEUED,
-        Event.AWAIT: State.AWAITING,
-        Event.REJECT: State.LEFT,
+TRANSITIONS: dict[TicketState, dict[TicketEvent, TicketState]] = {
+    TicketState.NEW: {
+        TicketEvent.ADMIT: TicketState.ADMITTED,
+        TicketEvent.QUEUE: TicketState.QUEUED,
+        TicketEvent.AWAIT: TicketState.AWAITING,
+        TicketEvent.REJECT: TicketState.LEFT,
     },
-    State.QUEUED: {
-        Event.ADMIT: State.ADMITTED,
-        Event.REJECT: State.LEFT,
-        Event.RELEASE: State.LEFT,
+    TicketState.QUEUED: {
+        TicketEvent.ADMIT: TicketState.ADMITTED,
+        TicketEvent.REJECT: TicketState.LEFT,
+        TicketEvent.RELEASE: TicketState.LEFT,
     },
-    State.AWAITING: {
-        Event.ADMIT: State.ADMITTED,
-        Event.QUEUE: State.QUEUED,
-        Event.REJECT: State.LEFT,
-        Event.RELEASE: State.LEFT,
+    TicketState.AWAITING: {
+        TicketEvent.ADMIT: TicketState.ADMITTED,
+        TicketEvent.QUEUE: TicketState.QUEUED,
+        TicketEvent.REJECT: TicketState.LEFT,
+        TicketEvent.RELEASE: TicketState.LEFT,
     },
-    State.ADMITTED: {
-        Event.FIRST_BYTE: State.STREAMING,
-        Event.PREEMPT: State.VICTIM,
-        Event.RELEASE: State.LEFT,
+    TicketState.ADMITTED: {
+        TicketEvent.FIRST_BYTE: TicketState.STREAMING,
+        TicketEvent.PREEMPT_SLOT: TicketState.VICTIM,
+        TicketEvent.RELEASE: TicketState.LEFT,
     },
-    State.STREAMING: {
-        Event.FIRST_BYTE: State.STREAMING,
-        Event.RELEASE: State.LEFT,
+    TicketState.STREAMING: {
+        TicketEvent.FIRST_BYTE: TicketState.STREAMING,
+        TicketEvent.RELEASE: TicketState.LEFT,
     },
-    State.VICTIM: {
-        Event.RETRY: State.QUEUED,
-        Event.RELEASE: State.LEFT,
+    TicketState.VICTIM: {
+        TicketEvent.RETRY: TicketState.QUEUED,
+        TicketEvent.RELEASE: TicketState.LEFT,
     },
-    State.LEFT: {},
+    TicketState.LEFT: {},
 }
 
-HOLDING = (State.ADMITTED, State.STREAMING, State.VICTIM)
+SLOT_HOLDING_STATES = (TicketState.ADMITTED, TicketState.STREAMING, TicketState.VICTIM)
 """The states that hold a slot."""
 
-_NEXT = tuple(tuple(TRANSITIONS[state].get(event) for event in Event) for state in State)
+_TRANSITION_TABLE = tuple(tuple(TRANSITIONS[state].get(event) for event in TicketEvent) for state in TicketState)
 """The same table, by number: looked up three times per request."""
 
 
@@ -116,7 +115,7 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
     """How urgent its SLO class is; larger is more urgent, less than 0 is sheddable."""
     slo_target: Micros | None = None
     """Within which time its first token should come; None: nobody says."""
-    state: State = State.NEW
+    state: TicketState = TicketState.NEW
     submitted_at: Micros = 0
     """Since when it is here; its queue timeout counts from here, also when it is tried again."""
     queued_at: Micros = 0
@@ -126,19 +125,19 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
     promoted: bool = False
     retried: bool = False
     """It was a victim once, and is left alone now."""
-    other: Ticket | None = None
+    preemption_peer: Ticket | None = None
     """A victim's preemptor, a waiting preemptor's victim."""
     lane: int = 0
     """Index of the slots and the queue it uses: its class, where there are classes."""
-    charge: int = 0
+    slot_units: int = 0
     """What its slot counts for, as of when that was last asked; fixed while it holds one."""
-    turn: int = 0
+    sequence_number: int = 0
     """Its place among those who queue; among those who hold a slot, or await a victim, the order in which they began to."""
-    share: Tenant | None = None
+    tenant_account: TenantAccount | None = None
     """Its tenant's account, if policies limit it."""
-    budget: Account | None = None
+    budget_account: BudgetAccount | None = None
     """Where what its tenant holds is counted, if it has a budget; set by the core."""
-    totals: Totals = Totals()
+    counters: ClassCounters = ClassCounters()
     """Where it is counted; set by the core."""
 
     @property
@@ -146,9 +145,9 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
         """Whether it may be turned away for the sake of others."""
         return self.slo_priority < 0
 
-    def on(self, event: Event) -> None:
+    def transition(self, event: TicketEvent) -> None:
         """Raises TransitionError if `event` cannot happen in this state."""
-        following = _NEXT[self.state][event]
+        following = _TRANSITION_TABLE[self.state][event]
         if following is None:
             raise TransitionError(f"request {self.id} is {self.state.name}: {event.name} cannot happen")
         self.state = following

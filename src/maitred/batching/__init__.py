@@ -7,18 +7,17 @@ the token budget, the sequence limit and the KV blocks go. It owns the running b
 
 from __future__ import annotations
 
-from maitred.batching.blis import BlisBatch, BlisStep
-from maitred.batching.continuous import ContinuousBatch, Step
-from maitred.batching.limits import BatchLimits, Chunk, Victims
-from maitred.batching.spread import spread_of
+from maitred.batching.blis import BlisBatch, BlisStepPlan
+from maitred.batching.continuous import ContinuousBatch, StepPlan
+from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk, context_spread
 
 __all__ = [
     "BatchLimits",
     "BlisBatch",
-    "BlisStep",
-    "Chunk",
+    "BlisStepPlan",
     "ContinuousBatch",
-    "Step",
-    "Victims",
-    "spread_of",
+    "PreemptionPolicy",
+    "PrefillChunk",
+    "StepPlan",
+    "context_spread",
 ]

@@ -14,157 +14,162 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maitred.batching.continuous import ContinuousBatch, Step
-from maitred.batching.limits import BatchLimits, Chunk, Victims
-from maitred.contracts import BatchShape, WaitQueue
-from maitred.kv import BlisBlocks
-from maitred.seq import Seq
-from maitred.units import Micros
+from maitred.batching.continuous import ContinuousBatch, StepPlan
+from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk
+from maitred.core.contracts import BatchShape, WaitQueue
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
+from maitred.kv import BlisBlockManager
 
 
-class BlisStep(Step):
-    stalled: Sequence[Seq] = ()
+class BlisStepPlan(StepPlan):
+    stalled: Sequence[SequenceState] = ()
     """Who decodes, and stands still in this step."""
-    fetching: Micros = 0
+    fetch_time: Micros = 0
     """How much longer it takes because KV blocks are fetched for it; it does not repeat itself then."""
 
 
 class BlisBatch(ContinuousBatch):
     """The running batch of one instance, as BLIS forms it."""
 
-    __slots__ = ("_memory", "_stalled")
+    __slots__ = ("_kv", "_stalled")
 
-    def __init__(self, limits: BatchLimits, blocks: BlisBlocks, victims: Victims) -> None:
-        super().__init__(limits, blocks, victims)
-        self._memory = blocks
-        self._stalled: list[Seq] = []
+    def __init__(self, limits: BatchLimits, blocks: BlisBlockManager, preemption_policy: PreemptionPolicy) -> None:
+        super().__init__(limits, blocks, preemption_policy)
+        self._kv = blocks
+        self._stalled: list[SequenceState] = []
 
-    def form(self, waiting: WaitQueue | None, now: Micros, limit: int) -> BlisStep:
-        step = self._formed(waiting, now, limit)
-        step.fetching = self._memory.charge()
-        if step.fetching:
-            step.repeat = 1
+    def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> BlisStepPlan:
+        step = self._schedule_unfetched(waiting, now, max_repeats)
+        step.fetch_time = self._kv.take_fetch_time()
+        if step.fetch_time:
+            step.max_repeats = 1
         return step
 
-    def _formed(self, waiting: WaitQueue | None, now: Micros, limit: int) -> BlisStep:
-        memory, open_to = self._memory, None if self.full else waiting
-        if open_to is None and not (self._prefilling or memory.restless):
-            repeat = memory.steps_free(limit)
+    def _schedule_unfetched(self, waiting: WaitQueue | None, now: Micros, limit: int) -> BlisStepPlan:
+        memory, open_to = self._kv, None if self.is_full else waiting
+        if open_to is None and not (self._prefilling or memory.must_form_step):
+            repeat = memory.max_steps(limit)
             if repeat:
-                return BlisStep(repeat)
-        step = BlisStep(1)
-        budget = self._serve(step)
+                return BlisStepPlan(repeat)
+        step = BlisStepPlan(1)
+        budget = self._schedule_running(step)
         if step.preempted or step.stalled:
             return step
         if open_to is not None:
-            memory.settle()
-            open_to.begin(self, now)
-            self._let_in(open_to, step, budget, now)
-            if not self.sequences and memory.yield_held():
-                self._let_in(open_to, step, budget, now)
-            limit = memory.steady(limit)
+            memory.apply_evictions()
+            open_to.on_step_start(self, now)
+            self._admit_first_chunks(open_to, step, budget, now)
+            if not self.sequences and memory.release_waiting():
+                self._admit_first_chunks(open_to, step, budget, now)
+            limit = memory.max_unchanged_steps(limit)
         if not step.chunks:
-            step.repeat = memory.steps_free(limit)
+            step.max_repeats = memory.max_steps(limit)
         return step
 
-    def shape(self, step: Step) -> BatchShape:
-        decodes, context = self.decodes - len(self._stalled), self.context - sum(map(self._held, self._stalled))
-        return BatchShape(decodes, context, step.prefill, tuple(chunk for chunk in step.chunks if chunk.tokens))
+    def batch_shape(self, plan: StepPlan) -> BatchShape:
+        decodes, context = self.num_decodes - len(self._stalled), self.context_tokens - sum(map(self._kv_tokens, self._stalled))
+        return BatchShape(decodes, context, plan.prefill_tokens, tuple(chunk for chunk in plan.chunks if chunk.num_tokens))
 
-    def contexts(self, step: Step) -> list[int]:
-        return [self._held(seq) for seq in self.sequences.values() if seq.decoding and seq not in self._stalled]
+    def context_lengths(self, plan: StepPlan) -> list[int]:
+        return [self._kv_tokens(seq) for seq in self.sequences.values() if seq.is_decoding and seq not in self._stalled]
 
-    def run(self, steps: int) -> None:
-        super().run(steps)
+    def run_steps(self, steps: int) -> None:
+        super().run_steps(steps)
         for seq in self._stalled:
-            seq.origin += 1
-            self.context -= 1
-            self._memory.join(self._own(seq))
+            seq.decode_origin_step += 1
+            self.context_tokens -= 1
+            self._kv.start_decode(self._owned_tokens(seq))
         self._stalled = []
-        self._memory.over((seq, self._own(seq) + seq.pending) for seq in self.sequences.values())
+        self._kv.on_step_end((seq, self._owned_tokens(seq) + seq.num_scheduled_tokens) for seq in self.sequences.values())
 
-    def finish(self, seq: Seq) -> None:
-        self._memory.open_for(seq, self._own(seq))
-        self.drop(seq)
+    def finish(self, seq: SequenceState) -> None:
+        self._kv.try_open_block(seq, self._owned_tokens(seq))
+        self.remove(seq)
 
-    def _serve(self, step: BlisStep) -> int:
+    def _schedule_running(self, step: BlisStepPlan) -> int:
         """Those that run take their tokens and blocks in turn; what whoever is preempted had serves those after it. Returns
         what is left of the token budget."""
         order, served, budget = list(self.sequences.values()), 0, self._limits.max_num_batched_tokens
-        given: dict[Seq, Chunk | None] = {}
-        preempted: list[Seq] = []
+        given: dict[SequenceState, PrefillChunk | None] = {}
+        preempted: list[SequenceState] = []
         while served < len(order) and budget > 0:
             seq = order[served]
-            chunk = None if seq.decoding else self._chunk(seq, budget)
-            while seq not in preempted and not self._give(seq, chunk):
-                if len(order) == 1 and self._memory.relieved():
+            chunk = None if seq.is_decoding else self._next_chunk(seq, budget)
+            while seq not in preempted and not self._allocate(seq, chunk):
+                if len(order) == 1 and self._kv.try_relieve():
                     continue
-                place = self._victims.choose(order)
+                place = self._preemption_policy.choose_victim(order)
                 victim = order.pop(place)
                 if victim in given:
-                    budget += _tokens(given.pop(victim))
+                    budget += _budget_tokens(given.pop(victim))
                     served -= 1
                 preempted.append(self._preempt(victim))
             if seq in preempted:
                 break
             given[seq] = chunk
-            budget -= _tokens(chunk)
+            budget -= _budget_tokens(chunk)
             served += 1
-        self._hold(order[served:])
+        self._stall(order[served:])
         step.chunks = [chunk for chunk in given.values() if chunk is not None]
-        step.prefill = sum(chunk.tokens for chunk in step.chunks)
+        step.prefill_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         step.preempted, step.stalled = preempted, self._stalled
         return budget
 
-    def _chunk(self, seq: Seq, budget: int) -> Chunk:
-        return Chunk(min(seq.target - seq.computed, self._chunk_limit, budget), seq.computed, seq.target, seq)
+    def _next_chunk(self, seq: SequenceState, budget: int) -> PrefillChunk:
+        return PrefillChunk(
+            min(seq.num_tokens_to_prefill - seq.num_computed_tokens, self._max_chunk_tokens, budget),
+            seq.num_computed_tokens,
+            seq.num_tokens_to_prefill,
+            seq,
+        )
 
-    def _give(self, seq: Seq, chunk: Chunk | None) -> bool:
+    def _allocate(self, seq: SequenceState, chunk: PrefillChunk | None) -> bool:
         """Its blocks for this step, if they are free."""
         if chunk is None:
-            return self._memory.open_for(seq, self._own(seq))
-        given = self._memory.grow(seq, chunk.start, chunk.tokens)
+            return self._kv.try_open_block(seq, self._owned_tokens(seq))
+        given = self._kv.try_grow(seq, chunk.num_computed_tokens, chunk.num_tokens)
         if given:
-            seq.pending = chunk.tokens
+            seq.num_scheduled_tokens = chunk.num_tokens
         return given
 
-    def _hold(self, seqs: list[Seq]) -> None:
+    def _stall(self, seqs: list[SequenceState]) -> None:
         """They get nothing in this step."""
-        self._stalled = [seq for seq in seqs if seq.decoding]
+        self._stalled = [seq for seq in seqs if seq.is_decoding]
         for seq in self._stalled:
-            self._memory.hold(self._own(seq))
+            self._kv.pause_decode(self._owned_tokens(seq))
 
-    def _let_in(self, waiting: WaitQueue, step: BlisStep, budget: int, now: Micros) -> None:
+    def _admit_first_chunks(self, waiting: WaitQueue, step: BlisStepPlan, budget: int, now: Micros) -> None:
         chunks = list(step.chunks)
-        while budget > 0 and not self.full and (seq := waiting.peek()) is not None:
-            found = self._memory.find(seq)
-            tokens = min(seq.target - found.tokens, self._chunk_limit, budget)
-            if not self._memory.enter(seq, found, tokens):
+        while budget > 0 and not self.is_full and (seq := waiting.peek()) is not None:
+            found = self._kv.find_cached(seq)
+            tokens = min(seq.num_tokens_to_prefill - found.num_tokens, self._max_chunk_tokens, budget)
+            if not self._kv.try_admit(seq, found, tokens):
                 break
             waiting.pop()
-            self._enter(seq, found.tokens, tokens, now)
-            chunks.append(Chunk(tokens, 0, seq.target, seq))
+            self._add_running(seq, found.num_tokens, tokens, now)
+            chunks.append(PrefillChunk(tokens, 0, seq.num_tokens_to_prefill, seq))
             budget -= tokens
-            step.prefill += tokens
+            step.prefill_tokens += tokens
         step.chunks = chunks
 
-    def _decode(self, seq: Seq) -> None:
-        super()._decode(seq)
-        if seq.borrowed:
-            self._memory.hold(seq.computed)
-            self._memory.join(self._own(seq))
+    def _start_decode(self, seq: SequenceState) -> None:
+        super()._start_decode(seq)
+        if seq.unowned_kv_tokens:
+            self._kv.pause_decode(seq.num_computed_tokens)
+            self._kv.start_decode(self._owned_tokens(seq))
 
-    def _own(self, seq: Seq) -> int:
+    def _owned_tokens(self, seq: SequenceState) -> int:
         """Tokens of KV for which `seq` has blocks of its own."""
-        return self._held(seq) - seq.borrowed
+        return self._kv_tokens(seq) - seq.unowned_kv_tokens
 
-    def _preempt(self, seq: Seq) -> Seq:
+    def _preempt(self, seq: SequenceState) -> SequenceState:
         super()._preempt(seq)
-        seq.target = seq.request.prompt_tokens
-        seq.borrowed = 0
+        seq.num_tokens_to_prefill = seq.request.prompt_tokens
+        seq.unowned_kv_tokens = 0
         return seq
 
 
-def _tokens(chunk: Chunk | None) -> int:
+def _budget_tokens(chunk: PrefillChunk | None) -> int:
     """What one that runs takes of the token budget."""
-    return 1 if chunk is None else chunk.tokens
+    return 1 if chunk is None else chunk.num_tokens

@@ -7,9 +7,11 @@
     3. Otherwise the wait queue is admitted, head first, until the budget, the sequence limit or the blocks are used up. One
        that does not fit blocks those behind it; it is admitted only when its whole prompt fits.
 
-A step without chunks or victims repeats itself until a sequence ends, one arrives or the blocks run out, so `Step.repeat`
+A step without chunks or victims repeats itself until a sequence ends, one arrives or the blocks run out, so
+`StepPlan.max_repeats`
 says how often it may run. Sequences that decode are never touched on the way: their number and their context are kept as
-sums, and each one's progress follows from the step counter (`Seq.origin`). Every decoding sequence finds room in every step:
+sums, and each one's progress follows from the step counter (`SequenceState.decode_origin_step`). Every decoding sequence
+finds room in every step:
 it was admitted when the budget held it beside all before it, and what those take never grows.
 """
 
@@ -18,25 +20,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from maitred.batching.limits import BatchLimits, Chunk, Victims
-from maitred.contracts import BatchShape, WaitQueue
-from maitred.errors import InvariantError
-from maitred.kv import NOTHING, BlockCounts, PrefixedBlocks
-from maitred.request import RequestId
-from maitred.seq import Seq
-from maitred.units import Micros
+from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk
+from maitred.core.contracts import BatchShape, WaitQueue
+from maitred.core.errors import InvariantError
+from maitred.core.request import RequestId
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
+from maitred.kv import NO_HIT, BlockManager, PrefixBlockManager
 
 
-class Step:
+class StepPlan:
     """What one step does: a token for every decoding sequence, and these chunks. It may run `repeat` times unchanged."""
 
-    preempted: Sequence[Seq] = ()
+    preempted: Sequence[SequenceState] = ()
 
-    def __init__(self, repeat: int, chunks: Sequence[Chunk] = (), prefill: int = 0) -> None:
+    def __init__(self, max_repeats: int, chunks: Sequence[PrefillChunk] = (), prefill_tokens: int = 0) -> None:
         """`prefill`: tokens of the chunks, summed."""
-        self.repeat = repeat
+        self.max_repeats = max_repeats
         self.chunks = chunks
-        self.prefill = prefill
+        self.prefill_tokens = prefill_tokens
 
 
 class ContinuousBatch:
@@ -44,37 +46,39 @@ class ContinuousBatch:
 
     __slots__ = (
         "_blocks",
-        "_chunk_limit",
-        "_entered",
         "_limits",
+        "_max_chunk_tokens",
+        "_num_admissions",
+        "_preemption_policy",
         "_prefilling",
-        "_prefixed",
-        "_victims",
-        "context",
-        "decodes",
-        "leaving",
-        "number",
-        "resuming",
+        "_prefix_blocks",
+        "context_tokens",
+        "num_decodes",
+        "num_transferred",
+        "pending_free_slots",
         "sequences",
+        "step_index",
     )
 
-    def __init__(self, limits: BatchLimits, blocks: BlockCounts, victims: Victims = Victims.NEWEST) -> None:
+    def __init__(
+        self, limits: BatchLimits, blocks: BlockManager, preemption_policy: PreemptionPolicy = PreemptionPolicy.LAST_ADMITTED
+    ) -> None:
         self._limits = limits
-        self._victims = victims
-        self._entered = 0
-        self._chunk_limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
+        self._preemption_policy = preemption_policy
+        self._num_admissions = 0
+        self._max_chunk_tokens = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         self._blocks = blocks
-        self._prefixed = blocks if isinstance(blocks, PrefixedBlocks) else None
-        self.sequences: dict[RequestId, Seq] = {}
+        self._prefix_blocks = blocks if isinstance(blocks, PrefixBlockManager) else None
+        self.sequences: dict[RequestId, SequenceState] = {}
         """In order of admission."""
-        self.leaving = 0
+        self.pending_free_slots = 0
         """Slots of sequences that have ended and that are not free yet, if the next step is planned while they run."""
-        self._prefilling: list[Seq] = []
-        self.resuming = 0
+        self._prefilling: list[SequenceState] = []
+        self.num_transferred = 0
         """Sequences that enter in this step with their KV from elsewhere: each has one token to compute, as if it decoded."""
-        self.number = 0
-        self.decodes = 0
-        self.context = 0
+        self.step_index = 0
+        self.num_decodes = 0
+        self.context_tokens = 0
         """Tokens of KV that the decoding sequences hold together."""
 
     @property
@@ -89,185 +93,198 @@ class ContinuousBatch:
         return Counter(seq.request.routing_key for seq in self.sequences.values() if seq.request.routing_key)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Nobody can be admitted, whoever comes."""
-        return len(self.sequences) + self.leaving >= self._limits.max_num_seqs
+        return len(self.sequences) + self.pending_free_slots >= self._limits.max_num_seqs
 
-    def emitted(self, seq: Seq) -> int:
+    def num_output_tokens(self, seq: SequenceState) -> int:
         """Tokens that `seq` has emitted by now."""
-        return self.number - seq.origin if seq.decoding else seq.emitted
+        return self.step_index - seq.decode_origin_step if seq.is_decoding else seq.num_output_tokens
 
-    def form(self, waiting: WaitQueue | None, now: Micros, limit: int) -> Step:
+    def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
         """The step that begins at `now`, to be repeated at most `limit` times. `waiting`: None when nobody waits.
 
         Takes the blocks of its chunks; those of the decodes are taken as the step runs. Who is preempted has left the batch,
         and is the caller's to put back into the wait queue.
         """
-        blocks, self.resuming = self._blocks, 0
-        open_to = None if waiting is None or self.full else waiting
+        blocks, self.num_transferred = self._blocks, 0
+        open_to = None if waiting is None or self.is_full else waiting
         if open_to is None and not self._prefilling:
-            repeat = blocks.steps_free(limit)
-            return Step(repeat) if repeat else self._make_room(())
-        budget = room = self._limits.max_num_batched_tokens - self.decodes
-        chunks, needed = self._chunks(budget), 0
+            repeat = blocks.max_steps(max_repeats)
+            return StepPlan(repeat) if repeat else self._preempt_until_fits(())
+        budget = room = self._limits.max_num_batched_tokens - self.num_decodes
+        chunks, needed = self._plan_running_chunks(budget), 0
         if chunks:
-            needed = sum([self._new_blocks(chunk) for chunk in chunks])
-            budget -= sum([chunk.tokens for chunk in chunks])
-        spare = blocks.free - blocks.opens(1) - needed
+            needed = sum([self._chunk_blocks(chunk) for chunk in chunks])
+            budget -= sum([chunk.num_tokens for chunk in chunks])
+        spare = blocks.free - blocks.decode_blocks(1) - needed
         if spare < 0:
-            return self._make_room(chunks)
+            return self._preempt_until_fits(chunks)
         if chunks:
-            self._take(chunks, needed)
+            self._reserve_chunks(chunks, needed)
         if open_to is not None:
-            budget = self._admit(open_to, chunks, spare, budget, now)
+            budget = self._admit_waiting(open_to, chunks, spare, budget, now)
         if chunks:
-            return Step(1, chunks, room - budget)
-        if self._prefixed is not None:  # somebody waits, and finds what he finds now
-            limit = self._prefixed.steady(limit)
-        return Step(blocks.steps_free(limit))
+            return StepPlan(1, chunks, room - budget)
+        if self._prefix_blocks is not None:  # somebody waits, and finds what he finds now
+            max_repeats = self._prefix_blocks.max_unchanged_steps(max_repeats)
+        return StepPlan(blocks.max_steps(max_repeats))
 
-    def shape(self, step: Step) -> BatchShape:
+    def batch_shape(self, plan: StepPlan) -> BatchShape:
         """The work of `step`, which has just been formed."""
-        if not step.chunks:
-            return BatchShape(self.decodes, self.context)
-        if not self.resuming:
-            return BatchShape(self.decodes, self.context, step.prefill, tuple(step.chunks))
-        decode = [chunk for chunk in step.chunks if chunk.start == chunk.seq.carried > 0]
-        chunks = tuple(chunk for chunk in step.chunks if chunk not in decode)
-        context = self.context + sum(chunk.start for chunk in decode)
-        return BatchShape(self.decodes + len(decode), context, step.prefill - len(decode), chunks)
+        if not plan.chunks:
+            return BatchShape(self.num_decodes, self.context_tokens)
+        if not self.num_transferred:
+            return BatchShape(self.num_decodes, self.context_tokens, plan.prefill_tokens, tuple(plan.chunks))
+        decode = [chunk for chunk in plan.chunks if chunk.num_computed_tokens == chunk.seq.transferred_kv_tokens > 0]
+        chunks = tuple(chunk for chunk in plan.chunks if chunk not in decode)
+        context = self.context_tokens + sum(chunk.num_computed_tokens for chunk in decode)
+        return BatchShape(self.num_decodes + len(decode), context, plan.prefill_tokens - len(decode), chunks)
 
-    def contexts(self, step: Step) -> list[int]:
+    def context_lengths(self, plan: StepPlan) -> list[int]:
         """Tokens of KV of each sequence that decodes in `step`, in no order."""
-        ahead = self.number - 1
-        contexts = [seq.request.prompt_tokens - seq.origin + ahead for seq in self.sequences.values() if seq.decoding]
-        if self.resuming:
-            contexts += [chunk.start for chunk in step.chunks if chunk.start == chunk.seq.carried > 0]
+        ahead = self.step_index - 1
+        contexts = [
+            seq.request.prompt_tokens - seq.decode_origin_step + ahead for seq in self.sequences.values() if seq.is_decoding
+        ]
+        if self.num_transferred:
+            contexts += [
+                chunk.num_computed_tokens
+                for chunk in plan.chunks
+                if chunk.num_computed_tokens == chunk.seq.transferred_kv_tokens > 0
+            ]
         return contexts
 
-    def run(self, steps: int) -> None:
+    def run_steps(self, steps: int) -> None:
         """`steps` steps are over, as far as the decoding sequences go."""
-        self._blocks.run(steps)
-        self.number += steps
-        self.context += self.decodes * steps
+        self._blocks.run_steps(steps)
+        self.step_index += steps
+        self.context_tokens += self.num_decodes * steps
 
-    def prefilled(self, step: Step) -> list[Seq]:
+    def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
         """The chunks of `step` are computed. Returns the sequences whose prompt is complete: each has emitted one token
         more and decodes from now on."""
-        complete: list[Seq] = []
-        for chunk in step.chunks:
+        complete: list[SequenceState] = []
+        for chunk in plan.chunks:
             seq = chunk.seq
             if seq.request.id not in self.sequences:
                 continue
-            seq.computed += chunk.tokens
-            seq.pending = 0
-            if seq.computed == seq.target:
+            seq.num_computed_tokens += chunk.num_tokens
+            seq.num_scheduled_tokens = 0
+            if seq.num_computed_tokens == seq.num_tokens_to_prefill:
                 self._prefilling.remove(seq)
-                self._decode(seq)
+                self._start_decode(seq)
                 complete.append(seq)
         return complete
 
-    def finish(self, seq: Seq) -> None:
+    def finish(self, seq: SequenceState) -> None:
         """`seq`, which is complete, leaves the batch."""
-        self.drop(seq)
+        self.remove(seq)
 
-    def drop(self, seq: Seq) -> None:
+    def remove(self, seq: SequenceState) -> None:
         """`seq` leaves the batch, finished or not: its blocks are free, its progress is settled."""
         del self.sequences[seq.request.id]
-        if not seq.decoding:
+        if not seq.is_decoding:
             self._prefilling.remove(seq)
-            self._blocks.give_back(seq, seq.computed + seq.pending)
+            self._blocks.release_prefilling(seq, seq.num_computed_tokens + seq.num_scheduled_tokens)
             return
-        seq.decoding = False
-        seq.emitted = emitted = self.number - seq.origin
-        seq.computed = held = seq.request.prompt_tokens + emitted - 1
-        self.decodes -= 1
-        self.context -= held
-        self._blocks.leave(seq, held - seq.borrowed)
+        seq.is_decoding = False
+        seq.num_output_tokens = emitted = self.step_index - seq.decode_origin_step
+        seq.num_computed_tokens = held = seq.request.prompt_tokens + emitted - 1
+        self.num_decodes -= 1
+        self.context_tokens -= held
+        self._blocks.release_decoding(seq, held - seq.unowned_kv_tokens)
 
     def check(self) -> None:
         """Raises InvariantError if the sums do not follow from the sequences."""
-        held = {seq: self._held(seq) for seq in self.sequences.values()}
-        self._blocks.check(sum(self._blocks.blocks(tokens + seq.pending - seq.borrowed) for seq, tokens in held.items()))
-        decoding = [seq for seq in held if seq.decoding]
-        if len(decoding) != self.decodes or sum(held[seq] for seq in decoding) != self.context:
-            raise InvariantError(f"{self.decodes} decodes over {self.context} tokens, but {len(decoding)} sequences decode")
-        if [seq for seq in held if not seq.decoding] != self._prefilling or len(held) > self._limits.max_num_seqs:
+        held = {seq: self._kv_tokens(seq) for seq in self.sequences.values()}
+        self._blocks.check(
+            sum(
+                self._blocks.blocks_for(tokens + seq.num_scheduled_tokens - seq.unowned_kv_tokens)
+                for seq, tokens in held.items()
+            )
+        )
+        decoding = [seq for seq in held if seq.is_decoding]
+        if len(decoding) != self.num_decodes or sum(held[seq] for seq in decoding) != self.context_tokens:
+            raise InvariantError(
+                f"{self.num_decodes} decodes over {self.context_tokens} tokens, but {len(decoding)} sequences decode"
+            )
+        if [seq for seq in held if not seq.is_decoding] != self._prefilling or len(held) > self._limits.max_num_seqs:
             raise InvariantError("the prefilling sequences are not the running ones that do not decode")
 
-    def _chunks(self, budget: int) -> list[Chunk]:
+    def _plan_running_chunks(self, budget: int) -> list[PrefillChunk]:
         """The chunks of the sequences that prefill already, `budget` tokens at most."""
-        chunks: list[Chunk] = []
+        chunks: list[PrefillChunk] = []
         for seq in self._prefilling:
-            tokens = min(seq.target - seq.computed, self._chunk_limit, budget)
+            tokens = min(seq.num_tokens_to_prefill - seq.num_computed_tokens, self._max_chunk_tokens, budget)
             budget -= tokens
-            chunks.append(Chunk(tokens, seq.computed, seq.target, seq))
+            chunks.append(PrefillChunk(tokens, seq.num_computed_tokens, seq.num_tokens_to_prefill, seq))
         return chunks
 
-    def _take(self, chunks: list[Chunk], blocks: int) -> None:
+    def _reserve_chunks(self, chunks: list[PrefillChunk], blocks: int) -> None:
         """The running sequences' chunks are in this step, and take `blocks` blocks."""
-        self._blocks.take(blocks)
+        self._blocks.reserve(blocks)
         for chunk in chunks:
-            chunk.seq.pending = chunk.tokens
-            if self._prefixed is not None:
-                self._prefixed.fill(chunk.seq, chunk.start + chunk.tokens)
+            chunk.seq.num_scheduled_tokens = chunk.num_tokens
+            if self._prefix_blocks is not None:
+                self._prefix_blocks.fill(chunk.seq, chunk.num_computed_tokens + chunk.num_tokens)
 
-    def _admit(self, waiting: WaitQueue, chunks: list[Chunk], spare: int, budget: int, now: Micros) -> int:
+    def _admit_waiting(self, waiting: WaitQueue, chunks: list[PrefillChunk], spare: int, budget: int, now: Micros) -> int:
         """Adds a chunk for each sequence that enters the batch, within `spare` blocks and `budget` tokens. Returns what is left
         of the budget."""
-        sequences, size, prefixed = self.sequences, self._blocks.block_size, self._prefixed
-        most = self._limits.max_num_seqs - self.leaving
+        sequences, size, prefixed = self.sequences, self._blocks.block_size, self._prefix_blocks
+        most = self._limits.max_num_seqs - self.pending_free_slots
         if prefixed is not None:
-            prefixed.open_next()
-            prefixed.settle()
-        waiting.begin(self, now)
+            prefixed.reserve_next_step()
+            prefixed.apply_evictions()
+        waiting.on_step_start(self, now)
         while budget > 0 and len(sequences) < most:
             seq = waiting.peek()
             if seq is None:
                 break
-            found = NOTHING if prefixed is None else prefixed.find(seq)
-            if seq.target - found.tokens > (spare - found.idle) * size:
+            found = NO_HIT if prefixed is None else prefixed.find_cached(seq)
+            if seq.num_tokens_to_prefill - found.num_tokens > (spare - found.num_unreferenced) * size:
                 break
             waiting.pop()
-            start = found.tokens
-            if seq.carried:
-                start = seq.carried
-                self.resuming += 1
-            tokens = min(seq.target - start, self._chunk_limit, budget)
-            taken = -(-(start + tokens - found.tokens) // size)
+            start = found.num_tokens
+            if seq.transferred_kv_tokens:
+                start = seq.transferred_kv_tokens
+                self.num_transferred += 1
+            tokens = min(seq.num_tokens_to_prefill - start, self._max_chunk_tokens, budget)
+            taken = -(-(start + tokens - found.num_tokens) // size)
             if prefixed is not None:
                 prefixed.admit(seq, found)
-            self._blocks.take(taken)
+            self._blocks.reserve(taken)
             if prefixed is not None:
                 prefixed.fill(seq, start + tokens)
-            spare -= found.idle + taken
+            spare -= found.num_unreferenced + taken
             budget -= tokens
-            self._enter(seq, start, tokens, now)
-            chunks.append(Chunk(tokens, start, seq.target, seq))
+            self._add_running(seq, start, tokens, now)
+            chunks.append(PrefillChunk(tokens, start, seq.num_tokens_to_prefill, seq))
         return budget
 
-    def _enter(self, seq: Seq, computed: int, pending: int, now: Micros) -> None:
-        seq.computed, seq.pending = computed, pending
-        if seq.lost:
-            seq.wasted += max(0, seq.lost - computed)
-            seq.lost = 0
+    def _add_running(self, seq: SequenceState, computed: int, pending: int, now: Micros) -> None:
+        seq.num_computed_tokens, seq.num_scheduled_tokens = computed, pending
+        if seq.preempted_kv_tokens:
+            seq.recomputed_tokens += max(0, seq.preempted_kv_tokens - computed)
+            seq.preempted_kv_tokens = 0
         seq.scheduled_at = now
-        seq.entered = self._entered
-        self._entered += 1
+        seq.admission_index = self._num_admissions
+        self._num_admissions += 1
         self.sequences[seq.request.id] = seq
         self._prefilling.append(seq)
 
-    def _make_room(self, chunks: Sequence[Chunk]) -> Step:
+    def _preempt_until_fits(self, chunks: Sequence[PrefillChunk]) -> StepPlan:
         """Running sequences take their blocks in order, for their token or their chunk of `chunks`; while one finds none, a
         victim is preempted."""
         order = list(self.sequences.values())
         ready = {chunk.seq: chunk for chunk in chunks}
-        needs = {seq: self._new_blocks(ready[seq]) if seq in ready else self._opens(seq) for seq in order}
+        needs = {seq: self._chunk_blocks(ready[seq]) if seq in ready else self._next_token_blocks(seq) for seq in order}
         spare, preempted, served = self._blocks.free, [], 0
         while served < len(order):
             seq = order[served]
             while needs[seq] > spare:
-                place = self._victims.choose(order)
+                place = self._preemption_policy.choose_victim(order)
                 victim = order.pop(place)
                 free = self._blocks.free
                 preempted.append(self._preempt(victim))
@@ -281,35 +298,41 @@ class ContinuousBatch:
                 spare -= needs[seq]
                 served += 1
         left = [ready[seq] for seq in self._prefilling]
-        self._take(left, sum(self._new_blocks(chunk) for chunk in left))
-        step = Step(1, left, sum(chunk.tokens for chunk in left))
+        self._reserve_chunks(left, sum(self._chunk_blocks(chunk) for chunk in left))
+        step = StepPlan(1, left, sum(chunk.num_tokens for chunk in left))
         step.preempted = preempted
         return step
 
-    def _opens(self, seq: Seq) -> int:
+    def _next_token_blocks(self, seq: SequenceState) -> int:
         """Blocks that `seq`, which decodes, opens in the next step."""
-        return int(self._held(seq) % self._blocks.block_size == 0)
+        return int(self._kv_tokens(seq) % self._blocks.block_size == 0)
 
-    def _preempt(self, seq: Seq) -> Seq:
+    def _preempt(self, seq: SequenceState) -> SequenceState:
         """It loses its KV, and will compute it again with the tokens it has emitted."""
-        if self._prefixed is not None:
-            self._prefixed.returns(seq)
-        self.drop(seq)
-        seq.target = seq.request.prompt_tokens + seq.emitted
-        seq.lost, seq.computed, seq.carried = seq.computed, 0, 0
-        seq.preemptions += 1
+        if self._prefix_blocks is not None:
+            self._prefix_blocks.keep_for_return(seq)
+        self.remove(seq)
+        seq.num_tokens_to_prefill = seq.request.prompt_tokens + seq.num_output_tokens
+        seq.preempted_kv_tokens, seq.num_computed_tokens, seq.transferred_kv_tokens = seq.num_computed_tokens, 0, 0
+        seq.num_preemptions += 1
         return seq
 
-    def _new_blocks(self, chunk: Chunk) -> int:
-        return self._blocks.blocks(chunk.start + chunk.tokens) - self._blocks.blocks(chunk.start)
+    def _chunk_blocks(self, chunk: PrefillChunk) -> int:
+        return self._blocks.blocks_for(chunk.num_computed_tokens + chunk.num_tokens) - self._blocks.blocks_for(
+            chunk.num_computed_tokens
+        )
 
-    def _held(self, seq: Seq) -> int:
+    def _kv_tokens(self, seq: SequenceState) -> int:
         """Tokens of KV that `seq` holds."""
-        return seq.request.prompt_tokens + self.number - seq.origin - 1 if seq.decoding else seq.computed
+        return (
+            seq.request.prompt_tokens + self.step_index - seq.decode_origin_step - 1
+            if seq.is_decoding
+            else seq.num_computed_tokens
+        )
 
-    def _decode(self, seq: Seq) -> None:
-        seq.decoding = True
-        seq.origin = self.number - seq.emitted - 1
-        self.decodes += 1
-        self.context += seq.computed
-        self._blocks.join(seq.computed)
+    def _start_decode(self, seq: SequenceState) -> None:
+        seq.is_decoding = True
+        seq.decode_origin_step = self.step_index - seq.num_output_tokens - 1
+        self.num_decodes += 1
+        self.context_tokens += seq.num_computed_tokens
+        self._blocks.start_decode(seq.num_computed_tokens)

@@ -37,7 +37,7 @@ from maitred.cli import (
     validate,
 )
 from maitred.cli.printable import printable
-from maitred.errors import MaitredError
+from maitred.core.errors import MaitredError
 
 USER_ERROR: Final = 2
 INTERRUPTED: Final = 130  # 128 + SIGINT

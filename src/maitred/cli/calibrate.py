@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from maitred.cli.printable import printable
-from maitred.errors import ConfigError, nearest
+from maitred.core.errors import ConfigError, nearest_name_hint
 
 if TYPE_CHECKING:
-    from maitred.calibration.fitting import Fit
     from maitred.instance import InstanceConfig
+    from maitred.study.calibration.fitting import Fit
 
 _MODELS: Final = ("linear", "trained-physics", "table")
 _LINEAR: Final = ("", " · prefill tokens", " · decode tokens")
@@ -61,43 +61,43 @@ def run(
     """
     name = latency_model or ("table" if measured.is_dir() else "linear")
     if name not in _MODELS:
-        raise ConfigError(f"unknown latency model {name!r}", where="--latency-model", hint=nearest(name, _MODELS))
+        raise ConfigError(f"unknown latency model {name!r}", where="--latency-model", hint=nearest_name_hint(name, _MODELS))
     fit = _fit(measured, name, (model, hardware, tensor_parallel_size))
     for line in _report(fit):
         typer.echo(printable(line))
     if out is not None:
-        from maitred.calibration.written import write_fit
+        from maitred.study.calibration.fitting import write_fit
 
         written = write_fit(fit, out, measured.name)
         typer.echo(printable(f"written: {' and '.join(str(path) for path in written)}"))
 
 
 def _fit(measured: Path, name: str, on: tuple[str, str, int]) -> Fit:
-    from maitred.calibration.measured_steps import holds_steps, read_steps
+    from maitred.study.calibration.measurements import is_step_file, read_steps
 
     if measured.is_dir():
         return _of_profile(measured, name)
-    if not holds_steps(measured):
+    if not is_step_file(measured):
         return _of_timeline(measured, name)
     steps = read_steps(measured)
     if name == "table":
-        from maitred.calibration.table_fit import fit_table
+        from maitred.study.calibration.table_fit import fit_table
 
         return fit_table(steps, measured.name)
-    from maitred.calibration.fitting import fit_linear, fit_trained_physics
+    from maitred.study.calibration.fitting import fit_linear, fit_trained_physics
 
     if name == "linear":
         return fit_linear(steps)
     from msgspec.structs import replace
 
-    from maitred.catalogue import deployment
+    from maitred.instance.catalogue import find_deployment
 
     engine = _engine(*on)
-    return replace(fit_trained_physics(steps, deployment(engine)), engine=engine)
+    return replace(fit_trained_physics(steps, find_deployment(engine)), engine=engine)
 
 
 def _of_profile(folder: Path, name: str) -> Fit:
-    from maitred.calibration.profile_fit import fit_profile
+    from maitred.study.calibration.measured_run import fit_profile
 
     if name != "table":
         raise ConfigError("layer profiles make a table", where="--latency-model", hint="--latency-model table")
@@ -105,8 +105,8 @@ def _of_profile(folder: Path, name: str) -> Fit:
 
 
 def _of_timeline(measured: Path, name: str) -> Fit:
-    from maitred.calibration.fitting import fit_timeline
-    from maitred.calibration.timelines import read_timeline
+    from maitred.study.calibration.fitting import fit_timeline
+    from maitred.study.calibration.measurements import read_timeline
 
     if name != "linear":
         hint = "fit linear, or give measured steps: prefill_tokens, decode_tokens, context_tokens, step_us"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maitred.cli.printable import printable
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from maitred.admission import AdmissionConfig
@@ -34,9 +34,11 @@ def run(
 
     If it cannot be used, prints every error with its place, and exits with 2.
     """
-    from maitred.config import Said
+    from maitred.config import ConfigSources
 
-    said = Said(file=_path("FILE", file), admission_file=_path("--admission-config", admission_config), env=dict(os.environ))
+    said = ConfigSources(
+        file=_path("FILE", file), admission_file=_path("--admission-config", admission_config), env=dict(os.environ)
+    )
     if said.file is None and said.admission_file is None:
         raise ConfigError("there is nothing to check", hint="maitred check FILE, or --admission-config FILE, or both")
     problems = said.problems()
@@ -72,9 +74,9 @@ def _summary(config: Config) -> Iterator[str]:
 
 def _capacity(config: Config) -> int:
     """Slots of a model that all backends serve, as far as can be known without asking them."""
-    from maitred.gateway.config import DEFAULT_SLOTS
+    from maitred.gateway.config import DEFAULT_SLOTS_PER_BACKEND
 
-    return max(1, len(config.gateway.backends)) * (config.gateway.slots_per_backend or DEFAULT_SLOTS)
+    return max(1, len(config.gateway.backends)) * (config.gateway.slots_per_backend or DEFAULT_SLOTS_PER_BACKEND)
 
 
 def _admission(config: AdmissionConfig, capacity: int) -> Iterator[str]:
@@ -115,15 +117,15 @@ def _classes(config: AdmissionConfig, capacity: int) -> Iterator[str]:
     from maitred.admission import Admission
 
     for c, view in Admission(config, {"": capacity}).view("").classes.items():
-        rules = config.rules(c)
+        rules = config.class_rules(c)
         reserved = f"{view.reserved:>5} reserved" + (f" (of {view.desired} wished)" if view.reserved < view.desired else "")
         preempts = ", may preempt" if rules.can_preempt else ""
         yield f"  {c.label:<12}{reserved}, {view.queue_size} may wait, {rules.queue_timeout_secs:g} s at most{preempts}"
 
 
 def _warnings(config: Config) -> Iterator[str]:
-    from maitred.admission import overcommit
-    from maitred.gateway.capacity import bootstrap_problem
+    from maitred.admission import overcommit_problem
+    from maitred.gateway.capacity import smg_bootstrap_problem
 
     admission = config.admission
     yield from admission.warnings()
@@ -131,8 +133,8 @@ def _warnings(config: Config) -> Iterator[str]:
     yield from config.routing.warnings()
     if admission.mode != "priority":
         return
-    problem = overcommit(admission, _capacity(config))
-    refused = bootstrap_problem(admission) if admission.flavour == "smg" else problem
+    problem = overcommit_problem(admission, _capacity(config))
+    refused = smg_bootstrap_problem(admission) if admission.flavour == "smg" else problem
     if refused and (admission.flavour == "smg" or admission.on_overcommit == "legacy"):
         yield f"{refused}: maitred serve would use legacy admission"
     elif problem:

@@ -18,7 +18,7 @@ from maitred.cli.simulate.synthetic_flags import SyntheticFlags
 from maitred.cli.simulate.workload import load_of
 from maitred.cli.simulate.workload_flags import WorkloadFlags
 from maitred.cli.unwinding import unwinding
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,28 +62,28 @@ def run(flags: CompareFlags) -> None:
     if not flags.quiet:
         from rich.console import Console
 
-        from maitred.study.compare.table import print_comparison
+        from maitred.study.compare.comparison import print_comparison
 
         print_comparison(comparison, Console())
 
 
 def _compared(flags: CompareFlags, stack: ExitStack) -> Comparison:
     from maitred.report import OutputFile
-    from maitred.study.compare.run import USUAL_METRICS, compared
-    from maitred.study.terms import FIRST_SEED, seeds_of
-    from maitred.workload.load import as_flag, described, on_its_own, specification
+    from maitred.study.compare.run import DEFAULT_METRICS, compare_candidates
+    from maitred.study.runs import FIRST_SEED, parse_seeds
+    from maitred.workload.load import as_flag, describe, make_self_contained, read_workload_spec
 
     sides, said = _sides(flags), load_of(flags)
-    targets = slo(flags, specification(said, as_flag))
-    load = on_its_own(said, as_flag)
+    targets = slo(flags, read_workload_spec(said, as_flag))
+    load = make_self_contained(said, as_flag)
     file = stack.enter_context(OutputFile(flags.json, where="--json")) if flags.json else None
     with nullcontext() if flags.quiet else runs_bar() as progress:
-        comparison = compared(
+        comparison = compare_candidates(
             sides,
             load,
-            seeds_of(flags.seeds, FIRST_SEED if flags.seed is None else flags.seed, where="--seeds"),
-            workload=described(said),
-            metrics=_metrics(flags) or USUAL_METRICS,
+            parse_seeds(flags.seeds, FIRST_SEED if flags.seed is None else flags.seed, where="--seeds"),
+            workload=describe(said),
+            metrics=_metrics(flags) or DEFAULT_METRICS,
             slo=targets,
             horizon=horizon(flags),
             jobs=flags.jobs,

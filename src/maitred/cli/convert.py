@@ -11,7 +11,7 @@ import typer
 from maitred.cli.flags import NO_VALUE
 from maitred.cli.skipped_rows import report_skipped
 from maitred.cli.trace_target import TraceTarget
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 
 
 def run(
@@ -27,7 +27,7 @@ def run(
     Sessions are written as recorded. What a format cannot say is left out, and said to be.
     """
     from maitred.workload import BadRows, open_trace
-    from maitred.workload.writing import lines
+    from maitred.workload.trace_writer import trace_lines
 
     written = TraceTarget(target, where="OUT")
     with open_trace(source, bad_rows=BadRows.SKIP if skip_bad_rows else BadRows.REFUSE) as trace:
@@ -37,7 +37,7 @@ def run(
                 raise ConfigError("this is the trace itself, or its header", where=str(path), hint="name another file")
         with written:
             rows = -1  # the header
-            for line in lines(written.writer, islice(trace, max_requests)):
+            for line in trace_lines(written.writer, islice(trace, max_requests)):
                 written.write(line)
                 rows += 1
     report_skipped(trace)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maitred.emulator.demo import Audience, DemoSummary
+    from maitred.emulator.demo import DemoObserver, DemoSummary
 
 
 def run(
@@ -36,7 +36,7 @@ def run(
     print_summary(summary)
 
 
-def _run(audience: Audience, seconds: float | None) -> DemoSummary:
+def _run(audience: DemoObserver, seconds: float | None) -> DemoSummary:
     import asyncio
 
     import uvloop

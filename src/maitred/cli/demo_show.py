@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from maitred.emulator.demo import MODEL, SLOTS, DemoSummary
-from maitred.emulator.tally import Outcome, Tally
+from maitred.emulator.clients import ClientOutcome, ClientStats
+from maitred.emulator.demo import MODEL, SLOTS_PER_ENGINE, DemoSummary
 
 _HEADLINE = "Two emulated engines of {slots} slots each; the gateway in front of them listens on [bold]{url}[/bold]"
 _CURL = """\
@@ -35,10 +35,10 @@ class Silence:
 
     refresh_secs = 60.0
 
-    def curtain(self, url: str) -> None:
+    def on_start(self, url: str) -> None:
         pass
 
-    def look(self, tally: Tally, seconds: float) -> None:
+    def on_progress(self, tally: ClientStats, seconds: float) -> None:
         pass
 
 
@@ -59,26 +59,28 @@ class LiveTable:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._live.stop()
 
-    def curtain(self, url: str) -> None:
+    def on_start(self, url: str) -> None:
         say = self._console.print
-        say(_HEADLINE.format(slots=SLOTS, url=url))
+        say(_HEADLINE.format(slots=SLOTS_PER_ENGINE, url=url))
         say("\nTry it meanwhile, in another terminal:\n", style="dim")
         say(_CURL.format(url=url, model=MODEL), markup=False, soft_wrap=True)
         say("\nor in Python:\n", style="dim")
         say(_PYTHON.format(url=url, model=MODEL), markup=False, soft_wrap=True)
         say()
 
-    def look(self, tally: Tally, seconds: float) -> None:
+    def on_progress(self, tally: ClientStats, seconds: float) -> None:
         self._live.update(live_table(tally, seconds), refresh=True)
 
 
-def live_table(tally: Tally, seconds: float) -> Table:
+def live_table(tally: ClientStats, seconds: float) -> Table:
     """What each class has got after so many seconds."""
     table = _table(f"{seconds:.0f} s · Ctrl-C ends it", "waiting", "in flight", "TTFT p50", "TTFT p99", "done", "rejected")
     for priority_class, counts in tally.classes.items():
-        done, rejected = counts.ended[Outcome.COMPLETED], counts.ended[Outcome.REJECTED]
+        done, rejected = counts.num_ended[ClientOutcome.COMPLETED], counts.num_ended[ClientOutcome.REJECTED]
         times = (_time(counts.ttft_ms(50)), _time(counts.ttft_ms(99)))
-        table.add_row(priority_class.label, f"{counts.waiting}", f"{counts.in_flight}", *times, f"{done}", f"{rejected}")
+        table.add_row(
+            priority_class.label, f"{counts.num_waiting}", f"{counts.num_in_flight}", *times, f"{done}", f"{rejected}"
+        )
     return table
 
 

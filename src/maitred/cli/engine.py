@@ -92,7 +92,7 @@ def _about_overheads(instance: InstanceConfig) -> Iterator[str]:
 
 def _serve(config: Config) -> None:
     from maitred.emulator.app import EngineApp
-    from maitred.wire.server import serve
+    from maitred.wire.server import run_server
 
     engine = config.engine
 
@@ -103,4 +103,4 @@ def _serve(config: Config) -> None:
     instance = config.instance
     for warning in (*instance.warnings(prefix_cache=instance.enable_prefix_caching), *_about_overheads(instance)):
         typer.echo(f"maitred: warning: {printable(warning)}", err=True)
-    serve(app, host=engine.host, port=engine.port, drain_secs=_DRAIN_SECS, ready=ready)
+    run_server(app, host=engine.host, port=engine.port, drain_secs=_DRAIN_SECS, on_ready=ready)

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 
 F = TypeVar("F")
 NO_VALUE: Final = ""
@@ -25,7 +25,7 @@ def flag(panel: str, name: str, text: str, metavar: str | None = None, *, alias:
 
 def of_flag(name: str, error: ConfigError) -> ConfigError:
     """`error`, said of a flag."""
-    return ConfigError(error.what, where=name, hint=error.hint)
+    return ConfigError(error.problem, where=name, hint=error.hint)
 
 
 def command(kind: type[F]) -> Callable[[Callable[[F], None]], Callable[..., None]]:

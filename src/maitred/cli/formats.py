@@ -16,5 +16,5 @@ def run() -> None:
 
     for name in FORMATS:
         trace_format = FORMATS.create(name)
-        typer.echo(printable(f"{name}: {trace_format.about}"))
+        typer.echo(printable(f"{name}: {trace_format.description}"))
         typer.echo(printable(f"    {trace_format.example}"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from maitred.cli.flags import NO_VALUE, flag
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 
 _INSTANCE = "Instance: order, caching, limits"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 from maitred.cli.flags import flag, of_flag
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from maitred.instance.latency import LatencyConfig
@@ -97,7 +97,7 @@ def latency(flags: ModelFlags) -> LatencyConfig | str | None:
     try:
         return with_coefficients(said, alpha, beta)
     except ConfigError as error:
-        about_alpha = beta is None or error.what.startswith("--alpha-coeffs")
+        about_alpha = beta is None or error.problem.startswith("--alpha-coeffs")
         raise of_flag("--alpha-coeffs" if about_alpha else "--beta-coeffs", error) from error
 
 

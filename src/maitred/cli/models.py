@@ -35,7 +35,7 @@ def run(
     """
     from rich.console import Console
 
-    from maitred.catalogue import find_model, model_names
+    from maitred.instance.catalogue import find_model, model_names
 
     console = Console()
     if not console.is_terminal:
@@ -49,7 +49,7 @@ def _table(models: list[ModelSpec], gpus: int | None) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from maitred.catalogue import find_hardware, hardware_names
+    from maitred.instance.catalogue import find_hardware, hardware_names
 
     hardware = [find_hardware(name) for name in hardware_names()]
     table = Table("model", "parameters", "context", *(h.name for h in hardware), box=SIMPLE_HEAD, pad_edge=False)
@@ -64,14 +64,14 @@ def _table(models: list[ModelSpec], gpus: int | None) -> Table:
 
 def _room(model: ModelSpec, hardware: HardwareSpec, gpus: int | None) -> str:
     """Thousand tokens of KV on these many GPUs, or on the fewest that the model fits; "-": it does not."""
-    from maitred.catalogue import kv_blocks
-    from maitred.errors import ConfigError
+    from maitred.core.errors import ConfigError
+    from maitred.instance.catalogue import num_kv_blocks
     from maitred.instance.latency import Deployment
 
     for count in [gpus] if gpus is not None else [1 << n for n in range(_MOST_GPUS.bit_length())]:
         try:
             on = Deployment(model=model, hardware=hardware, tensor_parallel_size=count)
-            return f"{kv_blocks(on, _BLOCK_SIZE) * _BLOCK_SIZE / 1000:,.0f} @ {count}"
+            return f"{num_kv_blocks(on, _BLOCK_SIZE) * _BLOCK_SIZE / 1000:,.0f} @ {count}"
         except (ConfigError, ValueError):
             continue
     return "-"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maitred.cli.printable import printable
-from maitred.errors import ConfigError, nearest
+from maitred.core.errors import ConfigError, nearest_name_hint
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from maitred.registry import Registry
+    from maitred.core.registry import Registry
 
 _WIDE = 360
 """Columns where the output is no terminal: then each policy has a line of its own, for other programs to read."""
@@ -52,22 +52,22 @@ def run(
 
 def _schedulers() -> Table:
     from maitred.queueing import SCHEDULERS
-    from maitred.queueing.policy import info
+    from maitred.queueing.base import describe_policy
 
     table = _table("policy", "order", "cost, with n waiting", "starves", "cache-aware")
     for name in SCHEDULERS:
-        about = info(SCHEDULERS.get(name))
-        table.add_row(name, about.line, about.complexity, about.starves, about.cache_aware.value)
+        about = describe_policy(SCHEDULERS.get(name))
+        table.add_row(name, about.summary, about.complexity, about.starves, about.cache_aware.value)
     return table
 
 
 def _routers(title: str, line: str, registry: Registry[Any]) -> Table:
-    from maitred.routing.policy import info
+    from maitred.routing.base import describe_router
 
     table = _table(title, line, "cost, with n instances", "looks at")
     for name in registry:
-        about = info(registry.get(name))
-        table.add_row(name, about.line, about.complexity, about.reads)
+        about = describe_router(registry.get(name))
+        table.add_row(name, about.summary, about.complexity, about.reads)
     return table
 
 
@@ -82,14 +82,14 @@ def _table(*columns: str) -> Table:
 
 def _one(name: str) -> Iterator[str]:
     """Raises ConfigError for what there is not."""
+    from maitred.core.policy_spec import parse_spec
     from maitred.queueing import SCHEDULERS
     from maitred.routing import ROUTERS, SCORERS
-    from maitred.spelling import parse_spec
 
     word = parse_spec(name, "policy").word
     registry = next((kind for kind in (SCHEDULERS, ROUTERS, SCORERS) if word in kind), None)
     if registry is None and ":" not in word:
-        raise ConfigError(f"unknown policy {word!r}", hint=nearest(word, [*SCHEDULERS, *ROUTERS, *SCORERS]))
+        raise ConfigError(f"unknown policy {word!r}", hint=nearest_name_hint(word, [*SCHEDULERS, *ROUTERS, *SCORERS]))
     factory = (registry or SCHEDULERS).get(name)
     made_by = getattr(factory, "func", factory)
     yield _usage(word, made_by, registry or SCHEDULERS) if word == name.strip() else name
@@ -100,30 +100,33 @@ def _one(name: str) -> Iterator[str]:
 
 
 def _about_scheduler(factory: Callable[..., Any]) -> Iterator[str]:
-    from maitred.queueing.policy import info
+    from maitred.queueing.base import describe_policy
 
-    about = info(factory)
-    yield f"  {about.line}"
+    about = describe_policy(factory)
+    yield f"  {about.summary}"
     yield f"  cost: {about.complexity}"
     yield f"  starves: {about.starves}"
     yield f"  cache-aware: {about.cache_aware.value}"
 
 
 def _about_router(factory: Callable[..., Any]) -> Iterator[str]:
-    from maitred.routing.policy import info
+    from maitred.routing.base import describe_router
 
-    about = info(factory)
-    yield f"  {about.line}"
+    about = describe_router(factory)
+    yield f"  {about.summary}"
     yield f"  cost: {about.complexity}"
     yield f"  looks at: {about.reads}"
 
 
 def _others() -> Iterator[str]:
     """The policies that are parameters of others."""
-    from maitred.queueing.lengths import PREDICTORS
-    from maitred.queueing.priorities import PRIORITIES
+    from maitred.queueing.priority import PRIORITIES
+    from maitred.queueing.srpt import LENGTH_PREDICTORS
 
-    for title, registry in (("priority policies (--priority-policy)", PRIORITIES), ("length predictors of srpt", PREDICTORS)):
+    for title, registry in (
+        ("priority policies (--priority-policy)", PRIORITIES),
+        ("length predictors of srpt", LENGTH_PREDICTORS),
+    ):
         yield f"{title}: {', '.join(_usage(name, registry.get(name), registry) for name in registry)}"
 
 
@@ -138,7 +141,7 @@ def _admission() -> Iterator[str]:
 
 def _usage(name: str, factory: Callable[..., Any], registry: Registry[Any]) -> str:
     """Return `name` with its parameters and their defaults."""
-    from maitred.registry import parameters
+    from maitred.core.registry import parameters
 
     written = [
         parameter.name if parameter.default in (parameter.empty, None) else f"{parameter.name}={_said(parameter.default)}"

@@ -14,8 +14,8 @@ from maitred.cli.printable import printable
 from maitred.cli.serve_flags import NAMES, Flags, said
 
 if TYPE_CHECKING:
-    from maitred.config import Loaded, Said
-    from maitred.gateway.reload import Settings
+    from maitred.config import ConfigSources, LoadedConfig
+    from maitred.gateway.reload import GatewaySettings
 
 log = logging.getLogger("maitred.gateway")
 
@@ -27,11 +27,11 @@ def run(flags: Flags) -> None:
     Starts with backends down and serves as soon as one is up; see /ready, /metrics and /maitred/state. With a configuration
     that is wrong it serves without classes, and says so; see --strict-config. SIGHUP reads the configuration again.
     """
-    from maitred.config import Said
+    from maitred.config import ConfigSources
     from maitred.gateway.app import Gateway
-    from maitred.wire.server import serve
+    from maitred.wire.server import run_server
 
-    sources = Said(
+    sources = ConfigSources(
         file=flags.config, admission_file=flags.admission_config, env=dict(os.environ), flags=said(flags), flag_names=NAMES
     )
     loaded = _loaded(sources, strict=bool(flags.strict_config))
@@ -44,36 +44,36 @@ def run(flags: Flags) -> None:
     def ready(url: str) -> None:
         typer.echo(f"maitred: gateway on {url}, backends: {', '.join(config.backends)}", err=True)
 
-    serve(
+    run_server(
         gateway,
         host=config.host,
         port=config.port,
         drain_secs=config.drain_secs,
-        ready=ready,
-        hangup=gateway.reload_soon,
+        on_ready=ready,
+        on_hangup=gateway.request_reload,
     )
 
 
-def _loaded(sources: Said, *, strict: bool) -> Loaded:
+def _loaded(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
     """What to serve with. Raises ConfigError if there is nothing, or less than everything and that is not wanted."""
-    from maitred.config import Loaded, load_or_fall_back
-    from maitred.routing import Reads
+    from maitred.config import LoadedConfig, load_or_fall_back
+    from maitred.routing import Signals
 
-    loaded = Loaded(sources.load()) if strict else load_or_fall_back(sources)
+    loaded = LoadedConfig(sources.load()) if strict else load_or_fall_back(sources)
     if loaded.problem is not None:
         log.error("%s; serving with legacy admission until that is mended", printable(str(loaded.problem)))
     config = loaded.config
-    for warning in (*config.admission.warnings(), *config.routing.warnings(Reads.CACHES)):
+    for warning in (*config.admission.warnings(), *config.routing.warnings(Signals.CACHES)):
         log.warning("%s", printable(warning))
     return loaded
 
 
-def _settings(sources: Said) -> Settings:
+def _settings(sources: ConfigSources) -> GatewaySettings:
     """As the files are now. Raises ConfigError."""
-    from maitred.gateway.reload import Settings
+    from maitred.gateway.reload import GatewaySettings
 
     config = sources.load()
-    return Settings(gateway=config.gateway, admission=config.admission, routing=config.routing)
+    return GatewaySettings(gateway=config.gateway, admission=config.admission, routing=config.routing)
 
 
 def _use_every_descriptor() -> None:

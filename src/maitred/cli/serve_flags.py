@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from maitred.cli.flags import NO_VALUE, flag
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 
 _SERVER = "Server"
 _BACKENDS = "Backends"

@@ -15,5 +15,5 @@ if TYPE_CHECKING:
 def report_skipped(trace: Trace) -> None:
     """How many they are and what was wrong with the first; nothing if there are none."""
     if trace.first_skipped:
-        rows = "1 row was" if trace.skipped == 1 else f"{trace.skipped:,} rows were"
+        rows = "1 row was" if trace.num_skipped == 1 else f"{trace.num_skipped:,} rows were"
         typer.echo(f"maitred: {rows} skipped; the first: {printable(str(trace.first_skipped))}", err=True)

@@ -14,10 +14,10 @@ from maitred.cli.flags import NO_VALUE, command, flag
 from maitred.cli.printable import printable
 from maitred.cli.runs_bar import Progress, runs_bar
 from maitred.cli.unwinding import unwinding
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maitred.study.sweep import Swept
+    from maitred.study.sweep import SweepResult
 
 _RUNS = "The runs"
 _FILES = "What is shown and written"
@@ -65,20 +65,20 @@ def run(flags: SweepFlags) -> None:
         return
     from rich.console import Console
 
-    from maitred.study.sweep.table import print_swept
+    from maitred.study.sweep.result import print_sweep
 
-    print_swept(swept, Console())
+    print_sweep(swept, Console())
 
 
-def _swept(flags: SweepFlags, spec: Path, out: Path) -> Swept:
-    from maitred.report import require_plots
+def _swept(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
+    from maitred.report import check_plot_path
     from maitred.study.sweep import sweep
-    from maitred.study.sweep.written import write_swept
+    from maitred.study.sweep.result import write_sweep
 
     if flags.ray is not None and flags.jobs is not None:
         raise ConfigError("--jobs does not go with --ray", hint="a cluster runs as many as it has CPUs")
     if flags.plot is not None:
-        require_plots(flags.plot, where="--plot")
+        check_plot_path(flags.plot, where="--plot")
     counted = _Counted()
     try:
         with nullcontext() if flags.quiet else runs_bar() as bar:
@@ -94,7 +94,7 @@ def _swept(flags: SweepFlags, spec: Path, out: Path) -> Swept:
     except (KeyboardInterrupt, SystemExit):
         counted.say_how_to_go_on(spec, out)
         raise
-    written = write_swept(swept, out)
+    written = write_sweep(swept, out)
     if flags.plot is not None:
         swept.plot(flags.plot)
         written.append(flags.plot)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
 import typer
 
-from maitred.errors import ConfigError, nearest
+from maitred.core.errors import ConfigError, nearest_name_hint
 
 if TYPE_CHECKING:
     from maitred.report import OutputFile
@@ -31,14 +31,14 @@ class TraceTarget:
     @property
     def files(self) -> Sequence[Path]:
         """All that it writes. Raises ConfigError if they are one and the same."""
-        return (self.path,) if self.writer.companion is None else (self.path, self._beside(self.writer.companion[0]))
+        return (self.path,) if self.writer.companion_file is None else (self.path, self._beside(self.writer.companion_file[0]))
 
     def __enter__(self) -> Self:
         from maitred.report import OutputFile
 
         with ExitStack() as stack:
-            if self.writer.companion is not None:
-                suffix, text = self.writer.companion
+            if self.writer.companion_file is not None:
+                suffix, text = self.writer.companion_file
                 stack.enter_context(OutputFile(self._beside(suffix), where=self._where)).write(text.encode())
             self._text = file = stack.enter_context(OutputFile(self.path, where=self._where))
             if self.path.suffix == ".gz":
@@ -56,7 +56,7 @@ class TraceTarget:
 
     def report_losses(self) -> None:
         """Say what the format could not."""
-        for what, count in self.writer.lost.items():
+        for what, count in self.writer.lost_fields.items():
             if count:
                 typer.echo(f"maitred: warning: the format cannot say of a request {what.value}: {count:,} times", err=True)
 
@@ -86,6 +86,6 @@ def _named(spec: str, where: str) -> tuple[TraceWriter, Path]:
     if name not in WRITERS or not path:
         hint = f"write it as {' or '.join(f'{known}:FILE' for known in WRITERS)}"
         what = f"unknown format {name!r} for writing" if path else f"{spec!r} names no format and file"
-        near = nearest(name, WRITERS) if path else ""
+        near = nearest_name_hint(name, WRITERS) if path else ""
         raise ConfigError(what, where=where, hint=f"{near} {hint}" if near.startswith("did") else hint)
     return WRITERS.create(name), Path(path)

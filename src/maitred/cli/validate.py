@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maitred.cli.printable import printable
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from maitred.calibration.validation import Line, Validation
+    from maitred.study.calibration.validation import Validation, ValidationLine
 
 
 def run(
@@ -38,13 +38,13 @@ def run(
 
     Step times come from the layer profiles of each folder; or, with --measured, from the latency model in --config.
     """
-    from maitred.calibration.validation import as_builtins
+    from maitred.study.calibration.validation import validation_builtins
 
     found = _validations(folders or [], measured, config)
     if as_json:
         import json
 
-        typer.echo(json.dumps([as_builtins(validation) for validation in found], indent=2))
+        typer.echo(json.dumps([validation_builtins(validation) for validation in found], indent=2))
         return
     from rich.console import Console
 
@@ -56,16 +56,16 @@ def run(
 
 
 def _validations(folders: Sequence[Path], measured: Path | None, config: Path | None) -> list[Validation]:
-    from maitred.calibration.folder import read_folder
-    from maitred.calibration.timelines import read_timeline
-    from maitred.calibration.validation import validate
+    from maitred.study.calibration.measured_run import read_measured_run
+    from maitred.study.calibration.measurements import read_timeline
+    from maitred.study.calibration.validation import validate
 
     if (measured is None) != (config is None) or (measured is None and not folders):
         hint = "maitred validate DIR..., or maitred validate --measured requests.csv --config FILE"
         raise ConfigError("there is nothing to compare", hint=hint)
     found = []
     for path in folders:
-        folder = read_folder(path)
+        folder = read_measured_run(path)
         peer = path / "peer_simulator_error.txt"
         found.append(validate(folder.name, read_timeline(folder.requests), folder.instance(), peer))
     if measured is not None and config is not None:
@@ -86,7 +86,7 @@ def _table(validation: Validation) -> Table:
     return table
 
 
-def _cells(line: Line, *, peer: bool) -> Iterator[str]:
+def _cells(line: ValidationLine, *, peer: bool) -> Iterator[str]:
     yield f"{line.metric.upper()} {line.statistic}"
     yield f"{line.measured:,.1f}"
     yield f"{line.predicted:,.1f}"

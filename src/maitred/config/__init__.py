@@ -13,29 +13,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from maitred.config.fallback import Loaded, load_or_fall_back
+from maitred.config.fallback import LoadedConfig, load_or_fall_back
 from maitred.config.root import Config
-from maitred.config.said import NOTHING, Said
-from maitred.errors import ConfigError
+from maitred.config.sources import NO_VALUES, ConfigSources
+from maitred.core.errors import ConfigError
 
-__all__ = ["NOTHING", "Config", "Loaded", "Said", "load", "load_or_fall_back", "problems"]
+__all__ = ["NO_VALUES", "Config", "ConfigSources", "LoadedConfig", "load", "load_or_fall_back", "problems"]
 
 
 def load(
     path: Path | None,
     *,
     admission_file: Path | None = None,
-    flags: Mapping[str, object] = NOTHING,
-    env: Mapping[str, str] = NOTHING,
-    flag_names: Mapping[str, str] = NOTHING,
+    flags: Mapping[str, object] = NO_VALUES,
+    env: Mapping[str, str] = NO_VALUES,
+    flag_names: Mapping[str, str] = NO_VALUES,
 ) -> Config:
     """What files, environment and flags say together; the arguments are those of `Said`.
 
     Raises ConfigError for the first thing that is wrong.
     """
-    return Said(file=path, admission_file=admission_file, env=env, flags=flags, flag_names=flag_names).load()
+    return ConfigSources(file=path, admission_file=admission_file, env=env, flags=flags, flag_names=flag_names).load()
 
 
-def problems(path: Path, *, admission_file: Path | None = None, env: Mapping[str, str] = NOTHING) -> Sequence[ConfigError]:
+def problems(path: Path, *, admission_file: Path | None = None, env: Mapping[str, str] = NO_VALUES) -> Sequence[ConfigError]:
     """Everything that is wrong with the files and the environment. Raises ConfigError if a file cannot be read as YAML."""
-    return Said(file=path, admission_file=admission_file, env=env).problems()
+    return ConfigSources(file=path, admission_file=admission_file, env=env).problems()

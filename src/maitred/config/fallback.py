@@ -15,46 +15,46 @@ from typing import Final
 import msgspec
 
 from maitred.config.root import Config
-from maitred.config.said import Said
-from maitred.config.sources import PREFIX
-from maitred.errors import ConfigError
+from maitred.config.settings import PREFIX
+from maitred.config.sources import ConfigSources
+from maitred.core.errors import ConfigError
 
-_LEFT_OF_ADMISSION: Final = (frozenset({"legacy"}), frozenset[str]())
+_ADMISSION_KEYS_KEPT: Final = (frozenset({"legacy"}), frozenset[str]())
 """Keys of the section that are tried; the more the better."""
-_A_KEY: Final = "api_key"
+_API_KEY_MARKER: Final = "api_key"
 """In the name of every key of the configuration that holds API keys."""
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadedConfig(msgspec.Struct, frozen=True):
     """What is in force, and why it is less than was said (None: it is all)."""
 
     config: Config
     problem: ConfigError | None = None
 
 
-def load_or_fall_back(said: Said) -> Loaded:
+def load_or_fall_back(said: ConfigSources) -> LoadedConfig:
     """All that was said; if that is wrong, what is left of it. Raises the ConfigError of the whole if nothing usable is."""
     try:
-        return Loaded(said.load())
+        return LoadedConfig(said.load())
     except ConfigError as error:
         problem = error
-    for less in _less(said):
+    for less in _reduced_sources(said):
         with suppress(ConfigError):
             config = less.load()
-            if config.gateway.backends and not _lost_a_lock(said, less, config):
-                return Loaded(config, problem)
+            if config.gateway.backends and not _drops_api_keys(said, less, config):
+                return LoadedConfig(config, problem)
     raise problem
 
 
-def _less(said: Said) -> Iterator[Said]:
-    for keys in _LEFT_OF_ADMISSION:
-        yield _with_admission(said, keys)
+def _reduced_sources(said: ConfigSources) -> Iterator[ConfigSources]:
+    for keys in _ADMISSION_KEYS_KEPT:
+        yield _limit_admission_keys(said, keys)
     if said.file is not None:
-        for keys in _LEFT_OF_ADMISSION:
-            yield msgspec.structs.replace(_with_admission(said, keys), file=None)
+        for keys in _ADMISSION_KEYS_KEPT:
+            yield msgspec.structs.replace(_limit_admission_keys(said, keys), file=None)
 
 
-def _with_admission(said: Said, keys: Collection[str]) -> Said:
+def _limit_admission_keys(said: ConfigSources, keys: Collection[str]) -> ConfigSources:
     """What was said, with no more than these keys of the section `admission`."""
 
     def counts(dotted: str) -> bool:
@@ -70,15 +70,15 @@ def _with_admission(said: Said, keys: Collection[str]) -> Said:
     )
 
 
-def _lost_a_lock(said: Said, less: Said, config: Config) -> bool:
+def _drops_api_keys(said: ConfigSources, less: ConfigSources, config: Config) -> bool:
     """Whether the gateway would be open to all, and perhaps was not meant to be."""
     if config.gateway.api_key or config.gateway.tenant_api_keys or said.file is None or less.file is not None:
         return False
-    return _may_hold_keys(said.file)
+    return _may_contain_api_keys(said.file)
 
 
-def _may_hold_keys(file: Path) -> bool:
+def _may_contain_api_keys(file: Path) -> bool:
     try:
-        return _A_KEY in file.read_text(encoding="utf-8", errors="replace")
+        return _API_KEY_MARKER in file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return True

@@ -7,23 +7,22 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from maitred.config.sources import Setting, overlay
-from maitred.errors import ConfigError
-from maitred.reading.document import Document, KeyPath
-from maitred.reading.problems import Problem, dotted, first_problem
-from maitred.reading.schema import holds_keys, keys_of, may_be_null
-from maitred.registry import Registry
+from maitred.config.settings import Setting, apply_settings
+from maitred.core.errors import ConfigError
+from maitred.core.registry import Registry
+from maitred.core.yaml_document import KeyPath, YamlDocument
+from maitred.core.yaml_schema import ConfigProblem, accepts_keys, accepts_null, dotted_key, first_problem, section_keys
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Merged(Generic[T]):
+class MergedConfig(Generic[T]):
     """What documents and settings say together, to become a `root`. `registered` are the keys that name a policy."""
 
     def __init__(
         self,
         root: type[T],
-        documents: Sequence[Document],
+        documents: Sequence[YamlDocument],
         settings: Sequence[Setting],
         registered: Mapping[KeyPath, Registry[Any]],
     ) -> None:
@@ -31,17 +30,17 @@ class Merged(Generic[T]):
         self._root, self._documents, self._settings, self._registered = root, documents, settings, registered
         tree: Any = {}
         for document in documents:
-            tree = _over(tree, _without_empty(document.tree, root))
-        self._tree = _without_empty(overlay(tree, settings), root)
+            tree = _overlay(tree, _drop_empty_sections(document.tree, root))
+        self._tree = _drop_empty_sections(apply_settings(tree, settings), root)
 
-    def value(self) -> T:
+    def build(self) -> T:
         """Raises ConfigError for the first thing that is wrong."""
         problem = self._problem(self._tree)
         if problem:
             raise problem.error
         return msgspec.convert(self._tree, self._root)
 
-    def says(self, *path: str) -> bool:
+    def is_given(self, *path: str) -> bool:
         """Whether anybody says this key; for those who have a default of their own."""
         value = self._tree
         for key in path:
@@ -54,13 +53,13 @@ class Merged(Generic[T]):
         tree, before = self._tree, None
         while tree != before and (problem := self._problem(tree)):
             errors.append(problem.error)
-            before, tree = tree, _without(tree, problem.path)
+            before, tree = tree, _remove_at(tree, problem.path)
         return errors
 
-    def _problem(self, tree: Any) -> Problem | None:
-        return first_problem(tree, self._root, self._where) or self._unknown_name(tree)
+    def _problem(self, tree: Any) -> ConfigProblem | None:
+        return first_problem(tree, self._root, self._where) or self._unknown_policy(tree)
 
-    def _unknown_name(self, tree: Any) -> Problem | None:
+    def _unknown_policy(self, tree: Any) -> ConfigProblem | None:
         for path, registry in self._registered.items():
             name = tree
             for key in path:
@@ -69,8 +68,8 @@ class Merged(Generic[T]):
                 if name is not None:
                     registry.get(name)
             except ConfigError as error:
-                found = ConfigError(f"{dotted(path)}: {error.what}", where=self._where(path), hint=error.hint)
-                return Problem(path, found)
+                found = ConfigError(f"{dotted_key(path)}: {error.problem}", where=self._where(path), hint=error.hint)
+                return ConfigProblem(path, found)
         return None
 
     def _where(self, path: KeyPath) -> str:
@@ -82,11 +81,11 @@ class Merged(Generic[T]):
         return next(above, None) or next(lines, None) or next(inside, "")
 
 
-def _over(below: Any, above: Any) -> Any:
+def _overlay(below: Any, above: Any) -> Any:
     """`above` where it says something, key by key; else `below`."""
     match below, above:
         case dict(), dict():
-            return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
+            return {**below, **{key: _overlay(below.get(key), value) for key, value in above.items()}}
         case (dict(), None):
             return below
         case (None, _):
@@ -96,20 +95,20 @@ def _over(below: Any, above: Any) -> Any:
     return above
 
 
-def _without_empty(tree: Any, kind: Any) -> Any:
+def _drop_empty_sections(tree: Any, kind: Any) -> Any:
     """A section that is there but empty (all its lines commented out) says nothing: its defaults hold."""
-    if tree is None and holds_keys(kind) and not may_be_null(kind):
+    if tree is None and accepts_keys(kind) and not accepts_null(kind):
         return {}
     if not isinstance(tree, dict):
         return tree
-    kinds = keys_of(kind)
-    return {key: _without_empty(value, kinds.get(key)) for key, value in tree.items()}
+    kinds = section_keys(kind)
+    return {key: _drop_empty_sections(value, kinds.get(key)) for key, value in tree.items()}
 
 
-def _without(tree: Any, path: KeyPath) -> Any:
+def _remove_at(tree: Any, path: KeyPath) -> Any:
     """`tree` without the value at `path`; without the whole list, where that is in one."""
     if not path or not isinstance(tree, dict):
         return {}
     key, below = path[0], path[1:]
     rest = {k: v for k, v in tree.items() if k != key}
-    return {**rest, key: _without(tree[key], below)} if below and isinstance(tree.get(key), dict) else rest
+    return {**rest, key: _remove_at(tree[key], below)} if below and isinstance(tree.get(key), dict) else rest

@@ -8,17 +8,17 @@ from typing import Any, Final
 import msgspec
 
 from maitred.admission import POLICIES, AdmissionConfig
+from maitred.core.registry import Registry
+from maitred.core.yaml_document import KeyPath
 from maitred.emulator.config import EngineConfig
 from maitred.gateway.config import GatewayConfig
 from maitred.instance import InstanceConfig
 from maitred.kv import EVICTIONS
 from maitred.queueing import PRIORITIES, SCHEDULERS
-from maitred.reading.document import KeyPath
-from maitred.registry import Registry
 from maitred.routing import ROUTERS, RoutingConfig
 from maitred.sim.config import ClusterConfig
 
-REGISTERED: Final[Mapping[KeyPath, Registry[Any]]] = {
+POLICY_KEYS: Final[Mapping[KeyPath, Registry[Any]]] = {
     ("admission", "policy"): POLICIES,
     ("routing", "policy"): ROUTERS,
     ("instance", "scheduler"): SCHEDULERS,

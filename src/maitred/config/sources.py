@@ -1,95 +1,77 @@
-"""Values from the environment and from flags, and how they overlay those of the file.
+"""Everywhere a configuration may be said: two files, the environment and flags, later ones over earlier ones.
 
-`MAITRED_GATEWAY__PORT=9000` sets `gateway.port`: two underscores for each dot. A key that takes text gets the value as it
-is; any other value is read as YAML (`503`, `true`, `null`, `[http://a, http://b]`, `{queue_size: 3}`). The two underscores
-tell that a variable is meant for us, and then it must be right. One without them belongs to somebody else and is left alone:
-Kubernetes sets MAITRED_GATEWAY_PORT for a service called maitred-gateway.
+A configuration as a simulation reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from maitred.errors import ConfigError
-from maitred.reading.document import Document, KeyPath
-from maitred.reading.schema import holds_keys, kind_at
+from maitred.config.merged import MergedConfig
+from maitred.config.policy_bundle import PolicyBundle
+from maitred.config.root import POLICY_KEYS, Config
+from maitred.config.settings import environment_settings, flag_settings
+from maitred.core.errors import ConfigError
+from maitred.core.yaml_document import YamlDocument
 
-PREFIX: Final = "MAITRED_"
-
-
-class Setting(msgspec.Struct, frozen=True):
-    """One value from outside the file, and what the user would call its place."""
-
-    path: KeyPath
-    value: Any
-    where: str
+NO_VALUES: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-def from_environment(root: Any, env: Mapping[str, str]) -> Iterator[Setting]:
-    """Raises ConfigError, naming the variable, for what is not text or not YAML. What is wrong with a section, a key or
-    its value shows when the whole is validated."""
-    for name in sorted(env):
-        rest = name.removeprefix(PREFIX).lower()
-        if not name.startswith(PREFIX) or "__" not in rest:
-            continue
-        path = tuple(rest.split("__"))
-        value = _read(env[name], kind_at(root, path), name)
-        above = _value_above(root, path)
-        yield Setting(path[:above], _nested(path[above:], value), name)
+class ConfigSources(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to look. Every `load` reads the files anew, and keeps nothing."""
+
+    file: Path | None = None
+    admission_file: Path | None = None
+    """The section `admission` in a file of its own, as SMG has it."""
+    policy_file: Path | None = None
+    """A policy bundle of BLIS's."""
+    env: Mapping[str, str] = NO_VALUES
+    flags: Mapping[str, object] = NO_VALUES
+    """Values by dotted key; None: not given."""
+    flag_names: Mapping[str, str] = NO_VALUES
+    """What a flag is called that is not called after its key, by dotted key."""
+    admission_keys: frozenset[str] | None = None
+    """Those of the section `admission` in the main file that count; None: all of them."""
+
+    def load(self) -> Config:
+        """What all of them say together. Raises ConfigError for the first thing that is wrong."""
+        return self.merged().build()
+
+    def problems(self) -> Sequence[ConfigError]:
+        """Everything that is wrong. Raises ConfigError if a file cannot be read as YAML."""
+        return self.merged().problems()
+
+    def merged(self) -> MergedConfig[Config]:
+        """What is said, before it is judged. Raises ConfigError if a file cannot be read as YAML."""
+        settings = [*environment_settings(Config, self.env), *flag_settings(self.flags, self.flag_names)]
+        return MergedConfig(Config, [*self._documents()], settings, POLICY_KEYS)
+
+    def _documents(self) -> Iterator[YamlDocument]:
+        if self.file is not None:
+            main = YamlDocument.read(self.file)
+            yield main if self.admission_keys is None else main.keep_keys("admission", self.admission_keys)
+        if self.admission_file is not None:
+            yield YamlDocument.read(self.admission_file, section="admission")
+        if self.policy_file is not None:
+            yield PolicyBundle.read(self.policy_file)
 
 
-def _value_above(root: Any, path: KeyPath) -> int:
-    """How many steps of `path` lead to a value that has no keys; all of them if it goes below none."""
-    known = (depth for depth in range(1, len(path)) if (kind := kind_at(root, path[:depth])) and not holds_keys(kind))
-    return next(known, len(path))
+C = TypeVar("C", bound=Config)
 
 
-def _nested(keys: KeyPath, value: Any) -> Any:
-    for key in reversed(keys):
-        value = {key: value}
-    return value
+def with_simulation_defaults(merged: MergedConfig[C]) -> C:
+    """Who says nothing of admission wants none; who says how many slots there are wants classes.
 
-
-def from_flags(flags: Mapping[str, object], names: Mapping[str, str]) -> Iterator[Setting]:
-    """A flag that was left out is None and sets nothing. Flags are called after their keys, but for those in `names`. One that
-    gives keys with values leaves the other keys there as they are."""
-    for key, value in flags.items():
-        if value is not None:
-            path = tuple(key.split("."))
-            flag = names.get(key, f"--{path[-1].replace('_', '-')}")
-            plain = msgspec.to_builtins(value, enc_hook=str)
-            if isinstance(value, dict):
-                yield from (Setting((*path, below), plain[below], flag) for below in plain)
-            else:
-                yield Setting(path, plain, flag)
-
-
-def overlay(tree: Any, settings: Iterable[Setting]) -> Any:
-    """`tree` with each setting put in its place, later ones over earlier ones. `tree` itself stays as it is."""
-    for setting in settings:
-        tree = _put(tree, setting.path, setting.value)
-    return tree
-
-
-def _put(tree: Any, path: KeyPath, value: Any) -> Any:
-    if not path:
-        return value
-    if tree is not None and not isinstance(tree, dict):
-        return tree  # the file has something else where a section belongs: let that be the error
-    below = (tree or {}).get(path[0])
-    return {**(tree or {}), path[0]: _put(below, path[1:], value)}
-
-
-def _read(text: str, kind: Any, name: str) -> Any:
-    """Text where the key takes this text; else what YAML makes of it."""
-    try:
-        (name + text).encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError("this is not text (UTF-8)", where=name) from error
-    try:
-        return msgspec.convert(text, kind)
-    except msgspec.ValidationError:
-        return Document(text, name).value
+    Raises ConfigError for the first thing that is wrong.
+    """
+    config = merged.build()
+    if merged.is_given("admission", "mode"):
+        return config
+    mode = "off" if config.cluster.capacity is None else "priority"
+    return replace(config, admission=replace(config.admission, mode=mode))

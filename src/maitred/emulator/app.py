@@ -11,23 +11,30 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from maitred import __version__
-from maitred.catalogue import resolved
 from maitred.emulator import embeddings, metrics
-from maitred.emulator.asks import Ask, ChatAsk, CompletionAsk, EmbeddingAsk, parse
-from maitred.emulator.clock import LoopClock
 from maitred.emulator.config import EngineConfig
-from maitred.emulator.engine import Engine
-from maitred.emulator.replies import Answering, ChatDialect, Dialect, Streamed, TextDialect, Whole
+from maitred.emulator.engine import EmulatedEngine
+from maitred.emulator.pacer import LoopClock
+from maitred.emulator.responses import (
+    BufferedResponse,
+    ChatFormat,
+    CompletionFormat,
+    EndpointFormat,
+    ResponseProgress,
+    StreamedResponse,
+)
+from maitred.emulator.schemas import ChatBody, CompletionBody, EmbeddingBody, GenerationBody, parse_body
 from maitred.instance import InstanceConfig
+from maitred.instance.catalogue import resolve_instance
 from maitred.wire.asgi import (
     ApiError,
-    ClientGone,
-    Departure,
+    ClientDisconnected,
+    DisconnectWatcher,
     Receive,
     Scope,
     Send,
-    lifespan,
     read_body,
+    run_lifespan,
     send_bytes,
     send_error,
     send_json,
@@ -48,13 +55,13 @@ _STREAM_HEAD = {
 }
 
 
-def _routing_key(scope: Scope, ask: Ask) -> str:
+def _routing_key_of(scope: Scope, body: GenerationBody) -> str:
     """Of the header, else of the body, else the adapter."""
     for name, value in scope["headers"]:
         if name == ROUTING_KEY and value:
             key: str = value.decode("latin-1")
             return key
-    return ask.routing_key or ask.lora_path or ""
+    return body.routing_key or body.lora_path or ""
 
 
 class EngineApp:
@@ -63,8 +70,8 @@ class EngineApp:
     def __init__(self, config: EngineConfig, instance: InstanceConfig) -> None:
         """Raises ConfigError for an unknown scheduler."""
         self._config = config
-        self._instance = resolved(instance)
-        self._engine = Engine(config, self._instance, LoopClock())
+        self._instance = resolve_instance(instance)
+        self._engine = EmulatedEngine(config, self._instance, LoopClock())
         self._one_model: Route = (_GET, self._model)
         self._routes: dict[str, Route] = {
             "/v1/chat/completions": (_POST, self._chat),
@@ -80,13 +87,13 @@ class EngineApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await lifespan(receive, send, _nothing, _nothing)
+            await run_lifespan(receive, send, _do_nothing, _do_nothing)
             return
         try:
             await self._handler(scope)(scope, receive, send)
         except ApiError as error:
             await send_error(send, error)
-        except ClientGone:
+        except ClientDisconnected:
             return
 
     def _handler(self, scope: Scope) -> Handler:
@@ -103,48 +110,50 @@ class EngineApp:
         return handler
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ask = parse(await read_body(scope, receive, self._config.max_body_bytes), ChatAsk)
-        await self._generate(ask, ChatDialect(), scope, receive, send)
+        ask = parse_body(await read_body(scope, receive, self._config.max_body_bytes), ChatBody)
+        await self._generate(ask, ChatFormat(), scope, receive, send)
 
     async def _completion(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ask = parse(await read_body(scope, receive, self._config.max_body_bytes), CompletionAsk)
-        await self._generate(ask, TextDialect(), scope, receive, send)
+        ask = parse_body(await read_body(scope, receive, self._config.max_body_bytes), CompletionBody)
+        await self._generate(ask, CompletionFormat(), scope, receive, send)
 
-    async def _generate(self, ask: Ask, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ApiError, and ClientGone when nobody is left to answer."""
-        reply, requests = self._engine.plan(ask, dialect, _routing_key(scope, ask))
-        answer: Answering
-        if ask.stream:
+    async def _generate(
+        self, body: GenerationBody, endpoint_format: EndpointFormat, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Raises ApiError, and ClientDisconnected when nobody is left to answer."""
+        reply, requests = self._engine.plan(body, endpoint_format, _routing_key_of(scope, body))
+        answer: ResponseProgress
+        if body.stream:
             await send(_STREAM_HEAD)
-            answer = Streamed(reply, send)
+            answer = StreamedResponse(reply, send)
         else:
-            answer = Whole(reply)
-        departure = Departure(receive, lambda: _leave(answer))
+            answer = BufferedResponse(reply)
+        departure = DisconnectWatcher(receive, lambda: _on_client_gone(answer))
         try:
             self._engine.start(reply, requests, answer)
             await answer.done
         finally:
             departure.stop()
             self._engine.abort(requests)
-        if not ask.stream:
-            await send_json(send, 200, reply.whole())
+        if not body.stream:
+            await send_json(send, 200, reply.complete())
 
     async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Not paced: answered at once."""
-        ask = parse(await read_body(scope, receive, self._config.max_body_bytes), EmbeddingAsk)
+        ask = parse_body(await read_body(scope, receive, self._config.max_body_bytes), EmbeddingBody)
         self._engine.check_model(ask.model)
-        payload, prompt_tokens = embeddings.answer(ask, self._engine.model)
-        self._engine.metrics.prompt_read(prompt_tokens)
+        payload, prompt_tokens = embeddings.embedding_response(ask, self._engine.model)
+        self._engine.metrics.count_prompt_tokens(prompt_tokens)
         await send_json(send, 200, payload)
 
     async def _models(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await send_json(send, 200, {"object": "list", "data": [self._card()]})
+        await send_json(send, 200, {"object": "list", "data": [self._model_card()]})
 
     async def _model(self, scope: Scope, _receive: Receive, send: Send) -> None:
         self._engine.check_model(scope["path"].removeprefix(_ONE_MODEL))
-        await send_json(send, 200, self._card())
+        await send_json(send, 200, self._model_card())
 
-    def _card(self) -> dict[str, object]:
+    def _model_card(self) -> dict[str, object]:
         return {
             "id": self._config.model,
             "object": "model",
@@ -163,16 +172,16 @@ class EngineApp:
         await send_json(send, 200, {"version": __version__, "max_running_requests": self._instance.max_num_seqs})
 
     async def _metrics(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await send_bytes(send, 200, self._engine.metrics.page(), metrics.CONTENT_TYPE)
+        await send_bytes(send, 200, self._engine.metrics.exposition(), metrics.CONTENT_TYPE)
 
     async def _state(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await send_json(send, 200, self._engine.state())
 
 
-async def _nothing() -> None:
+async def _do_nothing() -> None:
     """An engine has nothing to prepare, and when the server stops every answer has ended."""
 
 
-def _leave(answer: Answering) -> None:
-    if not answer.done.done():
-        answer.done.set_exception(ClientGone())
+def _on_client_gone(response: ResponseProgress) -> None:
+    if not response.done.done():
+        response.done.set_exception(ClientDisconnected())

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 from maitred.workload.lengths import parse_lengths
 
 

@@ -19,16 +19,15 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from maitred.emulator.clients import Clients, looped
-from maitred.emulator.stage import Stage, StageError
-from maitred.emulator.tally import ClassSummary, Tally
-from maitred.request import PriorityClass
-from maitred.units import SECOND, Micros
-from maitred.wire.client import Client, Origin
-from maitred.workload import sample
+from maitred.core.request import PriorityClass
+from maitred.core.units import SECOND, Micros
+from maitred.emulator.clients import ClassOutcomes, ClientStats, WorkloadClients, repeat_jobs
+from maitred.emulator.demo_processes import DemoProcessError, DemoProcesses
+from maitred.wire.client import Origin, UpstreamClient
+from maitred.workload import sample_jobs
 
 MODEL = "emulated"
-SLOTS = 16
+SLOTS_PER_ENGINE = 16
 """Per engine."""
 LATENCY = "linear:14000,8,500"
 """A full batch of 16 takes 22 ms a step: 1,450 tokens/s for both engines, which two shared cores carry with ease."""
@@ -41,7 +40,7 @@ DRAIN_SECS = 15.0
 
 T = TypeVar("T")
 
-_LEAK_SECS = 3.0
+_LEAK_GRACE_SECS = 3.0
 """How long after the last client has left a slot may still be held before it counts as leaked."""
 
 
@@ -51,21 +50,21 @@ class DemoSummary(msgspec.Struct, frozen=True):
     seconds: float
     """How long requests were sent."""
     arrivals: int
-    classes: dict[str, ClassSummary]
+    classes: dict[str, ClassOutcomes]
     leaked_slots: int
     """Held at the gateway although nobody waits for anything any more."""
 
 
-class Audience(Protocol):
+class DemoObserver(Protocol):
     """Who watches the demo."""
 
     refresh_secs: float
 
-    def curtain(self, url: str) -> None:
+    def on_start(self, url: str) -> None:
         """The gateway at `url` is ready and the load begins."""
         ...
 
-    def look(self, tally: Tally, seconds: float) -> None:
+    def on_progress(self, stats: ClientStats, seconds: float) -> None:
         """What it is like after so many seconds; called again and again."""
         ...
 
@@ -73,60 +72,62 @@ class Audience(Protocol):
 class Demo:
     """One run of the demo."""
 
-    def __init__(self, audience: Audience, seconds: float | None) -> None:
+    def __init__(self, observer: DemoObserver, seconds: float | None) -> None:
         """`seconds`: how long to send requests; None: until a signal."""
-        self._audience = audience
+        self._observer = observer
         self._seconds = seconds
-        self._tally = Tally((PriorityClass.INTERACTIVE, PriorityClass.BULK))
-        self._playing = False
+        self._stats = ClientStats((PriorityClass.INTERACTIVE, PriorityClass.BULK))
+        self._load_running = False
         self._stop = asyncio.Event()
 
     async def run(self) -> DemoSummary:
         """The first SIGINT, SIGTERM or SIGHUP ends the load early; another one, or one before the load has begun, cancels
-        this. Raises StageError if a child process fails."""
+        this. Raises DemoProcessError if a child process fails."""
         async with contextlib.AsyncExitStack() as ends:
-            ends.enter_context(self._heeding_signals())
-            stage = await ends.enter_async_context(Stage())
-            client = Client()
+            ends.enter_context(self._signal_handlers())
+            stage = await ends.enter_async_context(DemoProcesses())
+            client = UpstreamClient()
             ends.push_async_callback(client.close)
-            url = await _set_up(stage)
-            return await _unless_one_dies(stage, self._perform(client, url))
+            url = await _start_processes(stage)
+            return await _run_unless_process_exits(stage, self._run_load(client, url))
 
-    async def _perform(self, client: Client, url: str) -> DemoSummary:
+    async def _run_load(self, client: UpstreamClient, url: str) -> DemoSummary:
         gateway = Origin.parse(url)
         await _until_ready(client, gateway)
-        self._audience.curtain(url)
-        seconds = await self._play(Clients(client, gateway, MODEL, self._tally))
+        self._observer.on_start(url)
+        seconds = await self._send_load(WorkloadClients(client, gateway, MODEL, self._stats))
         leaked = await _leaked_slots(client, gateway)
-        classes = {priority_class.label: tally.summary() for priority_class, tally in self._tally.classes.items()}
-        return DemoSummary(round(seconds, 1), self._tally.arrivals, classes, leaked)
+        classes = {priority_class.label: tally.outcomes() for priority_class, tally in self._stats.classes.items()}
+        return DemoSummary(round(seconds, 1), self._stats.num_sent, classes, leaked)
 
-    async def _play(self, clients: Clients) -> float:
+    async def _send_load(self, clients: WorkloadClients) -> float:
         """Send requests for as long as is wanted, and let the answers come in. Returns how long it was, in seconds."""
-        start, self._playing = monotonic(), True
-        looking = asyncio.create_task(self._keep_looking(start))
+        start, self._load_running = monotonic(), True
+        looking = asyncio.create_task(self._report_progress(start))
         try:
-            await _first_of(self._seconds, clients.play(looped(sample("mixed"), SAMPLE_PERIOD)), self._stop.wait())
+            await _wait_for_first(
+                self._seconds, clients.send_jobs(repeat_jobs(sample_jobs("mixed"), SAMPLE_PERIOD)), self._stop.wait()
+            )
             seconds = monotonic() - start
-            await _first_of(DRAIN_SECS, clients.landed(), self._stop.wait())
+            await _wait_for_first(DRAIN_SECS, clients.wait_until_done(), self._stop.wait())
         finally:
             looking.cancel()
-            await clients.give_up()
-        self._audience.look(self._tally, monotonic() - start)
+            await clients.cancel_open()
+        self._observer.on_progress(self._stats, monotonic() - start)
         return seconds
 
-    async def _keep_looking(self, start: float) -> None:
+    async def _report_progress(self, start: float) -> None:
         while True:
-            self._audience.look(self._tally, monotonic() - start)
-            await asyncio.sleep(self._audience.refresh_secs)
+            self._observer.on_progress(self._stats, monotonic() - start)
+            await asyncio.sleep(self._observer.refresh_secs)
 
     @contextlib.contextmanager
-    def _heeding_signals(self) -> Iterator[None]:
+    def _signal_handlers(self) -> Iterator[None]:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 
         def heed() -> None:
-            if self._playing and not self._stop.is_set():
+            if self._load_running and not self._stop.is_set():
                 self._stop.set()
             else:
                 task.cancel()
@@ -141,29 +142,31 @@ class Demo:
                 loop.remove_signal_handler(number)
 
 
-async def _set_up(stage: Stage) -> str:
-    """Start the engines, then the gateway; its URL. Raises StageError."""
-    engine = ("engine", "--port", "0", "--model", MODEL, "--max-num-seqs", str(SLOTS), "--latency", LATENCY)
+async def _start_processes(stage: DemoProcesses) -> str:
+    """Start the engines, then the gateway; its URL. Raises DemoProcessError."""
+    engine = ("engine", "--port", "0", "--model", MODEL, "--max-num-seqs", str(SLOTS_PER_ENGINE), "--latency", LATENCY)
     engines = [await stage.start(f"{nth} engine", *engine) for nth in ("first", "second")]
-    backends = [f"--backend={await child.listening()}" for child in engines]
+    backends = [f"--backend={await child.wait_until_listening()}" for child in engines]
     classes = ("--admission", "priority", "--default-max-class", "interactive")
-    gateway = await stage.start("gateway", "serve", "--port", "0", "--slots-per-backend", str(SLOTS), *classes, *backends)
-    return await gateway.listening()
+    gateway = await stage.start(
+        "gateway", "serve", "--port", "0", "--slots-per-backend", str(SLOTS_PER_ENGINE), *classes, *backends
+    )
+    return await gateway.wait_until_listening()
 
 
-async def _unless_one_dies(stage: Stage, performance: Coroutine[Any, Any, T]) -> T:
-    """Raises StageError if a child ends by itself meanwhile."""
-    performing, dying = asyncio.create_task(performance), asyncio.create_task(stage.died())
+async def _run_unless_process_exits(stage: DemoProcesses, performance: Coroutine[Any, Any, T]) -> T:
+    """Raises DemoProcessError if a child ends by itself meanwhile."""
+    performing, dying = asyncio.create_task(performance), asyncio.create_task(stage.wait_for_exit())
     try:
         await asyncio.wait({performing, dying}, return_when=asyncio.FIRST_COMPLETED)
         if dying.done():
             raise dying.result()
         return performing.result()
     finally:
-        await _cancelled(performing, dying)
+        await _cancel_and_wait(performing, dying)
 
 
-async def _first_of(seconds: float | None, *awaited: Coroutine[Any, Any, object]) -> None:
+async def _wait_for_first(seconds: float | None, *awaited: Coroutine[Any, Any, object]) -> None:
     """Wait for the first of them to end, at most `seconds`, and cancel the rest. Raises what it raised."""
     tasks = [asyncio.create_task(each) for each in awaited]
     try:
@@ -171,10 +174,10 @@ async def _first_of(seconds: float | None, *awaited: Coroutine[Any, Any, object]
         for task in done:
             task.result()
     finally:
-        await _cancelled(*tasks)
+        await _cancel_and_wait(*tasks)
 
 
-async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+async def _cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -184,45 +187,45 @@ class _BackendState(msgspec.Struct):
     healthy: bool
 
 
-class _Readiness(msgspec.Struct):
+class _ReadyPage(msgspec.Struct):
     """Of the gateway's /ready, what we look at."""
 
     backends: list[_BackendState]
 
 
-class _GatewayState(msgspec.Struct):
+class _StatePage(msgspec.Struct):
     """Of its /maitred/state."""
 
     in_flight: int
     waiting: int
 
 
-async def _until_ready(client: Client, gateway: Origin) -> None:
+async def _until_ready(client: UpstreamClient, gateway: Origin) -> None:
     """Until the gateway has found all its backends healthy."""
     while True:
-        ready = msgspec.json.decode(await _get(client, gateway, "/ready"), type=_Readiness)
+        ready = msgspec.json.decode(await _get(client, gateway, "/ready"), type=_ReadyPage)
         if all(backend.healthy for backend in ready.backends):
             return
         await asyncio.sleep(0.05)
 
 
-async def _leaked_slots(client: Client, gateway: Origin) -> int:
+async def _leaked_slots(client: UpstreamClient, gateway: Origin) -> int:
     """Slots still held when every client has left. A disconnect takes a moment to be noticed: that is no leak."""
-    patience = monotonic() + _LEAK_SECS
+    patience = monotonic() + _LEAK_GRACE_SECS
     while True:
-        state = msgspec.json.decode(await _get(client, gateway, "/maitred/state"), type=_GatewayState)
+        state = msgspec.json.decode(await _get(client, gateway, "/maitred/state"), type=_StatePage)
         if not (state.in_flight or state.waiting) or monotonic() > patience:
             return state.in_flight
         await asyncio.sleep(0.05)
 
 
-async def _get(client: Client, server: Origin, path: str) -> bytes:
-    """Raises UpstreamError, and StageError unless it is answered with 200, or with 503 by a gateway that is not ready."""
+async def _get(client: UpstreamClient, server: Origin, path: str) -> bytes:
+    """Raises UpstreamError, and DemoProcessError unless it is answered with 200, or with 503 by a gateway that is not ready."""
     response = await client.request(server, "GET", path)
     try:
         body = b"".join([piece async for piece in response])
     finally:
         response.close()
     if response.status not in (200, 503):
-        raise StageError(f"the gateway answered {path} with the status {response.status}")
+        raise DemoProcessError(f"the gateway answered {path} with the status {response.status}")
     return body

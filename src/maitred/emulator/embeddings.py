@@ -8,14 +8,14 @@ import hashlib
 import msgspec
 import numpy as np
 
-from maitred.emulator.asks import EmbeddingAsk, Item, items, size
+from maitred.emulator.schemas import EmbeddingBody, PromptItem, count_item, split_items
 
 DIMENSIONS = 256
 
 _encode = msgspec.json.Encoder().encode
 
 
-def vector(item: Item, dimensions: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def embedding_vector(item: PromptItem, dimensions: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """Shape (dimensions,), of length 1. Equal texts have equal vectors."""
     text = item.encode("utf-8", "surrogatepass") if isinstance(item, str) else _encode(item)
     noise = np.frombuffer(hashlib.shake_128(text).digest(2 * dimensions), dtype="<i2") + 0.5
@@ -23,20 +23,24 @@ def vector(item: Item, dimensions: int) -> np.ndarray[tuple[int], np.dtype[np.fl
     return unit
 
 
-def answer(ask: EmbeddingAsk, model: str) -> tuple[dict[str, object], int]:
+def embedding_response(body: EmbeddingBody, model: str) -> tuple[dict[str, object], int]:
     """The JSON answer and its prompt tokens. Raises ApiError 400."""
-    inputs = items(ask.input, "input")
-    dimensions = ask.dimensions or DIMENSIONS
-    prompt_tokens = sum(map(size, inputs))
+    inputs = split_items(body.input, "input")
+    dimensions = body.dimensions or DIMENSIONS
+    prompt_tokens = sum(map(count_item, inputs))
     data = [
-        {"object": "embedding", "index": index, "embedding": _written(vector(item, dimensions), ask.encoding_format)}
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": _encode_vector(embedding_vector(item, dimensions), body.encoding_format),
+        }
         for index, item in enumerate(inputs)
     ]
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     return {"object": "list", "data": data, "model": model, "usage": usage}, prompt_tokens
 
 
-def _written(unit: np.ndarray[tuple[int], np.dtype[np.float32]], encoding: str | None) -> str | list[float]:
+def _encode_vector(unit: np.ndarray[tuple[int], np.dtype[np.float32]], encoding: str | None) -> str | list[float]:
     if encoding == "base64":
         return base64.b64encode(unit.astype("<f4").tobytes()).decode()
     floats: list[float] = unit.tolist()

@@ -11,14 +11,14 @@ from random import Random
 
 import msgspec
 
-from maitred.emulator.asks import Ask, Prompt, bad_request
+from maitred.core.request import Request, RequestId
 from maitred.emulator.config import EngineConfig
-from maitred.emulator.endings import Ending, Endings, FinishReason
+from maitred.emulator.finish_reasons import FinishReason, FinishSampler, PlannedFinish
 from maitred.emulator.metrics import EngineMetrics
-from maitred.emulator.pacer import Answer, Clock, Pacer
-from maitred.emulator.replies import Answering, Dialect, Reply
+from maitred.emulator.pacer import PacedAnswer, Pacer, PacerClock
+from maitred.emulator.responses import EndpointFormat, ResponsePlan, ResponseProgress
+from maitred.emulator.schemas import EmulatedPrompt, GenerationBody, bad_request
 from maitred.instance import Instance, InstanceConfig
-from maitred.request import Request, RequestId
 from maitred.wire.asgi import ApiError
 
 
@@ -34,22 +34,22 @@ class EngineState(msgspec.Struct, frozen=True):
     steps: int
 
 
-class Engine:
+class EmulatedEngine:
     """One emulated engine."""
 
-    def __init__(self, config: EngineConfig, instance: InstanceConfig, clock: Clock) -> None:
+    def __init__(self, config: EngineConfig, instance: InstanceConfig, clock: PacerClock) -> None:
         """Raises ConfigError for an unknown scheduler."""
         self.model = config.model
         self._model_len = instance.model_len
         self._instance = Instance(msgspec.structs.replace(instance, step_by_step=True), Random(f"{config.seed}/instance"))
         self.metrics = EngineMetrics(config.model, instance, self._instance, speed=config.speed)
         self._pacer = Pacer(self._instance, clock, self.metrics, speed=config.speed)
-        self._endings = Endings(config.output_tokens, config.seed)
+        self._finish_sampler = FinishSampler(config.output_tokens, config.seed)
         self._ids = itertools.count()
-        self._mark = secrets.token_hex(4)
+        self._id_suffix = secrets.token_hex(4)
         """Makes the ids of two engines differ."""
-        self._accepted = 0
-        self._aborted = 0
+        self._num_accepted = 0
+        self._num_aborted = 0
 
     def check_model(self, model: str | None) -> None:
         """Raises ApiError 404 unless it is the one served. A request that names none means it."""
@@ -57,58 +57,62 @@ class Engine:
             message = f"the model {model!r} does not exist; this engine serves {self.model!r}"
             raise ApiError(404, message, kind="invalid_request_error", param="model", code="model_not_found")
 
-    def plan(self, ask: Ask, dialect: Dialect, routing_key: str = "") -> tuple[Reply, list[Request]]:
+    def plan(
+        self, body: GenerationBody, endpoint_format: EndpointFormat, routing_key: str = ""
+    ) -> tuple[ResponsePlan, list[Request]]:
         """What will be answered, and the sequences that will answer it. Raises ApiError 400 and 404."""
-        self.check_model(ask.model)
-        ask.refuse_what_is_not_emulated()
-        requests = [self._request(ask, prompt, routing_key) for prompt in ask.prompts()]
-        reply = Reply(
-            dialect=dialect,
-            id=f"{dialect.id_prefix}{self._mark}-{requests[0].id}",
+        self.check_model(body.model)
+        body.reject_unsupported()
+        requests = [self._make_request(body, prompt, routing_key) for prompt in body.prompts()]
+        reply = ResponsePlan(
+            endpoint_format=endpoint_format,
+            id=f"{endpoint_format.id_prefix}{self._id_suffix}-{requests[0].id}",
             created=int(datetime.now(UTC).timestamp()),
             model=self.model,
             prompt_tokens=sum(request.prompt_tokens for request in requests),
-            endings=tuple(self._ending(ask, request) for request in requests),
-            usage_wanted=ask.include_usage,
+            finishes=tuple(self._plan_finish(body, request) for request in requests),
+            include_usage=body.include_usage,
         )
         return reply, requests
 
-    def start(self, reply: Reply, requests: Sequence[Request], answer: Answering) -> None:
+    def start(self, plan: ResponsePlan, requests: Sequence[Request], response: ResponseProgress) -> None:
         """Enqueue them, all at once; `answer` is told of each choice's progress."""
-        self._accepted += len(requests)
-        each = enumerate(zip(requests, reply.endings, strict=True))
-        self._pacer.submit(*(Answer(request, ending, partial(answer.progress, index)) for index, (request, ending) in each))
+        self._num_accepted += len(requests)
+        each = enumerate(zip(requests, plan.finishes, strict=True))
+        self._pacer.submit(
+            *(PacedAnswer(request, ending, partial(response.on_progress, index)) for index, (request, ending) in each)
+        )
 
     def abort(self, requests: Sequence[Request]) -> None:
         """Take out those that are still there. Idempotent."""
-        self._aborted += sum(self._pacer.abort(request.id) for request in requests)
+        self._num_aborted += sum(self._pacer.abort(request.id) for request in requests)
 
     def state(self) -> EngineState:
         waiting, running = self._instance.waiting, self._instance.running
         return EngineState(
             waiting=waiting,
             running=running,
-            accepted=self._accepted,
-            finished=self._accepted - self._aborted - waiting - running,
-            aborted=self._aborted,
+            accepted=self._num_accepted,
+            finished=self._num_accepted - self._num_aborted - waiting - running,
+            aborted=self._num_aborted,
             kv_usage=self._instance.kv_usage,
-            steps=self._instance.steps,
+            steps=self._instance.num_steps,
         )
 
-    def _request(self, ask: Ask, prompt: Prompt, routing_key: str) -> Request:
+    def _make_request(self, body: GenerationBody, prompt: EmulatedPrompt, routing_key: str) -> Request:
         """Raises ApiError 400 if it could never run."""
         request = Request(
             id=self._next_id(),
             arrival=self._pacer.now(),
             prompt_tokens=prompt.tokens,
-            prefix=prompt.content,
+            prefix=prompt.prefix,
             routing_key=routing_key,
-            max_output_tokens=ask.limit,
+            max_output_tokens=body.token_limit,
             model=self.model,
-            stream=bool(ask.stream),
-            priority=-(ask.priority or 0.0),
+            stream=bool(body.stream),
+            priority=-(body.priority or 0.0),
         )
-        refusal = self._instance.refusal(request)
+        refusal = self._instance.rejection_reason(request)
         if refusal is not None:
             raise bad_request(refusal, code="context_length_exceeded")
         return request
@@ -116,9 +120,9 @@ class Engine:
     def _next_id(self) -> RequestId:
         return next(self._ids)
 
-    def _ending(self, ask: Ask, request: Request) -> Ending:
+    def _plan_finish(self, body: GenerationBody, request: Request) -> PlannedFinish:
         room = self._model_len - request.prompt_tokens
-        most = room if ask.limit is None else ask.limit
-        if ask.ignore_eos:
-            return Ending(most, FinishReason.LENGTH)
-        return self._endings.draw(most=most, least=ask.min_tokens or 0)
+        most = room if body.token_limit is None else body.token_limit
+        if body.ignore_eos:
+            return PlannedFinish(most, FinishReason.LENGTH)
+        return self._finish_sampler.draw(max_tokens=most, min_tokens=body.min_tokens or 0)

@@ -11,22 +11,45 @@ from typing import Protocol
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from maitred.emulator.endings import FinishReason
+from maitred.core.request import Request
+from maitred.core.units import Micros, to_seconds
+from maitred.emulator.finish_reasons import FinishReason
 from maitred.instance import InstanceConfig
-from maitred.request import Request
-from maitred.units import Micros, to_seconds
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
-_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
-_GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_LONG = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_TTFT_BUCKETS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+_GAP_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 
 
-_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+_PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
 
-class Course(msgspec.Struct, frozen=True, kw_only=True):
+class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
     """How a request went that got its whole answer. Virtual times."""
 
     scheduled: Micros
@@ -37,7 +60,7 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
 
 
-class Load(Protocol):
+class InstanceGauges(Protocol):
     """What is read of the instance at each scrape."""
 
     @property
@@ -51,7 +74,7 @@ class Load(Protocol):
 class EngineMetrics:
     """The metrics of one engine, in a registry of their own."""
 
-    def __init__(self, model: str, config: InstanceConfig, load: Load, *, speed: float = 1.0) -> None:
+    def __init__(self, model: str, config: InstanceConfig, load: InstanceGauges, *, speed: float = 1.0) -> None:
         self._registry = CollectorRegistry()
         self._labels = {"engine": "0", "model_name": model}
         self._speed = speed
@@ -60,16 +83,18 @@ class EngineMetrics:
         self._preemptions = self._counter("num_preemptions", "How often a request lost its KV blocks to another.")
         names = (*self._labels, "finished_reason")
         ended = Counter("vllm:request_success", "Requests that ended.", names, registry=self._registry)
-        self._ended = {reason: ended.labels(**self._labels, finished_reason=reason.value) for reason in FinishReason}
-        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT)
-        self._gap = self._histogram("inter_token_latency_seconds", "One output token to the next.", _GAP)
-        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _LONG)
-        self._queue = self._histogram("request_queue_time_seconds", "Arrival to running batch.", _LONG)
-        self._prefill = self._histogram("request_prefill_time_seconds", "Running batch to first token.", _LONG)
-        self._decode = self._histogram("request_decode_time_seconds", "First token to last token.", _LONG)
-        self._inference = self._histogram("request_inference_time_seconds", "Running batch to last token.", _LONG)
-        self._mean_gap = self._histogram("request_time_per_output_token_seconds", "Mean gap of a request's tokens.", _GAP)
-        self._request_preemptions = self._histogram("request_num_preemptions", "Preemptions per request.", _PREEMPTIONS)
+        self._num_ended = {reason: ended.labels(**self._labels, finished_reason=reason.value) for reason in FinishReason}
+        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT_BUCKETS)
+        self._gap = self._histogram("inter_token_latency_seconds", "One output token to the next.", _GAP_BUCKETS)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _LATENCY_BUCKETS)
+        self._queue = self._histogram("request_queue_time_seconds", "Arrival to running batch.", _LATENCY_BUCKETS)
+        self._prefill = self._histogram("request_prefill_time_seconds", "Running batch to first token.", _LATENCY_BUCKETS)
+        self._decode = self._histogram("request_decode_time_seconds", "First token to last token.", _LATENCY_BUCKETS)
+        self._inference = self._histogram("request_inference_time_seconds", "Running batch to last token.", _LATENCY_BUCKETS)
+        self._mean_gap = self._histogram(
+            "request_time_per_output_token_seconds", "Mean gap of a request's tokens.", _GAP_BUCKETS
+        )
+        self._request_preemptions = self._histogram("request_num_preemptions", "Preemptions per request.", _PREEMPTION_BUCKETS)
         lengths = tuple(_one_two_five(config.model_len))
         self._prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens per request.", lengths)
         self._output_length = self._histogram("request_generation_tokens", "Output tokens per request.", lengths)
@@ -84,28 +109,28 @@ class EngineMetrics:
         self._gauge("kv_cache_usage_perc", "Used share of the KV blocks, 0 to 1.", lambda: load.kv_usage)
         self._cache_info(config)
 
-    def first_token(self, request: Request, at: Micros, scheduled: Micros, cached: int) -> None:
+    def on_first_token(self, request: Request, at: Micros, scheduled: Micros, cached: int) -> None:
         """`scheduled`: when it entered the running batch, where `cached` tokens of its prompt were found."""
         if self._caching:
             self._queries.inc(request.prompt_tokens)
             self._hits.inc(cached)
         self._ttft.observe(self._seconds(at - request.arrival))
         self._queue.observe(self._seconds(scheduled - request.arrival))
-        self.prompt_read(request.prompt_tokens)
+        self.count_prompt_tokens(request.prompt_tokens)
 
-    def prompt_read(self, tokens: int) -> None:
+    def count_prompt_tokens(self, tokens: int) -> None:
         self._prompt_tokens.inc(tokens)
 
-    def token_gap(self, span: Micros) -> None:
+    def observe_token_gap(self, span: Micros) -> None:
         self._gap.observe(self._seconds(span))
 
-    def generated(self, tokens: int) -> None:
+    def count_output_tokens(self, tokens: int) -> None:
         self._generation_tokens.inc(tokens)
 
-    def preempted(self) -> None:
+    def on_kv_preempted(self) -> None:
         self._preemptions.inc()
 
-    def finished(self, request: Request, course: Course, reason: FinishReason) -> None:
+    def on_finished(self, request: Request, course: RequestTimes, reason: FinishReason) -> None:
         decode = self._seconds(course.last_token - course.first_token)
         self._e2e.observe(self._seconds(course.last_token - request.arrival))
         self._prefill.observe(self._seconds(course.first_token - course.scheduled))
@@ -119,13 +144,13 @@ class EngineMetrics:
         if request.max_output_tokens is not None:
             self._most_tokens.observe(request.max_output_tokens)
         self._n.observe(1)
-        self.ended(reason)
+        self.on_end(reason)
 
-    def ended(self, reason: FinishReason) -> None:
-        self._ended[reason].inc()
+    def on_end(self, reason: FinishReason) -> None:
+        self._num_ended[reason].inc()
 
-    def page(self) -> bytes:
-        """The exposition text, of content type `CONTENT_TYPE`."""
+    def exposition(self) -> bytes:
+        """The exposition text, of content type `EVENT_STREAM_TYPE`."""
         return generate_latest(self._registry)
 
     def _seconds(self, span: Micros) -> float:

@@ -1,4 +1,6 @@
-"""The pacer: lets an instance's virtual steps end when the clock says so.
+"""The clock of an event loop, as fine as a pacer needs it.
+
+The pacer: lets an instance's virtual steps end when the clock says so.
 
 It alone owns the instance, the translation of the clock into virtual time and one timer, set at the end of the step in
 progress. When the timer goes off, every step that is due by then ends at the instant that *it* was due, however late the
@@ -12,44 +14,71 @@ itself. There is no task, no queue and no timer per request or token.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from maitred.emulator.endings import Ending, FinishReason
-from maitred.emulator.metrics import Course, EngineMetrics
+from maitred.core.request import Request, RequestId
+from maitred.core.units import Micros, from_seconds, to_seconds
+from maitred.emulator.finish_reasons import FinishReason, PlannedFinish
+from maitred.emulator.metrics import EngineMetrics, RequestTimes
 from maitred.instance import EventKind, Instance, InstanceEvent
-from maitred.request import Request, RequestId
-from maitred.units import Micros, from_seconds, to_seconds
 
-Listener: TypeAlias = Callable[[int], object]
+TIMER_GRAIN_SECS = 0.001
+"""uvloop's timers, and its `loop.time()`, are whole milliseconds."""
+
+
+class LoopClock:
+    """Monotonic time in full resolution, and the running loop's timers, which go off late rather than early: a timer that
+    goes off a fraction too early would be set again for nothing, over and over until the instant has come."""
+
+    def time(self) -> float:
+        return time.monotonic()
+
+    def call_at(self, when: float, callback: Callable[[], object], /) -> asyncio.TimerHandle:
+        delay = when - time.monotonic()
+        return asyncio.get_running_loop().call_later(delay + TIMER_GRAIN_SECS / 2 if delay > 0 else 0, callback)
+
+
+ProgressListener: TypeAlias = Callable[[int], object]
 """Is told how many tokens of an answer are out, whenever there are more. It must not call the pacer back."""
 
 
-class Timer(Protocol):
+class PacerTimer(Protocol):
     def cancel(self) -> object: ...
 
 
-class Clock(Protocol):
+class PacerClock(Protocol):
     """What the pacer needs of an event loop."""
 
     def time(self) -> float:
         """Seconds, never running backwards."""
         ...
 
-    def call_at(self, when: float, callback: Callable[[], object], /) -> Timer: ...
+    def call_at(self, when: float, callback: Callable[[], object], /) -> PacerTimer: ...
 
 
-class Answer:
+class PacedAnswer:
     """An answer on its way, and how far it is."""
 
-    __slots__ = ("emitted", "ending", "first_token_at", "last_token_at", "listener", "request", "scheduled_at", "told")
+    __slots__ = (
+        "first_token_at",
+        "last_token_at",
+        "listener",
+        "num_output_tokens",
+        "num_reported_tokens",
+        "planned_finish",
+        "request",
+        "scheduled_at",
+    )
 
-    def __init__(self, request: Request, ending: Ending, listener: Listener) -> None:
+    def __init__(self, request: Request, ending: PlannedFinish, listener: ProgressListener) -> None:
         self.request = request
-        self.ending = ending
+        self.planned_finish = ending
         self.listener = listener
-        self.emitted = 0
-        self.told = 0
+        self.num_output_tokens = 0
+        self.num_reported_tokens = 0
         """The part of `emitted` that the listener knows of."""
         self.scheduled_at: Micros = 0
         self.first_token_at: Micros = 0
@@ -59,29 +88,29 @@ class Answer:
 class Pacer:
     """Drives one instance (made with `step_by_step`) by a clock; `speed` virtual seconds pass per second."""
 
-    def __init__(self, instance: Instance, clock: Clock, metrics: EngineMetrics, *, speed: float = 1.0) -> None:
+    def __init__(self, instance: Instance, clock: PacerClock, metrics: EngineMetrics, *, speed: float = 1.0) -> None:
         self._instance = instance
         self._clock = clock
         self._metrics = metrics
         self._speed = speed
         self._origin = clock.time()
-        self._answers: dict[RequestId, Answer] = {}
-        self._started: dict[RequestId, Answer] = {}
+        self._answers: dict[RequestId, PacedAnswer] = {}
+        self._decoding: dict[RequestId, PacedAnswer] = {}
         """Those that have had their first token: only they can have new ones."""
-        self._timer: Timer | None = None
+        self._timer: PacerTimer | None = None
 
     def now(self) -> Micros:
         """Virtual time."""
         return from_seconds((self._clock.time() - self._origin) * self._speed)
 
-    def submit(self, *answers: Answer) -> None:
+    def submit(self, *answers: PacedAnswer) -> None:
         """Their requests enter the wait queue in the same instant. The instance must not refuse them, and `now()` must be
         their arrival."""
         now = self._catch_up()
         for answer in answers:
             self._answers[answer.request.id] = answer
-            self._instance.enqueue(answer.request, answer.ending.tokens, now)
-        self._arm()
+            self._instance.enqueue(answer.request, answer.planned_finish.output_tokens, now)
+        self._set_timer()
 
     def abort(self, request_id: RequestId) -> bool:
         """Nobody wants the answer any more: it leaves the queue, or the running batch, at once. False: it is not here."""
@@ -89,75 +118,75 @@ class Pacer:
         here = self._instance.abort(request_id, now)
         if here:
             del self._answers[request_id]
-            self._started.pop(request_id, None)
-            self._metrics.ended(FinishReason.ABORT)
-        self._arm()
+            self._decoding.pop(request_id, None)
+            self._metrics.on_end(FinishReason.ABORT)
+        self._set_timer()
         return here
 
-    def _wake(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         try:
             self._catch_up()
         finally:
-            self._arm()
+            self._set_timer()
 
     def _catch_up(self) -> Micros:
         """End every step that is due, tell the listeners, and say what time it is."""
         now = self.now()
-        ended: list[Answer] = []
+        ended: list[PacedAnswer] = []
         while (due := self._instance.next_event()) is not None and due <= now:
-            self._step_ended(due, ended)
-        self._tell(ended)
+            self._end_step(due, ended)
+        self._report_progress(ended)
         return now
 
-    def _step_ended(self, due: Micros, ended: list[Answer]) -> None:
+    def _end_step(self, due: Micros, ended: list[PacedAnswer]) -> None:
         for event in self._instance.advance(due):
             if event.kind is EventKind.FIRST_TOKEN:
-                self._first_token(event)
-            elif event.kind is EventKind.PREEMPTED:
-                self._metrics.preempted()
+                self._on_first_token(event)
+            elif event.kind is EventKind.KV_PREEMPTED:
+                self._metrics.on_kv_preempted()
             elif event.kind is EventKind.FINISHED:
-                ended.append(self._finished(event))
-        for request_id, answer in self._started.items():
-            self._count(answer, self._instance.emitted(request_id), due)
+                ended.append(self._on_finished(event))
+        for request_id, answer in self._decoding.items():
+            self._count_tokens(answer, self._instance.num_output_tokens(request_id), due)
 
-    def _first_token(self, event: InstanceEvent) -> None:
+    def _on_first_token(self, event: InstanceEvent) -> None:
         seq, request = event.seq, event.seq.request
         assert seq.scheduled_at is not None
-        answer = self._started[request.id] = self._answers[request.id]
+        answer = self._decoding[request.id] = self._answers[request.id]
         answer.scheduled_at, answer.first_token_at = seq.scheduled_at, event.at
-        self._metrics.first_token(request, event.at, seq.scheduled_at, seq.cached)
+        self._metrics.on_first_token(request, event.at, seq.scheduled_at, seq.num_cached_tokens)
 
-    def _finished(self, event: InstanceEvent) -> Answer:
+    def _on_finished(self, event: InstanceEvent) -> PacedAnswer:
         answer = self._answers.pop(event.seq.request.id)
-        del self._started[event.seq.request.id]
-        self._count(answer, event.seq.emitted, event.at)
-        course = Course(
+        del self._decoding[event.seq.request.id]
+        self._count_tokens(answer, event.seq.num_output_tokens, event.at)
+        course = RequestTimes(
             scheduled=answer.scheduled_at,
             first_token=answer.first_token_at,
             last_token=event.at,
-            output_tokens=answer.emitted,
-            preemptions=event.seq.preemptions,
+            output_tokens=answer.num_output_tokens,
+            preemptions=event.seq.num_preemptions,
         )
-        self._metrics.finished(answer.request, course, answer.ending.reason)
+        self._metrics.on_finished(answer.request, course, answer.planned_finish.reason)
         return answer
 
-    def _count(self, answer: Answer, emitted: int, at: Micros) -> None:
-        fresh = emitted - answer.emitted
+    def _count_tokens(self, answer: PacedAnswer, emitted: int, at: Micros) -> None:
+        fresh = emitted - answer.num_output_tokens
         if not fresh:
             return
-        if answer.emitted:
-            self._metrics.token_gap(at - answer.last_token_at)
-        self._metrics.generated(fresh)
-        answer.emitted, answer.last_token_at = emitted, at
+        if answer.num_output_tokens:
+            self._metrics.observe_token_gap(at - answer.last_token_at)
+        self._metrics.count_output_tokens(fresh)
+        answer.num_output_tokens, answer.last_token_at = emitted, at
 
-    def _tell(self, ended: list[Answer]) -> None:
-        for answer in (*self._started.values(), *ended):
-            if answer.emitted > answer.told:
-                answer.told = answer.emitted
-                answer.listener(answer.emitted)
+    def _report_progress(self, ended: list[PacedAnswer]) -> None:
+        for answer in (*self._decoding.values(), *ended):
+            if answer.num_output_tokens > answer.num_reported_tokens:
+                answer.num_reported_tokens = answer.num_output_tokens
+                answer.listener(answer.num_output_tokens)
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         """Set the timer at the end of the step in progress; this begins the step that is due."""
         if self._timer is not None:
             self._timer.cancel()
@@ -165,4 +194,4 @@ class Pacer:
         due = self._instance.next_event()
         if due is not None:
             when = self._origin + to_seconds(due) / self._speed
-            self._timer = self._clock.call_at(when, self._wake)
+            self._timer = self._clock.call_at(when, self._on_timer)

@@ -12,9 +12,9 @@ count as n when a client sends them back as history. The same position always ho
 
 from __future__ import annotations
 
-from maitred.kv.keys import BYTES_PER_TOKEN, TextKeys
+from maitred.kv.block_hashes import BYTES_PER_TOKEN, PromptTextBytes
 
-__all__ = ["BYTES_PER_TOKEN", "TextKeys", "count", "count_bytes", "filler", "laid_out", "piece"]
+__all__ = ["BYTES_PER_TOKEN", "PromptTextBytes", "count", "count_bytes", "filler", "piece", "to_token_bytes"]
 
 CHAT_TOKENS_PER_MESSAGE = 4
 """What a chat template adds to each message: its role and its delimiters."""
@@ -22,11 +22,11 @@ CHAT_TOKENS_PER_MESSAGE = 4
 CHAT_TOKENS_FOR_ANSWER = 3
 """What a chat template adds once, to open the answer."""
 
-_SENTENCE = (
+_FILLER_SENTENCE = (
     "the old cat and the new dog sat out one hot day but the dog saw the fat hen run and did not ask why she ran off "
     "and hid her egg for the cat who ate the pie"
 )
-_WORDS = _SENTENCE.split()
+_WORDS = _FILLER_SENTENCE.split()
 
 
 def count(text: str) -> int:
@@ -40,7 +40,7 @@ def count_bytes(size: int) -> int:
     return -(-size // BYTES_PER_TOKEN)
 
 
-def laid_out(text: str | bytes) -> bytes:
+def to_token_bytes(text: str | bytes) -> bytes:
     """`text` filled up to whole tokens."""
     raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     return raw.ljust(count_bytes(len(raw)) * BYTES_PER_TOKEN, b"\0")

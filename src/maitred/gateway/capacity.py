@@ -17,118 +17,120 @@ from collections.abc import Iterable
 
 import msgspec
 
-from maitred.admission import SMG_BOOTSTRAP_CAPACITY, AdmissionConfig, PoolView, overcommit
-from maitred.errors import ConfigError
-from maitred.gateway.driver import Driver
-from maitred.gateway.fleet import Fleet, ModelSlots
+from maitred.admission import SMG_BOOTSTRAP_CAPACITY, AdmissionConfig, PoolView, overcommit_problem
+from maitred.core.errors import ConfigError
+from maitred.gateway.driver import RealTimeAdmission
+from maitred.gateway.fleet import BackendFleet, ModelSlots
 
 log = logging.getLogger("maitred.gateway")
 
 
-class Capacity:
+class CapacityController:
     """Of all models. `fallback` is None, or why classes are configured and not used."""
 
-    def __init__(self, fleet: Fleet, driver: Driver, fallback: str | None = None) -> None:
+    def __init__(self, fleet: BackendFleet, driver: RealTimeAdmission, fallback: str | None = None) -> None:
         self.fallback = fallback
         self._fleet = fleet
         self._driver = driver
-        self._said: dict[str, ModelSlots] = {}
-        self._wanted: AdmissionConfig | None = None
+        self._last_logged: dict[str, ModelSlots] = {}
+        self._pending_config: AdmissionConfig | None = None
         """What is to be in force as soon as its reservations fit; None: it is, or will not be of itself."""
-        self._asked = False
+        self._startup_checked = False
         """Whether the question of start-up has been answered."""
         if self._config.flavour == "smg":
-            self._asked = True
-            problem = bootstrap_problem(self._config)
+            self._startup_checked = True
+            problem = smg_bootstrap_problem(self._config)
             if problem is not None:
-                self._fall_back(problem)
+                self._fall_back_to_legacy(problem)
 
-    def follow(self, models: Iterable[str]) -> None:
+    def on_slots_changed(self, models: Iterable[str]) -> None:
         """The slots of these may have become more or fewer, or a backend has been polled for the first time."""
         for model in models:
-            self._driver.resize(model, self._fleet.slots(model))
-            self._tell(model)
-        if not self._asked and self._fleet.polled:
-            self._ask()
-        elif self._wanted is not None and self._fits(self._wanted):
+            self._driver.resize_pool(model, self._fleet.total_slots(model))
+            self._log_change(model)
+        if not self._startup_checked and self._fleet.all_polled:
+            self._check_at_startup()
+        elif self._pending_config is not None and self._fits(self._pending_config):
             log.warning("the reservations fit now: serving with classes")
-            self._take_over(self._wanted)
+            self._use_config(self._pending_config)
 
-    def check(self, config: AdmissionConfig) -> None:
+    def check_fit(self, config: AdmissionConfig) -> None:
         """Raises ConfigError for a configuration that could not have been started with on the present fleet."""
         if config.flavour == "smg":
-            problem, hint = bootstrap_problem(config), "reserve less, or say max_concurrent_requests"
+            problem, hint = smg_bootstrap_problem(config), "reserve less, or say max_concurrent_requests"
         else:
-            problem, hint = self._problem(config), "reserve less, or set on_overcommit: clamp"
+            problem, hint = self._misfit(config), "reserve less, or set on_overcommit: clamp"
         if problem is not None and (config.flavour == "smg" or config.on_overcommit == "legacy"):
             raise ConfigError(problem, where="admission.classes", hint=hint)
 
-    def adopt(self, config: AdmissionConfig) -> None:
+    def apply_config(self, config: AdmissionConfig) -> None:
         """Go by `config` from now on. Raises ConfigError, and then nothing has changed."""
-        self.check(config)
-        self._take_over(config)
+        self.check_fit(config)
+        self._use_config(config)
 
     @property
     def _config(self) -> AdmissionConfig:
         return self._driver.core.config
 
-    def _take_over(self, config: AdmissionConfig) -> None:
+    def _use_config(self, config: AdmissionConfig) -> None:
         self._driver.reconfigure(config)
-        self.fallback = self._wanted = None
-        self._warn(self._fleet.models)
+        self.fallback = self._pending_config = None
+        self._warn_where_scaled_down(self._fleet.known_models)
 
-    def _ask(self) -> None:
-        if not any(self._fleet.offered(model).slots for model in self._fleet.models):
+    def _check_at_startup(self) -> None:
+        if not any(self._fleet.offered_slots(model).slots for model in self._fleet.known_models):
             return
-        self._asked = True
-        problem = self._problem(self._config)
+        self._startup_checked = True
+        problem = self._misfit(self._config)
         if problem is not None and self._config.on_overcommit == "legacy":
-            self._wanted = self._config
-            self._fall_back(problem)
+            self._pending_config = self._config
+            self._fall_back_to_legacy(problem)
         elif problem is not None:
             log.warning("%s: reservations are scaled down", problem)
-        self._warn(self._fleet.models)
+        self._warn_where_scaled_down(self._fleet.known_models)
 
-    def _fall_back(self, problem: str) -> None:
+    def _fall_back_to_legacy(self, problem: str) -> None:
         log.error("priority scheduler failed to start; falling back to legacy admission: %s", problem)
         self.fallback = problem
         self._driver.reconfigure(msgspec.structs.replace(self._config, mode="legacy"))
 
-    def _problem(self, config: AdmissionConfig) -> str | None:
+    def _misfit(self, config: AdmissionConfig) -> str | None:
         """With the first model whose slots the reservations exceed."""
-        if config.mode != "priority" or config.flavour == "smg" or not self._fleet.polled:
+        if config.mode != "priority" or config.flavour == "smg" or not self._fleet.all_polled:
             return None
-        for model in self._fleet.models:
-            slots = self._fleet.offered(model).slots
-            problem = overcommit(config, slots) if slots else None
+        for model in self._fleet.known_models:
+            slots = self._fleet.offered_slots(model).slots
+            problem = overcommit_problem(config, slots) if slots else None
             if problem is not None:
                 return f"{problem} of model `{model}`"
         return None
 
     def _fits(self, config: AdmissionConfig) -> bool:
         """A model without a slot is no sign of it."""
-        return all(self._fleet.offered(model).slots for model in self._fleet.models) and self._problem(config) is None
+        return (
+            all(self._fleet.offered_slots(model).slots for model in self._fleet.known_models) and self._misfit(config) is None
+        )
 
-    def _tell(self, model: str) -> None:
+    def _log_change(self, model: str) -> None:
         """What is offered now, if it has changed. What ends at a backend that is down is no news."""
-        before, now = self._said.get(model, ModelSlots(0, "none")), self._fleet.offered(model)
+        before, now = self._last_logged.get(model, ModelSlots(0, "none")), self._fleet.offered_slots(model)
         if now != before:
-            self._said[model] = now
+            self._last_logged[model] = now
             log.info("capacity of model `%s`: %d slots (%s), before: %d", model, now.slots, now.source, before.slots)
-            if self._asked:
-                self._warn([model])
+            if self._startup_checked:
+                self._warn_where_scaled_down([model])
 
-    def _warn(self, models: Iterable[str]) -> None:
+    def _warn_where_scaled_down(self, models: Iterable[str]) -> None:
         """Where reservations are scaled down."""
         if self._config.mode != "priority":
             return
         for model in models:
             view = self._driver.core.view(model)
             if view.capacity and any(c.reserved < c.desired for c in view.classes.values()):
-                _warn(model, view)
+                _log_scaled_down(model, view)
 
 
-def _warn(model: str, view: PoolView) -> None:
+def _log_scaled_down(model: str, view: PoolView) -> None:
     classes = {c.label: books for c, books in view.classes.items() if books.desired}
     changes = ", ".join(f"{name} {books.reserved} instead of {books.desired}" for name, books in classes.items())
     unreserved = view.capacity - sum(books.reserved for books in classes.values())
@@ -136,9 +138,9 @@ def _warn(model: str, view: PoolView) -> None:
     log.warning(words, model, view.capacity, changes, unreserved)
 
 
-def bootstrap_problem(config: AdmissionConfig) -> str | None:
+def smg_bootstrap_problem(config: AdmissionConfig) -> str | None:
     """Why SMG would not start its scheduler; None: it would."""
     if config.mode != "priority":
         return None
     assumed = config.legacy.max_concurrent_requests
-    return overcommit(config, assumed if assumed > 0 else SMG_BOOTSTRAP_CAPACITY)
+    return overcommit_problem(config, assumed if assumed > 0 else SMG_BOOTSTRAP_CAPACITY)

@@ -1,18 +1,46 @@
-"""The `gateway` section."""
+"""API keys as they are kept: of a key that clients show, only its SHA-256, in a file if one likes and in memory always.
+
+The `gateway` section.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from maitred.admission.config import LONGEST_SECS, MOST_SLOTS
-from maitred.errors import ConfigError
-from maitred.gateway.keys import hashed, sendable
-from maitred.wire.limits import Limits
+from maitred.admission.config import MAX_SECS, MAX_SLOTS
+from maitred.core.errors import ConfigError
+from maitred.wire.errors import UpstreamLimits
 
-DEFAULT_SLOTS: Final = 64
+HASH_PREFIX: Final = "sha256:"
+"""Before the hash of a key, in hexadecimal."""
+_DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
+_EMPTY_KEY_HASH: Final = HASH_PREFIX + hashlib.sha256(b"").hexdigest()
+_VISIBLE_ASCII: Final = re.compile(r"[!-~]+")
+
+
+def hash_api_key(key: str) -> str:
+    """`key` as sha256:HEX, if it is not that already. Raises ValueError for what cannot be a key; it is not repeated there."""
+    if key.startswith(HASH_PREFIX):
+        if not _DIGEST.fullmatch(key.removeprefix(HASH_PREFIX)):
+            raise ValueError("must have 64 hexadecimal digits after sha256:")
+        if key.lower() == _EMPTY_KEY_HASH:
+            raise ValueError("is the hash of an empty text")  # what a shell makes of a variable that is not set
+        return key.lower()
+    if not is_valid_api_key(key):
+        raise ValueError("must be visible ASCII characters without spaces")
+    return HASH_PREFIX + hashlib.sha256(key.encode()).hexdigest()
+
+
+def is_valid_api_key(key: str) -> bool:
+    """Whether it can stand in a header."""
+    return bool(_VISIBLE_ASCII.fullmatch(key))
+
+
+DEFAULT_SLOTS_PER_BACKEND: Final = 64
 """Requests that a backend may have in flight for each model, if nothing better is known."""
 ForwardPriority: TypeAlias = Literal["off", "vllm", "sglang"]
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -61,7 +89,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A file to append every input and decision of admission to, as JSON lines."""
     record: str | None = None
     """A file to append every request that generates to, as a trace that `maitred simulate` replays."""
-    upstream: Limits = Limits()
+    upstream: UpstreamLimits = UpstreamLimits()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -69,8 +97,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in ("max_body_bytes", "health_failures", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if self.slots_per_backend is not None and not 1 <= self.slots_per_backend <= MOST_SLOTS:
-            raise ValueError(f"slots_per_backend must be from 1 to {MOST_SLOTS:,}")
+        if self.slots_per_backend is not None and not 1 <= self.slots_per_backend <= MAX_SLOTS:
+            raise ValueError(f"slots_per_backend must be from 1 to {MAX_SLOTS:,}")
         if self.max_parked_body_bytes < self.max_body_bytes:
             raise ValueError(f"max_parked_body_bytes must be at least max_body_bytes ({self.max_body_bytes})")
         if self.tenant_metric_top_n < 0:
@@ -88,15 +116,15 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ValueError(f"{name} must be more than 0 seconds")
         if not self.drain_secs >= 0:
             raise ValueError("drain_secs must be at least 0 seconds")
-        if not 0 <= self.sse_keepalive_secs <= LONGEST_SECS:
+        if not 0 <= self.sse_keepalive_secs <= MAX_SECS:
             raise ValueError("sse_keepalive_secs must be at least 0 seconds")
 
     def _hash_keys(self) -> None:
         for tenant in self.tenant_api_keys:
             if not tenant or tenant != tenant.strip():
                 raise ValueError(f"tenant_api_keys: {tenant!r} is no id of a tenant: write it without spaces around it")
-        shared = None if self.api_key is None else _hashed("api_key", self.api_key)
-        keys = {tenant: _hashed(f"tenant_api_keys.{tenant}", key) for tenant, key in self.tenant_api_keys.items()}
+        shared = None if self.api_key is None else _hash_named_key("api_key", self.api_key)
+        keys = {tenant: _hash_named_key(f"tenant_api_keys.{tenant}", key) for tenant, key in self.tenant_api_keys.items()}
         owners = {} if shared is None else {shared: "api_key"}
         for tenant, key in keys.items():
             if key in owners:
@@ -104,7 +132,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             owners[key] = f"tenant_api_keys.{tenant}"
         msgspec.structs.force_setattr(self, "api_key", shared)
         msgspec.structs.force_setattr(self, "tenant_api_keys", keys)
-        if self.upstream_api_key is not None and not sendable(self.upstream_api_key):
+        if self.upstream_api_key is not None and not is_valid_api_key(self.upstream_api_key):
             raise ValueError("upstream_api_key must be visible ASCII characters without spaces")
 
     def _check_backends(self) -> None:
@@ -121,8 +149,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             seen.add(origin)
 
 
-def _hashed(name: str, key: str) -> str:
+def _hash_named_key(name: str, key: str) -> str:
     try:
-        return hashed(key)
+        return hash_api_key(key)
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None

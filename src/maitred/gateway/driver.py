@@ -1,4 +1,4 @@
-"""Drives an admission core in real time: one clock, one timer, and a `Stay` for each request that is there.
+"""Drives an admission core in real time: one clock, one timer, and a `SlotLease` for each request that is there.
 
 Everything the core is told passes here, and every decision it answers with is applied here. A decision on a request that has
 gone meanwhile is nobody's: its handler releases it in any case, and the core takes a second release for none.
@@ -15,14 +15,14 @@ import asyncio
 import time
 from collections.abc import Collection, Iterable
 
-from maitred.admission import NO_LOAD, Action, Admission, AdmissionConfig, End, Look, Refusal, no_look
-from maitred.decisions import Decision
-from maitred.errors import MaitredError
-from maitred.request import Request, RequestId
-from maitred.units import Micros, to_seconds
+from maitred.admission import EMPTY_LOAD, Action, Admission, AdmissionConfig, LoadProbe, Refusal, ReleaseReason, no_load
+from maitred.core.decisions import Decision
+from maitred.core.errors import MaitredError
+from maitred.core.request import Request, RequestId
+from maitred.core.units import Micros, to_seconds
 
 
-class Refused(MaitredError):  # noqa: N818  (an answer, not a fault)
+class AdmissionRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
     """Admission said no."""
 
     def __init__(self, decision: Decision, refusal: Refusal | None = None) -> None:
@@ -34,64 +34,64 @@ class Refused(MaitredError):  # noqa: N818  (an answer, not a fault)
         super().__init__(f"refused: {decision.reason}")
 
 
-class Stay:
+class SlotLease:
     """One request in admission, from `submit` until `release`, and the task that serves it."""
 
-    __slots__ = ("_driver", "_id", "_preempted", "_task", "_turn", "tenant")
+    __slots__ = ("_driver", "_granted", "_id", "_preempted", "_task", "tenant")
 
-    def __init__(self, driver: Driver, request: Request) -> None:
+    def __init__(self, driver: RealTimeAdmission, request: Request) -> None:
         self.tenant = request.tenant
         self._driver = driver
         self._id = request.id
         self._task = asyncio.current_task()
-        self._turn: asyncio.Future[None] | None = None
+        self._granted: asyncio.Future[None] | None = None
         self._preempted = False
 
     @property
-    def waiting(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether it waits for a slot; else it holds one."""
-        return self._turn is not None and not self._turn.done()
+        return self._granted is not None and not self._granted.done()
 
-    async def turn(self) -> None:
+    async def wait(self) -> None:
         """Until it holds a slot. Raises Refused."""
-        if self._turn is not None:
-            await self._turn
+        if self._granted is not None:
+            await self._granted
 
-    def taken(self) -> bool:
+    def absorb_preemption(self) -> bool:
         """Whether the task was cancelled because its slot is wanted, and for no other reason. To be asked once; then it may go
         on, to `vacate`."""
         assert self._task is not None
         preempted, self._preempted = self._preempted, False
         return preempted and self._task.uncancel() == 0
 
-    def vacate(self) -> bool:
+    def yield_slot(self) -> bool:
         """Give the slot up. True: it is to be tried again, in its `turn`."""
-        return self._driver.vacate(self._id)
+        return self._driver.yield_slot(self._id)
 
-    def apply(self, decision: Decision) -> None:
+    def apply_decision(self, decision: Decision) -> None:
         """For the driver."""
-        if decision.action is Action.PREEMPT:
+        if decision.action is Action.PREEMPT_SLOT:
             assert self._task is not None
             self._preempted = True
             self._task.cancel()
         elif decision.action is Action.QUEUE:
-            if not self.waiting:
-                self._turn = asyncio.get_running_loop().create_future()
-        elif self._turn is not None and not self._turn.done():
+            if not self.is_waiting:
+                self._granted = asyncio.get_running_loop().create_future()
+        elif self._granted is not None and not self._granted.done():
             if decision.action is Action.ADMIT:
-                self._turn.set_result(None)
+                self._granted.set_result(None)
             elif decision.action is Action.REJECT:
-                self._turn.set_exception(Refused(decision))
+                self._granted.set_exception(AdmissionRejected(decision))
 
 
-class Driver:
+class RealTimeAdmission:
     """One per core; used inside one loop."""
 
-    def __init__(self, core: Admission, look: Look = no_look) -> None:
+    def __init__(self, core: Admission, load_probe: LoadProbe = no_load) -> None:
         """`look` tells how loaded the backends of a model are."""
         self.core = core
-        self._look = look
-        self._stays: dict[RequestId, Stay] = {}
+        self._load_probe = load_probe
+        self._leases: dict[RequestId, SlotLease] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @staticmethod
@@ -100,60 +100,60 @@ class Driver:
         return time.monotonic_ns() // 1000
 
     @property
-    def stays(self) -> Collection[Stay]:
+    def leases(self) -> Collection[SlotLease]:
         """Everybody who is here."""
-        return self._stays.values()
+        return self._leases.values()
 
-    def submit(self, request: Request, cost: int) -> Stay:
+    def submit(self, request: Request, cost: int) -> SlotLease:
         """Ask for a slot, on behalf of the current task; `cost` in tokens, prompt and answer.
 
         Raises Refused. Release it afterwards, even if it was refused.
         """
         core, now = self.core, self.now()
-        load = self._look(request.model, now) if core.reads_load else NO_LOAD
-        decisions = core.submit(core.ticket(request, cost), now, load)
+        load = self._load_probe(request.model, now) if core.reads_load else EMPTY_LOAD
+        decisions = core.submit(core.make_ticket(request, cost), now, load)
         own = decisions[-1]
         if own.action is Action.REJECT:
-            self._apply(decisions)
-            raise Refused(own, core.refusal(own))
-        stay = self._stays[request.id] = Stay(self, request)
+            self._apply_decisions(decisions)
+            raise AdmissionRejected(own, core.refusal(own))
+        stay = self._leases[request.id] = SlotLease(self, request)
         if own.action is not Action.ADMIT or len(decisions) > 1:
-            self._apply(decisions)
+            self._apply_decisions(decisions)
         return stay
 
-    def first_byte(self, request_id: RequestId) -> bool:
+    def confirm_first_byte(self, request_id: RequestId) -> bool:
         """The first data of its body is about to go out. False: it has lost its slot, send none of it."""
         return self.core.first_byte(request_id, self.now())
 
-    def vacate(self, request_id: RequestId) -> bool:
+    def yield_slot(self, request_id: RequestId) -> bool:
         """A victim's work has stopped: its slot is free. Whether it waits for another one now."""
-        decisions = self.core.release(request_id, End.PREEMPTED, self.now())
-        self._apply(decisions)
+        decisions = self.core.release(request_id, ReleaseReason.SLOT_PREEMPTED, self.now())
+        self._apply_decisions(decisions)
         return any(decision.subject == request_id and decision.action is Action.QUEUE for decision in decisions)
 
-    def release(self, request_id: RequestId, end: End) -> None:
+    def release(self, request_id: RequestId, end: ReleaseReason) -> None:
         """It is over. Idempotent."""
-        self._stays.pop(request_id, None)
-        self._apply(self.core.release(request_id, end, self.now()))
+        self._leases.pop(request_id, None)
+        self._apply_decisions(self.core.release(request_id, end, self.now()))
 
-    def resize(self, pool: str, capacity: int) -> None:
+    def resize_pool(self, pool: str, capacity: int) -> None:
         """The pool has `capacity` slots now."""
-        self._apply(self.core.resize(pool, capacity, self.now()))
+        self._apply_decisions(self.core.resize(pool, capacity, self.now()))
 
     def reconfigure(self, config: AdmissionConfig) -> None:
         """Other rules from now on, for those who are there as well."""
-        self._apply(self.core.reconfigure(config, self.now()))
+        self._apply_decisions(self.core.reconfigure(config, self.now()))
 
     def close(self) -> None:
         """Set no more timers."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _apply(self, decisions: Iterable[Decision]) -> None:
+    def _apply_decisions(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            stay = self._stays.get(decision.subject)
+            stay = self._leases.get(decision.subject)
             if stay is not None:
-                stay.apply(decision)
+                stay.apply_decision(decision)
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -168,8 +168,8 @@ class Driver:
             if self._timer.when() <= loop.time() + delay:
                 return
             self._timer.cancel()
-        self._timer = loop.call_later(delay, self._ring)
+        self._timer = loop.call_later(delay, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._apply(self.core.advance(self.now()))
+        self._apply_decisions(self.core.advance(self.now()))

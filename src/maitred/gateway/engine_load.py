@@ -14,14 +14,16 @@ from typing import Final
 
 import msgspec
 
-PATH: Final = "/metrics"
+METRICS_PATH: Final = "/metrics"
 _WAITING: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _KV_USAGE: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
-_SAMPLE: Final = re.compile(rf"^({'|'.join((*_WAITING, *_RUNNING, *_KV_USAGE))})(?:\{{.*\}})?[ \t]+([0-9.eE+-]+)", re.MULTILINE)
+_GAUGE_SAMPLE: Final = re.compile(
+    rf"^({'|'.join((*_WAITING, *_RUNNING, *_KV_USAGE))})(?:\{{.*\}})?[ \t]+([0-9.eE+-]+)", re.MULTILINE
+)
 
 
-class EngineLoad(msgspec.Struct, frozen=True):
+class ReportedLoad(msgspec.Struct, frozen=True):
     """As of the poll that found it."""
 
     waiting: int
@@ -30,25 +32,25 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """0 to 1; 0 if it is not said."""
 
 
-def load_reported(page: bytes | bytearray) -> EngineLoad | None:
+def parse_reported_load(page: bytes | bytearray) -> ReportedLoad | None:
     """None: the page says nothing of running requests, so it is not that of an engine we know."""
     found: dict[str, list[float]] = {}
-    for name, value in _SAMPLE.findall(page.decode("utf-8", "replace")):
-        found.setdefault(name, []).append(_number(value))
-    running = _values(found, _RUNNING)
+    for name, value in _GAUGE_SAMPLE.findall(page.decode("utf-8", "replace")):
+        found.setdefault(name, []).append(_parse_number(value))
+    running = _first_values(found, _RUNNING)
     if not running:
         return None
-    usage = _values(found, _KV_USAGE)
+    usage = _first_values(found, _KV_USAGE)
     mean = sum(usage) / len(usage) if usage else 0.0
-    return EngineLoad(round(sum(_values(found, _WAITING))), round(sum(running)), min(mean, 1.0))
+    return ReportedLoad(round(sum(_first_values(found, _WAITING))), round(sum(running)), min(mean, 1.0))
 
 
-def _values(found: dict[str, list[float]], names: tuple[str, ...]) -> list[float]:
+def _first_values(found: dict[str, list[float]], names: tuple[str, ...]) -> list[float]:
     """Of the first of these metrics that there is."""
     return next((found[name] for name in names if name in found), [])
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -7,51 +7,53 @@ from typing import Final, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from maitred.gateway.state import ClassState, GatewayState
-from maitred.histogram import Histogram
+from maitred.core.histogram import Histogram
+from maitred.gateway.state_snapshot import ClassState, GatewayState
 
 Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
 """Values of the labels, and the value."""
-SCHEDULER: Final = "maitred_scheduler_"
+SCHEDULER_PREFIX: Final = "maitred_scheduler_"
 
 
-def scheduler(state: GatewayState) -> Iterator[Metric]:
+def scheduler_families(state: GatewayState) -> Iterator[Metric]:
     """What became of requests, and who is here."""
-    outcomes = (([name, outcome], n) for name, c in state.classes.items() for outcome, n in _outcomes(c))
-    yield counter(SCHEDULER + "admit", "What became of requests.", ["class", "outcome"], outcomes)
-    arrivals = _of_classes(state, lambda c: c.arrived)
-    yield counter(SCHEDULER + "arrivals", "Requests that asked for a slot.", ["class"], arrivals)
+    outcomes = (([name, outcome], n) for name, c in state.classes.items() for outcome, n in _outcome_counts(c))
+    yield counter(SCHEDULER_PREFIX + "admit", "What became of requests.", ["class", "outcome"], outcomes)
+    arrivals = _per_class(state, lambda c: c.arrived)
+    yield counter(SCHEDULER_PREFIX + "arrivals", "Requests that asked for a slot.", ["class"], arrivals)
     victims = (([name, by], n) for name, c in state.classes.items() for by, n in c.preempted_by.items() if n)
-    yield counter(SCHEDULER + "preemption", "Slots taken away.", ["victim_class", "by_class"], victims)
-    promoted = _of_classes(state, lambda c: c.promoted)
-    yield counter(SCHEDULER + "starvation_promotion", "Starved requests that went first.", ["class"], promoted)
-    yield counter(SCHEDULER + "retry", "Victims that waited again.", ["class"], _of_classes(state, lambda c: c.retried))
-    yield gauge(SCHEDULER + "inflight", "Slots in use.", ["class"], _of_classes(state, lambda c: c.in_flight))
-    waiting = _of_classes(state, lambda c: c.waiting)
-    yield gauge(SCHEDULER + "queue_depth", "Requests waiting for a slot.", ["class"], waiting)
-    ends = (([name, end], n) for name, c in state.classes.items() for end, n in _ends(c))
+    yield counter(SCHEDULER_PREFIX + "preemption", "Slots taken away.", ["victim_class", "by_class"], victims)
+    promoted = _per_class(state, lambda c: c.promoted)
+    yield counter(SCHEDULER_PREFIX + "starvation_promotion", "Starved requests that went first.", ["class"], promoted)
+    yield counter(SCHEDULER_PREFIX + "retry", "Victims that waited again.", ["class"], _per_class(state, lambda c: c.retried))
+    yield gauge(SCHEDULER_PREFIX + "inflight", "Slots in use.", ["class"], _per_class(state, lambda c: c.in_flight))
+    waiting = _per_class(state, lambda c: c.waiting)
+    yield gauge(SCHEDULER_PREFIX + "queue_depth", "Requests waiting for a slot.", ["class"], waiting)
+    ends = (([name, end], n) for name, c in state.classes.items() for end, n in _end_counts(c))
     yield counter("maitred_requests_ended", "Requests that held a slot.", ["class", "end"], ends)
 
 
-def slots(state: GatewayState) -> Iterator[Metric]:
+def slot_families(state: GatewayState) -> Iterator[Metric]:
     """How many there are, and for whom."""
     pools = state.pools.items()
     limited = (([model], pool.capacity) for model, pool in pools if pool.capacity is not None)
-    yield gauge(SCHEDULER + "capacity", "Slots.", ["model"], limited)
+    yield gauge(SCHEDULER_PREFIX + "capacity", "Slots.", ["model"], limited)
     used = state.in_flight / state.capacity if state.capacity else 0.0
-    yield gauge(SCHEDULER + "utilization", "Slots in use over capacity.", [], [([], used)])
+    yield gauge(SCHEDULER_PREFIX + "utilization", "Slots in use over capacity.", [], [([], used)])
     if state.mode != "priority":
         return
-    limits = _of_classes(state, lambda c: c.queue_size)
-    yield gauge(SCHEDULER + "queue_size_limit", "Requests that may wait, over all models.", ["class"], limits)
-    pressure = _of_classes(state, lambda c: c.pressure)
+    limits = _per_class(state, lambda c: c.queue_size)
+    yield gauge(SCHEDULER_PREFIX + "queue_size_limit", "Requests that may wait, over all models.", ["class"], limits)
+    pressure = _per_class(state, lambda c: c.pressure)
     text = "0 to 1: how full its queue is, or what it may use beyond its reservation, where that is highest."
-    yield gauge(SCHEDULER + "class_capacity_pressure", text, ["class"], pressure)
+    yield gauge(SCHEDULER_PREFIX + "class_capacity_pressure", text, ["class"], pressure)
     reserved = (([name, model], n) for model, pool in pools for name, n in pool.reserved.items())
-    yield gauge(SCHEDULER + "reserved_effective", "Reserved slots, scaled down if need be.", ["class", "model"], reserved)
+    yield gauge(
+        SCHEDULER_PREFIX + "reserved_effective", "Reserved slots, scaled down if need be.", ["class", "model"], reserved
+    )
 
 
-def limiter(state: GatewayState) -> Iterator[Metric]:
+def limiter_families(state: GatewayState) -> Iterator[Metric]:
     """The path without classes; and the gate in front of the path with them."""
     classes = state.classes.values()
     total, text = "maitred_http_rate_limit", "Requests, by what the limiter said."
@@ -69,13 +71,13 @@ def limiter(state: GatewayState) -> Iterator[Metric]:
     yield counter("maitred_admission_queue_rejected", "Requests that the queue turned away.", ["reason"], reasons)
 
 
-def tenants(state: GatewayState) -> Iterator[Metric]:
+def tenant_families(state: GatewayState) -> Iterator[Metric]:
     each = state.tenants.items()
     yield gauge("maitred_tenant_inflight", "Slots in use.", ["tenant"], (([name], t.in_flight) for name, t in each))
     yield gauge("maitred_tenant_queue_depth", "Requests waiting.", ["tenant"], (([name], t.waiting) for name, t in each))
 
 
-def backends(state: GatewayState) -> Iterator[Metric]:
+def backend_families(state: GatewayState) -> Iterator[Metric]:
     each = state.backends
     yield gauge("maitred_backend_healthy", "1 if it is.", ["backend"], (([b.url], b.healthy) for b in each))
     yield gauge(
@@ -83,33 +85,33 @@ def backends(state: GatewayState) -> Iterator[Metric]:
     )
 
 
-def counter(name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
-    family = CounterMetricFamily(name, text, labels=labels)
+def counter(name: str, help_text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    family = CounterMetricFamily(name, help_text, labels=labels)
     for values, value in samples:
         family.add_metric(values, value)
     return family
 
 
-def gauge(name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=labels)
+def gauge(name: str, help_text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    family = GaugeMetricFamily(name, help_text, labels=labels)
     for values, value in samples:
         family.add_metric(values, value)
     return family
 
 
-def histogram(name: str, text: str, by_class: Iterable[tuple[str, Histogram]]) -> Metric:
-    family = HistogramMetricFamily(name, text, labels=["class"])
+def histogram(name: str, help_text: str, by_class: Iterable[tuple[str, Histogram]]) -> Metric:
+    family = HistogramMetricFamily(name, help_text, labels=["class"])
     for label, durations in by_class:
-        buckets, total = durations.export()
+        buckets, total = durations.prometheus_buckets()
         family.add_metric([label], buckets, total)
     return family
 
 
-def _of_classes(state: GatewayState, what: Callable[[ClassState], float]) -> Samples:
-    return (([name], what(c)) for name, c in state.classes.items())
+def _per_class(state: GatewayState, value_of: Callable[[ClassState], float]) -> Samples:
+    return (([name], value_of(c)) for name, c in state.classes.items())
 
 
-def _outcomes(c: ClassState) -> Iterator[tuple[str, int]]:
+def _outcome_counts(c: ClassState) -> Iterator[tuple[str, int]]:
     yield "admitted", c.completed + c.failed + c.client_gone
     yield "preempted", c.preempted
     yield "rejected_queue_full", c.queue_full
@@ -120,7 +122,7 @@ def _outcomes(c: ClassState) -> Iterator[tuple[str, int]]:
         yield f"rejected_{reason}", n
 
 
-def _ends(c: ClassState) -> Iterator[tuple[str, int]]:
+def _end_counts(c: ClassState) -> Iterator[tuple[str, int]]:
     yield "drained", c.completed
     yield "failed", c.failed
     yield "client_gone", c.client_gone

@@ -15,28 +15,28 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from maitred.admission import Admission
+from maitred.core.histogram import DURATION_BOUNDS, ERROR_BOUNDS, Histogram
+from maitred.core.request import PriorityClass
 from maitred.gateway import families
-from maitred.gateway.counts import Counts
-from maitred.gateway.families import SCHEDULER, counter, gauge, histogram
-from maitred.gateway.state import GatewayState
-from maitred.histogram import DURATIONS, ERRORS, Histogram
-from maitred.request import PriorityClass
+from maitred.gateway.counters import GatewayCounters
+from maitred.gateway.families import SCHEDULER_PREFIX, counter, gauge, histogram
+from maitred.gateway.state_snapshot import GatewayState
 
-OF_CLASSES: Final = {
-    "queue_wait": ("Time in the queue, of those that queued.", DURATIONS),
-    "slot_hold": ("Time for which slots were held.", DURATIONS),
-    "wasted": ("Time for which victims held their slots: work that was thrown away.", DURATIONS),
-    "retry_after_error": ("What Retry-After promised minus what it would have taken.", ERRORS),
+CLASS_HISTOGRAMS: Final = {
+    "queue_wait": ("Time in the queue, of those that queued.", DURATION_BOUNDS),
+    "slot_hold": ("Time for which slots were held.", DURATION_BOUNDS),
+    "wasted": ("Time for which victims held their slots: work that was thrown away.", DURATION_BOUNDS),
+    "retry_after_error": ("What Retry-After promised minus what it would have taken.", ERROR_BOUNDS),
 }
 
 
 class GatewayCollector(Collector):
-    def __init__(self, counts: Counts, core: Admission, state: Callable[[], GatewayState]) -> None:
-        self._counts = counts
+    def __init__(self, counts: GatewayCounters, core: Admission, state: Callable[[], GatewayState]) -> None:
+        self._counters = counts
         self._core = core
         self._state = state
 
-    def text(self) -> bytes:
+    def render(self) -> bytes:
         """All metrics in the text format."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
@@ -44,11 +44,17 @@ class GatewayCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         state = self._state()
-        for family in (families.scheduler, families.slots, families.limiter, families.tenants, families.backends):
+        for family in (
+            families.scheduler_families,
+            families.slot_families,
+            families.limiter_families,
+            families.tenant_families,
+            families.backend_families,
+        ):
             yield from family(state)
-        yield from self._headers()
-        yield from self._durations()
-        yield from self._troubles()
+        yield from self._header_families()
+        yield from self._duration_families()
+        yield from self._trouble_families()
         parked = "Request bodies that are being read or kept, all together."
         yield gauge("maitred_parked_body_bytes", parked, [], [([], state.parked_body_bytes)])
         fallback = "1 if the configuration could not be used as a whole, or the reservations exceed the capacity."
@@ -56,27 +62,27 @@ class GatewayCollector(Collector):
         failed = "1 if the decision log could not be written: nothing is recorded any more."
         yield gauge("maitred_decision_log_failed", failed, [], [([], state.decision_log_failed)])
 
-    def _headers(self) -> Iterator[Metric]:
+    def _header_families(self) -> Iterator[Metric]:
         labels = ["tenant", "requested_class", "effective_class"]
         clamps = "Requests for a class above their tenant's highest."
-        yield counter(SCHEDULER + "clamp", clamps, labels, self._counts.clamps.items())
-        unknown = (([tenant], n) for tenant, n in self._counts.unknown_class.items())
-        yield counter(SCHEDULER + "unknown_priority_value", "Priority headers that name no class.", ["tenant"], unknown)
+        yield counter(SCHEDULER_PREFIX + "clamp", clamps, labels, self._counters.clamped_classes.items())
+        unknown = (([tenant], n) for tenant, n in self._counters.unknown_class.items())
+        yield counter(SCHEDULER_PREFIX + "unknown_priority_value", "Priority headers that name no class.", ["tenant"], unknown)
 
-    def _durations(self) -> Iterator[Metric]:
-        ttft = ((c.label, times) for c, times in zip(PriorityClass, self._counts.ttft, strict=True))
+    def _duration_families(self) -> Iterator[Metric]:
+        ttft = ((c.label, times) for c, times in zip(PriorityClass, self._counters.ttft, strict=True))
         yield histogram("maitred_ttft_seconds", "Arrival to first data, streamed answers.", ttft)
-        books = [self._core.view(pool).classes for pool in self._core.pools]
-        for name, (text, bounds) in OF_CLASSES.items():
+        books = [self._core.view(pool).classes for pool in self._core.pool_names]
+        for name, (text, bounds) in CLASS_HISTOGRAMS.items():
             by_class = {c: Histogram(bounds) for c in PriorityClass}
             for classes in books:
                 for c, view in classes.items():
-                    by_class[c].add(getattr(view, name))
-            yield histogram(f"{SCHEDULER}{name}_seconds", text, ((c.label, times) for c, times in by_class.items()))
+                    by_class[c].merge(getattr(view, name))
+            yield histogram(f"{SCHEDULER_PREFIX}{name}_seconds", text, ((c.label, times) for c, times in by_class.items()))
 
-    def _troubles(self) -> Iterator[Metric]:
-        counts = self._counts
-        refused = (([code], n) for code, n in counts.refused.items())
+    def _trouble_families(self) -> Iterator[Metric]:
+        counts = self._counters
+        refused = (([code], n) for code, n in counts.refused_before_admission.items())
         yield counter("maitred_refused", "Requests refused before admission.", ["code"], refused)
         failures = (([reason], n) for reason, n in counts.upstream_failures.items())
         yield counter("maitred_upstream_failures", "Failed attempts.", ["reason"], failures)

@@ -17,37 +17,37 @@ from typing import Any, Final
 import msgspec
 
 from maitred.admission import AdmissionConfig
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
 from maitred.gateway.config import GatewayConfig
-from maitred.request import PriorityClass
 from maitred.routing import RoutingConfig
 
 log = logging.getLogger("maitred.gateway")
-LIVE: Final = (
+RELOADABLE_KEYS: Final = (
     *("api_key", "tenant_api_keys", "upstream_api_key", "trust_tenant_header", "tenant_header_name"),
     *("max_body_bytes", "max_parked_body_bytes", "forward_priority"),
 )
 """Keys of the section `gateway` that may change in service. So may all of `admission`."""
-_SECRETS: Final = ("upstream_api_key",)
+_SECRET_KEYS: Final = ("upstream_api_key",)
 """Keys whose values are kept as they are. The others' are hashes."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a gateway goes by."""
 
     gateway: GatewayConfig
     admission: AdmissionConfig = AdmissionConfig()
     routing: RoutingConfig = RoutingConfig()
 
-    def shown(self) -> dict[str, Any]:
+    def redacted(self) -> dict[str, Any]:
         """As plain values: classes complete, and of every secret a hash, or that there is one."""
         gateway, admission = msgspec.to_builtins(self.gateway), msgspec.to_builtins(self.admission)
-        gateway |= {key: "***" for key in _SECRETS if gateway[key] is not None}
-        admission["classes"] = {c.label: msgspec.to_builtins(self.admission.rules(c)) for c in reversed(PriorityClass)}
+        gateway |= {key: "***" for key in _SECRET_KEYS if gateway[key] is not None}
+        admission["classes"] = {c.label: msgspec.to_builtins(self.admission.class_rules(c)) for c in reversed(PriorityClass)}
         return {"gateway": gateway, "admission": admission, "routing": msgspec.to_builtins(self.routing)}
 
 
-class Reloaded(msgspec.Struct, frozen=True):
+class ReloadResult(msgspec.Struct, frozen=True):
     """The answer to a reload that succeeded."""
 
     reloaded: bool
@@ -56,25 +56,25 @@ class Reloaded(msgspec.Struct, frozen=True):
     warnings: list[str]
 
 
-class Reloading:
+class ConfigReloader:
     """`settings` is what was taken over last. `read` says what should be; `adopt` takes it over, or raises ConfigError and has
     changed nothing. `results` counts `ok` and `failed`."""
 
     def __init__(
         self,
-        settings: Settings,
-        read: Callable[[], Settings] | None,
-        adopt: Callable[[Settings], object],
+        settings: GatewaySettings,
+        read_settings: Callable[[], GatewaySettings] | None,
+        apply_settings: Callable[[GatewaySettings], object],
         results: Counter[str],
     ) -> None:
         self.settings = settings
-        self._read = read
-        self._adopt = adopt
+        self._read_settings = read_settings
+        self._apply_settings = apply_settings
         self._results = results
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._running: set[asyncio.Task[None]] = set()
 
-    def reload_soon(self) -> None:
+    def request_reload(self) -> None:
         """The same without waiting for it."""
 
         async def reload() -> None:
@@ -85,9 +85,9 @@ class Reloading:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def reload(self) -> Reloaded:
+    async def reload(self) -> ReloadResult:
         """Raises ConfigError, and then nothing has changed. Logs either way."""
-        async with self._turn:
+        async with self._lock:
             try:
                 reloaded = await self._reload()
             except ConfigError as error:
@@ -102,21 +102,21 @@ class Reloading:
             log.warning("changed and not in force before a restart: %s", ", ".join(reloaded.ignored))
         return reloaded
 
-    async def _reload(self) -> Reloaded:
-        if self._read is None:
+    async def _reload(self) -> ReloadResult:
+        if self._read_settings is None:
             raise ConfigError(
                 "there is no configuration to read again", hint="this gateway was given its settings by a program"
             )
-        said = await asyncio.to_thread(self._read)
-        live = {key: getattr(said.gateway, key) for key in LIVE}
+        said = await asyncio.to_thread(self._read_settings)
+        live = {key: getattr(said.gateway, key) for key in RELOADABLE_KEYS}
         gateway = msgspec.structs.replace(self.settings.gateway, **live)
-        settings = Settings(gateway=gateway, admission=said.admission, routing=self.settings.routing)
-        self._adopt(settings)
+        settings = GatewaySettings(gateway=gateway, admission=said.admission, routing=self.settings.routing)
+        self._apply_settings(settings)
         self.settings = settings
-        return Reloaded(True, list(_ignored(settings, said)), list(said.admission.warnings()))
+        return ReloadResult(True, list(_ignored_keys(settings, said)), list(said.admission.warnings()))
 
 
-def _ignored(in_force: Settings, said: Settings) -> Iterator[str]:
+def _ignored_keys(in_force: GatewaySettings, said: GatewaySettings) -> Iterator[str]:
     for section in ("gateway", "routing"):
         old, new = getattr(in_force, section), getattr(said, section)
         yield from (f"{section}.{key}" for key in new.__struct_fields__ if getattr(old, key) != getattr(new, key))

@@ -12,40 +12,40 @@ from typing import Any, Final
 
 import msgspec
 
-from maitred.admission.config import MOST_SLOTS
+from maitred.admission.config import MAX_SLOTS
 
-PATHS: Final = ("/server_info", "/get_server_info")
+SERVER_INFO_PATHS: Final = ("/server_info", "/get_server_info")
 """The second is the older name."""
 
 
-class Said(msgspec.Struct):
+class ServerArguments(msgspec.Struct):
     """What is looked for, wherever it stands."""
 
     max_running_requests: Any = None
     effective_max_running_requests_per_dp: Any = None
 
 
-class ServerInfo(Said):
-    internal_states: list[Said] | None = None
-    server_args: Said | None = None
+class ServerInfo(ServerArguments):
+    internal_states: list[ServerArguments] | None = None
+    server_args: ServerArguments | None = None
 
 
-_decode = msgspec.json.Decoder(ServerInfo).decode
+_decode_server_info = msgspec.json.Decoder(ServerInfo).decode
 
 
-def slots_reported(body: bytes | bytearray) -> int | None:
+def parse_reported_slots(body: bytes | bytearray) -> int | None:
     """Requests that may run at once; None: it does not say. Raises msgspec.DecodeError for what is no such answer."""
-    info = _decode(body)
+    info = _decode_server_info(body)
     states = info.internal_states or []
     ranks: list[int] = [state.effective_max_running_requests_per_dp for state in states]
-    if ranks and all(map(_sensible, ranks)):
-        return min(sum(ranks), MOST_SLOTS)
+    if ranks and all(map(_is_plausible, ranks)):
+        return min(sum(ranks), MAX_SLOTS)
     for said in (info, info.server_args, *states):
-        if said is not None and _sensible(said.max_running_requests):
+        if said is not None and _is_plausible(said.max_running_requests):
             slots: int = said.max_running_requests
             return slots
     return None
 
 
-def _sensible(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= MOST_SLOTS
+def _is_plausible(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MAX_SLOTS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from random import Random
 
-from maitred.instance.ahead import AheadInstance
+from maitred.instance.async_scheduling import AsyncScheduledInstance
 from maitred.instance.blis import BlisInstance
 from maitred.instance.config import InstanceConfig
 from maitred.instance.engine import Instance
@@ -20,5 +20,5 @@ __all__ = ["EventKind", "Instance", "InstanceConfig", "InstanceEvent", "LinearLa
 def new_instance(config: InstanceConfig, rng: Random) -> Instance:
     """An instance of the flavour that `config` says. Raises ConfigError for an unknown scheduler."""
     if config.async_scheduling:
-        return AheadInstance(config, rng)
+        return AsyncScheduledInstance(config, rng)
     return BlisInstance(config, rng) if config.flavour == "blis" else Instance(config, rng)

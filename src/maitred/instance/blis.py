@@ -20,15 +20,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from maitred.batching import BlisStep
-from maitred.contracts import BatchShape
+from maitred.batching import BlisStepPlan
+from maitred.core.contracts import BatchShape
+from maitred.core.request import PrefixKeys, Request, RequestId
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
 from maitred.instance.config import InstanceConfig
-from maitred.instance.engine import Instance, Run
+from maitred.instance.engine import Instance, StepRun
 from maitred.instance.events import InstanceEvent
-from maitred.kv import TieredBlocks
-from maitred.request import PrefixKeys, Request, RequestId
-from maitred.seq import Seq
-from maitred.units import Micros
+from maitred.kv import TieredBlockManager
 
 
 class BlisInstance(Instance):
@@ -40,25 +40,25 @@ class BlisInstance(Instance):
 
     @property
     def fetched_blocks(self) -> int:
-        return self._blocks.fetched if isinstance(self._blocks, TieredBlocks) else 0
+        return self._blocks.num_fetched_blocks if isinstance(self._blocks, TieredBlockManager) else 0
 
     def enqueue(
         self,
         request: Request,
         output_tokens: int,
         now: Micros,
-        whole: PrefixKeys | None = None,
+        conversation_prefix: PrefixKeys | None = None,
         *,
-        carried: Seq | None = None,
+        transferred: SequenceState | None = None,
     ) -> None:
-        self._reach(now)
-        if not self._batch.full:
-            self._interrupt(now - 1)
-        super().enqueue(request, output_tokens, now, whole, carried=carried)
+        self._process_through(now)
+        if not self._batch.is_full:
+            self._end_after_current_step(now - 1)
+        super().enqueue(request, output_tokens, now, conversation_prefix, transferred=transferred)
 
     def abort(self, request_id: RequestId, now: Micros) -> bool:
-        self._reach(now)
-        self._interrupt(now - 1)
+        self._process_through(now)
+        self._end_after_current_step(now - 1)
         return super().abort(request_id, now)
 
     def advance(self, now: Micros) -> Sequence[InstanceEvent]:
@@ -68,80 +68,80 @@ class BlisInstance(Instance):
     def next_event(self) -> Micros | None:
         if self._events:
             return self._now
-        if self._run is None and not self._seqs:
+        if self._run is None and not self._sequences:
             return None
-        then, due = self._boundary if self._run is None else self._run.end, self._next_deadline()
+        then, due = self._boundary if self._run is None else self._run.outcome_at, self._next_deadline()
         return then if due is None else min(then, due)
 
-    def settle(self, now: Micros) -> None:
+    def commit_ended_steps(self, now: Micros) -> None:
         """The steps of the run in progress that began by `now` are over, but for its last."""
         run = self._run
-        if run is None or run.steps == 1 or run.start > now:
+        if run is None or run.steps == 1 or run.starts_at > now:
             return
-        self._part_over(run, 1 + self._latency.steps_within(run.shape, now - run.start, run.steps - 2))
+        self._commit_part(run, 1 + self._latency.steps_within(run.shape, now - run.starts_at, run.steps - 2))
 
-    def _settle_to_boundary(self, now: Micros) -> None:
-        self.settle(now)
+    def _commit_to_boundary(self, now: Micros) -> None:
+        self.commit_ended_steps(now)
 
-    def _reach(self, now: Micros) -> None:
+    def _process_through(self, now: Micros) -> None:
         self._now = now
-        self._catch_up(now)
+        self._process_due(now)
 
-    def _catch_up(self, now: Micros, *, through: Micros = -1) -> None:
-        last = max(now - 1, through)
+    def _process_due(self, now: Micros, *, inclusive_until: Micros = -1) -> None:
+        last = max(now - 1, inclusive_until)
         while True:
             run, due = self._run, self._next_deadline()
             if due is not None and due > last:
                 due = None
             then = last if due is None else due
-            if run is not None and run.end <= then:
-                self._commit(run)
-            elif run is None and self._seqs and self._boundary <= then:
-                self._begin(self._boundary)
+            if run is not None and run.outcome_at <= then:
+                self._commit_run(run)
+            elif run is None and self._sequences and self._boundary <= then:
+                self._start_run(self._boundary)
             elif due is not None:
-                self._expire(due)
+                self._time_out_first(due)
             else:
                 return
 
-    def _preempted(self, seq: Seq, now: Micros) -> None:
-        super()._preempted(seq, now)
-        seq.emitted = seq.charged = seq.stalled = 0
+    def _requeue_preempted(self, seq: SequenceState, now: Micros) -> None:
+        super()._requeue_preempted(seq, now)
+        seq.num_output_tokens = seq.num_accounted_output_tokens = seq.stall_time = 0
         seq.first_token_at = None
 
-    def _time(self, run: Run) -> None:
-        run.end = run.start + self._duration(run.shape, run.steps - 1)
-        run.over = run.start + self._duration(run.shape, run.steps)
-        if isinstance(run.step, BlisStep):
-            run.over += run.step.fetching
+    def _set_run_end(self, run: StepRun) -> None:
+        run.outcome_at = run.starts_at + self._steps_time(run.shape, run.steps - 1)
+        run.ends_at = run.starts_at + self._steps_time(run.shape, run.steps)
+        if isinstance(run.plan, BlisStepPlan):
+            run.ends_at += run.plan.fetch_time
 
-    def _duration(self, shape: BatchShape, steps: int) -> Micros:
+    def _steps_time(self, shape: BatchShape, steps: int) -> Micros:
         """A step without work takes 1 µs."""
-        if not steps or not (shape.decodes or shape.chunks):
+        if not steps or not (shape.num_decodes or shape.chunks):
             return steps
         return self._latency.run_time(shape, steps)
 
-    def _commit(self, run: Run) -> None:
-        stalled = run.step.stalled if isinstance(run.step, BlisStep) else ()
+    def _commit_run(self, run: StepRun) -> None:
+        stalled = run.plan.stalled if isinstance(run.plan, BlisStepPlan) else ()
         for seq in stalled:
-            seq.stalled += run.over - run.start
-            self._ends.forsake()
-            if self.gap_log is not None:
-                self.gap_log.ends(seq.request.id)
-        super()._commit(run)
+            seq.stall_time += run.ends_at - run.starts_at
+            self._completions.invalidate()
+            if self.itl_log is not None:
+                self.itl_log.on_decode_end(seq.request.id)
+        super()._commit_run(run)
         for seq in stalled:
-            if self.gap_log is not None:
-                self.gap_log.begins(seq.request.id)
-            self._ends.add(seq, seq.origin + self._answers[seq.request.id])
-            self._end_step = self._ends.first()
-        if not self._seqs:
-            self._boundary = run.end  # nothing is left to do, so nobody waits for the end of the step
+            if self.itl_log is not None:
+                self.itl_log.on_decode_start(seq.request.id)
+            self._completions.add(seq, seq.decode_origin_step + self._output_lengths[seq.request.id])
+            self._next_completion_step = self._completions.first_step()
+        if not self._sequences:
+            self._boundary = run.outcome_at  # nothing is left to do, so nobody waits for the end of the step
 
-    def _interrupt(self, now: Micros) -> None:
+    def _end_after_current_step(self, now: Micros) -> None:
         """The steps of the run in progress that began by `now` are over; the others are formed anew."""
         run = self._run
         if run is None:
             return
-        self.settle(now)
-        if not run.parted:  # it began after `now`, and its first step with it
-            self._part_over(run, 1)
-        self._run, self._boundary = None, run.start
+        self.commit_ended_steps(now)
+        if not run.partially_committed:  # it began after `now`, and its first step with it
+            self._commit_part(run, 1)
+        self._run, self._boundary = None, run.starts_at

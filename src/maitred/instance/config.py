@@ -8,25 +8,25 @@ from typing import Any, Literal
 
 from msgspec.structs import force_setattr
 
-from maitred.contracts import LatencyModel
-from maitred.errors import ConfigError
+from maitred.core.contracts import LatencyModel
+from maitred.core.errors import ConfigError
+from maitred.core.units import Micros
 from maitred.instance.latency import LATENCY_MODELS, AnyLatency, LinearLatency, parse_latency
 from maitred.kv import EVICTIONS, BlisPool, BlockPool, HostMemory, PrefixCache, RadixCache
 from maitred.queueing import QueueingConfig
-from maitred.units import Micros
 
-_USUAL_BLOCKS = 27_000
-_MOST = {
+_DEFAULT_KV_BLOCKS = 27_000
+_UPPER_LIMITS = {
     "max_num_seqs": 1_000_000,
     "max_num_batched_tokens": 1_000_000_000,
     "total_kv_blocks": 1_000_000_000,
     "block_size_in_tokens": 65_536,
 }
 """Far more than any engine has: what is above is a slip of the keyboard, and would only exhaust memory."""
-_MOST_GPUS = 4096
-_LEAST_BANDWIDTH = 1e-6
+_MAX_GPUS = 4096
+_MIN_BANDWIDTH = 1e-6
 _HOUR: Micros = 3_600_000_000
-_MOST_SCALE = 1_000_000
+_MAX_LATENCY_SCALE = 1_000_000
 
 
 class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +59,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     radix_eviction_policy: str = "lru"
     """Which leaf of the radix tree goes first: a name registered in `kv.EVICTIONS`."""
     preemption_policy: Literal["fcfs", "priority"] = "fcfs"
-    """Who is preempted when KV blocks run out: the last admitted, or the least urgent by `Seq.priority` (BLIS)."""
+    """Who is preempted when KV blocks run out: the last admitted, or the least urgent by `SequenceState.priority` (BLIS)."""
     flavour: Literal["maitred", "blis"] = "maitred"
     """Whose rules where systems differ: vLLM's, made right, or BLIS's, to compare with its results. BLIS always caches
     prefixes, block by block."""
@@ -81,13 +81,13 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     """Every step takes so many times as long as `latency` says: to see what its error would do."""
     latency_error: float | None = None
     """Relative standard deviation of the times that `latency` says, as `maitred calibrate` found it. None: for comparisons,
-    what is published (`catalogue.published_error`)."""
+    what is published (`catalogue.published_latency_error`)."""
     step_by_step: bool = False
     """Make every step by itself. Slower, and the same results: for pacing in real time, and to check the skipping."""
 
     def __post_init__(self) -> None:
         self._read_latency()
-        for name, most in _MOST.items():
+        for name, most in _UPPER_LIMITS.items():
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise ValueError(f"{name} must be from 1 to {most:,}, not {value}")
@@ -95,16 +95,16 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"long_prefill_token_threshold must be at least 0, not {self.long_prefill_token_threshold}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}")
-        self._check_host()
+        self._check_host_memory()
         if self.async_scheduling and self.flavour == "blis":
             raise ValueError("async_scheduling is not BLIS's: leave out one of async_scheduling and flavour blis")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len must be at least 2 (a token in and a token out), not {self.max_model_len}")
         for name in ("tensor_parallel_size", "data_parallel_size"):
-            if not 1 <= getattr(self, name) <= _MOST_GPUS:
-                raise ValueError(f"{name} must be from 1 to {_MOST_GPUS:,}, not {getattr(self, name)}")
-        if not 0 < self.latency_scale <= _MOST_SCALE:
-            raise ValueError(f"latency_scale must be above 0 and at most {_MOST_SCALE:,}, not {self.latency_scale}")
+            if not 1 <= getattr(self, name) <= _MAX_GPUS:
+                raise ValueError(f"{name} must be from 1 to {_MAX_GPUS:,}, not {getattr(self, name)}")
+        if not 0 < self.latency_scale <= _MAX_LATENCY_SCALE:
+            raise ValueError(f"latency_scale must be above 0 and at most {_MAX_LATENCY_SCALE:,}, not {self.latency_scale}")
         if self.latency_error is not None and not 0 <= self.latency_error < 1:
             raise ValueError(f"latency_error must be from 0 to below 1, not {self.latency_error}")
 
@@ -116,12 +116,12 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             except ConfigError as error:
                 raise ValueError(f"latency: {error}") from error
 
-    def _check_host(self) -> None:
-        if not 0 <= self.kv_cpu_blocks <= _MOST["total_kv_blocks"]:
-            raise ValueError(f"kv_cpu_blocks must be from 0 to {_MOST['total_kv_blocks']:,}, not {self.kv_cpu_blocks}")
+    def _check_host_memory(self) -> None:
+        if not 0 <= self.kv_cpu_blocks <= _UPPER_LIMITS["total_kv_blocks"]:
+            raise ValueError(f"kv_cpu_blocks must be from 0 to {_UPPER_LIMITS['total_kv_blocks']:,}, not {self.kv_cpu_blocks}")
         if self.kv_cpu_blocks and self.flavour != "blis":
             raise ValueError("kv_cpu_blocks must be 0 unless flavour is blis, whose second tier of KV memory it is")
-        if not _LEAST_BANDWIDTH <= self.kv_transfer_bandwidth < inf:
+        if not _MIN_BANDWIDTH <= self.kv_transfer_bandwidth < inf:
             raise ValueError(f"kv_transfer_bandwidth must be a number above 0, not {self.kv_transfer_bandwidth}")
         if not 0 <= self.kv_transfer_base_latency <= _HOUR:
             raise ValueError(
@@ -132,16 +132,16 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         """Also what is said of a prefix cache that is another one, or none."""
         return [
             *super().warnings(prefix_cache=prefix_cache),
-            *self._about_cache(),
-            *self._about_model(),
-            *self._about_victims(),
+            *self._cache_warnings(),
+            *self._model_warnings(),
+            *self._preemption_warnings(),
         ]
 
     @property
     def scores_matter_elsewhere(self) -> bool:
         return self.preemption_policy == "priority"
 
-    def _about_victims(self) -> Iterator[str]:
+    def _preemption_warnings(self) -> Iterator[str]:
         """What is said of victims by priority where all may have the same."""
         if not self.scores_matter_elsewhere:
             return
@@ -154,7 +154,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         elif self.priority_policy is None:
             yield f"preemption_policy priority goes by what clients say, without priority_policy; of who says none {alike}"
 
-    def _about_cache(self) -> Iterator[str]:
+    def _cache_warnings(self) -> Iterator[str]:
         if self.prefix_cache != "blocks" and not self.enable_prefix_caching:
             yield f"prefix_cache {self.prefix_cache} has no effect without enable_prefix_caching"
         for name, usual in (("kv_transfer_bandwidth", 100.0), ("kv_transfer_base_latency", 0)):
@@ -163,7 +163,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         if self.radix_eviction_policy != "lru" and self.prefix_cache != "radix":
             yield f"radix_eviction_policy {self.radix_eviction_policy} has no effect without prefix_cache radix"
 
-    def _about_model(self) -> Iterator[str]:
+    def _model_warnings(self) -> Iterator[str]:
         """What is said of a model that is not there. Whatever needs one, and has none, is an error."""
         if self._has_model:
             return
@@ -182,7 +182,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         return bool(self.model or self.model_config_folder)
 
     def latency_model(self) -> LatencyModel:
-        """Ready to be asked how long steps take. Raises ConfigError where `catalogue.resolved` has yet to be called."""
+        """Ready to be asked how long steps take. Raises ConfigError where `catalogue.resolve_instance` has yet to be called."""
         if self.latency is None and self._has_model:
             what = f"nobody has looked up the model {self.model or self.model_config_folder!r} yet"
             raise ConfigError(what, hint="catalogue.resolved(config) does")
@@ -193,7 +193,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def kv_blocks(self) -> int:
         """`total_kv_blocks`, and the usual number where nothing is said or derived."""
-        return _USUAL_BLOCKS if self.total_kv_blocks is None else self.total_kv_blocks
+        return _DEFAULT_KV_BLOCKS if self.total_kv_blocks is None else self.total_kv_blocks
 
     def new_prefix_cache(self) -> PrefixCache[Any] | None:
         """An empty one; None: without prefix caching. Raises ConfigError for an unknown eviction policy."""

@@ -6,26 +6,26 @@ from enum import IntEnum
 
 import msgspec
 
-from maitred.seq import Seq
-from maitred.units import Micros
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
 
 
 class EventKind(IntEnum):
     """What happened to a request in an instance. All but the first two end its life there."""
 
     FIRST_TOKEN = 0
-    PREEMPTED = 1
+    KV_PREEMPTED = 1
     """It lost its KV and waits again; the tokens it has emitted stand."""
     FINISHED = 2
     TIMED_OUT = 3
     ABORTED = 4
     REFUSED = 5
-    """It can never run here; `Instance.refusal` says why."""
+    """It can never run here; `Instance.rejection_reason` says why."""
 
 
 class InstanceEvent(msgspec.Struct, frozen=True, gc=False):
-    """With all kinds but FIRST_TOKEN, `seq` is settled: `seq.emitted` counts the tokens that came out."""
+    """With all kinds but FIRST_TOKEN, `seq` is settled: `seq.num_output_tokens` counts the tokens that came out."""
 
     at: Micros
     kind: EventKind
-    seq: Seq
+    seq: SequenceState

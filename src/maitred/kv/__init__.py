@@ -1,7 +1,7 @@
 """Blocks and the prefix tree: the memory that queueing, batching and programs look at.
 
 KV memory is cut into blocks of a fixed number of tokens. As long as nothing reads their content, blocks are counts
-(`BlockCounts`). A `PrefixCache` remembers what they held, in one of two ways:
+(`BlockManager`). A `PrefixCache` remembers what they held, in one of two ways:
 
 * `BlockPool`: block by block, as vLLM does; the least recently used goes first (`BlisPool`: as BLIS does, which may have main
   memory below it: `HostMemory`).
@@ -10,40 +10,47 @@ KV memory is cut into blocks of a fixed number of tokens. As long as nothing rea
 
 from __future__ import annotations
 
-from maitred.kv.blis import BlisBlocks
+from maitred.kv.blis import BlisBlockManager
 from maitred.kv.blis_pool import BlisPool
-from maitred.kv.blis_tiered import TieredBlocks
-from maitred.kv.cache import Lock, PrefixCache
-from maitred.kv.counts import BlockCounts
+from maitred.kv.blis_tiered import TieredBlockManager
+from maitred.kv.block_hashes import (
+    PromptTokenIds,
+    apply_namespace,
+    extend_block_hashes,
+    make_namespace,
+    request_block_hashes,
+    sequence_block_hashes,
+)
+from maitred.kv.block_manager import BlockManager
+from maitred.kv.block_pool import BlockPool
 from maitred.kv.eviction import EVICTIONS, EvictionPolicy
-from maitred.kv.finds import NOTHING
 from maitred.kv.host import HostMemory
-from maitred.kv.keys import TokenIds, chain_for, chain_of, extended, namespace_of, namespaced
-from maitred.kv.pool import BlockPool
-from maitred.kv.prefixed import PrefixedBlocks
-from maitred.kv.radix import RadixCache
+from maitred.kv.prefix_block_manager import PrefixBlockManager
+from maitred.kv.prefix_cache import CacheLock, PrefixCache
+from maitred.kv.prefix_hit import NO_HIT
+from maitred.kv.radix_cache import RadixCache
 from maitred.kv.reuse import Reuse, reuse
 
 __all__ = [
     "EVICTIONS",
-    "NOTHING",
-    "BlisBlocks",
+    "NO_HIT",
+    "BlisBlockManager",
     "BlisPool",
-    "BlockCounts",
+    "BlockManager",
     "BlockPool",
+    "CacheLock",
     "EvictionPolicy",
     "HostMemory",
-    "Lock",
+    "PrefixBlockManager",
     "PrefixCache",
-    "PrefixedBlocks",
+    "PromptTokenIds",
     "RadixCache",
     "Reuse",
-    "TieredBlocks",
-    "TokenIds",
-    "chain_for",
-    "chain_of",
-    "extended",
-    "namespace_of",
-    "namespaced",
+    "TieredBlockManager",
+    "apply_namespace",
+    "extend_block_hashes",
+    "make_namespace",
+    "request_block_hashes",
     "reuse",
+    "sequence_block_hashes",
 ]

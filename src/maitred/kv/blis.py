@@ -10,139 +10,139 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from maitred.core.request import RequestId
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
 from maitred.kv.blis_pool import BlisPool
-from maitred.kv.counts import BlockCounts
-from maitred.kv.finds import NOTHING, Found
-from maitred.kv.prefixed import Content, PrefixedBlocks, own_keys
-from maitred.request import RequestId
-from maitred.seq import Seq
-from maitred.units import Micros
+from maitred.kv.block_manager import BlockManager
+from maitred.kv.prefix_block_manager import PrefixBlockManager, SequenceBlocks, private_block_hashes
+from maitred.kv.prefix_hit import NO_HIT, PrefixHit
 
 
-class BlisBlocks(PrefixedBlocks):
+class BlisBlockManager(PrefixBlockManager):
     """The KV blocks of one instance, as BLIS keeps its books."""
 
-    __slots__ = ("_openers", "_pool")
+    __slots__ = ("_opened_for", "_pool")
 
     def __init__(self, cache: BlisPool) -> None:
         super().__init__(cache)
         self._pool = cache
-        self._openers: set[RequestId] = set()
+        self._opened_for: set[RequestId] = set()
         """Who has opened a block for the step about to be formed."""
 
     @property
-    def restless(self) -> bool:
+    def must_form_step(self) -> bool:
         """Whether a step must be formed though nobody prefills and nobody can enter."""
         return False
 
-    def find(self, seq: Seq) -> Found:
-        look = self._pool.look(self._prompt(seq))
-        return Found(look.cached * self.block_size, look.idle) if look.cached else NOTHING
+    def find_cached(self, seq: SequenceState) -> PrefixHit:
+        look = self._pool.probe(self._prompt_hashes(seq))
+        return PrefixHit(look.num_cached * self.block_size, look.num_unreferenced) if look.num_cached else NO_HIT
 
-    def enter(self, seq: Seq, found: Found, tokens: int) -> bool:
+    def try_admit(self, seq: SequenceState, found: PrefixHit, tokens: int) -> bool:
         """`seq` enters, uses what was found and computes `tokens` tokens more, if there is room. None: it has found its whole
         prompt, and owns nothing of it."""
-        if self.blocks(tokens) + found.idle > self.free:
+        if self.blocks_for(tokens) + found.num_unreferenced > self.free:
             return False
         if tokens:
             self.admit(seq, found)
-            self._fill(seq, found.tokens + tokens)
+            self._fill_blocks(seq, found.num_tokens + tokens)
             return True
-        self._content(seq).lock = self._pool.lock(())
-        seq.borrowed = seq.target
-        if not seq.preemptions:
-            seq.cached = seq.target
+        self._blocks_of(seq).lock = self._pool.lock(())
+        seq.unowned_kv_tokens = seq.num_tokens_to_prefill
+        if not seq.num_preemptions:
+            seq.num_cached_tokens = seq.num_tokens_to_prefill
         return True
 
-    def grow(self, seq: Seq, start: int, tokens: int) -> bool:
+    def try_grow(self, seq: SequenceState, start: int, tokens: int) -> bool:
         """`seq`, of which `start` tokens are computed, computes `tokens` more, if there is room."""
-        if self.blocks(start + tokens) - self.blocks(start) > self.free:
+        if self.blocks_for(start + tokens) - self.blocks_for(start) > self.free:
             return False
-        self._fill(seq, start + tokens)
+        self._fill_blocks(seq, start + tokens)
         return True
 
-    def _fill(self, seq: Seq, tokens: int) -> None:
+    def _fill_blocks(self, seq: SequenceState, tokens: int) -> None:
         """The first `tokens` tokens of `seq` are computed when this step is over: it takes a block, says what it holds, and
         takes the next. So a copy that it evicts may be of what it has just said, which is then forgotten."""
-        content, needed = self._content(seq), self.blocks(tokens)
-        known = min(tokens // self.block_size, content.known)
-        lock = self._claimed(content, 0)
-        self._publish(lock, content.chain[: min(known, lock.published + lock.plain)])
-        for held in range(lock.published + lock.plain + 1, needed + 1):
-            self.take(1)
-            self._publish(self._claimed(content, held), content.chain[: min(known, held)])
+        content, needed = self._blocks_of(seq), self.blocks_for(tokens)
+        known = min(tokens // self.block_size, content.num_known)
+        lock = self._assigned_lock(content, 0)
+        self._commit(lock, content.block_hashes[: min(known, lock.num_committed + lock.num_private)])
+        for held in range(lock.num_committed + lock.num_private + 1, needed + 1):
+            self.reserve(1)
+            self._commit(self._assigned_lock(content, held), content.block_hashes[: min(known, held)])
 
-    def open_for(self, seq: Seq, tokens: int) -> bool:
+    def try_open_block(self, seq: SequenceState, tokens: int) -> bool:
         """`seq`, which owns `tokens` tokens and decodes, takes the block that its next token needs, if it needs one and one is
         free."""
         if tokens % self.block_size:
             return True
         if not self.free:
             return False
-        self.take(1)
-        self._opened += 1
-        self._openers.add(seq.request.id)
+        self.reserve(1)
+        self._num_opened += 1
+        self._opened_for.add(seq.request.id)
         return True
 
-    def yield_held(self) -> bool:
+    def release_waiting(self) -> bool:
         """Those who wait let go of what they hold. Whether anybody held anything."""
         return False
 
-    def relieved(self) -> bool:
+    def try_relieve(self) -> bool:
         """Nobody else runs, and yet blocks are lacking. Whether those who wait have let go of some."""
         return False
 
-    def over(self, running: Iterable[tuple[Seq, int]]) -> None:
+    def on_step_end(self, running: Iterable[tuple[SequenceState, int]]) -> None:
         """A step is over. `running`: who ran in it, in the order of admission, with the tokens that he owns."""
 
-    def charge(self) -> Micros:
+    def take_fetch_time(self) -> Micros:
         """How much longer the step about to be formed takes for what was fetched for it."""
         return 0
 
-    def hold(self, tokens: int) -> None:
+    def pause_decode(self, tokens: int) -> None:
         """A decoding sequence that owns `tokens` tokens stands still, until it joins again."""
-        self._decoders -= 1
-        self._opening[(self._phase - tokens) % self.block_size] -= 1
+        self._num_decodes -= 1
+        self._openings_by_phase[(self._phase - tokens) % self.block_size] -= 1
 
-    def run(self, steps: int) -> None:
-        super().run(steps)
-        self._openers.clear()
+    def run_steps(self, steps: int) -> None:
+        super().run_steps(steps)
+        self._opened_for.clear()
 
-    def leave(self, seq: Seq, tokens: int) -> None:
-        opened = int(seq.request.id in self._openers)
-        self._openers.discard(seq.request.id)
-        self._opened -= opened
-        BlockCounts.leave(self, seq, tokens)
-        self._let_go(seq, tokens, opened)
+    def release_decoding(self, seq: SequenceState, tokens: int) -> None:
+        opened = int(seq.request.id in self._opened_for)
+        self._opened_for.discard(seq.request.id)
+        self._num_opened -= opened
+        BlockManager.release_decoding(self, seq, tokens)
+        self._release(seq, tokens, opened)
 
-    def give_back(self, seq: Seq, tokens: int) -> None:
-        super().give_back(seq, tokens - seq.borrowed)
+    def release_prefilling(self, seq: SequenceState, tokens: int) -> None:
+        super().release_prefilling(seq, tokens - seq.unowned_kv_tokens)
 
-    def returns(self, seq: Seq) -> None:
+    def keep_for_return(self, seq: SequenceState) -> None:
         pass  # what it has emitted is lost
 
-    def _named(self, seq: Seq) -> bool:
+    def _has_known_content(self, seq: SequenceState) -> bool:
         """Whether its blocks say what its tokens are."""
-        return not seq.borrowed
+        return not seq.unowned_kv_tokens
 
-    def _let_go(self, seq: Seq, tokens: int, opened: int) -> None:
-        if self._named(seq):
-            super()._let_go(seq, tokens, opened)
+    def _release(self, seq: SequenceState, tokens: int, opened: int) -> None:
+        if self._has_known_content(seq):
+            super()._release(seq, tokens, opened)
             return
-        content = self._content(seq)
-        lock, content.lock = self._claimed(content, self.blocks(tokens) + opened), None
-        self.cache.bury(lock, tokens // self.block_size - lock.published, list)
+        content = self._blocks_of(seq)
+        lock, content.lock = self._assigned_lock(content, self.blocks_for(tokens) + opened), None
+        self.cache.release_private(lock, tokens // self.block_size - lock.num_committed, list)
         self.free = self.cache.free
 
-    def _prompt(self, seq: Seq) -> list[int]:
+    def _prompt_hashes(self, seq: SequenceState) -> list[int]:
         """The keys of its full blocks."""
-        return self._content(seq).chain[: seq.request.prompt_tokens // self.block_size]
+        return self._blocks_of(seq).block_hashes[: seq.request.prompt_tokens // self.block_size]
 
-    def _content(self, seq: Seq) -> Content:
+    def _blocks_of(self, seq: SequenceState) -> SequenceBlocks:
         """A prompt of which nothing is known is like no other, and yet has blocks that it may find again."""
-        content = super()._content(seq)
+        content = super()._blocks_of(seq)
         full = seq.request.prompt_tokens // self.block_size
-        if content.known < full:
-            content.chain += own_keys(seq, content.known, full)
-            content.known = full
+        if content.num_known < full:
+            content.block_hashes += private_block_hashes(seq, content.num_known, full)
+            content.num_known = full
         return content

@@ -16,19 +16,19 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
-from maitred.contracts import PrefixWatcher
-from maitred.errors import InvariantError
-from maitred.kv.cache import Lock, PrefixCache, Watchers
+from maitred.core.contracts import PrefixCacheListener
+from maitred.core.errors import InvariantError
+from maitred.kv.prefix_cache import CacheListeners, CacheLock, PrefixCache
 
 
-class CopyLock(Lock):
+class BlisLock(CacheLock):
     def __init__(self) -> None:
         super().__init__(0)
         self.copies: list[int] = []
         """The published blocks, first block first."""
 
 
-class BlisPool(PrefixCache[CopyLock]):
+class BlisPool(PrefixCache[BlisLock]):
     """The KV blocks of one instance. See `PrefixCache`."""
 
     def __init__(self, total: int, block_size: int) -> None:
@@ -38,20 +38,20 @@ class BlisPool(PrefixCache[CopyLock]):
         self._total = total
         self._block_size = block_size
         self._free = total
-        self._owed = 0
+        self._pending_evictions = 0
         """Blocks taken that the free list has not given up yet."""
-        self._unclaimed = 0
-        self._idle: OrderedDict[int, int] = OrderedDict({-1: total})
+        self._num_unassigned = 0
+        self._free_list: OrderedDict[int, int] = OrderedDict({-1: total})
         """The free list: copies by their number, and extents by a negative one, with how many blocks each has."""
-        self._serial = 1
-        self._content: dict[int, int] = {}
+        self._last_copy = 1
+        self._hash_by_copy: dict[int, int] = {}
         """copy -> key"""
-        self._cached: dict[int, int] = {}
+        self._copy_by_hash: dict[int, int] = {}
         """key -> the copy that answers for it"""
         self._users: dict[int, int] = {}
         """copy -> how many locks hold it; those in the free list are left out"""
-        self._locks: set[CopyLock] = set()
-        self._watchers = Watchers()
+        self._locks: set[BlisLock] = set()
+        self._listeners = CacheListeners()
 
     @property
     def block_size(self) -> int:
@@ -67,72 +67,72 @@ class BlisPool(PrefixCache[CopyLock]):
 
     @property
     def evictable(self) -> int:
-        self.settle()
-        return len(self._content) - len(self._users)
+        self.apply_evictions()
+        return len(self._hash_by_copy) - len(self._users)
 
     @property
-    def spare(self) -> int:
+    def free_uncached(self) -> int:
         """Those at the head of the free list that say nothing."""
-        self.settle()
+        self.apply_evictions()
         blocks = 0
-        for entry, size in self._idle.items():
+        for entry, size in self._free_list.items():
             if entry > 0:
                 break
             blocks += size
         return blocks
 
     @property
-    def protected(self) -> int:
+    def referenced(self) -> int:
         return len(self._users)
 
-    def watch(self, watcher: PrefixWatcher) -> None:
-        self._watchers.add(watcher)
+    def subscribe(self, listener: PrefixCacheListener) -> None:
+        self._listeners.add(listener)
 
-    def holds(self, key: int) -> bool:
-        self.settle()
-        return key in self._cached
+    def contains(self, block_hash: int) -> bool:
+        self.apply_evictions()
+        return block_hash in self._copy_by_hash
 
-    def cached(self, chain: Sequence[int]) -> int:
-        self.settle()
-        cached = self._cached
-        for position, key in enumerate(chain):
+    def num_cached_blocks(self, block_hashes: Sequence[int]) -> int:
+        self.apply_evictions()
+        cached = self._copy_by_hash
+        for position, key in enumerate(block_hashes):
             if key not in cached:
                 return position
-        return len(chain)
+        return len(block_hashes)
 
-    def idle(self, chain: Sequence[int]) -> int:
-        return self.unheld(self.copies(chain))
+    def num_unreferenced(self, block_hashes: Sequence[int]) -> int:
+        return self.num_unreferenced_copies(self.cached_copies(block_hashes))
 
-    def unheld(self, copies: Sequence[int]) -> int:
+    def num_unreferenced_copies(self, copies: Sequence[int]) -> int:
         """How many of `copies` nobody holds."""
         users = self._users
         return sum([copy not in users for copy in copies])
 
-    def copies(self, chain: Sequence[int]) -> list[int]:
+    def cached_copies(self, chain: Sequence[int]) -> list[int]:
         """The copies that answer for the cached prefix of `chain`."""
-        cached = self._cached
-        return [cached[key] for key in chain[: self.cached(chain)]]
+        cached = self._copy_by_hash
+        return [cached[key] for key in chain[: self.num_cached_blocks(chain)]]
 
-    def said(self, copies: Sequence[int]) -> list[int]:
+    def copy_hashes(self, copies: Sequence[int]) -> list[int]:
         """The keys of what `copies` say."""
-        return [self._content[copy] for copy in copies]
+        return [self._hash_by_copy[copy] for copy in copies]
 
-    def touch(self, chain: Sequence[int]) -> int:
-        copies = self.copies(chain)
+    def touch(self, block_hashes: Sequence[int]) -> int:
+        copies = self.cached_copies(block_hashes)
         for copy in reversed(copies):
             if copy not in self._users:
-                self._idle.move_to_end(copy)
+                self._free_list.move_to_end(copy)
         return len(copies)
 
-    def lock(self, chain: Sequence[int], *, priority: float = 0.0) -> CopyLock:
-        lock = CopyLock()
+    def lock(self, block_hashes: Sequence[int], *, priority: float = 0.0) -> BlisLock:
+        lock = BlisLock()
         self._locks.add(lock)
-        self.hold(lock, self.copies(chain))
+        self.lock_copies(lock, self.cached_copies(block_hashes))
         return lock
 
-    def hold(self, lock: CopyLock, copies: Sequence[int]) -> None:
+    def lock_copies(self, lock: BlisLock, copies: Sequence[int]) -> None:
         """`lock`, whose blocks are all published, holds `copies`, too."""
-        users, idle = self._users, self._idle
+        users, idle = self._users, self._free_list
         for copy in copies:
             if copy in users:
                 users[copy] += 1
@@ -141,72 +141,72 @@ class BlisPool(PrefixCache[CopyLock]):
                 del idle[copy]
                 self._free -= 1
         lock.copies.extend(copies)
-        lock.published += len(copies)
+        lock.num_committed += len(copies)
 
     def refill(self, key: int) -> tuple[int, int]:
         """The free block that is next to go says `key` from now on, and is the last to go. Returns which copy it was (0: none)
         and which it is. Raises KeyError if none is free."""
-        self.settle()
-        entry, blocks = self._idle.popitem(last=False)
+        self.apply_evictions()
+        entry, blocks = self._free_list.popitem(last=False)
         if entry > 0:
-            self._forget(entry)
+            self._forget_copy(entry)
         elif blocks > 1:
-            self._blank(blocks - 1)
-        self._serial += 1
-        self._content[self._serial] = key
-        self._cached[key] = self._serial
-        self._idle[self._serial] = 1
-        self._watchers.published((key,))
-        return max(entry, 0), self._serial
+            self._prepend_extent(blocks - 1)
+        self._last_copy += 1
+        self._hash_by_copy[self._last_copy] = key
+        self._copy_by_hash[key] = self._last_copy
+        self._free_list[self._last_copy] = 1
+        self._listeners.notify_stored((key,))
+        return max(entry, 0), self._last_copy
 
-    def take(self, blocks: int) -> None:
+    def reserve(self, blocks: int) -> None:
         if blocks > self._free:
             raise ValueError(f"{blocks} blocks are to be taken, {self._free} are free")
         self._free -= blocks
-        self._owed += blocks
-        self._unclaimed += blocks
+        self._pending_evictions += blocks
+        self._num_unassigned += blocks
 
-    def claim(self, lock: CopyLock, blocks: int) -> None:
-        if blocks > self._unclaimed:
-            raise ValueError(f"{blocks} blocks are claimed, {self._unclaimed} were taken")
-        self._unclaimed -= blocks
-        lock.plain += blocks
+    def assign(self, lock: BlisLock, blocks: int) -> None:
+        if blocks > self._num_unassigned:
+            raise ValueError(f"{blocks} blocks are claimed, {self._num_unassigned} were taken")
+        self._num_unassigned -= blocks
+        lock.num_private += blocks
 
-    def publish(self, lock: CopyLock, keys: Sequence[int]) -> None:
-        count = len(keys)
-        if count > lock.plain:
-            raise ValueError(f"{count} blocks have content, {lock.plain} are held without")
-        self.settle()  # what is evicted before is forgotten before: it may be a copy of the same
-        copies = range(self._serial + 1, self._serial + 1 + count)
-        self._serial += count
-        self._content.update(zip(copies, keys, strict=True))
+    def commit_blocks(self, lock: BlisLock, block_hashes: Sequence[int]) -> None:
+        count = len(block_hashes)
+        if count > lock.num_private:
+            raise ValueError(f"{count} blocks have content, {lock.num_private} are held without")
+        self.apply_evictions()  # what is evicted before is forgotten before: it may be a copy of the same
+        copies = range(self._last_copy + 1, self._last_copy + 1 + count)
+        self._last_copy += count
+        self._hash_by_copy.update(zip(copies, block_hashes, strict=True))
         self._users.update(dict.fromkeys(copies, 1))
         lock.copies.extend(copies)
-        lock.plain -= count
-        lock.published += count
-        fresh = [key for key in keys if key not in self._cached]
-        self._cached.update(zip(keys, copies, strict=True))
-        self._watchers.published(fresh)
+        lock.num_private -= count
+        lock.num_committed += count
+        fresh = [key for key in block_hashes if key not in self._copy_by_hash]
+        self._copy_by_hash.update(zip(block_hashes, copies, strict=True))
+        self._listeners.notify_stored(fresh)
 
-    def unlock(self, lock: CopyLock) -> None:
-        self._let_go(lock, 0)
+    def release(self, lock: BlisLock) -> None:
+        self._release(lock, 0)
 
-    def bury(self, lock: CopyLock, blocks: int, keys: Callable[[], Sequence[int]]) -> None:
+    def release_private(self, lock: BlisLock, num_full: int, block_hashes: Callable[[], Sequence[int]]) -> None:
         """`keys` are not needed: what nobody asks for is only counted."""
-        if blocks > lock.plain:
-            raise ValueError(f"{blocks} blocks are to be buried, {lock.plain} are held without content")
-        lock.plain -= blocks
-        self._let_go(lock, blocks)
+        if num_full > lock.num_private:
+            raise ValueError(f"{num_full} blocks are to be buried, {lock.num_private} are held without content")
+        lock.num_private -= num_full
+        self._release(lock, num_full)
 
-    def _let_go(self, lock: CopyLock, buried: int) -> None:
-        self.settle()  # what was taken before is not taken from what is let go now
+    def _release(self, lock: BlisLock, buried: int) -> None:
+        self.apply_evictions()  # what was taken before is not taken from what is let go now
         self._locks.remove(lock)
-        users, idle = self._users, self._idle
+        users, idle = self._users, self._free_list
         before = len(users)
-        if lock.plain:
-            self._join(lock.plain)
+        if lock.num_private:
+            self._append_extent(lock.num_private)
         if buried:
-            self._join(buried)
+            self._append_extent(buried)
         for copy in reversed(lock.copies):
             others = users[copy] - 1
             if others:
@@ -214,65 +214,65 @@ class BlisPool(PrefixCache[CopyLock]):
             else:
                 del users[copy]
                 idle[copy] = 1
-        self._free += lock.plain + buried + before - len(users)
+        self._free += lock.num_private + buried + before - len(users)
 
     def evict(self, blocks: int) -> int:
-        self.settle()
+        self.apply_evictions()
         copies: list[int] = []
-        for copy in self._idle:
+        for copy in self._free_list:
             if len(copies) >= blocks:
                 break
             if copy > 0:
                 copies.append(copy)
         for copy in copies:
-            del self._idle[copy]
-            self._forget(copy)
+            del self._free_list[copy]
+            self._forget_copy(copy)
         if copies:
-            self._blank(len(copies))
+            self._prepend_extent(len(copies))
         return len(copies)
 
-    def settle(self) -> None:
-        owed, idle = self._owed, self._idle
+    def apply_evictions(self) -> None:
+        owed, idle = self._pending_evictions, self._free_list
         if not owed:
             return
-        self._owed = 0
+        self._pending_evictions = 0
         while owed:
             entry, blocks = idle.popitem(last=False)
             if entry > 0:
-                self._forget(entry)
+                self._forget_copy(entry)
             elif blocks > owed:
-                self._blank(blocks - owed)
+                self._prepend_extent(blocks - owed)
                 return
             owed -= blocks
 
     def check(self) -> None:
-        self.settle()
-        plain = sum(lock.plain for lock in self._locks) + self._unclaimed
-        if sum(self._idle.values()) != self._free or self._free + len(self._users) + plain != self._total:
+        self.apply_evictions()
+        plain = sum(lock.num_private for lock in self._locks) + self._num_unassigned
+        if sum(self._free_list.values()) != self._free or self._free + len(self._users) + plain != self._total:
             raise InvariantError(
-                f"KV blocks: {self._free} free ({sum(self._idle.values())} listed)"
+                f"KV blocks: {self._free} free ({sum(self._free_list.values())} listed)"
                 f" + {len(self._users)} shared + {plain} plain != {self._total}"
             )
         held = Counter(copy for lock in self._locks for copy in lock.copies)
-        if held != self._users or any(len(lock.copies) != lock.published for lock in self._locks):
+        if held != self._users or any(len(lock.copies) != lock.num_committed for lock in self._locks):
             raise InvariantError("KV blocks: references are not what the locks hold")
-        if {copy for copy in self._idle if copy > 0} | self._users.keys() != self._content.keys():
+        if {copy for copy in self._free_list if copy > 0} | self._users.keys() != self._hash_by_copy.keys():
             raise InvariantError("KV blocks: a copy is neither held nor free, or both")
-        if any(self._content.get(copy) != key for key, copy in self._cached.items()):
+        if any(self._hash_by_copy.get(copy) != key for key, copy in self._copy_by_hash.items()):
             raise InvariantError("KV blocks: the index is not what the copies say")
 
-    def _forget(self, copy: int) -> None:
+    def _forget_copy(self, copy: int) -> None:
         """`copy` has left the free list and loses its content, and its prefix is forgotten, whoever answers for it."""
-        key = self._content.pop(copy)
-        if self._cached.pop(key, None) is not None:
-            self._watchers.evicted((key,))
+        key = self._hash_by_copy.pop(copy)
+        if self._copy_by_hash.pop(key, None) is not None:
+            self._listeners.notify_removed((key,))
 
-    def _join(self, blocks: int) -> int:
+    def _append_extent(self, blocks: int) -> int:
         """So many blocks join the end of the free list whose content nobody knows. Returns the name of their extent."""
-        self._serial += 1
-        self._idle[-self._serial] = blocks
-        return -self._serial
+        self._last_copy += 1
+        self._free_list[-self._last_copy] = blocks
+        return -self._last_copy
 
-    def _blank(self, blocks: int) -> None:
+    def _prepend_extent(self, blocks: int) -> None:
         """Likewise, and they are the next to go."""
-        self._idle.move_to_end(self._join(blocks), last=False)
+        self._free_list.move_to_end(self._append_extent(blocks), last=False)

@@ -1,4 +1,4 @@
-"""TieredBlocks: KV blocks by BLIS's rules, with main memory as a second tier (`HostMemory`).
+"""TieredBlockManager: KV blocks by BLIS's rules, with main memory as a second tier (`HostMemory`).
 
 Whoever wants blocks for its prompt first fetches those that the GPU has no more: each takes the free block that is next to go,
 and becomes the last to go. Then, by BLIS's rules, which are not those of a real engine:
@@ -9,7 +9,8 @@ and becomes the last to go. Then, by BLIS's rules, which are not those of a real
   what was found by its places, whatever is in them by now.
 * A chunk that ends within a fetched block holds it as a whole, and the next one goes on in another block.
 
-So a sequence may have room for other tokens than those it has computed: `Seq.borrowed` says how many it lacks, negative if it
+So a sequence may have room for other tokens than those it has computed: `SequenceState.unowned_kv_tokens` says how many it
+lacks, negative if it
 has too many. What it then computes goes astray: such blocks have keys of their own, which only who goes the same way can find.
 
 Those who wait may hold so much together that none can enter, while nobody runs who could give any back; or that whoever runs
@@ -21,208 +22,212 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from maitred.kv.blis import BlisBlocks
-from maitred.kv.blis_pool import BlisPool, CopyLock
-from maitred.kv.finds import Found
+from maitred.core.request import RequestId
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
+from maitred.kv.blis import BlisBlockManager
+from maitred.kv.blis_pool import BlisLock, BlisPool
 from maitred.kv.host import HostMemory
-from maitred.request import RequestId
-from maitred.seq import Seq
-from maitred.units import Micros
+from maitred.kv.prefix_hit import PrefixHit
 
-_ASTRAY = 0x617374726179
+_MISPLACED_SALT = 0x617374726179
 """Marks the keys of what has gone astray."""
 
 
-class TieredBlocks(BlisBlocks):
+class TieredBlockManager(BlisBlockManager):
     """The KV blocks of one instance and its main memory."""
 
-    __slots__ = ("_bare", "_host", "_own", "_pressed", "_waiting")
+    __slots__ = ("_has_lacked_blocks", "_host_memory", "_owned_tokens", "_waiting_holders", "_without_blocks")
 
     def __init__(self, cache: BlisPool, host: HostMemory) -> None:
         super().__init__(cache)
-        self._host = host
-        self._own: dict[RequestId, int] = {}
+        self._host_memory = host
+        self._owned_tokens: dict[RequestId, int] = {}
         """Tokens for which those who prefill, or wait and hold blocks, have room."""
-        self._waiting: dict[RequestId, Seq] = {}
+        self._waiting_holders: dict[RequestId, SequenceState] = {}
         """Who waits and holds blocks."""
-        self._pressed = False
+        self._has_lacked_blocks = False
         """One who ran alone has lacked blocks that others held who waited, and nobody has left since."""
-        self._bare: set[RequestId] = set()
+        self._without_blocks: set[RequestId] = set()
         """Who has entered and holds nothing yet."""
 
     @property
-    def fetched(self) -> int:
+    def num_fetched_blocks(self) -> int:
         """Blocks that came from main memory so far."""
-        return self._host.fetched
+        return self._host_memory.num_fetched
 
     @property
-    def restless(self) -> bool:
-        return bool(self._bare)
+    def must_form_step(self) -> bool:
+        return bool(self._without_blocks)
 
-    def enter(self, seq: Seq, found: Found, tokens: int) -> bool:
-        number, end = seq.request.id, found.tokens + tokens
-        if not self._allocate(seq, found.tokens, end, self._pool.copies(self._prompt(seq))):
-            if self._own.get(number):
-                self._waiting[number] = seq
+    def try_admit(self, seq: SequenceState, found: PrefixHit, tokens: int) -> bool:
+        number, end = seq.request.id, found.num_tokens + tokens
+        if not self._allocate(seq, found.num_tokens, end, self._pool.cached_copies(self._prompt_hashes(seq))):
+            if self._owned_tokens.get(number):
+                self._waiting_holders[number] = seq
             return False
-        self._waiting.pop(number, None)
-        if not self._own[number]:
-            self._bare.add(number)
-        if not seq.preemptions:
-            seq.cached = found.tokens
-        self._goes_on(seq, end)
+        self._waiting_holders.pop(number, None)
+        if not self._owned_tokens[number]:
+            self._without_blocks.add(number)
+        if not seq.num_preemptions:
+            seq.num_cached_tokens = found.num_tokens
+        self._set_computed(seq, end)
         return True
 
-    def grow(self, seq: Seq, start: int, tokens: int) -> bool:
+    def try_grow(self, seq: SequenceState, start: int, tokens: int) -> bool:
         grown = self._allocate(seq, start, start + tokens, ())
-        self._goes_on(seq, start + tokens if grown else start)
+        self._set_computed(seq, start + tokens if grown else start)
         return grown
 
-    def open_for(self, seq: Seq, tokens: int) -> bool:
+    def try_open_block(self, seq: SequenceState, tokens: int) -> bool:
         if not tokens:
-            self._fetch(seq, 0)
-        opened = super().open_for(seq, tokens)
+            self._fetch_missing(seq, 0)
+        opened = super().try_open_block(seq, tokens)
         if opened:
-            self._bare.discard(seq.request.id)
+            self._without_blocks.discard(seq.request.id)
         return opened
 
-    def yield_held(self) -> bool:
-        waiting = list(self._waiting.values())
+    def release_waiting(self) -> bool:
+        waiting = list(self._waiting_holders.values())
         for seq in waiting:
-            self._stop_waiting(seq)
+            self._release_waiting_holder(seq)
         return bool(waiting)
 
-    def relieved(self) -> bool:
-        again, self._pressed = self._pressed, bool(self._waiting)
-        return again and self.yield_held()
+    def try_relieve(self) -> bool:
+        again, self._has_lacked_blocks = self._has_lacked_blocks, bool(self._waiting_holders)
+        return again and self.release_waiting()
 
-    def over(self, running: Iterable[tuple[Seq, int]]) -> None:
+    def on_step_end(self, running: Iterable[tuple[SequenceState, int]]) -> None:
         for seq, tokens in running:
-            self._host.copy(self._keys(seq, tokens))
+            self._host_memory.store(self._held_hashes(seq, tokens))
 
-    def charge(self) -> Micros:
-        return self._host.charge()
+    def take_fetch_time(self) -> Micros:
+        return self._host_memory.take_fetch_time()
 
-    def forget(self, seq: Seq) -> None:
-        self._pressed = False
-        if seq.request.id in self._waiting:
-            self._stop_waiting(seq)
+    def forget(self, seq: SequenceState) -> None:
+        self._has_lacked_blocks = False
+        if seq.request.id in self._waiting_holders:
+            self._release_waiting_holder(seq)
         super().forget(seq)
 
     def check(self, held: int) -> None:
-        super().check(held + sum(self._own[number] // self.block_size for number in self._waiting))
+        super().check(held + sum(self._owned_tokens[number] // self.block_size for number in self._waiting_holders))
 
-    def _named(self, seq: Seq) -> bool:
-        return super()._named(seq) and self._last(seq) == self._before(seq, len(self._copies(seq)))
+    def _has_known_content(self, seq: SequenceState) -> bool:
+        return super()._has_known_content(seq) and self._last_held_hash(seq) == self._prompt_hash_before(
+            seq, len(self._held_copies(seq))
+        )
 
-    def _let_go(self, seq: Seq, tokens: int, opened: int) -> None:
-        super()._let_go(seq, tokens, opened)
-        del self._own[seq.request.id]
-        self._bare.discard(seq.request.id)
+    def _release(self, seq: SequenceState, tokens: int, opened: int) -> None:
+        super()._release(seq, tokens, opened)
+        del self._owned_tokens[seq.request.id]
+        self._without_blocks.discard(seq.request.id)
 
-    def _stop_waiting(self, seq: Seq) -> None:
-        del self._waiting[seq.request.id]
-        self._let_go(seq, self._own[seq.request.id], 0)
+    def _release_waiting_holder(self, seq: SequenceState) -> None:
+        del self._waiting_holders[seq.request.id]
+        self._release(seq, self._owned_tokens[seq.request.id], 0)
 
-    def _allocate(self, seq: Seq, start: int, end: int, found: Sequence[int]) -> bool:
+    def _allocate(self, seq: SequenceState, start: int, end: int, found: Sequence[int]) -> bool:
         """Room for the tokens of its prompt from `start` to before `end`, if there is any; `found` are the copies of the blocks
         before `start`, if it enters."""
-        begun = seq.request.id in self._own
-        moved = self._fetch(seq, len(found))
+        begun = seq.request.id in self._owned_tokens
+        moved = self._fetch_missing(seq, len(found))
         if not moved:
-            return self._compute(seq, start, end, found)
-        copies = self._pool.copies(self._prompt(seq))
+            return self._allocate_computed(seq, start, end, found)
+        copies = self._pool.cached_copies(self._prompt_hashes(seq))
         reach = len(copies) * self.block_size
         if reach <= start:
-            return self._compute(seq, start, end, [moved.get(copy, copy) for copy in found])
-        self._hold(seq, copies[self.blocks(start) if begun else 0 : self.blocks(end)])
-        return reach >= end or self._compute(seq, reach, end, copies)
+            return self._allocate_computed(seq, start, end, [moved.get(copy, copy) for copy in found])
+        self._lock_found(seq, copies[self.blocks_for(start) if begun else 0 : self.blocks_for(end)])
+        return reach >= end or self._allocate_computed(seq, reach, end, copies)
 
-    def _fetch(self, seq: Seq, found: int) -> dict[int, int]:
+    def _fetch_missing(self, seq: SequenceState, found: int) -> dict[int, int]:
         """Fetch what the GPU lacks of its prompt, after the first `found` blocks and those that it holds. Returns the copies
         that were made, by those that they have replaced."""
         cache, size, moved = self._pool, self.block_size, dict[int, int]()
-        room, own = cache.free, self._own.get(seq.request.id, 0)
-        first, key = found, self._before(seq, found)
-        if self.blocks(own) > found:
-            first, key = self.blocks(own), 0 if own % size else self._last(seq)
+        room, own = cache.free, self._owned_tokens.get(seq.request.id, 0)
+        first, key = found, self._prompt_hash_before(seq, found)
+        if self.blocks_for(own) > found:
+            first, key = self.blocks_for(own), 0 if own % size else self._last_held_hash(seq)
         for start in range(first * size, seq.request.prompt_tokens - size + 1, size):
-            key = self._key(seq, key, start)
-            if cache.holds(key):
+            key = self._block_hash(seq, key, start)
+            if cache.contains(key):
                 continue
-            if not room or key not in self._host:
+            if not room or key not in self._host_memory:
                 break
             room -= 1
-            self._host.fetch(key)
+            self._host_memory.fetch(key)
             replaced, copy = cache.refill(key)
             moved[replaced] = copy
         return moved
 
-    def _compute(self, seq: Seq, start: int, end: int, found: Sequence[int]) -> bool:
+    def _allocate_computed(self, seq: SequenceState, start: int, end: int, found: Sequence[int]) -> bool:
         """Likewise, without what could be fetched."""
-        own = self._own.get(seq.request.id)
-        needed = self.blocks(max(0, end - start - -(own or 0) % self.block_size))
-        if needed + self._pool.unheld(found) > self.free:
+        own = self._owned_tokens.get(seq.request.id)
+        needed = self.blocks_for(max(0, end - start - -(own or 0) % self.block_size))
+        if needed + self._pool.num_unreferenced_copies(found) > self.free:
             return False
         if own is None:
-            self._hold(seq, found if end > start else ())
-        self._fill_up(seq, start, end)
+            self._lock_found(seq, found if end > start else ())
+        self._append_tokens(seq, start, end)
         return True
 
-    def _hold(self, seq: Seq, copies: Sequence[int]) -> None:
-        content = self._content(seq)
+    def _lock_found(self, seq: SequenceState, copies: Sequence[int]) -> None:
+        content = self._blocks_of(seq)
         lock = content.lock
-        if not isinstance(lock, CopyLock):
+        if not isinstance(lock, BlisLock):
             lock = content.lock = self._pool.lock(())
-        self._pool.hold(lock, copies)
+        self._pool.lock_copies(lock, copies)
         self.free = self._pool.free
         number = seq.request.id
-        self._own[number] = self._own.get(number, 0) + len(copies) * self.block_size
+        self._owned_tokens[number] = self._owned_tokens.get(number, 0) + len(copies) * self.block_size
 
-    def _fill_up(self, seq: Seq, start: int, end: int) -> None:
-        """The tokens from `start` to before `end` go behind what it holds, block by block as in `_fill`."""
-        size, own, content = self.block_size, self._own[seq.request.id], self._content(seq)
-        total = self._own[seq.request.id] = own + end - start
-        for held in range(self.blocks(own), self.blocks(total) + 1):
-            if held > self.blocks(own):
-                self.take(1)
-            lock = self._claimed(content, held)
-            assert isinstance(lock, CopyLock)
-            full = lock.published * size
-            if lock.plain and total >= full + size:
-                self._pool.publish(lock, (self._key(seq, self._last(seq), full + start - own),))
+    def _append_tokens(self, seq: SequenceState, start: int, end: int) -> None:
+        """The tokens from `start` to before `end` go behind what it holds, block by block as in `_fill_blocks`."""
+        size, own, content = self.block_size, self._owned_tokens[seq.request.id], self._blocks_of(seq)
+        total = self._owned_tokens[seq.request.id] = own + end - start
+        for held in range(self.blocks_for(own), self.blocks_for(total) + 1):
+            if held > self.blocks_for(own):
+                self.reserve(1)
+            lock = self._assigned_lock(content, held)
+            assert isinstance(lock, BlisLock)
+            full = lock.num_committed * size
+            if lock.num_private and total >= full + size:
+                self._pool.commit_blocks(lock, (self._block_hash(seq, self._last_held_hash(seq), full + start - own),))
                 self.free = self._pool.free
 
-    def _goes_on(self, seq: Seq, computed: int) -> None:
+    def _set_computed(self, seq: SequenceState, computed: int) -> None:
         """`computed` tokens will be computed when the step is over."""
-        seq.borrowed = computed - self._own[seq.request.id]
+        seq.unowned_kv_tokens = computed - self._owned_tokens[seq.request.id]
 
-    def _key(self, seq: Seq, before: int, start: int) -> int:
+    def _block_hash(self, seq: SequenceState, before: int, start: int) -> int:
         """Of a block with the tokens of its prompt from `start` on, behind one of key `before` (0: none)."""
         place, rest = divmod(start, self.block_size)
         if rest:
-            return hash((_ASTRAY, before, seq.order, start))
-        key = self._prompt(seq)[place]
-        return key if before == self._before(seq, place) else hash((_ASTRAY, before, key))
+            return hash((_MISPLACED_SALT, before, seq.arrival_index, start))
+        key = self._prompt_hashes(seq)[place]
+        return key if before == self._prompt_hash_before(seq, place) else hash((_MISPLACED_SALT, before, key))
 
-    def _before(self, seq: Seq, place: int) -> int:
+    def _prompt_hash_before(self, seq: SequenceState, place: int) -> int:
         """The key of the block before `place` in its prompt; 0: none."""
-        return self._content(seq).chain[place - 1] if place else 0
+        return self._blocks_of(seq).block_hashes[place - 1] if place else 0
 
-    def _last(self, seq: Seq) -> int:
+    def _last_held_hash(self, seq: SequenceState) -> int:
         """The key of the last of its blocks that say something; 0: none."""
-        copies = self._copies(seq)
-        return self._pool.said(copies[-1:])[0] if copies else 0
+        copies = self._held_copies(seq)
+        return self._pool.copy_hashes(copies[-1:])[0] if copies else 0
 
-    def _copies(self, seq: Seq) -> Sequence[int]:
-        lock = self._content(seq).lock
-        return lock.copies if isinstance(lock, CopyLock) else ()
+    def _held_copies(self, seq: SequenceState) -> Sequence[int]:
+        lock = self._blocks_of(seq).lock
+        return lock.copies if isinstance(lock, BlisLock) else ()
 
-    def _keys(self, seq: Seq, tokens: int) -> list[int]:
+    def _held_hashes(self, seq: SequenceState, tokens: int) -> list[int]:
         """Of the full blocks of `seq`, which owns `tokens` tokens."""
-        keys, full = self._pool.said(self._copies(seq)), tokens // self.block_size
+        keys, full = self._pool.copy_hashes(self._held_copies(seq)), tokens // self.block_size
         if len(keys) == full:
             return keys
-        if self._named(seq):
-            return keys + self._whole(seq, full)[len(keys) : full]
-        return keys + [hash((_ASTRAY, self._last(seq), seq.order, place)) for place in range(len(keys), full)]
+        if self._has_known_content(seq):
+            return keys + self._all_block_hashes(seq, full)[len(keys) : full]
+        return keys + [
+            hash((_MISPLACED_SALT, self._last_held_hash(seq), seq.arrival_index, place)) for place in range(len(keys), full)
+        ]

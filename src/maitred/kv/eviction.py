@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Protocol, TypeAlias
 
-from maitred.errors import ConfigError
-from maitred.kv.node import Node
-from maitred.registry import Registry
+from maitred.core.errors import ConfigError
+from maitred.core.registry import Registry
+from maitred.kv.radix_node import RadixNode
 
 Rank: TypeAlias = float | tuple[float, ...]
 
@@ -17,7 +17,7 @@ Rank: TypeAlias = float | tuple[float, ...]
 class EvictionPolicy(Protocol):
     """All ranks of one policy are of one kind, and change only when their node is used or published."""
 
-    def rank(self, node: Node) -> Rank: ...
+    def rank(self, node: RadixNode) -> Rank: ...
 
 
 EVICTIONS: Registry[EvictionPolicy] = Registry(
@@ -27,35 +27,35 @@ EVICTIONS: Registry[EvictionPolicy] = Registry(
 
 @EVICTIONS.register("lru")
 class LeastRecentlyUsed(EvictionPolicy):
-    def rank(self, node: Node) -> Rank:
-        return node.used
+    def rank(self, node: RadixNode) -> Rank:
+        return node.last_used
 
 
 @EVICTIONS.register("mru")
 class MostRecentlyUsed(EvictionPolicy):
     """For loops over more than fits: what has just been used is wanted last."""
 
-    def rank(self, node: Node) -> Rank:
-        return -node.used
+    def rank(self, node: RadixNode) -> Rank:
+        return -node.last_used
 
 
 @EVICTIONS.register("lfu")
 class LeastFrequentlyUsed(EvictionPolicy):
     """By how many owners published it."""
 
-    def rank(self, node: Node) -> Rank:
+    def rank(self, node: RadixNode) -> Rank:
         return node.hits
 
 
 @EVICTIONS.register("fifo")
 class FirstInFirstOut(EvictionPolicy):
-    def rank(self, node: Node) -> Rank:
+    def rank(self, node: RadixNode) -> Rank:
         return node.created
 
 
 @EVICTIONS.register("filo")
 class FirstInLastOut(EvictionPolicy):
-    def rank(self, node: Node) -> Rank:
+    def rank(self, node: RadixNode) -> Rank:
         return -node.created
 
 
@@ -63,7 +63,7 @@ class FirstInLastOut(EvictionPolicy):
 class LeastPriority(EvictionPolicy):
     """By the largest priority it was published with."""
 
-    def rank(self, node: Node) -> Rank:
+    def rank(self, node: RadixNode) -> Rank:
         return node.priority
 
 
@@ -78,5 +78,5 @@ class SegmentedLeastRecentlyUsed(EvictionPolicy):
             raise ConfigError(f"protected_threshold is {protected_threshold}", hint="how many owners: 1 or more")
         self._threshold = protected_threshold
 
-    def rank(self, node: Node) -> Rank:
+    def rank(self, node: RadixNode) -> Rank:
         return int(node.hits >= self._threshold)

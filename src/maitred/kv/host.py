@@ -15,22 +15,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-from maitred.units import Micros
+from maitred.core.units import Micros
 
 
 class HostMemory:
     """The main memory of one instance. Blocks are known by their keys."""
 
-    __slots__ = ("_blocks", "_fetched", "_fetching", "_room", "_time")
+    __slots__ = ("_blocks", "_capacity", "_fetch_time", "_num_fetched", "_num_unaccounted")
 
     def __init__(self, blocks: int, fetch_time: Micros) -> None:
         """`fetch_time`: of one block, at least 1 µs."""
-        self._room = blocks
-        self._time = fetch_time
+        self._capacity = blocks
+        self._fetch_time = fetch_time
         self._blocks: OrderedDict[int, None] = OrderedDict()
         """The least recently used first."""
-        self._fetched = 0
-        self._fetching = 0
+        self._num_fetched = 0
+        self._num_unaccounted = 0
         """Blocks that no step has been charged for."""
 
     def __contains__(self, key: int) -> bool:
@@ -41,13 +41,13 @@ class HostMemory:
         return iter(self._blocks)
 
     @property
-    def fetched(self) -> int:
+    def num_fetched(self) -> int:
         """Blocks fetched so far."""
-        return self._fetched
+        return self._num_fetched
 
-    def copy(self, keys: Iterable[int]) -> None:
+    def store(self, keys: Iterable[int]) -> None:
         """These blocks are on the GPU, and here, too, the last ones as the most recently used."""
-        blocks, room = self._blocks, self._room
+        blocks, room = self._blocks, self._capacity
         for key in keys:
             if key in blocks:
                 blocks.move_to_end(key)
@@ -59,10 +59,10 @@ class HostMemory:
     def fetch(self, key: int) -> None:
         """The block goes to the GPU, and stays. Raises KeyError if it is not here."""
         self._blocks.move_to_end(key)
-        self._fetched += 1
-        self._fetching += 1
+        self._num_fetched += 1
+        self._num_unaccounted += 1
 
-    def charge(self) -> Micros:
+    def take_fetch_time(self) -> Micros:
         """How much longer the next step takes for what has been fetched since the last one."""
-        time, self._fetching = self._fetching * self._time, 0
+        time, self._num_unaccounted = self._num_unaccounted * self._fetch_time, 0
         return time

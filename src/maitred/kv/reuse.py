@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from maitred.kv.keys import chain_of
-from maitred.request import Request
+from maitred.core.request import Request
+from maitred.kv.block_hashes import request_block_hashes
 
 
 class Reuse(msgspec.Struct):
@@ -34,7 +34,7 @@ def reuse(requests: Iterable[Request], block_size: int) -> Reuse:
     seen: set[int] = set()
     counts = Reuse()
     for request in requests:
-        chain = chain_of(request, block_size)
+        chain = request_block_hashes(request, block_size)
         counts.requests += 1
         counts.blocks += -(-request.prompt_tokens // block_size)
         counts.found += next((position for position, key in enumerate(chain) if key not in seen), len(chain))

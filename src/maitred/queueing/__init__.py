@@ -7,8 +7,8 @@ are composed by wrapping: `bounded(lpm, max_wait=5)`.
 
 from __future__ import annotations
 
+from maitred.queueing.base import SCHEDULERS, CacheAware, PolicyInfo
 from maitred.queueing.config import QueueingConfig
-from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo
-from maitred.queueing.priorities import PRIORITIES, SteadyPriority
+from maitred.queueing.priority import PRIORITIES, TimeInvariantPriority
 
-__all__ = ["PRIORITIES", "SCHEDULERS", "CacheAware", "PolicyInfo", "QueueingConfig", "SteadyPriority"]
+__all__ = ["PRIORITIES", "SCHEDULERS", "CacheAware", "PolicyInfo", "QueueingConfig", "TimeInvariantPriority"]

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
-from maitred.contracts import SortKey
-from maitred.request import RequestId
-from maitred.seq import Seq
+from maitred.core.contracts import SortKey
+from maitred.core.request import RequestId
+from maitred.core.sequence import SequenceState
 
-_Entry: TypeAlias = tuple[SortKey, int, Seq]
+_Entry: TypeAlias = tuple[SortKey, int, SequenceState]
 
 
 class SeqHeap:
@@ -27,7 +27,7 @@ class SeqHeap:
         self._entries: dict[RequestId, _Entry] = {}
         self._pushes = 0
 
-    def push(self, key: SortKey, seq: Seq) -> None:
+    def push(self, key: SortKey, seq: SequenceState) -> None:
         """Put `seq` in, or give it another key."""
         entry = (key, self._pushes, seq)
         self._pushes += 1
@@ -35,12 +35,12 @@ class SeqHeap:
         heappush(self._heap, entry)
         self._clean()
 
-    def remove(self, request_id: RequestId) -> Seq | None:
+    def remove(self, request_id: RequestId) -> SequenceState | None:
         entry = self._entries.pop(request_id, None)
         self._clean()
         return None if entry is None else entry[2]
 
-    def first(self) -> Seq | None:
+    def first(self) -> SequenceState | None:
         entry = self._first()
         return None if entry is None else entry[2]
 
@@ -48,7 +48,7 @@ class SeqHeap:
         entry = self._first()
         return None if entry is None else entry[0]
 
-    def pop(self) -> Seq:
+    def pop(self) -> SequenceState:
         """Raises IndexError when empty."""
         if self._first() is None:
             raise IndexError("pop from an empty wait queue")
@@ -71,7 +71,7 @@ class SeqHeap:
             self._heap = list(self._entries.values())
             heapify(self._heap)
 
-    def __iter__(self) -> Iterator[tuple[SortKey, Seq]]:
+    def __iter__(self) -> Iterator[tuple[SortKey, SequenceState]]:
         """Each with its key, in no particular order."""
         return ((key, seq) for key, _, seq in self._entries.values())
 

@@ -20,27 +20,27 @@ class PrioritySign(IntEnum):
     HIGH_FIRST = -1
 
     @property
-    def least(self) -> int:
+    def default_priority(self) -> int:
         """What SGLang takes for a priority that nobody gave: nothing is less urgent."""
         return self * (1 << 63) - (self is PrioritySign.LOW_FIRST)
 
 
-class Queued(Protocol):
+class QueuedRequest(Protocol):
     """What the limit must know of one who waits."""
 
     @property
     def priority(self) -> float: ...
 
     @property
-    def entered(self) -> float:
+    def queued_at(self) -> float:
         """When it entered the queue (the last time, if more than once), in any unit."""
         ...
 
 
-Q = TypeVar("Q", bound=Queued)
+Q = TypeVar("Q", bound=QueuedRequest)
 
 
-class Overflow(StrEnum):
+class QueueFullReason(StrEnum):
     """Why a request was turned away, in SGLang's words. Its client is answered with status 503."""
 
     FULL = "The request queue is full."
@@ -50,17 +50,17 @@ class Overflow(StrEnum):
 class QueueLimit(msgspec.Struct, frozen=True):
     """At most `most` may wait; None: any number. `sign` None: priorities do not count."""
 
-    most: int | None = None
+    max_waiting: int | None = None
     sign: PrioritySign | None = None
 
-    def outranked(self, waiting: Sequence[Q], incoming: Queued) -> Q | None:
+    def request_to_evict(self, waiting: Sequence[Q], incoming: QueuedRequest) -> Q | None:
         """Who must go so that `incoming` may wait; None: nobody needs to, or it is `incoming` itself. O(n) when full."""
-        if self.sign is None or not self.full(len(waiting)) or not waiting:
+        if self.sign is None or not self.is_full(len(waiting)) or not waiting:
             return None
         sign = int(self.sign)
-        last = max(waiting, key=lambda queued: (sign * queued.priority, queued.entered))
+        last = max(waiting, key=lambda queued: (sign * queued.priority, queued.queued_at))
         return last if sign * incoming.priority < sign * last.priority else None
 
-    def full(self, waiting: int) -> bool:
+    def is_full(self, waiting: int) -> bool:
         """Whether one more than `waiting` is too many."""
-        return self.most is not None and waiting + 1 > self.most
+        return self.max_waiting is not None and waiting + 1 > self.max_waiting

@@ -16,15 +16,22 @@ from random import Random
 
 import msgspec
 
-from maitred.contracts import PrefixView, PrefixWatcher, QueuePolicy, StepView, WaitQueue
-from maitred.errors import ConfigError
-from maitred.queueing.by_priority import Values
-from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo, Queue
+from maitred.core.contracts import PrefixCacheListener, PrefixCacheView, QueuePolicy, StepView, WaitQueue
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request, RequestId
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
+from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, PolicyInfo
+from maitred.queueing.priority import PriorityValues
 from maitred.queueing.queue_limit import PrioritySign
-from maitred.queueing.sglang_strict_orders import CACHE_AWARE, InBatch, Pass, Policy, Waiting, order
-from maitred.request import Request, RequestId
-from maitred.seq import Seq
-from maitred.units import Micros
+from maitred.queueing.sglang_strict_orders import (
+    CACHE_AWARE,
+    InBatchCaching,
+    QueueEntry,
+    SchedulingPass,
+    SGLangPolicy,
+    next_order,
+)
 
 _UNLIMITED = 1 << 62
 
@@ -37,64 +44,68 @@ class SGLang(QueuePolicy):
     """
 
     about = PolicyInfo(
-        line="as SGLang 0.5.23 orders by any of its policies, tie for tie: sglang(lpm), sglang(fcfs, priority=low-first)",
+        summary="as SGLang 0.5.23 orders by any of its policies, tie for tie: sglang(lpm), sglang(fcfs, priority=low-first)",
         complexity="O(n log n) per pass, those that look at the cache O(n blocks); lpm and hrrn nothing beyond n = 128",
         starves="as SGLang does; under lpm, requests with nothing in the cache",
-        cache_aware=CacheAware.AS_INSIDE,
+        cache_aware=CacheAware.AS_INNER,
     )
 
     def __init__(
-        self, policy: Policy = Policy.FCFS, priority: Values | None = None, check: int = 32, deprioritize: int = 32
+        self,
+        policy: SGLangPolicy = SGLangPolicy.FCFS,
+        priority: PriorityValues | None = None,
+        check: int = 32,
+        deprioritize: int = 32,
     ) -> None:
         """Raises ValueError for priorities with a policy that SGLang does not order by them."""
-        if priority is not None and policy not in {Policy.FCFS, Policy.LOF}:
+        if priority is not None and policy not in {SGLangPolicy.FCFS, SGLangPolicy.LOF}:
             raise ValueError(f"priorities are for fcfs and lof, not for {policy}")
         self.policy = policy
-        self.in_batch = InBatch(check, deprioritize)
+        self.in_batch = InBatchCaching(check, deprioritize)
         self.sign: PrioritySign | None = None
         if priority is not None:
-            self.sign = PrioritySign.LOW_FIRST if priority is Values.LOW_FIRST else PrioritySign.HIGH_FIRST
+            self.sign = PrioritySign.LOW_FIRST if priority is PriorityValues.LOW_FIRST else PrioritySign.HIGH_FIRST
         aware = CacheAware.YES if policy in CACHE_AWARE else CacheAware.NO
         self.about = msgspec.structs.replace(SGLang.about, cache_aware=aware)
 
-    def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
         """Raises ConfigError for `shortest-prefill-first` without a prefix cache; the others are fcfs there."""
-        if prefix is None and self.policy is Policy.SHORTEST_PREFILL_FIRST:
+        if prefix is None and self.policy is SGLangPolicy.SHORTEST_PREFILL_FIRST:
             raise ConfigError(
                 f"SGLang refuses {self.policy} without a prefix cache",
                 hint=f"write {self.policy} for ours, which is fcfs then, or turn the prefix cache on",
             )
-        return _List(self, prefix, rng)
+        return _SGLangQueue(self, prefix, rng)
 
 
-class _Pages(PrefixWatcher):
+class _PageOrder(PrefixCacheListener):
     """A prefix cache, and in what order its blocks came. Those that were there before it was watched come first, alike."""
 
-    def __init__(self, prefix: PrefixView) -> None:
+    def __init__(self, prefix: PrefixCacheView) -> None:
         self._prefix = prefix
-        self._slots: dict[int, int] = {}
-        self._count = 0
-        prefix.watch(self)
+        self._positions: dict[int, int] = {}
+        self._num_stored = 0
+        prefix.subscribe(self)
 
     @property
     def page_size(self) -> int:
         return self._prefix.block_size
 
-    def holds(self, key: int) -> bool:
-        return self._prefix.holds(key)
+    def contains(self, key: int) -> bool:
+        return self._prefix.contains(key)
 
-    def slot(self, key: int) -> int:
-        return self._slots.get(key, 0)
+    def position(self, key: int) -> int:
+        return self._positions.get(key, 0)
 
-    def published(self, key: int) -> None:
-        self._count += 1
-        self._slots[key] = self._count
+    def on_stored(self, block_hash: int) -> None:
+        self._num_stored += 1
+        self._positions[block_hash] = self._num_stored
 
-    def evicted(self, key: int) -> None:
-        self._slots.pop(key, None)
+    def on_removed(self, block_hash: int) -> None:
+        self._positions.pop(block_hash, None)
 
-    def chain(self, request: Request) -> Sequence[int]:
-        return self._prefix.chain(request)
+    def block_hashes(self, request: Request) -> Sequence[int]:
+        return self._prefix.block_hashes(request)
 
     def beginning(self, request: Request, chain: Sequence[int], tokens: int) -> Hashable:
         """Stands for its first `tokens` tokens; None: it has fewer, or nobody knows."""
@@ -103,64 +114,64 @@ class _Pages(PrefixWatcher):
         blocks, rest = divmod(tokens, self.page_size)
         if not rest:
             return chain[blocks - 1] if blocks <= len(chain) else None
-        keys = request.prefix.keys(1)
+        keys = request.prefix.block_keys(1)
         return (request.cache_namespace, keys[tokens - 1]) if tokens <= len(keys) else None
 
 
-class _List(Queue):
-    def __init__(self, policy: SGLang, prefix: PrefixView | None, rng: Random) -> None:
+class _SGLangQueue(BaseQueue):
+    def __init__(self, policy: SGLang, prefix: PrefixCacheView | None, rng: Random) -> None:
         self._policy = policy.policy
-        self._pages = _Pages(prefix) if prefix is not None and policy.policy in CACHE_AWARE else None
-        self._pass = Pass(rng=rng, cache=self._pages, in_batch=policy.in_batch, sign=policy.sign)
-        self._processed = 0
-        self._list: list[tuple[Waiting, Seq]] = []
+        self._page_order = _PageOrder(prefix) if prefix is not None and policy.policy in CACHE_AWARE else None
+        self._pass_inputs = SchedulingPass(rng=rng, cache=self._page_order, in_batch=policy.in_batch, sign=policy.sign)
+        self._prefilled_tokens = 0
+        self._entries: list[tuple[QueueEntry, SequenceState]] = []
 
-    def add(self, seq: Seq, now: Micros, *, front: bool = False) -> None:
-        self._list.append((self._waiting(seq, now), seq))
+    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
+        self._entries.append((self._waiting(seq, now), seq))
 
-    def remove(self, request_id: RequestId) -> Seq | None:
-        for place, (_, seq) in enumerate(self._list):
+    def remove(self, request_id: RequestId) -> SequenceState | None:
+        for place, (_, seq) in enumerate(self._entries):
             if seq.request.id == request_id:
-                del self._list[place]
+                del self._entries[place]
                 return seq
         return None
 
-    def begin(self, step: StepView, now: Micros) -> None:
-        if not self._list:
+    def on_step_start(self, step: StepView, now: Micros) -> None:
+        if not self._entries:
             return
-        running = step.running_routing_keys() if self._policy is Policy.ROUTING_KEY else {}
-        at = msgspec.structs.replace(self._pass, processed=self._processed, running=running)
-        self._list = [self._list[i] for i in order(self._policy, [waiting for waiting, _ in self._list], at)]
+        running = step.running_routing_keys() if self._policy is SGLangPolicy.ROUTING_KEY else {}
+        at = msgspec.structs.replace(self._pass_inputs, prefilled_tokens=self._prefilled_tokens, running=running)
+        self._entries = [self._entries[i] for i in next_order(self._policy, [waiting for waiting, _ in self._entries], at)]
 
-    def peek(self) -> Seq | None:
-        return self._list[0][1] if self._list else None
+    def peek(self) -> SequenceState | None:
+        return self._entries[0][1] if self._entries else None
 
-    def pop(self) -> Seq:
-        if not self._list:
+    def pop(self) -> SequenceState:
+        if not self._entries:
             raise IndexError("pop from an empty wait queue")
-        return self._list.pop(0)[1]
+        return self._entries.pop(0)[1]
 
-    def served(self, seq: Seq, prefill: int, decode: int, now: Micros) -> None:
-        self._processed += prefill
+    def on_served(self, seq: SequenceState, prefill_tokens: int, decode_tokens: int, now: Micros) -> None:
+        self._prefilled_tokens += prefill_tokens
 
-    def stable_until(self, now: Micros) -> Micros | None:
-        return now + 1 if self._policy is Policy.RANDOM and len(self._list) > 1 else None
+    def next_order_change(self, now: Micros) -> Micros | None:
+        return now + 1 if self._policy is SGLangPolicy.RANDOM and len(self._entries) > 1 else None
 
     def __len__(self) -> int:
-        return len(self._list)
+        return len(self._entries)
 
-    def _waiting(self, seq: Seq, now: Micros) -> Waiting:
-        request, pages = seq.request, self._pages
-        chain = () if pages is None else pages.chain(request)
-        return Waiting(
+    def _waiting(self, seq: SequenceState, now: Micros) -> QueueEntry:
+        request, pages = seq.request, self._page_order
+        chain = () if pages is None else pages.block_hashes(request)
+        return QueueEntry(
             rid=request.client_id or str(request.id),
             prompt=request.prompt_tokens,
-            output=seq.emitted,
+            output=seq.num_output_tokens,
             max_new_tokens=_UNLIMITED if request.max_output_tokens is None else request.max_output_tokens,
             priority=request.priority,
             routing_key=request.routing_key,
-            entered=now,
-            processed=self._processed,
+            queued_at=now,
+            prefilled_at_entry=self._prefilled_tokens,
             pages=chain,
-            beginning=None if pages is None else pages.beginning(request, chain, self._pass.in_batch.deprioritize),
+            beginning=None if pages is None else pages.beginning(request, chain, self._pass_inputs.in_batch.deprioritize),
         )

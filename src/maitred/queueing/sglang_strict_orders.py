@@ -23,7 +23,7 @@ CUT_OFF = 128
 """Beyond so many waiting requests `lpm` and `hrrn` match and sort nothing."""
 
 
-class Policy(StrEnum):
+class SGLangPolicy(StrEnum):
     """The values of SGLang's `--schedule-policy`."""
 
     FCFS = "fcfs"
@@ -36,10 +36,10 @@ class Policy(StrEnum):
     SHORTEST_PREFILL_FIRST = "shortest-prefill-first"
 
 
-CACHE_AWARE = frozenset({Policy.LPM, Policy.DFS_WEIGHT, Policy.HRRN, Policy.SHORTEST_PREFILL_FIRST})
+CACHE_AWARE = frozenset({SGLangPolicy.LPM, SGLangPolicy.DFS_WEIGHT, SGLangPolicy.HRRN, SGLangPolicy.SHORTEST_PREFILL_FIRST})
 
 
-class InBatch(msgspec.Struct, frozen=True):
+class InBatchCaching(msgspec.Struct, frozen=True):
     """When one of two waiting requests with the same beginning is held back until the other has been computed. Tokens."""
 
     check: int = 32
@@ -48,7 +48,7 @@ class InBatch(msgspec.Struct, frozen=True):
     """It is held back if its first so many tokens are those of one before it."""
 
 
-class Waiting(msgspec.Struct, eq=False, gc=False):
+class QueueEntry(msgspec.Struct, eq=False, gc=False):
     """A waiting request, as SGLang's policies see it. Lengths are tokens."""
 
     rid: str
@@ -58,19 +58,19 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
     max_new_tokens: int
     priority: float
     routing_key: str
-    entered: float
+    queued_at: float
     """When it entered the queue, the last time."""
-    processed: int
+    prefilled_at_entry: int
     """How many tokens had been prefilled then, in all."""
     pages: Sequence[int] = ()
     """A key for each full page of prompt and output, which stands for all up to there; namespaced."""
     beginning: Hashable = None
-    """Stands for its first `InBatch.deprioritize` tokens, namespaced; None: it has fewer."""
+    """Stands for its first `InBatchCaching.deprioritize` tokens, namespaced; None: it has fewer."""
     match_limit: int | None = None
     """No more cached tokens count, whatever the cache holds (log-probabilities are wanted from there on)."""
 
 
-class Cache(Protocol):
+class PageCache(Protocol):
     """What must be known of the prefix cache."""
 
     @property
@@ -78,70 +78,70 @@ class Cache(Protocol):
         """Tokens in a page."""
         ...
 
-    def holds(self, key: int) -> bool: ...
+    def contains(self, key: int) -> bool: ...
 
-    def slot(self, key: int) -> int:
+    def position(self, key: int) -> int:
         """When the page became a child of the page before it: orders siblings."""
         ...
 
 
-class Match(msgspec.Struct, frozen=True, gc=False):
+class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     """How a waiting request stands to the cache."""
 
     prefix: int
     """Cached tokens, in whole pages."""
     matched: int
     """Of these, how many need not be computed: at least one token must be."""
-    held_back: bool
+    deprioritized: bool
 
 
-class Pass(msgspec.Struct, frozen=True):
+class SchedulingPass(msgspec.Struct, frozen=True):
     """What one scheduling pass goes by. `cache` None: the prefix cache is off."""
 
     rng: Random
-    cache: Cache | None = None
-    in_batch: InBatch = InBatch()
+    cache: PageCache | None = None
+    in_batch: InBatchCaching = InBatchCaching()
     sign: PrioritySign | None = None
     """None: priority scheduling is off."""
-    processed: int = 0
+    prefilled_tokens: int = 0
     """Tokens prefilled so far, in all."""
     running: Mapping[str, int] = {}
     """How many running requests have each routing key; those without one are left out."""
 
 
-def order(policy: Policy, waiting: Sequence[Waiting], at: Pass) -> list[int]:
+def next_order(policy: SGLangPolicy, waiting: Sequence[QueueEntry], at: SchedulingPass) -> list[int]:
     """The next order of `waiting`, as indices into it."""
     if policy in CACHE_AWARE and at.cache is not None:
         return _by_cache(policy, waiting, at, at.cache)
     match policy:
-        case Policy.LOF:
+        case SGLangPolicy.LOF:
             return lof(waiting, at.sign)
-        case Policy.RANDOM:
+        case SGLangPolicy.RANDOM:
             return shuffled(waiting, at.rng)
-        case Policy.ROUTING_KEY:
+        case SGLangPolicy.ROUTING_KEY:
             return routing_key(waiting, at.running)
         case _:
             return fcfs(waiting, at.sign)
 
 
-def _by_cache(policy: Policy, waiting: Sequence[Waiting], at: Pass, cache: Cache) -> list[int]:
-    if policy in {Policy.LPM, Policy.HRRN} and len(waiting) > CUT_OFF:
+def _by_cache(policy: SGLangPolicy, waiting: Sequence[QueueEntry], at: SchedulingPass, cache: PageCache) -> list[int]:
+    if policy in {SGLangPolicy.LPM, SGLangPolicy.HRRN} and len(waiting) > CUT_OFF:
         return list(range(len(waiting)))
     matches = match_all(waiting, cache, at.in_batch)
     match policy:
-        case Policy.LPM:
+        case SGLangPolicy.LPM:
             return lpm(waiting, matches)
-        case Policy.HRRN:
-            return hrrn(waiting, matches, at.processed)
-        case Policy.DFS_WEIGHT:
+        case SGLangPolicy.HRRN:
+            return hrrn(waiting, matches, at.prefilled_tokens)
+        case SGLangPolicy.DFS_WEIGHT:
             return dfs_weight(waiting, matches, cache)
         case _:
             return shortest_prefill_first(waiting, matches)
 
 
-def match_all(waiting: Sequence[Waiting], cache: Cache, in_batch: InBatch) -> list[Match]:
+def match_all(waiting: Sequence[QueueEntry], cache: PageCache, in_batch: InBatchCaching) -> list[PrefixMatch]:
     """Match all, in the order of the list: of those that begin alike, the first is not held back."""
-    found: list[Match] = []
+    found: list[PrefixMatch] = []
     beginnings: set[Hashable] = set()
     for request in waiting:
         prefix = cached_pages(request, cache) * cache.page_size
@@ -153,78 +153,78 @@ def match_all(waiting: Sequence[Waiting], cache: Cache, in_batch: InBatch) -> li
             held_back = in_batch.deprioritize <= 0 or request.beginning in beginnings
             if request.beginning is not None:
                 beginnings.add(request.beginning)
-        found.append(Match(prefix, min(prefix, limit), held_back))
+        found.append(PrefixMatch(prefix, min(prefix, limit), held_back))
     return found
 
 
-def cached_pages(request: Waiting, cache: Cache) -> int:
+def cached_pages(request: QueueEntry, cache: PageCache) -> int:
     """How many of its pages are cached, without a gap."""
     count = 0
     for key in request.pages:
-        if not cache.holds(key):
+        if not cache.contains(key):
             break
         count += 1
     return count
 
 
-def fcfs(waiting: Sequence[Waiting], sign: PrioritySign | None) -> list[int]:
+def fcfs(waiting: Sequence[QueueEntry], sign: PrioritySign | None) -> list[int]:
     if sign is None:
         return list(range(len(waiting)))
-    return _sorted(waiting, lambda request: (sign * request.priority, request.entered))
+    return _sorted(waiting, lambda request: (sign * request.priority, request.queued_at))
 
 
-def lof(waiting: Sequence[Waiting], sign: PrioritySign | None) -> list[int]:
+def lof(waiting: Sequence[QueueEntry], sign: PrioritySign | None) -> list[int]:
     """Longest output first: by what the client allows, not by what is left of it."""
     if sign is None:
         return _sorted(waiting, lambda request: -request.max_new_tokens)
     return _sorted(waiting, lambda request: (sign * request.priority, -request.max_new_tokens))
 
 
-def shuffled(waiting: Sequence[Waiting], rng: Random) -> list[int]:
+def shuffled(waiting: Sequence[QueueEntry], rng: Random) -> list[int]:
     order = list(range(len(waiting)))
     rng.shuffle(order)
     return order
 
 
-def routing_key(waiting: Sequence[Waiting], running: Mapping[str, int]) -> list[int]:
+def routing_key(waiting: Sequence[QueueEntry], running: Mapping[str, int]) -> list[int]:
     """The keys that most running requests have first; `running` without those that have none."""
     if not running:
         return list(range(len(waiting)))
 
-    def key(request: Waiting) -> tuple[int, int, str]:
+    def key(request: QueueEntry) -> tuple[int, int, str]:
         count = running.get(request.routing_key, 0) if request.routing_key else 0
         return (0 if count else 1, -count, request.routing_key)
 
     return _sorted(waiting, key)
 
 
-def lpm(waiting: Sequence[Waiting], matches: Sequence[Match]) -> list[int]:
-    return sorted(range(len(waiting)), key=lambda i: inf if matches[i].held_back else -matches[i].matched)
+def lpm(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch]) -> list[int]:
+    return sorted(range(len(waiting)), key=lambda i: inf if matches[i].deprioritized else -matches[i].matched)
 
 
-def hrrn(waiting: Sequence[Waiting], matches: Sequence[Match], processed: int) -> list[int]:
+def hrrn(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], processed: int) -> list[int]:
     """Highest response ratio next: tokens prefilled for others since it came, per token that it needs itself."""
 
     def key(i: int) -> tuple[float, str]:
         request, found = waiting[i], matches[i]
         uncached = max(0, request.prompt - found.matched)
-        if found.held_back:
+        if found.deprioritized:
             return (inf, request.rid)
-        return (-(max(0, processed - request.processed) / uncached) if uncached else -inf, request.rid)
+        return (-(max(0, processed - request.prefilled_at_entry) / uncached) if uncached else -inf, request.rid)
 
     return sorted(range(len(waiting)), key=key)
 
 
-def shortest_prefill_first(waiting: Sequence[Waiting], matches: Sequence[Match]) -> list[int]:
+def shortest_prefill_first(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch]) -> list[int]:
     def key(i: int) -> tuple[bool, int, float]:
         request, found = waiting[i], matches[i]
         work = max(1, request.prompt + request.output - found.matched)
-        return (found.held_back, work, request.entered)
+        return (found.deprioritized, work, request.queued_at)
 
     return sorted(range(len(waiting)), key=key)
 
 
-def dfs_weight(waiting: Sequence[Waiting], matches: Sequence[Match], cache: Cache) -> list[int]:
+def dfs_weight(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], cache: PageCache) -> list[int]:
     """Depth first, where most wait; who ends on a node after those beyond it. Who is held back is not."""
     weights: Counter[int] = Counter()
     children: dict[int | None, list[int]] = {}
@@ -246,11 +246,11 @@ def dfs_weight(waiting: Sequence[Waiting], matches: Sequence[Match], cache: Cach
             order += ending.get(top, ())
             continue
         stack.append((top, True))
-        below = sorted(children.get(top, ()), key=lambda child: (-weights[child], cache.slot(child)))
+        below = sorted(children.get(top, ()), key=lambda child: (-weights[child], cache.position(child)))
         stack += [(child, False) for child in reversed(below)]
     return order
 
 
-def _sorted(waiting: Sequence[Waiting], key: Callable[[Waiting], int | float | tuple[float | str, ...]]) -> list[int]:
+def _sorted(waiting: Sequence[QueueEntry], key: Callable[[QueueEntry], int | float | tuple[float | str, ...]]) -> list[int]:
     keys = [key(request) for request in waiting]
     return sorted(range(len(waiting)), key=keys.__getitem__)

@@ -15,23 +15,22 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from random import Random
 
-from maitred.contracts import PrefixView, QueuePolicy, SortKey, StepView, WaitQueue
+from maitred.core.contracts import PrefixCacheView, QueuePolicy, SortKey, StepView, WaitQueue
+from maitred.core.request import PriorityClass, Request, RequestId
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros, from_seconds
+from maitred.queueing.base import SCHEDULERS, BaseQueue, PolicyInfo, earliest
 from maitred.queueing.heap import SeqHeap
-from maitred.queueing.policy import SCHEDULERS, PolicyInfo, Queue
-from maitred.queueing.wrapping import earliest
-from maitred.request import PriorityClass, Request, RequestId
-from maitred.seq import Seq
-from maitred.units import Micros, from_seconds
 
 
 @SCHEDULERS.register("slo")
-class Slo(QueuePolicy):
+class SloUrgency(QueuePolicy):
     """By head start of the class, time waited and nearness of the deadline. `system`, `interactive`, `default` and `bulk` are
     the classes' head starts, `window` is the time before a deadline in which a request ages `pressure` times as fast. All but
     `pressure` in seconds."""
 
     about = PolicyInfo(
-        line="most urgent first: head start of the class + time waited + pressure of the deadline, in seconds",
+        summary="most urgent first: head start of the class + time waited + pressure of the deadline, in seconds",
         complexity="O(log n) per request",
         starves="nobody: who has waited long enough overtakes every class",
     )
@@ -56,82 +55,82 @@ class Slo(QueuePolicy):
         self._window = from_seconds(window)
         self._slope = pressure - 1
 
-    def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
-        return _Urgency(self._head_starts, self._window, self._slope)
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
+        return _SloQueue(self._head_starts, self._window, self._slope)
 
 
-class _Urgency(Queue):
+class _SloQueue(BaseQueue):
     def __init__(self, head_starts: dict[PriorityClass, Micros], window: Micros, slope: int) -> None:
         self._head_starts, self._window, self._slope = head_starts, window, slope
-        self._calm = SeqHeap()
+        self._normal = SeqHeap()
         """Urgency at t: t - key."""
-        self._pressed = SeqHeap()
+        self._urgent = SeqHeap()
         """Urgency at t: (1 + slope) * t - key."""
-        self._turns: list[tuple[Micros, RequestId, Seq]] = []
+        self._becoming_urgent: list[tuple[Micros, RequestId, SequenceState]] = []
         """When a calm one with a deadline becomes pressed."""
         self._now: Micros = 0
 
-    def add(self, seq: Seq, now: Micros, *, front: bool = False) -> None:
+    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
         request, self._now = seq.request, now
-        turn = self._turn(request)
+        turn = self._urgent_from(request)
         if turn is not None and turn <= now:
-            self._press(seq, turn)
+            self._make_urgent(seq, turn)
             return
-        self._calm.push((self._since(request), request.arrival, request.id), seq)
+        self._normal.push((self._base_key(request), request.arrival, request.id), seq)
         if turn is not None:
-            heappush(self._turns, (turn, request.id, seq))
+            heappush(self._becoming_urgent, (turn, request.id, seq))
 
-    def remove(self, request_id: RequestId) -> Seq | None:
-        return self._calm.remove(request_id) or self._pressed.remove(request_id)
+    def remove(self, request_id: RequestId) -> SequenceState | None:
+        return self._normal.remove(request_id) or self._urgent.remove(request_id)
 
-    def begin(self, step: StepView, now: Micros) -> None:
+    def on_step_start(self, step: StepView, now: Micros) -> None:
         self._now = now
-        while self._turns and self._turns[0][0] <= now:
-            turn, request_id, seq = heappop(self._turns)
-            if self._calm.remove(request_id) is not None:
-                self._press(seq, turn)
+        while self._becoming_urgent and self._becoming_urgent[0][0] <= now:
+            turn, request_id, seq = heappop(self._becoming_urgent)
+            if self._normal.remove(request_id) is not None:
+                self._make_urgent(seq, turn)
 
-    def peek(self) -> Seq | None:
-        return self._head().first()
+    def peek(self) -> SequenceState | None:
+        return self._head_heap().first()
 
-    def pop(self) -> Seq:
-        return self._head().pop()
+    def pop(self) -> SequenceState:
+        return self._head_heap().pop()
 
-    def stable_until(self, now: Micros) -> Micros | None:
-        while self._turns and self._turns[0][1] not in self._calm:
-            heappop(self._turns)
-        turn = max(self._turns[0][0], now + 1) if self._turns else None
-        return earliest(turn, self._overtaking(now))
+    def next_order_change(self, now: Micros) -> Micros | None:
+        while self._becoming_urgent and self._becoming_urgent[0][1] not in self._normal:
+            heappop(self._becoming_urgent)
+        turn = max(self._becoming_urgent[0][0], now + 1) if self._becoming_urgent else None
+        return earliest(turn, self._overtaken_at(now))
 
     def __len__(self) -> int:
-        return len(self._calm) + len(self._pressed)
+        return len(self._normal) + len(self._urgent)
 
-    def _since(self, request: Request) -> Micros:
+    def _base_key(self, request: Request) -> Micros:
         return request.arrival - self._head_starts[request.priority_class]
 
-    def _turn(self, request: Request) -> Micros | None:
+    def _urgent_from(self, request: Request) -> Micros | None:
         if request.deadline is None or not self._slope:
             return None
         return max(request.arrival, request.deadline - self._window)
 
-    def _press(self, seq: Seq, turn: Micros) -> None:
+    def _make_urgent(self, seq: SequenceState, turn: Micros) -> None:
         request = seq.request
-        self._pressed.push((self._since(request) + self._slope * turn, request.arrival, request.id), seq)
+        self._urgent.push((self._base_key(request) + self._slope * turn, request.arrival, request.id), seq)
 
-    def _head(self) -> SeqHeap:
-        calm, pressed = self._calm.first_key(), self._pressed.first_key()
+    def _head_heap(self) -> SeqHeap:
+        calm, pressed = self._normal.first_key(), self._urgent.first_key()
         if calm is None or pressed is None:
-            return self._calm if pressed is None else self._pressed
-        return self._pressed if self._goes_before(pressed, calm, self._now) else self._calm
+            return self._normal if pressed is None else self._urgent
+        return self._urgent if self._urgent_first(pressed, calm, self._now) else self._normal
 
-    def _goes_before(self, pressed: SortKey, calm: SortKey, now: Micros) -> bool:
+    def _urgent_first(self, pressed: SortKey, calm: SortKey, now: Micros) -> bool:
         lead = self._slope * now - (pressed[0] - calm[0])  # type: ignore[operator]
         return lead > 0 or (lead == 0 and pressed[1:] < calm[1:])
 
-    def _overtaking(self, now: Micros) -> Micros | None:
+    def _overtaken_at(self, now: Micros) -> Micros | None:
         """When the head of the pressed goes before that of the calm; None if it does by now, or there are not both."""
-        calm, pressed = self._calm.first_key(), self._pressed.first_key()
-        if calm is None or pressed is None or self._goes_before(pressed, calm, now):
+        calm, pressed = self._normal.first_key(), self._urgent.first_key()
+        if calm is None or pressed is None or self._urgent_first(pressed, calm, now):
             return None
         instant: Micros = -(-(pressed[0] - calm[0]) // self._slope)  # type: ignore[operator,assignment]
         return max(now + 1, instant)

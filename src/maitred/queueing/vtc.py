@@ -18,19 +18,16 @@ from bisect import bisect_left
 from math import inf
 from random import Random
 
-from maitred.contracts import PrefixView, QueuePolicy, SortKey, StepView, WaitQueue
-from maitred.queueing.fcfs import FirstComeFirstServed
-from maitred.queueing.laned import LanedQueue
-from maitred.queueing.lanes import Lanes
-from maitred.queueing.policy import SCHEDULERS, CacheAware, PolicyInfo, Queue
-from maitred.queueing.ranking import Rank, Ranking
-from maitred.queueing.token_counters import Account, TokenCounters
-from maitred.queueing.wrapping import earliest
-from maitred.request import RequestId
-from maitred.seq import Seq
-from maitred.units import Micros
+from maitred.core.contracts import PrefixCacheView, QueuePolicy, SortKey, StepView, WaitQueue
+from maitred.core.request import RequestId
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
+from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, PolicyInfo, SubqueuedQueue, earliest
+from maitred.queueing.orders import FirstComeFirstServed
+from maitred.queueing.subqueues import Subqueues
+from maitred.queueing.vtc_counters import ServiceAccount, TenantRank, TenantRanking, TokenCounters
 
-_MOST_COMPARED = 64
+_MAX_COMPARED = 64
 """Of the tenants within slack, only so many are compared: those with the lowest counters."""
 
 
@@ -40,10 +37,10 @@ class VirtualTokenCounter(QueuePolicy):
     tokens) of the lowest counter, the one whose head the policy inside prefers, if that can compare heads."""
 
     about = PolicyInfo(
-        line="the tenant that was served least first, then the policy inside; within slack, the best head by that policy",
+        summary="the tenant that was served least first, then the policy inside; within slack, the best head by that policy",
         complexity="as inside, and O(log tenants) per request and per tenant that decodes",
         starves="no tenant; within one, as inside",
-        cache_aware=CacheAware.AS_INSIDE,
+        cache_aware=CacheAware.AS_INNER,
     )
 
     def __init__(self, policy: QueuePolicy | None = None, slack: float = 0.0, output_weight: float = 2.0) -> None:
@@ -52,118 +49,118 @@ class VirtualTokenCounter(QueuePolicy):
             raise ValueError(f"slack must be from 0 to 1e12 tokens, not {slack}")
         if not 0 <= output_weight <= 1e6:
             raise ValueError(f"output_weight must be from 0 to 1e6, not {output_weight}")
-        self.inside = FirstComeFirstServed() if policy is None else policy
+        self.inner = FirstComeFirstServed() if policy is None else policy
         self._slack, self._weight = slack, output_weight
 
-    def queue(self, prefix: PrefixView | None, rng: Random) -> WaitQueue:
-        return _Fair(Lanes(self.inside, prefix, rng), prefix, self._slack, self._weight)
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
+        return _VtcQueue(Subqueues(self.inner, prefix, rng), prefix, self._slack, self._weight)
 
 
-class _Fair(LanedQueue):
-    lanes: Lanes[str]
+class _VtcQueue(SubqueuedQueue):
+    subqueues: Subqueues[str]
 
-    def __init__(self, lanes: Lanes[str], prefix: PrefixView | None, slack: float, weight: float) -> None:
-        self.lanes = lanes
+    def __init__(self, lanes: Subqueues[str], prefix: PrefixCacheView | None, slack: float, weight: float) -> None:
+        self.subqueues = lanes
         self._prefix, self._slack = prefix, slack
         self._counters = TokenCounters(weight)
-        self._joined: dict[str, Account] = {}
+        self._to_raise: dict[str, ServiceAccount] = {}
         """The tenants that are still to be lifted: at the next pass, when the counters are known."""
-        self._last: Account | None = None
+        self._last_dequeued: ServiceAccount | None = None
         """The tenant whose request was the last to leave the queue."""
-        self._ranking = Ranking(self._counters)
-        self._chosen: str | None = None
+        self._ranking = TenantRanking(self._counters)
+        self._chosen_tenant: str | None = None
 
-    def add(self, seq: Seq, now: Micros, *, front: bool = False) -> None:
-        account = self._counters.came(seq)
-        if len(account.line) == 1:
-            self._joined[account.tenant] = account
-        self.lanes.add(account.tenant, seq, now, front=front)
-        self._chosen = None
+    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
+        account = self._counters.add_waiting(seq)
+        if len(account.waiting) == 1:
+            self._to_raise[account.tenant] = account
+        self.subqueues.add(account.tenant, seq, now, front=front)
+        self._chosen_tenant = None
 
-    def remove(self, request_id: RequestId) -> Seq | None:
-        seq = self.lanes.remove(request_id)
+    def remove(self, request_id: RequestId) -> SequenceState | None:
+        seq = self.subqueues.remove(request_id)
         if seq is not None:
-            self._gone(self._counters.gone(seq))
+            self._on_dequeued(self._counters.remove_waiting(seq))
         return seq
 
-    def begin(self, step: StepView, now: Micros) -> None:
-        self.lanes.begin(step, now)
-        self._counters.advance(step.number)
-        self._lift()
-        self._chosen = None
-        tenant = self._choice()
+    def on_step_start(self, step: StepView, now: Micros) -> None:
+        self.subqueues.start_pass(step, now)
+        self._counters.advance(step.step_index)
+        self._raise_joined()
+        self._chosen_tenant = None
+        tenant = self._next_tenant()
         if tenant is not None:
-            self.lanes.queue(tenant)  # begins now: nobody's looking, or not looking, may tell
+            self.subqueues.started_queue(tenant)  # begins now: nobody's looking, or not looking, may tell
 
-    def peek(self) -> Seq | None:
-        tenant = self._choice()
-        return None if tenant is None else self.lanes.queue(tenant).peek()
+    def peek(self) -> SequenceState | None:
+        tenant = self._next_tenant()
+        return None if tenant is None else self.subqueues.started_queue(tenant).peek()
 
-    def pop(self) -> Seq:
-        tenant = self._choice()
+    def pop(self) -> SequenceState:
+        tenant = self._next_tenant()
         if tenant is None:
             raise IndexError("pop from an empty wait queue")
-        seq = self.lanes.pop(tenant)
-        cached = 0 if self._prefix is None else self._prefix.match(seq.request)
-        self._gone(self._counters.admit(seq, max(0, seq.target - cached)))
+        seq = self.subqueues.pop(tenant)
+        cached = 0 if self._prefix is None else self._prefix.num_cached_tokens(seq.request)
+        self._on_dequeued(self._counters.admit(seq, max(0, seq.num_tokens_to_prefill - cached)))
         return seq
 
-    def served(self, seq: Seq, prefill: int, decode: int, now: Micros) -> None:
-        super().served(seq, prefill, decode, now)
-        self._counters.served(seq, prefill, decode)
+    def on_served(self, seq: SequenceState, prefill_tokens: int, decode_tokens: int, now: Micros) -> None:
+        super().on_served(seq, prefill_tokens, decode_tokens, now)
+        self._counters.charge(seq, prefill_tokens, decode_tokens)
 
-    def left(self, seq: Seq, now: Micros) -> None:
-        super().left(seq, now)
-        self._counters.left(seq)
+    def on_sequence_end(self, seq: SequenceState, now: Micros) -> None:
+        super().on_sequence_end(seq, now)
+        self._counters.discard(seq)
 
-    def stable_until(self, now: Micros) -> Micros | None:
-        tenant = self._choice()
+    def next_order_change(self, now: Micros) -> Micros | None:
+        tenant = self._next_tenant()
         if tenant is None:
             return None
-        inside = self.lanes.queue(tenant).stable_until(now)
+        inside = self.subqueues.started_queue(tenant).next_order_change(now)
         return earliest(now + 1, inside) if self._may_be_overtaken(tenant) else inside
 
     def _may_be_overtaken(self, tenant: str) -> bool:
         """Whether steps may bring another tenant to the head: one that gains less than this, or with slack, than any."""
-        gains = {t: account.decoding for t, account in self._counters.decoding.items() if t in self._ranking}
+        gains = {t: account.num_decoding for t, account in self._counters.decoding_accounts.items() if t in self._ranking}
         least = min(gains.values(), default=0) if len(gains) == len(self._ranking) else 0
         if self._slack:
             return any(gain > least for gain in gains.values())
         return gains.get(tenant, 0) > least
 
-    def _gone(self, account: Account) -> None:
+    def _on_dequeued(self, account: ServiceAccount) -> None:
         """One of its requests waits no more."""
-        self._last = account
-        self._chosen = None
-        if not account.line:
-            self._joined.pop(account.tenant, None)
+        self._last_dequeued = account
+        self._chosen_tenant = None
+        if not account.waiting:
+            self._to_raise.pop(account.tenant, None)
 
-    def _lift(self) -> None:
+    def _raise_joined(self) -> None:
         """Unused service is not saved up: who joins has at least what the least served of those who wait has; where nobody
         waits, what the last one had who did."""
-        joined, self._joined = self._joined, {}
+        joined, self._to_raise = self._to_raise, {}
         if not joined:
             return
         counter = self._counters.counter
-        last = 0.0 if self._last is None else counter(self._last)
-        floor = self._ranking.floor(joined)
-        self._counters.close(last if floor is None else floor)
+        last = 0.0 if self._last_dequeued is None else counter(self._last_dequeued)
+        floor = self._ranking.lowest_counter(joined)
+        self._counters.close_idle(last if floor is None else floor)
         for account in joined.values():
-            self._counters.lift(account, last if floor is None else floor)
+            self._counters.raise_to(account, last if floor is None else floor)
             if floor is None:  # nobody waited; now the first who joins does
                 floor = counter(account)
 
-    def _choice(self) -> str | None:
+    def _next_tenant(self) -> str | None:
         """The tenant that goes first; it stays so until the next pass, or until somebody comes or goes."""
-        if self._chosen is None and (ranked := self._ranking.ranked()):
-            self._chosen = self._best_head(ranked) if self._slack else ranked[0][2]
-        return self._chosen
+        if self._chosen_tenant is None and (ranked := self._ranking.in_order()):
+            self._chosen_tenant = self._best_head(ranked) if self._slack else ranked[0][2]
+        return self._chosen_tenant
 
-    def _best_head(self, ranked: list[Rank]) -> str:
+    def _best_head(self, ranked: list[TenantRank]) -> str:
         """Of the tenants within slack of the first, the one whose head the policy inside prefers."""
-        near = ranked[: min(_MOST_COMPARED, bisect_left(ranked, (ranked[0][0] + self._slack, (inf,))))]
+        near = ranked[: min(_MAX_COMPARED, bisect_left(ranked, (ranked[0][0] + self._slack, (inf,))))]
         return min(near, key=lambda rank: (self._head_key(rank[2]), rank))[2]
 
     def _head_key(self, tenant: str) -> SortKey:
-        queue = self.lanes.queue(tenant)
-        return (queue.head_key() if isinstance(queue, Queue) else None) or ()
+        queue = self.subqueues.started_queue(tenant)
+        return (queue.head_key() if isinstance(queue, BaseQueue) else None) or ()

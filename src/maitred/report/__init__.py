@@ -15,45 +15,41 @@ Nothing here decides anything, and all that is random or wall-clock stays out of
 from __future__ import annotations
 
 from maitred.report.breakdown import By
-from maitred.report.export import metrics, write_metrics, write_requests, write_results
-from maitred.report.figure import require_plots, write_plot
-from maitred.report.files import OutputFile
+from maitred.report.export import check_rows_path, measured_lookup, metrics, write_metrics, write_requests, write_results
+from maitred.report.figure import check_plot_path, write_plot
 from maitred.report.fitness import Fitness, fitness, parse_weights
-from maitred.report.frame import require_frames
-from maitred.report.measured import seen
-from maitred.report.page import write_page
+from maitred.report.output_file import OutputFile
+from maitred.report.page import RunSetup, write_page
+from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.result import Result, simulate
-from maitred.report.setup import Setup
-from maitred.report.slo import USUAL_SLO, Slo, Targets, targets_of
-from maitred.report.spread import Spread
-from maitred.report.summary import Engine, Group, Summary, summarise
+from maitred.report.slo import DEFAULT_SLO, Slo, Targets, workload_targets
+from maitred.report.summary import GroupSummary, InstanceSummary, StreamingSummary, Summary, summarise
 from maitred.report.table import print_summary
-from maitred.report.tally import Tally
 
 __all__ = [
-    "USUAL_SLO",
+    "DEFAULT_SLO",
     "By",
-    "Engine",
     "Fitness",
-    "Group",
+    "GroupSummary",
+    "InstanceSummary",
+    "LatencyStatistics",
     "OutputFile",
     "Result",
-    "Setup",
+    "RunSetup",
     "Slo",
-    "Spread",
+    "StreamingSummary",
     "Summary",
-    "Tally",
     "Targets",
+    "check_plot_path",
+    "check_rows_path",
     "fitness",
+    "measured_lookup",
     "metrics",
     "parse_weights",
     "print_summary",
-    "require_frames",
-    "require_plots",
-    "seen",
     "simulate",
     "summarise",
-    "targets_of",
+    "workload_targets",
     "write_metrics",
     "write_page",
     "write_plot",

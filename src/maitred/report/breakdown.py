@@ -1,19 +1,27 @@
-"""Breakdowns: the requests of a run, class by class, tenant by tenant, and so on."""
+"""Breakdowns: the requests of a run, class by class, tenant by tenant, and so on.
+
+The gaps between tokens (ITL) of each group of requests, as exactly as the instances' sketches have those of all.
+
+A request has one gap for every step of the stretches through which it decoded (`instance.itl_log`). So the histogram of a group
+is that of the stretches, each as often as members of it decoded there, and those of all groups add up to that of the run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.request import PriorityClass
+from maitred.core.quantile_sketch import QuantileSketch, bucket_indices
+from maitred.core.request import PriorityClass
 from maitred.sim import Results
+from maitred.sim.results import ItlGaps
 
-NAMELESS = "–"
+UNNAMED = "–"
 """Requests that name no tenant, model or SLO class."""
 
 
@@ -27,18 +35,18 @@ class By(StrEnum):
     INSTANCE = "instance"
 
 
-def groups(results: Results, by: By) -> Iterator[tuple[str, Results]]:
+def split_by(results: Results, by: By) -> Iterator[tuple[str, Results]]:
     """Each group that has a request, by its label: the most urgent class first, names in the order in which they first came,
     instances by number. Requests that came to no instance are in none of these."""
-    codes = codes_of(results, by)
+    codes = group_codes(results, by)
     order = np.argsort(codes, kind="stable")
     present, starts = np.unique(codes[order], return_index=True)
     for code, start, stop in zip(present.tolist(), starts, [*starts[1:], len(order)], strict=False):
         if by is not By.INSTANCE or code >= 0:
-            yield label_of(results, by, code), subset(results, order[start:stop])
+            yield group_label(results, by, code), select_rows(results, order[start:stop])
 
 
-def subset(results: Results, rows: NDArray[Any]) -> Results:
+def select_rows(results: Results, rows: NDArray[Any]) -> Results:
     """Only these rows (numbers, or a mask)."""
     columns = {name: getattr(results, name) for name in results.__struct_fields__}
     return msgspec.structs.replace(
@@ -46,7 +54,7 @@ def subset(results: Results, rows: NDArray[Any]) -> Results:
     )
 
 
-def codes_of(results: Results, by: By) -> NDArray[Any]:
+def group_codes(results: Results, by: By) -> NDArray[Any]:
     """Of each request, the number of its group."""
     if by is By.CLASS:
         return -results.priority_class
@@ -54,11 +62,66 @@ def codes_of(results: Results, by: By) -> NDArray[Any]:
     return columns.get(by, results.instance)
 
 
-def label_of(results: Results, by: By, code: int) -> str:
+def group_label(results: Results, by: By, code: int) -> str:
     """The name of a group."""
     if by is By.CLASS:
         return PriorityClass(-code).label
     if by is By.INSTANCE:
         return str(code)
     names = {By.SLO_CLASS: results.slo_classes, By.TENANT: results.tenants, By.MODEL: results.models}
-    return names[by][code] or NAMELESS
+    return names[by][code] or UNNAMED
+
+
+Ints: TypeAlias = NDArray[np.int64]
+_FIRST_BUCKET = -1
+"""The least number of a bucket."""
+
+
+def itl_by_group(results: Results, codes: NDArray[np.integer]) -> dict[int, QuantileSketch]:
+    """By code of a group, as far as they have gaps; `codes`: of each request. Nothing, if nobody kept whose the gaps were."""
+    gaps = results.itl_gaps
+    if gaps is None or not len(results):
+        return {}
+    decoded, paused = (_entries_by_group(ids, results.request_id, codes) for ids in (gaps.request_id, gaps.pause_request_id))
+    numbers = bucket_indices(gaps.spans / gaps.steps)
+    none = np.zeros(0, dtype=np.int64)
+    return {
+        code: _sketch(gaps, numbers, decoded.get(code, none), paused.get(code, none)) for code in sorted({*decoded, *paused})
+    }
+
+
+def _entries_by_group(of: Ints, request_ids: Ints, codes: NDArray[np.integer]) -> dict[int, Ints]:
+    """Which entries are of requests of which group; `of`: whose each is."""
+    order = np.argsort(request_ids, kind="stable")
+    row = order[np.minimum(np.searchsorted(request_ids, of, sorter=order), len(order) - 1)]
+    known = np.flatnonzero(request_ids[row] == of)
+    group = codes[row[known]]
+    order = np.argsort(group, kind="stable")
+    present, starts = np.unique(group[order], return_index=True)
+    return dict(zip(present.tolist(), np.split(known[order], starts[1:]), strict=False))
+
+
+def _sketch(gaps: ItlGaps, numbers: Ints, decoded: Ints, paused: Ints) -> QuantileSketch:
+    """Of these entries; `numbers`: the bucket of each stretch."""
+    sketch = QuantileSketch()
+    sketch.add_all(gaps.pauses[paused])
+    if len(decoded):
+        stretches, members = _covered_stretches(gaps.first_stretch[decoded], gaps.end_stretch[decoded])
+        steps, spans = gaps.steps[stretches], gaps.spans[stretches]
+        times = np.bincount(numbers[stretches] - _FIRST_BUCKET, steps * members).astype(np.int64)
+        present = np.flatnonzero(times)
+        counts = dict(zip((present + _FIRST_BUCKET).tolist(), times[present].tolist(), strict=True))
+        least, greatest = int((spans // steps).min()), int((-(-spans // steps)).max())
+        sketch.add_buckets(counts, int((spans * members).sum()), least, greatest)
+    return sketch
+
+
+def _covered_stretches(since: Ints, until: Ints) -> tuple[Ints, Ints]:
+    """The stretches in which any of these decoded, and how many of them did."""
+    ends, place = np.unique(np.concatenate([since, until]), return_inverse=True)
+    began, stopped = (np.bincount(places, minlength=len(ends)) for places in np.split(place, 2))
+    members = np.cumsum(began - stopped)[:-1]
+    anybody = members > 0
+    first, length, members = ends[:-1][anybody], np.diff(ends)[anybody], members[anybody]
+    offset = np.repeat(first - np.cumsum(length) + length, length)
+    return offset + np.arange(len(offset)), np.repeat(members, length)

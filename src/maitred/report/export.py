@@ -1,4 +1,11 @@
-"""Results for programs: the requests one by one, and the figures of the run, under BLIS's keys where it has them.
+"""The requests of a run as a table for data tools: a row per request in the order of arrival, names instead of numbers.
+
+The first columns are those that BLIS writes. Times are integers in µs: latencies from the arrival, instants (`..._at_us`) from
+the start of the run; null where there was none. `tpot_us` is a mean and so has a fraction.
+
+What became of each request of a run, by its id, for who writes it down beside the request.
+
+Results for programs: the requests one by one, and the figures of the run, under BLIS's keys where it has them.
 
 Requests as JSON are what BLIS's `--results-path` is: an object per completed request, by request id. They are written in
 slices, so that writing a million needs no more memory than writing ten thousand. As Parquet or CSV they are all requests with
@@ -8,25 +15,141 @@ all columns (`frame`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass, RequestId
+from maitred.core.units import to_ms, to_seconds
 from maitred.report.breakdown import By
 from maitred.report.fitness import Fitness
-from maitred.report.frame import CSV, PARQUET, write_frame
+from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.slo import Slo, Targets
-from maitred.report.spread import Spread
-from maitred.report.summary import Engine, Group, Summary
+from maitred.report.summary import GroupSummary, InstanceSummary, Summary
 from maitred.sim import Outcome, Results
-from maitred.units import to_ms, to_seconds
+from maitred.workload import RequestMeasurement
 
-Write: TypeAlias = Callable[[bytes], object]
+if TYPE_CHECKING:
+    import polars as pl
+
+
+PARQUET: Final = ".parquet"
+CSV: Final = ".csv"
+_UNSUPPORTED_SUFFIXES: Final = (".arrow", ".feather", ".gz", ".jsonl", ".ndjson", ".tsv", ".xls", ".xlsx", ".zst")
+
+
+def check_rows_path(path: Path, *, where: str = "") -> None:
+    """Raises ConfigError if the name of this file says Parquet or CSV, and polars is not installed, or something else that we
+    do not write. A name that says nothing means JSON."""
+    if path.suffix in _UNSUPPORTED_SUFFIXES:
+        raise ConfigError(f"{path} says a kind of file that is not written", where=where, hint=".json, .parquet or .csv")
+    if path.suffix in (PARQUET, CSV):
+        require_polars(where)
+
+
+def require_polars(where: str) -> None:
+    try:
+        import polars as pl  # noqa: F401
+    except ImportError as error:
+        hint = "pip install 'maitred[frames]'"
+        raise ConfigError("needs polars, which is not installed", where=where, hint=hint) from error
+
+
+def to_frame(results: Results) -> pl.DataFrame:
+    """Raises ConfigError without polars."""
+    require_polars("a data frame")
+    import polars as pl
+
+    completed = results.outcome == Outcome.COMPLETED
+    began = results.first_token >= 0
+    several = completed & (results.output_tokens > 1)
+    gaps = np.maximum(results.output_tokens - 1, 1)
+    return pl.DataFrame(
+        {
+            "request_id": results.request_id,
+            "ttft_us": _null_unless(began, results.first_token - results.arrival),
+            "e2e_us": _null_unless(completed, results.finished - results.arrival),
+            "input_tokens": results.prompt_tokens,
+            "output_tokens": results.output_tokens,
+            "tpot_us": _null_unless(several, (results.finished - results.first_token) / gaps),
+            "outcome": _named([kind.name.lower() for kind in sorted(Outcome)], results.outcome),
+            "class": _named([kind.label for kind in sorted(PriorityClass)], results.priority_class),
+            "slo_class": _named(results.slo_classes, results.slo_class),
+            "tenant": _named(results.tenants, results.tenant),
+            "model": _named(results.models, results.model),
+            "instance": _null_unless(results.instance >= 0, results.instance),
+            "arrived_at_us": results.arrival,
+            "queued_at_us": _instant(results.queued),
+            "scheduled_at_us": _instant(results.scheduled),
+            "first_token_at_us": _instant(results.first_token),
+            "finished_at_us": _instant(results.finished),
+            "cached_tokens": results.cached_tokens,
+            "wasted_tokens": results.wasted_tokens,
+            "preemptions": results.preemptions,
+            "retries": results.retries,
+        }
+    )
+
+
+def write_frame(results: Results, suffix: str, write: Callable[[bytes], object]) -> None:
+    """As `.parquet` or `.csv`. Raises ConfigError without polars."""
+    frame, buffer = to_frame(results), BytesIO()
+    if suffix == PARQUET:
+        frame.write_parquet(buffer)
+    else:
+        frame.write_csv(buffer)
+    write(buffer.getvalue())
+
+
+def _null_unless(there: NDArray[np.bool_], values: NDArray[Any]) -> pl.Series:
+    """Null where it is not there."""
+    import polars as pl
+
+    return pl.select(pl.when(pl.lit(pl.Series(there))).then(pl.lit(pl.Series(values)))).to_series()
+
+
+def _instant(column: NDArray[np.int64]) -> pl.Series:
+    return _null_unless(column >= 0, column)
+
+
+def _named(names: list[str] | tuple[str, ...], numbers: NDArray[Any]) -> pl.Series:
+    import polars as pl
+
+    return pl.Series(list(names), dtype=pl.String).gather(pl.Series(numbers.astype(np.int64))).cast(pl.Categorical)
+
+
+MeasuredLookup: TypeAlias = Callable[[RequestId], RequestMeasurement | None]
+
+
+def measured_lookup(results: Results) -> MeasuredLookup:
+    """Of a request that did not arrive, or of which no row was kept, None."""
+    order = np.argsort(results.request_id, kind="stable")
+    ids = results.request_id[order]
+
+    def of(request_id: RequestId) -> RequestMeasurement | None:
+        place = int(np.searchsorted(ids, request_id))
+        if place == len(ids) or ids[place] != request_id:
+            return None
+        row = order[place]
+        return RequestMeasurement(
+            first_token=int(results.first_token[row]),
+            finished=int(results.finished[row]),
+            output_tokens=int(results.output_tokens[row]),
+            outcome=Outcome(results.outcome[row]).name.lower(),
+        )
+
+    return of
+
+
+WriteBytes: TypeAlias = Callable[[bytes], object]
 
 _SLICE = 10_000
-_PER = {
+_BREAKDOWN_KEYS = {
     By.CLASS: "per_class",
     By.SLO_CLASS: "per_slo_class",
     By.TENANT: "per_tenant",
@@ -43,7 +166,7 @@ class _Completed(msgspec.Struct):
     output_tokens: int
 
 
-def write_results(results: Results, path: Path, write: Write) -> None:
+def write_results(results: Results, path: Path, write: WriteBytes) -> None:
     """In the format that the name of the file says: `.parquet`, `.csv`, or else JSON."""
     if path.suffix in (PARQUET, CSV):
         write_frame(results, path.suffix, write)
@@ -51,7 +174,7 @@ def write_results(results: Results, path: Path, write: Write) -> None:
         write_requests(results, write)
 
 
-def write_requests(results: Results, write: Write) -> None:
+def write_requests(results: Results, write: WriteBytes) -> None:
     """A JSON list, one object per line and completed request, by request id. Times in µs from the arrival."""
     rows = np.flatnonzero(results.outcome == Outcome.COMPLETED)
     rows = rows[np.argsort(results.request_id[rows], kind="stable")]
@@ -73,7 +196,7 @@ def write_requests(results: Results, write: Write) -> None:
     write(b"\n]\n" if len(rows) else b"[]\n")
 
 
-def write_metrics(summary: Summary, write: Write, fitness: Fitness | None = None) -> None:
+def write_metrics(summary: Summary, write: WriteBytes, fitness: Fitness | None = None) -> None:
     """The figures of the run (`metrics`) as a JSON object, with its score if it has one."""
     figures = metrics(summary)
     if fitness is not None:
@@ -90,20 +213,20 @@ def metrics(summary: Summary) -> dict[str, Any]:
         "vllm_estimated_duration_s": duration,
         "slo": _slo(summary.slo),
         **_figures(summary, summary.total),
-        **_engine(summary.engine),
+        **_instance_figures(summary.all_instances),
         "fairness_jain_index": summary.fairness,
         "warnings": summary.warnings,
-        **{_PER[by]: dict(_breakdown(summary, by)) for by in summary.by},
+        **{_BREAKDOWN_KEYS[by]: dict(_breakdown(summary, by)) for by in summary.by},
     }
 
 
 def _breakdown(summary: Summary, by: By) -> Iterator[tuple[str, dict[str, float | None]]]:
     for label, group in summary.by[by].items():
-        engine = summary.engines.get(label) if by is By.INSTANCE else None
-        yield label, {**_figures(summary, group), **(_engine(engine) if engine else {})}
+        engine = summary.instances.get(label) if by is By.INSTANCE else None
+        yield label, {**_figures(summary, group), **(_instance_figures(engine) if engine else {})}
 
 
-def _engine(engine: Engine) -> dict[str, float | None]:
+def _instance_figures(engine: InstanceSummary) -> dict[str, float | None]:
     fetched = {"kv_fetched_blocks": engine.fetched_blocks} if engine.fetched_blocks else {}
     return {"steps": engine.steps, **fetched, "utilisation": engine.utilisation, **_spread_ms("itl", engine.itl)}
 
@@ -118,7 +241,7 @@ def _targets(targets: Targets) -> dict[str, float | None]:
     return {name: None if us is None else to_ms(us) for name, us in given.items()}
 
 
-def _figures(summary: Summary, group: Group) -> dict[str, float | None]:
+def _figures(summary: Summary, group: GroupSummary) -> dict[str, float | None]:
     count = group.outcomes
     return {
         "injected_requests": group.arrived,
@@ -143,17 +266,18 @@ def _figures(summary: Summary, group: Group) -> dict[str, float | None]:
         **_spread_ms("tpot", group.tpot),
         **_spread_ms("e2e", group.e2e),
         **_spread_ms("itl", group.itl),
-        "itl_mean_ms": None if group.gap_mean is None else to_ms(group.gap_mean),
+        "itl_mean_ms": None if group.itl_mean is None else to_ms(group.itl_mean),
         **_spread_ms("scheduling_delay", group.scheduling_delay),
-        "starvation_age_ms": to_ms(group.starvation),
+        "starvation_age_ms": to_ms(group.longest_wait),
         "preemption_count": group.preemptions,
         "retry_count": group.retries,
-        "goodput_rps": summary.per_second(group.good),
+        "goodput_rps": summary.per_second(group.within_slo),
         "slo_attainment": group.attainment,
     }
 
 
-def _spread_ms(name: str, spread: Spread | None) -> dict[str, float | None]:
+def _spread_ms(name: str, spread: LatencyStatistics | None) -> dict[str, float | None]:
     return {
-        f"{name}_{figure}_ms": None if spread is None else to_ms(getattr(spread, figure)) for figure in Spread.__struct_fields__
+        f"{name}_{figure}_ms": None if spread is None else to_ms(getattr(spread, figure))
+        for figure in LatencyStatistics.__struct_fields__
     }

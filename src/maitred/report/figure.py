@@ -8,9 +8,8 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from maitred.errors import ConfigError, nearest
-from maitred.report.over_time import over_time
-from maitred.report.panels import Panel, latencies
+from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.report.panels import Panel, latency_panels, time_panels
 from maitred.report.slo import Slo
 from maitred.sim import Results
 
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS: Final = ("png", "svg", "pdf")
+PLOT_FORMATS: Final = ("png", "svg", "pdf")
 _COLOURS = ("#2a6fc9", "#d9662b", "#1b9a6c", "#8a4fb8", "#b8860b", "#c2405a")
 _COLUMNS = 3
 _PANEL_INCHES = (4.2, 2.7)
-STYLE: dict[Any, Any] = {
+PLOT_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
@@ -38,15 +37,15 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def require_plots(path: Path, *, where: str = "") -> None:
+def check_plot_path(path: Path, *, where: str = "") -> None:
     """Raises ConfigError if the name of this file says no kind of picture, and if matplotlib is not installed."""
-    kind_of(path, where=where)
+    plot_format(path, where=where)
     _require_matplotlib(where)
 
 
 def write_plot(results: Results, slo: Slo, path: Path, write: Callable[[bytes], object]) -> None:
     """The figure (`draw`), as the name of the file says; the same run gives the same bytes."""
-    save(draw(results, slo), kind_of(path), write)
+    save_figure(draw_run(results, slo), plot_format(path), write)
 
 
 def _require_matplotlib(where: str) -> None:
@@ -57,25 +56,27 @@ def _require_matplotlib(where: str) -> None:
         raise ConfigError("needs matplotlib, which is not installed", where=where, hint=hint) from error
 
 
-def kind_of(path: Path, *, where: str = "") -> str:
+def plot_format(path: Path, *, where: str = "") -> str:
     """What kind of picture the name of a file says. Raises ConfigError for others."""
     kind = path.suffix.lower().removeprefix(".")
-    if kind not in KINDS:
+    if kind not in PLOT_FORMATS:
         what = f"{path.name} says no kind of picture that can be drawn"
-        raise ConfigError(what, where=where, hint=nearest(kind, KINDS) if kind else f"end it in .{', .'.join(KINDS)}")
+        raise ConfigError(
+            what, where=where, hint=nearest_name_hint(kind, PLOT_FORMATS) if kind else f"end it in .{', .'.join(PLOT_FORMATS)}"
+        )
     return kind
 
 
-def draw(results: Results, slo: Slo) -> Figure:
+def draw_run(results: Results, slo: Slo) -> Figure:
     """Latencies by class, then what happened over time. Raises ConfigError without matplotlib."""
     _require_matplotlib("a plot")
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    panels = [*latencies(results, slo), *over_time(results)]
+    panels = [*latency_panels(results, slo), *time_panels(results)]
     rows = max(ceil(len(panels) / _COLUMNS), 1)
     width, height = _PANEL_INCHES
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(PLOT_STYLE):
         figure = Figure(figsize=(_COLUMNS * width, rows * height))
         figure.subplots_adjust(left=0.055, right=0.985, bottom=0.18 / rows, top=1 - 0.12 / rows, wspace=0.25, hspace=0.45)
         for axes, panel in zip(figure.subplots(rows, _COLUMNS, squeeze=False).flat, panels, strict=False):
@@ -85,13 +86,13 @@ def draw(results: Results, slo: Slo) -> Figure:
     return figure
 
 
-def save(figure: Figure, kind: str, write: Callable[[bytes], object]) -> None:
-    """As one of `KINDS`; the same figure gives the same bytes."""
+def save_figure(figure: Figure, kind: str, write: Callable[[bytes], object]) -> None:
+    """As one of `PLOT_FORMATS`; the same figure gives the same bytes."""
     import matplotlib as mpl
 
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     buffer = BytesIO()
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(PLOT_STYLE):
         figure.savefig(buffer, format=kind, dpi=150, metadata=dated.get(kind))
     write(buffer.getvalue())
 

@@ -16,10 +16,10 @@ from itertools import product
 
 import msgspec
 
-from maitred.errors import ConfigError, nearest
-from maitred.report.spread import Spread
+from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.units import to_ms
+from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.summary import Summary
-from maitred.units import to_ms
 
 _LATENCIES = {f"{figure}_{name}": (name, figure) for name, figure in product(("ttft", "e2e"), ("p99", "p50", "mean"))}
 COMPONENTS = ("throughput", "tokens_per_sec", *_LATENCIES)
@@ -39,7 +39,7 @@ def parse_weights(text: str, *, where: str = "") -> dict[str, float]:
     for part in text.split(","):
         name, _, said = (word.strip() for word in part.partition(":"))
         if name not in COMPONENTS:
-            raise ConfigError(f"there is no component {name!r}", where=where, hint=nearest(name, COMPONENTS))
+            raise ConfigError(f"there is no component {name!r}", where=where, hint=nearest_name_hint(name, COMPONENTS))
         try:
             weight = float(said)
         except ValueError:
@@ -60,12 +60,12 @@ def fitness(summary: Summary, weights: Mapping[str, float]) -> Fitness:
 def _component(summary: Summary, name: str) -> float:
     if name in _LATENCIES:
         latency, figure = _LATENCIES[name]
-        spread: Spread | None = getattr(summary.total, latency)
+        spread: LatencyStatistics | None = getattr(summary.total, latency)
         return 0.0 if spread is None else 1 / (1 + to_ms(getattr(spread, figure)))
     if name == "throughput":
-        return _saturating(summary.per_second(summary.total.completed), 100)
-    return _saturating(summary.per_second(summary.total.output_tokens), 10_000)
+        return _saturation(summary.per_second(summary.total.completed), 100)
+    return _saturation(summary.per_second(summary.total.output_tokens), 10_000)
 
 
-def _saturating(rate: float | None, half: float) -> float:
+def _saturation(rate: float | None, half: float) -> float:
     return 0.0 if rate is None else rate / (rate + half)

@@ -18,21 +18,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from maitred.admission import AdmissionConfig
-from maitred.admission.config import Mode
-from maitred.catalogue import resolved
-from maitred.decisions import DecisionLog
+from maitred.admission.config import AdmissionMode
+from maitred.core.decisions import DecisionLog
+from maitred.core.units import MILLISECOND, Micros
 from maitred.instance import InstanceConfig
-from maitred.report import frame
+from maitred.instance.catalogue import resolve_instance
+from maitred.report import export
 from maitred.report.breakdown import By
-from maitred.report.files import OutputFile
-from maitred.report.page import write_page
-from maitred.report.setup import Setup
-from maitred.report.slo import USUAL_SLO, Slo
+from maitred.report.output_file import OutputFile
+from maitred.report.page import RunSetup, write_page
+from maitred.report.slo import DEFAULT_SLO, Slo
 from maitred.report.summary import Summary, summarise
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Results
 from maitred.sim import simulate as run
-from maitred.units import MILLISECOND, Micros
 from maitred.workload import Job, Workload, open_trace
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 class Result:
     """A simulated run: its rows, and what can be made of them. It never changes."""
 
-    def __init__(self, rows: Results, setup: Setup, slo: Slo) -> None:
+    def __init__(self, rows: Results, setup: RunSetup, slo: Slo) -> None:
         """`slo` is meant wherever no other is given."""
         self.rows = rows
         """One row per request, in columns (numpy): instants in µs."""
@@ -57,20 +56,20 @@ class Result:
 
     def to_frame(self) -> pl.DataFrame:
         """A row per request, in the order of arrival; columns as in `report.frame`. Raises ConfigError without polars."""
-        return frame.to_frame(self.rows)
+        return export.to_frame(self.rows)
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Latencies and what happened over time; also written to `path` (png, svg or pdf, by its suffix), if given.
 
         Raises ConfigError without matplotlib, and for a path that cannot be written.
         """
-        from maitred.report.figure import draw, kind_of, save
+        from maitred.report.figure import draw_run, plot_format, save_figure
 
-        figure = draw(self.rows, self.slo)
+        figure = draw_run(self.rows, self.slo)
         if path is not None:
-            kind = kind_of(Path(path))
+            kind = plot_format(Path(path))
             with OutputFile(Path(path)) as file:
-                save(figure, kind, file.write)
+                save_figure(figure, kind, file.write)
         return figure
 
     def report(self, path: str | Path) -> None:
@@ -79,18 +78,18 @@ class Result:
             write_page(self.rows, self.summary(), self.setup, file.write)
 
     def __repr__(self) -> str:
-        from maitred.report.wording import number, share
+        from maitred.report.formatting import format_number, format_share
 
         total = self.summary(by=()).total
-        ttft = "no first token" if total.ttft is None else f"TTFT p99 {number(total.ttft.p99 / 1000)} ms"
-        met = "" if total.attainment is None else f", {share(total.attainment)} within SLO"
+        ttft = "no first token" if total.ttft is None else f"TTFT p99 {format_number(total.ttft.p99 / 1000)} ms"
+        met = "" if total.attainment is None else f", {format_share(total.attainment)} within SLO"
         return f"<Result: {total.completed:,} of {total.arrived:,} requests completed, {ttft}{met}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from maitred.report.page.glance import glance
+        from maitred.report.page import notebook_html
 
-        return glance(self.summary(by=()))
+        return notebook_html(self.summary(by=()))
 
 
 def simulate(
@@ -102,7 +101,7 @@ def simulate(
     *,
     seed: int = 42,
     horizon: Micros | None = None,
-    slo: Slo = USUAL_SLO,
+    slo: Slo = DEFAULT_SLO,
     sample_every: Micros | None = 5 * MILLISECOND,
     progress: Callable[[int], None] | None = None,
     log: DecisionLog | None = None,
@@ -119,7 +118,7 @@ def simulate(
     Raises ConfigError for unknown policies, limits that cannot be, jobs out of order, and a trace that cannot be read.
     """
     name = workload if isinstance(workload, str) else ""
-    setup = Setup(workload=name, seed=seed, horizon=horizon, sections=_sections(cluster, instance, routing, admission))
+    setup = RunSetup(workload=name, seed=seed, horizon=horizon, sections=_sections(cluster, instance, routing, admission))
 
     def ran(jobs: Iterable[Job]) -> Result:
         rows = run(
@@ -133,7 +132,7 @@ def simulate(
             progress=progress,
             log=log,
             sample_every=sample_every,
-            log_gaps=True,
+            log_itl=True,
         )
         return Result(rows, setup, slo)
 
@@ -153,10 +152,10 @@ def _sections(
 ) -> dict[str, msgspec.Struct]:
     """What a run was made with, defaults filled in."""
     cluster = cluster or ClusterConfig()
-    mode: Mode = "off" if cluster.capacity is None else "priority"
+    mode: AdmissionMode = "off" if cluster.capacity is None else "priority"
     return {
         "cluster": cluster,
-        "instance": resolved(instance or InstanceConfig()),
+        "instance": resolve_instance(instance or InstanceConfig()),
         "routing": routing or RoutingConfig(),
         "admission": admission or AdmissionConfig(mode=mode),
     }

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from maitred.request import PriorityClass
+from maitred.core.request import PriorityClass
+from maitred.core.units import MILLISECOND, SECOND, Micros, from_ms
 from maitred.sim import Outcome, Results
-from maitred.units import MILLISECOND, SECOND, Micros, from_ms
 from maitred.workload import Trace, Workload
 
 Mask = npt.NDArray[np.bool_]
@@ -47,11 +47,11 @@ class Slo(Targets, frozen=True, kw_only=True):
         return super().__bool__() or any(self.classes.values())
 
 
-USUAL_SLO = Slo(ttft=2 * SECOND, tpot=200 * MILLISECOND)
+DEFAULT_SLO = Slo(ttft=2 * SECOND, tpot=200 * MILLISECOND)
 """For those who state none: what MLPerf Inference asks of its "server" scenario with Llama 2 70B."""
 
 
-def targets_of(workload: Workload | Trace | None) -> dict[str, Targets]:
+def workload_targets(workload: Workload | Trace | None) -> dict[str, Targets]:
     """Those of classes that the workload itself states; none of none."""
     said = {} if workload is None else workload.goodput_slo_targets
     return {name: Targets(ttft=_us(of.ttft_ms), tpot=_us(of.itl_ms), e2e=_us(of.e2e_ms)) for name, of in said.items()}
@@ -61,7 +61,7 @@ def _us(milliseconds: float | None) -> Micros | None:
     return None if milliseconds is None else from_ms(milliseconds)
 
 
-def good(results: Results, slo: Slo) -> Mask:
+def meets_slo(results: Results, slo: Slo) -> Mask:
     """Which requests met it."""
     gaps = np.maximum(results.output_tokens - 1, 1)
     tpot = (results.finished - results.first_token) / gaps
@@ -75,7 +75,7 @@ def good(results: Results, slo: Slo) -> Mask:
     return met
 
 
-def absent(results: Results, slo: Slo) -> list[str]:
+def classes_without_requests(results: Results, slo: Slo) -> list[str]:
     """The classes that have targets and no request: perhaps a slip of the keyboard."""
     return [name for name in slo.classes if not _members(results, name).any()]
 
@@ -83,7 +83,9 @@ def absent(results: Results, slo: Slo) -> list[str]:
 def _within(latency: npt.NDArray[np.int64] | npt.NDArray[np.float64], target: str, results: Results, slo: Slo) -> Mask:
     everyone: Micros | None = getattr(slo, target)
     limits = np.full(len(results), np.inf if everyone is None else everyone)
-    for name, targets in sorted(slo.classes.items(), key=lambda item: PriorityClass.of(item[0]) is None):  # SLO classes last
+    for name, targets in sorted(
+        slo.classes.items(), key=lambda item: PriorityClass.from_label(item[0]) is None
+    ):  # SLO classes last
         own: Micros | None = getattr(targets, target)
         if own is not None:
             limits[_members(results, name)] = own
@@ -94,7 +96,7 @@ def _within(latency: npt.NDArray[np.int64] | npt.NDArray[np.float64], target: st
 def _members(results: Results, name: str) -> Mask:
     """The requests of a class. Of a priority class, those that name no SLO class."""
     of_slo = results.slo_class == results.slo_classes.index(name) if name in results.slo_classes else None
-    priority_class = PriorityClass.of(name)
+    priority_class = PriorityClass.from_label(name)
     if priority_class is None:
         return np.zeros(len(results), dtype=np.bool_) if of_slo is None else of_slo
     of_class = (results.priority_class == priority_class) & (results.slo_class == 0)

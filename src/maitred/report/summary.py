@@ -13,47 +13,59 @@ What has no requests to be computed from is None, never NaN and never 0.
 Goodput is good requests (`slo`) per simulated second; attainment is good requests over all that arrived, so that turning
 requests away does not look like serving them well. Fairness is Jain's index of the tokens that tenants got, (Σx)² / (n·Σx²):
 1 if all got the same, 1/n if one got everything (R. Jain et al., A quantitative measure of fairness, 1984).
+
+Tally: the figures of requests that nobody keeps, in memory that does not grow with their number.
+
+Rows come block by block as requests end (`sim.simulate(sink=tally.add)`). What can be counted is counted exactly; latencies go
+into sketches, so their means are exact and their percentiles within half a percent.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from maitred.report.breakdown import By, codes_of, groups, label_of
-from maitred.report.counts import Counts, count, latencies
-from maitred.report.itl import itl_by_group
-from maitred.report.slo import Slo, absent
-from maitred.report.spread import Spread, sketched, spread
-from maitred.request import PriorityClass
+from maitred.core.quantile_sketch import QuantileSketch
+from maitred.core.request import PriorityClass
+from maitred.core.units import Micros, to_seconds
+from maitred.report.breakdown import By, group_codes, group_label, itl_by_group, split_by
+from maitred.report.request_statistics import (
+    LatencyStatistics,
+    RequestCounts,
+    add_counts,
+    count_requests,
+    latency_statistics,
+    request_latencies,
+    sketch_statistics,
+)
+from maitred.report.slo import Slo, classes_without_requests
 from maitred.sim import InstanceTotals, Results
-from maitred.sketch import Sketch
-from maitred.units import Micros, to_seconds
 
 THRASHING = 0.1
 """If more than this share of the tokens that were computed had been computed before, KV is too small for the load."""
 
 
-class Group(Counts, frozen=True, kw_only=True):
+class GroupSummary(RequestCounts, frozen=True, kw_only=True):
     """The figures of some requests, or of all."""
 
-    ttft: Spread | None
-    tpot: Spread | None
-    e2e: Spread | None
-    scheduling_delay: Spread | None
-    itl: Spread | None = None
+    ttft: LatencyStatistics | None
+    tpot: LatencyStatistics | None
+    e2e: LatencyStatistics | None
+    scheduling_delay: LatencyStatistics | None
+    itl: LatencyStatistics | None = None
     """Of all gaps between tokens; None: there are none, or nobody kept whose they were."""
 
     @property
-    def gap_mean(self) -> float | None:
+    def itl_mean(self) -> float | None:
         """Of all gaps, or else of those of completed requests, in µs."""
-        return self.itl_mean if self.itl is None else self.itl.mean
+        return self.completed_itl_mean if self.itl is None else self.itl.mean
 
 
-class Engine(msgspec.Struct, frozen=True, kw_only=True):
+class InstanceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance did, or all of them."""
 
     steps: int
@@ -61,7 +73,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """KV blocks that came back from main memory."""
     utilisation: float | None
     """Share of the run in which it made steps, 0..1; of several, the mean."""
-    itl: Spread | None
+    itl: LatencyStatistics | None
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,19 +82,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     duration: Micros
     """Simulated, from 0 to the end of the run."""
     slo: Slo
-    total: Group
-    by: Mapping[By, Mapping[str, Group]]
+    total: GroupSummary
+    by: Mapping[By, Mapping[str, GroupSummary]]
     """Breakdowns, as far as they were asked for; those of classes always."""
-    engine: Engine
+    all_instances: InstanceSummary
     """All instances together."""
-    engines: Mapping[str, Engine]
+    instances: Mapping[str, InstanceSummary]
     """By instance, as in `by[By.INSTANCE]`."""
     fairness: float | None
     """Among tenants, 0..1; None if there are not several."""
     warnings: Sequence[str] = ()
 
     @property
-    def classes(self) -> dict[PriorityClass, Group]:
+    def classes(self) -> dict[PriorityClass, GroupSummary]:
         """Only classes of which a request arrived, the most urgent first."""
         return {PriorityClass[label.upper()]: group for label, group in self.by[By.CLASS].items()}
 
@@ -95,83 +107,95 @@ def summarise(results: Results, slo: Slo | None = None, by: Iterable[By] = By) -
     """`by`: the breakdowns that are wanted."""
     targets = slo or Slo()
     tokens = np.bincount(results.tenant, weights=results.output_tokens) if len(results) else np.zeros(0)
-    return summed_up(
+    return build_summary(
         results,
         targets,
-        total=group(results, targets),
-        by={each: {label: group(part, targets) for label, part in groups(results, each)} for each in wanted(by)},
+        total=summarise_group(results, targets),
+        by={
+            each: {label: summarise_group(part, targets) for label, part in split_by(results, each)}
+            for each in requested_breakdowns(by)
+        },
         tokens=tokens[np.unique(results.tenant)].tolist(),
-        without=absent(results, targets),
+        empty_classes=classes_without_requests(results, targets),
     )
 
 
-def summed_up(
+def build_summary(
     results: Results,
     slo: Slo,
     *,
-    total: Group,
-    by: Mapping[By, Mapping[str, Group]],
+    total: GroupSummary,
+    by: Mapping[By, Mapping[str, GroupSummary]],
     tokens: Sequence[float],
-    without: Sequence[str],
+    empty_classes: Sequence[str],
 ) -> Summary:
     """What requests say (`tokens`: that tenants got; `without`: classes with targets and no request), and what `results` says
     beside them."""
-    engine = _engine(results.instances, results.end)
-    engines = {str(index): _engine([totals], results.end) for index, totals in enumerate(results.instances)}
+    engine = _instance_summary(results.instances, results.end)
+    engines = {str(index): _instance_summary([totals], results.end) for index, totals in enumerate(results.instances)}
     return Summary(
         duration=int(results.end),
         slo=slo,
         total=msgspec.structs.replace(total, itl=engine.itl),
-        by={each: dict(_with_gaps(results, each, groups, engine, engines)) for each, groups in by.items()},
-        engine=engine,
-        engines=engines,
+        by={each: dict(_with_itl(results, each, groups, engine, engines)) for each, groups in by.items()},
+        all_instances=engine,
+        instances=engines,
         fairness=_fairness(tokens),
-        warnings=(*_thrashing(total), *(f"there is an SLO for the class {name!r}, and no request of it" for name in without)),
+        warnings=(
+            *_thrashing(total),
+            *(f"there is an SLO for the class {name!r}, and no request of it" for name in empty_classes),
+        ),
     )
 
 
-def _with_gaps(
-    results: Results, by: By, groups: Mapping[str, Group], engine: Engine, engines: Mapping[str, Engine]
-) -> Iterator[tuple[str, Group]]:
+def _with_itl(
+    results: Results,
+    by: By,
+    groups: Mapping[str, GroupSummary],
+    engine: InstanceSummary,
+    engines: Mapping[str, InstanceSummary],
+) -> Iterator[tuple[str, GroupSummary]]:
     """Instances know their gaps, and a group that is alone has all of them."""
     if by is By.INSTANCE:
         known = {label: engines[label].itl for label in groups if label in engines}
     elif len(groups) == 1:
         known = dict.fromkeys(groups, engine.itl)
     else:
-        sketches = itl_by_group(results, codes_of(results, by))
-        known = {label_of(results, by, code): sketched(sketch) for code, sketch in sketches.items()}
+        sketches = itl_by_group(results, group_codes(results, by))
+        known = {group_label(results, by, code): sketch_statistics(sketch) for code, sketch in sketches.items()}
     for label, members in groups.items():
         yield label, msgspec.structs.replace(members, itl=known.get(label))
 
 
-def wanted(by: Iterable[By]) -> list[By]:
+def requested_breakdowns(by: Iterable[By]) -> list[By]:
     """These breakdowns, in our order, and that of classes."""
     asked = {By.CLASS, *by}
     return [each for each in By if each in asked]
 
 
-def group(results: Results, slo: Slo) -> Group:
+def summarise_group(results: Results, slo: Slo) -> GroupSummary:
     """The figures of all rows of `results`."""
-    return grouped(count(results, slo), {name: spread(values) for name, values in latencies(results).items()})
+    return build_group(
+        count_requests(results, slo), {name: latency_statistics(values) for name, values in request_latencies(results).items()}
+    )
 
 
-def grouped(counts: Counts, spreads: Mapping[str, Spread | None]) -> Group:
+def build_group(counts: RequestCounts, spreads: Mapping[str, LatencyStatistics | None]) -> GroupSummary:
     figures: dict[str, Any] = {**msgspec.structs.asdict(counts), **spreads}
-    return Group(**figures)
+    return GroupSummary(**figures)
 
 
-def _engine(instances: Sequence[InstanceTotals], duration: Micros) -> Engine:
-    gaps = Sketch()
+def _instance_summary(instances: Sequence[InstanceTotals], duration: Micros) -> InstanceSummary:
+    gaps = QuantileSketch()
     for totals in instances:
-        gaps.merge(totals.gaps)
+        gaps.merge(totals.itl)
     available = duration * len(instances)
     busy = sum(min(totals.busy, duration) for totals in instances)  # a step may outlast the run, if its last client leaves
-    return Engine(
+    return InstanceSummary(
         steps=sum(totals.steps for totals in instances),
         fetched_blocks=sum(totals.fetched_blocks for totals in instances),
         utilisation=busy / available if available else None,
-        itl=sketched(gaps),
+        itl=sketch_statistics(gaps),
     )
 
 
@@ -180,8 +204,73 @@ def _fairness(tokens: Sequence[float]) -> float | None:
     return sum(tokens) ** 2 / (len(tokens) * squares) if len(tokens) > 1 and squares else None
 
 
-def _thrashing(total: Group) -> list[str]:
+def _thrashing(total: GroupSummary) -> list[str]:
     if total.waste is None or total.waste <= THRASHING:
         return []
     what = f"KV thrashing: {total.preemptions:,} preemptions, {total.waste:.0%} of the tokens computed were computed again"
     return [f"{what} (more total_kv_blocks, fewer max_num_seqs, or admission with a capacity)"]
+
+
+class StreamingSummary:
+    """Add up, then ask for the summary."""
+
+    def __init__(self, slo: Slo, by: Iterable[By] = (By.CLASS,)) -> None:
+        """`by`: the breakdowns that are wanted."""
+        self._slo = slo
+        self._by = requested_breakdowns(by)
+        self._total = _StreamedGroup()
+        self._groups: dict[By, dict[str, _StreamedGroup]] = {each: {} for each in self._by}
+        self._tokens: Counter[str] = Counter()
+        self._empty_classes = [*slo.classes]
+
+    def add(self, part: Results) -> None:
+        """These requests, too."""
+        self._total.add(part, self._slo)
+        for by in self._by:
+            for label, members in split_by(part, by):
+                self._groups[by].setdefault(label, _StreamedGroup()).add(members, self._slo)
+        for label, members in split_by(part, By.TENANT):
+            self._tokens[label] += int(members.output_tokens.sum())
+        missing = classes_without_requests(part, self._slo)
+        self._empty_classes = [name for name in self._empty_classes if name in missing]
+
+    def summary(self, results: Results) -> Summary:
+        """With what `results`, a run without rows, says of its instances."""
+        if self._total.counts is None:
+            self._total.add(results, self._slo)
+        return build_summary(
+            results,
+            self._slo,
+            total=self._total.summary(),
+            by={
+                by: {label: shares[label].summary() for label in _in_group_order(by, shares)}
+                for by, shares in self._groups.items()
+            },
+            tokens=[*self._tokens.values()],
+            empty_classes=self._empty_classes,
+        )
+
+
+class _StreamedGroup:
+    """The requests of one group."""
+
+    def __init__(self) -> None:
+        self.counts: RequestCounts | None = None
+        self._latencies: dict[str, QuantileSketch] = {}
+
+    def add(self, part: Results, slo: Slo) -> None:
+        counts = count_requests(part, slo)
+        self.counts = counts if self.counts is None else add_counts(self.counts, counts)
+        for name, values in request_latencies(part).items():
+            self._latencies.setdefault(name, QuantileSketch()).add_all(values)
+
+    def summary(self) -> GroupSummary:
+        assert self.counts is not None
+        return build_group(self.counts, {name: sketch_statistics(sketch) for name, sketch in self._latencies.items()})
+
+
+def _in_group_order(by: By, labels: Iterable[str]) -> list[str]:
+    """As `groups` gives them; they came up in any order."""
+    if by is By.CLASS:
+        return [kind.label for kind in sorted(PriorityClass, reverse=True) if kind.label in labels]
+    return sorted(labels, key=int) if by is By.INSTANCE else [*labels]

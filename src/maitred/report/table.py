@@ -10,21 +10,21 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from maitred.core.units import SECOND, to_ms, to_seconds
 from maitred.report.breakdown import By
-from maitred.report.spread import Spread
-from maitred.report.summary import Group, Summary
-from maitred.report.wording import NOTHING, number, objective, share
+from maitred.report.formatting import NO_VALUE, format_number, format_share, format_slo
+from maitred.report.request_statistics import LatencyStatistics
+from maitred.report.summary import GroupSummary, Summary
 from maitred.sim import Outcome
-from maitred.units import SECOND, to_ms, to_seconds
 
 _WIDEST = 1_000
 _MOST_GROUPS = 20
 _LONGEST_NAME = 18
 _ALL = "all"
 
-Line: TypeAlias = tuple[str, Callable[[Group], str]]
+TableRow: TypeAlias = tuple[str, Callable[[GroupSummary], str]]
 
-_LATENCIES: tuple[tuple[str, Callable[[Group], Spread | None]], ...] = (
+_LATENCIES: tuple[tuple[str, Callable[[GroupSummary], LatencyStatistics | None]], ...] = (
     ("TTFT ms", lambda group: group.ttft),
     ("TPOT ms", lambda group: group.tpot),
     ("E2E ms", lambda group: group.e2e),
@@ -49,7 +49,7 @@ def print_summary(summary: Summary, console: Console, per: By = By.CLASS) -> Non
     console.print(_closing(summary), style="dim", highlight=False)
 
 
-def _latencies(summary: Summary, groups: dict[str, Group]) -> Table:
+def _latencies(summary: Summary, groups: dict[str, GroupSummary]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("latency", style="bold")
     table.add_column("class", style="cyan")
@@ -60,20 +60,20 @@ def _latencies(summary: Summary, groups: dict[str, Group]) -> Table:
             table.add_row(name if row == 0 else "", label, *_spread(of(group)))
         if len(groups) > 1:
             table.add_section()
-    if summary.engine.itl is not None:
+    if summary.all_instances.itl is not None:
         for row, (label, group) in enumerate(groups.items()):
-            mean = number(None if group.gap_mean is None else to_ms(group.gap_mean))
+            mean = format_number(None if group.itl_mean is None else to_ms(group.itl_mean))
             table.add_row("ITL ms" if row == 0 else "", label, mean, *_spread(group.itl)[1:])
     return table
 
 
-def _spread(spread: Spread | None) -> list[str]:
+def _spread(spread: LatencyStatistics | None) -> list[str]:
     if spread is None:
-        return [NOTHING] * 4
-    return [number(to_ms(us)) for us in (spread.mean, spread.p50, spread.p90, spread.p99)]
+        return [NO_VALUE] * 4
+    return [format_number(to_ms(us)) for us in (spread.mean, spread.p50, spread.p90, spread.p99)]
 
 
-def _requests(summary: Summary, groups: dict[str, Group]) -> Table:
+def _requests(summary: Summary, groups: dict[str, GroupSummary]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("requests", style="bold")
     for label in groups:
@@ -83,40 +83,40 @@ def _requests(summary: Summary, groups: dict[str, Group]) -> Table:
     return table
 
 
-def _arrived(group: Group) -> str:
+def _arrived(group: GroupSummary) -> str:
     return f"{group.arrived:,}"
 
 
-def _outcomes(summary: Summary) -> list[Line]:
+def _outcomes(summary: Summary) -> list[TableRow]:
     """Completed, and whatever else happened to any request."""
 
-    def line(kind: Outcome) -> Line:
+    def line(kind: Outcome) -> TableRow:
         return f"  {kind.name.lower().replace('_', ' ')}", lambda group: f"{group.outcomes[kind]:,}"
 
     return [line(kind) for kind in Outcome if kind is Outcome.COMPLETED or summary.total.outcomes[kind]]
 
 
-def _work(summary: Summary) -> list[Line]:
+def _work(summary: Summary) -> list[TableRow]:
     """What it cost, as far as there is anything to say."""
     total = summary.total
-    lines: list[tuple[bool | int, Line]] = [
+    lines: list[tuple[bool | int, TableRow]] = [
         (total.retries, ("retries", lambda group: f"{group.retries:,}")),
-        (total.starvation >= SECOND, ("longest wait s", lambda group: number(to_seconds(group.starvation)))),
-        (total.cached_tokens, ("prefix hits", lambda group: share(group.hit_rate or 0))),
+        (total.longest_wait >= SECOND, ("longest wait s", lambda group: format_number(to_seconds(group.longest_wait)))),
+        (total.cached_tokens, ("prefix hits", lambda group: format_share(group.hit_rate or 0))),
         (True, ("KV preemptions", lambda group: f"{group.preemptions:,}")),
         (total.wasted_tokens, ("wasted tokens", lambda group: f"{group.wasted_tokens:,}")),
     ]
     return [line for said, line in lines if said]
 
 
-def _rates(summary: Summary) -> list[Line]:
-    lines: list[Line] = [
-        ("completed/s", lambda group: number(summary.per_second(group.completed))),
-        ("output tokens/s", lambda group: number(summary.per_second(group.output_tokens))),
+def _rates(summary: Summary) -> list[TableRow]:
+    lines: list[TableRow] = [
+        ("completed/s", lambda group: format_number(summary.per_second(group.completed))),
+        ("output tokens/s", lambda group: format_number(summary.per_second(group.output_tokens))),
     ]
     if summary.slo:
-        lines.append(("goodput/s", lambda group: number(summary.per_second(group.good))))
-        lines.append(("within SLO", lambda group: share(group.attainment)))
+        lines.append(("goodput/s", lambda group: format_number(summary.per_second(group.within_slo))))
+        lines.append(("within SLO", lambda group: format_share(group.attainment)))
     return lines
 
 
@@ -130,9 +130,9 @@ def _breakdown(summary: Summary, per: By) -> Table:
         groups.sort(key=lambda item: -item[1].arrived)
     for label, group in groups[:_MOST_GROUPS]:
         ttft, tpot, e2e = (_spread(each) for each in (group.ttft, group.tpot, group.e2e))
-        tokens = number(summary.per_second(group.output_tokens))
+        tokens = format_number(summary.per_second(group.output_tokens))
         name = label if len(label) <= _LONGEST_NAME else f"{label[: _LONGEST_NAME - 1]}…"
-        table.add_row(name, _arrived(group), ttft[1], ttft[3], tpot[3], e2e[3], tokens, share(group.attainment))
+        table.add_row(name, _arrived(group), ttft[1], ttft[3], tpot[3], e2e[3], tokens, format_share(group.attainment))
     if len(groups) > _MOST_GROUPS:
         rest = groups[_MOST_GROUPS:]
         table.add_row(f"{len(rest):,} more", f"{sum(group.arrived for _, group in rest):,}", style="dim")
@@ -141,10 +141,10 @@ def _breakdown(summary: Summary, per: By) -> Table:
 
 def _closing(summary: Summary) -> str:
     parts = [f"{to_seconds(summary.duration):,.1f} s simulated"]
-    if summary.engine.utilisation is not None:
-        parts[0] += f", instances {summary.engine.utilisation:.0%} busy"
+    if summary.all_instances.utilisation is not None:
+        parts[0] += f", instances {summary.all_instances.utilisation:.0%} busy"
     if summary.fairness is not None:
         parts.append(f"fairness among tenants (Jain): {summary.fairness:.3f}")
     if summary.slo:
-        parts.append(f"SLO: {objective(summary.slo)}")
+        parts.append(f"SLO: {format_slo(summary.slo)}")
     return "; ".join(parts)

@@ -6,8 +6,8 @@ are registered under the name that users type (`ROUTERS`), and so are the scorer
 
 from __future__ import annotations
 
+from maitred.routing.base import ROUTERS, BaseRouter, RouterInfo, Signals, signals_read
 from maitred.routing.config import RoutingConfig
-from maitred.routing.policy import ROUTERS, BaseRouter, Reads, RouterInfo, what_it_reads
 from maitred.routing.scorers import SCORERS, BaseScorer, Scorer
 
 __all__ = [
@@ -15,9 +15,9 @@ __all__ = [
     "SCORERS",
     "BaseRouter",
     "BaseScorer",
-    "Reads",
     "RouterInfo",
     "RoutingConfig",
     "Scorer",
-    "what_it_reads",
+    "Signals",
+    "signals_read",
 ]

@@ -8,19 +8,19 @@ from typing import Final
 
 import msgspec
 
-from maitred.contracts import Router
-from maitred.errors import ConfigError
-from maitred.routing.mix import Mix, Weighed, parse_mix
-from maitred.routing.policy import ROUTERS, Reads, what_it_reads
+from maitred.core.contracts import Router
+from maitred.core.errors import ConfigError
+from maitred.routing.base import ROUTERS, Signals, signals_read
+from maitred.routing.scorer_weights import ScorerWeights, WeightedScorer, parse_scorer_weights
 from maitred.routing.scorers import SCORERS
 from maitred.routing.session_affinity import SessionAffinity
-from maitred.routing.weighted import Weighted
+from maitred.routing.weighted import WeightedRouter
 
-_MISSING: Final = {
-    Reads.LOAD: "the queues of the instances, which are not known here",
-    Reads.CACHES: "the prefix caches of the instances, which are off, or not known here",
-    Reads.PROMPT: "what prompts say, which is not known here",
-    Reads.SESSION: "sessions, of which there are none here",
+_UNKNOWN_SIGNALS: Final = {
+    Signals.LOAD: "the queues of the instances, which are not known here",
+    Signals.CACHES: "the prefix caches of the instances, which are off, or not known here",
+    Signals.PROMPT: "what prompts say, which is not known here",
+    Signals.SESSION: "sessions, of which there are none here",
 }
 
 
@@ -29,47 +29,47 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     policy: str = "least-loaded"
     """A policy registered in `ROUTERS`, with parameters if need be: `session-affinity(power-of-two)`."""
-    scorers: str | tuple[str | Weighed, ...] = ()
+    scorers: str | tuple[str | WeightedScorer, ...] = ()
     """What `weighted` adds up, as `queue-depth:2, load-balance:1`; nothing: as BLIS has it."""
 
     def __post_init__(self) -> None:
         if not self.scorers:
             return
         try:
-            for part in self._mix().parts:
+            for part in self._weights().scorers:
                 SCORERS.get(part.name)
         except ConfigError as error:
             raise ValueError(f"scorers: {error}") from error
 
     def router(self, rng: Random) -> Router:
         """Raises ConfigError for an unknown policy."""
-        return ROUTERS.create(self.policy, {Random: rng, Mix: self._mix()})
+        return ROUTERS.create(self.policy, {Random: rng, ScorerWeights: self._weights()})
 
-    def warnings(self, lacks: Reads = Reads.NOTHING) -> list[str]:
+    def warnings(self, lacks: Signals = Signals.NOTHING) -> list[str]:
         """What works and is hardly meant, a line each; `lacks` is what the driver cannot show. Raises ConfigError as `router`
         does."""
         return list(self._warnings(lacks))
 
-    def _mix(self) -> Mix:
-        return parse_mix(self.scorers)
+    def _weights(self) -> ScorerWeights:
+        return parse_scorer_weights(self.scorers)
 
-    def _warnings(self, lacks: Reads) -> Iterator[str]:
-        layers = list(_layers(self.router(Random(0))))
-        weighted = [layer for layer in layers if isinstance(layer, Weighted)]
+    def _warnings(self, lacks: Signals) -> Iterator[str]:
+        layers = list(_router_chain(self.router(Random(0))))
+        weighted = [layer for layer in layers if isinstance(layer, WeightedRouter)]
         if self.scorers and not weighted:
             yield f"routing scorers have no effect with {self.policy}: they are those of weighted"
         for layer in weighted:
             for name, scorer in layer.scorers.items():
-                for missing in what_it_reads(scorer) & lacks:
-                    yield f"the scorer {name} looks at {_MISSING[missing]}: it cannot tell instances apart"
+                for missing in signals_read(scorer) & lacks:
+                    yield f"the scorer {name} looks at {_UNKNOWN_SIGNALS[missing]}: it cannot tell instances apart"
                     break
-        if Reads.SESSION in lacks and any(isinstance(layer, SessionAffinity) for layer in layers):
+        if Signals.SESSION in lacks and any(isinstance(layer, SessionAffinity) for layer in layers):
             yield f"{self.policy}: no request names a program, routing key or tenant here, so there are no sessions"
 
 
-def _layers(router: Router) -> Iterator[Router]:
+def _router_chain(router: Router) -> Iterator[Router]:
     """The router, the one inside, the one inside that."""
     layer: Router | None = router
     while layer is not None:
         yield layer
-        layer = getattr(layer, "inside", None)
+        layer = getattr(layer, "inner", None)

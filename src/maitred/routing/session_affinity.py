@@ -14,14 +14,14 @@ from collections import OrderedDict
 from random import Random
 from typing import TypeAlias
 
-from maitred.contracts import Choice, FleetView, Router
-from maitred.request import Request
-from maitred.routing.fleets import PerFleet
-from maitred.routing.least_loaded import LeastLoaded
-from maitred.routing.policy import ROUTERS, BaseRouter, Reads, RouterInfo, what_it_reads
-from maitred.units import Micros
+from maitred.core.contracts import Choice, FleetView, Router
+from maitred.core.request import Request
+from maitred.core.units import Micros
+from maitred.routing.base import ROUTERS, BaseRouter, RouterInfo, Signals, signals_read
+from maitred.routing.per_fleet_cache import PerFleetCache
+from maitred.routing.policies import LeastLoaded
 
-_Session: TypeAlias = tuple[str, str, str]
+_SessionKey: TypeAlias = tuple[str, str, str]
 """Its model, the kind of its name, and its name: each model is served elsewhere."""
 
 
@@ -34,7 +34,7 @@ class SessionAffinity(BaseRouter):
     """
 
     about = RouterInfo(
-        line="where the last request of the same program, routing key or tenant went; the first by another policy",
+        summary="where the last request of the same program, routing key or tenant went; the first by another policy",
         complexity="O(1), and the other policy's for the first of a session",
         reads="program, routing key, tenant; what the other policy reads",
     )
@@ -43,33 +43,33 @@ class SessionAffinity(BaseRouter):
         """Raises ValueError for a memory of less than one session."""
         if sessions < 1:
             raise ValueError(f"sessions must be at least 1, not {sessions}")
-        self.inside = policy or LeastLoaded(rng)
-        self.reads = Reads.SESSION | what_it_reads(self.inside)
-        self._most = sessions
-        self._places: OrderedDict[_Session, int] = OrderedDict()
+        self.inner = policy or LeastLoaded(rng)
+        self.signals = Signals.SESSION | signals_read(self.inner)
+        self._max_sessions = sessions
+        self._instance_of: OrderedDict[_SessionKey, int] = OrderedDict()
         """The instance of each session, the one that was quiet for longest first."""
-        self._members = PerFleet(lambda fleet: frozenset(view.index for view in fleet))
+        self._fleet_indices = PerFleetCache(lambda fleet: frozenset(view.index for view in fleet))
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
-        session = _session(request)
+        session = _session_key(request)
         if session is None:
-            return self.inside.choose(request, fleet, now)
-        place = self._places.get(session)
-        if place is not None and place in self._members.of(fleet):
-            self._places.move_to_end(session)
+            return self.inner.choose(request, fleet, now)
+        place = self._instance_of.get(session)
+        if place is not None and place in self._fleet_indices.get(fleet):
+            self._instance_of.move_to_end(session)
             return Choice(place, "same_session")
-        choice = self.inside.choose(request, fleet, now)
-        self._places[session] = choice.instance
-        self._places.move_to_end(session)
-        if len(self._places) > self._most:
-            self._places.popitem(last=False)
+        choice = self.inner.choose(request, fleet, now)
+        self._instance_of[session] = choice.instance
+        self._instance_of.move_to_end(session)
+        if len(self._instance_of) > self._max_sessions:
+            self._instance_of.popitem(last=False)
         return choice
 
-    def left(self, request: Request, instance: int, now: Micros) -> None:
-        self.inside.left(request, instance, now)
+    def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
+        self.inner.on_request_end(request, instance, now)
 
 
-def _session(request: Request) -> _Session | None:
+def _session_key(request: Request) -> _SessionKey | None:
     for kind, name in (("program", request.program), ("routing_key", request.routing_key), ("tenant", request.tenant)):
         if name:
             return request.model, kind, name

@@ -11,36 +11,36 @@ from functools import reduce
 from operator import or_
 from random import Random
 
-from maitred.contracts import Choice, FleetView
-from maitred.request import Request
-from maitred.routing.mix import USUAL_MIX, Mix
-from maitred.routing.policy import ROUTERS, Drawing, Reads, RouterInfo, what_it_reads
+from maitred.core.contracts import Choice, FleetView
+from maitred.core.request import Request
+from maitred.core.units import Micros
+from maitred.routing.base import ROUTERS, RandomTieBreaker, RouterInfo, Signals, signals_read
+from maitred.routing.scorer_weights import DEFAULT_WEIGHTS, ScorerWeights
 from maitred.routing.scorers import SCORERS
-from maitred.units import Micros
 
 
 @ROUTERS.register("weighted")
-class Weighted(Drawing):
+class WeightedRouter(RandomTieBreaker):
     """The highest sum of weighted scores; exact ties are drawn. What is added up says `scorers` (`--routing-scorers`)."""
 
     about = RouterInfo(
-        line="the highest sum of weighted scores (--routing-scorers); exact ties are drawn",
+        summary="the highest sum of weighted scores (--routing-scorers); exact ties are drawn",
         complexity="O(n), times what the scorers take",
         reads="what its scorers read",
     )
 
-    def __init__(self, rng: Random, mix: Mix = USUAL_MIX) -> None:
+    def __init__(self, rng: Random, mix: ScorerWeights = DEFAULT_WEIGHTS) -> None:
         """Raises ConfigError for a scorer that there is not."""
         super().__init__(rng)
-        self.scorers = {part.name: SCORERS.create(part.name) for part in mix.parts}
-        self._weighed = list(zip(self.scorers.values(), mix.weights(), strict=True))
-        self.reads = reduce(or_, map(what_it_reads, self.scorers.values()), Reads.NOTHING)
+        self.scorers = {part.name: SCORERS.create(part.name) for part in mix.scorers}
+        self._weighted = list(zip(self.scorers.values(), mix.normalized(), strict=True))
+        self.signals = reduce(or_, map(signals_read, self.scorers.values()), Signals.NOTHING)
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         if not fleet:
             raise ValueError("no instance to choose from")
         sums = [0.0] * len(fleet)
-        for scorer, weight in self._weighed:
+        for scorer, weight in self._weighted:
             scores = scorer.scores(request, fleet)
             sums = [
                 total + (1.0 if score > 1.0 else score if score > 0.0 else 0.0) * weight  # what is no number is 0
@@ -48,7 +48,7 @@ class Weighted(Drawing):
             ]
         best = max(sums)
         tied = [view for view, total in zip(fleet, sums, strict=True) if total == best]
-        chosen = self._tie(request, tied)
-        for scorer, _ in self._weighed:
-            scorer.chosen(request, chosen)
+        chosen = self._break_tie(request, tied)
+        for scorer, _ in self._weighted:
+            scorer.on_chosen(request, chosen)
         return Choice(chosen.index, "best_score")

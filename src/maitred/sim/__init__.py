@@ -31,17 +31,17 @@ from typing import TYPE_CHECKING, Any
 from maitred.sim.config import ClusterConfig, DisaggregationConfig
 
 if TYPE_CHECKING:
-    from maitred.sim.columns import InstanceTotals, Outcome, Results, Samples
-    from maitred.sim.world import simulate
+    from maitred.sim.results import InstanceTotals, Outcome, Results, Samples
+    from maitred.sim.simulator import simulate
 
 __all__ = ["ClusterConfig", "DisaggregationConfig", "InstanceTotals", "Outcome", "Results", "Samples", "simulate"]
 
 _HOMES = {
-    "InstanceTotals": "maitred.sim.columns",
-    "Outcome": "maitred.sim.columns",
-    "Results": "maitred.sim.columns",
-    "Samples": "maitred.sim.columns",
-    "simulate": "maitred.sim.world",
+    "InstanceTotals": "maitred.sim.results",
+    "Outcome": "maitred.sim.results",
+    "Results": "maitred.sim.results",
+    "Samples": "maitred.sim.results",
+    "simulate": "maitred.sim.simulator",
 }
 
 

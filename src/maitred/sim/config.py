@@ -1,20 +1,27 @@
-"""The cluster that is simulated."""
+"""The cluster that is simulated.
+
+Delays: how long a request is on its way to a wait queue, and where it is checked whether it can run at all.
+"""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Literal
 
 import msgspec
 
-from maitred.admission.config import MOST_SLOTS
+from maitred.admission.config import MAX_SLOTS
+from maitred.core.contracts import Overheads
+from maitred.core.units import Micros, from_ms
+from maitred.instance import InstanceConfig
 from maitred.routing import RoutingConfig
 
-MOST_INSTANCES = 10_000
+MAX_INSTANCES = 10_000
 """A guard against slips of the keyboard, beyond any fleet behind one router."""
 _HOUR_MS = 3_600_000
-_MOST_GB_S = 1_000_000
-_MOST_BYTES = 1 << 30
-_DURATIONS = ("admission_latency_ms", "routing_latency_ms", "snapshot_refresh_interval_ms", "cache_signal_delay_ms")
+_MAX_GB_S = 1_000_000
+_MAX_BYTES = 1 << 30
+_DELAY_KEYS = ("admission_latency_ms", "routing_latency_ms", "snapshot_refresh_interval_ms", "cache_signal_delay_ms")
 
 
 class DisaggregationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +55,7 @@ class DisaggregationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
             raise ValueError(f"prefix_threshold must be at least 0, not {self.prefix_threshold}")
         if not 0 <= self.transfer_base_ms <= _HOUR_MS:
             raise ValueError(f"transfer_base_ms must be from 0 to {_HOUR_MS:,} (an hour), not {self.transfer_base_ms}")
-        for name, most in (("transfer_bandwidth_gb_s", _MOST_GB_S), ("kv_bytes_per_token", _MOST_BYTES)):
+        for name, most in (("transfer_bandwidth_gb_s", _MAX_GB_S), ("kv_bytes_per_token", _MAX_BYTES)):
             value = getattr(self, name)
             if value is not None and not 0 < value <= most:
                 raise ValueError(f"{name} must be above 0 and at most {most:,}, not {value}")
@@ -81,10 +88,38 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Prompts are computed in some instances, answers in others."""
 
     def __post_init__(self) -> None:
-        for name in _DURATIONS:
+        for name in _DELAY_KEYS:
             if not 0 <= getattr(self, name) <= _HOUR_MS:
                 raise ValueError(f"{name} must be from 0 to {_HOUR_MS:,} (an hour), not {getattr(self, name)}")
-        if not 1 <= self.num_instances <= MOST_INSTANCES:
-            raise ValueError(f"num_instances must be from 1 to {MOST_INSTANCES:,}, not {self.num_instances}")
-        if self.capacity is not None and not 1 <= self.capacity <= MOST_SLOTS:
-            raise ValueError(f"capacity must be from 1 to {MOST_SLOTS:,} slots, not {self.capacity}")
+        if not 1 <= self.num_instances <= MAX_INSTANCES:
+            raise ValueError(f"num_instances must be from 1 to {MAX_INSTANCES:,}, not {self.num_instances}")
+        if self.capacity is not None and not 1 <= self.capacity <= MAX_SLOTS:
+            raise ValueError(f"capacity must be from 1 to {MAX_SLOTS:,} slots, not {self.capacity}")
+
+
+class ServabilityCheck(Enum):
+    """When it is found out that a request can never run, or that its time is up."""
+
+    ON_ARRIVAL = "wherever it is"
+    IN_INSTANCE = "in its instance only, as in BLIS"
+
+
+class RequestDelays(msgspec.Struct, frozen=True):
+    """What it takes until a request stands in a wait queue. None: no time at all, and the next thing is done at once; 0: none
+    either, but what is due at this instant comes first."""
+
+    admission: Micros | None = None
+    routing: Micros | None = None
+    entry: Overheads | None = None
+    check: ServabilityCheck = ServabilityCheck.ON_ARRIVAL
+
+
+def request_delays(cluster: ClusterConfig, instance: InstanceConfig) -> RequestDelays:
+    """What `cluster` and the latency model of `instance` say. In BLIS all who arrive at an instant are admitted before any of
+    them is routed, and routed before any stands in a wait queue, so there even no time at all is a station."""
+    entry = instance.latency_model().overheads
+    before = from_ms(cluster.admission_latency_ms), from_ms(cluster.routing_latency_ms)
+    if instance.flavour == "blis":
+        return RequestDelays(*before, entry, ServabilityCheck.IN_INSTANCE)
+    takes_time = entry.queueing or entry.queueing_per_token
+    return RequestDelays(before[0] or None, before[1] or None, entry if takes_time else None)

@@ -11,6 +11,10 @@ the choice on the request counts as in flight in both, until it leaves each of t
 Everything follows its cause: the transfer begins when prefill has ended, and decode when the transfer has. (BLIS begins the
 transfer at the start of the last prefill step, so that each request gains a step.) KV that has come and finds no free blocks
 waits outside of them, in the order of the wait queue; BLIS drops the request.
+
+The handover: where a prompt goes that others compute than those who answer it, and how its KV comes from there.
+
+See `disaggregation` for who goes where. A request that is parted counts as in flight in both instances.
 """
 
 from __future__ import annotations
@@ -21,19 +25,22 @@ from random import Random
 
 import msgspec
 
-from maitred.catalogue import deployment
-from maitred.contracts import InstanceView, Router
-from maitred.errors import ConfigError
+from maitred.core.contracts import InstanceView, Router
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request
+from maitred.core.sequence import SequenceState
+from maitred.core.units import MILLISECOND, Micros
 from maitred.instance import InstanceConfig
-from maitred.request import Request
+from maitred.instance.catalogue import find_deployment
 from maitred.routing import RoutingConfig
 from maitred.sim.config import ClusterConfig
-from maitred.sim.fleet import Fleet
+from maitred.sim.event_queue import SimEventKind
+from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.replica import Replica
-from maitred.units import MILLISECOND, Micros
+from maitred.sim.request_state import DelayLine, RequestStage, RequestState
 
 
-class Way(msgspec.Struct, frozen=True, gc=False):
+class Placement(msgspec.Struct, frozen=True, gc=False):
     """Where a request goes."""
 
     decode: Replica
@@ -41,12 +48,14 @@ class Way(msgspec.Struct, frozen=True, gc=False):
     """None: `decode` computes its prompt, too."""
 
 
-class Pools:
+class PrefillDecodePools:
     """The two kinds of instances, the network between them, and who goes where."""
 
-    def __init__(self, cluster: ClusterConfig, instance: InstanceConfig, fleet: Fleet, router: Router, seed: int) -> None:
+    def __init__(
+        self, cluster: ClusterConfig, instance: InstanceConfig, fleet: SimulatedFleet, router: Router, seed: int
+    ) -> None:
         """`router` chooses in both pools, unless they have scorers of their own. Raises ConfigError for what cannot be."""
-        self._said = said = cluster.disaggregation
+        self._config = said = cluster.disaggregation
         if said.prefill_instances + said.decode_instances != cluster.num_instances:
             what = f"{said.prefill_instances} prefill and {said.decode_instances} decode instances"
             hint = "together they are all there are"
@@ -59,24 +68,24 @@ class Pools:
         self._bytes_per_token = _bytes_per_token(cluster, instance)
         self._active = 0
         prefill, decode = fleet.views[: said.prefill_instances], fleet.views[said.prefill_instances :]
-        self._prefill = _Pool(prefill, _own(said.prefill_scorers, "prefill", seed) or router)
-        self._decode = _Pool(decode, _own(said.decode_scorers, "decode", seed) or router)
+        self._prefill = _RolePool(prefill, _role_router(said.prefill_scorers, "prefill", seed) or router)
+        self._decode = _RolePool(decode, _role_router(said.decode_scorers, "decode", seed) or router)
 
-    def choose(self, request: Request, now: Micros) -> Way:
+    def place(self, request: Request, now: Micros) -> Placement:
         decode = self._fleet.replicas[self._decode.choose(request, now)]
-        if not self._parts(request, decode):
-            return Way(decode, None)
-        return Way(decode, self._fleet.replicas[self._prefill.choose(request, now)])
+        if not self._uses_prefill_instance(request, decode):
+            return Placement(decode, None)
+        return Placement(decode, self._fleet.replicas[self._prefill.choose(request, now)])
 
-    def left(self, request: Request, replica: Replica, now: Micros) -> None:
+    def on_request_end(self, request: Request, replica: Replica, now: Micros) -> None:
         """It has left that instance."""
-        pool = self._prefill if replica.index < self._said.prefill_instances else self._decode
-        pool.router.left(request, replica.index, now)
+        pool = self._prefill if replica.index < self._config.prefill_instances else self._decode
+        pool.router.on_request_end(request, replica.index, now)
 
     def begin_transfer(self, request: Request) -> Micros:
         """The KV of its prompt is sent. Returns how long that takes."""
         self._active += 1
-        said = self._said
+        said = self._config
         size = -(-request.prompt_tokens // self._block_size) * self._block_size * self._bytes_per_token
         share = said.transfer_bandwidth_gb_s / (self._active if said.transfer_contention else 1)
         return max(1, ceil(said.transfer_base_ms * MILLISECOND + size / (share * 1000)))
@@ -84,15 +93,15 @@ class Pools:
     def end_transfer(self) -> None:
         self._active -= 1
 
-    def _parts(self, request: Request, decode: Replica) -> bool:
+    def _uses_prefill_instance(self, request: Request, decode: Replica) -> bool:
         """Whether another instance computes its prompt."""
-        if self._said.decider != "prefix-threshold":
-            return self._said.decider == "always"
+        if self._config.decider != "prefix-threshold":
+            return self._config.decider == "always"
         cached = self._fleet.views[decode.index].cached_blocks(request) * self._block_size
-        return request.prompt_tokens - cached > self._said.prefix_threshold
+        return request.prompt_tokens - cached > self._config.prefix_threshold
 
 
-class _Pool(msgspec.Struct, gc=False):
+class _RolePool(msgspec.Struct, gc=False):
     views: Sequence[InstanceView]
     router: Router
 
@@ -100,7 +109,7 @@ class _Pool(msgspec.Struct, gc=False):
         return self.router.choose(request, self.views, now).instance
 
 
-def _own(scorers: str, pool: str, seed: int) -> Router | None:
+def _role_router(scorers: str, pool: str, seed: int) -> Router | None:
     """A router of its own, if scorers are said for it."""
     if not scorers:
         return None
@@ -114,5 +123,49 @@ def _bytes_per_token(cluster: ClusterConfig, instance: InstanceConfig) -> float:
     if not (instance.model or instance.model_config_folder):
         hint = "say kv_bytes_per_token, or which model the instances run"
         raise ConfigError("nobody says how large the KV of a token is", where="cluster.disaggregation", hint=hint)
-    model = deployment(instance).model
+    model = find_deployment(instance).model
     return model.num_layers * model.kv_width * model.bytes_per_element
+
+
+class KvTransfer:
+    """See the module."""
+
+    def __init__(self, pools: PrefillDecodePools, stations: DelayLine, fleet: SimulatedFleet) -> None:
+        self._pools = pools
+        self._delay_line = stations
+        self._fleet = fleet
+
+    def place(self, journey: RequestState, now: Micros) -> Replica:
+        """Where it goes first."""
+        way = self._pools.place(journey.job.request, now)
+        if way.prefill is None:
+            return way.decode
+        journey.decode_replica = way.decode
+        way.decode.in_flight += 1
+        return way.prefill
+
+    def on_request_end(self, request: Request, replica: Replica, now: Micros) -> None:
+        """Whoever chose `replica` for it is told that it has left."""
+        self._pools.on_request_end(request, replica, now)
+
+    def start(self, journey: RequestState, then: Replica, seq: SequenceState, now: Micros) -> None:
+        """Its prompt is computed: its KV goes where the rest is."""
+        here, request = journey.replica, journey.job.request
+        assert here is not None
+        here.in_flight -= 1
+        self.on_request_end(request, here, now)
+        journey.replica, journey.decode_replica, journey.prefilled = then, None, seq
+        journey.stage = RequestStage.ENTERING
+        self._delay_line.delay_until(journey, now + self._pools.begin_transfer(request), SimEventKind.TRANSFER)
+
+    def finish(self, station: int, now: Micros) -> None:
+        """KV has come."""
+        self._pools.end_transfer()
+        journey = self._delay_line.pop(station)
+        if journey is None:
+            return
+        replica, job = journey.replica, journey.job
+        assert replica is not None
+        journey.stage = RequestStage.IN_INSTANCE
+        replica.instance.enqueue(job.request, job.output_tokens, now, job.conversation_prefix, transferred=journey.prefilled)
+        self._fleet.dirty[replica] = None

@@ -16,26 +16,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from maitred.admission import End
-from maitred.contracts import Router
-from maitred.errors import ConfigError
+from maitred.admission import ReleaseReason
+from maitred.core.contracts import Router
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request, RequestId
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
 from maitred.instance import EventKind, InstanceEvent
-from maitred.request import Request, RequestId
-from maitred.seq import Seq
-from maitred.sim.agenda import Agenda, Kind
-from maitred.sim.arrivals import Arrivals
-from maitred.sim.columns import NEVER, Outcome
-from maitred.sim.delays import Checks, Delays
-from maitred.sim.disaggregation import Pools
-from maitred.sim.entrance import Entrance
-from maitred.sim.fleet import Fleet
-from maitred.sim.gate import Gate
-from maitred.sim.handover import Handover
-from maitred.sim.journey import Journey, Place
+from maitred.sim.admission_driver import AdmissionDriver, ModelAdmission
+from maitred.sim.config import RequestDelays, ServabilityCheck
+from maitred.sim.disaggregation import KvTransfer, PrefillDecodePools
+from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
+from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.replica import Replica
-from maitred.sim.rows import Rows
-from maitred.sim.stations import Stations
-from maitred.units import Micros
+from maitred.sim.request_state import DelayLine, RequestStage, RequestState
+from maitred.sim.results import NEVER, Outcome
+from maitred.sim.rows import ResultRows
 
 _OUTCOMES: Final = {
     EventKind.FINISHED: Outcome.COMPLETED,
@@ -44,11 +40,11 @@ _OUTCOMES: Final = {
     EventKind.REFUSED: Outcome.REFUSED,
 }
 _FIRST_TOKEN: Final = EventKind.FIRST_TOKEN
-_LOST_KV: Final = EventKind.PREEMPTED
+_LOST_KV: Final = EventKind.KV_PREEMPTED
 _FINISHED: Final = EventKind.FINISHED
-_ENTERING: Final = Place.ENTERING
-_INSIDE: Final = Place.INSIDE
-_FRONT: Final = Place.FRONT
+_ENTERING: Final = RequestStage.ENTERING
+_INSIDE: Final = RequestStage.IN_INSTANCE
+_FRONT: Final = RequestStage.BEFORE_ROUTING
 
 
 class Pipeline:
@@ -56,235 +52,242 @@ class Pipeline:
 
     def __init__(
         self,
-        agenda: Agenda,
-        arrivals: Arrivals,
-        entrance: Entrance | None,
+        agenda: EventQueue,
+        arrivals: ArrivalFeed,
+        entrance: ModelAdmission | None,
         router: Router,
-        fleet: Fleet,
-        rows: Rows,
-        delays: Delays,
-        pools: Pools | None,
+        fleet: SimulatedFleet,
+        rows: ResultRows,
+        delays: RequestDelays,
+        pools: PrefillDecodePools | None,
     ) -> None:
         """`pools`: which instances do what; None: all do everything."""
-        self._agenda = agenda
+        self._event_queue = agenda
         self._arrivals = arrivals
-        self._gate = None if entrance is None else Gate(entrance, agenda, self)
+        self._admission_driver = None if entrance is None else AdmissionDriver(entrance, agenda, self)
         self._router = router
         self._fleet = fleet
-        self._touched = fleet.touched
-        self._by_turns = fleet.by_turns
+        self._dirty = fleet.dirty
+        self._blis_step_order = fleet.blis_step_order
         self._rows = rows
         self._delays = delays
-        self._checks_at_once = delays.checks is Checks.AT_ONCE
-        self._stations = Stations(agenda)
-        self._handover = None if pools is None else Handover(pools, self._stations, fleet)
-        self._takes_time = entrance is not None or pools is not None or delays != Delays()
-        self.live: dict[RequestId, Journey] = {}
-        self.ended: Micros = 0
+        self._checks_on_arrival = delays.check is ServabilityCheck.ON_ARRIVAL
+        self._delay_line = DelayLine(agenda)
+        self._kv_transfer = None if pools is None else KvTransfer(pools, self._delay_line, fleet)
+        self._has_delays = entrance is not None or pools is not None or delays != RequestDelays()
+        self.live: dict[RequestId, RequestState] = {}
+        self.last_end: Micros = 0
         """When the last request ended."""
 
-    def arrive(self, request_id: RequestId, now: Micros) -> None:
-        job = self._arrivals.take(request_id, now)
-        if self._gate is not None:
-            job = self._gate.identify(job)
+    def on_arrival(self, request_id: RequestId, now: Micros) -> None:
+        job = self._arrivals.pop_arrival(request_id, now)
+        if self._admission_driver is not None:
+            job = self._admission_driver.with_effective_class(job)
         request = job.request
         if request.id in self.live:
             raise ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
-        journey = self.live[request.id] = Journey(job, self._rows.row())
-        if self._checks_at_once:
-            outcome = self._hopeless(request, now)
+        journey = self.live[request.id] = RequestState(job, self._rows.reserve())
+        if self._checks_on_arrival:
+            outcome = self._early_outcome(request, now)
             if outcome is not None:
-                self.end(journey, outcome, now)
+                self.finish(journey, outcome, now)
                 return
-            if request.deadline is not None and self._takes_time:
-                self._agenda.push(request.deadline, Kind.DEADLINE, request.id)
-        if not self._takes_time:
-            journey.admitted = now
+            if request.deadline is not None and self._has_delays:
+                self._event_queue.push(request.deadline, SimEventKind.DEADLINE, request.id)
+        if not self._has_delays:
+            journey.admitted_at = now
             self._route(journey, now)
         elif self._delays.admission is None:
-            self._ask(journey, now)
+            self._request_admission(journey, now)
         else:
-            self._stations.later(journey, now + self._delays.admission, Kind.DECISION)
+            self._delay_line.delay_until(journey, now + self._delays.admission, SimEventKind.DECISION)
 
-    def _hopeless(self, request: Request, now: Micros) -> Outcome | None:
+    def _early_outcome(self, request: Request, now: Micros) -> Outcome | None:
         """What becomes of a request that need not be admitted, since it could never run."""
         if request.deadline is not None and request.deadline <= now:
             return Outcome.TIMED_OUT
-        return None if self._fleet.replicas[0].instance.refusal(request) is None else Outcome.REFUSED
+        return None if self._fleet.replicas[0].instance.rejection_reason(request) is None else Outcome.REFUSED
 
-    def decide(self, station: int, now: Micros) -> None:
-        journey = self._stations.leave(station)
+    def on_admission_due(self, station: int, now: Micros) -> None:
+        journey = self._delay_line.pop(station)
         if journey is not None:
-            self._ask(journey, now)
+            self._request_admission(journey, now)
 
-    def route(self, station: int, now: Micros) -> None:
-        journey = self._stations.leave(station)
+    def on_routing_due(self, station: int, now: Micros) -> None:
+        journey = self._delay_line.pop(station)
         if journey is not None:
             self._route(journey, now)
 
-    def enter(self, station: int, now: Micros) -> None:
-        journey = self._stations.leave(station)
+    def on_entry_due(self, station: int, now: Micros) -> None:
+        journey = self._delay_line.pop(station)
         if journey is not None:
-            self._enter(journey, now)
+            self._enqueue(journey, now)
 
-    def instance(self, index: int, now: Micros) -> None:
+    def on_instance_due(self, index: int, now: Micros) -> None:
         """The turn of an instance has come, unless its entry is obsolete."""
         replica = self._fleet.replicas[index]
-        if replica.due != now:
+        if replica.next_due != now:
             return
-        replica.due = None
-        self._agenda.turn = max(self._agenda.turn, (now, index))
-        self._touched[replica] = None
-        for event in replica.events(now) if replica.kept else replica.instance.advance(now):
+        replica.next_due = None
+        self._event_queue.last_instance_turn = max(self._event_queue.last_instance_turn, (now, index))
+        self._dirty[replica] = None
+        for event in replica.drain_events(now) if replica.deferred_events else replica.instance.advance(now):
             kind = event.kind
             if kind is _FIRST_TOKEN:
-                if self._gate is not None:
-                    self._gate.first_byte(event.seq.request, now)
+                if self._admission_driver is not None:
+                    self._admission_driver.first_byte(event.seq.request, now)
             elif kind is not _LOST_KV:
-                self._over(event, replica, now)
+                self._on_instance_done(event, replica, now)
 
-    def transfer(self, station: int, now: Micros) -> None:
+    def on_transfer_due(self, station: int, now: Micros) -> None:
         """KV has come."""
-        assert self._handover is not None
-        self._handover.arrived(station, now)
+        assert self._kv_transfer is not None
+        self._kv_transfer.finish(station, now)
 
-    def admission(self, _: int, now: Micros) -> None:
+    def on_admission_timer(self, _: int, now: Micros) -> None:
         """Admission's timer is up."""
-        assert self._gate is not None
-        self._gate.timer(now)
+        assert self._admission_driver is not None
+        self._admission_driver.on_timer(now)
 
-    def deadline(self, request_id: RequestId, now: Micros) -> None:
+    def on_deadline(self, request_id: RequestId, now: Micros) -> None:
         """The deadline of a request has come; in an instance, that is the instance's affair."""
         journey = self.live.get(request_id)
-        if journey is None or journey.place is _INSIDE:
+        if journey is None or journey.stage is _INSIDE:
             return
         replica = journey.replica
-        self._leave(journey, now)
-        self.end(journey, Outcome.TIMED_OUT, now, None, replica)
-        if self._gate is not None:
-            self._gate.over(request_id, End.CLIENT_GONE, now)
+        self._detach(journey, now)
+        self.finish(journey, Outcome.TIMED_OUT, now, None, replica)
+        if self._admission_driver is not None:
+            self._admission_driver.release(request_id, ReleaseReason.CLIENT_GONE, now)
 
-    def _ask(self, journey: Journey, now: Micros) -> None:
+    def _request_admission(self, journey: RequestState, now: Micros) -> None:
         """May it enter?"""
-        if self._fleet.stale:
-            self._fleet.look(now)
-        if self._gate is None:
-            self.admitted(journey, now)
+        if self._fleet.has_snapshots:
+            self._fleet.refresh_views(now)
+        if self._admission_driver is None:
+            self.on_admitted(journey, now)
         else:
-            self._gate.ask(journey.job.request, now)
+            self._admission_driver.submit(journey.job.request, now)
 
-    def admitted(self, journey: Journey, now: Micros) -> None:
+    def on_admitted(self, journey: RequestState, now: Micros) -> None:
         """It may enter."""
-        journey.admitted = now
+        journey.admitted_at = now
         if self._delays.routing is None:
             self._route(journey, now)
         else:
-            self._stations.later(journey, now + self._delays.routing, Kind.ROUTING)
+            self._delay_line.delay_until(journey, now + self._delays.routing, SimEventKind.ROUTING)
 
-    def _route(self, journey: Journey, now: Micros) -> None:
+    def _route(self, journey: RequestState, now: Micros) -> None:
         request, fleet = journey.job.request, self._fleet
-        if fleet.stale:
-            fleet.look(now)
-        if self._handover is None:
+        if fleet.has_snapshots:
+            fleet.refresh_views(now)
+        if self._kv_transfer is None:
             replica = fleet.replicas[self._router.choose(request, fleet.views, now).instance]
         else:
-            replica = self._handover.first(journey, now)
+            replica = self._kv_transfer.place(journey, now)
         journey.replica = replica
         replica.in_flight += 1
         overheads = self._delays.entry
         if overheads is None:
-            self._enter(journey, now)
+            self._enqueue(journey, now)
         else:
-            journey.place = _ENTERING
-            self._stations.later(journey, now + overheads.before(request.prompt_tokens), Kind.ENTRY)
+            journey.stage = _ENTERING
+            self._delay_line.delay_until(journey, now + overheads.queueing_delay(request.prompt_tokens), SimEventKind.ENTRY)
 
-    def _enter(self, journey: Journey, now: Micros) -> None:
+    def _enqueue(self, journey: RequestState, now: Micros) -> None:
         replica, job, tokens = journey.replica, journey.job, 1
         assert replica is not None
-        journey.place = _INSIDE
-        journey.queued = now
-        if journey.then is None:
+        journey.stage = _INSIDE
+        journey.queued_at = now
+        if journey.decode_replica is None:
             tokens = job.output_tokens
-        if self._by_turns:
+        if self._blis_step_order:
             replica.settle()
-        replica.instance.enqueue(job.request, tokens, now, job.whole)
-        if self._by_turns:
-            self._fleet.go_on(replica)
+        replica.instance.enqueue(job.request, tokens, now, job.conversation_prefix)
+        if self._blis_step_order:
+            self._fleet.resume(replica)
         else:
-            self._touched[replica] = None
+            self._dirty[replica] = None
 
-    def _over(self, event: InstanceEvent, replica: Replica, now: Micros) -> None:
+    def _on_instance_done(self, event: InstanceEvent, replica: Replica, now: Micros) -> None:
         """An instance has done its part of a request."""
         kind, request = event.kind, event.seq.request
         journey = self.live[request.id]
-        then = journey.then
-        if then is not None and kind is _FINISHED and replica.instance.answer(request, journey.job.output_tokens) > 1:
-            assert self._handover is not None
-            self._handover.send(journey, then, event.seq, now)
+        then = journey.decode_replica
+        if then is not None and kind is _FINISHED and replica.instance.output_length(request, journey.job.output_tokens) > 1:
+            assert self._kv_transfer is not None
+            self._kv_transfer.start(journey, then, event.seq, now)
             return
         if then is None:
             replica.in_flight -= 1
-            self._left(request, replica, now)
+            self._notify_router(request, replica, now)
         else:
-            self._leave(journey, now)
-        self.end(journey, _OUTCOMES[kind], event.at, event.seq, replica)
-        if self._gate is not None:
-            self._gate.over(request.id, End.DRAINED if kind is _FINISHED else End.FAILED, now)
+            self._detach(journey, now)
+        self.finish(journey, _OUTCOMES[kind], event.at, event.seq, replica)
+        if self._admission_driver is not None:
+            self._admission_driver.release(
+                request.id, ReleaseReason.DRAINED if kind is _FINISHED else ReleaseReason.FAILED, now
+            )
 
-    def _leave(self, journey: Journey, now: Micros) -> None:
+    def _detach(self, journey: RequestState, now: Micros) -> None:
         """It is on its way no more, and in no instance."""
-        here, then = journey.replica, journey.then
-        journey.replica = journey.then = None
-        journey.station, journey.place = 0, _FRONT
+        here, then = journey.replica, journey.decode_replica
+        journey.replica = journey.decode_replica = None
+        journey.delay_id, journey.stage = 0, _FRONT
         if here is not None:
             here.in_flight -= 1
-            self._left(journey.job.request, here, now)
+            self._notify_router(journey.job.request, here, now)
         if then is not None:
             then.in_flight -= 1
-            self._left(journey.job.request, then, now)
+            self._notify_router(journey.job.request, then, now)
 
-    def withdraw(self, journey: Journey, now: Micros) -> None:
+    def withdraw(self, journey: RequestState, now: Micros) -> None:
         """Its work ends here and now, and what came of it is lost."""
         replica = journey.replica
-        if replica is not None and journey.place is _INSIDE:
+        if replica is not None and journey.stage is _INSIDE:
             if replica.withdraw(journey.job.request.id, now):
-                self._fleet.call(replica, now)
-            elif self._by_turns:
-                self._fleet.go_on(replica)
-            self._touched[replica] = None
-        self._leave(journey, now)
-        journey.came = None
+                self._fleet.schedule_now(replica, now)
+            elif self._blis_step_order:
+                self._fleet.resume(replica)
+            self._dirty[replica] = None
+        self._detach(journey, now)
+        journey.prefilled = None
 
-    def _left(self, request: Request, replica: Replica, now: Micros) -> None:
+    def _notify_router(self, request: Request, replica: Replica, now: Micros) -> None:
         """Its router is told."""
-        if self._handover is None:
-            self._router.left(request, replica.index, now)
+        if self._kv_transfer is None:
+            self._router.on_request_end(request, replica.index, now)
         else:
-            self._handover.left(request, replica, now)
+            self._kv_transfer.on_request_end(request, replica, now)
 
-    def end(
-        self, journey: Journey, outcome: Outcome, at: Micros, seq: Seq | None = None, replica: Replica | None = None
+    def finish(
+        self,
+        journey: RequestState,
+        outcome: Outcome,
+        at: Micros,
+        seq: SequenceState | None = None,
+        replica: Replica | None = None,
     ) -> None:
         """It is over, and has its row; `seq`: what it came to in an instance."""
         job = journey.job
         del self.live[job.request.id]
-        if journey.came is not None:
-            seq = journey.whole(seq)
-        over = self._rows.ended(journey, outcome, at, seq, replica)
-        self.ended = max(self.ended, over)
+        if journey.prefilled is not None:
+            seq = journey.with_prefill_counts(seq)
+        over = self._rows.write(journey, outcome, at, seq, replica)
+        self.last_end = max(self.last_end, over)
         if self._arrivals.reactive is not None:
-            tokens = 0 if seq is None else seq.emitted
-            self._arrivals.ended(job.request, outcome is Outcome.COMPLETED, tokens, at)
+            tokens = 0 if seq is None else seq.num_output_tokens
+            self._arrivals.on_request_end(job.request, outcome is Outcome.COMPLETED, tokens, at)
 
-    def unfinished(self, end: Micros) -> None:
+    def record_unfinished(self, end: Micros) -> None:
         """The rows of those who are still here at `end`, before which nothing is due any more."""
         for replica in self._fleet.replicas:
             replica.instance.advance(end)
         for journey in self.live.values():
             at, seq = journey.replica, None
-            if at is not None and journey.place is _INSIDE:
-                seq = at.instance.look(journey.job.request.id)
-            if journey.came is not None:
-                seq = journey.whole(seq)
-            self._rows.ended(journey, Outcome.UNFINISHED, NEVER, seq, at)
-        self.ended = end
+            if at is not None and journey.stage is _INSIDE:
+                seq = at.instance.sequence(journey.job.request.id)
+            if journey.prefilled is not None:
+                seq = journey.with_prefill_counts(seq)
+            self._rows.write(journey, Outcome.UNFINISHED, NEVER, seq, at)
+        self.last_end = end

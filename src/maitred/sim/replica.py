@@ -9,27 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maitred.contracts import LatencyModel, PrefixView
+from maitred.core.contracts import LatencyModel, PrefixCacheView
+from maitred.core.request import Request, RequestId
+from maitred.core.units import Micros
 from maitred.instance import Instance, InstanceEvent
-from maitred.instance.gap_log import GapLog
-from maitred.instance.meter import Meter
-from maitred.request import Request, RequestId
-from maitred.sim.agenda import Agenda
-from maitred.sim.columns import InstanceTotals
-from maitred.units import Micros
+from maitred.instance.itl_log import ItlLog
+from maitred.instance.step_meter import StepMeter
+from maitred.sim.event_queue import EventQueue
+from maitred.sim.results import InstanceTotals
 
 
-class Chains:
+class BlockHashMemo:
     """The keys of a prompt, made once while one router asks every instance for them."""
 
     def __init__(self) -> None:
         self._request: Request | None = None
         self._chain: Sequence[int] = ()
 
-    def of(self, request: Request, cache: PrefixView) -> Sequence[int]:
+    def get(self, request: Request, cache: PrefixCacheView) -> Sequence[int]:
         """All caches that ask have blocks of one size."""
         if request is not self._request:
-            self._request, self._chain = request, cache.chain(request)
+            self._request, self._chain = request, cache.block_hashes(request)
         return self._chain
 
 
@@ -37,58 +37,58 @@ class Replica:
     """An instance in the cluster, and the `InstanceView` that routers see."""
 
     __slots__ = (
-        "_agenda",
-        "_chains",
+        "_block_hash_memo",
+        "_event_queue",
         "_meter",
-        "due",
+        "deferred_events",
         "in_flight",
         "index",
         "instance",
-        "kept",
+        "next_due",
     )
 
     def __init__(
         self,
         index: int,
         instance: Instance,
-        agenda: Agenda,
-        chains: Chains,
+        agenda: EventQueue,
+        chains: BlockHashMemo,
         latency: LatencyModel,
-        gap_log: GapLog | None = None,
+        gap_log: ItlLog | None = None,
     ) -> None:
-        self._agenda = agenda
-        self._chains = chains
+        self._event_queue = agenda
+        self._block_hash_memo = chains
         self.index = index
         self.instance = instance
         self.in_flight = 0
-        self.due: Micros | None = None
+        self.next_due: Micros | None = None
         """When its entry in the heap says that something happens; others are obsolete."""
-        self.kept: list[InstanceEvent] = []
+        self.deferred_events: list[InstanceEvent] = []
         """Events that came up before their turn."""
-        instance.gap_log = gap_log
-        self._meter = instance.meter = Meter(latency, gap_log)
+        instance.itl_log = gap_log
+        self._meter = instance.meter = StepMeter(latency, gap_log)
 
     def totals(self, requests: int, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> InstanceTotals:
         """What it did; the counts are of those who came here."""
         instance, meter = self.instance, self._meter
         return InstanceTotals(
-            steps=instance.steps,
-            busy=meter.busy,
-            preemptions=instance.preemptions,
+            steps=instance.num_steps,
+            busy=meter.busy_time,
+            preemptions=instance.num_preemptions,
             requests=requests,
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             output_tokens=output_tokens,
             fetched_blocks=instance.fetched_blocks,
-            gaps=meter.gaps,
+            itl=meter.itl_sketch,
         )
 
-    def events(self, now: Micros) -> Sequence[InstanceEvent]:
+    def drain_events(self, now: Micros) -> Sequence[InstanceEvent]:
         """What happened there up to `now`."""
         events = self.instance.advance(now)
-        if self.kept:
-            events = [*self.kept, *events]
-            self.kept.clear()
+        if self.deferred_events:
+            events = [*self.deferred_events, *events]
+            self.deferred_events.clear()
         return events
 
     def withdraw(self, request_id: RequestId, now: Micros) -> bool:
@@ -96,8 +96,8 @@ class Replica:
         kept until their turn."""
         self.settle()
         self.instance.abort(request_id, now)
-        self.kept += (event for event in self.instance.news() if event.seq.request.id != request_id)
-        return bool(self.kept)
+        self.deferred_events += (event for event in self.instance.drain_events() if event.seq.request.id != request_id)
+        return bool(self.deferred_events)
 
     @property
     def waiting(self) -> int:
@@ -117,15 +117,15 @@ class Replica:
         if cache is None:
             return 0
         self.settle()
-        return cache.cached(self.chain(request))
+        return cache.num_cached_blocks(self.block_hashes(request))
 
-    def chain(self, request: Request) -> Sequence[int]:
+    def block_hashes(self, request: Request) -> Sequence[int]:
         """The keys of its prompt here."""
         cache = self.instance.cache
-        return () if cache is None else self._chains.of(request, cache)
+        return () if cache is None else self._block_hash_memo.get(request, cache)
 
     def settle(self) -> None:
         """Blocks and caches are as of the steps that routers know to be over."""
-        agenda = self._agenda
+        agenda = self._event_queue
         now = agenda.now
-        self.instance.settle(now if (now, self.index) <= agenda.turn else now - 1)
+        self.instance.commit_ended_steps(now if (now, self.index) <= agenda.last_instance_turn else now - 1)

@@ -13,14 +13,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.contracts import Overheads
-from maitred.errors import ConfigError
-from maitred.request import Request
-from maitred.seq import Seq
-from maitred.sim.columns import NEVER, Ints, Outcome, Results
-from maitred.sim.journey import Journey
+from maitred.core.contracts import Overheads
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
 from maitred.sim.replica import Replica
-from maitred.units import Micros
+from maitred.sim.request_state import RequestState
+from maitred.sim.results import NEVER, Ints, Outcome, Results
 
 _FIELDS = {
     "request_id": "q",
@@ -52,11 +52,11 @@ _BLOCK: Final = 4096
 """Rows are made so many at a time."""
 
 
-Sink: TypeAlias = Callable[[Results], object]
+ResultSink: TypeAlias = Callable[[Results], object]
 """Receives rows in blocks, in the order in which requests ended; `end` is when the last of them did."""
 
 
-class Names(dict[str, int]):
+class NameIndex(dict[str, int]):
     """Numbers for names, in the order in which they come up; 0 is for those without one."""
 
     def __init__(self) -> None:
@@ -67,21 +67,21 @@ class Names(dict[str, int]):
         return number
 
 
-class Rows:
+class ResultRows:
     """See the module."""
 
     def __init__(self, overheads: Overheads, instances: int) -> None:
         """`overheads` reach the client, and do not hold the engine up; `instances`: how many there are."""
         self._instances = instances
-        self._per_token, self._at_the_end = overheads.per_output_token, overheads.at_the_end
+        self._overhead_per_token, self._overhead_at_end = overheads.per_output_token, overheads.after_last_token
         self._blocks: list[bytearray] = []
         self._count = 0
-        self._tenants, self._models, self._slo_classes = Names(), Names(), Names()
+        self._tenants, self._models, self._slo_classes = NameIndex(), NameIndex(), NameIndex()
 
     def __len__(self) -> int:
         return self._count
 
-    def row(self) -> int:
+    def reserve(self) -> int:
         """The number of a new row."""
         row = self._count
         self._count += 1
@@ -89,21 +89,28 @@ class Rows:
             self._blocks.append(bytearray(_BLOCK * _SIZE))
         return row
 
-    def ended(self, journey: Journey, outcome: Outcome, at: Micros, seq: Seq | None, replica: Replica | None) -> Micros:
+    def write(
+        self, journey: RequestState, outcome: Outcome, at: Micros, seq: SequenceState | None, replica: Replica | None
+    ) -> Micros:
         """What became of it, `seq` in its instance. Returns when the client knows that it is over."""
         request = journey.job.request
-        queued, scheduled, first_token = journey.queued, NEVER, NEVER
+        queued, scheduled, first_token = journey.queued_at, NEVER, NEVER
         emitted = cached = wasted = preemptions = 0
         if seq is not None:
-            emitted, cached, wasted, preemptions = seq.emitted, seq.cached, seq.wasted, seq.preemptions
+            emitted, cached, wasted, preemptions = (
+                seq.num_output_tokens,
+                seq.num_cached_tokens,
+                seq.recomputed_tokens,
+                seq.num_preemptions,
+            )
             if seq.queued_at is not None:
                 queued = seq.queued_at
             if seq.scheduled_at is not None:
                 scheduled = seq.scheduled_at
             if seq.first_token_at is not None:
-                first_token = seq.first_token_at + self._per_token
+                first_token = seq.first_token_at + self._overhead_per_token
             if outcome is _COMPLETED:
-                at += self._per_token * emitted + self._at_the_end - seq.stalled
+                at += self._overhead_per_token * emitted + self._overhead_at_end - seq.stall_time
         row = journey.row
         try:
             _ROW.pack_into(
@@ -111,7 +118,7 @@ class Rows:
                 row % _BLOCK * _SIZE,
                 request.id,
                 request.arrival,
-                journey.admitted,
+                journey.admitted_at,
                 queued,
                 scheduled,
                 first_token,
@@ -130,10 +137,10 @@ class Rows:
                 request.priority_class,
             )
         except struct.error as error:
-            raise _unwritable(request, error) from error
+            raise _unwritable_row(request, error) from error
         return at
 
-    def by_instance(self) -> Ints:
+    def totals_by_instance(self) -> Ints:
         """By instance: how many requests came there, and how many prompt, cached and output tokens they had."""
         rows = self._written()
         came = rows[rows["instance"] >= 0]
@@ -157,41 +164,43 @@ class Rows:
         return np.frombuffer(b"".join(self._blocks), dtype=_TYPE)[: self._count]
 
 
-class PassingRows(Rows):
+class StreamedRows(ResultRows):
     """Rows that are handed on block by block, in the order in which requests ended, and not kept."""
 
-    def __init__(self, overheads: Overheads, instances: int, sink: Sink) -> None:
+    def __init__(self, overheads: Overheads, instances: int, sink: ResultSink) -> None:
         super().__init__(overheads, instances)
         self._sink = sink
-        self._passed = super().by_instance()
+        self._flushed_totals = super().totals_by_instance()
 
-    def row(self) -> int:
+    def reserve(self) -> int:
         """Its number is known when it ends."""
         return NEVER
 
-    def ended(self, journey: Journey, outcome: Outcome, at: Micros, seq: Seq | None, replica: Replica | None) -> Micros:
-        journey.row = super().row()
-        at = super().ended(journey, outcome, at, seq, replica)
+    def write(
+        self, journey: RequestState, outcome: Outcome, at: Micros, seq: SequenceState | None, replica: Replica | None
+    ) -> Micros:
+        journey.row = super().reserve()
+        at = super().write(journey, outcome, at, seq, replica)
         if self._count >= _BLOCK and outcome is not Outcome.UNFINISHED:  # those go together, with the end of the run
-            self._hand_on(at)
+            self._flush(at)
         return at
 
-    def by_instance(self) -> Ints:
-        return self._passed + super().by_instance()
+    def totals_by_instance(self) -> Ints:
+        return self._flushed_totals + super().totals_by_instance()
 
     def results(self, end: Micros) -> Results:
         """None: the last ones are handed on."""
         if self._count:
-            self._hand_on(end)
+            self._flush(end)
         return super().results(end)
 
-    def _hand_on(self, end: Micros) -> None:
-        self._passed += super().by_instance()
+    def _flush(self, end: Micros) -> None:
+        self._flushed_totals += super().totals_by_instance()
         self._sink(super().results(end))
         self._blocks, self._count = [], 0
 
 
-def _unwritable(request: Request, error: struct.error) -> ConfigError:
+def _unwritable_row(request: Request, error: struct.error) -> ConfigError:
     """Numbers that columns do not hold; those that the workload gives are looked at."""
     for name in ("id", "prompt_tokens", "deadline", "priority_class"):
         number = getattr(request, name)

@@ -19,31 +19,31 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from maitred.contracts import InstanceLoad, InstanceView
+from maitred.core.contracts import InstanceLoad, InstanceView
+from maitred.core.request import Request
+from maitred.core.units import Micros
 from maitred.kv import PrefixCache
-from maitred.request import Request
 from maitred.sim.replica import Replica
-from maitred.units import Micros
 
 
-class First(Enum):
+class InitialView(Enum):
     """What the first decisions see."""
 
     LIVE = "everything as it is"
     BLANK = "nothing, until the first interval is over"
 
 
-class Clock:
+class RefreshTimer:
     """When to copy."""
 
     __slots__ = ("_interval", "_last")
 
-    def __init__(self, interval: Micros, first: First) -> None:
+    def __init__(self, interval: Micros, first: InitialView) -> None:
         """`interval` 0: never, for nothing is stale."""
         self._interval = interval
-        self._last: Micros | None = None if first is First.LIVE else 0
+        self._last: Micros | None = None if first is InitialView.LIVE else 0
 
-    def strikes(self, now: Micros) -> bool:
+    def poll(self, now: Micros) -> bool:
         """Whether it is time for a copy, which is made then."""
         if not self._interval or (self._last is not None and now - self._last < self._interval):
             return False
@@ -51,33 +51,33 @@ class Clock:
         return True
 
 
-class PastCache:
-    """A prefix cache as it was at some instant. It is the `PrefixWatcher` of the cache as it is."""
+class CacheSnapshot:
+    """A prefix cache as it was at some instant. It is the `PrefixCacheListener` of the cache as it is."""
 
-    __slots__ = ("_cache", "_replica", "_was_here")
+    __slots__ = ("_cache", "_replica", "_was_cached")
 
     def __init__(self, replica: Replica, cache: PrefixCache[Any]) -> None:
         self._replica = replica
         self._cache = cache
-        self._was_here: dict[int, bool] = {}
+        self._was_cached: dict[int, bool] = {}
         """Whether a key that has come or gone since was here then."""
-        cache.watch(self)
+        cache.subscribe(self)
 
-    def published(self, key: int) -> None:
-        self._was_here.setdefault(key, False)
+    def on_stored(self, key: int) -> None:
+        self._was_cached.setdefault(key, False)
 
-    def evicted(self, key: int) -> None:
-        self._was_here.setdefault(key, True)
+    def on_removed(self, key: int) -> None:
+        self._was_cached.setdefault(key, True)
 
-    def copy(self) -> None:
+    def refresh(self) -> None:
         """From now on it is as the cache is now."""
         self._replica.settle()
-        self._cache.settle()
-        self._was_here.clear()
+        self._cache.apply_evictions()
+        self._was_cached.clear()
 
     def cached_blocks(self, request: Request) -> int:
         self._replica.settle()
-        chain, was_here, holds = self._replica.chain(request), self._was_here.get, self._cache.holds
+        chain, was_here, holds = self._replica.block_hashes(request), self._was_cached.get, self._cache.contains
         for position, key in enumerate(chain):
             here = was_here(key)
             if not (holds(key) if here is None else here):
@@ -85,15 +85,15 @@ class PastCache:
         return len(chain)
 
 
-class Snapshot(InstanceView):
+class InstanceSnapshot(InstanceView):
     """An instance as of the last copies."""
 
-    __slots__ = ("_replica", "load", "memory")
+    __slots__ = ("_replica", "cache_source", "load_source")
 
-    def __init__(self, replica: Replica, load: Replica | InstanceLoad, memory: Replica | PastCache) -> None:
+    def __init__(self, replica: Replica, load: Replica | InstanceLoad, memory: Replica | CacheSnapshot) -> None:
         self._replica = replica
-        self.load = load
-        self.memory = memory
+        self.load_source = load
+        self.cache_source = memory
 
     @property
     def index(self) -> int:
@@ -105,41 +105,41 @@ class Snapshot(InstanceView):
 
     @property
     def waiting(self) -> int:
-        return self.load.waiting
+        return self.load_source.waiting
 
     @property
     def running(self) -> int:
-        return self.load.running
+        return self.load_source.running
 
     @property
     def kv_usage(self) -> float:
-        return self.load.kv_usage
+        return self.load_source.kv_usage
 
     def cached_blocks(self, request: Request) -> int:
-        return self.memory.cached_blocks(request)
+        return self.cache_source.cached_blocks(request)
 
 
-class Snapshots:
+class FleetSnapshots:
     """Of all instances."""
 
-    def __init__(self, replicas: Sequence[Replica], refresh: Micros, cache_delay: Micros, first: First) -> None:
+    def __init__(self, replicas: Sequence[Replica], refresh: Micros, cache_delay: Micros, first: InitialView) -> None:
         """Intervals in µs; 0: as it is."""
         self._replicas = replicas
-        self._load_clock, self._cache_clock = Clock(refresh, first), Clock(cache_delay, first)
-        self._pasts: list[PastCache] = []
-        self.views: list[Snapshot] = []
+        self._load_timer, self._cache_timer = RefreshTimer(refresh, first), RefreshTimer(cache_delay, first)
+        self._cache_snapshots: list[CacheSnapshot] = []
+        self.views: list[InstanceSnapshot] = []
         for replica in replicas:
             cache, memory = replica.instance.cache, None
             if cache_delay and cache is not None:
-                memory = PastCache(replica, cache)
-                self._pasts.append(memory)
-            self.views.append(Snapshot(replica, InstanceLoad() if refresh else replica, memory or replica))
+                memory = CacheSnapshot(replica, cache)
+                self._cache_snapshots.append(memory)
+            self.views.append(InstanceSnapshot(replica, InstanceLoad() if refresh else replica, memory or replica))
 
-    def look(self, now: Micros) -> None:
+    def refresh(self, now: Micros) -> None:
         """Somebody decides at `now`."""
-        if self._load_clock.strikes(now):
+        if self._load_timer.poll(now):
             for view, replica in zip(self.views, self._replicas, strict=True):
-                view.load = InstanceLoad(0, replica.waiting, replica.running, replica.kv_usage)
-        if self._cache_clock.strikes(now):
-            for past in self._pasts:
-                past.copy()
+                view.load_source = InstanceLoad(0, replica.waiting, replica.running, replica.kv_usage)
+        if self._cache_timer.poll(now):
+            for past in self._cache_snapshots:
+                past.refresh()

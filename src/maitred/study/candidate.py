@@ -10,10 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from maitred.admission import AdmissionConfig
-from maitred.catalogue import resolved
-from maitred.config import NOTHING, Config, Said
-from maitred.config.simulated import simulated
+from maitred.config import NO_VALUES, Config, ConfigSources
+from maitred.config.sources import with_simulation_defaults
 from maitred.instance import InstanceConfig
+from maitred.instance.catalogue import resolve_instance
 from maitred.routing import RoutingConfig
 from maitred.sim.config import ClusterConfig
 
@@ -27,12 +27,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     admission: AdmissionConfig = AdmissionConfig(mode="off")
 
     @classmethod
-    def from_yaml(cls, path: str | Path, *, env: Mapping[str, str] = NOTHING) -> Self:
+    def from_yaml(cls, path: str | Path, *, env: Mapping[str, str] = NO_VALUES) -> Self:
         """What a configuration file says, and the environment over it. Raises ConfigError for what is wrong."""
-        return cls.of(simulated(Said(file=Path(path), env=env).read()))
+        return cls.from_config(with_simulation_defaults(ConfigSources(file=Path(path), env=env).merged()))
 
     @classmethod
-    def of(cls, config: Config) -> Self:
+    def from_config(cls, config: Config) -> Self:
         """Its part of a whole configuration."""
         return cls(
             cluster=config.cluster,
@@ -42,17 +42,17 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def gpus(self) -> int:
+    def num_gpus(self) -> int:
         """Of all its instances."""
         return self.cluster.num_instances * self.instance.tensor_parallel_size * self.instance.data_parallel_size
 
-    def checked(self) -> Self:
+    def resolved(self) -> Self:
         """The same with all that its instances derive from the catalogue, after a simulation of nothing.
 
         Raises ConfigError for what cannot be, such as a model that does not fit.
         """
         from maitred.sim import simulate
 
-        whole = replace(self, instance=resolved(self.instance))
+        whole = replace(self, instance=resolve_instance(self.instance))
         simulate((), whole.cluster, whole.instance, whole.routing, whole.admission)
         return whole

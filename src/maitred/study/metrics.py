@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from maitred.errors import ConfigError, nearest
-from maitred.request import PriorityClass
-from maitred.slo_classes import SLO_PRIORITIES
+from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.request import PriorityClass
+from maitred.core.slo_classes import SLO_PRIORITIES
 
 if TYPE_CHECKING:
     from maitred.report import By, Summary
@@ -45,11 +45,11 @@ def _latencies() -> Iterator[tuple[str, Metric]]:
             yield f"{name}_{figure}_ms", Metric(f"{label} {figure} ms", Better.LOWER)
 
 
-_COSTS: Final[Mapping[str, Metric]] = {
+COST_METRICS: Final[Mapping[str, Metric]] = {
     "cost": Metric("cost", Better.LOWER, of_groups=False),
     "gpus": Metric("GPUs", Better.LOWER, of_groups=False),
 }
-MEASURED: Final[Mapping[str, Metric]] = {
+RUN_METRICS: Final[Mapping[str, Metric]] = {
     **dict(_latencies()),
     "goodput_rps": Metric("goodput/s", Better.HIGHER),
     "slo_attainment": Metric("within SLO", Better.HIGHER, is_share=True),
@@ -74,12 +74,12 @@ MEASURED: Final[Mapping[str, Metric]] = {
 _CLASSES: Final = {kind.label for kind in PriorityClass}
 
 
-def metric(name: str, *, where: str = "", costs: bool = False) -> Metric:
+def find_metric(name: str, *, where: str = "", costs: bool = False) -> Metric:
     """What `name` stands for, `cost` and `gpus` among them if `costs`. Raises ConfigError with the nearest name."""
-    known = {**MEASURED, **_COSTS} if costs else MEASURED
+    known = {**RUN_METRICS, **COST_METRICS} if costs else RUN_METRICS
     group, _, plain = name.rpartition(".")
     if plain not in known:
-        hint = nearest(plain, known)
+        hint = nearest_name_hint(plain, known)
         raise ConfigError(f"there is no metric {name!r}", where=where, hint=hint)
     found = known[plain]
     if group and not found.of_groups:
@@ -87,14 +87,14 @@ def metric(name: str, *, where: str = "", costs: bool = False) -> Metric:
     return found
 
 
-def breakdowns(names: Iterable[str]) -> list[By]:
+def needed_breakdowns(names: Iterable[str]) -> list[By]:
     """Those that a summary must have, for these metrics."""
     from maitred.report import By
 
     return [By.CLASS, By.SLO_CLASS, By.TENANT] if any("." in name for name in names) else []
 
 
-def figures(summary: Summary, names: Iterable[str], known: Collection[str]) -> dict[str, float | None]:
+def metric_values(summary: Summary, names: Iterable[str], known: Collection[str]) -> dict[str, float | None]:
     """These metrics of a run; None: nothing to compute it from. `known`: groups that may be without a request.
 
     Raises ConfigError for a group that neither has requests nor is known: perhaps a slip of the keyboard.
@@ -106,7 +106,7 @@ def figures(summary: Summary, names: Iterable[str], known: Collection[str]) -> d
 
 
 def _figure(said: Mapping[str, Any], name: str, known: Collection[str]) -> float | None:
-    from maitred.report.breakdown import NAMELESS
+    from maitred.report.breakdown import UNNAMED
 
     group, _, plain = name.rpartition(".")
     if not group:
@@ -118,7 +118,7 @@ def _figure(said: Mapping[str, Any], name: str, known: Collection[str]) -> float
         return _number(groups[group][plain])
     if group in _CLASSES or group in SLO_PRIORITIES or group in known:
         return None
-    hint = nearest(group, {*groups, *_CLASSES, *SLO_PRIORITIES} - {NAMELESS})
+    hint = nearest_name_hint(group, {*groups, *_CLASSES, *SLO_PRIORITIES} - {UNNAMED})
     raise ConfigError(f"no request is of the class or tenant {group!r}", where=name, hint=hint)
 
 

@@ -6,8 +6,8 @@ bytes, and they are compared as bytes: decoding them all costs more than the res
 Two coroutines of the server usually have nothing to wait for, or are to be waited for *beside* something else. A task for
 each would cost several microseconds per request, so they are stepped by hand here, which is all that a task does:
 
-    `Departure`  steps `receive()` to the future it waits on, and calls back when the client has left
-    `send_now`   steps `send(message)`, and makes a task only if the client is too slow to take it at once
+    `DisconnectWatcher`  steps `take_in()` to the future it waits on, and calls back when the client has left
+    `send_eagerly`   steps `send(message)`, and makes a task only if the client is too slow to take it at once
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from maitred.errors import MaitredError
+from maitred.core.errors import MaitredError
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -30,7 +30,7 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 """In the order of the wire; names in lower case."""
 
 _encode = msgspec.json.Encoder().encode
-_HALF_PAIR = re.compile(rb"\\u[dD][89abAB]", re.ASCII)
+_LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB]", re.ASCII)
 
 
 class ApiError(MaitredError):
@@ -58,11 +58,11 @@ class ApiError(MaitredError):
         return _encode({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
 
 
-class ClientGone(Exception):  # noqa: N818  (an event, not an error)
+class ClientDisconnected(Exception):  # noqa: N818  (an event, not an error)
     """The client left before its request was complete: there is nobody to answer."""
 
 
-def header(scope: Scope, name: bytes) -> bytes | None:
+def get_header(scope: Scope, name: bytes) -> bytes | None:
     """The first value of the header `name` (lower case), or None."""
     for key, value in scope["headers"]:
         if key == name:
@@ -71,23 +71,24 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
-def _as_much_as_you_like(size: int) -> None:
+def _ignore_size(size: int) -> None:
     """No bookkeeping."""
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int, take: Callable[[int], object] = _as_much_as_you_like) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit: int, on_piece: Callable[[int], object] = _ignore_size) -> bytes:
     """The whole request body, at most `limit` bytes. `take` is called with the size of each piece, and may refuse it.
 
-    Raises ApiError 413 as soon as it is known to be longer, ClientGone, and what `take` raises. What is left of a body refused
+    Raises ApiError 413 as soon as it is known to be longer, ClientDisconnected, and what `take` raises. What is left of a
+    body refused
     is read and thrown away by the server: to close the connection on a client that still sends could cost it the answer.
     """
-    declared = header(scope, b"content-length")
+    declared = get_header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise body_too_large(limit)
     message = await receive()
     body: bytes = message.get("body", b"")
     if message["type"] == "http.request" and not message.get("more_body", False) and len(body) <= limit:
-        take(len(body))
+        on_piece(len(body))
         return body
     pieces, size = [], 0
     while message["type"] == "http.request":
@@ -95,12 +96,12 @@ async def read_body(scope: Scope, receive: Receive, limit: int, take: Callable[[
         size += len(piece)
         if size > limit:
             raise body_too_large(limit)
-        take(len(piece))
+        on_piece(len(piece))
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
         message = await receive()
-    raise ClientGone
+    raise ClientDisconnected
 
 
 def body_too_large(limit: int) -> ApiError:
@@ -112,9 +113,9 @@ def body_too_large(limit: int) -> ApiError:
     )
 
 
-def not_json(error: msgspec.DecodeError | UnicodeDecodeError, body: bytes) -> str:
+def describe_json_error(error: msgspec.DecodeError | UnicodeDecodeError, body: bytes) -> str:
     """What is wrong with a body that msgspec could not decode, in a few words."""
-    if _HALF_PAIR.search(body[-11:]) and "truncated" in str(error):  # msgspec waits for the other half
+    if _LONE_SURROGATE.search(body[-11:]) and "truncated" in str(error):  # msgspec waits for the other half
         return "half of a surrogate pair in a text is no character"
     return str(error)
 
@@ -139,7 +140,7 @@ async def send_error(send: Send, error: ApiError, headers: Iterable[tuple[bytes,
     await send_bytes(send, error.status, error.body(), b"application/json", [*code, *error.headers, *headers])
 
 
-async def lifespan(
+async def run_lifespan(
     receive: Receive, send: Send, start: Callable[[], Awaitable[None]], stop: Callable[[], Awaitable[None]]
 ) -> None:
     """Answer an ASGI `lifespan` scope: `start` before the first request is accepted, `stop` after the last has ended."""
@@ -151,49 +152,49 @@ async def lifespan(
     await send({"type": "lifespan.shutdown.complete"})
 
 
-class Departure:
+class DisconnectWatcher:
     """Calls `gone` once if the client leaves. Watch from when its body is read until the answer is complete, then `stop`.
 
-    The server says it through `receive()` alone: `send` does nothing, silently, once the client has left.
+    The server says it through `take_in()` alone: `send` does nothing, silently, once the client has left.
     """
 
-    __slots__ = ("_gone", "_receive", "_waiting", "happened")
+    __slots__ = ("_on_disconnect", "_receive", "_receiving", "is_disconnected")
 
-    def __init__(self, receive: Receive, gone: Callable[[], object]) -> None:
+    def __init__(self, receive: Receive, on_disconnect: Callable[[], object]) -> None:
         self._receive = receive
-        self._gone = gone
-        self.happened = False
-        self._waiting: Coroutine[Any, Any, Message] | None = receive()  # type: ignore[assignment]
+        self._on_disconnect = on_disconnect
+        self.is_disconnected = False
+        self._receiving: Coroutine[Any, Any, Message] | None = receive()  # type: ignore[assignment]
         self._step()
 
     def stop(self) -> None:
         """After this `gone` is never called. Idempotent."""
-        waiting, self._waiting = self._waiting, None
+        waiting, self._receiving = self._receiving, None
         if waiting is not None:
             waiting.close()
 
     def _step(self, _: object = None) -> None:
-        if self._waiting is None:
+        if self._receiving is None:
             return
         try:
-            blocker = self._waiting.send(None)
+            blocker = self._receiving.send(None)
         except StopIteration as returned:
-            self._heard(returned.value)
+            self._on_message(returned.value)
         else:
             blocker._asyncio_future_blocking = False  # as the task that we stand in for would do
             blocker.add_done_callback(self._step)
 
-    def _heard(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         if message["type"] == "http.disconnect":
-            self._waiting = None
-            self.happened = True
-            self._gone()
+            self._receiving = None
+            self.is_disconnected = True
+            self._on_disconnect()
         else:
-            self._waiting = self._receive()  # type: ignore[assignment]
+            self._receiving = self._receive()  # type: ignore[assignment]
             self._step()
 
 
-def send_now(send: Send, message: Message) -> asyncio.Task[None] | None:
+def send_eagerly(send: Send, message: Message) -> asyncio.Task[None] | None:
     """Send without waiting. None when it is done; else the task that ends when the client has taken it: send nothing more
     and hold back what feeds the answer until then."""
     sending: Coroutine[Any, Any, None] = send(message)  # type: ignore[assignment]
@@ -201,14 +202,14 @@ def send_now(send: Send, message: Message) -> asyncio.Task[None] | None:
         blocker = sending.send(None)
     except StopIteration:
         return None
-    return asyncio.get_running_loop().create_task(_finish(_Started(sending, blocker)))
+    return asyncio.get_running_loop().create_task(_finish_sending(_StartedCoroutine(sending, blocker)))
 
 
-async def _finish(started: _Started) -> None:
+async def _finish_sending(started: _StartedCoroutine) -> None:
     await started
 
 
-class _Started(Generator[object, None, None]):
+class _StartedCoroutine(Generator[object, None, None]):
     """A coroutine that was stepped to its first wait, `blocker`, to be awaited by a task from there."""
 
     __slots__ = ("_blocker", "_coroutine")
@@ -217,7 +218,7 @@ class _Started(Generator[object, None, None]):
         self._coroutine = coroutine
         self._blocker: object = blocker
 
-    def __await__(self) -> _Started:
+    def __await__(self) -> _StartedCoroutine:
         return self
 
     def send(self, value: None) -> object:

@@ -17,41 +17,40 @@ from typing import Any, cast
 import httptools
 
 from maitred.wire.asgi import Headers
-from maitred.wire.failures import Disconnected, ProtocolError, Truncated, UpstreamError, UpstreamTimeout
-from maitred.wire.limits import Limits
-from maitred.wire.response import Response
+from maitred.wire.errors import Disconnected, ProtocolError, Truncated, UpstreamError, UpstreamLimits, UpstreamTimeout
+from maitred.wire.response import UpstreamResponse
 
-JOINED_BYTES = 16_384
+MAX_JOINED_BYTES = 16_384
 """A body up to this size is copied behind its head: cheaper than a vector of two. In any case it is one system call."""
 
 
-class Connection(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """Made by the loop; `idle` is called each time a response has ended and the connection can be used again, `closed` once."""
 
     def __init__(
         self,
-        limits: Limits,
+        limits: UpstreamLimits,
         loop: asyncio.AbstractEventLoop,
-        idle: Callable[[Connection], object],
-        closed: Callable[[Connection], object],
+        on_idle: Callable[[UpstreamConnection], object],
+        on_closed: Callable[[UpstreamConnection], object],
     ) -> None:
         self.limits = limits
         self.idle_since = 0.0
-        self.used = False
+        self.was_used = False
         """Whether it has carried a response to its end."""
-        self.heard = False
+        self.has_received = False
         """Whether anything of the current response has come."""
         self._loop = loop
-        self._on_idle = idle
-        self._on_closed = closed
+        self._on_idle = on_idle
+        self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpResponseParser(self)
         self._timer: asyncio.TimerHandle | None = None
-        self._response: Response | None = None
+        self._response: UpstreamResponse | None = None
         self._bodiless = False
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._status = 0  # of the final response, once its head is complete
         self._headers: Headers = []
         self._head_size = 0  # of the reads until the head was complete
@@ -59,30 +58,30 @@ class Connection(asyncio.Protocol):
         self._has_length = False
         self._chunked = False
         self._until_close = False
-        self._ended = False
+        self._is_complete = False
         self._reusable = True
         self._paused = False
         self._pieces: list[bytes] = []
-        self._since = self._loop.time()
+        self._last_received = self._loop.time()
 
     # For the client
 
-    def send(self, head: bytes, body: bytes, *, bodiless: bool = False) -> Response:
+    def send_request(self, head: bytes, body: bytes, *, bodiless: bool = False) -> UpstreamResponse:
         """Send a request; `bodiless` when its answer has no body whatever its head says (HEAD)."""
         assert self._transport is not None
-        self._begin()
-        self.heard = False
+        self._reset()
+        self.has_received = False
         self._bodiless = bodiless
-        self._response = Response(self, self.limits.high_water, self._loop)
-        if len(body) <= JOINED_BYTES:
+        self._response = UpstreamResponse(self, self.limits.high_water, self._loop)
+        if len(body) <= MAX_JOINED_BYTES:
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
-        self._watch_by(self.limits.head_secs)
+        self._arm_silence_timer(self.limits.head_secs)
         return self._response
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
     def close(self) -> None:
@@ -94,13 +93,13 @@ class Connection(asyncio.Protocol):
 
     def pause(self) -> None:
         self._paused = True
-        if self.usable:
+        if self.is_usable:
             cast(asyncio.Transport, self._transport).pause_reading()
 
     def resume(self) -> None:
         self._paused = False
-        self._since = self._loop.time()
-        if self.usable:
+        self._last_received = self._loop.time()
+        if self.is_usable:
             cast(asyncio.Transport, self._transport).resume_reading()
 
     def abort(self) -> None:
@@ -117,31 +116,31 @@ class Connection(asyncio.Protocol):
         if self._response is None:
             self.abort()  # nobody asked for anything
             return
-        self.heard = True
+        self.has_received = True
         in_head = not self._status
         if in_head:
             self._head_size += len(data)
         else:
-            self._since = self._loop.time()
+            self._last_received = self._loop.time()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if not self._ended:
-                self._broken(error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error)
+            if not self._is_complete:
+                self._fail(error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error)
                 return
             self._reusable = False
         if self._status:
-            self._deliver()
+            self._deliver_body()
             if in_head and self._response is not None:
-                self._since = self._loop.time()
-                self._watch_by(self.limits.idle_secs)
+                self._last_received = self._loop.time()
+                self._arm_silence_timer(self.limits.idle_secs)
         elif self._head_size > self.limits.max_head:
-            self._broken(self._head_too_large())
+            self._fail(self._head_too_large())
 
     def eof_received(self) -> None:
-        if self._until_close and not self._ended:
-            self._ended, self._reusable = True, False
-            self._deliver()
+        if self._until_close and not self._is_complete:
+            self._is_complete, self._reusable = True, False
+            self._deliver_body()
 
     def connection_lost(self, exc: Exception | None) -> None:
         response, self._response = self._response, None
@@ -151,7 +150,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         if response is not None:
-            response.on_error(self._cut_off())
+            response.on_error(self._closed_early())
         self._on_closed(self)
 
     # As the target of the parser
@@ -172,7 +171,7 @@ class Connection(asyncio.Protocol):
             self._chunked = True
 
     def on_headers_complete(self) -> None:
-        if self._ended:
+        if self._is_complete:
             return
         status = self._parser.get_status_code()
         if status == 101:
@@ -186,36 +185,36 @@ class Connection(asyncio.Protocol):
         assert self._response is not None
         self._response.on_head(status, self._headers)
         if self._bodiless:
-            self._ended, self._reusable = True, False  # httptools cannot be told that no body follows
+            self._is_complete, self._reusable = True, False  # httptools cannot be told that no body follows
         else:
             self._until_close = not self._chunked and not self._has_length and status not in (204, 304)
 
     def on_body(self, body: bytes) -> None:
-        if not self._ended:
+        if not self._is_complete:
             self._pieces.append(body)
 
     def on_message_begin(self) -> None:
-        if self._ended:
+        if self._is_complete:
             self._reusable = False  # something follows the response
 
     def on_message_complete(self) -> None:
-        if self._status and not self._ended:
-            self._ended = True
+        if self._status and not self._is_complete:
+            self._is_complete = True
             self._reusable = self._parser.should_keep_alive()
 
     # Inside
 
-    def _deliver(self) -> None:
+    def _deliver_body(self) -> None:
         response, pieces = self._response, self._pieces
         assert response is not None
-        if self._ended:
-            self._finish()
+        if self._is_complete:
+            self._finish_response()
             response.on_body(b"".join(pieces), False)
         elif pieces:
             self._pieces = []
             response.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces), True)
 
-    def _finish(self) -> None:
+    def _finish_response(self) -> None:
         """The response is whole: hand the connection back if nothing of this request can touch the next one."""
         transport = self._transport
         assert transport is not None
@@ -223,11 +222,11 @@ class Connection(asyncio.Protocol):
         if not self._reusable or transport.is_closing() or transport.get_write_buffer_size():
             transport.abort()
             return
-        self.used = True
+        self.was_used = True
         self.idle_since = self._loop.time()
         self._on_idle(self)
 
-    def _broken(self, error: BaseException | None) -> None:
+    def _fail(self, error: BaseException | None) -> None:
         response = self._response
         known = error if isinstance(error, UpstreamError) else ProtocolError(f"the upstream does not speak HTTP/1.1: {error}")
         if self._pieces and response is not None:
@@ -239,12 +238,12 @@ class Connection(asyncio.Protocol):
     def _head_too_large(self) -> UpstreamError:
         return ProtocolError(f"the head of the upstream's response is larger than {self.limits.max_head} bytes")
 
-    def _cut_off(self) -> UpstreamError:
+    def _closed_early(self) -> UpstreamError:
         if self._status:
             return Truncated("the upstream closed the connection in the middle of its response")
         return Disconnected("the upstream closed the connection before its response")
 
-    def _watch_by(self, secs: float) -> None:
+    def _arm_silence_timer(self, secs: float) -> None:
         """Look at the clock in `secs` at the latest. A timer that is due earlier is left alone, so that a busy connection
         sets hardly any: when it rings, it reckons what is left."""
         if self._timer is not None:
@@ -258,9 +257,9 @@ class Connection(asyncio.Protocol):
         if self._response is None:
             return
         allowed = self.limits.idle_secs if self._status else self.limits.head_secs
-        left = allowed if self._paused else self._since + allowed - self._loop.time()
+        left = allowed if self._paused else self._last_received + allowed - self._loop.time()
         if left > 0:
             self._timer = self._loop.call_later(left, self._check_silence)
         else:
             where = "in the middle of its response" if self._status else "before its response"
-            self._broken(UpstreamTimeout(f"the upstream was silent for {allowed:g} s {where}"))
+            self._fail(UpstreamTimeout(f"the upstream was silent for {allowed:g} s {where}"))

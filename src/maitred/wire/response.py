@@ -15,11 +15,11 @@ from typing import Protocol, TypeAlias
 
 from maitred.wire.asgi import Headers
 
-Write: TypeAlias = Callable[[bytes, bool], "asyncio.Future[None] | None"]
+PieceWriter: TypeAlias = Callable[[bytes, bool], "asyncio.Future[None] | None"]
 """`write(piece, more)`: take a piece; `more` is False with the last one, which may be empty. Not None: busy until then."""
 
 
-class Source(Protocol):
+class ResponseSource(Protocol):
     """What a response comes from."""
 
     def pause(self) -> None:
@@ -33,20 +33,20 @@ class Source(Protocol):
         ...
 
 
-class Response:
+class UpstreamResponse:
     """The answer to one request. Whoever has it must read it to the end or `close` it."""
 
     __slots__ = (
+        "_body_received",
+        "_body_written",
         "_buffer",
         "_buffered",
-        "_busy",
-        "_ended",
         "_error",
-        "_finished",
         "_head",
         "_high_water",
         "_loop",
         "_paused",
+        "_pending_write",
         "_source",
         "_waiter",
         "_write",
@@ -54,31 +54,31 @@ class Response:
         "status",
     )
 
-    def __init__(self, source: Source, high_water: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, source: ResponseSource, high_water: int, loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
         self.headers: Headers = []
-        self._source: Source | None = source
+        self._source: ResponseSource | None = source
         self._high_water = high_water
         self._loop = loop
         self._head: asyncio.Future[None] = loop.create_future()
         self._waiter: asyncio.Future[None] | None = None
-        self._write: Write | None = None
-        self._busy: asyncio.Future[None] | None = None
+        self._write: PieceWriter | None = None
+        self._pending_write: asyncio.Future[None] | None = None
         self._buffer: list[bytes] = []
         self._buffered = 0
         self._paused = False
-        self._ended = False  # all of the body has come
-        self._finished = False  # and all of it was written through
+        self._body_received = False  # all of the body has come
+        self._body_written = False  # and all of it was written through
         self._error: BaseException | None = None
 
     # For the reader
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all of the body has come and been read."""
-        return self._ended and not self._buffer
+        return self._body_received and not self._buffer
 
-    async def begun(self) -> Response:
+    async def wait_for_head(self) -> UpstreamResponse:
         """Itself, as soon as `status` and `headers` are there. If this is cancelled it is closed. Raises UpstreamError."""
         try:
             await self._head
@@ -87,35 +87,35 @@ class Response:
             raise
         return self
 
-    async def read(self) -> bytes:
+    async def read_piece(self) -> bytes:
         """All that has come since the last read, or the next piece to come; b"" at the end. Raises UpstreamError."""
         while not self._buffer:
             if self._error is not None:
                 raise self._error
-            if self._ended:
+            if self._body_received:
                 return b""
-            await self._wait()
-        piece = self._take()
+            await self._new_waiter()
+        piece = self._take_buffered()
         self._resume()
         return piece
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        while piece := await self.read():
+        while piece := await self.read_piece():
             yield piece
 
-    async def pipe(self, write: Write) -> None:
+    async def pipe_body(self, write: PieceWriter) -> None:
         """Hand all that is still to come to `write`, and return when it has taken the end.
 
         Raises UpstreamError, after all pieces that came before it and without telling `write` of an end; and what `write`
         itself, or its future, raised.
         """
         self._write = write
-        if self._buffer or self._ended:
-            self._push()
-        while self._busy is not None or not self._finished:
-            if self._error is not None and self._busy is None:
+        if self._buffer or self._body_received:
+            self._write_buffered()
+        while self._pending_write is not None or not self._body_written:
+            if self._error is not None and self._pending_write is None:
                 raise self._error
-            await self._wait()
+            await self._new_waiter()
 
     def close(self) -> None:
         """Nobody wants the rest: if there is any, the connection to the upstream is closed at once. Idempotent."""
@@ -134,21 +134,21 @@ class Response:
     def on_body(self, data: bytes, more: bool) -> None:
         """`data` may be empty when it only says that there is no more. The source is free after that."""
         write = self._write
-        if write is not None and more and self._busy is None:  # the usual case of a stream, and all that it costs
-            self._hand(write, data)
+        if write is not None and more and self._pending_write is None:  # the usual case of a stream, and all that it costs
+            self._write_piece(write, data)
             return
         if data:
             self._buffer.append(data)
             self._buffered += len(data)
         if not more:
-            self._ended = True
+            self._body_received = True
             self._source = None
         if write is None:
             if self._buffered >= self._high_water:
                 self._pause()
             self._wake()
-        elif self._busy is None:
-            self._push()
+        elif self._pending_write is None:
+            self._write_buffered()
 
     def on_error(self, error: Exception) -> None:
         """The rest will not come."""
@@ -160,42 +160,42 @@ class Response:
 
     # Inside
 
-    def _take(self) -> bytes:
+    def _take_buffered(self) -> bytes:
         buffer = self._buffer
         piece = buffer[0] if len(buffer) == 1 else b"".join(buffer)
         buffer.clear()
         self._buffered = 0
         return piece
 
-    def _push(self) -> None:
+    def _write_buffered(self) -> None:
         assert self._write is not None
-        self._finished = self._ended
-        self._hand(self._write, self._take())
-        if self._busy is None and (self._finished or self._error is not None):
+        self._body_written = self._body_received
+        self._write_piece(self._write, self._take_buffered())
+        if self._pending_write is None and (self._body_written or self._error is not None):
             self._wake()
 
-    def _hand(self, write: Write, piece: bytes) -> None:
+    def _write_piece(self, write: PieceWriter, piece: bytes) -> None:
         try:
-            busy = write(piece, not self._ended)
+            busy = write(piece, not self._body_received)
         except Exception as error:
-            self._broken(error)
+            self._fail(error)
             return
         if busy is not None:
-            self._busy = busy
+            self._pending_write = busy
             self._pause()
-            busy.add_done_callback(self._written)
+            busy.add_done_callback(self._on_written)
 
-    def _written(self, busy: asyncio.Future[None]) -> None:
-        self._busy = None
+    def _on_written(self, busy: asyncio.Future[None]) -> None:
+        self._pending_write = None
         if busy.cancelled() or busy.exception() is not None:
-            self._broken(asyncio.CancelledError() if busy.cancelled() else busy.exception())
-        elif self._write is not None and (self._buffer or self._ended > self._finished):
-            self._push()
+            self._fail(asyncio.CancelledError() if busy.cancelled() else busy.exception())
+        elif self._write is not None and (self._buffer or self._body_received > self._body_written):
+            self._write_buffered()
         else:
             self._resume()
             self._wake()
 
-    def _broken(self, error: BaseException | None) -> None:
+    def _fail(self, error: BaseException | None) -> None:
         self.close()
         self._error = error
         self._wake()
@@ -211,7 +211,7 @@ class Response:
             if self._source is not None:
                 self._source.resume()
 
-    def _wait(self) -> asyncio.Future[None]:
+    def _new_waiter(self) -> asyncio.Future[None]:
         self._waiter = self._loop.create_future()
         return self._waiter
 

@@ -17,54 +17,54 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import uvicorn
 
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 from maitred.wire.asgi import App
-from maitred.wire.protocol import Protocol
+from maitred.wire.protocol import BoundedHttpProtocol
 
-KEEP_ALIVE_SECS = 75
+CLIENT_KEEP_ALIVE_SECS = 75
 """How long a client's idle connection is kept: longer than clients keep theirs, so that they are the ones to close."""
 
 
-def serve(
+def run_server(
     app: App,
     *,
     host: str,
     port: int,
     drain_secs: float = 30.0,
-    ready: Callable[[str], object] = lambda url: None,
-    hangup: Callable[[], object] | None = None,
+    on_ready: Callable[[str], object] = lambda url: None,
+    on_hangup: Callable[[], object] | None = None,
 ) -> None:
     """Serve until a signal. `ready` is called with the URL once connections are accepted; port 0 takes any free port. `hangup`
     is called inside the loop for each SIGHUP; without it that signal ends the process, as ever.
 
     Raises ConfigError when the address cannot be listened on.
     """
-    listener = listen(host, port)
-    server = _Server(_config(app, drain_secs), lambda: ready(url_of(listener)), hangup)
-    _spare_the_collector()
+    listener = open_listener(host, port)
+    server = _Server(_uvicorn_config(app, drain_secs), lambda: on_ready(listener_url(listener)), on_hangup)
+    _tune_garbage_collector()
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         server.run(sockets=[listener])
 
 
 @contextlib.asynccontextmanager
-async def serving(app: App, *, host: str = "127.0.0.1", port: int = 0, drain_secs: float = 1.0) -> AsyncIterator[str]:
+async def running_server(app: App, *, host: str = "127.0.0.1", port: int = 0, drain_secs: float = 1.0) -> AsyncIterator[str]:
     """The same inside a running loop, without the signals: for tests and for who owns the loop. Yields the URL."""
-    listener = listen(host, port)
+    listener = open_listener(host, port)
     up = asyncio.Event()
-    server = _Server(_config(app, drain_secs), up.set)
+    server = _Server(_uvicorn_config(app, drain_secs), up.set)
     running = asyncio.create_task(server._serve([listener]))
     starting = asyncio.create_task(up.wait())
     await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
     starting.cancel()
     try:
         if up.is_set():
-            yield url_of(listener)
+            yield listener_url(listener)
     finally:
         server.stop()
         await running
 
 
-def listen(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError when there is none to be had."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
@@ -74,15 +74,15 @@ def listen(host: str, port: int) -> socket.socket:
     except OverflowError as error:
         raise ConfigError(f"{port} is no port", where="--port", hint="0 to 65535; 0 takes any free one") from error
     except OSError as error:
-        raise _cannot_listen(host, port, error) from error
+        raise _listen_error(host, port, error) from error
 
 
-def url_of(listener: socket.socket) -> str:
+def listener_url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _spare_the_collector() -> None:
+def _tune_garbage_collector() -> None:
     """A request leaves no cycles behind, so what the collector would look through, over and over, is what was imported. Take
     that out of its sight, and let it look less often at the rest."""
     gc.collect()
@@ -90,7 +90,7 @@ def _spare_the_collector() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+def _listen_error(host: str, port: int, error: OSError) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
         return ConfigError(f"port {port} is in use", where="--port", hint="stop what listens there, or choose another port")
     if error.errno == errno.EACCES:
@@ -100,13 +100,13 @@ def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
     return ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", where="--port")
 
 
-def _config(app: App, drain_secs: float) -> uvicorn.Config:
+def _uvicorn_config(app: App, drain_secs: float) -> uvicorn.Config:
     # An app here answers for its own errors; what uvicorn logs beside that is noise on every connection that is cut on purpose.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=Protocol,
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -114,7 +114,7 @@ def _config(app: App, drain_secs: float) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECS,
+        timeout_keep_alive=CLIENT_KEEP_ALIVE_SECS,
         timeout_graceful_shutdown=drain_secs,  # type: ignore[arg-type]  # typed int, handed to wait_for as it is
     )
 
@@ -122,7 +122,7 @@ def _config(app: App, drain_secs: float) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, up: Callable[[], object], hangup: Callable[[], object] | None = None) -> None:
         super().__init__(config)
-        self._up = up
+        self._on_started = up
         self._handlers: dict[int, Callable[[], object]] = {signal.SIGINT: self.stop, signal.SIGTERM: self.stop}
         if hangup is not None and hasattr(signal, "SIGHUP"):  # not on Windows
             self._handlers[signal.SIGHUP] = hangup
@@ -137,7 +137,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._up()
+        self._on_started()
 
     async def main_loop(self) -> None:
         """uvicorn's own looks ten times a second whether it should exit, to no other end that is used here."""

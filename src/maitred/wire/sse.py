@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-CONTENT_TYPE = b"text/event-stream"
+EVENT_STREAM_TYPE = b"text/event-stream"
 DONE = b"data: [DONE]\n\n"
 """How an OpenAI stream ends."""
 
 
-def event(data: bytes) -> bytes:
+def encode_event(data: bytes) -> bytes:
     """One event; `data` has no line end in it."""
     return b"data: " + data + b"\n\n"
 

@@ -1,4 +1,4 @@
-"""Requests over TLS, by aiohttp's client, behind the same `Response`.
+"""Requests over TLS, by aiohttp's client, behind the same `UpstreamResponse`.
 
 Backends stand beside the gateway and speak plain HTTP almost always; where they do not, aiohttp's care for certificates and its
 connector matter more than the microseconds that our own client saves.
@@ -12,31 +12,38 @@ from collections.abc import Iterable
 import aiohttp
 from yarl import URL
 
-from maitred.wire.failures import Disconnected, ProtocolError, Truncated, UpstreamError, UpstreamTimeout, not_connected
-from maitred.wire.limits import Limits
-from maitred.wire.response import Response
+from maitred.wire.errors import (
+    Disconnected,
+    ProtocolError,
+    Truncated,
+    UpstreamError,
+    UpstreamLimits,
+    UpstreamTimeout,
+    connect_error,
+)
+from maitred.wire.response import UpstreamResponse
 
 
 class TlsClient:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: UpstreamLimits) -> None:
         self._limits = limits
         self._session: aiohttp.ClientSession | None = None
         self._feeding: set[asyncio.Task[None]] = set()
 
     async def request(
         self, origin: str, method: str, target: str, headers: Iterable[tuple[bytes, bytes]], body: bytes
-    ) -> Response:
-        """As `Client.request`."""
-        source = _Source()
-        response = Response(source, self._limits.high_water, asyncio.get_running_loop())
+    ) -> UpstreamResponse:
+        """As `UpstreamClient.request`."""
+        source = _TlsSource()
+        response = UpstreamResponse(source, self._limits.high_water, asyncio.get_running_loop())
         named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
         call = self._connected().request(
             method, URL(origin + target, encoded=True), headers=named, data=body or None, allow_redirects=False
         )
-        source.task = asyncio.create_task(_feed(call, source, response))
+        source.task = asyncio.create_task(_feed_response(call, source, response))
         self._feeding.add(source.task)
         source.task.add_done_callback(self._feeding.discard)
-        return await response.begun()
+        return await response.wait_for_head()
 
     async def close(self) -> None:
         if self._session is not None:
@@ -55,7 +62,7 @@ class TlsClient:
         return self._session
 
 
-class _Source:
+class _TlsSource:
     """The task that reads one response."""
 
     def __init__(self) -> None:
@@ -74,7 +81,7 @@ class _Source:
             self.task.cancel()
 
 
-async def _feed(call: aiohttp.client._RequestContextManager, source: _Source, response: Response) -> None:
+async def _feed_response(call: aiohttp.client._RequestContextManager, source: _TlsSource, response: UpstreamResponse) -> None:
     begun = False
     try:
         async with call as answer:
@@ -85,15 +92,15 @@ async def _feed(call: aiohttp.client._RequestContextManager, source: _Source, re
                 await source.may_read.wait()
             response.on_body(b"", False)
     except Exception as error:
-        response.on_error(_known(error, begun))
+        response.on_error(_upstream_error(error, begun))
 
 
-def _known(error: Exception, begun: bool) -> UpstreamError:
+def _upstream_error(error: Exception, begun: bool) -> UpstreamError:
     words = str(error) or type(error).__name__
     if isinstance(error, TimeoutError):
         return UpstreamTimeout(f"the upstream was silent for too long: {words}")
     if isinstance(error, aiohttp.ClientConnectorError):
-        return not_connected(error, words)
+        return connect_error(error, words)
     if begun:
         return Truncated(f"the upstream broke off in the middle of its response: {words}")
     if isinstance(error, aiohttp.ClientConnectionError):

@@ -10,54 +10,61 @@ each. `Workload` describes synthetic clients, in Python or in a file of BLIS's; 
 
 from __future__ import annotations
 
-from maitred.workload.arrivals import ARRIVALS, Arrivals, parse_arrivals
-from maitred.workload.job import Job
-from maitred.workload.kept import Kept
-from maitred.workload.lengths import LENGTHS, Lengths, parse_lengths
-from maitred.workload.mixes import ClassMix, Mix, TenantMix, parse_mix, parse_tenant_mix, reclassed, with_tenants
-from maitred.workload.reactive import Reactive
-from maitred.workload.row import FORMATS, Row, RowError, TraceFormat
-from maitred.workload.scaled import rate_scaled, time_scaled
+from maitred.workload.arrivals import ARRIVALS, ArrivalProcess, parse_arrival_process
+from maitred.workload.job import Job, ReactiveWorkload
+from maitred.workload.lengths import LENGTHS, LengthDistribution, parse_lengths
 from maitred.workload.spec import Client, Cohort, Workload
 from maitred.workload.synthetic import closed_loop, synthetic
-from maitred.workload.trace import BadRows, Trace, open_trace, sample, sample_names
-from maitred.workload.writing import WRITERS, Lost, Measured, TraceWriter
+from maitred.workload.trace import BadRows, Trace, open_trace, sample_jobs, sample_names
+from maitred.workload.trace_format import FORMATS, RowError, TraceFormat, TraceRow
+from maitred.workload.trace_writer import WRITERS, LostField, RecordingWorkload, RequestMeasurement, TraceWriter
+from maitred.workload.transforms import (
+    ClassMix,
+    Mix,
+    TenantMix,
+    parse_class_mix,
+    parse_tenant_mix,
+    scale_rate,
+    scale_time,
+    with_class_mix,
+    with_tenant_mix,
+)
 
 __all__ = [
     "ARRIVALS",
     "FORMATS",
     "LENGTHS",
     "WRITERS",
-    "Arrivals",
+    "ArrivalProcess",
     "BadRows",
     "ClassMix",
     "Client",
     "Cohort",
     "Job",
-    "Kept",
-    "Lengths",
-    "Lost",
-    "Measured",
+    "LengthDistribution",
+    "LostField",
     "Mix",
-    "Reactive",
-    "Row",
+    "ReactiveWorkload",
+    "RecordingWorkload",
+    "RequestMeasurement",
     "RowError",
     "TenantMix",
     "Trace",
     "TraceFormat",
+    "TraceRow",
     "TraceWriter",
     "Workload",
     "closed_loop",
     "open_trace",
-    "parse_arrivals",
+    "parse_arrival_process",
+    "parse_class_mix",
     "parse_lengths",
-    "parse_mix",
     "parse_tenant_mix",
-    "rate_scaled",
-    "reclassed",
-    "sample",
+    "sample_jobs",
     "sample_names",
+    "scale_rate",
+    "scale_time",
     "synthetic",
-    "time_scaled",
-    "with_tenants",
+    "with_class_mix",
+    "with_tenant_mix",
 ]

@@ -15,20 +15,20 @@ from collections.abc import Iterator
 from itertools import repeat
 from typing import ClassVar, Protocol, TypeAlias
 
-from maitred.errors import ConfigError, nearest
-from maitred.registry import Registry
+from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.registry import Registry
 from maitred.workload.lengths import UnitDraw, standard_normal
 
-LOWEST_CV, HIGHEST_CV = 0.01, 10.4
+MIN_CV, MAX_CV = 0.01, 10.4
 """BLIS's limits. Beyond them a sample of any sensible size says nothing of the distribution."""
 
 Gaps: TypeAlias = Iterator[float]
 
 
-class Arrivals(Protocol):
+class ArrivalProcess(Protocol):
     """A process."""
 
-    form: ClassVar[str]
+    syntax: ClassVar[str]
     """How users write it."""
 
     def gaps(self, uniform: UnitDraw, expected: float) -> Gaps:
@@ -37,15 +37,17 @@ class Arrivals(Protocol):
         ...
 
 
-ARRIVALS: Registry[Arrivals] = Registry("arrival process", Arrivals, group="maitred.arrivals", packages=["maitred.workload"])
+ARRIVALS: Registry[ArrivalProcess] = Registry(
+    "arrival process", ArrivalProcess, group="maitred.arrivals", packages=["maitred.workload"]
+)
 """Constructors take the numbers after the colon and raise ValueError for those that make no sense."""
 
 
-def parse_arrivals(text: str, *, where: str = "") -> Arrivals:
+def parse_arrival_process(text: str, *, where: str = "") -> ArrivalProcess:
     """`poisson`, `gamma:2.5`, ... to a process. Raises ConfigError that says what is right."""
     name, colon, value = text.strip().partition(":")
     if name not in ARRIVALS:
-        raise ConfigError(f"unknown arrival process {name!r}", where=where, hint=nearest(name, ARRIVALS))
+        raise ConfigError(f"unknown arrival process {name!r}", where=where, hint=nearest_name_hint(name, ARRIVALS))
     factory = ARRIVALS.find(name)
     hint = f"write {getattr(factory, 'form', name)}"
     try:
@@ -60,17 +62,17 @@ def parse_arrivals(text: str, *, where: str = "") -> Arrivals:
         raise ConfigError(f"{text!r}: {error}", where=where, hint=hint) from error
 
 
-def _checked(cv: float) -> float:
-    if not LOWEST_CV <= cv <= HIGHEST_CV:
-        raise ValueError(f"cv must be from {LOWEST_CV:g} to {HIGHEST_CV:g}, not {cv:g}")
+def _check_cv(cv: float) -> float:
+    if not MIN_CV <= cv <= MAX_CV:
+        raise ValueError(f"cv must be from {MIN_CV:g} to {MAX_CV:g}, not {cv:g}")
     return cv
 
 
 @ARRIVALS.register("poisson")
-class Poisson(Arrivals):
+class PoissonArrivals(ArrivalProcess):
     """Memoryless: exponential gaps, CV 1. Many independent users."""
 
-    form = "poisson"
+    syntax = "poisson"
 
     def gaps(self, uniform: UnitDraw, expected: float) -> Gaps:
         while True:
@@ -78,35 +80,35 @@ class Poisson(Arrivals):
 
 
 @ARRIVALS.register("constant")
-class Constant(Arrivals):
+class ConstantArrivals(ArrivalProcess):
     """A metronome."""
 
-    form = "constant"
+    syntax = "constant"
 
     def gaps(self, uniform: UnitDraw, expected: float) -> Gaps:
         return repeat(1.0)
 
 
 @ARRIVALS.register("gamma")
-class Gamma(Arrivals):
+class GammaArrivals(ArrivalProcess):
     """Gamma gaps of shape 1/CV²; with CV above 1, bursts (the best fit of large models in ServeGen)."""
 
-    form = "gamma:CV"
+    syntax = "gamma:CV"
 
     def __init__(self, cv: float) -> None:
-        self._shape = _checked(cv) ** -2.0
+        self._shape = _check_cv(cv) ** -2.0
 
     def gaps(self, uniform: UnitDraw, expected: float) -> Gaps:
         shape = self._shape
         if shape >= 1.0:
             while True:
-                yield _gamma(shape, uniform) / shape
+                yield _gamma_variate(shape, uniform) / shape
         while True:
             # Gamma(a) = Gamma(a + 1) · U^(1/a) (Ahrens and Dieter, 1974)
-            yield _gamma(shape + 1.0, uniform) * (1.0 - uniform()) ** (1.0 / shape) / shape
+            yield _gamma_variate(shape + 1.0, uniform) * (1.0 - uniform()) ** (1.0 / shape) / shape
 
 
-def _gamma(shape: float, uniform: UnitDraw) -> float:
+def _gamma_variate(shape: float, uniform: UnitDraw) -> float:
     """A gamma variate of scale 1, for shapes of at least 1. Marsaglia and Tsang (2000)."""
     d = shape - 1.0 / 3.0
     c = 1.0 / math.sqrt(9.0 * d)
@@ -118,13 +120,13 @@ def _gamma(shape: float, uniform: UnitDraw) -> float:
 
 
 @ARRIVALS.register("weibull")
-class Weibull(Arrivals):
+class WeibullArrivals(ArrivalProcess):
     """Weibull gaps (the best fit of middling models in ServeGen)."""
 
-    form = "weibull:CV"
+    syntax = "weibull:CV"
 
     def __init__(self, cv: float) -> None:
-        self._shape = weibull_shape(_checked(cv))
+        self._shape = weibull_shape(_check_cv(cv))
 
     def gaps(self, uniform: UnitDraw, expected: float) -> Gaps:
         scale, power = 1.0 / math.gamma(1.0 + 1.0 / self._shape), 1.0 / self._shape
@@ -149,14 +151,14 @@ def weibull_shape(cv: float) -> float:
 
 
 @ARRIVALS.register("normalized")
-class Normalized(Arrivals):
+class NormalizedArrivals(ArrivalProcess):
     """Exponential gaps of which exactly the expected number fill the client's life, the last one ending with it
     (inference-perf), which must be finite. For comparisons in which the number of requests must not vary.
 
     Given that n gaps are left to fill a span, the next one is the span times the least of n - 1 uniform draws.
     """
 
-    form = "normalized"
+    syntax = "normalized"
 
     def gaps(self, uniform: UnitDraw, expected: float) -> Gaps:
         span = expected

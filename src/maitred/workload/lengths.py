@@ -2,32 +2,38 @@
 
 Every parameter is in tokens and describes the lengths themselves; in particular `lognormal:MEAN,SD` means the mean and the
 standard deviation of the lengths, not of their logarithms. A draw is rounded to the nearest whole number and clamped to
-1..`MOST_TOKENS`.
+1..`MAX_TOKENS`.
 
 Draws use `Random.random()` alone, the one generator method whose stream Python promises to keep, so a seed gives the same
 workload under every version.
+
+The length distributions that BLIS has beside those of `lengths`, by its names and with its parameters.
+
+Each draw is rounded to the nearest whole number and is at least 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import ClassVar, Protocol, TypeAlias
 
-from maitred.errors import ConfigError
-from maitred.registry import Registry
+from maitred.core.errors import ConfigError
+from maitred.core.registry import Registry
 
 UnitDraw: TypeAlias = Callable[[], float]
 """Draws from [0, 1): the `random` method of a `random.Random`."""
 
-MOST_TOKENS = 100_000_000
+MAX_TOKENS = 100_000_000
 """No length is longer: a guard against slips of the keyboard and infinite tails, far beyond any model."""
 
 
-class Lengths(Protocol):
+class LengthDistribution(Protocol):
     """A distribution of lengths, in tokens."""
 
-    form: ClassVar[str]
+    syntax: ClassVar[str]
     """How users write it."""
 
     def draw(self, uniform: UnitDraw) -> int:
@@ -35,22 +41,22 @@ class Lengths(Protocol):
         ...
 
 
-LENGTHS: Registry[Lengths] = Registry(
-    "length distribution", Lengths, group="maitred.lengths", packages=["maitred.workload"], methods=["draw"]
+LENGTHS: Registry[LengthDistribution] = Registry(
+    "length distribution", LengthDistribution, group="maitred.lengths", packages=["maitred.workload"], methods=["draw"]
 )
 """Constructors take the numbers after the colon and raise ValueError for those that make no sense."""
 
 
-def parse_lengths(text: str | int, *, where: str = "") -> Lengths:
+def parse_lengths(text: str | int, *, where: str = "") -> LengthDistribution:
     """`500`, `normal:500,150`, ... to a distribution. Raises ConfigError that says what is right."""
     name, colon, values = str(text).strip().partition(":")
     if not colon:
         name, values = "constant", name
     if name not in LENGTHS:
-        raise ConfigError(f"unknown length distribution {name!r}", where=where, hint=f"write {_forms()}")
+        raise ConfigError(f"unknown length distribution {name!r}", where=where, hint=f"write {_all_syntaxes()}")
     factory = LENGTHS.find(name)
-    form = getattr(factory, "form", name)
-    hint = f"write {form}" if colon else f"write {_forms()}"
+    form = getattr(factory, "syntax", name)
+    hint = f"write {form}" if colon else f"write {_all_syntaxes()}"
     try:
         numbers = [float(value) for value in values.split(",")]
     except ValueError as error:
@@ -64,20 +70,20 @@ def parse_lengths(text: str | int, *, where: str = "") -> Lengths:
         raise ConfigError(f"{text!r}: {error}", where=where, hint=hint) from error
 
 
-def _forms() -> str:
-    named = (getattr(LENGTHS.find(name), "form", name) for name in LENGTHS if name != "constant")
+def _all_syntaxes() -> str:
+    named = (getattr(LENGTHS.find(name), "syntax", name) for name in LENGTHS if name != "constant")
     return f"a number of tokens, such as 500, or {', '.join(named)}"
 
 
-def whole(length: float) -> int:
+def round_length(length: float) -> int:
     """A length that was drawn as a number, as a length."""
-    return min(max(1, round(length)), MOST_TOKENS)
+    return min(max(1, round(length)), MAX_TOKENS)
 
 
-def within(value: float, low: float, name: str) -> float:
-    """`value`. Raises ValueError unless it is from `low` to `MOST_TOKENS`."""
-    if not low <= value <= MOST_TOKENS:
-        raise ValueError(f"{name} must be between {low:g} and {MOST_TOKENS}")
+def check_token_count(value: float, low: float, name: str) -> float:
+    """`value`. Raises ValueError unless it is from `low` to `MAX_TOKENS`."""
+    if not low <= value <= MAX_TOKENS:
+        raise ValueError(f"{name} must be between {low:g} and {MAX_TOKENS}")
     return value
 
 
@@ -91,55 +97,153 @@ def standard_normal(uniform: UnitDraw) -> float:
 
 
 @LENGTHS.register("constant")
-class Constant(Lengths):
+class ConstantLength(LengthDistribution):
     """Always the same."""
 
-    form = "TOKENS"
+    syntax = "TOKENS"
 
     def __init__(self, tokens: float) -> None:
-        self._tokens = whole(within(tokens, 1, "a length"))
+        self._tokens = round_length(check_token_count(tokens, 1, "a length"))
 
     def draw(self, uniform: UnitDraw) -> int:
         return self._tokens
 
 
 @LENGTHS.register("uniform")
-class Uniform(Lengths):
+class UniformLength(LengthDistribution):
     """Every whole number from LOW to HIGH, both included, equally often."""
 
-    form = "uniform:LOW,HIGH"
+    syntax = "uniform:LOW,HIGH"
 
     def __init__(self, low: float, high: float) -> None:
-        self._low = whole(within(low, 1, "LOW"))
-        self._span = whole(within(high, low, "HIGH")) - self._low + 1
+        self._low = round_length(check_token_count(low, 1, "LOW"))
+        self._span = round_length(check_token_count(high, low, "HIGH")) - self._low + 1
 
     def draw(self, uniform: UnitDraw) -> int:
         return self._low + int(uniform() * self._span)
 
 
 @LENGTHS.register("normal")
-class Normal(Lengths):
+class NormalLength(LengthDistribution):
     """Normal, clamped: what falls below 1 is 1, so the mean of a wide one is a little above MEAN."""
 
-    form = "normal:MEAN,SD"
+    syntax = "normal:MEAN,SD"
 
     def __init__(self, mean: float, deviation: float) -> None:
-        self._mean, self._deviation = within(mean, 1, "MEAN"), within(deviation, 0, "SD")
+        self._mean, self._deviation = check_token_count(mean, 1, "MEAN"), check_token_count(deviation, 0, "SD")
 
     def draw(self, uniform: UnitDraw) -> int:
-        return whole(self._mean + self._deviation * standard_normal(uniform))
+        return round_length(self._mean + self._deviation * standard_normal(uniform))
 
 
 @LENGTHS.register("lognormal")
-class LogNormal(Lengths):
+class LogNormalLength(LengthDistribution):
     """Many short, few very long. MEAN and SD are those of the lengths: with σ² = ln(1 + SD²/MEAN²) and
     μ = ln MEAN − σ²/2, a length is exp(μ + σz)."""
 
-    form = "lognormal:MEAN,SD"
+    syntax = "lognormal:MEAN,SD"
 
     def __init__(self, mean: float, deviation: float) -> None:
-        variance = math.log1p((within(deviation, 0, "SD") / within(mean, 1, "MEAN")) ** 2)
+        variance = math.log1p((check_token_count(deviation, 0, "SD") / check_token_count(mean, 1, "MEAN")) ** 2)
         self._location, self._scale = math.log(mean) - variance / 2, math.sqrt(variance)
 
     def draw(self, uniform: UnitDraw) -> int:
-        return whole(math.exp(min(self._location + self._scale * standard_normal(uniform), 50.0)))
+        return round_length(math.exp(min(self._location + self._scale * standard_normal(uniform), 50.0)))
+
+
+_MAX_LOG = 50.0
+"""Of a logarithm: e⁵⁰ tokens are far beyond any model."""
+
+
+@LENGTHS.register("gaussian")
+class ClampedNormalLength(LengthDistribution):
+    """Normal, clamped to MIN..MAX and then rounded."""
+
+    syntax = "gaussian:MEAN,SD,MIN,MAX"
+
+    def __init__(self, mean: float, deviation: float, low: float, high: float) -> None:
+        self._mean, self._deviation = check_token_count(mean, 0, "mean"), check_token_count(deviation, 0, "std_dev")
+        self._low = check_token_count(low, 0, "min")
+        self._high = check_token_count(high, low, "max")
+
+    def draw(self, uniform: UnitDraw) -> int:
+        return round_length(min(max(self._mean + self._deviation * standard_normal(uniform), self._low), self._high))
+
+
+@LENGTHS.register("exponential")
+class ExponentialLength(LengthDistribution):
+    """Exponential: most are short, one in e³ ≈ 20 is longer than three times the mean."""
+
+    syntax = "exponential:MEAN"
+
+    def __init__(self, mean: float) -> None:
+        self._mean = check_token_count(mean, 1, "mean")
+
+    def draw(self, uniform: UnitDraw) -> int:
+        return round_length(-self._mean * math.log(1.0 - uniform()))
+
+
+class LogNormalLengthByLogs(LengthDistribution):
+    """Log-normal by mean and deviation of the logarithms of the lengths, where `lognormal:MEAN,SD` takes those of the
+    lengths themselves; clamped to `low`..`high`."""
+
+    syntax = "lognormal (mu, sigma)"
+
+    def __init__(self, mu: float, sigma: float, low: float = 1, high: float = MAX_TOKENS) -> None:
+        self._mu, self._sigma = _check_log(mu, "mu"), _check_log(sigma, "sigma")
+        self._low = check_token_count(low, 0, "min")
+        self._high = check_token_count(high, low, "max")
+
+    def draw(self, uniform: UnitDraw) -> int:
+        return round_length(min(max(math.exp(self._mu + self._sigma * standard_normal(uniform)), self._low), self._high))
+
+
+@LENGTHS.register("pareto_lognormal")
+class ParetoLogNormalLength(LengthDistribution):
+    """With probability WEIGHT a Pareto tail that begins at XM and falls with power ALPHA, else log-normal (of MU and SIGMA,
+    those of the logarithms): what ServeGen fits to prompts."""
+
+    syntax = "pareto_lognormal:ALPHA,XM,MU,SIGMA,WEIGHT"
+
+    def __init__(self, alpha: float, xm: float, mu: float, sigma: float, mix_weight: float) -> None:
+        if not 0.1 <= alpha <= 1000.0:
+            raise ValueError("alpha must be between 0.1 and 1000")
+        if not 0.0 <= mix_weight <= 1.0:
+            raise ValueError("mix_weight must be between 0 and 1")
+        self._power, self._xm, self._weight = -1.0 / alpha, check_token_count(xm, 0, "xm"), mix_weight
+        self._body = LogNormalLengthByLogs(mu, sigma)
+
+    def draw(self, uniform: UnitDraw) -> int:
+        if uniform() < self._weight:
+            return round_length(self._xm * (1.0 - uniform()) ** self._power)
+        return self._body.draw(uniform)
+
+
+class EmpiricalLength(LengthDistribution):
+    """As measured: each length as often as its weight says. The weights are relative."""
+
+    syntax = "empirical"
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        """`weights` by length, which is text as keys of a file are. Raises ValueError unless some weight is above 0."""
+        bins = sorted((_parse_length(text), weight) for text, weight in weights.items())
+        if not all(0.0 <= weight < math.inf for _, weight in bins) or not 0.0 < sum(weight for _, weight in bins) < math.inf:
+            raise ValueError("weights must be numbers of 0 or more, and not all of them 0")
+        self._lengths = [length for length, weight in bins if weight]
+        self._bounds = list(accumulate(weight for _, weight in bins if weight))
+
+    def draw(self, uniform: UnitDraw) -> int:
+        at = bisect_right(self._bounds, uniform() * self._bounds[-1])
+        return self._lengths[min(at, len(self._lengths) - 1)]
+
+
+def _parse_length(text: str) -> int:
+    if not (text.isdecimal() and text.isascii() and 1 <= int(text) <= MAX_TOKENS):
+        raise ValueError(f"{text!r} is no length in tokens, from 1 to {MAX_TOKENS}")
+    return int(text)
+
+
+def _check_log(value: float, name: str) -> float:
+    if not 0.0 <= value <= _MAX_LOG:
+        raise ValueError(f"{name} is one of logarithms, from 0 to {_MAX_LOG:g}")
+    return value

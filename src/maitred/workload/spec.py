@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
-from maitred.units import Micros
+from maitred.core.units import Micros
 from maitred.workload.spec_clients import Client, Cohort
-from maitred.workload.spec_lengths import Distribution
 from maitred.workload.spec_parts import (
-    LONGEST,
+    MAX_DURATION,
     Arrival,
+    Distribution,
     Diurnal,
     Drain,
     GoodputTargets,
@@ -36,14 +36,14 @@ from maitred.workload.spec_parts import (
     Reasoning,
     Spike,
     Window,
+    check_range,
     check_rate,
-    within,
 )
 
 if TYPE_CHECKING:
-    from maitred.workload.generated import Generated
+    from maitred.workload.generator import JobGenerator
 
-MOST_REQUESTS = 10**12
+MAX_REQUESTS = 10**12
 
 __all__ = [
     "Arrival",
@@ -89,8 +89,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for key in ("servegen_data", "inference_perf"):
             if getattr(self, key) is not None:
                 raise ValueError(f"{key} is not read: convert it into clients first (blis convert)")
-        within("num_requests", self.num_requests, 0, MOST_REQUESTS)
-        within("horizon", self.horizon, 0, LONGEST)
+        check_range("num_requests", self.num_requests, 0, MAX_REQUESTS)
+        check_range("horizon", self.horizon, 0, MAX_DURATION)
         check_rate("aggregate_rate", self.aggregate_rate or None)
         if not self.clients and not self.cohorts:
             raise ValueError("clients are missing: nobody asks anything")
@@ -101,7 +101,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def _check_ids(self) -> None:
         """Who has the name of another would draw the same numbers, and share his sessions."""
         everybody: Sequence[Client | Cohort] = [*self.clients, *self.cohorts]
-        members = {sender.id: sender.members for sender in everybody}
+        members = {sender.id: sender.num_members for sender in everybody}
         given = Counter(sender.id for sender in everybody)
         for key, senders in (("cohorts", self.cohorts), ("clients", self.clients)):
             for sender in senders:
@@ -116,31 +116,31 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             for sender in senders:
                 if isinstance(sender, Client) and sender.concurrency:
                     continue
-                if not self.aggregate_rate and not sender.paced:
+                if not self.aggregate_rate and not sender.has_own_rate:
                     hint = "rate_fraction is a share of aggregate_rate" if sender.rate_fraction else "nothing says how often"
                     raise ValueError(f"{key}: {sender.id!r} has no rate, and there is no aggregate_rate: {hint}")
-                if self.aggregate_rate and sender.rate is None and sender.rate_fraction is None and not sender.paced:
+                if self.aggregate_rate and sender.rate is None and sender.rate_fraction is None and not sender.has_own_rate:
                     raise ValueError(f"{key}: {sender.id!r} has neither rate_fraction, rate nor concurrency")
 
     def _check_end(self) -> None:
         for key, senders in (("clients", self.clients), ("cohorts", self.cohorts)):
             for sender in senders:
-                if sender.arrival.process == "normalized" and not (self.horizon or sender.silent_at_last):
+                if sender.arrival.process == "normalized" and not (self.horizon or sender.becomes_silent):
                     raise ValueError(f"{key}: {sender.id!r} has normalized arrivals, which need an end: a horizon, or windows")
         if self.num_requests or self.horizon:
             return
-        if not (all(client.ends for client in self.clients) and all(cohort.ends for cohort in self.cohorts)):
+        if not (all(client.is_finite for client in self.clients) and all(cohort.is_finite for cohort in self.cohorts)):
             raise ValueError("num_requests or horizon is missing: it would never end")
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Self:
         """Raises ConfigError with file, line and the nearest valid key for what is wrong with the file."""
-        from maitred.reading.structs import read_struct
+        from maitred.core.yaml_schema import read_struct
 
         return read_struct(Path(path), cls)
 
-    def jobs(self, *, seed: int | None = None, rate_scale: float = 1.0) -> Generated:
+    def jobs(self, *, seed: int | None = None, rate_scale: float = 1.0) -> JobGenerator:
         """Begin it. `seed` in place of its own; every rate is multiplied by `rate_scale`."""
-        from maitred.workload.generated import Generated
+        from maitred.workload.generator import JobGenerator
 
-        return Generated(self, self.seed if seed is None else seed, rate_scale)
+        return JobGenerator(self, self.seed if seed is None else seed, rate_scale)

@@ -6,41 +6,42 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from maitred.errors import nearest
-from maitred.slo_classes import SLO_PRIORITIES
-from maitred.units import Micros
-from maitred.workload.lengths import MOST_TOKENS
-from maitred.workload.spec_lengths import Tokens, lengths
+from maitred.core.errors import nearest_name_hint
+from maitred.core.slo_classes import SLO_PRIORITIES
+from maitred.core.units import Micros
+from maitred.workload.lengths import MAX_TOKENS
 from maitred.workload.spec_parts import (
-    HIGHEST_RATE,
-    LONGEST,
+    MAX_DURATION,
+    MAX_RATE,
     Arrival,
     Diurnal,
     Drain,
+    LengthSpec,
     Lifecycle,
     MultiTurn,
     Reasoning,
     Spike,
+    build_lengths,
+    check_positive,
+    check_range,
     check_rate,
-    positive,
-    within,
 )
 
-MOST_MEMBERS = 100_000
-USUAL_PREFIX = 50
+MAX_MEMBERS = 100_000
+DEFAULT_PREFIX_TOKENS = 50
 """Tokens of a shared prefix whose length nobody says (BLIS)."""
-USUAL_TIMEOUT: Micros = 300_000_000
+DEFAULT_TIMEOUT: Micros = 300_000_000
 """Of requests whose answer somebody waits for to go on (BLIS)."""
-V1_NAMES: Final = {"realtime": "critical", "interactive": "standard"}
+V1_SLO_CLASSES: Final = {"realtime": "critical", "interactive": "standard"}
 
 
 class Sender(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What clients and cohorts have in common."""
 
     id: str
-    input_distribution: Tokens
+    input_distribution: LengthSpec
     """Tokens of a prompt beside what it shares and what earlier rounds have said."""
-    output_distribution: Tokens
+    output_distribution: LengthSpec
     rate_fraction: float | None = None
     """Its share of the aggregate rate, in proportion to those of all that are active."""
     rate: float | None = None
@@ -66,24 +67,24 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     multimodal: Any = None
 
     def __post_init__(self) -> None:
-        lengths("input_distribution", self.input_distribution)
-        lengths("output_distribution", self.output_distribution)
-        positive("rate_fraction", self.rate_fraction, HIGHEST_RATE)
+        build_lengths("input_distribution", self.input_distribution)
+        build_lengths("output_distribution", self.output_distribution)
+        check_positive("rate_fraction", self.rate_fraction, MAX_RATE)
         check_rate("rate", self.rate)
         if self.rate is not None and self.rate_fraction is not None:
             raise ValueError("rate and rate_fraction are two ways to say how often: give one of them")
         if self.rate is not None and self.arrival.own_rate is not None:
             raise ValueError("rate and arrival.scale are two ways to say how often: give one of them")
-        within("prefix_length", self.prefix_length, 0, MOST_TOKENS)
+        check_range("prefix_length", self.prefix_length, 0, MAX_TOKENS)
         if self.prefix_length and not self.prefix_group:
             raise ValueError("prefix_length without a prefix_group is shared with nobody")
-        within("timeout", self.timeout, 0, LONGEST)
-        within("slo_target_us", self.slo_target_us, 0, LONGEST)
+        check_range("timeout", self.timeout, 0, MAX_DURATION)
+        check_range("slo_target_us", self.slo_target_us, 0, MAX_DURATION)
         self._check_words()
 
     def _check_words(self) -> None:
-        if self.slo_class and self.slo_class not in SLO_PRIORITIES and self.slo_class not in V1_NAMES:
-            raise ValueError(f"slo_class {self.slo_class!r} is none: {nearest(self.slo_class, SLO_PRIORITIES)}")
+        if self.slo_class and self.slo_class not in SLO_PRIORITIES and self.slo_class not in V1_SLO_CLASSES:
+            raise ValueError(f"slo_class {self.slo_class!r} is none: {nearest_name_hint(self.slo_class, SLO_PRIORITIES)}")
         if self.closed_loop is not None and self.multi_turn is None:
             raise ValueError("closed_loop is for multi-turn clients")
         if self.network is not None:
@@ -107,8 +108,8 @@ class Client(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within("concurrency", self.concurrency, 0, MOST_MEMBERS)
-        within("think_time_us", self.think_time_us, 0, LONGEST)
+        check_range("concurrency", self.concurrency, 0, MAX_MEMBERS)
+        check_range("think_time_us", self.think_time_us, 0, MAX_DURATION)
         if not self.concurrency:
             if self.think_time_us:
                 raise ValueError("think_time_us is for users: give a concurrency, or think_time_us below reasoning.multi_turn")
@@ -122,22 +123,22 @@ class Client(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("closed_loop: false contradicts concurrency")
 
     @property
-    def members(self) -> int:
+    def num_members(self) -> int:
         """How many there are of the name `id-0`, `id-1`, ..."""
         return self.concurrency
 
     @property
-    def silent_at_last(self) -> bool:
+    def becomes_silent(self) -> bool:
         """Whether its rate is nothing some day."""
         return self.lifecycle is not None
 
     @property
-    def ends(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether it stops sending of its own accord."""
-        return self.silent_at_last or (self.multi_turn is not None and self.multi_turn.single_session)
+        return self.becomes_silent or (self.multi_turn is not None and self.multi_turn.single_session)
 
     @property
-    def paced(self) -> bool:
+    def has_own_rate(self) -> bool:
         """Whether its rate is within `rate`, its windows or its arrivals."""
         windows = self.lifecycle.windows if self.lifecycle else ()
         own = self.rate is not None or self.arrival.own_rate is not None
@@ -156,7 +157,7 @@ class Cohort(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within("population", self.population, 1, MOST_MEMBERS)
+        check_range("population", self.population, 1, MAX_MEMBERS)
         shapes = [key for key in ("diurnal", "spike", "drain") if getattr(self, key) is not None]
         if len(shapes) > 1:
             raise ValueError(f"{shapes[1]} and {shapes[0]} in one cohort: make a cohort for each")
@@ -164,22 +165,22 @@ class Cohort(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("prefix_sharing needs a prefix_group")
 
     @property
-    def members(self) -> int:
+    def num_members(self) -> int:
         """How many there are of the name `id-0`, `id-1`, ..."""
         return self.population
 
     @property
-    def silent_at_last(self) -> bool:
+    def becomes_silent(self) -> bool:
         """Whether its rate is nothing some day."""
         return self.spike is not None or self.drain is not None
 
     @property
-    def ends(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether it stops sending of its own accord."""
-        return self.silent_at_last
+        return self.becomes_silent
 
     @property
-    def paced(self) -> bool:
+    def has_own_rate(self) -> bool:
         """Whether its rate is within `rate`, its spike or its arrivals."""
         own = self.rate is not None or self.arrival.own_rate is not None
         return own or (self.spike is not None and self.spike.trace_rate is not None)

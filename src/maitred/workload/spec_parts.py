@@ -1,4 +1,6 @@
-"""The parts that clients and cohorts of a workload specification are made of, by BLIS's keys.
+"""Lengths in a workload specification: a section with `type` and `params` by BLIS's names, or as on the command line.
+
+The parts that clients and cohorts of a workload specification are made of, by BLIS's keys.
 
 Each checks itself when it is made, and raises ValueError whose message begins with the key that is wrong.
 """
@@ -6,23 +8,112 @@ Each checks itself when it is made, and raises ValueError whose message begins w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from maitred.units import Micros
-from maitred.workload.arrivals import ARRIVALS, Arrivals, weibull_cv
-from maitred.workload.spec_lengths import Tokens, lengths
+from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.units import Micros
+from maitred.workload.arrivals import ARRIVALS, ArrivalProcess, weibull_cv
+from maitred.workload.lengths import (
+    ClampedNormalLength,
+    ConstantLength,
+    EmpiricalLength,
+    ExponentialLength,
+    LengthDistribution,
+    LogNormalLength,
+    LogNormalLengthByLogs,
+    NormalLength,
+    ParetoLogNormalLength,
+    UniformLength,
+    parse_lengths,
+)
 
-LOWEST_RATE, HIGHEST_RATE = 1e-6, 1e9
+
+class _LengthParams(msgspec.Struct, frozen=True):
+    """A distribution by the names of its parameters."""
+
+    factory: Callable[..., LengthDistribution]
+    names: Sequence[str]
+
+
+_LENGTH_PARAMS: Mapping[str, Sequence[_LengthParams]] = {
+    "gaussian": [_LengthParams(ClampedNormalLength, ("mean", "std_dev", "min", "max"))],
+    "normal": [_LengthParams(NormalLength, ("mean", "std_dev"))],
+    "exponential": [_LengthParams(ExponentialLength, ("mean",))],
+    "lognormal": [
+        _LengthParams(LogNormalLengthByLogs, ("mu", "sigma")),
+        _LengthParams(LogNormalLengthByLogs, ("mu", "sigma", "min", "max")),
+        _LengthParams(LogNormalLength, ("mean", "std_dev")),
+    ],
+    "pareto_lognormal": [_LengthParams(ParetoLogNormalLength, ("alpha", "xm", "mu", "sigma", "mix_weight"))],
+    "uniform": [_LengthParams(UniformLength, ("min", "max"))],
+    "constant": [_LengthParams(ConstantLength, ("value",))],
+}
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `type` and its `params`, in tokens. Raises ValueError for those that make no sense."""
+
+    type: str
+    params: Mapping[str, float] = {}
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.file is not None:
+            raise ValueError("file is not read: give the weights of the lengths as params")
+        if self.type not in _LENGTH_PARAMS and self.type != "empirical":
+            raise ValueError(
+                f"type {self.type!r} is no distribution: {nearest_name_hint(self.type, [*_LENGTH_PARAMS, 'empirical'])}"
+            )
+        self.build()
+
+    def build(self) -> LengthDistribution:
+        """What it describes."""
+        try:
+            return EmpiricalLength(self.params) if self.type == "empirical" else self._build_by_params()
+        except ValueError as error:
+            raise ValueError(f"params: {error}") from error
+
+    def _build_by_params(self) -> LengthDistribution:
+        form = next((form for form in _LENGTH_PARAMS[self.type] if {*form.names} == self.params.keys()), None)
+        if form is None:
+            raise ValueError(self._mismatch())
+        return form.factory(*(self.params[name] for name in form.names))
+
+    def _mismatch(self) -> str:
+        """What is too much, or else what is missing."""
+        known = {name for form in _LENGTH_PARAMS[self.type] for name in form.names}
+        for name in self.params:
+            if name not in known:
+                return f"{name!r} means nothing to {self.type} lengths: {nearest_name_hint(name, known)}"
+        nearly = max(_LENGTH_PARAMS[self.type], key=lambda form: len(self.params.keys() & {*form.names}))
+        return f"{self.type} lengths also need {', '.join(name for name in nearly.names if name not in self.params)}"
+
+
+LengthSpec: TypeAlias = Distribution | str | int
+"""Lengths as a file has them: a section, or as on the command line (`500`, `normal:500,150`)."""
+
+
+def build_lengths(key: str, spec: LengthSpec) -> LengthDistribution:
+    """Raises ValueError that begins with `key`."""
+    if isinstance(spec, Distribution):
+        return spec.build()
+    try:
+        return parse_lengths(spec)
+    except ConfigError as error:
+        raise ValueError(f"{key}: {error}") from error
+
+
+MIN_RATE, MAX_RATE = 1e-6, 1e9
 """Requests per second. Outside, no span of simulated time makes sense any more."""
-LONGEST: Micros = 10**15
+MAX_DURATION: Micros = 10**15
 """Thirty years."""
-MOST_ROUNDS = 10_000
+MAX_ROUNDS = 10_000
 
 
-def within(name: str, value: float | None, low: float, high: float) -> None:
+def check_range(name: str, value: float | None, low: float, high: float) -> None:
     """Raises ValueError unless `value` is nothing or from `low` to `high`."""
     if value is not None and not low <= value <= high:
         raise ValueError(f"{name} must be from {low:,} to {high:,}, not {value}")
@@ -30,11 +121,11 @@ def within(name: str, value: float | None, low: float, high: float) -> None:
 
 def check_rate(name: str, rate: float | None) -> None:
     """Raises ValueError unless `rate` is nothing or one that makes sense."""
-    if rate is not None and not LOWEST_RATE <= rate <= HIGHEST_RATE:
-        raise ValueError(f"{name} must be from {LOWEST_RATE:g} to {HIGHEST_RATE:g}, not {rate:g}")
+    if rate is not None and not MIN_RATE <= rate <= MAX_RATE:
+        raise ValueError(f"{name} must be from {MIN_RATE:g} to {MAX_RATE:g}, not {rate:g}")
 
 
-def positive(name: str, value: float | None, high: float) -> None:
+def check_positive(name: str, value: float | None, high: float) -> None:
     """Raises ValueError unless `value` is nothing or above 0 and at most `high`."""
     if value is not None and not 0 < value <= high:
         raise ValueError(f"{name} must be above 0 and at most {high:,}, not {value}")
@@ -53,24 +144,24 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         for name, value in (("cv", self.cv), ("shape", self.shape), ("scale", self.scale)):
-            positive(name, value, LONGEST)
-            if value is not None and not self._shaped and (name, value) != ("cv", 1.0):
+            check_positive(name, value, MAX_DURATION)
+            if value is not None and not self._has_shape and (name, value) != ("cv", 1.0):
                 raise ValueError(f"{name} means nothing to {self.process} arrivals")
         if self.scale is not None and self.shape is None:
             raise ValueError("scale needs a shape")
-        self.made()
-        if self.own_rate is not None and not LOWEST_RATE <= self.own_rate <= HIGHEST_RATE:
-            possible = f"from {LOWEST_RATE:g} to {HIGHEST_RATE:g}"
+        self.build()
+        if self.own_rate is not None and not MIN_RATE <= self.own_rate <= MAX_RATE:
+            possible = f"from {MIN_RATE:g} to {MAX_RATE:g}"
             raise ValueError(f"scale must make {possible} requests per second, not {self.own_rate:g}")
 
     @property
-    def _shaped(self) -> bool:
+    def _has_shape(self) -> bool:
         return self.process in ("gamma", "weibull")
 
-    def made(self) -> Arrivals:
+    def build(self) -> ArrivalProcess:
         """The process."""
         factory = ARRIVALS.find(self.process)
-        if not self._shaped:
+        if not self._has_shape:
             return factory()
         if self.shape is None:
             return factory(1.0 if self.cv is None else self.cv)
@@ -93,18 +184,18 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     trace_rate: float | None = None
     """Its weight among the clients that share the aggregate rate; without an aggregate rate, requests per second."""
     arrival: Arrival | None = None
-    input_distribution: Tokens | None = None
-    output_distribution: Tokens | None = None
+    input_distribution: LengthSpec | None = None
+    output_distribution: LengthSpec | None = None
 
     def __post_init__(self) -> None:
-        within("start_us", self.start_us, 0, LONGEST)
-        within("end_us", self.end_us, self.start_us + 1, LONGEST)
+        check_range("start_us", self.start_us, 0, MAX_DURATION)
+        check_range("end_us", self.end_us, self.start_us + 1, MAX_DURATION)
         check_rate("trace_rate", self.trace_rate)
         if self.arrival is not None and self.arrival.process == "normalized":
             raise ValueError("arrival: normalized arrivals are for a whole client, not for one of its windows")
         for key in ("input_distribution", "output_distribution"):
             if getattr(self, key) is not None:
-                lengths(key, getattr(self, key))
+                build_lengths(key, getattr(self, key))
 
 
 class Lifecycle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,8 +223,8 @@ class MultiTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The client has one session and no more."""
 
     def __post_init__(self) -> None:
-        within("max_rounds", self.max_rounds, 1, MOST_ROUNDS)
-        within("think_time_us", self.think_time_us, 0, LONGEST)
+        check_range("max_rounds", self.max_rounds, 1, MAX_ROUNDS)
+        check_range("think_time_us", self.think_time_us, 0, MAX_DURATION)
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,8 +243,8 @@ class Diurnal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     peak_to_trough_ratio: float
 
     def __post_init__(self) -> None:
-        within("peak_hour", self.peak_hour, 0, 23)
-        within("peak_to_trough_ratio", self.peak_to_trough_ratio, 1.0, 1e6)
+        check_range("peak_hour", self.peak_hour, 0, 23)
+        check_range("peak_to_trough_ratio", self.peak_to_trough_ratio, 1.0, 1e6)
 
 
 class Spike(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,8 +256,8 @@ class Spike(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Requests per second of the whole cohort, where there is no aggregate rate."""
 
     def __post_init__(self) -> None:
-        within("start_time_us", self.start_time_us, 0, LONGEST)
-        positive("duration_us", self.duration_us, LONGEST)
+        check_range("start_time_us", self.start_time_us, 0, MAX_DURATION)
+        check_positive("duration_us", self.duration_us, MAX_DURATION)
         check_rate("trace_rate", self.trace_rate)
 
 
@@ -177,8 +268,8 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ramp_duration_us: Micros
 
     def __post_init__(self) -> None:
-        within("start_time_us", self.start_time_us, 0, LONGEST)
-        positive("ramp_duration_us", self.ramp_duration_us, LONGEST)
+        check_range("start_time_us", self.start_time_us, 0, MAX_DURATION)
+        check_positive("ramp_duration_us", self.ramp_duration_us, MAX_DURATION)
 
 
 class GoodputTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -189,8 +280,8 @@ class GoodputTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Mean gap between its tokens."""
     e2e_ms: float | None = None
 
-    _most: ClassVar[float] = LONGEST / 1000
+    _max_ms: ClassVar[float] = MAX_DURATION / 1000
 
     def __post_init__(self) -> None:
         for name in ("ttft_ms", "itl_ms", "e2e_ms"):
-            positive(name, getattr(self, name), self._most)
+            check_positive(name, getattr(self, name), self._max_ms)

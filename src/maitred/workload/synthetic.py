@@ -14,17 +14,17 @@ from random import Random
 
 from msgspec.structs import replace
 
-from maitred.errors import ConfigError
-from maitred.request import PriorityClass, Request
-from maitred.units import SECOND, from_ms, to_ms
-from maitred.workload.arrivals import Arrivals, Gaps, parse_arrivals
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass, Request
+from maitred.core.units import SECOND, from_ms, to_ms
+from maitred.workload.arrivals import ArrivalProcess, Gaps, parse_arrival_process
 from maitred.workload.job import Job
-from maitred.workload.lengths import MOST_TOKENS, Lengths, parse_lengths
-from maitred.workload.mixes import ClassMix, TenantMix, parse_mix, parse_tenant_mix, reclassed, with_tenants
-from maitred.workload.prefix import GroupPrefix, group_number
-from maitred.workload.spec import MOST_REQUESTS, Client, Workload
-from maitred.workload.spec_clients import MOST_MEMBERS
-from maitred.workload.spec_parts import HIGHEST_RATE, LONGEST, LOWEST_RATE
+from maitred.workload.lengths import MAX_TOKENS, LengthDistribution, parse_lengths
+from maitred.workload.prefix_keys import GroupPrefixKeys, group_number
+from maitred.workload.spec import MAX_REQUESTS, Client, Workload
+from maitred.workload.spec_clients import MAX_MEMBERS
+from maitred.workload.spec_parts import MAX_DURATION, MAX_RATE, MIN_RATE
+from maitred.workload.transforms import ClassMix, TenantMix, parse_class_mix, parse_tenant_mix, with_class_mix, with_tenant_mix
 
 
 def synthetic(
@@ -32,10 +32,10 @@ def synthetic(
     num_requests: int,
     *,
     seed: int = 42,
-    input_tokens: str | int | Lengths = 512,
-    output_tokens: str | int | Lengths = 128,
+    input_tokens: str | int | LengthDistribution = 512,
+    output_tokens: str | int | LengthDistribution = 128,
     prefix_tokens: int = 0,
-    arrival: str | Arrivals = "poisson",
+    arrival: str | ArrivalProcess = "poisson",
     class_mix: str | ClassMix | None = None,
     tenant_mix: str | TenantMix | None = None,
 ) -> Iterator[Job]:
@@ -47,19 +47,19 @@ def synthetic(
     nobody knows whose they are.
     Raises ConfigError at once, not at the first job; its `where` is the name of the argument.
     """
-    if not LOWEST_RATE <= rate <= HIGHEST_RATE:
-        hint = f"a number between {LOWEST_RATE:g} and {HIGHEST_RATE:g} requests per second"
+    if not MIN_RATE <= rate <= MAX_RATE:
+        hint = f"a number between {MIN_RATE:g} and {MAX_RATE:g} requests per second"
         raise ConfigError(f"a rate of {rate:g} cannot be used", where="rate", hint=hint)
-    count = _count(num_requests)
+    count = _check_num_requests(num_requests)
     prompts = parse_lengths(input_tokens, where="input_tokens") if isinstance(input_tokens, str | int) else input_tokens
     answers = parse_lengths(output_tokens, where="output_tokens") if isinstance(output_tokens, str | int) else output_tokens
-    process = parse_arrivals(arrival, where="arrival") if isinstance(arrival, str) else arrival
-    mix = parse_mix(class_mix, where="class_mix") if isinstance(class_mix, str) else class_mix
+    process = parse_arrival_process(arrival, where="arrival") if isinstance(arrival, str) else arrival
+    mix = parse_class_mix(class_mix, where="class_mix") if isinstance(class_mix, str) else class_mix
     tenants = parse_tenant_mix(tenant_mix, where="tenant_mix") if isinstance(tenant_mix, str) else tenant_mix
     gaps = process.gaps(Random(f"{seed}/arrivals").random, count)
-    jobs = _jobs(SECOND / rate, gaps, count, seed, prompts, answers, mix or ClassMix({PriorityClass.DEFAULT: 1.0}))
-    jobs = _after_prefix(jobs, _prefix(prefix_tokens)) if prefix_tokens else jobs
-    return jobs if tenants is None else iter(with_tenants(jobs, tenants, seed))
+    jobs = _generate_jobs(SECOND / rate, gaps, count, seed, prompts, answers, mix or ClassMix({PriorityClass.DEFAULT: 1.0}))
+    jobs = _prepend_shared_prefix(jobs, _check_prefix_tokens(prefix_tokens)) if prefix_tokens else jobs
+    return jobs if tenants is None else iter(with_tenant_mix(jobs, tenants, seed))
 
 
 def closed_loop(
@@ -79,15 +79,15 @@ def closed_loop(
     The other arguments are those of `synthetic`. A user whose request fails sends no more, and waits 300 s at most (BLIS).
     Raises ConfigError at once.
     """
-    mix = parse_mix(class_mix, where="class_mix") if isinstance(class_mix, str) else class_mix
+    mix = parse_class_mix(class_mix, where="class_mix") if isinstance(class_mix, str) else class_mix
     tenants = parse_tenant_mix(tenant_mix, where="tenant_mix") if isinstance(tenant_mix, str) else tenant_mix
     for where, said in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
         parse_lengths(said, where=where)
-    count = _count(num_requests)
-    if not 1 <= concurrency <= MOST_MEMBERS:
-        raise ConfigError(f"there cannot be {concurrency} users", where="concurrency", hint=f"from 1 to {MOST_MEMBERS:,}")
-    if not 0 <= think_time_ms <= to_ms(LONGEST):
-        hint = f"from 0 to {to_ms(LONGEST):g}"
+    count = _check_num_requests(num_requests)
+    if not 1 <= concurrency <= MAX_MEMBERS:
+        raise ConfigError(f"there cannot be {concurrency} users", where="concurrency", hint=f"from 1 to {MAX_MEMBERS:,}")
+    if not 0 <= think_time_ms <= to_ms(MAX_DURATION):
+        hint = f"from 0 to {to_ms(MAX_DURATION):g}"
         raise ConfigError(f"{think_time_ms:g} ms cannot be thought", where="think_time_ms", hint=hint)
     users = Client(
         id="users",
@@ -95,44 +95,44 @@ def closed_loop(
         think_time_us=from_ms(think_time_ms),
         input_distribution=input_tokens,
         output_distribution=output_tokens,
-        prefix_group="prefix" if _prefix(prefix_tokens) else "",
+        prefix_group="prefix" if _check_prefix_tokens(prefix_tokens) else "",
         prefix_length=prefix_tokens,
     )
     if not count:
         return iter(())
     jobs: Iterable[Job] = Workload(clients=(users,), num_requests=count, seed=seed).jobs()
-    jobs = jobs if mix is None else reclassed(jobs, mix, seed)
-    return jobs if tenants is None else with_tenants(jobs, tenants, seed)
+    jobs = jobs if mix is None else with_class_mix(jobs, mix, seed)
+    return jobs if tenants is None else with_tenant_mix(jobs, tenants, seed)
 
 
-def _prefix(tokens: int) -> int:
-    if not 0 <= tokens <= MOST_TOKENS:
-        hint = f"from 0 to {MOST_TOKENS:,}"
+def _check_prefix_tokens(tokens: int) -> int:
+    if not 0 <= tokens <= MAX_TOKENS:
+        hint = f"from 0 to {MAX_TOKENS:,}"
         raise ConfigError(f"prompts cannot begin with {tokens} tokens", where="prefix_tokens", hint=hint)
     return tokens
 
 
-def _after_prefix(jobs: Iterable[Job], tokens: int) -> Iterator[Job]:
+def _prepend_shared_prefix(jobs: Iterable[Job], tokens: int) -> Iterator[Job]:
     group = group_number("prefix")
     for job in jobs:
         request, prompt = job.request, tokens + job.request.prompt_tokens
-        prefix = GroupPrefix(group, tokens, request.id, prompt)
+        prefix = GroupPrefixKeys(group, tokens, request.id, prompt)
         yield Job(replace(request, prompt_tokens=prompt, prefix=prefix), job.output_tokens)
 
 
-def _count(num_requests: int) -> int:
+def _check_num_requests(num_requests: int) -> int:
     try:
         count = operator.index(num_requests)
     except TypeError:
         count = -1
-    if not 0 <= count <= MOST_REQUESTS:
-        hint = f"a whole number from 0 to {MOST_REQUESTS:.0e}"
+    if not 0 <= count <= MAX_REQUESTS:
+        hint = f"a whole number from 0 to {MAX_REQUESTS:.0e}"
         raise ConfigError(f"{num_requests} requests cannot be made", where="num_requests", hint=hint)
     return count
 
 
-def _jobs(
-    mean_gap: float, gaps: Gaps, count: int, seed: int, prompts: Lengths, answers: Lengths, mix: ClassMix
+def _generate_jobs(
+    mean_gap: float, gaps: Gaps, count: int, seed: int, prompts: LengthDistribution, answers: LengthDistribution, mix: ClassMix
 ) -> Iterator[Job]:
     prompt, answer, cls = (Random(f"{seed}/{stream}").random for stream in ("input_tokens", "output_tokens", "classes"))
     draw_prompt, draw_answer, draw_class = prompts.draw, answers.draw, mix.draw

@@ -8,6 +8,7 @@ import msgspec
 
 from maitred import AdmissionConfig, ClusterConfig, InstanceConfig, RoutingConfig
 from maitred.admission.flow_control.config import FlowControlConfig
+from maitred.core.units import Micros
 from maitred.instance.latency import (
     Deployment,
     HardwareSpec,
@@ -17,7 +18,6 @@ from maitred.instance.latency import (
     RooflineLatency,
     TrainedPhysicsLatency,
 )
-from maitred.units import Micros
 
 
 class UnknownError(Exception):

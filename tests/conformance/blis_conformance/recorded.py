@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from maitred.contracts import InstanceView
-from maitred.request import Request
-from maitred.routing.least_loaded import LeastLoaded, Load
-from maitred.routing.mix import Mix
-from maitred.routing.weighted import Weighted
+from maitred.core.contracts import InstanceView
+from maitred.core.request import Request
+from maitred.routing.policies import LeastLoaded, LoadMeasure
+from maitred.routing.scorer_weights import ScorerWeights
+from maitred.routing.weighted import WeightedRouter
 
 
 class UntrueError(Exception):
@@ -36,13 +36,13 @@ class RecordedLeastLoaded(_Recorded, LeastLoaded):
     """BLIS's least-loaded with the recorded ties."""
 
     def __init__(self, rng: Random) -> None:
-        super().__init__(rng, Load.EFFECTIVE)
+        super().__init__(rng, LoadMeasure.EFFECTIVE)
 
 
-class RecordedWeighted(_Recorded, Weighted):
+class RecordedWeighted(_Recorded, WeightedRouter):
     """Weighted scorers with the recorded ties."""
 
-    def __init__(self, rng: Random, mix: Mix) -> None:
+    def __init__(self, rng: Random, mix: ScorerWeights) -> None:
         super().__init__(rng, mix)
 
 

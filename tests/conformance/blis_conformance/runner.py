@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from maitred import Job, Outcome, Results, open_trace, simulate
-from maitred.decisions import DecisionLog
-from maitred.units import Micros
+from maitred.core.decisions import DecisionLog
+from maitred.core.units import Micros
 
 from .case import Case, Named, Request, Said
 from .recorded import breaking_ties

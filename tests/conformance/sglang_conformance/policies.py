@@ -9,7 +9,15 @@ from random import Random
 import msgspec
 
 from maitred.queueing.queue_limit import PrioritySign
-from maitred.queueing.sglang_strict_orders import InBatch, Match, Pass, Policy, Waiting, match_all, order
+from maitred.queueing.sglang_strict_orders import (
+    InBatchCaching,
+    PrefixMatch,
+    QueueEntry,
+    SchedulingPass,
+    SGLangPolicy,
+    match_all,
+    next_order,
+)
 
 from .tokens import Keys, Runs, decoded, namespace
 
@@ -74,7 +82,7 @@ class Pages:
     def chain(self, of: Entry | Asked, tokens: Sequence[int]) -> list[int]:
         return self._keys.chain(namespace(of.extra_key, of.cache_salt), tokens)
 
-    def holds(self, key: int) -> bool:
+    def contains(self, key: int) -> bool:
         return key in self._slots
 
     def slot(self, key: int) -> int:
@@ -89,50 +97,50 @@ def run_case(raw: bytes) -> Iterator[str]:
     case = msgspec.json.decode(raw, type=Case)
     cache = Pages(case)
     waiting = [_waiting(asked, case, cache) for asked in case.requests]
-    in_batch = InBatch(case.check_threshold, case.deprioritize_threshold)
+    in_batch = InBatchCaching(case.check_threshold, case.deprioritize_threshold)
     matches = match_all(waiting, cache, in_batch)
     for variant, expected in case.expected.items():
         name, _, option = variant.partition("+")
-        at = Pass(
+        at = SchedulingPass(
             rng=Random(case.random_seed),
             cache=None if option == "cache-disabled" else cache,
             in_batch=in_batch,
             sign=SIGNS.get(option),
-            processed=case.processed_tokens,
+            prefilled_tokens=case.processed_tokens,
             running=Counter(running.routing_key for running in case.running if running.routing_key),
         )
-        got = order(Policy(name), waiting, at)
+        got = next_order(SGLangPolicy(name), waiting, at)
         if got != expected.order:
             yield f"{variant}: {difference(expected.order, got)}"
         if expected.prefix_len is not None:
             yield from (f"{variant}: {line}" for line in _matches_differ(expected, matches))
 
 
-def _waiting(asked: Asked, case: Case, cache: Pages) -> Waiting:
+def _waiting(asked: Asked, case: Case, cache: Pages) -> QueueEntry:
     prompt, output = decoded(asked.prompt), decoded(asked.output)
     fill = prompt + output
     beginning = tuple(fill[: case.deprioritize_threshold])
     long_enough = len(beginning) == case.deprioritize_threshold
-    return Waiting(
+    return QueueEntry(
         rid=asked.rid,
         prompt=len(prompt),
         output=len(output),
         max_new_tokens=asked.max_new_tokens,
         priority=asked.priority,
         routing_key=asked.routing_key or "",
-        entered=asked.wait_queue_entry_time,
-        processed=asked.arrival_processed_tokens,
+        queued_at=asked.wait_queue_entry_time,
+        prefilled_at_entry=asked.arrival_processed_tokens,
         pages=cache.chain(asked, fill),
         beginning=(namespace(asked.extra_key, asked.cache_salt), beginning) if long_enough else None,
         match_limit=asked.logprob_start_len if asked.return_logprob and asked.logprob_start_len >= 0 else None,
     )
 
 
-def _matches_differ(expected: Expected, matches: Sequence[Match]) -> Iterator[str]:
+def _matches_differ(expected: Expected, matches: Sequence[PrefixMatch]) -> Iterator[str]:
     got = {
         "prefix_len": [found.prefix for found in matches],
         "matched": [found.matched for found in matches],
-        "deprioritized": [i for i, found in enumerate(matches) if found.held_back],
+        "deprioritized": [i for i, found in enumerate(matches) if found.deprioritized],
     }
     for what, values in got.items():
         wanted = getattr(expected, what)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from maitred.queueing.queue_limit import Overflow, PrioritySign, QueueLimit
+from maitred.queueing.queue_limit import PrioritySign, QueueFullReason, QueueLimit
 
 
 class Asked(msgspec.Struct):
@@ -51,14 +51,14 @@ def _outcome(case: Case) -> Expected:
     sign = PrioritySign.LOW_FIRST if case.schedule_low_priority_values_first else PrioritySign.HIGH_FIRST
 
     def queued(asked: Asked) -> Queued:
-        priority = sign.least if asked.priority is None else asked.priority
+        priority = sign.default_priority if asked.priority is None else asked.priority
         return Queued(asked.rid, priority, asked.wait_queue_entry_time)
 
     limit = QueueLimit(case.max_queued_requests, sign if case.enable_priority_scheduling else None)
     waiting, incoming = [queued(asked) for asked in case.waiting], queued(case.incoming)
-    if not limit.full(len(waiting)):
+    if not limit.is_full(len(waiting)):
         return Expected(False, [], [each.rid for each in waiting])
-    victim = limit.outranked(waiting, incoming)
+    victim = limit.request_to_evict(waiting, incoming)
     if victim is None:
-        return Expected(True, [(incoming.rid, Overflow.FULL)], [each.rid for each in waiting])
-    return Expected(False, [(victim.rid, Overflow.OUTRANKED)], [each.rid for each in waiting if each is not victim])
+        return Expected(True, [(incoming.rid, QueueFullReason.FULL)], [each.rid for each in waiting])
+    return Expected(False, [(victim.rid, QueueFullReason.OUTRANKED)], [each.rid for each in waiting if each is not victim])

@@ -8,20 +8,20 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from maitred.admission.flavours import Flavour
+from maitred.admission.presets import Flavour
 
-Detector: TypeAlias = Literal["never", "utilization", "concurrency"]
+DetectorName: TypeAlias = Literal["never", "utilization", "concurrency"]
 DispatchOrder: TypeAlias = Literal["priority", "fifo", "slo-deadline"]
-Fairness: TypeAlias = Literal["global-strict", "round-robin"]
-Dispatch: TypeAlias = Literal["all", "one"]
-MOST_WAITING = 1_000_000_000
-_LONGEST_US = 10**15
+FairnessName: TypeAlias = Literal["global-strict", "round-robin"]
+DispatchMode: TypeAlias = Literal["all", "one"]
+MAX_WAITING = 1_000_000_000
+_MAX_US = 10**15
 
 
 class FlowControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When requests wait in front of the fleet, and who goes in next. Raises ValueError for what cannot be."""
 
-    saturation_detector: Detector | None = None
+    saturation_detector: DetectorName | None = None
     """What tells that the fleet is saturated; null: `concurrency` (blis: `never`)."""
     max_concurrency: int = 100
     """Requests in flight per instance at which `concurrency` counts it as saturated."""
@@ -33,9 +33,9 @@ class FlowControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The saturation from which on the lowest band waits; the highest waits from 1, those between in even steps."""
     dispatch_order: DispatchOrder = "priority"
     """Which of the bands that may go in is served first."""
-    fairness_policy: Fairness = "global-strict"
+    fairness_policy: FairnessName = "global-strict"
     """Within a band: one line for all tenants, or each tenant in turn."""
-    dispatch: Dispatch | None = None
+    dispatch: DispatchMode | None = None
     """How many go in at a time: `all` that may, or `one` at each arrival and tick; null: all (blis: one)."""
     dispatch_tick_interval_us: int = 1000
     """How often the fleet is looked at while requests wait."""
@@ -58,21 +58,21 @@ class FlowControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         for name in ("kv_cache_util_threshold", "usage_limit_threshold"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1")
-        if not 1 <= self.dispatch_tick_interval_us <= _LONGEST_US:
+        if not 1 <= self.dispatch_tick_interval_us <= _MAX_US:
             raise ValueError("dispatch_tick_interval_us must be at least 1 µs")
-        if not 0 <= self.request_ttl_us <= _LONGEST_US:
+        if not 0 <= self.request_ttl_us <= _MAX_US:
             raise ValueError("request_ttl_us must be at least 0 µs")
         for name in ("max_gateway_queue_depth", "per_band_capacity"):
-            if not 0 <= getattr(self, name) <= MOST_WAITING:
-                raise ValueError(f"{name} must be from 0 to {MOST_WAITING:,}")
+            if not 0 <= getattr(self, name) <= MAX_WAITING:
+                raise ValueError(f"{name} must be from 0 to {MAX_WAITING:,}")
         if self.queue_shedding and not self.max_gateway_queue_depth:
             raise ValueError("queue_shedding has no effect without max_gateway_queue_depth")
 
-    def detector(self, flavour: Flavour) -> Detector:
+    def detector(self, flavour: Flavour) -> DetectorName:
         """The one in force."""
         return self.saturation_detector or ("never" if flavour == "blis" else "concurrency")
 
-    def without_effect(self, flavour: Flavour) -> Iterator[str]:
+    def ineffective_keys(self, flavour: Flavour) -> Iterator[str]:
         """What is said of a detector that is not in force, or of an order that the flavour does not have, a line each."""
         for detector, keys in _PARAMETERS.items():
             for key in keys:
@@ -84,7 +84,7 @@ class FlowControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             yield "saturation_detector is never: nobody ever waits"
 
 
-_PARAMETERS: Final[Mapping[Detector, tuple[str, ...]]] = {
+_PARAMETERS: Final[Mapping[DetectorName, tuple[str, ...]]] = {
     "concurrency": ("max_concurrency",),
     "utilization": ("queue_depth_threshold", "kv_cache_util_threshold"),
 }

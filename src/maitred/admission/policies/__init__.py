@@ -16,8 +16,8 @@ flows of the mode. Policies are registered under the name that users type (`POLI
 
 from __future__ import annotations
 
-from maitred.admission.policies.config import PolicyConfig
-from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
-from maitred.admission.policies.tenant_budgets import TenantBudgets
+from maitred.admission.config import PolicyConfig
+from maitred.admission.policies.base import POLICIES, AdmissionPolicy, Refusal
+from maitred.admission.tenants import TenantBudgetPolicy
 
-__all__ = ["POLICIES", "AdmissionPolicy", "PolicyConfig", "Refusal", "TenantBudgets"]
+__all__ = ["POLICIES", "AdmissionPolicy", "PolicyConfig", "Refusal", "TenantBudgetPolicy"]

@@ -8,10 +8,10 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, Final
 
-from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
+from maitred.admission.policies.base import POLICIES, AdmissionPolicy, Refusal
 from maitred.admission.saturation import utilization
-from maitred.contracts import FleetLoad
-from maitred.units import Micros
+from maitred.core.contracts import FleetLoad
+from maitred.core.units import Micros
 
 if TYPE_CHECKING:
     from maitred.admission.ticket import Ticket

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
-from maitred.contracts import FleetLoad
-from maitred.units import Micros
+from maitred.admission.policies.base import POLICIES, AdmissionPolicy, Refusal
+from maitred.core.contracts import FleetLoad
+from maitred.core.units import Micros
 
 if TYPE_CHECKING:
     from maitred.admission.ticket import Ticket

@@ -1,6 +1,6 @@
 """While some instance is loaded, only urgent requests enter.
 
-Loaded: its load (waiting + running + in flight, `InstanceLoad.effective`) is above `threshold`. Urgent: of an SLO
+Loaded: its load (waiting + running + in flight, `InstanceLoad.effective_load`) is above `threshold`. Urgent: of an SLO
 priority of at least `min_priority`.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
-from maitred.contracts import FleetLoad
-from maitred.units import Micros
+from maitred.admission.policies.base import POLICIES, AdmissionPolicy, Refusal
+from maitred.core.contracts import FleetLoad
+from maitred.core.units import Micros
 
 if TYPE_CHECKING:
     from maitred.admission.ticket import Ticket
@@ -35,6 +35,6 @@ class TierShed(AdmissionPolicy):
     def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
         if ticket.slo_priority >= self._min_priority:
             return None
-        if all(instance.effective <= self._threshold for instance in load.instances):
+        if all(instance.effective_load <= self._threshold for instance in load.instances):
             return None
         return _SHED

@@ -12,15 +12,15 @@ from __future__ import annotations
 from math import ceil, isfinite
 from typing import TYPE_CHECKING, Final
 
-from maitred.admission.policies.policy import POLICIES, AdmissionPolicy, Refusal
-from maitred.contracts import FleetLoad
-from maitred.units import SECOND, Micros
+from maitred.admission.policies.base import POLICIES, AdmissionPolicy, Refusal
+from maitred.core.contracts import FleetLoad
+from maitred.core.units import SECOND, Micros
 
 if TYPE_CHECKING:
     from maitred.admission.ticket import Ticket
 
 _TOO_LARGE: Final = Refusal("prompt_too_large", 413, "the prompt has more tokens than may ever enter at once", is_final=True)
-_LIFETIME_SECS: Final = 1e9
+_MAX_WAIT_SECS: Final = 1e9
 """Nobody waits for longer."""
 
 
@@ -36,21 +36,21 @@ class TokenBucketPolicy(AdmissionPolicy):
         self._capacity = capacity
         self._rate = rate
         self._level = self._capacity
-        self._at: Micros = 0
+        self._updated_at: Micros = 0
 
     def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
-        self._level = min(self._capacity, self._level + (now - self._at) * self._rate / SECOND)
-        self._at = now
+        self._level = min(self._capacity, self._level + (now - self._updated_at) * self._rate / SECOND)
+        self._updated_at = now
         if self._level >= ticket.prompt_tokens:
             self._level -= ticket.prompt_tokens
             return None
         if ticket.prompt_tokens > self._capacity:
             return _TOO_LARGE
-        filled_in = self._filled_in(ticket.prompt_tokens)
+        filled_in = self._time_until(ticket.prompt_tokens)
         message = "more prompt tokens per second than are allowed here"
         return Refusal("token_bucket", message=message, retry_after=filled_in, is_final=filled_in is None)
 
-    def _filled_in(self, tokens: int) -> Micros | None:
+    def _time_until(self, tokens: int) -> Micros | None:
         """How long it takes until there are so many, if nobody else comes; None: for ever, or as good as that."""
         missing = tokens - self._level
-        return None if missing > self._rate * _LIFETIME_SECS else ceil(missing * SECOND / self._rate)
+        return None if missing > self._rate * _MAX_WAIT_SECS else ceil(missing * SECOND / self._rate)

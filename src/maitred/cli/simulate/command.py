@@ -26,12 +26,12 @@ from maitred.cli.simulate.trace_output import written_down
 from maitred.cli.simulate.workload import described, jobs_of, opened, specification
 from maitred.cli.skipped_rows import report_skipped
 from maitred.cli.unwinding import unwinding
-from maitred.errors import ConfigError, nearest
-from maitred.units import MILLISECOND, Micros
+from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.units import MILLISECOND, Micros
 
 if TYPE_CHECKING:
     from maitred.config import Config
-    from maitred.report import By, Setup, Summary
+    from maitred.report import By, RunSetup, Summary
     from maitred.workload import Trace
 
 
@@ -42,8 +42,8 @@ def run(flags: Flags) -> None:
     The workload is a recorded trace (--trace), a file that describes clients (--workload-spec), or one stream of requests
     (--rate and --num-requests).
     """
-    from maitred.decisions import DecisionLog
-    from maitred.report import By, Tally, fitness, parse_weights, summarise
+    from maitred.core.decisions import DecisionLog
+    from maitred.report import By, StreamingSummary, fitness, parse_weights, summarise
     from maitred.sim import simulate
 
     config, workload, last, per = configured(flags), specification(flags), horizon(flags), _per(flags)
@@ -52,7 +52,7 @@ def run(flags: Flags) -> None:
     with unwinding(), ExitStack() as stack:
         trace = stack.enter_context(opened(flags)) if flags.trace is not None else None
         targets = slo(flags, trace or workload)
-        tally = Tally(targets, [*By] if flags.metrics_path else [per]) if flags.summary_only else None
+        tally = StreamingSummary(targets, [*By] if flags.metrics_path else [per]) if flags.summary_only else None
         jobs = jobs_of(flags, trace, workload)
         files = outputs(flags, trace, stack)
         written = stack.enter_context(written_down(flags, jobs))
@@ -70,7 +70,7 @@ def run(flags: Flags) -> None:
                 log=DecisionLog(files.decisions.write) if files.decisions else None,
                 sink=tally.add if tally else None,
                 sample_every=5 * MILLISECOND if files.charts else None,
-                log_gaps=tally is None,
+                log_itl=tally is None,
             )
         took = monotonic() - began
         by = [*By] if flags.metrics_path or flags.report else [per]
@@ -90,22 +90,22 @@ def _per(flags: Flags) -> By:
         return By.CLASS
     if flags.per not in [*By]:
         raise ConfigError(
-            f"there is no breakdown {flags.per!r}", where="--per", hint=nearest(flags.per, [by.value for by in By])
+            f"there is no breakdown {flags.per!r}", where="--per", hint=nearest_name_hint(flags.per, [by.value for by in By])
         )
     return By(flags.per)
 
 
-def _setup(flags: Flags, config: Config, last: Micros | None) -> Setup:
-    from maitred.catalogue import resolved
-    from maitred.report import Setup
+def _setup(flags: Flags, config: Config, last: Micros | None) -> RunSetup:
+    from maitred.instance.catalogue import resolve_instance
+    from maitred.report import RunSetup
 
     sections = {name: getattr(config, name) for name in ("cluster", "instance", "routing", "admission")}
-    return Setup(
+    return RunSetup(
         workload=described(flags),
         command=spelled("simulate", flags),
         seed=flags.run_seed,
         horizon=last,
-        sections={**sections, "instance": resolved(config.instance)},
+        sections={**sections, "instance": resolve_instance(config.instance)},
     )
 
 
@@ -116,7 +116,7 @@ def _watching(flags: Flags, trace: Trace | None) -> AbstractContextManager[Watch
 
     def share_done(arrived: int) -> float:
         of_count = arrived / expected if expected else 0.0
-        return max(of_count, trace.share_read) if trace else of_count
+        return max(of_count, trace.fraction_read) if trace else of_count
 
     return watching(share_done)
 

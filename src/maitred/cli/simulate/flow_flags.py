@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from maitred.cli.flags import NO_VALUE, flag
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 
 _FLOW = "Flow control: requests wait before the router while the instances are saturated"
 

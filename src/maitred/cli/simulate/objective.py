@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import asdict
 
 from maitred.cli.simulate.objective_flags import ObjectiveFlags
-from maitred.errors import ConfigError
-from maitred.units import MILLISECOND, SECOND, Micros, from_ms, from_seconds
+from maitred.core.errors import ConfigError
+from maitred.core.units import MILLISECOND, SECOND, Micros, from_ms, from_seconds
 
 if TYPE_CHECKING:
     from maitred.report import Slo, Targets
@@ -23,7 +23,7 @@ _UNITS: Final = {"us": 1, "µs": 1, "ms": MILLISECOND, "s": SECOND}
 
 def slo(flags: ObjectiveFlags, workload: Workload | Trace | None) -> Slo:
     """What flags ask of all; of classes, what the workload says and flags over it."""
-    from maitred.report import USUAL_SLO, Slo
+    from maitred.report import DEFAULT_SLO, Slo
 
     said = Slo(
         ttft=_positive("--slo-ttft-ms", flags.slo_ttft_ms, from_ms),
@@ -31,13 +31,13 @@ def slo(flags: ObjectiveFlags, workload: Workload | Trace | None) -> Slo:
         e2e=_positive("--slo-e2e-ms", flags.slo_e2e_ms, from_ms),
         classes=_of_classes(flags, workload),
     )
-    return said or USUAL_SLO
+    return said or DEFAULT_SLO
 
 
 def _of_classes(flags: ObjectiveFlags, workload: Workload | Trace | None) -> dict[str, Targets]:
-    from maitred.report import Targets, targets_of
+    from maitred.report import Targets, workload_targets
 
-    classes = {name: asdict(targets) for name, targets in targets_of(workload).items()}
+    classes = {name: asdict(targets) for name, targets in workload_targets(workload).items()}
     for flag, target, text in (
         ("--slo-ttft", "ttft", flags.slo_ttft),
         ("--slo-itl", "tpot", flags.slo_itl),

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from maitred.cli.simulate.flags import Flags
 from maitred.cli.simulate.trace_output import target_of
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maitred.report import Fitness, OutputFile, Setup, Summary
+    from maitred.report import Fitness, OutputFile, RunSetup, Summary
     from maitred.sim import Results
     from maitred.workload import Trace
 
@@ -40,7 +40,7 @@ class Outputs:
         """Whether any of them shows what happened in between."""
         return self.plot is not None or self.report is not None
 
-    def write(self, flags: Flags, results: Results, summary: Summary, setup: Setup, score: Fitness | None) -> None:
+    def write(self, flags: Flags, results: Results, summary: Summary, setup: RunSetup, score: Fitness | None) -> None:
         """All but the decisions, which came one by one."""
         from maitred.report import write_metrics, write_page, write_plot, write_results
 
@@ -71,16 +71,16 @@ def outputs(flags: Flags, trace: Trace | None, stack: ExitStack) -> Outputs:
 
 
 def _check_kinds(flags: Flags) -> None:
-    from maitred.report import require_frames, require_plots
+    from maitred.report import check_plot_path, check_rows_path
 
     for name in _OF_REQUESTS if flags.summary_only else ():
         if getattr(flags, name) is not None:
             hint = "it keeps no requests; --metrics-path goes with it"
             raise ConfigError(f"--{name.replace('_', '-')} does not go with --summary-only", hint=hint)
     if flags.results_path is not None:
-        require_frames(flags.results_path, where="--results-path")
+        check_rows_path(flags.results_path, where="--results-path")
     if flags.plot is not None:
-        require_plots(flags.plot, where="--plot")
+        check_plot_path(flags.plot, where="--plot")
 
 
 def _inputs(flags: Flags) -> Mapping[str, Path | None]:

@@ -32,20 +32,20 @@ def written_down(flags: Flags, jobs: Iterable[Job]) -> Iterator[Written]:
     if target is None:
         yield written
         return
-    from maitred.report import seen
-    from maitred.workload import Kept, Measured
+    from maitred.report import measured_lookup
+    from maitred.workload import RecordingWorkload, RequestMeasurement
 
-    nowhere = None if flags.summary_only else Measured(-1, -1, 0, "not_arrived")
+    nowhere = None if flags.summary_only else RequestMeasurement(-1, -1, 0, "not_arrived")
 
     with target, TemporaryFile("w+", encoding="utf-8", errors="surrogatepass", newline="\n") as rows:
-        written.jobs = kept = Kept(jobs, target.writer, rows.write)
+        written.jobs = kept = RecordingWorkload(jobs, target.writer, rows.write)
         yield written
         kept.close()
         assert written.results is not None
-        happened = seen(written.results)
+        happened = measured_lookup(written.results)
         rows.seek(0)
         for row in rows:
-            target.write(target.writer.measured(row, lambda number: happened(number) or nowhere))
+            target.write(target.writer.with_measurement(row, lambda number: happened(number) or nowhere))
     target.report_losses()
 
 

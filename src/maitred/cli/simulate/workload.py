@@ -27,25 +27,25 @@ def specification(flags: Flags) -> Workload | None:
     """What --workload-spec says; None: it is not there. Raises ConfigError for a file that is wrong."""
     from maitred.workload import load
 
-    return load.specification(load_of(flags), load.as_flag)
+    return load.read_workload_spec(load_of(flags), load.as_flag)
 
 
 def opened(flags: Flags) -> Trace:
     """What --trace names. Raises ConfigError for what cannot be read."""
     from maitred.workload import load
 
-    return load.opened(load_of(flags), load.as_flag)
+    return load.open_load_trace(load_of(flags), load.as_flag)
 
 
 def described(flags: Flags) -> str:
     """The workload in a few words."""
     from maitred.workload import load
 
-    return load.described(load_of(flags))
+    return load.describe(load_of(flags))
 
 
 def jobs_of(flags: Flags, trace: Trace | None, workload: Workload | None) -> Iterable[Job]:
     """Raises ConfigError for what cannot be."""
     from maitred.workload import load
 
-    return load.jobs_of(load_of(flags), flags.seed, trace, workload, load.as_flag)
+    return load.build_jobs(load_of(flags), flags.seed, trace, workload, load.as_flag)

@@ -8,14 +8,12 @@ answers quickly (`contracts.LatencyModel`). `linear` needs nothing but its numbe
 from __future__ import annotations
 
 from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig, LatencySpec, StepTimes
-from maitred.instance.latency.by_spread import BySpread
-from maitred.instance.latency.grids import Grid
+from maitred.instance.latency.deployment import AttentionRanks, Deployment, HardwareSpec, ModelSpec
 from maitred.instance.latency.linear import LinearLatency
 from maitred.instance.latency.parse import AnyLatency, numbers, parse_latency, with_coefficients
+from maitred.instance.latency.piecewise_affine import SpreadAwareModel
 from maitred.instance.latency.roofline import RooflineLatency
-from maitred.instance.latency.skew import Skew
-from maitred.instance.latency.specs import AttentionRanks, Deployment, HardwareSpec, ModelSpec
-from maitred.instance.latency.step_table import StepTable
+from maitred.instance.latency.step_table import Grid, Skew, StepTable
 from maitred.instance.latency.table import TableLatency
 from maitred.instance.latency.trained_physics import TrainedPhysicsLatency
 
@@ -23,7 +21,6 @@ __all__ = [
     "LATENCY_MODELS",
     "AnyLatency",
     "AttentionRanks",
-    "BySpread",
     "Deployment",
     "Grid",
     "HardwareSpec",
@@ -33,6 +30,7 @@ __all__ = [
     "ModelSpec",
     "RooflineLatency",
     "Skew",
+    "SpreadAwareModel",
     "StepTable",
     "StepTimes",
     "TableLatency",

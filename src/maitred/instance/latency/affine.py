@@ -20,27 +20,27 @@ from typing import TypeAlias
 
 import msgspec
 
-from maitred.units import Micros
+from maitred.core.units import Micros
 
 SHIFT = 48
 """Bits after the point. A slope is off by less than 2^-49 µs per token: 2e-8 µs over ten million tokens of context. """
 _ONE = 1 << SHIFT
-_BELOW = _ONE - 1
+_FRACTION_MASK = _ONE - 1
 _UNIT = 1 / _ONE
-_FEW = 4
+_PLAIN_SUM_STEPS = 4
 """Steps up to which nothing is faster than the plain sum, ..."""
-_SHORT = 16
+_EUCLID_STEPS = 16
 """... and up to which it is faster than Euclid's algorithm."""
 
 
-class Line(msgspec.Struct, frozen=True, gc=False):
+class AffineCost(msgspec.Struct, frozen=True, gc=False):
     """base + slope · context, in µs; neither is negative."""
 
     base: float
     slope: float = 0.0
 
 
-class Stretch(msgspec.Struct, frozen=True, gc=False):
+class EnvelopeSegment(msgspec.Struct, frozen=True, gc=False):
     """The line that is the largest while the context is below `until` (None: from there on), in units of 2^-48 µs."""
 
     base: int
@@ -48,69 +48,69 @@ class Stretch(msgspec.Struct, frozen=True, gc=False):
     until: int | None
 
 
-Envelope: TypeAlias = tuple[Stretch, ...]
+Envelope: TypeAlias = tuple[EnvelopeSegment, ...]
 """The largest of some lines, in the order of the context: the slopes increase."""
 
 
-def envelope(lines: Sequence[Line]) -> Envelope:
+def envelope(lines: Sequence[AffineCost]) -> Envelope:
     """The largest of `lines` and of 1 µs, for every context from 0."""
     fixed = [(_ONE, 0), *((round(line.base * _ONE), round(line.slope * _ONE)) for line in lines)]
-    stretches: list[Stretch] = []
+    stretches: list[EnvelopeSegment] = []
     base, slope = max(fixed)
     while steeper := [(b, s) for b, s in fixed if s > slope]:
-        until = min(_crossing(base, slope, b, s) for b, s in steeper)
-        stretches.append(Stretch(base, slope, until))
+        until = min(_crossing_context(base, slope, b, s) for b, s in steeper)
+        stretches.append(EnvelopeSegment(base, slope, until))
         base, slope = max(steeper, key=lambda line: (line[0] + line[1] * until, line[1]))
-    return (*stretches, Stretch(base, slope, None))
+    return (*stretches, EnvelopeSegment(base, slope, None))
 
 
-def _crossing(base: int, slope: int, other: int, steeper: int) -> int:
+def _crossing_context(base: int, slope: int, other: int, steeper: int) -> int:
     """The first context at which the steeper line is at least as large."""
     return max(0, -((base - other) // -(steeper - slope)))
 
 
-def time_of(line: Envelope, context: int) -> Micros:
+def step_time_at(line: Envelope, context: int) -> Micros:
     """Of one step."""
-    stretch = line[0] if len(line) == 1 else _stretch(line, context)
+    stretch = line[0] if len(line) == 1 else _segment_at(line, context)
     return (stretch.base + stretch.slope * context) >> SHIFT
 
 
-def time_of_run(line: Envelope, context: int, growth: int, steps: int) -> Micros:
+def run_time_from(line: Envelope, context: int, growth: int, steps: int) -> Micros:
     """Of `steps` steps, of which each has `growth` tokens of context more than the one before."""
     total = 0
     while steps:
-        stretch = _stretch(line, context)
-        here = steps if stretch.until is None else _steps_on(stretch.until, context, growth, steps)
-        total += floors(stretch.base + stretch.slope * context, stretch.slope * growth, here)
+        stretch = _segment_at(line, context)
+        here = steps if stretch.until is None else _steps_below(stretch.until, context, growth, steps)
+        total += sum_of_floors(stretch.base + stretch.slope * context, stretch.slope * growth, here)
         context += growth * here
         steps -= here
     return total
 
 
-class Part(msgspec.Struct, frozen=True, gc=False):
+class RunPart(msgspec.Struct, frozen=True, gc=False):
     """The first steps of a run, and the time that they take."""
 
     steps: int
     time: Micros
 
 
-def part_within(line: Envelope, context: int, growth: int, span: Micros, limit: int) -> Part:
+def steps_within_span(line: Envelope, context: int, growth: int, span: Micros, limit: int) -> RunPart:
     """The most steps, at most `limit`, that together take no more than `span`."""
     made, left = 0, span
     while made < limit:
-        stretch = line[0] if len(line) == 1 else _stretch(line, context)
+        stretch = line[0] if len(line) == 1 else _segment_at(line, context)
         here = limit - made
         if stretch.until is not None:
-            here = _steps_on(stretch.until, context, growth, here)
-        fit, left = _fitting(stretch.base + stretch.slope * context, stretch.slope * growth, left, here)
+            here = _steps_below(stretch.until, context, growth, here)
+        fit, left = _steps_on_line_within(stretch.base + stretch.slope * context, stretch.slope * growth, left, here)
         made += fit
         context += growth * fit
         if fit < here:
             break
-    return Part(made, span - left)
+    return RunPart(made, span - left)
 
 
-def _stretch(line: Envelope, context: int) -> Stretch:
+def _segment_at(line: Envelope, context: int) -> EnvelopeSegment:
     """The one in which `context` is."""
     for stretch in line:
         if stretch.until is None or context < stretch.until:
@@ -118,12 +118,12 @@ def _stretch(line: Envelope, context: int) -> Stretch:
     raise AssertionError("the last stretch has no end")
 
 
-def _steps_on(until: int, context: int, growth: int, steps: int) -> int:
+def _steps_below(until: int, context: int, growth: int, steps: int) -> int:
     """How many of the next `steps` steps have a context below `until`; the first one has."""
     return min(steps, -((context - until) // growth)) if growth else steps
 
 
-def _fitting(first: int, growth: int, span: Micros, limit: int) -> tuple[int, Micros]:
+def _steps_on_line_within(first: int, growth: int, span: Micros, limit: int) -> tuple[int, Micros]:
     """The most steps, at most `limit`, within `span`, and what is left of it. As many are made at once as are sure to fit, and
     that is half of them at least, so there are few rounds; mostly it is all of them, or all but one."""
     made = 0
@@ -131,40 +131,40 @@ def _fitting(first: int, growth: int, span: Micros, limit: int) -> tuple[int, Mi
         steps = min(limit - made, span // time)
         last = (first + growth * (steps - 1)) >> SHIFT
         if last > 2 * time:
-            steps = min(steps, _without_truncation(first * _UNIT, growth * _UNIT, span))
+            steps = min(steps, _untruncated_steps(first * _UNIT, growth * _UNIT, span))
         elif last * steps > span:
             steps = span // last
-        span -= floors(first, growth, steps)
+        span -= sum_of_floors(first, growth, steps)
         first += growth * steps
         made += steps
     return made, span
 
 
-def _without_truncation(first: float, growth: float, span: Micros) -> int:
+def _untruncated_steps(first: float, growth: float, span: Micros) -> int:
     """How many steps fit if they are not truncated, by the quadratic of their sum; one less, since a root is not exact, and 1
     at least."""
     half = first - growth / 2
     return max(1, int(2 * span / (half + sqrt(half * half + 2 * growth * span))) - 1)
 
 
-def floors(first: int, growth: int, steps: int) -> int:
+def sum_of_floors(first: int, growth: int, steps: int) -> int:
     """Σ floor((first + growth·j) / 2^48) for j from 0 below `steps`."""
     total = 0
-    if steps > _FEW:
+    if steps > _PLAIN_SUM_STEPS:
         total = (first >> SHIFT) * steps + (growth >> SHIFT) * (steps * (steps - 1) >> 1)
-        first &= _BELOW
-        growth &= _BELOW
+        first &= _FRACTION_MASK
+        growth &= _FRACTION_MASK
         if first + growth * (steps - 1) < _ONE:
             return total
-        if steps > _SHORT:
-            return total + _euclid(steps, _ONE, growth, first)
+        if steps > _EUCLID_STEPS:
+            return total + _euclidean_sum_of_floors(steps, _ONE, growth, first)
     for _ in range(steps):
         total += first >> SHIFT
         first += growth
     return total
 
 
-def _euclid(steps: int, modulus: int, growth: int, first: int) -> int:
+def _euclidean_sum_of_floors(steps: int, modulus: int, growth: int, first: int) -> int:
     """Σ floor((first + growth·j) / modulus) for j from 0 below `steps`, in O(log): the points under a line, counted by rows
     instead of columns, are those under a flatter one (Graham, Knuth, Patashnik, Concrete Mathematics, 3.32)."""
     total = 0

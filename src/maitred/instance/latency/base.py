@@ -9,11 +9,11 @@ from typing import Protocol, Self
 import msgspec
 from msgspec.structs import replace
 
-from maitred.contracts import BatchShape, LatencyModel, Overheads
-from maitred.instance.latency.specs import Deployment
+from maitred.core.contracts import BatchShape, LatencyModel, Overheads
+from maitred.core.registry import Registry
+from maitred.core.units import Micros
+from maitred.instance.latency.deployment import Deployment
 from maitred.instance.latency.step_table import StepTable
-from maitred.registry import Registry
-from maitred.units import Micros
 
 
 class LatencySpec(Protocol):
@@ -82,4 +82,4 @@ class StepTimes(ABC):
 
 def _later(batch: BatchShape, steps: int) -> BatchShape:
     """Return the batch so many steps later in its run: each sequence reads a token more in every step."""
-    return replace(batch, context=batch.context + batch.decodes * steps) if steps else batch
+    return replace(batch, context_tokens=batch.context_tokens + batch.num_decodes * steps) if steps else batch

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import isfinite
 
-from maitred.contracts import LatencyModel, Overheads
-from maitred.errors import ConfigError
+from maitred.core.contracts import LatencyModel, Overheads
+from maitred.core.errors import ConfigError
+from maitred.core.units import SECOND
 from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
 from maitred.instance.latency.linear_steps import LinearSteps
-from maitred.units import SECOND
 
 _HOUR = 3600 * SECOND
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from maitred.contracts import BatchShape, Overheads
-from maitred.units import Micros
+from maitred.core.contracts import BatchShape, Overheads
+from maitred.core.units import Micros
 
 
 class LinearSteps:
@@ -16,7 +16,7 @@ class LinearSteps:
         self.overheads = overheads
 
     def step_time(self, batch: BatchShape) -> Micros:
-        return int(self._b0 + self._b1 * batch.prefill + self._b2 * batch.decodes) or 1
+        return int(self._b0 + self._b1 * batch.prefill_tokens + self._b2 * batch.num_decodes) or 1
 
     def run_time(self, batch: BatchShape, steps: int) -> Micros:
         return steps * self.step_time(batch)

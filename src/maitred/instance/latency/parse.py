@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias, Union
 
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
 from maitred.instance.latency.linear import LinearLatency
 from maitred.instance.latency.roofline import RooflineLatency

@@ -16,12 +16,12 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from maitred.contracts import BatchShape, LatencyModel, Overheads
-from maitred.errors import ConfigError
-from maitred.instance.latency.affine import Line
-from maitred.instance.latency.along_lines import AlongLines
+from maitred.core.contracts import BatchShape, LatencyModel, Overheads
+from maitred.core.errors import ConfigError
+from maitred.instance.latency.affine import AffineCost
 from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
-from maitred.instance.latency.specs import Deployment, ModelSpec
+from maitred.instance.latency.deployment import Deployment, ModelSpec
+from maitred.instance.latency.piecewise_affine import MaxOfLinesModel
 
 
 @LATENCY_MODELS.register("roofline")
@@ -38,7 +38,7 @@ class RooflineLatency(LatencyConfig, frozen=True, tag="roofline"):
         return _compiled(self.deployment, scale)
 
 
-class _Roofline(AlongLines):
+class _RooflineModel(MaxOfLinesModel):
     def __init__(self, on: Deployment, scale: float) -> None:
         super().__init__(Overheads())
         model, hardware, tp = on.model, on.hardware, on.tensor_parallel_size
@@ -46,7 +46,7 @@ class _Roofline(AlongLines):
         self._model = model
         width = model.bytes_per_element
 
-        per_token = layers * (2 * model.attention_params + 2 * d) + 4 * d * _passed(model)
+        per_token = layers * (2 * model.attention_params + 2 * d) + 4 * d * _active_ffn_elements(model)
         per_pair = layers * heads * (4 * model.head_width + 5)
         prefill = tp * on.flops_per_us * hardware.mfu_prefill / scale
         decode = tp * on.flops_per_us * hardware.mfu_decode / scale
@@ -57,28 +57,28 @@ class _Roofline(AlongLines):
         kv = layers * model.kv_width * width * tp / model.kv_shards(tp)
         self._kv_read = kv / memory
         self._written = (kv + layers * d * width) / memory
-        always = layers * model.attention_params + 2 * d * _always_loaded(model)
+        always = layers * model.attention_params + 2 * d * _always_loaded_ffn_elements(model)
         self._weights = always * model.weight_width / memory
         self._experts = model.moe_layers * 2 * d * model.expert_width * model.weight_width / memory
 
-    def lines(self, decodes: int) -> Sequence[Line]:
-        compute = Line(decodes * self._decode_token, self._decode_pair)
-        memory = Line(self._loaded(decodes) + decodes * self._written, self._kv_read)
+    def decode_lines(self, decodes: int) -> Sequence[AffineCost]:
+        compute = AffineCost(decodes * self._decode_token, self._decode_pair)
+        memory = AffineCost(self._weights_time(decodes) + decodes * self._written, self._kv_read)
         return compute, memory
 
-    def mixed(self, batch: BatchShape) -> float:
+    def prefill_step_time(self, batch: BatchShape) -> float:
         tokens = pairs = history = 0.0
         for chunk in batch.chunks:
-            tokens += chunk.tokens
-            pairs += chunk.tokens * (chunk.start + (chunk.tokens - 1) / 2)
-            history += chunk.start
+            tokens += chunk.num_tokens
+            pairs += chunk.num_tokens * (chunk.num_computed_tokens + (chunk.num_tokens - 1) / 2)
+            history += chunk.num_computed_tokens
         prefill = tokens * self._prefill_token + pairs * self._prefill_pair
-        compute = prefill + batch.decodes * self._decode_token + batch.context * self._decode_pair
-        tokens += batch.decodes
-        memory = self._loaded(tokens) + tokens * self._written + (history + batch.context) * self._kv_read
+        compute = prefill + batch.num_decodes * self._decode_token + batch.context_tokens * self._decode_pair
+        tokens += batch.num_decodes
+        memory = self._weights_time(tokens) + tokens * self._written + (history + batch.context_tokens) * self._kv_read
         return max(compute, memory)
 
-    def _loaded(self, tokens: float) -> float:
+    def _weights_time(self, tokens: float) -> float:
         """µs to load the weights that a step of so many tokens needs."""
         experts = self._model.num_experts
         if not self._experts:
@@ -87,17 +87,17 @@ class _Roofline(AlongLines):
         return self._weights + self._experts * experts * (1 - math.pow(idle, tokens))
 
 
-def _passed(model: ModelSpec) -> int:
+def _active_ffn_elements(model: ModelSpec) -> int:
     """Intermediate elements that a token passes, summed over the layers."""
     routed = model.experts_per_token * model.expert_width + model.shared_intermediate_size
     return model.dense_layers * model.intermediate_size + model.moe_layers * routed
 
 
-def _always_loaded(model: ModelSpec) -> int:
+def _always_loaded_ffn_elements(model: ModelSpec) -> int:
     """Intermediate elements whose weights every step needs, summed over the layers."""
     return model.dense_layers * model.intermediate_size + model.moe_layers * model.shared_intermediate_size
 
 
 @lru_cache(maxsize=64)
 def _compiled(on: Deployment, scale: float) -> LatencyModel:
-    return _Roofline(on, scale)
+    return _RooflineModel(on, scale)

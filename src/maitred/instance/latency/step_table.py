@@ -1,21 +1,127 @@
-"""Measured step times, as tables: what the latency model `table` looks up."""
+"""Curves and grids of measurements: linear between their points, constant before the first and straight on after the last.
+
+What unequal lengths cost: attention over sequences of unequal contexts takes longer than over as many of their mean.
+
+    t(mean) + α · (t(longest) - t(mean))
+
+with α by (sequences, (mean - shortest) / (longest - shortest), longest), in buckets, as LLMServingSim's profiler fits it.
+
+Measured step times, as tables: what the latency model `table` looks up.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf, isfinite, prod
+from typing import TypeAlias
+
 import msgspec
 
-from maitred.instance.latency.grids import NOTHING, Curve, Grid, check_increasing, check_times
-from maitred.instance.latency.skew import Skew
+_BEYOND_ANY_TIME = 1e12
+
+Curve: TypeAlias = tuple[tuple[float, float], ...]
+"""Points (tokens or sequences, µs), in increasing order."""
+Axis: TypeAlias = tuple[float, ...]
+"""In increasing order."""
+
+ZERO_CURVE: Curve = ((0.0, 0.0),)
+
+
+def check_increasing(points: Sequence[float], what: str) -> None:
+    """Raises ValueError, with the name of what they are points of."""
+    if not points or points[0] < 0 or any(b <= a for a, b in pairwise(points)):
+        raise ValueError(f"{what} must have points in increasing order, from 0 on")
+
+
+def check_times(times: Sequence[float]) -> None:
+    """Raises ValueError."""
+    if not all(isfinite(us) and us >= 0 for us in times):
+        raise ValueError("every time must be a number of at least 0 (µs)")
+
+
+class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """µs at every combination of the points of some axes; the last axis varies fastest. Raises ValueError."""
+
+    axes: tuple[Axis, ...]
+    us: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for axis in self.axes:
+            check_increasing(axis, "an axis")
+        if len(self.us) != prod(len(axis) for axis in self.axes):
+            raise ValueError(f"{' by '.join(str(len(axis)) for axis in self.axes)} points have {len(self.us)} values")
+        check_times(self.us)
+
+    def value_at(self, *point: float) -> float:
+        """µs at a point, one number for each axis."""
+        terms, stride = [(0, 1.0)], len(self.us)
+        for axis, x in zip(self.axes, point, strict=True):
+            stride //= len(axis)
+            index, share = interpolation_point(axis, x)
+            beyond = [(offset + (index + 1) * stride, weight * share) for offset, weight in terms] if share else []
+            terms = [(offset + index * stride, weight * (1 - share)) for offset, weight in terms] + beyond
+        return sum([self.us[offset] * weight for offset, weight in terms])
+
+
+def interpolation_point(axis: Sequence[float], x: float) -> tuple[int, float]:
+    """Between which two points, and how far on the way to the second one; beyond 1 after the last."""
+    if x <= axis[0] or len(axis) == 1:
+        return 0, 0.0
+    index = min(bisect_right(axis, x), len(axis) - 1) - 1
+    return index, (x - axis[index]) / (axis[index + 1] - axis[index])
+
+
+def curve_value(curve: Curve, x: float) -> float:
+    """µs at `x`: see the module."""
+    index = min(bisect_right(curve, (x, _BEYOND_ANY_TIME)), len(curve) - 1) - 1
+    if index < 0 or x <= curve[0][0]:
+        return curve[0][1]
+    (start, time), (end, later) = curve[index], curve[index + 1]
+    return time + (later - time) * (x - start) / (end - start)
+
+
+Alphas: TypeAlias = tuple[tuple[float, float], ...]
+"""(up to which context of the longest, α), in order; the last has no bound (inf)."""
+
+
+class Skew(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """α of every bucket, the last axis varying fastest; 0 where nothing was measured. An axis is the upper bounds of its
+    buckets, of which the last one also takes what is beyond. Raises ValueError."""
+
+    sequences: Axis
+    rates: Axis
+    longest: Axis
+    alphas: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        axes = (self.sequences, self.rates, self.longest)
+        if not all(axes) or any(b <= a for axis in axes for a, b in pairwise(axis)):
+            raise ValueError("the bounds of a skew must be in increasing order")
+        if len(self.alphas) != prod(map(len, axes)):
+            raise ValueError(f"{' by '.join(str(len(axis)) for axis in axes)} buckets have {len(self.alphas)} values")
+        if not all(0 <= alpha <= 1 for alpha in self.alphas):
+            raise ValueError("every alpha must be a number from 0 to 1")
+
+    def alphas_of(self, sequences: int, rate: float) -> Alphas:
+        """Of batches of so many sequences, whose mean is at `rate` of the way from the shortest to the longest."""
+        start = (_bucket(self.sequences, sequences) * len(self.rates) + _bucket(self.rates, rate)) * len(self.longest)
+        return tuple(zip((*self.longest[:-1], inf), self.alphas[start : start + len(self.longest)], strict=True))
+
+
+def _bucket(bounds: Axis, x: float) -> int:
+    return min(bisect_left(bounds, x), len(bounds) - 1)
 
 
 class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the parts of a step take: see `table`. Raises ValueError for tables that cannot be."""
 
-    tokens: Curve = NOTHING
+    tokens: Curve = ZERO_CURVE
     """By the tokens of one rank."""
-    sequences: Curve = NOTHING
+    sequences: Curve = ZERO_CURVE
     """By the sequences of one rank."""
-    all_tokens: Curve = NOTHING
+    all_tokens: Curve = ZERO_CURVE
     """By the tokens of all ranks."""
     decode: Grid = Grid(((0.0,), (0.0,)), (0.0,))
     """By sequences and context per sequence."""

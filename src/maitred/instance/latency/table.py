@@ -13,7 +13,7 @@ count as one that attends to as many pairs of tokens: s = max(0, Σ t·(start + 
 What all ranks of an engine with data parallelism do is `all_tokens`; for the rest the slowest rank counts, where sequences are
 spread evenly and each chunk goes to the rank that has the fewest tokens so far. As many sequences have not as much context on
 every rank: without prefill the slowest one has on average what the largest of R means of N/R independent lengths is expected to
-be, z(R)·deviation/√(N/R) tokens more than all. Longest and deviation are those of the very batch (`BatchShape.spread`).
+be, z(R)·deviation/√(N/R) tokens more than all. Longest and deviation are those of the very batch (`BatchShape.context_spread`).
 
 Between two points a decode-only step is affine in the context, so that a run of them is summed exactly (`affine`).
 """
@@ -27,18 +27,15 @@ from itertools import accumulate, pairwise
 from math import floor, inf, sqrt
 from statistics import NormalDist
 
-from maitred.contracts import BatchShape, ChunkShape, LatencyModel, Overheads, Spread
-from maitred.errors import ConfigError
-from maitred.instance.latency.affine import SHIFT, Envelope, Stretch
-from maitred.instance.latency.along_lines import ByContext
+from maitred.core.contracts import BatchShape, ChunkShape, ContextSpread, LatencyModel, Overheads
+from maitred.core.errors import ConfigError
+from maitred.instance.latency.affine import SHIFT, Envelope, EnvelopeSegment
 from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
-from maitred.instance.latency.by_spread import BySpread
-from maitred.instance.latency.grids import Curve, on_curve
-from maitred.instance.latency.skew import Alphas
-from maitred.instance.latency.step_table import StepTable
+from maitred.instance.latency.piecewise_affine import PiecewiseAffineModel, SpreadAwareModel
+from maitred.instance.latency.step_table import Alphas, Curve, StepTable, curve_value
 
 _ONE = 1 << SHIFT
-_FAR = 1024
+_EXTRAPOLATION_TOKENS = 1024
 """Tokens per sequence: after the last bend the line goes on through a point that is so much farther."""
 
 
@@ -66,121 +63,123 @@ class TableLatency(LatencyConfig, frozen=True, tag="table"):
 @lru_cache(maxsize=16)
 def _compiled(table: StepTable, scale: float) -> LatencyModel:
     plain = table.skew is None and table.data_parallel_size == 1
-    return _Even(table, scale) if plain else _Apart(table, scale)
+    return _UniformTableModel(table, scale) if plain else _SkewedTableModel(table, scale)
 
 
-class _Even(ByContext):
+class _UniformTableModel(PiecewiseAffineModel):
     """One rank, and no matter how the context is shared out among the sequences."""
 
     def __init__(self, table: StepTable, scale: float) -> None:
         super().__init__(Overheads())
         self._table, self._scale = table, scale
 
-    def stretches(self, decodes: int) -> Envelope:
-        grid, rest = self._table.decode, _linear_parts(self._table, decodes, decodes, decodes)
-        return _through([(round(c * decodes), (rest + grid.at(decodes, c)) * self._scale) for c in grid.axes[1]])
+    def envelope_of(self, decodes: int) -> Envelope:
+        grid, rest = self._table.decode, _linear_time(self._table, decodes, decodes, decodes)
+        return _envelope_through([(round(c * decodes), (rest + grid.value_at(decodes, c)) * self._scale) for c in grid.axes[1]])
 
-    def mixed(self, batch: BatchShape) -> float:
-        tokens = batch.prefill + batch.decodes
-        rest = _linear_parts(self._table, tokens, len(batch.chunks) + batch.decodes, tokens)
-        return (rest + _mixed_attention(self._table, batch.chunks, batch.decodes, _mean(batch))) * self._scale
+    def prefill_step_time(self, batch: BatchShape) -> float:
+        tokens = batch.prefill_tokens + batch.num_decodes
+        rest = _linear_time(self._table, tokens, len(batch.chunks) + batch.num_decodes, tokens)
+        return (rest + _mixed_attention(self._table, batch.chunks, batch.num_decodes, _mean_context(batch))) * self._scale
 
 
-class _Apart(BySpread):
+class _SkewedTableModel(SpreadAwareModel):
     """Several ranks, or sequences whose lengths matter each."""
 
     def __init__(self, table: StepTable, scale: float) -> None:
         super().__init__(Overheads())
         self._table, self._scale, self._ranks = table, scale, table.data_parallel_size
-        self._largest = _largest_of(self._ranks)
+        self._max_deviation = _expected_maximum(self._ranks)
         self._curves: dict[int, Curve] = {}
 
-    def apart(self, decodes: int, spread: Spread, first: int, last: int) -> Envelope:
+    def envelope_within(self, decodes: int, spread: ContextSpread, first: int, last: int) -> Envelope:
         rank = -(-decodes // self._ranks)
-        rest, curve = _linear_parts(self._table, rank, rank, decodes), self._curve(rank)
-        more = self._largest * spread.deviation / sqrt(rank)
-        top = max(spread.above, more)
+        rest, curve = _linear_time(self._table, rank, rank, decodes), self._decode_curve(rank)
+        more = self._max_deviation * spread.std_deviation / sqrt(rank)
+        top = max(spread.max_above_mean, more)
         points = []
-        for context, alpha in _between(_corners(curve, decodes, more, top, self._alphas(rank, more, spread)), first, last):
+        for context, alpha in _corners_between(
+            _envelope_corners(curve, decodes, more, top, self._alphas_of(rank, more, spread)), first, last
+        ):
             mean = context / decodes
             points.append((context, (rest + _attention(curve, mean + more, mean + top, alpha)) * self._scale))
-        return _through(points)
+        return _envelope_through(points)
 
-    def mixed(self, batch: BatchShape) -> float:
-        slowest = max([self._rank(chunks, decodes, batch) for chunks, decodes in self._dealt(batch)])
-        return (slowest + on_curve(self._table.all_tokens, batch.prefill + batch.decodes)) * self._scale
+    def prefill_step_time(self, batch: BatchShape) -> float:
+        slowest = max([self._rank_time(chunks, decodes, batch) for chunks, decodes in self._chunks_by_rank(batch)])
+        return (slowest + curve_value(self._table.all_tokens, batch.prefill_tokens + batch.num_decodes)) * self._scale
 
-    def _rank(self, chunks: Sequence[ChunkShape], decodes: int, batch: BatchShape) -> float:
+    def _rank_time(self, chunks: Sequence[ChunkShape], decodes: int, batch: BatchShape) -> float:
         """What it does alone: `decodes` of the sequences of `batch`, and `chunks`."""
-        tokens = sum([chunk.tokens for chunk in chunks]) + decodes
-        rest, mean = _linear_parts(self._table, tokens, len(chunks) + decodes), _mean(batch)
+        tokens = sum([chunk.num_tokens for chunk in chunks]) + decodes
+        rest, mean = _linear_time(self._table, tokens, len(chunks) + decodes), _mean_context(batch)
         if chunks:
             return rest + _mixed_attention(self._table, chunks, decodes, mean)
-        longest = mean + batch.spread.above
-        alpha = next(alpha for bound, alpha in self._alphas(decodes, 0.0, batch.spread) if longest <= bound)
-        return rest + _attention(self._curve(decodes), mean, longest, alpha)
+        longest = mean + batch.context_spread.max_above_mean
+        alpha = next(alpha for bound, alpha in self._alphas_of(decodes, 0.0, batch.context_spread) if longest <= bound)
+        return rest + _attention(self._decode_curve(decodes), mean, longest, alpha)
 
-    def _alphas(self, sequences: int, more: float, spread: Spread) -> Alphas:
+    def _alphas_of(self, sequences: int, more: float, spread: ContextSpread) -> Alphas:
         """Of a rank whose mean context is `more` above that of all."""
-        skew, apart = self._table.skew, spread.above + spread.below
+        skew, apart = self._table.skew, spread.max_above_mean + spread.min_below_mean
         if skew is None or sequences < 2:
             return ((inf, 0.0),)
-        return skew.row(sequences, min(1.0, (spread.below + more) / apart) if apart else 0.0)
+        return skew.alphas_of(sequences, min(1.0, (spread.min_below_mean + more) / apart) if apart else 0.0)
 
-    def _curve(self, sequences: int) -> Curve:
+    def _decode_curve(self, sequences: int) -> Curve:
         """Attention without prefill, by the context of each; never less for more."""
         curve = self._curves.get(sequences)
         if curve is None:
             grid = self._table.decode
-            times = accumulate([grid.at(sequences, context) for context in grid.axes[1]], max)
+            times = accumulate([grid.value_at(sequences, context) for context in grid.axes[1]], max)
             curve = self._curves[sequences] = tuple(zip(grid.axes[1], times, strict=True))
         return curve
 
-    def _dealt(self, batch: BatchShape) -> list[tuple[list[ChunkShape], int]]:
+    def _chunks_by_rank(self, batch: BatchShape) -> list[tuple[list[ChunkShape], int]]:
         """The chunks of each rank, and how many sequences decode there."""
-        each, more = divmod(batch.decodes, self._ranks)
+        each, more = divmod(batch.num_decodes, self._ranks)
         ranks: list[tuple[list[ChunkShape], int]] = [([], each + (rank < more)) for rank in range(self._ranks)]
         tokens = [decodes for _, decodes in ranks]
         for chunk in batch.chunks:
             rank = tokens.index(min(tokens))
             ranks[rank][0].append(chunk)
-            tokens[rank] += chunk.tokens
+            tokens[rank] += chunk.num_tokens
         return ranks
 
 
-def _mean(batch: BatchShape) -> float:
-    return batch.context / batch.decodes if batch.decodes else 0.0
+def _mean_context(batch: BatchShape) -> float:
+    return batch.context_tokens / batch.num_decodes if batch.num_decodes else 0.0
 
 
-def _linear_parts(table: StepTable, tokens: int, sequences: int, all_tokens: int | None = None) -> float:
+def _linear_time(table: StepTable, tokens: int, sequences: int, all_tokens: int | None = None) -> float:
     """All but attention; None: what a rank does alone."""
-    time = on_curve(table.tokens, tokens) + on_curve(table.sequences, sequences)
-    return time if all_tokens is None else time + on_curve(table.all_tokens, all_tokens)
+    time = curve_value(table.tokens, tokens) + curve_value(table.sequences, sequences)
+    return time if all_tokens is None else time + curve_value(table.all_tokens, all_tokens)
 
 
 def _mixed_attention(table: StepTable, chunks: Sequence[ChunkShape], decodes: int, mean: float) -> float:
-    prefill = sum([chunk.tokens for chunk in chunks])
-    pairs = sum([chunk.tokens * (chunk.start + chunk.tokens / 2) for chunk in chunks])
-    return table.mixed.at(prefill, max(0.0, pairs / prefill - prefill / 2), decodes, mean)
+    prefill = sum([chunk.num_tokens for chunk in chunks])
+    pairs = sum([chunk.num_tokens * (chunk.num_computed_tokens + chunk.num_tokens / 2) for chunk in chunks])
+    return table.mixed.value_at(prefill, max(0.0, pairs / prefill - prefill / 2), decodes, mean)
 
 
-def _largest_of(ranks: int) -> float:
+def _expected_maximum(ranks: int) -> float:
     """What the largest of so many standard normal numbers is expected to be (Blom)."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
 def _attention(curve: Curve, mean: float, longest: float, alpha: float) -> float:
     """Without prefill. No rounding makes it less for more: α and 1 - α are at least 0."""
-    return (1 - alpha) * on_curve(curve, mean) + alpha * on_curve(curve, longest) if alpha else on_curve(curve, mean)
+    return (1 - alpha) * curve_value(curve, mean) + alpha * curve_value(curve, longest) if alpha else curve_value(curve, mean)
 
 
-def _corners(curve: Curve, decodes: int, more: float, top: float, alphas: Alphas) -> list[tuple[int, float]]:
+def _envelope_corners(curve: Curve, decodes: int, more: float, top: float, alphas: Alphas) -> list[tuple[int, float]]:
     """The contexts, in order, at which the time of a step bends or jumps, each with its α: where the mean of a rank (`more`
     above that of all) or the longest sequence (`top` above it) comes to a point of the curve, or the latter to a bound."""
     bends = sorted([round((point - beyond) * decodes) for point, _ in curve for beyond in {more, top}])
     corners, start = [], 0
     for bound, alpha in alphas:
-        end = floor((bound - top) * decodes) if bound < inf else max(start, bends[-1]) + _FAR * decodes
+        end = floor((bound - top) * decodes) if bound < inf else max(start, bends[-1]) + _EXTRAPOLATION_TOKENS * decodes
         if end >= start:
             inner = bends[bisect_right(bends, start) : bisect_left(bends, end)]
             corners += [(context, alpha) for context in (start, *inner, end)]
@@ -188,7 +187,7 @@ def _corners(curve: Curve, decodes: int, more: float, top: float, alphas: Alphas
     return corners
 
 
-def _between(corners: Sequence[tuple[int, float]], first: int, last: int) -> Sequence[tuple[int, float]]:
+def _corners_between(corners: Sequence[tuple[int, float]], first: int, last: int) -> Sequence[tuple[int, float]]:
     """Those that the times from `first` to `last` depend on: those next to them, and before these the ends of buckets, since
     no time is less than one before; within a bucket none is anyway."""
     begin = min(bisect_right(corners, (first, 2.0)), len(corners) - 1) - 1
@@ -197,18 +196,18 @@ def _between(corners: Sequence[tuple[int, float]], first: int, last: int) -> Seq
     return [*ends, *corners[max(begin, 0) : end]]
 
 
-def _through(points: Sequence[tuple[int, float]]) -> Envelope:
+def _envelope_through(points: Sequence[tuple[int, float]]) -> Envelope:
     """The straight stretches through points (context, µs); where the time would fall, it stays."""
     contexts = [context for context, _ in points]
     times = list(accumulate([max(_ONE, round(us * _ONE)) for _, us in points], max))
-    stretches = [Stretch(times[0], 0, contexts[0])] if contexts[0] else []
+    stretches = [EnvelopeSegment(times[0], 0, contexts[0])] if contexts[0] else []
     slope = 0
     for (start, time), (end, later) in pairwise(zip(contexts, times, strict=True)):
         if end == start:
             continue
         slope = _slope(later - time, end - start)
-        stretches.append(Stretch(time - slope * start, slope, end))
-    return (*stretches, Stretch(times[-1] - slope * contexts[-1], slope, None))
+        stretches.append(EnvelopeSegment(time - slope * start, slope, end))
+    return (*stretches, EnvelopeSegment(times[-1] - slope * contexts[-1], slope, None))
 
 
 def _slope(rise: int, run: int) -> int:

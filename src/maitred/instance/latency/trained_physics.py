@@ -21,12 +21,12 @@ from typing import Literal
 
 import msgspec
 
-from maitred.contracts import BatchShape, LatencyModel, Overheads
-from maitred.errors import ConfigError
-from maitred.instance.latency.affine import Line
-from maitred.instance.latency.along_lines import AlongLines
+from maitred.core.contracts import BatchShape, LatencyModel, Overheads
+from maitred.core.errors import ConfigError
+from maitred.instance.latency.affine import AffineCost
 from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
-from maitred.instance.latency.specs import Deployment, ModelSpec
+from maitred.instance.latency.deployment import Deployment, ModelSpec
+from maitred.instance.latency.piecewise_affine import MaxOfLinesModel
 
 ALPHA = (15563.199579, 777.3455, 45.907545)
 BETA = (0.152128, 0.0, 1.36252915, 0.752037, 32.09546717, 4.41684444, 126.024825, 481.8613888, 0.0, 1.94710771)
@@ -34,7 +34,7 @@ BETA = (0.152128, 0.0, 1.36252915, 0.752037, 32.09546717, 4.41684444, 126.024825
 5.5 % of measured E2E there, 16 % on A100 and 13 % on L40S."""
 _KV_BYTES = 2.0
 """Per element of KV, and of what an all-reduce moves, however the weights are quantised."""
-_MOST = 1e12
+_MAX_COEFFICIENT = 1e12
 
 
 @LATENCY_MODELS.register("trained-physics")
@@ -54,7 +54,7 @@ class TrainedPhysicsLatency(LatencyConfig, frozen=True, tag="trained-physics"):
         if not 7 <= len(self.beta) <= 11:
             raise ValueError(f"beta must have from 7 to 11 numbers (3 are for the model linear), not {len(self.beta)}")
         for name in ("alpha", "beta"):
-            if not all(isfinite(x) and 0 <= x <= _MOST for x in getattr(self, name)):
+            if not all(isfinite(x) and 0 <= x <= _MAX_COEFFICIENT for x in getattr(self, name)):
                 raise ValueError(f"{name} must be numbers of at least 0, not {list(getattr(self, name))}")
 
     @property
@@ -65,7 +65,7 @@ class TrainedPhysicsLatency(LatencyConfig, frozen=True, tag="trained-physics"):
     @property
     def overheads(self) -> Overheads:
         way_in, way_out, per_token = (int(a) for a in self.alpha)
-        return Overheads(queueing=way_in, per_output_token=per_token, at_the_end=way_out)
+        return Overheads(queueing=way_in, per_output_token=per_token, after_last_token=way_out)
 
     def compiled(self, scale: float = 1.0) -> LatencyModel:
         """Ready to be asked; every step takes `scale` times as long. Raises ConfigError without a deployment."""
@@ -76,7 +76,7 @@ class TrainedPhysicsLatency(LatencyConfig, frozen=True, tag="trained-physics"):
         return _compiled(self, scale)
 
 
-class _Work(msgspec.Struct, frozen=True):
+class _TokenCosts(msgspec.Struct, frozen=True):
     """What a token costs on one GPU, in µs at the peak rates."""
 
     compute: float
@@ -92,7 +92,7 @@ class _Work(msgspec.Struct, frozen=True):
     """Per step, not per token."""
 
 
-def _work(on: Deployment, moe_communication: str) -> _Work:
+def _token_costs(on: Deployment, moe_communication: str) -> _TokenCosts:
     model, tp, dp = on.model, on.tensor_parallel_size, on.data_parallel_size
     d, layers, moe, dense = model.hidden_size, model.num_layers, model.moe_layers, model.dense_layers
     flops, bandwidth, gpus = on.flops_per_us, on.bytes_per_us, tp * dp
@@ -102,7 +102,7 @@ def _work(on: Deployment, moe_communication: str) -> _Work:
     experts = 3 * d * moe * model.num_experts * model.expert_width
     ring = d * _KV_BYTES * 2 * ((tp - 1) / tp) / bandwidth
     reduced = (layers + dense) / dp + (moe if dp == 1 else 0)
-    return _Work(
+    return _TokenCosts(
         compute=(2 * layers * model.attention_params + 6 * d * (routed + always)) / gpus / flops,
         attention=layers * 4 * (model.num_heads / tp) * model.head_width / dp / flops,
         kv=layers * model.kv_width / (model.kv_shards(tp) * dp) * _KV_BYTES / bandwidth,
@@ -120,10 +120,10 @@ def _dispatch(model: ModelSpec, gpus: int, dp: int, moe_communication: str) -> f
     return model.moe_layers * copies / dp * ((gpus - 1) / gpus) * 2 * model.hidden_size * model.bytes_per_element
 
 
-class _TrainedPhysics(AlongLines):
+class _TrainedPhysicsModel(MaxOfLinesModel):
     def __init__(self, config: TrainedPhysicsLatency, on: Deployment, scale: float) -> None:
         super().__init__(config.overheads)
-        model, work = on.model, _work(on, config.moe_communication)
+        model, work = on.model, _token_costs(on, config.moe_communication)
         beta = [b * scale for b in config.beta]
         beta += [0.0] * (10 - len(beta))
         expert = beta[10] if len(beta) > 10 else beta[3]
@@ -145,32 +145,32 @@ class _TrainedPhysics(AlongLines):
             self._sequence += b2 * work.compute + b2b * work.kv
             self._context = b2 * work.attention + b2b * work.kv
 
-    def lines(self, decodes: int) -> Sequence[Line]:
+    def decode_lines(self, decodes: int) -> Sequence[AffineCost]:
         beta, work = self._decode_max, self._work
-        rest = Line(self._step + self._sequence * decodes, self._context)
+        rest = AffineCost(self._step + self._sequence * decodes, self._context)
         if not beta:
             return (rest,)
-        compute = Line(rest.base + beta * work.compute * decodes, beta * work.attention)
-        return compute, Line(rest.base + beta * work.kv * decodes, beta * work.kv)
+        compute = AffineCost(rest.base + beta * work.compute * decodes, beta * work.attention)
+        return compute, AffineCost(rest.base + beta * work.kv * decodes, beta * work.kv)
 
-    def mixed(self, batch: BatchShape) -> float:
-        tokens, decodes, chunks, pairs = batch.prefill, batch.decodes, 0, 0.0
+    def prefill_step_time(self, batch: BatchShape) -> float:
+        tokens, decodes, chunks, pairs = batch.prefill_tokens, batch.num_decodes, 0, 0.0
         for chunk in batch.chunks:
-            if new := chunk.tokens:
+            if new := chunk.num_tokens:
                 chunks += 1
-                pairs += new * (chunk.prompt + new / 2)
+                pairs += new * (chunk.total_tokens + new / 2)
         time = self._step + self._chunk * chunks + self._token * tokens + self._pair * pairs
-        time += self._sequence * decodes + self._context * batch.context
+        time += self._sequence * decodes + self._context * batch.context_tokens
         if self._prefill_max:
             compute = self._work.compute * tokens + self._work.attention * pairs
             time += self._prefill_max * max(compute, self._work.kv * tokens)
         if self._decode_max:
-            compute = self._work.compute * decodes + self._work.attention * batch.context
-            time += self._decode_max * max(compute, self._work.kv * (batch.context + decodes))
+            compute = self._work.compute * decodes + self._work.attention * batch.context_tokens
+            time += self._decode_max * max(compute, self._work.kv * (batch.context_tokens + decodes))
         return time
 
 
 @lru_cache(maxsize=64)
 def _compiled(config: TrainedPhysicsLatency, scale: float) -> LatencyModel:
     assert config.deployment is not None
-    return _TrainedPhysics(config, config.deployment, scale)
+    return _TrainedPhysicsModel(config, config.deployment, scale)

@@ -1,4 +1,8 @@
-"""A run as one HTML page that needs nothing else: no network, no server, no library.
+"""What was simulated: everything that it takes to do it again.
+
+A run at a glance, as a notebook shows it: a small table that wears the notebook's own colours.
+
+A run as one HTML page that needs nothing else: no network, no server, no library.
 
     page      what stands where
     tables    figures
@@ -17,15 +21,79 @@ from typing import Any
 
 import msgspec
 
-from maitred.report.over_time import over_time
-from maitred.report.page.chart import chart
-from maitred.report.page.tables import breakdowns, tiles
-from maitred.report.panels import Panel, latencies
-from maitred.report.setup import Setup
+from maitred.core.units import Micros, to_ms, to_seconds
+from maitred.report.breakdown import By
+from maitred.report.formatting import NO_VALUE, format_number, format_share, format_slo
+from maitred.report.page.chart import chart_html
+from maitred.report.page.tables import breakdown_tables, headline_tiles
+from maitred.report.panels import Panel, latency_panels, time_panels
+from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.summary import Summary
-from maitred.report.wording import objective
 from maitred.sim import Results
-from maitred.units import to_seconds
+
+
+class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """Beside the workload itself."""
+
+    workload: str = ""
+    """In words, such as the name of a trace; empty: nobody said."""
+    command: str = ""
+    """The command line, if that is where it came from."""
+    seed: int
+    horizon: Micros | None = None
+    sections: dict[str, msgspec.Struct]
+    """The configuration by section: cluster, instance, routing, admission."""
+
+    def flat_sections(self) -> dict[str, dict[str, tuple[Any, bool]]]:
+        """Every key of the sections, with its value as a file would say it and whether it is the default. Keys within keys are
+        joined by dots."""
+        return {name: dict(_keys(section, type(section))) for name, section in self.sections.items()}
+
+
+def _keys(section: msgspec.Struct, kind: type[msgspec.Struct]) -> list[tuple[str, tuple[Any, bool]]]:
+    usual = dict(_flat(msgspec.to_builtins(kind(), str_keys=True)))
+    said = _flat(msgspec.to_builtins(section, str_keys=True))
+    return [(name, (value, name in usual and value == usual[name])) for name, value in said]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [(f"{prefix}{name}", value)]
+    return flat
+
+
+_NOTEBOOK_FIGURES = ("mean", "p50", "p90", "p99")
+
+
+def notebook_html(summary: Summary) -> str:
+    """HTML."""
+    classes = summary.by[By.CLASS]
+    groups = {**(classes if len(classes) > 1 else {}), "all": summary.total}
+    rows = [
+        (f"{name} ms", label, getattr(group, name.lower()))
+        for name in ("TTFT", "TPOT", "E2E")
+        for label, group in groups.items()
+    ]
+    head = "".join(f"<th>{name}</th>" for name in ("", "class", *_NOTEBOOK_FIGURES))
+    body = "".join(
+        f"<tr><th>{name}</th><td>{escape(label)}</td>{''.join(f'<td>{value}</td>' for value in _notebook_values(spread))}</tr>"
+        for name, label, spread in rows
+    )
+    return f"<p>{escape(_notebook_sentence(summary))}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _notebook_sentence(summary: Summary) -> str:
+    total = summary.total
+    said = (
+        f"{total.completed:,} of {total.arrived:,} requests completed in {to_seconds(summary.duration):,.1f} simulated seconds"
+    )
+    return said + (f"; {format_share(total.attainment)} within {format_slo(summary.slo)}" if summary.slo else "")
+
+
+def _notebook_values(spread: LatencyStatistics | None) -> list[str]:
+    return [NO_VALUE if spread is None else format_number(to_ms(getattr(spread, figure))) for figure in _NOTEBOOK_FIGURES]
+
 
 _TERMS = {
     "TTFT": "time to first token: from a request's arrival until its first token",
@@ -40,12 +108,12 @@ _TERMS = {
 }
 
 
-def write_page(results: Results, summary: Summary, setup: Setup, write: Callable[[bytes], object]) -> None:
+def write_page(results: Results, summary: Summary, setup: RunSetup, write: Callable[[bytes], object]) -> None:
     """The whole, as UTF-8. Charts of queues and KV need the samples of `results`."""
-    write("".join(_parts(results, summary, setup)).encode())
+    write("".join(_page_parts(results, summary, setup)).encode())
 
 
-def _parts(results: Results, summary: Summary, setup: Setup) -> Iterator[str]:
+def _page_parts(results: Results, summary: Summary, setup: RunSetup) -> Iterator[str]:
     title = setup.workload or "A simulated run"
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -53,46 +121,46 @@ def _parts(results: Results, summary: Summary, setup: Setup) -> Iterator[str]:
     yield f'<header><div class="eyebrow">maitred simulate</div><h1>{escape(title)}</h1>\n'
     yield f'<p class="quiet">{escape(_subtitle(summary, setup))}</p>\n'
     yield "".join(f'<p class="warning" role="alert">{escape(warning)}</p>\n' for warning in summary.warnings)
-    yield f"</header>\n<main>\n{tiles(summary)}"
-    yield from _charts("Latency, by class" if len(summary.classes) > 1 else "Latency", latencies(results, summary.slo))
-    yield from _charts("Over time", over_time(results))
-    yield f"<section><h2>Who got what</h2>\n{breakdowns(summary)}</section>\n"
+    yield f"</header>\n<main>\n{headline_tiles(summary)}"
+    yield from _charts("Latency, by class" if len(summary.classes) > 1 else "Latency", latency_panels(results, summary.slo))
+    yield from _charts("Over time", time_panels(results))
+    yield f"<section><h2>Who got what</h2>\n{breakdown_tables(summary)}</section>\n"
     yield from _setup(setup)
     terms = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in _TERMS.items())
     yield f'<section><h2>Terms</h2>\n<dl class="terms">{terms}</dl></section>\n</main>\n'
     yield f"<script>\n{_file('script.js')}</script>\n</body>\n</html>\n"
 
 
-def _subtitle(summary: Summary, setup: Setup) -> str:
+def _subtitle(summary: Summary, setup: RunSetup) -> str:
     total = summary.total
     done = f"{total.arrived:,} requests" if total.completed < total.arrived else f"all of {total.arrived:,} requests completed"
     said = [f"{done}, {to_seconds(summary.duration):,.1f} s simulated, seed {setup.seed}"]
     if setup.horizon is not None:
         said.append(f"ended after {to_seconds(setup.horizon):,g} s")
     if summary.slo:
-        said.append(f"SLO: {objective(summary.slo)}")
+        said.append(f"SLO: {format_slo(summary.slo)}")
     return " · ".join(said)
 
 
 def _charts(title: str, panels: Sequence[Panel]) -> Iterator[str]:
     if panels:
         pairs = " pairs" if len(panels) % 3 == 1 else ""
-        charts = "".join(map(chart, panels))
+        charts = "".join(map(chart_html, panels))
         yield f'<section><h2>{escape(title)}</h2>\n<div class="charts{pairs}">\n{charts}</div></section>\n'
 
 
-def _setup(setup: Setup) -> Iterator[str]:
+def _setup(setup: RunSetup) -> Iterator[str]:
     yield '<section><h2>What was simulated</h2>\n<p class="quiet">Settings that differ from their defaults are bold.</p>\n'
     if setup.command:
         yield f"<pre>{escape(setup.command)}</pre>\n"
     yield '<div class="config">\n'
-    for name, keys in setup.written().items():
-        lines = "\n".join(_line(key, value, usual) for key, (value, usual) in keys.items())
+    for name, keys in setup.flat_sections().items():
+        lines = "\n".join(_config_line(key, value, usual) for key, (value, usual) in keys.items())
         yield f"<pre>{escape(name)}:\n{lines}</pre>\n"
     yield "</div></section>\n"
 
 
-def _line(key: str, value: Any, usual: bool) -> str:
+def _config_line(key: str, value: Any, usual: bool) -> str:
     said = escape(f"  {key}: {value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
     return said if usual else f"<b>{said}</b>"
 

@@ -1,4 +1,6 @@
-"""A panel as HTML: curves as SVG that stretches to any width, labels as text that does not.
+"""Where an axis has its ticks, and how they are labelled.
+
+A panel as HTML: curves as SVG that stretches to any width, labels as text that does not.
 
 The drawing has coordinates from 0 to 1000 both ways and is stretched to its place (`preserveAspectRatio="none"`), so a
 telephone shows the same chart, narrower, with letters of the same size. What a pointer reads is in `data-chart`, for
@@ -9,13 +11,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from html import escape
-from math import log10
+from math import ceil, floor, log10
 
 import msgspec
 import numpy as np
 
-from maitred.report.page.ticks import decades, label, neat, percent
 from maitred.report.panels import Floats, Panel
+
+_NEAT = (1, 2, 2.5, 5, 10)
+_THOUSAND = 1000
+_CLOSE = 8
+
+
+def linear_ticks(low: float, high: float, about: int) -> list[float]:
+    """About so many multiples of a neat step, between `low` and `high`."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / about
+    power = 10.0 ** floor(log10(rough))
+    step = next(factor * power for factor in _NEAT if factor * power >= rough * 0.999)
+    return [number * step for number in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float, about: int) -> list[float]:
+    """Powers of ten between `low` and `high`, both above 0, with 2 and 5 between them if there is room; or neat steps."""
+    if high < low * _CLOSE:
+        return linear_ticks(low, high, about)
+    first, last = floor(log10(low)), ceil(log10(high))
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
+        inside = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+        if len(inside) <= about:
+            return inside
+    stride = ceil(len(inside) / about)
+    return inside[::stride]
+
+
+def tick_label(value: float) -> str:
+    """Short: 12, 0.5, 20k, 3M."""
+    for unit, name in ((_THOUSAND**3, "G"), (_THOUSAND**2, "M"), (_THOUSAND, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:.3g}"
+
+
+def percent_label(value: float) -> str:
+    """Of a share of 1."""
+    return f"{value * 100:.3g} %"
+
 
 _SIDE = 1000
 _TICKS = 5
@@ -43,10 +86,10 @@ class _Axis(msgspec.Struct, frozen=True, kw_only=True):
         return float(self.at(np.array([value]))[0])
 
 
-def chart(panel: Panel) -> str:
+def chart_html(panel: Panel) -> str:
     """A `figure`."""
     x, y = _x_axis(panel), _y_axis(panel)
-    shown = percent if panel.shares else label
+    shown = percent_label if panel.shares else tick_label
     return "".join(
         [
             f'<figure class="chart"><figcaption>{escape(panel.title)} <small>{escape(panel.y_label)}</small></figcaption>',
@@ -58,7 +101,7 @@ def chart(panel: Panel) -> str:
             *_shapes(panel, x, y),
             "</svg>",
             *_labels("y", "bottom", y, shown),
-            *_labels("x", "left", x, label),
+            *_labels("x", "left", x, tick_label),
             f'<span class="unit">{escape(panel.x_label)}</span>',
             "</div></figure>\n",
         ]
@@ -69,11 +112,11 @@ def _x_axis(panel: Panel) -> _Axis:
     low = min(float(curve.x.min()) for curve in panel.curves)
     high = max(float(curve.x.max()) for curve in panel.curves)
     if not panel.log_x:
-        return _Axis(low=0.0, high=high or 1.0, ticks=neat(0.0, high or 1.0, _TICKS))
+        return _Axis(low=0.0, high=high or 1.0, ticks=linear_ticks(0.0, high or 1.0, _TICKS))
     low, high = max(low, _TINY), max(high, 2 * _TINY)
     high = max(high, panel.target or 0)
     low, high = low / 1.1, max(high * 1.1, low * 2)
-    return _Axis(low=low, high=high, ticks=decades(low, high, _TICKS), log=True)
+    return _Axis(low=low, high=high, ticks=log_ticks(low, high, _TICKS), log=True)
 
 
 def _y_axis(panel: Panel) -> _Axis:
@@ -81,7 +124,7 @@ def _y_axis(panel: Panel) -> _Axis:
         return _Axis(low=0.0, high=1.0, ticks=[0.0, 0.25, 0.5, 0.75, 1.0])
     tops = [curve.y if curve.high is None else curve.high for curve in panel.curves]
     high = max((float(top.max(initial=0)) for top in tops), default=0.0) * _HEADROOM or 1.0
-    return _Axis(low=0.0, high=high, ticks=neat(0.0, high, _TICKS))
+    return _Axis(low=0.0, high=high, ticks=linear_ticks(0.0, high, _TICKS))
 
 
 def _legend(panel: Panel) -> str:

@@ -9,6 +9,6 @@ table.py        the same for the terminal
 from __future__ import annotations
 
 from maitred.study.compare.comparison import Comparison, Difference, Pairing
-from maitred.study.compare.run import USUAL_METRICS, compare
+from maitred.study.compare.run import DEFAULT_METRICS, compare
 
-__all__ = ["USUAL_METRICS", "Comparison", "Difference", "Pairing", "compare"]
+__all__ = ["DEFAULT_METRICS", "Comparison", "Difference", "Pairing", "compare"]

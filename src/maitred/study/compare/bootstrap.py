@@ -23,7 +23,7 @@ RESAMPLES: Final = 10_000
 CONFIDENCE: Final = 0.95
 
 
-class Sureness(msgspec.Struct, frozen=True):
+class BootstrapInterval(msgspec.Struct, frozen=True):
     """What resampling says of the mean of some differences."""
 
     low: float
@@ -32,7 +32,7 @@ class Sureness(msgspec.Struct, frozen=True):
     """The share of resamples whose mean is above 0, those at 0 by half."""
 
 
-def bootstrap(differences: Sequence[float], seed: int) -> Sureness | None:
+def bootstrap(differences: Sequence[float], seed: int) -> BootstrapInterval | None:
     """None: of less than two differences, nothing can be said. The stream is named `seed`/bootstrap."""
     if len(differences) < 2:
         return None
@@ -40,7 +40,7 @@ def bootstrap(differences: Sequence[float], seed: int) -> Sureness | None:
     tail = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(means, (tail, 100 - tail)).tolist()
     above = (np.count_nonzero(means > 0) + np.count_nonzero(means == 0) / 2) / RESAMPLES
-    return Sureness(low, high, float(above))
+    return BootstrapInterval(low, high, float(above))
 
 
 @cache

@@ -1,14 +1,23 @@
-"""What a comparison says: for every metric, both sides, their difference, and how sure it is."""
+"""What a comparison says: for every metric, both sides, their difference, and how sure it is.
+
+A comparison as a person reads it: a table for each pair within 80 columns, and below it what its figures mean.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from io import StringIO
 from typing import TYPE_CHECKING
 
 import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
+from maitred.report.formatting import NO_VALUE, format_number, format_share
 from maitred.study.compare.bootstrap import CONFIDENCE, RESAMPLES, bootstrap
-from maitred.study.metrics import Better, metric
+from maitred.study.metrics import Better, Metric, find_metric
 
 if TYPE_CHECKING:
     import polars as pl
@@ -64,7 +73,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_frame(self) -> pl.DataFrame:
         """A row per pairing and metric. Raises ConfigError without polars."""
-        from maitred.report.frame import require_polars
+        from maitred.report.export import require_polars
 
         require_polars("a data frame")
         import polars as pl
@@ -77,17 +86,16 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return pl.DataFrame(rows, infer_schema_length=None)
 
     def __str__(self) -> str:
-        from maitred.study.compare.table import as_text
 
-        return as_text(self)
+        return comparison_text(self)
 
 
-def letter(number: int) -> str:
+def side_label(number: int) -> str:
     """What the sides are called for short: A, B, ..., Z, A1, ..."""
     return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
 
 
-def pairing(
+def make_pairing(
     names: tuple[str, str],
     a: Sequence[dict[str, float | None]],
     b: Sequence[dict[str, float | None]],
@@ -95,13 +103,13 @@ def pairing(
     seed: int,
 ) -> Pairing:
     """Two sides, seed by seed; `seed` is that of the bootstrap."""
-    return Pairing(*names, tuple(difference(name, _column(a, name), _column(b, name), seed) for name in metrics))
+    return Pairing(*names, tuple(make_difference(name, _column(a, name), _column(b, name), seed) for name in metrics))
 
 
-def difference(name: str, a: Sequence[float | None], b: Sequence[float | None], seed: int) -> Difference:
+def make_difference(name: str, a: Sequence[float | None], b: Sequence[float | None], seed: int) -> Difference:
     """One metric of both sides, seed by seed."""
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
-    better = metric(name).better
+    better = find_metric(name).better
     gains = [y - x if better is Better.LOWER else x - y for x, y in pairs]
     sure = bootstrap(gains, seed)
     low, high = (None, None) if sure is None else (sure.low, sure.high)
@@ -128,3 +136,110 @@ def _column(side: Sequence[dict[str, float | None]], name: str) -> list[float | 
 
 def _mean(pairs: Sequence[tuple[float, float]], of: Callable[[tuple[float, float]], float]) -> float | None:
     return sum(map(of, pairs)) / len(pairs) if pairs else None
+
+
+_WIDEST = 1_000
+_COLUMNS = 80
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """What `print_comparison` prints, without colours."""
+    out = StringIO()
+    print_comparison(comparison, Console(file=out, width=_COLUMNS, color_system=None))
+    return out.getvalue().rstrip()
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """No figure is ever cut: on a console that is narrower than a table, its lines run on as they are."""
+    for index, pairing in enumerate(comparison.pairings, 1):
+        other = side_label(index)
+        for short, name in (("A", pairing.a), (other, pairing.b)):
+            if name != short:
+                console.print(f"{short} = {name}", highlight=False, markup=False, soft_wrap=True)
+        table = _table(pairing, other)
+        wide = console.options.update(max_width=_WIDEST)
+        table.width = Measurement.get(console, wide, table).maximum
+        console.print(table, no_wrap=True, crop=False, overflow="ignore")
+    for line in _notes(comparison):
+        console.print(line, style="dim", highlight=False, markup=False)
+
+
+def _table(pairing: Pairing, other: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("metric", style="bold")
+    for name in ("A", other, f"{other} - A", "95 % interval", "A wins", "P(A)"):
+        table.add_column(name, justify="right")
+    for each in pairing.differences:
+        table.add_row(*_row(each))
+    return table
+
+
+def _row(of: Difference) -> tuple[str, ...]:
+    kind = find_metric(of.metric)
+    wins = f"{of.wins}/{of.seeds}" if of.seeds and of.ties < of.seeds else "="
+    chance = NO_VALUE if of.probability is None or of.ties == of.seeds else f"{of.probability:.2f}"
+    interval = NO_VALUE if of.low is None or of.high is None else f"{_signed(kind, of.low)}, {_signed(kind, of.high)}"
+    return (
+        _name(of.metric, kind),
+        _figure(kind, of.a),
+        _figure(kind, of.b),
+        _signed(kind, of.difference),
+        interval,
+        wins,
+        chance,
+    )
+
+
+def _name(name: str, kind: Metric) -> str:
+    group = name.rpartition(".")[0]
+    return f"{group}\n  {kind.label}" if group else kind.label
+
+
+def _figure(kind: Metric, value: float | None) -> str:
+    return format_share(value) if kind.is_share else format_number(value)
+
+
+def _signed(kind: Metric, value: float | None) -> str:
+    if value is None:
+        return NO_VALUE
+    said = _figure(kind, abs(value))
+    return said if not value else f"{'+' if value > 0 else '-'}{said}"
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    count = len(comparison.seeds)
+    seeds = "1 seed" if count == 1 else f"{count} seeds"
+    yield f"{comparison.workload}; {seeds}, the same workload for all in each."
+    if count == 1:
+        yield "With one seed there is no interval: --seeds 10 shows how much is chance."
+    else:
+        yield (
+            f"Intervals: percentile bootstrap over seeds, {comparison.resamples:,} resamples. A wins: in so many seeds A is "
+            "better. P(A): share of the resamples in which the mean of A is better, ties by half."
+        )
+    yield from _latency_error_notes(comparison)
+    if any(each.metric.endswith(("goodput_rps", "slo_attainment")) for each in comparison.pairings[0].differences):
+        yield f"SLO: {comparison.slo}."
+    for pairing in comparison.pairings:
+        short = [each for each in pairing.differences if each.seeds < count]
+        if short:
+            named = ", ".join(f"{each.metric} ({each.seeds})" for each in short)
+            yield f"Not all seeds of A and {pairing.b} have a figure: {named}."
+
+
+def _latency_error_notes(comparison: Comparison) -> Iterator[str]:
+    errors = comparison.latency_errors
+    unknown = ", ".join(side_label(index) for index, error in enumerate(errors) if error is None)
+    if not any(errors):
+        why = "nobody has said or published it" if unknown else "latency_error is 0"
+        yield f"No model error is in these figures: {why} (maitred calibrate measures it)."
+        return
+    said = ", ".join(f"{side_label(index)} {error:.1%}" for index, error in enumerate(errors) if error is not None)
+    yield f"The error of the latency models is in them, drawn anew for each seed: {said} (standard deviation; 0: exact)."
+    if unknown:
+        yield f"That of {unknown} is not: nobody has said or published it, and the intervals are too narrow for want of it."
+    apart = [side_label(index) for index, same in enumerate(comparison.same_residuals) if not same]
+    if apart:
+        yield f"Of {', '.join(apart)} by draws of its own, for its latency model is another one than A's."
+    if len(apart) < len(errors) - 1:
+        yield "Sides with the same latency model on the same hardware err alike."

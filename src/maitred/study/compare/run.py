@@ -14,25 +14,24 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
-from maitred.catalogue import published_error
-from maitred.errors import ConfigError
-from maitred.report import USUAL_SLO, Slo, targets_of
-from maitred.report.wording import objective
+from maitred.core.errors import ConfigError
+from maitred.core.units import Micros
+from maitred.instance.catalogue import published_latency_error
+from maitred.report import DEFAULT_SLO, Slo, workload_targets
+from maitred.report.formatting import format_slo
 from maitred.study.candidate import Candidate
-from maitred.study.compare.comparison import Comparison, letter, pairing
-from maitred.study.metrics import metric
-from maitred.study.residual import latency_identity
-from maitred.study.task import Run, figures_of, work
-from maitred.study.terms import Terms, load_of, seeds_of
-from maitred.study.workers import hired
-from maitred.units import Micros
+from maitred.study.compare.comparison import Comparison, make_pairing, side_label
+from maitred.study.latency_error import latency_identity
+from maitred.study.metrics import find_metric
+from maitred.study.runs import RunSettings, StudyRun, as_load, decode_figures, parse_seeds, run_task
+from maitred.study.workers import make_workers
 from maitred.workload import Workload
-from maitred.workload.load import Load, as_key, described, on_its_own
+from maitred.workload.load import Load, as_key, describe, make_self_contained
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Told how many runs are done, and of how many."""
 
-USUAL_METRICS: Final = (
+DEFAULT_METRICS: Final = (
     "ttft_mean_ms",
     "ttft_p50_ms",
     "ttft_p99_ms",
@@ -53,7 +52,7 @@ def compare(
     *candidates: Candidate | str | Path,
     workload: Load | Workload | str,
     seeds: int | Sequence[int] = 10,
-    metrics: Sequence[str] = USUAL_METRICS,
+    metrics: Sequence[str] = DEFAULT_METRICS,
     slo: Slo | None = None,
     horizon: Micros | None = None,
     jobs: int | None = 1,
@@ -72,12 +71,12 @@ def compare(
     sides = {_name(each, number): _candidate(each) for number, each in enumerate(candidates)}
     if len(sides) != len(candidates):
         raise ConfigError("one file is given twice", hint="a candidate against itself is no comparison")
-    load = load_of(workload)
-    return compared(
+    load = as_load(workload)
+    return compare_candidates(
         sides,
-        on_its_own(load, as_key),
-        seeds_of(seeds),
-        workload=described(load),
+        make_self_contained(load, as_key),
+        parse_seeds(seeds),
+        workload=describe(load),
         metrics=metrics,
         slo=slo,
         horizon=horizon,
@@ -86,7 +85,7 @@ def compare(
     )
 
 
-def compared(
+def compare_candidates(
     sides: Mapping[str, Candidate],
     load: Load,
     seeds: tuple[int, ...],
@@ -104,9 +103,9 @@ def compared(
     sides = {name: _with_error(name, side) for name, side in sides.items()}
     names = tuple(dict.fromkeys(metrics))
     for name in names:
-        metric(name, where="--metric")
+        find_metric(name, where="--metric")
     targets = _slo(slo, load)
-    terms = Terms(seeds=seeds, slo=targets, horizon=horizon, metrics=names)
+    terms = RunSettings(seeds=seeds, slo=targets, horizon=horizon, metrics=names)
     tasks = [run.task for name, side in sides.items() for run in _runs(terms, name, side, load)]
     figures = _run(tasks, jobs, progress)
     by_side = [tuple(figures[start : start + len(seeds)]) for start in range(0, len(tasks), len(seeds))]
@@ -115,12 +114,13 @@ def compared(
     return Comparison(
         names=labels,
         workload=workload,
-        slo=objective(targets),
+        slo=format_slo(targets),
         seeds=seeds,
         latency_errors=tuple(instance.latency_error for instance in instances),
         same_residuals=tuple(latency_identity(instance) == first for instance in instances),
         pairings=tuple(
-            pairing((labels[0], labels[other]), by_side[0], by_side[other], names, seeds[0]) for other in range(1, len(labels))
+            make_pairing((labels[0], labels[other]), by_side[0], by_side[other], names, seeds[0])
+            for other in range(1, len(labels))
         ),
         figures=tuple(by_side),
     )
@@ -129,9 +129,9 @@ def compared(
 def _run(tasks: Sequence[bytes], jobs: int | None, progress: Progress | None) -> list[dict[str, float | None]]:
     """The figures of every run, in the order of the tasks."""
     figures: dict[int, dict[str, float | None]] = {}
-    with hired(work, jobs=jobs) as workers:
-        for done in workers.answers(tasks):
-            figures[done.index] = figures_of(done.answer)
+    with make_workers(run_task, jobs=jobs) as workers:
+        for done in workers.run(tasks):
+            figures[done.index] = decode_figures(done.result)
             if progress is not None:
                 progress(len(figures), len(tasks))
     return [figures[index] for index in range(len(tasks))]
@@ -142,31 +142,31 @@ def _with_error(name: str, side: Candidate) -> Candidate:
     if side.instance.latency_error is not None:
         return side
     try:
-        return replace(side, instance=replace(side.instance, latency_error=published_error(side.instance)))
+        return replace(side, instance=replace(side.instance, latency_error=published_latency_error(side.instance)))
     except ConfigError as error:
-        raise _in_side(name, error) from error
+        raise _with_side(name, error) from error
 
 
-def _runs(terms: Terms, name: str, side: Candidate, load: Load) -> list[Run]:
+def _runs(terms: RunSettings, name: str, side: Candidate, load: Load) -> list[StudyRun]:
     try:
-        return terms.runs(side, load)
+        return terms.make_runs(side, load)
     except ConfigError as error:
-        raise _in_side(name, error) from error
+        raise _with_side(name, error) from error
 
 
-def _in_side(name: str, error: ConfigError) -> ConfigError:
-    return ConfigError(error.what, where=f"{name}: {error.where}".removesuffix(": "), hint=error.hint)
+def _with_side(name: str, error: ConfigError) -> ConfigError:
+    return ConfigError(error.problem, where=f"{name}: {error.where}".removesuffix(": "), hint=error.hint)
 
 
 def _slo(said: Slo | None, load: Load) -> Slo:
     if said is not None:
         return said
-    stated = targets_of(load.workload_spec if isinstance(load.workload_spec, Workload) else None)
-    return Slo(classes=stated) if stated else USUAL_SLO
+    stated = workload_targets(load.workload_spec if isinstance(load.workload_spec, Workload) else None)
+    return Slo(classes=stated) if stated else DEFAULT_SLO
 
 
 def _name(candidate: Candidate | str | Path, number: int) -> str:
-    return letter(number) if isinstance(candidate, Candidate) else str(candidate)
+    return side_label(number) if isinstance(candidate, Candidate) else str(candidate)
 
 
 def _candidate(said: Candidate | str | Path) -> Candidate:

@@ -12,7 +12,7 @@ swept.py      what it says; table, plot and written show it
 
 from __future__ import annotations
 
+from maitred.study.sweep.result import CandidateResult, SweepResult
 from maitred.study.sweep.run import sweep
-from maitred.study.sweep.swept import Swept, Tried
 
-__all__ = ["Swept", "Tried", "sweep"]
+__all__ = ["CandidateResult", "SweepResult", "sweep"]

@@ -9,13 +9,13 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from maitred.errors import ConfigError, nearest
+from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.study.candidate import Candidate
-from maitred.study.metrics import Better, metric
-from maitred.study.sweep.spec import Spec
+from maitred.study.metrics import Better, find_metric
+from maitred.study.sweep.spec import SweepSpec
 
 Figures: TypeAlias = Mapping[str, float | None]
-Place: TypeAlias = Callable[[str], str]
+KeyLocator: TypeAlias = Callable[[str], str]
 """Where the user says a key of the sweep."""
 
 COST: Final = "cost"
@@ -55,7 +55,7 @@ class Criteria(msgspec.Struct, frozen=True):
         named = (*self.shown, self.objective, *self.pareto, *(each.metric for each in self.constraints))
         return tuple(name for name in dict.fromkeys(named) if name not in (COST, GPUS))
 
-    def met(self, figures: Figures) -> bool:
+    def are_met(self, figures: Figures) -> bool:
         return all(each.excess(figures) <= 0 for each in self.constraints)
 
     def loss(self, name: str, figures: Figures) -> float:
@@ -63,15 +63,15 @@ class Criteria(msgspec.Struct, frozen=True):
         value = figures[name]
         if value is None:
             return math.inf
-        return value if metric(name, costs=True).better is Better.LOWER else -value
+        return value if find_metric(name, costs=True).better is Better.LOWER else -value
 
 
-def criteria_of(spec: Spec, place: Place) -> Criteria:
+def parse_criteria(spec: SweepSpec, place: KeyLocator) -> Criteria:
     """Raises ConfigError for a metric that does not exist, and for a constraint that cannot be read."""
     for key in ("metrics", "pareto"):
         for name in getattr(spec, key):
-            metric(name, where=place(key), costs=True)
-    metric(spec.objective, where=place("objective"), costs=True)
+            find_metric(name, where=place(key), costs=True)
+    find_metric(spec.objective, where=place("objective"), costs=True)
     first, second = spec.pareto
     constraints = tuple(_constraint(said, place("constraints")) for said in spec.constraints)
     return Criteria(spec.objective, constraints, (first, second), tuple(spec.metrics))
@@ -85,17 +85,17 @@ def _constraint(said: str, where: str) -> Constraint:
         limit = math.nan
     if parts is None or not math.isfinite(limit):
         raise ConfigError(f"cannot read {said!r}", where=where, hint="write it as interactive.ttft_p99_ms <= 500")
-    metric(parts[1], where=where, costs=True)
+    find_metric(parts[1], where=where, costs=True)
     return Constraint(parts[1], Better.LOWER if parts[2] == "<=" else Better.HIGHER, limit)
 
 
-def costs_of(candidate: Candidate, spec: Spec, place: Place) -> dict[str, float]:
+def candidate_costs(candidate: Candidate, spec: SweepSpec, place: KeyLocator) -> dict[str, float]:
     """What it costs per hour, or without prices how many GPUs it has. Raises ConfigError for a GPU without a price."""
-    gpus = float(candidate.gpus)
+    gpus = float(candidate.num_gpus)
     return {COST: _price(candidate, spec, place, gpus), GPUS: gpus}
 
 
-def _price(candidate: Candidate, spec: Spec, place: Place, gpus: float) -> float:
+def _price(candidate: Candidate, spec: SweepSpec, place: KeyLocator, gpus: float) -> float:
     if spec.price_per_hour is not None:
         return candidate.cluster.num_instances * spec.price_per_hour
     prices = spec.price_per_gpu_hour
@@ -104,5 +104,7 @@ def _price(candidate: Candidate, spec: Spec, place: Place, gpus: float) -> float
     known = {name.lower(): price for name, price in prices.items()}
     hardware = candidate.instance.hardware
     if hardware.lower() not in known:
-        raise ConfigError(f"{hardware} has no price", where=place("price_per_gpu_hour"), hint=nearest(hardware, prices))
+        raise ConfigError(
+            f"{hardware} has no price", where=place("price_per_gpu_hour"), hint=nearest_name_hint(hardware, prices)
+        )
     return gpus * known[hardware.lower()]

@@ -18,13 +18,13 @@ from typing import Any, BinaryIO, Final, Self
 import msgspec
 
 from maitred import __version__
-from maitred.errors import ConfigError
+from maitred.core.errors import ConfigError
 
-_ABOUT: Final = "sweep.json"
-RUNS: Final = "runs.jsonl"
+_HEADER_FILE: Final = "sweep.json"
+RUNS_FILE: Final = "runs.jsonl"
 
 
-class Line(msgspec.Struct, frozen=True):
+class JournalLine(msgspec.Struct, frozen=True):
     """A run that is done."""
 
     run: str
@@ -34,20 +34,20 @@ class Line(msgspec.Struct, frozen=True):
     figures: dict[str, float | None]
 
 
-class _About(msgspec.Struct, frozen=True):
+class _JournalHeader(msgspec.Struct, frozen=True):
     maitred: str
     sweep: str
     """Hash of all that it is made of."""
 
 
-class Memory:
+class InMemoryJournal:
     """For a sweep that leaves nothing behind."""
 
     def __init__(self) -> None:
         self.done: dict[str, dict[str, float | None]] = {}
         """The figures of runs, by id."""
 
-    def write(self, line: Line) -> None:
+    def record(self, line: JournalLine) -> None:
         self.done[line.run] = line.figures
 
     def __enter__(self) -> Self:
@@ -57,7 +57,7 @@ class Memory:
         pass
 
 
-class Journal(Memory):
+class FileJournal(InMemoryJournal):
     """In a folder. To be used in a `with`."""
 
     def __init__(self, folder: Path, said: list[Any], *, resume: bool) -> None:
@@ -67,29 +67,29 @@ class Journal(Memory):
         """
         super().__init__()
         self._folder = folder
-        about = _About(__version__, hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest())
+        about = _JournalHeader(__version__, hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest())
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            before = self._before()
+            before = self._read_header()
             if before is None:
-                (folder / _ABOUT).write_bytes(msgspec.json.encode(about) + b"\n")
+                (folder / _HEADER_FILE).write_bytes(msgspec.json.encode(about) + b"\n")
             else:
                 self._check(before, about, resume)
-            self._file = self._opened()
+            self._file = self._open_runs()
         except OSError as error:
             raise self._unusable(error) from error
 
-    def _before(self) -> _About | None:
+    def _read_header(self) -> _JournalHeader | None:
         """Which sweep is there; None: none of which anything is done."""
-        path, runs = self._folder / _ABOUT, self._folder / RUNS
+        path, runs = self._folder / _HEADER_FILE, self._folder / RUNS_FILE
         if not (path.exists() and runs.exists() and runs.stat().st_size):
             return None
         try:
-            return msgspec.json.decode(path.read_bytes(), type=_About)
+            return msgspec.json.decode(path.read_bytes(), type=_JournalHeader)
         except msgspec.DecodeError as error:
             raise ConfigError("this is not what a sweep writes", where=str(path), hint="name another --out") from error
 
-    def _check(self, before: _About, now: _About, resume: bool) -> None:
+    def _check(self, before: _JournalHeader, now: _JournalHeader, resume: bool) -> None:
         if not resume:
             hint = "--resume goes on with it; else name another --out"
             raise ConfigError("it holds a sweep already", where=str(self._folder), hint=hint)
@@ -100,22 +100,22 @@ class Journal(Memory):
             what = "it holds another sweep: the specification, its base or the environment has changed since"
             raise ConfigError(what, where=str(self._folder), hint="name another --out")
 
-    def _opened(self) -> BinaryIO:
-        path = self._folder / RUNS
+    def _open_runs(self) -> BinaryIO:
+        path = self._folder / RUNS_FILE
         file = path.open("a+b")
         file.seek(0)
         whole = file.read()
         complete = whole[: whole.rfind(b"\n") + 1]
         for number, row in enumerate(complete.splitlines(), 1):
             try:
-                super().write(msgspec.json.decode(row, type=Line))
+                super().record(msgspec.json.decode(row, type=JournalLine))
             except msgspec.DecodeError as error:
                 file.close()
                 raise ConfigError("this is not a run", where=f"{path}:{number}", hint="remove the line") from error
         file.truncate(len(complete))
         return file
 
-    def write(self, line: Line) -> None:
+    def record(self, line: JournalLine) -> None:
         """Raises ConfigError when the disk is full or gone."""
         try:
             self._file.write(msgspec.json.encode(line) + b"\n")
@@ -123,7 +123,7 @@ class Journal(Memory):
             os.fsync(self._file.fileno())
         except OSError as error:
             raise self._unusable(error) from error
-        super().write(line)
+        super().record(line)
 
     def _unusable(self, error: OSError) -> ConfigError:
         return ConfigError(f"cannot be used: {(error.strerror or str(error)).lower()}", where=str(self._folder))

@@ -11,6 +11,6 @@ what it had is given to another one, a few times at most, for a run may be what 
 
 from __future__ import annotations
 
-from maitred.study.workers.workers import Answered, LostWorkersError, Work, Workers, cores, hired
+from maitred.study.workers.workers import CompletedTask, LostWorkersError, TaskFunction, Workers, available_cores, make_workers
 
-__all__ = ["Answered", "LostWorkersError", "Work", "Workers", "cores", "hired"]
+__all__ = ["CompletedTask", "LostWorkersError", "TaskFunction", "Workers", "available_cores", "make_workers"]

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from maitred.errors import ConfigError
-from maitred.study.workers.workers import MOST_TRIES, Answered, LostWorkersError, Work
+from maitred.core.errors import ConfigError
+from maitred.study.workers.workers import MAX_ATTEMPTS, CompletedTask, LostWorkersError, TaskFunction
 
 _PATIENCE_SECS: Final = 5.0
 _FLAG: Final = "--ray"
@@ -26,16 +26,16 @@ class RayWorkers:
     """At `address`: `auto` for the cluster of this machine, HOST:PORT or ray://HOST:PORT. Within a program that has called
     `ray.init`, the cluster that it is in."""
 
-    def __init__(self, work: Work, address: str) -> None:
+    def __init__(self, work: TaskFunction, address: str) -> None:
         """Raises ConfigError if there is no such cluster, and without Ray."""
         self._work = work
         self._connected = _connect(address)
         self._pending: dict[Any, int] = {}
 
-    def answers(self, tasks: Sequence[bytes]) -> Iterator[Answered]:
+    def run(self, tasks: Sequence[bytes]) -> Iterator[CompletedTask]:
         import ray
 
-        make = ray.remote(num_cpus=1, max_retries=MOST_TRIES - 1, retry_exceptions=False)(self._work)
+        make = ray.remote(num_cpus=1, max_retries=MAX_ATTEMPTS - 1, retry_exceptions=False)(self._work)
         most = 2 * max(1, _cpus())
         left = iter(enumerate(tasks))
         while True:
@@ -46,7 +46,7 @@ class RayWorkers:
             if not self._pending:
                 return
             for ended in ray.wait([*self._pending], num_returns=1)[0]:
-                yield Answered(self._pending.pop(ended), _got(ended))
+                yield CompletedTask(self._pending.pop(ended), _fetch(ended))
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +69,7 @@ def _cpus() -> int:
     return int(resources.get("CPU", 1))
 
 
-def _got(run: Any) -> bytes:
+def _fetch(run: Any) -> bytes:
     import ray
     from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
 
@@ -89,11 +89,11 @@ def _connect(address: str) -> bool:
     if ray.is_initialized():
         return False
     where = _current() if address == "auto" else address
-    _knock(where)
+    _check_reachable(where)
     try:
         ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise _nobody(where, _first_line(error)) from error
+        raise _unreachable(where, _first_line(error)) from error
     return True
 
 
@@ -109,7 +109,7 @@ def _current() -> str:
         raise ConfigError(what, where=_FLAG, hint="ray start --head begins one, or name it as HOST:PORT") from error
 
 
-def _knock(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Ray itself would wait for a minute, and then end the process."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not (colon and host and port.isdigit()):
@@ -117,10 +117,10 @@ def _knock(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=_PATIENCE_SECS).close()
     except (OSError, OverflowError) as error:
-        raise _nobody(address, str(error)) from error
+        raise _unreachable(address, str(error)) from error
 
 
-def _nobody(address: str, said: str) -> ConfigError:
+def _unreachable(address: str, said: str) -> ConfigError:
     return ConfigError(f"there is no Ray cluster at {address}: {said}", where=_FLAG, hint="ray start --head begins one")
 
 

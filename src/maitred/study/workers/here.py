@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from maitred.study.workers.workers import Answered, Work
+from maitred.study.workers.workers import CompletedTask, TaskFunction
 
 
-class InThisProcess:
+class InProcessWorkers:
     """No other process: policies that a program has registered for itself are known."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: TaskFunction) -> None:
         self._work = work
 
-    def answers(self, tasks: Sequence[bytes]) -> Iterator[Answered]:
+    def run(self, tasks: Sequence[bytes]) -> Iterator[CompletedTask]:
         for index, task in enumerate(tasks):
-            yield Answered(index, self._work(task))
+            yield CompletedTask(index, self._work(task))
 
     def __enter__(self) -> Self:
         return self

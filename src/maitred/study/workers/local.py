@@ -17,77 +17,77 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Self
 
-from maitred.study.workers.workers import MOST_TRIES, Answered, LostWorkersError, Work
+from maitred.study.workers.workers import MAX_ATTEMPTS, CompletedTask, LostWorkersError, TaskFunction
 
 _PATIENCE_SECS = 5.0
 _context = get_context("spawn")
 
 
-class LocalWorkers:
+class ProcessWorkers:
     """As many as `count` processes; they begin when there is something to do."""
 
-    def __init__(self, work: Work, count: int) -> None:
+    def __init__(self, work: TaskFunction, count: int) -> None:
         self._work = work
         self._count = count
-        self._team: list[_Worker] = []
+        self._workers: list[_Worker] = []
 
-    def answers(self, tasks: Sequence[bytes]) -> Iterator[Answered]:
+    def run(self, tasks: Sequence[bytes]) -> Iterator[CompletedTask]:
         waiting, losses = deque(range(len(tasks))), Counter[int]()
-        while waiting or any(worker.has is not None for worker in self._team):
-            self._give_out(waiting, tasks)
-            busy = {worker.pipe: worker for worker in self._team if worker.has is not None}
+        while waiting or any(worker.task_index is not None for worker in self._workers):
+            self._assign(waiting, tasks)
+            busy = {worker.pipe: worker for worker in self._workers if worker.task_index is not None}
             for pipe in wait([*busy]):
                 assert isinstance(pipe, Connection)
                 worker = busy[pipe]
-                index, worker.has = worker.has, None
+                index, worker.task_index = worker.task_index, None
                 assert index is not None
                 try:
                     answer = pipe.recv_bytes()
                 except (EOFError, OSError):
-                    self._team.remove(worker)
+                    self._workers.remove(worker)
                     worker.end()
                     losses[index] += 1
-                    if losses[index] == MOST_TRIES:
+                    if losses[index] == MAX_ATTEMPTS:
                         raise LostWorkersError from None
                     waiting.appendleft(index)
                 else:
-                    yield Answered(index, answer)
+                    yield CompletedTask(index, answer)
 
-    def _give_out(self, waiting: deque[int], tasks: Sequence[bytes]) -> None:
+    def _assign(self, waiting: deque[int], tasks: Sequence[bytes]) -> None:
         while waiting:
             worker = self._idle()
             if worker is None:
                 return
             index = waiting.popleft()
-            worker.has = index
+            worker.task_index = index
             with suppress(OSError):  # it has died: its pipe will say so, to whoever waits for the answer
                 worker.pipe.send_bytes(tasks[index])
 
     def _idle(self) -> _Worker | None:
-        idle = next((worker for worker in self._team if worker.has is None), None)
-        if idle is None and len(self._team) < self._count:
+        idle = next((worker for worker in self._workers if worker.task_index is None), None)
+        if idle is None and len(self._workers) < self._count:
             idle = _Worker(self._work)
-            self._team.append(idle)
+            self._workers.append(idle)
         return idle
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for worker in self._team:
+        for worker in self._workers:
             worker.process.terminate()
-        for worker in self._team:
+        for worker in self._workers:
             worker.end()
-        self._team.clear()
+        self._workers.clear()
 
 
 class _Worker:
     """A process, and the task that it has."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: TaskFunction) -> None:
         self.pipe, theirs = _context.Pipe()
-        self.has: int | None = None
-        self.process: BaseProcess = _context.Process(target=_serve, args=(work, theirs), daemon=True)
+        self.task_index: int | None = None
+        self.process: BaseProcess = _context.Process(target=_worker_main, args=(work, theirs), daemon=True)
         with _interrupts_blocked():
             self.process.start()
         theirs.close()
@@ -113,7 +113,7 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(work: Work, pipe: Connection) -> None:
+def _worker_main(work: TaskFunction, pipe: Connection) -> None:
     """The life of a worker: until nobody is left who could give it anything."""
     with suppress(EOFError, OSError):
         while True:

@@ -9,21 +9,21 @@ from typing import Final, Protocol, Self, TypeAlias
 
 import msgspec
 
-from maitred.errors import ConfigError, MaitredError
+from maitred.core.errors import ConfigError, MaitredError
 
-Work: TypeAlias = Callable[[bytes], bytes]
+TaskFunction: TypeAlias = Callable[[bytes], bytes]
 """A function of a module, which other processes can import."""
 
-MOST_TRIES: Final = 3
+MAX_ATTEMPTS: Final = 3
 """How often a run may lose its worker."""
 
 
-class Answered(msgspec.Struct, frozen=True):
+class CompletedTask(msgspec.Struct, frozen=True):
     """A task that is done."""
 
     index: int
     """Which of those that were given."""
-    answer: bytes
+    result: bytes
 
 
 class LostWorkersError(MaitredError):
@@ -31,7 +31,7 @@ class LostWorkersError(MaitredError):
 
     def __init__(self) -> None:
         super().__init__(
-            f"a run lost its worker {MOST_TRIES} times: is there memory enough for so many at once (fewer --jobs)? "
+            f"a run lost its worker {MAX_ATTEMPTS} times: is there memory enough for so many at once (fewer --jobs)? "
             "A script that calls it needs: if __name__ == '__main__'"
         )
 
@@ -39,7 +39,7 @@ class LostWorkersError(MaitredError):
 class Workers(Protocol):
     """To be used in a `with`; when the block ends, however it ends, they are gone."""
 
-    def answers(self, tasks: Sequence[bytes]) -> Iterator[Answered]:
+    def run(self, tasks: Sequence[bytes]) -> Iterator[CompletedTask]:
         """Every task once, as they are done. Raises LostWorkersError."""
         ...
 
@@ -48,12 +48,12 @@ class Workers(Protocol):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
-def cores() -> int:
+def available_cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def hired(work: Work, *, jobs: int | None, ray: str | None = None) -> Workers:
+def make_workers(work: TaskFunction, *, jobs: int | None, ray: str | None = None) -> Workers:
     """`jobs` at a time on this machine (1: in this process; None: one for each core), or on the Ray cluster at `ray`, as many
     as it has CPUs.
 
@@ -65,11 +65,11 @@ def hired(work: Work, *, jobs: int | None, ray: str | None = None) -> Workers:
         return RayWorkers(work, ray)
     if jobs is not None and not 1 <= jobs <= 1024:
         raise ConfigError(f"{jobs} processes cannot be used", where="--jobs", hint="1 or more, such as one for each core")
-    count = cores() if jobs is None else jobs
+    count = available_cores() if jobs is None else jobs
     if count == 1:
-        from maitred.study.workers.here import InThisProcess
+        from maitred.study.workers.here import InProcessWorkers
 
-        return InThisProcess(work)
-    from maitred.study.workers.local import LocalWorkers
+        return InProcessWorkers(work)
+    from maitred.study.workers.local import ProcessWorkers
 
-    return LocalWorkers(work, count)
+    return ProcessWorkers(work, count)

@@ -14,94 +14,104 @@ from typing import Annotated
 
 import msgspec
 
-from maitred.request import PrefixKeys
-from maitred.units import Micros, from_ms
-from maitred.workload.json_rows import Millis, Tokens, check_ids, keys_of, objects
-from maitred.workload.lengths import MOST_TOKENS
-from maitred.workload.lines import Lines
-from maitred.workload.prefix import ContentIds, Conversation
-from maitred.workload.row import FORMATS, Row, RowError, RowParser, TraceFormat
+from maitred.core.request import PrefixKeys
+from maitred.core.units import Micros, from_ms
+from maitred.workload.lengths import MAX_TOKENS
+from maitred.workload.line_reader import LineReader
+from maitred.workload.prefix_keys import ConversationKeys, UnchainedBlockIds
+from maitred.workload.trace_format import (
+    FORMATS,
+    Millis,
+    RowError,
+    RowParser,
+    TokenCount,
+    TraceFormat,
+    TraceRow,
+    check_block_ids,
+    json_keys,
+    json_row_parser,
+)
 
 _BLOCK = 512
-_Length = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+_Length = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 
-class _Line(msgspec.Struct, gc=False):
+class _AiPerfLine(msgspec.Struct, gc=False):
     input_length: _Length | None = None
-    output_length: Tokens | None = None
+    output_length: TokenCount | None = None
     timestamp: Millis | None = None
     delay: Millis | None = None
     session_id: str = ""
     hash_ids: tuple[int, ...] | None = None
 
 
-class _Session(msgspec.Struct):
+class _AiPerfSession(msgspec.Struct):
     number: int
-    said: int = 0
+    history_tokens: int = 0
     """Tokens."""
     head: PrefixKeys | None = None
 
 
 @FORMATS.register("aiperf")
-class AiPerf(TraceFormat):
+class AiPerfFormat(TraceFormat):
     """Prompts must be given as lengths: a text has no known number of tokens without the model's tokeniser."""
 
-    about = "What AIPerf replays as mooncake_trace, with sessions and delays."
+    description = "What AIPerf replays as mooncake_trace, with sessions and delays."
     example = '{"session_id": "s1", "timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}'
 
-    thinks = True
-    disorder = 4_096
+    has_think_times = True
+    max_disorder = 4_096
     """The turns of a session often stand together."""
 
     def recognises(self, first_line: str) -> bool:
-        keys = keys_of(first_line)
+        keys = json_keys(first_line)
         return not keys.isdisjoint({"session_id", "delay"}) and not keys.isdisjoint({"input_length", "text_input", "messages"})
 
-    def begin(self, lines: Lines) -> RowParser:
-        return objects(_Line, self.example, _Reader().row)
+    def make_parser(self, lines: LineReader) -> RowParser:
+        return json_row_parser(_AiPerfLine, self.example, _AiPerfReader().row)
 
 
-class _Reader:
+class _AiPerfReader:
     def __init__(self) -> None:
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _AiPerfSession] = {}
         self._latest: Micros = 0
 
-    def row(self, said: _Line) -> Row:
+    def row(self, said: _AiPerfLine) -> TraceRow:
         if said.input_length is None:
             raise RowError("it has no input_length", "prompts given as text cannot be counted: write their length in tokens")
         if said.output_length is None:
-            raise RowError("it has no output_length", f"a row looks like {AiPerf.example}")
+            raise RowError("it has no output_length", f"a row looks like {AiPerfFormat.example}")
         follows = said.session_id in self._sessions
         if said.timestamp is None and not follows:
             raise RowError("it has no timestamp", "the first turn of a session needs one, in ms")
         if said.timestamp is not None:
             self._latest = from_ms(said.timestamp)
-        return self._turn(said, said.input_length, said.output_length)
+        return self._turn_row(said, said.input_length, said.output_length)
 
-    def _turn(self, said: _Line, new: int, answer: int) -> Row:
+    def _turn_row(self, said: _AiPerfLine, new: int, answer: int) -> TraceRow:
         first = said.session_id not in self._sessions
         if first and not new:
             raise RowError("input_length is 0", "only a later turn of a session may add nothing")
         head = self._head(said, new) if first else None
-        session = self._sessions.get(said.session_id) or _Session(len(self._sessions), head=head)
-        prompt = session.said + new
+        session = self._sessions.get(said.session_id) or _AiPerfSession(len(self._sessions), head=head)
+        prompt = session.history_tokens + new
         if said.session_id:
             self._sessions[said.session_id] = session
-            session.said = prompt + answer
-        talk = Conversation(session.number, prompt, session.head) if said.session_id else None
-        return Row(
+            session.history_tokens = prompt + answer
+        talk = ConversationKeys(session.number, prompt, session.head) if said.session_id else None
+        return TraceRow(
             self._latest,
             prompt,
             answer,
             prefix=talk or head,
-            whole=talk and Conversation(session.number, prompt + answer, session.head),
+            conversation_prefix=talk and ConversationKeys(session.number, prompt + answer, session.head),
             program=said.session_id,
-            think=None if said.delay is None else from_ms(said.delay),
-            timed=said.timestamp is not None,
+            think_time=None if said.delay is None else from_ms(said.delay),
+            has_arrival=said.timestamp is not None,
         )
 
-    def _head(self, said: _Line, tokens: int) -> ContentIds | None:
+    def _head(self, said: _AiPerfLine, tokens: int) -> UnchainedBlockIds | None:
         if said.hash_ids is None:
             return None
-        check_ids(said.hash_ids, tokens, _BLOCK)
-        return ContentIds(said.hash_ids, tokens, _BLOCK)
+        check_block_ids(said.hash_ids, tokens, _BLOCK)
+        return UnchainedBlockIds(said.hash_ids, tokens, _BLOCK)

@@ -4,36 +4,47 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from maitred.units import Micros
-from maitred.workload.lines import Lines
-from maitred.workload.row import FORMATS, Columns, Row, RowError, RowParser, TraceFormat, split, tokens
+from maitred.core.units import Micros
+from maitred.workload.line_reader import LineReader
+from maitred.workload.trace_format import (
+    FORMATS,
+    CsvColumns,
+    RowError,
+    RowParser,
+    TraceFormat,
+    TraceRow,
+    parse_tokens,
+    split_header,
+)
 
-_NAMES = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
 @FORMATS.register("azure")
-class Azure(TraceFormat):
+class AzureFormat(TraceFormat):
     """TIMESTAMP is UTC text down to 100 ns, of which whole microseconds are kept, cut and not rounded."""
 
-    about = "The Azure LLM inference traces of 2023 and 2024."
+    description = "The Azure LLM inference traces of 2023 and 2024."
     example = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
     def recognises(self, first_line: str) -> bool:
-        return set(_NAMES) <= set(split(first_line))
+        return set(_COLUMNS) <= set(split_header(first_line))
 
-    def begin(self, lines: Lines) -> RowParser:
-        columns = Columns(next(lines), *_NAMES)
+    def make_parser(self, lines: LineReader) -> RowParser:
+        columns = CsvColumns(next(lines), *_COLUMNS)
 
-        def parse(line: str) -> Row:
-            timestamp, prompt, answer = columns.pick(line)
-            return Row(_instant(timestamp), tokens(prompt, "ContextTokens"), tokens(answer, "GeneratedTokens"))
+        def parse(line: str) -> TraceRow:
+            timestamp, prompt, answer = columns.fields(line)
+            return TraceRow(
+                _parse_timestamp(timestamp), parse_tokens(prompt, "ContextTokens"), parse_tokens(answer, "GeneratedTokens")
+            )
 
         return parse
 
 
-def _instant(text: str) -> Micros:
+def _parse_timestamp(text: str) -> Micros:
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError as error:

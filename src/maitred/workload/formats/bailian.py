@@ -8,50 +8,59 @@ from __future__ import annotations
 
 import msgspec
 
-from maitred.units import from_seconds
-from maitred.workload.json_rows import Seconds, Tokens, check_ids, keys_of, objects
-from maitred.workload.lines import Lines
-from maitred.workload.prefix import ContentIds
-from maitred.workload.row import FORMATS, Row, RowParser, TraceFormat
+from maitred.core.units import from_seconds
+from maitred.workload.line_reader import LineReader
+from maitred.workload.prefix_keys import UnchainedBlockIds
+from maitred.workload.trace_format import (
+    FORMATS,
+    RowParser,
+    Seconds,
+    TokenCount,
+    TraceFormat,
+    TraceRow,
+    check_block_ids,
+    json_keys,
+    json_row_parser,
+)
 
 _BLOCK = 16
 _NO_PARENT = -1
-_REMEMBERED = 1 << 18
+_MAX_CHATS = 1 << 18
 """Chats whose first one we know. A follow-up that comes after so many others begins a program of its own."""
 
 
-class _Line(msgspec.Struct, gc=False):
+class _BailianLine(msgspec.Struct, gc=False):
     chat_id: int
     timestamp: Seconds
-    input_length: Tokens
-    output_length: Tokens
+    input_length: TokenCount
+    output_length: TokenCount
     parent_chat_id: int = _NO_PARENT
     hash_ids: tuple[int, ...] | None = None
 
 
 @FORMATS.register("bailian")
-class Bailian(TraceFormat):
+class BailianFormat(TraceFormat):
     """`timestamp` is in seconds. `type` (text, search, image, file) and `turn` are not read."""
 
-    about = "The Qwen-Bailian traces, with chats and prefixes in blocks of 16 tokens."
+    description = "The Qwen-Bailian traces, with chats and prefixes in blocks of 16 tokens."
     example = '{"chat_id": 160, "parent_chat_id": 159, "timestamp": 61.1, "input_length": 20, "output_length": 9, ...}'
 
     def recognises(self, first_line: str) -> bool:
-        return {"chat_id", "timestamp", "input_length"} <= keys_of(first_line)
+        return {"chat_id", "timestamp", "input_length"} <= json_keys(first_line)
 
-    def begin(self, lines: Lines) -> RowParser:
+    def make_parser(self, lines: LineReader) -> RowParser:
         firsts: dict[int, int] = {}
 
-        def row(said: _Line) -> Row:
+        def row(said: _BailianLine) -> TraceRow:
             parent = said.parent_chat_id
             first = said.chat_id if parent == _NO_PARENT else firsts.get(parent, parent)
             firsts[said.chat_id] = first
-            if len(firsts) > _REMEMBERED:
+            if len(firsts) > _MAX_CHATS:
                 del firsts[next(iter(firsts))]
             if said.hash_ids is not None:
-                check_ids(said.hash_ids, said.input_length, _BLOCK)
-            prefix = None if said.hash_ids is None else ContentIds(said.hash_ids, said.input_length, _BLOCK)
+                check_block_ids(said.hash_ids, said.input_length, _BLOCK)
+            prefix = None if said.hash_ids is None else UnchainedBlockIds(said.hash_ids, said.input_length, _BLOCK)
             at = from_seconds(said.timestamp)
-            return Row(at, said.input_length, said.output_length, prefix=prefix, program=str(first))
+            return TraceRow(at, said.input_length, said.output_length, prefix=prefix, program=str(first))
 
-        return objects(_Line, self.example, row)
+        return json_row_parser(_BailianLine, self.example, row)

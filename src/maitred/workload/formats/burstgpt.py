@@ -6,33 +6,43 @@ vLLM's loader it is not replayed, and the rows left out are counted. The files `
 
 from __future__ import annotations
 
-from maitred.workload.lines import Lines
-from maitred.workload.row import FORMATS, Columns, NotReplayedError, Row, RowParser, TraceFormat, seconds, split, tokens
+from maitred.workload.line_reader import LineReader
+from maitred.workload.trace_format import (
+    FORMATS,
+    CsvColumns,
+    NotReplayedError,
+    RowParser,
+    TraceFormat,
+    TraceRow,
+    parse_seconds,
+    parse_tokens,
+    split_header,
+)
 
-_NAMES = ("Timestamp", "Model", "Request tokens", "Response tokens")
+_COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens")
 
 
 @FORMATS.register("burstgpt")
-class BurstGpt(TraceFormat):
+class BurstGptFormat(TraceFormat):
     """A `Session ID` becomes the program."""
 
-    about = "The BurstGPT traces, with or without sessions."
+    description = "The BurstGPT traces, with or without sessions."
     example = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 
     def recognises(self, first_line: str) -> bool:
-        return set(_NAMES) <= set(split(first_line))
+        return set(_COLUMNS) <= set(split_header(first_line))
 
-    def begin(self, lines: Lines) -> RowParser:
-        columns = Columns(next(lines), *_NAMES, optional=("Session ID",))
+    def make_parser(self, lines: LineReader) -> RowParser:
+        columns = CsvColumns(next(lines), *_COLUMNS, optional=("Session ID",))
 
-        def parse(line: str) -> Row:
-            at, model, prompt, answer, session = columns.pick(line)
+        def parse(line: str) -> TraceRow:
+            at, model, prompt, answer, session = columns.fields(line)
             if answer.strip() == "0":
                 raise NotReplayedError("a request that failed: it has no response tokens", "it is not replayed")
-            return Row(
-                seconds(at, "Timestamp"),
-                tokens(prompt, "Request tokens"),
-                tokens(answer, "Response tokens"),
+            return TraceRow(
+                parse_seconds(at, "Timestamp"),
+                parse_tokens(prompt, "Request tokens"),
+                parse_tokens(answer, "Response tokens"),
                 model=model.strip(),
                 program=session.strip(),
             )

@@ -3,7 +3,7 @@
 `arrival_secs` (seconds, to the microsecond; only differences count), `class` (`system`, `interactive`, `default` or
 `bulk`), `prompt_tokens`, `output_tokens`. And where they are known: `tenant`, as policies name it (`auth:acme`;
 empty: nobody knows), `max_output_tokens`, what the client allowed (empty: it did not say), `stream` (`true`, `false`;
-empty: true), `model`, `program` (the session or agent that it belongs to) and `slo_class`, in BLIS's words.
+empty: true), `model`, `program` (the session or agent that it belongs to) and `slo_class_of`, in BLIS's words.
 
 `maitred serve --record` writes such a file, with the `outcome` of each request besides: `completed`, or why not. Those that
 did not complete are not replayed, for nobody knows how long their answers would have been; they are counted. Its rows are
@@ -16,55 +16,55 @@ from collections import Counter
 from collections.abc import Sequence
 
 from maitred.admission.tenant_names import tenant_problem
-from maitred.errors import nearest
-from maitred.request import PriorityClass, Request
-from maitred.units import SECOND
+from maitred.core.errors import nearest_name_hint
+from maitred.core.request import PriorityClass, Request
+from maitred.core.units import SECOND
 from maitred.workload.job import Job
-from maitred.workload.lines import Lines
-from maitred.workload.prefix import GroupPrefix
-from maitred.workload.row import (
+from maitred.workload.line_reader import LineReader
+from maitred.workload.prefix_keys import GroupPrefixKeys
+from maitred.workload.trace_format import (
     FORMATS,
-    Columns,
+    CsvColumns,
     NotReplayedError,
-    Row,
     RowError,
     RowParser,
     TraceFormat,
-    seconds,
-    split,
-    tokens,
+    TraceRow,
+    parse_seconds,
+    parse_tokens,
+    split_header,
 )
-from maitred.workload.writing import WRITERS, Lost, TraceWriter, csv_line
+from maitred.workload.trace_writer import WRITERS, LostField, TraceWriter, csv_line
 
-NAMES = ("arrival_secs", "class", "prompt_tokens", "output_tokens")
-OPTIONAL = ("tenant", "max_output_tokens", "stream", "model", "program", "slo_class", "outcome")
+REQUIRED_COLUMNS = ("arrival_secs", "class", "prompt_tokens", "output_tokens")
+OPTIONAL_COLUMNS = ("tenant", "max_output_tokens", "stream", "model", "program", "slo_class", "outcome")
 COMPLETED = "completed"
 
 
 @FORMATS.register("maitred")
-class Maitred(TraceFormat):
-    about = "Our own: what maitred serve --record writes, or you by hand."
-    example = ",".join(NAMES)
-    disorder = 65_536
+class MaitredFormat(TraceFormat):
+    description = "Our own: what maitred serve --record writes, or you by hand."
+    example = ",".join(REQUIRED_COLUMNS)
+    max_disorder = 65_536
 
     def recognises(self, first_line: str) -> bool:
-        return set(NAMES) <= set(split(first_line))
+        return set(REQUIRED_COLUMNS) <= set(split_header(first_line))
 
-    def begin(self, lines: Lines) -> RowParser:
-        columns = Columns(next(lines), *NAMES, optional=OPTIONAL)
+    def make_parser(self, lines: LineReader) -> RowParser:
+        columns = CsvColumns(next(lines), *REQUIRED_COLUMNS, optional=OPTIONAL_COLUMNS)
 
-        def parse(line: str) -> Row:
-            arrival, label, prompt, answer, tenant, most, stream, model, program, slo, outcome = columns.pick(line)
+        def parse(line: str) -> TraceRow:
+            arrival, label, prompt, answer, tenant, most, stream, model, program, slo, outcome = columns.fields(line)
             if outcome not in ("", COMPLETED):
                 raise NotReplayedError(f"a request that did not complete: {outcome}", "it is not replayed")
-            return Row(
-                seconds(arrival, "arrival_secs"),
-                tokens(prompt, "prompt_tokens"),
-                tokens(answer, "output_tokens"),
-                _class(label),
-                tenant=_tenant(tenant),
-                max_output_tokens=tokens(most, "max_output_tokens") if most.strip() else None,
-                stream=_stream(stream),
+            return TraceRow(
+                parse_seconds(arrival, "arrival_secs"),
+                parse_tokens(prompt, "prompt_tokens"),
+                parse_tokens(answer, "output_tokens"),
+                _parse_class(label),
+                tenant=_parse_tenant(tenant),
+                max_output_tokens=parse_tokens(most, "max_output_tokens") if most.strip() else None,
+                stream=_parse_stream(stream),
                 model=model,
                 program=program,
                 slo_class=slo,
@@ -77,35 +77,37 @@ class Maitred(TraceFormat):
 class MaitredWriter(TraceWriter):
     """A tenant that our policies cannot name is named as if a header had: `acme` as `header:acme`."""
 
-    companion = None
+    companion_file = None
 
     def __init__(self) -> None:
-        self.lost: Counter[Lost] = Counter()
+        self.lost_fields: Counter[LostField] = Counter()
 
-    def begin(self, first: Sequence[Job]) -> str:
-        return csv_line(HEADER)
+    def header(self, first_jobs: Sequence[Job]) -> str:
+        return csv_line(ALL_COLUMNS)
 
     def row(self, job: Job) -> str:
         request = job.request
-        self.lost[Lost.PREFIX] += _shares(job)
-        self.lost[Lost.ID] += bool(request.client_id)
-        self.lost[Lost.DEADLINE] += request.deadline is not None
-        self.lost[Lost.TARGET] += request.slo_target is not None
-        self.lost[Lost.PRIORITY] += bool(request.priority)
-        self.lost[Lost.NAMESPACE] += bool(request.cache_namespace)
-        return row_of(request, request.prompt_tokens, job.output_tokens, COMPLETED)
+        self.lost_fields[LostField.PREFIX] += _shares_prefix(job)
+        self.lost_fields[LostField.ID] += bool(request.client_id)
+        self.lost_fields[LostField.DEADLINE] += request.deadline is not None
+        self.lost_fields[LostField.TARGET] += request.slo_target is not None
+        self.lost_fields[LostField.PRIORITY] += bool(request.priority)
+        self.lost_fields[LostField.NAMESPACE] += bool(request.cache_namespace)
+        return format_row(request, request.prompt_tokens, job.output_tokens, COMPLETED)
 
 
-def _shares(job: Job) -> bool:
+def _shares_prefix(job: Job) -> bool:
     """Whether it is known of its prompt that others begin like it; a member of no group is known to be alone."""
     prefix = job.request.prefix
-    return prefix is not None and not (isinstance(prefix, GroupPrefix) and not prefix.shared and job.whole is None)
+    return prefix is not None and not (
+        isinstance(prefix, GroupPrefixKeys) and not prefix.shared_tokens and job.conversation_prefix is None
+    )
 
 
-HEADER = (*NAMES, *OPTIONAL)
+ALL_COLUMNS = (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS)
 
 
-def row_of(request: Request, prompt_tokens: int, output_tokens: int, outcome: str) -> str:
+def format_row(request: Request, prompt_tokens: int, output_tokens: int, outcome: str) -> str:
     """A row, with its newline."""
     tenant, most = request.tenant, request.max_output_tokens
     return csv_line(
@@ -125,14 +127,14 @@ def row_of(request: Request, prompt_tokens: int, output_tokens: int, outcome: st
     )
 
 
-def _class(label: str) -> PriorityClass:
-    found = PriorityClass.of(label)
+def _parse_class(label: str) -> PriorityClass:
+    found = PriorityClass.from_label(label)
     if found is None:
-        raise RowError(f"unknown class {label!r}", nearest(label, (cls.label for cls in PriorityClass)))
+        raise RowError(f"unknown class {label!r}", nearest_name_hint(label, (cls.label for cls in PriorityClass)))
     return found
 
 
-def _tenant(text: str) -> str:
+def _parse_tenant(text: str) -> str:
     tenant = text.strip()
     problem = tenant_problem(tenant) if tenant else None
     if problem:
@@ -140,7 +142,7 @@ def _tenant(text: str) -> str:
     return tenant
 
 
-def _stream(text: str) -> bool:
+def _parse_stream(text: str) -> bool:
     said = text.strip().lower()
     if said not in ("", "true", "false"):
         raise RowError(f"stream is {text!r}", "it must be true or false")

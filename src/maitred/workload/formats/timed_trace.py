@@ -9,41 +9,51 @@ from __future__ import annotations
 
 import msgspec
 
-from maitred.units import from_seconds
-from maitred.workload.json_rows import Seconds, Tokens, check_ids, objects
-from maitred.workload.lines import Lines
-from maitred.workload.prefix import ContentIds
-from maitred.workload.row import FORMATS, Row, RowError, RowParser, TraceFormat, joined
+from maitred.core.units import from_seconds
+from maitred.workload.line_reader import LineReader
+from maitred.workload.prefix_keys import UnchainedBlockIds
+from maitred.workload.trace_format import (
+    FORMATS,
+    RowError,
+    RowParser,
+    Seconds,
+    TokenCount,
+    TraceFormat,
+    TraceRow,
+    check_block_ids,
+    join_hints,
+    json_row_parser,
+)
 
-_BLOCK = 16
+_TIMED_TRACE_BLOCK_TOKENS = 16
 
 
-class _Line(msgspec.Struct, gc=False):
+class _TimedTraceLine(msgspec.Struct, gc=False):
     timestamp: Seconds
-    input_length: Tokens
-    output_length: Tokens
+    input_length: TokenCount
+    output_length: TokenCount
     hash_ids: tuple[int, ...] | None = None
 
 
 @FORMATS.register("timed_trace")
-class TimedTrace(TraceFormat):
+class TimedTraceFormat(TraceFormat):
     """Not told by its first line: it looks like Mooncake's."""
 
-    about = "What vllm bench serve --dataset-name timed_trace replays. To be named: it looks like mooncake."
+    description = "What vllm bench serve --dataset-name timed_trace replays. To be named: it looks like mooncake."
     example = '{"timestamp": 0.5, "input_length": 40, "output_length": 52, "hash_ids": [7, 8, 9]}'
 
     def recognises(self, first_line: str) -> bool:
         return False
 
-    def begin(self, lines: Lines) -> RowParser:
-        return objects(_Line, self.example, _row)
+    def make_parser(self, lines: LineReader) -> RowParser:
+        return json_row_parser(_TimedTraceLine, self.example, _timed_trace_row)
 
 
-def _row(said: _Line) -> Row:
-    prefix = None if said.hash_ids is None else ContentIds(said.hash_ids, said.input_length, _BLOCK)
+def _timed_trace_row(said: _TimedTraceLine) -> TraceRow:
+    prefix = None if said.hash_ids is None else UnchainedBlockIds(said.hash_ids, said.input_length, _TIMED_TRACE_BLOCK_TOKENS)
     if said.hash_ids is not None:
         try:
-            check_ids(said.hash_ids, said.input_length, _BLOCK)
+            check_block_ids(said.hash_ids, said.input_length, _TIMED_TRACE_BLOCK_TOKENS)
         except RowError as error:
-            raise RowError(error.what, joined(error.hint, "a file with blocks of 512 is mooncake:FILE")) from error
-    return Row(from_seconds(said.timestamp), said.input_length, said.output_length, prefix=prefix)
+            raise RowError(error.what, join_hints(error.hint, "a file with blocks of 512 is mooncake:FILE")) from error
+    return TraceRow(from_seconds(said.timestamp), said.input_length, said.output_length, prefix=prefix)

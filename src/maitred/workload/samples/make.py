@@ -11,23 +11,23 @@ import heapq
 from collections.abc import Iterator
 from pathlib import Path
 
-from maitred.request import PriorityClass
-from maitred.units import SECOND, Micros, to_seconds
-from maitred.workload.formats.maitred import NAMES
+from maitred.core.request import PriorityClass
+from maitred.core.units import SECOND, Micros, to_seconds
+from maitred.workload.formats.maitred import REQUIRED_COLUMNS
 from maitred.workload.job import Job
 from maitred.workload.synthetic import synthetic
 
-_LENGTH: Micros = 60 * SECOND
-_WAVES: tuple[Micros, ...] = (1 * SECOND, 21 * SECOND, 41 * SECOND)
+_DURATION: Micros = 60 * SECOND
+_WAVE_STARTS: tuple[Micros, ...] = (1 * SECOND, 21 * SECOND, 41 * SECOND)
 
 
-def mixed() -> Iterator[str]:
+def mixed_lines() -> Iterator[str]:
     """The lines of `mixed.csv`."""
     chats = synthetic(2, 200, seed=1, input_tokens="lognormal:120,80", output_tokens="normal:40,12", class_mix="interactive:1")
-    waves = [_from(start, _wave(seed)) for seed, start in enumerate(_WAVES, start=2)]
-    yield ",".join(NAMES)
-    for at, job in heapq.merge(_from(0, chats), *waves, key=lambda arrival: arrival[0]):
-        if at >= _LENGTH:
+    waves = [_shift(start, _wave(seed)) for seed, start in enumerate(_WAVE_STARTS, start=2)]
+    yield ",".join(REQUIRED_COLUMNS)
+    for at, job in heapq.merge(_shift(0, chats), *waves, key=lambda arrival: arrival[0]):
+        if at >= _DURATION:
             break
         request = job.request
         label = PriorityClass(request.priority_class).label
@@ -38,9 +38,9 @@ def _wave(seed: int) -> Iterator[Job]:
     return synthetic(20, 120, seed=seed, input_tokens="lognormal:800,400", output_tokens="normal:120,30", class_mix="bulk:1")
 
 
-def _from(start: Micros, jobs: Iterator[Job]) -> Iterator[tuple[Micros, Job]]:
+def _shift(start: Micros, jobs: Iterator[Job]) -> Iterator[tuple[Micros, Job]]:
     return ((start + job.request.arrival, job) for job in jobs)
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("mixed.csv").write_text("".join(f"{line}\n" for line in mixed()), encoding="utf-8")
+    Path(__file__).with_name("mixed.csv").write_text("".join(f"{line}\n" for line in mixed_lines()), encoding="utf-8")

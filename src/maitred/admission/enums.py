@@ -1,0 +1,81 @@
+"""What admission decides, why, and how a request may leave: closed sets."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Action(StrEnum):
+    """What was decided about the subject."""
+
+    ADMIT = "admit"
+    """It holds a slot now, until it is released."""
+    QUEUE = "queue"
+    """It waits; another decision will follow. A victim that is to be tried again waits from here on, too."""
+    REJECT = "reject"
+    """It may not enter. It has left."""
+    CANCEL = "cancel"
+    """It was released while it waited. It has left."""
+    PREEMPT_SLOT = "preempt"
+    """Its slot is wanted by `other`: stop its work, show its client nothing of it, and release it as preempted."""
+
+
+class Reason(StrEnum):
+    """Why. In groups: with `admit`, `queue`, `reject`, `cancel`, `preempt`."""
+
+    SLOT_FREE = "slot_free"
+    VICTIM_GONE = "victim_gone"
+    """The slot of its victim (`other`) was kept for it."""
+    STARVED = "starved"
+    """Promoted: it waited longer than its class's threshold, and goes before more urgent classes or into a reserved slot."""
+
+    NO_CAPACITY = "no_capacity"
+    """The pool has no slots at all: no backend is up."""
+    NO_SLOT = "no_slot"
+    """Every slot is in flight."""
+    HELD_BY_RESERVATION = "held_by_reservation"
+    """A slot is idle, but a higher class has reserved it."""
+    BEHIND_QUEUE = "behind_queue"
+    """Peers of its own or a higher class wait already."""
+    TENANT_LIMIT = "tenant_limit"
+    """Its tenant has as many in flight as it may have."""
+    RATE_LIMIT = "rate_limit"
+    """The token bucket of the legacy path is empty."""
+    VICTIM_LEAVING = "victim_leaving"
+    """`other` was preempted for it, and its slot is about to be free."""
+    BUDGET_SPENT = "budget_spent"
+    """Its victim did not leave in time: it waits like everybody else."""
+    TO_BE_RETRIED = "to_be_retried"
+    """It was preempted and is first in its class now."""
+
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    TENANT_QUEUE_FULL = "tenant_queue_full"
+    """As many of its tenant wait as may."""
+    RATE_LIMITED = "rate_limited"
+    """The request-rate gate in front of the scheduler is closed."""
+    SATURATED = "saturated"
+    """The fleet is as loaded as it may be for requests of this urgency: it waits until it is less so."""
+    POLICY = "policy"
+    """The admission policy says no, and no more. Others give reasons of their own (`policies.Refusal`)."""
+    BAND_FULL = "band_full"
+    """As many of its priority wait as may."""
+    DISPLACED = "displaced"
+    """It waited, and a more urgent one (`other`) took its place in a full queue."""
+
+    CLIENT_GONE = "client_gone"
+
+    HIGHER_CLASS = "higher_class"
+    """A request of a higher class found no slot."""
+
+
+class ReleaseReason(StrEnum):
+    """How a request that held a slot came to its end."""
+
+    DRAINED = "drained"
+    """The body was handed to the client whole."""
+    CLIENT_GONE = "client_gone"
+    FAILED = "failed"
+    """The backend, or the gateway itself, could not finish it."""
+    SLOT_PREEMPTED = "preempted"
+    """Its slot was taken away before its first byte: the end of every victim that is not tried again."""

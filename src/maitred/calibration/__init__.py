@@ -1,1 +1,0 @@
-"""Latency models from measurements, and how far they can be believed."""

@@ -1,0 +1,309 @@
+"""The one registry of plug-ins: policies of every kind, by the name that users type.
+
+A kind (wait queue order, router, scorer, latency model, ...) is a `Registry`. A policy gets into it in one of three ways:
+
+    in the package of its kind    a module there holds `@SCHEDULERS.register("sjf")` above a class. No list names the module:
+                                  the package is searched when a name is first looked up (`maitred.compat` too, last)
+    as module:Class               a class in a file of the working directory, or in an installed package
+    as an entry point             of the kind's group, in an installed distribution
+
+All three are looked up alike, and take parameters alike: those of the constructor, by the annotations there.
+
+    def __init__(self, policy: QueuePolicy, max_wait: float = 10.0, rng: Random) -> None: ...
+
+A parameter whose type is the protocol of a kind takes a policy of that kind. Numbers, words, true and false, and lists of them
+are converted and checked. A type for which the maker of the policy supplies the value (`defaults`: `Random`, say) cannot be
+written by users, who need not know that there is such a parameter. Everything is checked by making the policy once when its
+name is looked up, hence where a configuration is read.
+
+Classes in modules that are compiled with mypyc cannot be registered, because their constructors have no annotations.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, Generic, TypeVar, get_args, get_type_hints
+
+import msgspec
+
+from maitred.core.error_text import describe_expected
+from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.policy_spec import USAGE, PolicySpec, Value, parse_spec, word_of
+
+T = TypeVar("T")
+Factory = Callable[..., T]
+
+_COMPATIBILITY: Final = "maitred.compat"
+"""Where the rules of other systems are, policies of every kind among them."""
+_KINDS: Final[dict[type, Registry[Any]]] = {}
+"""The registry of the policies that a parameter of this type takes."""
+
+
+class Registry(Generic[T]):
+    """The policies of one kind: classes, or functions that make them."""
+
+    def __init__(
+        self,
+        kind: str,
+        protocol: type[Any],
+        *,
+        group: str,
+        packages: Sequence[str] = (),
+        methods: Sequence[str] = (),
+        defaults: Mapping[Any, Any] | None = None,
+    ) -> None:
+        """`kind` is what messages call such a policy, `protocol` its type, `group` that of its entry points. The modules of
+        `packages` are searched. A class named by its path must have the `methods`. `defaults` are, by type, stand-ins for what
+        the maker of a policy supplies: with them a policy is made to check its parameters."""
+        self.kind = kind
+        self.group = group
+        self.methods = methods
+        self.defaults = defaults or {}
+        self._packages = packages
+        self._searched = 0
+        """How many of the places to search, the last one being `maitred.compat`, have been searched."""
+        self._known: dict[str, Factory[T]] = {}
+        _KINDS[protocol] = self
+
+    def register(self, name: str) -> Callable[[Factory[T]], Factory[T]]:
+        """Decorate a class to make it known as `name`. Raises ValueError if the name is taken, and TypeError for a class whose
+        constructor cannot be read."""
+
+        def add(factory: Factory[T]) -> Factory[T]:
+            if name in self._known:
+                raise ValueError(f"{self.kind} {name!r} is registered twice")
+            if not _has_annotations(factory):
+                raise TypeError(f"{self.kind} {name!r} has no annotations: a compiled module cannot register policies")
+            self._known[name] = factory
+            return factory
+
+        return add
+
+    def find(self, name: str) -> Factory[T]:
+        """Return the class called `name`, which is no spec: without parameters. Raises ConfigError with the nearest name."""
+        if ":" in name:
+            return self._by_path(name)
+        if self._search_for(name):
+            return self._known[name]
+        for point in self._entry_points():
+            if point.name == name:
+                return self._checked(self._load(name, point.load), name)
+        raise ConfigError(f"unknown {self.kind} {name!r}", hint=nearest_name_hint(name, self))
+
+    def get(self, spec: str, defaults: Mapping[Any, Any] | None = None) -> Factory[T]:
+        """Return what makes the policies that `spec` describes: the class itself where there are no parameters to give.
+
+        Parameters of the types in `defaults` have these values where the spec leaves them out. Raises ConfigError for whatever
+        is wrong with the name or its parameters.
+        """
+        return self._of(parse_spec(spec, self.kind), self.defaults if defaults is None else defaults)
+
+    def create(self, spec: str, defaults: Mapping[Any, Any] | None = None) -> T:
+        """Return a new policy. Raises ConfigError as `get` does."""
+        return self.get(spec, defaults)()
+
+    def built_in(self) -> Mapping[str, Factory[T]]:
+        """Return what the modules of the kind's own packages register, by name."""
+        for package in self._packages:
+            _import_modules(package)
+        return self._known
+
+    def __iter__(self) -> Iterator[str]:
+        """All names, in alphabetical order."""
+        self._search_for(None)
+        return iter(sorted({*self._known, *(point.name for point in self._entry_points())}))
+
+    def __contains__(self, name: object) -> bool:
+        return (isinstance(name, str) and self._search_for(name)) or any(p.name == name for p in self._entry_points())
+
+    def _of(self, spec: PolicySpec, defaults: Mapping[Any, Any]) -> Factory[T]:
+        found = self.find(spec.word)
+        name = f"{self.kind} {spec.word!r}"
+        factory = partial(found, **_Arguments(name, found, defaults).of(spec))
+        _made(name, factory)
+        return factory if factory.keywords else found
+
+    def _search_for(self, name: str | None) -> bool:
+        """Import the modules in which policies of this kind may be, until `name` is known. Returns whether it is."""
+        places = (*self._packages, _COMPATIBILITY)
+        while name not in self._known and self._searched < len(places):
+            self._searched += 1
+            _import_modules(places[self._searched - 1])
+        return name in self._known
+
+    def _entry_points(self) -> Iterable[EntryPoint]:
+        return entry_points(group=self.group)
+
+    def _by_path(self, path: str) -> Factory[T]:
+        module, _, attribute = path.partition(":")
+        return self._checked(self._load(path, lambda: getattr(_imported(module), attribute)), path)
+
+    def _load(self, name: str, load: Callable[[], Any]) -> Any:
+        try:
+            return load()
+        except Exception as error:  # a module of the user's own may raise anything
+            what = str(error) if isinstance(error, ImportError | AttributeError | ValueError) else f"{_named(error)}"
+            hint = "write it as module:Class, of a file in the working directory or of an installed package"
+            raise ConfigError(f"cannot load {self.kind} {name!r}: {what}", hint=hint) from error
+
+    def _checked(self, found: Any, name: str) -> Factory[T]:
+        missing = [method for method in self.methods if not callable(getattr(found, method, None))]
+        if missing or not isinstance(found, type):
+            hint = f"a class with {' and '.join(f'{method}()' for method in self.methods)}" if self.methods else "a class"
+            raise ConfigError(f"{name!r} is no {self.kind}", hint=hint)
+        return found
+
+
+class _Arguments:
+    """What the constructor of a policy takes. `name` begins the messages."""
+
+    def __init__(self, name: str, factory: Factory[Any], defaults: Mapping[Any, Any]) -> None:
+        self._name, self._defaults = name, defaults
+        self._types = _types(factory, name)
+        self._parameters = parameters(factory, defaults)
+        self._supplied = {name: defaults[kind] for name, kind in self._types.items() if _is_supplied(kind, defaults)}
+
+    def of(self, spec: PolicySpec) -> dict[str, Any]:
+        """Return the arguments. Raises ConfigError for a parameter that is unknown, given twice, missing or of another type."""
+        given = dict(zip(self._parameters, spec.values, strict=False))
+        if len(spec.values) > len(self._parameters):
+            raise ConfigError(f"{self._name} takes no {word_of(spec.values[len(self._parameters)])!r}", hint=self._takes())
+        for name, value in spec.named.items():
+            if name not in self._parameters:
+                hint = nearest_name_hint(name, self._parameters) if self._parameters else self._takes()
+                raise ConfigError(f"{self._name} has no parameter {name!r}", hint=hint)
+            if name in given:
+                raise ConfigError(f"{self._name} is given {name!r} twice")
+            given[name] = value
+        values = {name: self._converted(name, value) for name, value in given.items()}
+        return {**self._supplied, **self._defaults_without(values), **values}
+
+    def _defaults_without(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values, by type, of the parameters that the spec leaves out. Raises ConfigError for one that has none."""
+        filled = {}
+        for name, parameter in self._parameters.items():
+            default = next((self._defaults[kind] for kind in self._kinds(name) if kind in self._defaults), None)
+            if name not in values and default is not None:
+                filled[name] = default
+            elif name not in values and parameter.default is parameter.empty:
+                raise ConfigError(f"{self._name} needs {name!r}", hint=self._takes())
+        return filled
+
+    def _converted(self, name: str, value: Value) -> Any:
+        kinds = self._kinds(name)
+        for kind in kinds:
+            if kind in _KINDS and isinstance(value, PolicySpec):
+                return _KINDS[kind]._of(value, self._defaults)()
+        if isinstance(value, PolicySpec) and not value.is_plain:
+            raise ConfigError(f"{self._name}: {name} takes no policy", hint=USAGE)
+        plain = value.word if isinstance(value, PolicySpec) else [item.word for item in value]
+        try:
+            return msgspec.convert(plain, self._types.get(name, int | float | str | list[float | str]), strict=False)
+        except msgspec.ValidationError as error:
+            words = [str(w.value) for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum) for w in kind]
+            if words and isinstance(plain, str):
+                raise ConfigError(f"{self._name}: unknown {name} {plain!r}", hint=nearest_name_hint(plain, words)) from error
+            what = (
+                describe_expected(str(error))
+                .partition(", got")[0]
+                .replace("Expected", "expected")
+                .replace("Invalid", "invalid")
+            )
+            raise ConfigError(f"{self._name}: {name} is {word_of(value)!r}: {what}", hint=self._takes()) from error
+
+    def _kinds(self, name: str) -> tuple[Any, ...]:
+        kind = self._types.get(name)
+        return (kind,) if isinstance(kind, type) else get_args(kind)
+
+    def _takes(self) -> str:
+        if not self._parameters:
+            return "it has no parameters"
+        return f"its parameters: {', '.join(self._parameters)}"
+
+
+def parameters(factory: Factory[Any], supplied: Collection[Any] = ()) -> dict[str, inspect.Parameter]:
+    """Return the parameters of `factory` that users may write: all but those of the types `supplied`."""
+    types = _types(factory, getattr(factory, "__name__", "policy"))
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and not _is_supplied(types.get(name), supplied)
+    }
+
+
+def _is_supplied(kind: Any, defaults: Collection[Any]) -> bool:
+    return kind in defaults and kind not in _KINDS
+
+
+def _types(factory: Factory[Any], name: str) -> dict[str, Any]:
+    """Return the types of the parameters. Raises ConfigError for annotations that cannot be evaluated."""
+    try:
+        return get_type_hints(factory if _is_struct(factory) else _constructor(factory))
+    except NameError as error:
+        hint = "import what annotations of the constructor name, and not under TYPE_CHECKING alone"
+        raise ConfigError(f"the parameters of {name} cannot be read: {error}", hint=hint) from error
+
+
+def _constructor(factory: Any) -> Any:
+    return inspect.getattr_static(factory, "__init__") if isinstance(factory, type) else factory
+
+
+def _has_annotations(factory: Any) -> bool:
+    """Whether the types of its parameters can be read, as they cannot in a compiled module."""
+    made_by = _constructor(factory)
+    return made_by is object.__init__ or hasattr(made_by, "__annotations__")
+
+
+def _is_struct(factory: Any) -> bool:
+    return isinstance(factory, type) and issubclass(factory, msgspec.Struct)
+
+
+def _made(name: str, factory: Factory[T]) -> T:
+    """Return a new policy. Raises ConfigError for whatever its constructor raises."""
+    try:
+        return factory()
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    except Exception as error:  # a class of the user's own may raise anything
+        raise ConfigError(f"{name} cannot be made: {_named(error)}") from error
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _imported(module: str) -> Any:
+    """Return the module. The working directory counts, as it does for `python -m`, but nothing there hides an installed one."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if "" in sys.path or error.name != module.partition(".")[0]:
+            raise
+    sys.path.append("")
+    return importlib.import_module(module)
+
+
+def _import_modules(package: str) -> None:
+    """Import all modules of `package`, those of its subpackages too, so that they register what they hold."""
+    try:
+        found = importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        return
+    for module in pkgutil.iter_modules(getattr(found, "__path__", ())):
+        name = f"{package}.{module.name}"
+        if module.ispkg:
+            _import_modules(name)
+        else:
+            importlib.import_module(name)

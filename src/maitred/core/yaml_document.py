@@ -1,0 +1,181 @@
+"""Files that people write: YAML as frozen structs, every mistake with its file and line.
+
+    document.py  one YAML file as plain values, and where each of them stands
+    schema.py    what keys there are: a walk over the structs
+    problems.py  what is wrong, said for the person who wrote it
+    structs.py   all three: a file as a struct
+
+Nothing is ignored: an unknown key, or one given twice, is an error.
+
+One YAML file as plain values, and where each of them stands.
+
+Text becomes values by the core schema of YAML 1.2, as JSON has it: `yes`, `on` and `010` are text. A key that wants
+something else says so, where YAML 1.1 would quietly read true, true and eight. Aliases work; tags and merge keys (`<<`)
+do not. A key given twice is an error, never "the last one wins".
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import yaml
+
+from maitred.core.errors import ConfigError
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+"""From the root: keys of mappings and indices of lists."""
+
+MAX_VALUES: Final = 100_000
+"""Aliases of aliases make a short file say endlessly much."""
+
+_TAG: Final = "tag:yaml.org,2002:"
+_SYNTAX: Final = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?(0|[1-9](_?[0-9])*)|0x[0-9a-fA-F]+|0o[0-7]+",
+    "float": r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+}
+_SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "null": lambda text: None,
+    "bool": lambda text: text.lower() == "true",
+    "int": lambda text: int(text, 0),
+    "float": lambda text: float(re.sub(r"\.(?=[iInN])", "", text)),
+    "str": str,
+}
+_KEYS: Final = (_TAG + "str", _TAG + "int")
+"""Tags that a key may have. A whole number is the text that it is written as: `{128: 0.5}`."""
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's parser with the words of YAML 1.2."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _words in _SYNTAX.items():
+    _Loader.add_implicit_resolver(_TAG + _tag, re.compile(rf"(?:{_words})\Z"), None)
+
+
+class YamlDocument:
+    """A YAML document: `value` as dicts, lists and scalars, and the line of every key in it.
+
+    One that holds a `section` only has the values of that section, and is asked for places by their whole path.
+    """
+
+    def __init__(self, text: str, name: str, section: str | None = None) -> None:
+        """`name` is what the user calls it. Raises ConfigError with `name`, line and column for what is not YAML."""
+        self.name = name
+        self.section = section
+        self._num_values = 0
+        try:
+            self._root = yaml.compose(text, Loader=_Loader)
+            self.value = None if self._root is None else self._to_value(self._root, ())
+        except yaml.MarkedYAMLError as error:
+            raise self._syntax_error(error) from None
+        except yaml.reader.ReaderError as error:
+            place = f"{name}:{text.count(chr(10), 0, error.position) + 1}"
+            raise ConfigError(f"not YAML: a character that text does not have (U+{error.character:04X})", where=place) from None
+        except RecursionError:
+            raise ConfigError("nested too deeply", where=name) from None
+
+    @classmethod
+    def read(cls, path: Path, section: str | None = None) -> YamlDocument:
+        """Raises ConfigError if the file cannot be read."""
+        try:
+            return cls(path.read_bytes().decode("utf-8-sig"), str(path), section)
+        except OSError as error:
+            raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(path)) from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"not UTF-8 text (byte {error.start})", where=str(path), hint="is it the right file?") from error
+
+    @property
+    def tree(self) -> Any:
+        """`value` at its place in the whole."""
+        return self.value if self.section is None else {self.section: self.value}
+
+    def keep_keys(self, section: str, keys: Collection[str]) -> YamlDocument:
+        """The same document with no more than these keys in `section`."""
+        less = copy.copy(self)
+        if isinstance(self.value, dict) and section in self.value:
+            held = self.value[section]
+            kept = {key: held[key] for key in held if key in keys} if isinstance(held, dict) else {}
+            less.value = {**self.value, section: kept}
+        return less
+
+    def where(self, path: KeyPath) -> str | None:
+        """`name:line` of the key at `path`; None if the document does not have it."""
+        if self.section is not None:
+            if path[:1] != (self.section,):
+                return None
+            path = path[1:]
+        node, line = self._root, 1
+        for step in path:
+            found = _child(node, step)
+            if found is None:
+                return None
+            mark, node = found
+            line = mark.line + 1
+        return f"{self.name}:{line}"
+
+    def _to_value(self, node: yaml.Node, above: tuple[yaml.Node, ...]) -> Any:
+        if node in above:
+            raise self._error(node, "an alias that contains itself")
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
+            raise self._error(node, f"more than {MAX_VALUES:,} values", "do aliases repeat each other?")
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            return self._to_mapping(node, (*above, node))
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return [self._to_value(item, (*above, node)) for item in node.value]
+        scalar = _SCALARS.get(node.tag.removeprefix(_TAG)) if isinstance(node, yaml.ScalarNode) else None
+        if scalar is None:
+            raise self._error(node, f"the tag {node.tag.replace(_TAG, '!!')} is not supported", "leave it out")
+        self._reject_lone_surrogates(node)
+        try:
+            return scalar(node.value)
+        except ValueError:
+            raise self._error(node, f"{node.value!r} is not a {node.tag.removeprefix(_TAG)}") from None
+
+    def _to_mapping(self, node: yaml.MappingNode, above: tuple[yaml.Node, ...]) -> dict[str, Any]:
+        value: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if key_node.tag not in _KEYS:
+                raise self._error(key_node, "a key must be text", "put it in quotes")
+            self._reject_lone_surrogates(key_node)
+            if key in value:
+                raise self._error(key_node, f"{key!r} is given twice", f"first in line {lines[key]}")
+            lines[key] = key_node.start_mark.line + 1
+            value[key] = self._to_value(value_node, above)
+        return value
+
+    def _reject_lone_surrogates(self, scalar: yaml.Node) -> None:
+        """An escape may write half of a surrogate pair, which nobody can encode."""
+        half = re.search("[\ud800-\udfff]", scalar.value)
+        if half:
+            raise self._error(scalar, f"a character that text does not have (U+{ord(half[0]):04X})")
+
+    def _error(self, node: yaml.Node, what: str, hint: str = "") -> ConfigError:
+        return ConfigError(what, where=f"{self.name}:{node.start_mark.line + 1}", hint=hint)
+
+    def _syntax_error(self, error: yaml.MarkedYAMLError) -> ConfigError:
+        mark = error.problem_mark or error.context_mark
+        place = f"{self.name}:{mark.line + 1}:{mark.column + 1}" if mark else self.name
+        said = ", ".join(part for part in (error.context, error.problem) if part)
+        return ConfigError(f"not YAML: {said}", where=place)
+
+
+def _child(node: yaml.Node | None, step: str | int) -> tuple[yaml.Mark, yaml.Node] | None:
+    """Where a key or a list item starts, and its value."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == step:
+                return key.start_mark, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+        item = node.value[step]
+        return item.start_mark, item
+    return None

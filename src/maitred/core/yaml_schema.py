@@ -1,0 +1,253 @@
+"""What keys there are: a walk over the configuration structs, by path.
+
+What is wrong with a configuration, said for the person who wrote it.
+
+msgspec does the validation and says what it expected, in its own words and at a path into the values. This turns one such
+error into a ConfigError: the place in the file (or the variable, or the flag), the key, what was found, what was wanted.
+
+A YAML file as a struct, or one clear line that says what is wrong with it and where.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+
+import msgspec
+
+from maitred.core.error_text import describe_expected
+from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.yaml_document import KeyPath, YamlDocument
+
+
+def type_at(root: Any, path: KeyPath) -> Any:
+    """The type of the value at `path`; None if there is no such key."""
+    kind = root
+    for step in path:
+        kind = _item_type(kind) or section_keys(kind).get(str(step))
+        if kind is None:
+            return None
+    return kind
+
+
+def section_keys(kind: Any) -> dict[str, Any]:
+    """The keys of a section with their types, and the one that tells its alternatives apart; empty for other kinds."""
+    keys: dict[str, Any] = {}
+    for section in _struct_types(kind):
+        tag_field, tag = section.__struct_config__.tag_field, section.__struct_config__.tag
+        if tag_field:
+            keys[tag_field] = keys[tag_field] | Literal[tag] if tag_field in keys else Literal[tag]
+        keys |= {field.encode_name: field.type for field in msgspec.structs.fields(section)}
+    return keys
+
+
+def is_section(kind: Any) -> bool:
+    """Whether it has keys of its own."""
+    return bool(_struct_types(kind))
+
+
+def accepts_keys(kind: Any) -> bool:
+    """Whether there may be keys below it: a section, or a mapping with keys of the user's own."""
+    origins = (get_origin(k) for k in _union_members(kind))
+    return is_section(kind) or any(isinstance(origin, type) and issubclass(origin, Mapping) for origin in origins)
+
+
+def literal_choices(kind: Any) -> list[Any]:
+    """The values of a closed set; empty for other kinds."""
+    return [value for k in _union_members(kind) if get_origin(k) is Literal for value in get_args(k)]
+
+
+def accepts_null(kind: Any) -> bool:
+    return type(None) in _union_members(kind)
+
+
+def _struct_types(kind: Any) -> list[type[msgspec.Struct]]:
+    return [k for k in _union_members(kind) if isinstance(k, type) and issubclass(k, msgspec.Struct)]
+
+
+def _item_type(kind: Any) -> Any:
+    """What a list or a free mapping of this kind holds; None for other kinds."""
+    for k in _union_members(kind):
+        origin = get_origin(k)
+        if isinstance(origin, type) and issubclass(origin, (Sequence, Mapping)):
+            return next(item for item in reversed(get_args(k)) if item is not Ellipsis)
+    return None
+
+
+def _union_members(kind: Any) -> tuple[Any, ...]:
+    if get_origin(kind) in (Union, UnionType):
+        return get_args(kind)
+    if get_origin(kind) is Annotated:
+        return _union_members(get_args(kind)[0])
+    return (kind,)
+
+
+Locator: TypeAlias = Callable[[KeyPath], str]
+"""Where the value at a path came from, as the user would point at it."""
+
+_SECRET_SUFFIXES: Final = ("api_key", "api_keys")
+"""How the keys end whose values are shown to nobody."""
+_MISSING_FIELD: Final = "Object missing required field"
+_ANY_KEY: Final = "[...]"
+_STEP: Final = re.compile(r"\.(\w+)|\[(\d+)\]")
+
+
+class ConfigProblem(msgspec.Struct, frozen=True):
+    """An error, and the path of the value that is to blame."""
+
+    path: KeyPath
+    error: ConfigError
+
+
+def first_problem(tree: Any, root: type[msgspec.Struct], locate: Locator) -> ConfigProblem | None:
+    """What msgspec finds wrong first; None when `tree` is a valid `root`."""
+    try:
+        msgspec.convert(tree, root)
+    except msgspec.ValidationError as error:
+        return _explain(str(error), tree, root, locate)
+    return None
+
+
+def dotted_key(path: KeyPath) -> str:
+    """As users write it: `gateway.backends[0]`."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+
+
+def _explain(said: str, tree: Any, root: type[msgspec.Struct], locate: Locator) -> ConfigProblem:
+    if said.startswith(("Object contains unknown field", _MISSING_FIELD)) and (blamed := _unknown_key(tree, root, ())):
+        hint = nearest_name_hint(str(blamed[-1]), section_keys(type_at(root, blamed[:-1])))
+        return _problem(blamed, f"unknown key {dotted_key(blamed)!r}", locate, hint)
+    message, _, at = said.partition(" - at `")
+    path = _error_path(at, tree, root)
+    found = _value_at(tree, path)
+    if wrong := re.fullmatch(r"Expected (.*), got `.*`", message):
+        return _problem(
+            path, f"{_display_path(path)}: expected {describe_expected(wrong[1])}, found {_display_value(found, path)}", locate
+        )
+    if message.startswith(_MISSING_FIELD):
+        key = message.removeprefix(_MISSING_FIELD).strip(" `")
+        known = [str(choice) for choice in literal_choices(type_at(root, (*path, key)))]
+        return _problem(
+            path, f"{_display_path(path)}: the key {key!r} is missing", locate, nearest_name_hint("", known) if known else ""
+        )
+    if isinstance(found, dict):
+        return _explain_section_error(path, found, message, locate)
+    if message.startswith("Invalid "):
+        hint = nearest_name_hint(
+            found if isinstance(found, str) else "", [str(choice) for choice in literal_choices(type_at(root, path))]
+        )
+        return _problem(path, f"{_display_path(path)}: {_display_value(found, path)} cannot be chosen", locate, hint)
+    return _problem(path, f"{_display_path(path)}: {describe_expected(message[:1].lower() + message[1:])}", locate)
+
+
+def _error_path(at: str, tree: Any, root: Any) -> KeyPath:
+    """Where msgspec says that it is. Among keys of the user's own it does not say at which: at the first that is wrong."""
+    before, among, _ = at.partition(_ANY_KEY)
+    path: KeyPath = tuple(name or int(index) for name, index in _STEP.findall(before))
+    mapping = _value_at(tree, path)
+    if not among or not isinstance(mapping, dict):
+        return path
+    for key, value in mapping.items():
+        kind = type_at(root, (*path, key))
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            return (*path, key, *_error_path(str(error).partition(" - at `")[2], value, kind))
+    return path
+
+
+def _unknown_key(tree: Any, root: Any, path: KeyPath) -> KeyPath | None:
+    """The first key that its section does not have, in msgspec's order. Looked for in the values and not in what msgspec
+    says, because a key may read like anything."""
+    known = section_keys(type_at(root, path))
+    steps = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for step, below in steps:
+        here = (*path, step)
+        if known and step not in known:
+            return here
+        if found := _unknown_key(below, root, here):
+            return found
+    return None
+
+
+def _explain_section_error(path: KeyPath, section: dict[str, Any], message: str, locate: Locator) -> ConfigProblem:
+    """What a struct raised of itself. It names the key that it is about; that one's place is the one to show."""
+    inside, value = _keys_named_in(section, message)
+    if not inside:
+        return _problem(path, f"{_display_path(path)}: {message}", locate)
+    blamed, shown = (*path, *inside), _display_value(value, (*path, *inside))
+    what = message if message.startswith(inside[0]) else f"{inside[0]}: {message}"
+    said = message.endswith(f"not {shown}") or (isinstance(value, str) and shown in message)
+    found = "" if said or isinstance(value, (dict, list)) or _is_secret(blamed) else f", found {shown}"
+    return _problem(blamed, ".".join(filter(None, (dotted_key(path), f"{what}{found}"))), locate)
+
+
+def _keys_named_in(section: dict[str, Any], message: str) -> tuple[tuple[str, ...], Any]:
+    """The keys that `message` names, each below the one before, and the value there."""
+    path: list[str] = []
+    value: Any = section
+    for quoted, word in re.findall(r"'([^']*)'|(\w+)", message):
+        if isinstance(value, dict) and (quoted or word) in value:
+            path.append(quoted or word)
+            value = value[path[-1]]
+    return tuple(path), value
+
+
+def _problem(path: KeyPath, what: str, locate: Locator, hint: str = "") -> ConfigProblem:
+    return ConfigProblem(path, ConfigError(what, where=locate(path), hint=hint))
+
+
+def _value_at(tree: Any, path: KeyPath) -> Any:
+    for step in path:
+        tree = tree[step]
+    return tree
+
+
+def _display_path(path: KeyPath) -> str:
+    return dotted_key(path) or "the file"
+
+
+def _is_secret(path: KeyPath) -> bool:
+    return any(isinstance(step, str) and step.endswith(_SECRET_SUFFIXES) for step in path)
+
+
+def _display_value(value: Any, path: KeyPath) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case _ if _is_secret(path):
+            return "***"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return "a section (keys with values)"
+        case list():
+            return "a list"
+    return repr(value)
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def read_struct(path: Path, root: type[T]) -> T:
+    """What the file says, as a `root`. Raises ConfigError with file, line and the nearest valid name."""
+    return document_to_struct(YamlDocument.read(path), root)
+
+
+def document_to_struct(document: YamlDocument, root: type[T]) -> T:
+    """What the document says, as a `root`. Raises ConfigError with its name, line and the nearest valid name."""
+    if not isinstance(document.value, dict):
+        found = "nothing" if document.value is None else "something else"
+        raise ConfigError(f"there should be keys with values, and there is {found}", where=document.name)
+
+    def place(at: KeyPath) -> str:
+        """The line of the key, or of the nearest one above it that the file has."""
+        return next((found for end in range(len(at), -1, -1) if (found := document.where(at[:end]))), document.name)
+
+    problem = first_problem(document.value, root, place)
+    if problem:
+        raise problem.error
+    return msgspec.convert(document.value, root)

@@ -1,0 +1,135 @@
+"""What the gateway says of itself and of the models behind it, and what its operator may tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from enum import Enum, auto
+from typing import Final, TypeAlias
+
+import msgspec
+
+from maitred.core.errors import ConfigError
+from maitred.gateway import error_responses
+from maitred.gateway.auth import ApiKeys
+from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.metrics import GatewayCollector
+from maitred.gateway.reload import ConfigReloader, GatewaySettings
+from maitred.gateway.request_fields import AUTHORIZATION_HEADER
+from maitred.gateway.state_snapshot import GatewayState
+from maitred.wire import asgi
+from maitred.wire.asgi import ApiError, Scope, Send
+
+EndpointHandler: TypeAlias = Callable[[Scope, Send], Awaitable[None]]
+MODEL_PATH_PREFIX: Final = "/v1/models/"
+"""Before the name of one model, which may have slashes in it."""
+_READ_METHODS: Final = ("GET", "HEAD")
+_WRITE_METHODS: Final = ("POST",)
+
+
+class EndpointAccess(Enum):
+    """Who may see a page, once there are API keys."""
+
+    OPEN = auto()
+    KEY = auto()
+    ADMIN = auto()
+    """Without any key: who asks from this machine."""
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    handler: EndpointHandler
+    access: EndpointAccess
+    methods: tuple[str, ...] = _READ_METHODS
+
+
+class AdminEndpoints:
+    """`settings` and `keys` are those in force, `fallback` tells why they are less than what was configured (None: they are
+    not)."""
+
+    def __init__(
+        self,
+        fleet: BackendFleet,
+        collector: GatewayCollector,
+        state: Callable[[], GatewayState],
+        reloading: ConfigReloader,
+        settings: Callable[[], GatewaySettings],
+        keys: Callable[[], ApiKeys],
+        fallback: Callable[[], str | None],
+    ) -> None:
+        self._fleet = fleet
+        self._collector = collector
+        self._take_snapshot = state
+        self._reloading = reloading
+        self._settings = settings
+        self._keys = keys
+        self._fallback = fallback
+        self._endpoints = {
+            "/health": Endpoint(self._health, EndpointAccess.OPEN),
+            "/ready": Endpoint(self._ready, EndpointAccess.OPEN),
+            "/metrics": Endpoint(self._metrics, EndpointAccess.OPEN),
+            "/v1/models": Endpoint(self._models, EndpointAccess.KEY),
+            "/maitred/state": Endpoint(self._state, EndpointAccess.KEY),
+            "/admin/config": Endpoint(self._config, EndpointAccess.ADMIN),
+            "/admin/reload": Endpoint(self._reload, EndpointAccess.ADMIN, _WRITE_METHODS),
+        }
+        self._one_model = Endpoint(self._model, EndpointAccess.KEY)
+
+    async def answer_request(self, scope: Scope, send: Send) -> None:
+        """Answer, whatever the path."""
+        try:
+            await self._dispatch(scope, send)
+        except ApiError as error:
+            await asgi.send_error(send, error)
+
+    async def _dispatch(self, scope: Scope, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        page = self._one_model if path.startswith(MODEL_PATH_PREFIX) else self._endpoints.get(path)
+        if page is None:
+            raise error_responses.no_route(path)
+        if method not in page.methods:
+            raise error_responses.method_not_allowed(method, ", ".join(page.methods))
+        if page.access is EndpointAccess.KEY:
+            self._keys().authenticate(asgi.get_header(scope, AUTHORIZATION_HEADER))
+        elif page.access is EndpointAccess.ADMIN:
+            self._keys().require_administrator(asgi.get_header(scope, AUTHORIZATION_HEADER), scope)
+        await page.handler(scope, send)
+
+    async def _models(self, scope: Scope, send: Send) -> None:
+        if not self._fleet.healthy:
+            raise error_responses.upstream_failed(None)
+        await asgi.send_json(send, 200, {"object": "list", "data": self._fleet.list_models()})
+
+    async def _model(self, scope: Scope, send: Send) -> None:
+        name = scope["path"].removeprefix(MODEL_PATH_PREFIX)
+        for model in self._fleet.list_models():
+            if model["id"] == name:
+                await asgi.send_json(send, 200, model)
+                return
+        raise error_responses.model_unavailable(self._fleet, name)
+
+    async def _health(self, scope: Scope, send: Send) -> None:
+        """200 also if it serves with less than was configured: to restart it would not help."""
+        fallback = self._fallback()
+        if fallback is None:
+            await asgi.send_json(send, 200, {"status": "ok"})
+        else:
+            await asgi.send_json(send, 200, {"status": "degraded", "problems": [fallback]})
+
+    async def _ready(self, scope: Scope, send: Send) -> None:
+        state = self._take_snapshot()
+        await asgi.send_json(send, 200 if state.ready else 503, {"ready": state.ready, "backends": state.backends})
+
+    async def _metrics(self, scope: Scope, send: Send) -> None:
+        await asgi.send_bytes(send, 200, self._collector.render(), b"text/plain; version=0.0.4; charset=utf-8")
+
+    async def _state(self, scope: Scope, send: Send) -> None:
+        await asgi.send_json(send, 200, self._take_snapshot())
+
+    async def _config(self, scope: Scope, send: Send) -> None:
+        await asgi.send_json(send, 200, self._settings().redacted())
+
+    async def _reload(self, scope: Scope, send: Send) -> None:
+        try:
+            reloaded = await self._reloading.reload()
+        except ConfigError as error:
+            raise error_responses.invalid_config(str(error)) from error
+        await asgi.send_json(send, 200, reloaded)

@@ -1,0 +1,126 @@
+"""Every answer by which the gateway refuses, with its stable code (SMG's where it has one)."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Final
+
+from maitred.admission import AdmissionConfig, Reason
+from maitred.core.units import Micros, to_seconds
+from maitred.gateway.driver import AdmissionRejected
+from maitred.gateway.fleet import BackendFleet
+from maitred.wire.asgi import ApiError, Headers
+from maitred.wire.errors import ConnectError, LocalError, UpstreamError, UpstreamTimeout
+
+_RETRY_SOON = ((b"retry-after", b"1"),)
+_RETRY_LATER = ((b"retry-after", b"2"),)
+_BEARER = ((b"www-authenticate", b"Bearer"),)
+
+
+def model_unavailable(fleet: BackendFleet, model: str) -> ApiError:
+    """No backend serves `model` now. That there is no such model is said only if no backend could turn up with it."""
+    if fleet.may_serve(model):
+        message = f"no backend that serves `{model}` is up"
+        return ApiError(503, message, kind="server_error", code="no_healthy_backend", headers=_RETRY_LATER)
+    message = f"The model `{model}` does not exist"
+    return ApiError(404, message, kind="invalid_request_error", code="model_not_found", param="model")
+
+
+def admission_rejected(refused: AdmissionRejected, config: AdmissionConfig, timeout_status: int) -> ApiError:
+    """Return the words of the admission policy; else SMG's, which depend on the mode and on whether there is a queue at all."""
+    policy = refused.refusal
+    if policy is None:
+        status, code, message = _describe_rejection(refused.reason, config, timeout_status)
+    else:
+        status, code, message = policy.status, f"admission_{policy.reason}", policy.message
+    headers = () if policy is not None and policy.is_final else retry_after_header(refused.retry_after)
+    return ApiError(status, message, kind=_ERROR_TYPES.get(status, "server_error"), code=code, headers=headers)
+
+
+def retry_after_header(span: Micros | None) -> Headers:
+    """Whole seconds, rounded up; 2 if nothing is known."""
+    secs = 2 if span is None else max(1, ceil(to_seconds(span)))
+    return [(b"retry-after", b"%d" % secs)]
+
+
+_ERROR_TYPES: Final = {413: "invalid_request_error", 429: "rate_limit_error"}
+_POLICY_REJECTIONS: Final = {
+    Reason.BAND_FULL: (429, "admission_band_full", "as many requests of this priority wait as may"),
+    Reason.DISPLACED: (429, "admission_displaced", "a more urgent request took the place of this one in a full queue"),
+}
+"""What flow control says no with."""
+
+
+def _describe_rejection(reason: str, config: AdmissionConfig, timeout_status: int) -> tuple[int, str, str]:
+    if reason in _POLICY_REJECTIONS:
+        return _POLICY_REJECTIONS[Reason(reason)]
+    path = "scheduler" if config.mode == "priority" else "admission"
+    if reason == Reason.QUEUE_TIMEOUT:
+        return timeout_status, f"{path}_queue_timeout", "timed out waiting for an admission slot"
+    if reason == Reason.TENANT_QUEUE_FULL:
+        return 429, f"{path}_tenant_queue_full", "request queue is full for this tenant"
+    if config.mode != "priority":
+        if config.mode == "legacy" and not config.legacy.queue_size:
+            return 429, "admission_queue_full", "concurrency limit reached and queuing is disabled"
+        return 429, "admission_queue_full", "admission queue is at capacity"
+    if reason == Reason.RATE_LIMITED and config.flavour != "smg":
+        return 429, "scheduler_rate_limited", "more requests per second than are allowed here"
+    return 429, "scheduler_queue_full", "request queue is full for this priority class"
+
+
+def preempted() -> ApiError:
+    headers = ((b"x-smg-preempted", b"true"), *_RETRY_SOON)
+    message = "request preempted by higher-priority traffic"
+    return ApiError(503, message, kind="server_error", code="scheduler_preempted", headers=headers)
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "the gateway is shutting down", kind="server_error", code="shutting_down", headers=_RETRY_SOON)
+
+
+def upstream_failed(error: UpstreamError | None) -> ApiError:
+    """No backend gave an answer; `error` is what the last one did. None: there was none left to ask."""
+    if error is None or isinstance(error, ConnectError):
+        message = "no backend could be reached" if error is None else str(error)
+        return ApiError(503, message, kind="server_error", code="no_healthy_backend", headers=_RETRY_LATER)
+    if isinstance(error, LocalError):
+        return ApiError(503, str(error), kind="server_error", code="upstream_local", headers=_RETRY_LATER)
+    status = 504 if isinstance(error, UpstreamTimeout) else 502
+    return ApiError(status, str(error), kind="server_error", code=f"upstream_{error.reason}")
+
+
+def no_route(path: str) -> ApiError:
+    return ApiError(404, f"there is nothing at {path}", kind="invalid_request_error", code="unknown_url")
+
+
+def method_not_allowed(method: str, allowed: str) -> ApiError:
+    headers = ((b"allow", allowed.encode()),)
+    return ApiError(
+        405, f"{method} is not allowed here", kind="invalid_request_error", code="method_not_allowed", headers=headers
+    )
+
+
+def internal_error() -> ApiError:
+    return ApiError(500, "the gateway failed; its log says why", kind="server_error", code="internal_error")
+
+
+def missing_api_key() -> ApiError:
+    message = "an API key is needed here: send it as `Authorization: Bearer KEY`"
+    return ApiError(401, message, kind="invalid_request_error", code="missing_api_key", headers=_BEARER)
+
+
+def invalid_api_key() -> ApiError:
+    return ApiError(401, "this API key is not valid", kind="invalid_request_error", code="invalid_api_key", headers=_BEARER)
+
+
+def admin_forbidden(message: str) -> ApiError:
+    return ApiError(403, message, kind="invalid_request_error", code="admin_forbidden")
+
+
+def body_budget_exhausted() -> ApiError:
+    message = "the request bodies that are being read or waiting take all the memory they may"
+    return ApiError(503, message, kind="server_error", code="body_budget_exhausted", headers=_RETRY_LATER)
+
+
+def invalid_config(message: str) -> ApiError:
+    return ApiError(400, message, kind="invalid_request_error", code="invalid_config")

@@ -1,0 +1,206 @@
+"""A Hugging Face config.json as a `ModelSpec`. Families name the same thing differently; all that is needed is looked for
+under every name it goes by, and what is not found is said.
+
+Models by the names that users type, from the catalogue or from a config.json of Hugging Face.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.instance.catalogue.entries import load_entries, names_in_lower_case, read_json
+from maitred.instance.latency import AttentionRanks, ModelSpec
+
+_HEADS = ("num_attention_heads", "n_head")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
+_INTERMEDIATE = ("intermediate_size", "ffn_hidden_size", "n_inner")
+_EXPERTS = ("num_local_experts", "num_routed_experts", "n_routed_experts", "num_experts")
+_GATED = ("", "silu", "swiglu", "geglu", "gelu_pytorch_tanh")
+_ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "activation")
+_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "uint8": 1.0, "fp8": 1.0}
+_MOST_SCALING = 100_000
+_WIDEST_BITS = 32
+_METHODS = {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4.25}
+"""Bits of a weight; a block of 32 in mxfp4 has a scale of 8 bits."""
+_UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
+"""Kinds of rope scaling whose max_position_embeddings is the scaled length already (as vLLM reads them)."""
+
+
+def read_model_config(path: Path) -> ModelSpec:
+    """Raises ConfigError if it cannot be read, or lacks what is needed."""
+    hint = "give the path of a Hugging Face config.json, or of its folder"
+    read: Any = read_json(path, "the model's configuration", hint)
+    if not isinstance(read, dict):
+        raise ConfigError("a model's configuration is a JSON object", where=str(path))
+    config = {**read, **read.get("text_config", {})} if isinstance(read.get("text_config"), dict) else read
+    try:
+        return _spec_from_config(path.parent.name or str(path), config)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error), where=str(path)) from error
+
+
+def _spec_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
+    _check_supported(config)
+    heads = _integer(config, *_HEADS)
+    experts = next((value for key in _EXPERTS if (value := _integer(config, key, default=0)) > 1), 0)
+    per_expert = _integer(config, "moe_intermediate_size", default=0)
+    intermediate = _integer(config, "intermediate_size_mlp", default=0) or _integer(config, *_INTERMEDIATE)
+    if experts and not per_expert:
+        per_expert = _integer(config, *_INTERMEDIATE)
+    return ModelSpec(
+        name=name,
+        num_layers=_integer(config, "num_hidden_layers", "num_layers", "n_layer"),
+        hidden_size=_integer(config, "hidden_size", "n_embd"),
+        num_heads=heads,
+        num_kv_heads=_integer(config, *_KV_HEADS, default=heads),
+        intermediate_size=intermediate,
+        vocab_size=_integer(config, "vocab_size"),
+        head_dim=_integer(config, "head_dim", default=0),
+        max_position_embeddings=_max_context(config),
+        bytes_per_element=_element_bytes(config),
+        weight_bytes=_weight_bytes(config.get("quantization_config")),
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        num_experts=experts,
+        experts_per_token=_integer(config, "num_experts_per_tok", default=0) if experts else 0,
+        expert_intermediate_size=per_expert if experts else 0,
+        shared_intermediate_size=_shared_expert_size(config, per_expert) if experts else 0,
+        first_dense_layers=_integer(config, "first_k_dense_replace", default=0) if experts else 0,
+        interleave_moe_layer_step=_integer(config, "interleave_moe_layer_step", default=0) if experts else 0,
+        latent_attention=_latent_attention(config),
+    )
+
+
+def _check_supported(config: Mapping[str, Any]) -> None:
+    """Raises ValueError for a model that no formula here is for."""
+    for key in _ACTIVATIONS:
+        if str(config.get(key) or "") not in _GATED:
+            raise ValueError(
+                f"its feed-forward layers are not gated ({key} {config[key]}): no formula here is for such a model"
+            )
+    if _integer(config, "decoder_sparse_step", default=1) != 1 or config.get("mlp_only_layers"):
+        raise ValueError(
+            "only some of its layers have experts (decoder_sparse_step, mlp_only_layers): no formula here is for that"
+        )
+
+
+def _integer(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:
+    """The first of `keys` that is there and not 0."""
+    for key in keys:
+        value = config.get(key)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise ValueError(f"{key} must be a whole number, not {value!r}")
+        if value:
+            return int(value)
+    if default is None:
+        raise ValueError(f"it has no {' or '.join(keys)}")
+    return default
+
+
+def _max_context(config: Mapping[str, Any]) -> int:
+    """Longest context in tokens, with the scaling of rotary embeddings; 0: not said."""
+    length = _integer(config, "max_position_embeddings", "n_positions", "seq_length", default=0)
+    scaling = config.get("rope_scaling")
+    if not isinstance(scaling, dict):
+        return length
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    factor = scaling.get("factor")
+    if kind in _UNSCALED or factor is None:
+        return length
+    if not isinstance(factor, int | float) or not 0 < factor <= _MOST_SCALING:
+        raise ValueError(f"rope_scaling.factor must be above 0 and at most {_MOST_SCALING:,}, not {factor!r}")
+    return int(_integer(scaling, "original_max_position_embeddings", default=length) * factor)
+
+
+def _element_bytes(config: Mapping[str, Any]) -> float:
+    kind = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
+    if not isinstance(kind, str) or kind not in _BYTES:
+        raise ValueError(f"unknown torch_dtype {kind!r} (known: {', '.join(_BYTES)})")
+    return _BYTES[kind]
+
+
+def _weight_bytes(quantization: Any) -> float:
+    """Per parameter; 0: not quantised. Where groups of weights differ, as the first one. Raises ValueError where it does not
+    say how wide they are."""
+    if not isinstance(quantization, dict) or not quantization:
+        return 0.0
+    method = str(quantization.get("quant_method", "")).lower()
+    bits = _METHODS.get(method, quantization.get("bits", quantization.get("w_bit")))
+    if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
+        bits = 4 if quantization.get("load_in_4bit") else 8
+    groups = quantization.get("config_groups")
+    if bits is None and isinstance(groups, dict):
+        bits = next((found for name in sorted(groups) if (found := _group_bits(groups[name]))), None)
+    if not isinstance(bits, int | float) or not 0 < bits <= _WIDEST_BITS:
+        raise ValueError(f"quantization_config ({method}) does not say how wide weights are: add bits to it")
+    return bits / 8
+
+
+def _group_bits(group: Any) -> Any:
+    weights = group.get("weights") if isinstance(group, dict) else None
+    return weights.get("num_bits") if isinstance(weights, dict) else None
+
+
+def _shared_expert_size(config: Mapping[str, Any], per_expert: int) -> int:
+    """Elements of all shared experts together. Llama 4 does not say that it has one, as wide as those it chooses from."""
+    if config.get("intermediate_size_mlp"):
+        return per_expert
+    said = _integer(config, "shared_expert_intermediate_size", default=0)
+    return said or _integer(config, "n_shared_experts", default=0) * per_expert
+
+
+def _latent_attention(config: Mapping[str, Any]) -> AttentionRanks | None:
+    if not config.get("kv_lora_rank"):
+        return None
+    return AttentionRanks(
+        kv_lora_rank=_integer(config, "kv_lora_rank"),
+        qk_rope_head_dim=_integer(config, "qk_rope_head_dim"),
+        qk_nope_head_dim=_integer(config, "qk_nope_head_dim"),
+        v_head_dim=_integer(config, "v_head_dim"),
+        q_lora_rank=_integer(config, "q_lora_rank", default=0),
+    )
+
+
+_FILE = "models.toml"
+_TUNED = re.compile(r"-(?:instruct|chat|base|it|hf)(?=-|$)")
+"""What says how a model was tuned, and nothing of its shape."""
+_EIGHT_BITS = re.compile(r"-fp8(?:-dynamic|-block)?$")
+_BITS = re.compile(r"[-.](?:quantized[-.])?w(\d+)a\d+$")
+"""Weights of so many bits, as in w4a16."""
+
+
+def model_names() -> list[str]:
+    return list(load_entries(_FILE))
+
+
+def find_model(name: str) -> ModelSpec:
+    """The model called `name`: with or without its publisher, any case (`meta-llama/llama-3.1-8b-instruct`), with -fp8 or
+    -w4a16 behind it if its weights are quantised; or the config.json at the path `name`, or in that folder. Raises
+    ConfigError."""
+    path = Path(name)
+    if name.endswith(".json") or path.joinpath("config.json").is_file():
+        return read_model_config(path if name.endswith(".json") else path / "config.json")
+    known = names_in_lower_case(_FILE)
+    plain = name.strip().lower().rsplit("/", 1)[-1]
+    weight_bytes = 0.0
+    if _EIGHT_BITS.search(plain):
+        plain, weight_bytes = _EIGHT_BITS.sub("", plain), 1.0
+    elif bits := _BITS.search(plain):
+        plain, weight_bytes = _BITS.sub("", plain), int(bits[1]) / 8
+    for each in (plain, _TUNED.sub("", plain)):
+        if each in known:
+            return _spec_from_entry(known[each], weight_bytes)
+    hint = f"{nearest_name_hint(plain, known)} or give the path of its config.json"
+    raise ConfigError(f"unknown model {name!r}", where="model", hint=hint)
+
+
+def _spec_from_entry(name: str, weight_bytes: float) -> ModelSpec:
+    fields = {key: value for key, value in load_entries(_FILE)[name].items() if key not in ("also", "source")}
+    if weight_bytes:
+        fields["weight_bytes"] = weight_bytes
+    return msgspec.convert({"name": name, **fields}, ModelSpec)

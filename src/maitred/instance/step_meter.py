@@ -1,0 +1,114 @@
+"""Meter: how busy an instance was, and the gaps between the tokens that came out of it.
+
+In a step every decoding sequence emits a token, so the gap before each of them is the duration of the step: a run of k steps
+with n decoding sequences has k * n gaps. If all its steps last equally long that is one addition; else their durations
+grow with the context from step to step, and where they pass from one bucket of the sketch into the next is found by bisection.
+Either way the counts are those of one step after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from maitred.core.contracts import BatchShape, LatencyModel
+from maitred.core.quantile_sketch import QuantileSketch, bucket_index
+from maitred.core.request import RequestId
+from maitred.core.units import Micros
+from maitred.instance.itl_log import ItlLog
+from maitred.instance.latency.linear_steps import LinearSteps
+
+_MAX_EXACT_GAPS: Final = 4096
+"""So many different gaps are counted exactly before they go into the sketch: an addition is cheaper than a logarithm."""
+
+
+class StepMeter:
+    """Told of every run, when it is over."""
+
+    __slots__ = ("_exact_counts", "_is_constant", "_itl_log", "_latency", "_overhead", "_sketch", "busy_time")
+
+    def __init__(self, latency: LatencyModel, itl_log: ItlLog | None = None) -> None:
+        """`latency` made the steps; its overhead per output token is part of every gap. `log` is told which gaps came when."""
+        self._latency = latency
+        self._is_constant = isinstance(latency, LinearSteps)
+        """All steps of a run last equally long."""
+        self._itl_log = itl_log
+        self._overhead = latency.overheads.per_output_token
+        self.busy_time: Micros = 0
+        """The time that all steps took."""
+        self._sketch = QuantileSketch()
+        self._exact_counts: dict[Micros, int] = {}
+        """How often each gap came that is not in the sketch yet."""
+
+    @property
+    def itl_sketch(self) -> QuantileSketch:
+        """Between one token and the next of the same sequence, as the client sees them (ITL)."""
+        self._flush_counts()
+        return self._sketch
+
+    def add_run(self, shape: BatchShape, steps: int, time: Micros, not_emitting: int = 0) -> None:
+        """`steps` steps are over, the first of which had this shape; together they took `span`. Of those that decoded in it,
+        `others` have no such gap: they had stood still before, or left meanwhile."""
+        self.busy_time += time
+        decodes = shape.num_decodes - not_emitting
+        if not decodes:
+            return
+        if steps == 1 or self._is_constant:
+            gap = time // steps
+        else:
+            gap = self._latency.step_time(shape)
+            if gap * steps != time:
+                self._add_growing(shape, steps, time, gap)
+                return
+        if self._itl_log is not None:
+            self._itl_log.add_steps(gap if self._is_constant else bucket_index(gap + self._overhead), steps, time)
+        exactly = self._exact_counts
+        exactly[gap] = exactly.get(gap, 0) + decodes * steps
+        if len(exactly) > _MAX_EXACT_GAPS:
+            self._flush_counts()
+
+    def add_pause(self, request_id: RequestId, gap: Micros) -> None:
+        """Its sequence stood still between two of its tokens, `gap` after each other: its KV was lost, or on its way."""
+        if self._itl_log is not None:
+            self._itl_log.add_pause(request_id, gap)
+        self._exact_counts[gap] = self._exact_counts.get(gap, 0) + 1
+
+    def _flush_counts(self) -> None:
+        """All gaps are in the sketch."""
+        overhead = self._overhead
+        self._sketch.add_counts({gap + overhead: times for gap, times in self._exact_counts.items()})
+        self._exact_counts.clear()
+
+    def _add_growing(self, shape: BatchShape, steps: int, span: Micros, first: Micros) -> None:
+        """Durations that grow."""
+        overhead, decodes = self._overhead, shape.num_decodes
+        last = self._step_time(shape, steps - 1)
+        counts: dict[int, int] = {}
+        at, now, before = 0, bucket_index(first + overhead), 0
+        final = bucket_index(last + overhead)
+        while at < steps:
+            beyond = steps if now == final else self._first_step_beyond(now, shape, at, steps - 1)
+            counts[now] = (beyond - at) * decodes
+            if self._itl_log is not None:
+                so_far = self._latency.run_time(shape, beyond)
+                self._itl_log.add_steps(now, beyond - at, so_far - before)
+                before = so_far
+            at = beyond
+            if at < steps:
+                now = bucket_index(self._step_time(shape, at) + overhead)
+        self._sketch.add_buckets(counts, (span + steps * overhead) * decodes, first + overhead, last + overhead)
+
+    def _first_step_beyond(self, number: int, shape: BatchShape, low: int, high: int) -> int:
+        """The first step whose duration is not in this bucket any more: after `low`, and `high` at the latest."""
+        while high - low > 1:
+            middle = (low + high) // 2
+            if bucket_index(self._step_time(shape, middle) + self._overhead) <= number:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _step_time(self, shape: BatchShape, step: int) -> Micros:
+        """Of a step of the run."""
+        return self._latency.step_time(
+            BatchShape(shape.num_decodes, shape.context_tokens + step * shape.num_decodes, context_spread=shape.context_spread)
+        )

@@ -1,0 +1,105 @@
+"""Block counts: how many KV blocks are free, now and after k more steps.
+
+A decoding sequence adds one token a step, so it opens a block every `block_size` steps, always at the same phase of the
+step counter. It is enough to know how many sequences open a block at each phase:
+
+    opens(k) = (k div size) * decoders + sum(opening[phase ... phase + k mod size])
+
+A run of k decode steps costs O(block_size) that way, however long it is and however many sequences it serves, and the last
+step that still finds its blocks is found without trying.
+
+Here blocks have no content: whoever leaves takes his with him. `PrefixBlockManager` is the same over a prefix cache.
+"""
+
+from __future__ import annotations
+
+from maitred.core.errors import InvariantError
+from maitred.core.sequence import SequenceState
+
+
+class BlockManager:
+    """The KV blocks of one instance. All counts are blocks unless they say tokens."""
+
+    __slots__ = ("_num_decodes", "_openings_by_phase", "_phase", "block_size", "free", "total")
+
+    def __init__(self, total: int, block_size: int) -> None:
+        """Raises ValueError unless both are at least 1 (`block_size` in tokens)."""
+        if total < 1 or block_size < 1:
+            raise ValueError("an instance needs at least one block of at least one token")
+        self.total = total
+        self.block_size = block_size
+        self.free = total
+        self._phase = 0
+        self._num_decodes = 0
+        self._openings_by_phase = [0] * block_size
+
+    @property
+    def free_committed(self) -> int:
+        """What is free as of the steps that are over."""
+        return self.free
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens."""
+        return -(-tokens // self.block_size)
+
+    def reserve(self, blocks: int) -> None:
+        self.free -= blocks
+
+    def start_decode(self, tokens: int) -> None:
+        """A sequence that holds `tokens` tokens decodes from the next step on."""
+        self._num_decodes += 1
+        self._openings_by_phase[(self._phase - tokens) % self.block_size] += 1
+
+    def release_decoding(self, seq: SequenceState, tokens: int) -> None:
+        """`seq`, which decodes and holds `tokens` tokens by now, leaves and gives its blocks back."""
+        self.free += -(-tokens // self.block_size)
+        self._num_decodes -= 1
+        self._openings_by_phase[(self._phase - tokens) % self.block_size] -= 1
+
+    def release_prefilling(self, seq: SequenceState, tokens: int) -> None:
+        """`seq`, which does not decode, leaves with all its blocks, `tokens` tokens' worth."""
+        self.free += -(-tokens // self.block_size)
+
+    def decode_blocks(self, steps: int) -> int:
+        """Blocks that the decoding sequences open in the next `steps` steps."""
+        size, phase = self.block_size, self._phase
+        if steps == 1:
+            return self._openings_by_phase[phase]
+        cycles, rest = divmod(steps, size)
+        opened = cycles * self._num_decodes
+        if rest:
+            end = phase + rest
+            opened += sum(self._openings_by_phase[phase:end])
+            if end > size:
+                opened += sum(self._openings_by_phase[: end - size])
+        return opened
+
+    def run_steps(self, steps: int) -> None:
+        """The decoding sequences make `steps` steps and take the blocks they open."""
+        self.free -= self._openings_by_phase[self._phase] if steps == 1 else self.decode_blocks(steps)
+        self._phase = (self._phase + steps) % self.block_size
+
+    def max_steps(self, limit: int) -> int:
+        """The most steps, at most `limit`, whose blocks are free now."""
+        return self.max_steps_with(self.free, limit)
+
+    def max_steps_with(self, free: int, limit: int) -> int:
+        """The most steps, at most `limit`, that open no more than `free` blocks."""
+        size, decoders = self.block_size, self._num_decodes
+        if decoders * -(-limit // size) <= free:
+            return limit
+        cycles, left = divmod(free, decoders)
+        steps = cycles * size
+        while steps < limit:
+            left -= self._openings_by_phase[(self._phase + steps) % size]
+            if left < 0:
+                break
+            steps += 1
+        return steps
+
+    def check(self, held: int) -> None:
+        """Raises InvariantError unless `held`, the blocks that sequences say they hold, and the free ones are all there are."""
+        if held + self.free != self.total or self.free < 0:
+            raise InvariantError(f"KV blocks: {held} held + {self.free} free != {self.total}")
+        if sum(self._openings_by_phase) != self._num_decodes or min(self._openings_by_phase) < 0:
+            raise InvariantError(f"KV blocks: {self._openings_by_phase} open, {self._num_decodes} sequences decode")

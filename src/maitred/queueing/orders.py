@@ -1,0 +1,245 @@
+"""fcfs: first come, first served.
+
+sjf: shortest job first, by prompt length.
+
+edf: earliest deadline first.
+
+lof: longest output first, by what the client allows.
+
+random: whom the dice choose.
+
+Each step has dice of its own, made from the seed and the step's number. So whom they choose depends on who waits at that
+step, and not on how many steps were skipped before or how often somebody has looked.
+
+routing-key: whom the running batch knows.
+
+Requests of one routing key use the same adapter or share content, so it pays to run them together. The more running
+sequences have a request's key, the sooner it goes; a key that nothing runs with waits behind in order of arrival.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterable
+from math import inf
+from random import Random
+
+from maitred.core.contracts import PrefixCacheView, QueuePolicy, SortKey, StepView, WaitQueue
+from maitred.core.request import RequestId
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
+from maitred.queueing.base import SCHEDULERS, BaseQueue, KeyPolicy, PolicyInfo
+from maitred.queueing.heap import SeqHeap
+
+
+@SCHEDULERS.register("fcfs")
+class FirstComeFirstServed(QueuePolicy):
+    """In order of arrival; a preempted sequence goes back to the front. Nothing starves; a long prompt blocks the rest."""
+
+    about = PolicyInfo(
+        summary="in order of arrival; a preempted request goes back to the front",
+        complexity="O(1) per request",
+        starves="nobody; a long prompt blocks those behind it",
+    )
+
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
+        return _FcfsQueue()
+
+
+class _FcfsQueue(BaseQueue):
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[RequestId, SequenceState] = OrderedDict()
+
+    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
+        self._waiting[seq.request.id] = seq
+        if front:
+            self._waiting.move_to_end(seq.request.id, last=False)
+
+    def remove(self, request_id: RequestId) -> SequenceState | None:
+        return self._waiting.pop(request_id, None)
+
+    def peek(self) -> SequenceState | None:
+        return next(iter(self._waiting.values()), None)
+
+    def pop(self) -> SequenceState:
+        if not self._waiting:
+            raise IndexError("pop from an empty wait queue")
+        return self._waiting.popitem(last=False)[1]
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+@SCHEDULERS.register("sjf")
+class ShortestJobFirst(KeyPolicy):
+    """By prompt length, then arrival, then id (BLIS `sjf`). Long prompts starve under load."""
+
+    about = PolicyInfo(
+        summary="shortest prompt first, then arrival",
+        complexity="O(log n) per request",
+        starves="long prompts; aged-sjf does not",
+    )
+
+    def key(self, seq: SequenceState) -> SortKey:
+        return (seq.request.prompt_tokens, seq.request.arrival, seq.request.id)
+
+
+@SCHEDULERS.register("edf")
+class EarliestDeadlineFirst(KeyPolicy):
+    """By deadline, those without one last, then arrival, then id. Best while all deadlines can be met; in overload it serves
+    first whoever is about to be too late."""
+
+    about = PolicyInfo(
+        summary="earliest deadline first, those without one last, then arrival",
+        complexity="O(log n) per request",
+        starves="requests without a deadline",
+    )
+
+    def key(self, seq: SequenceState) -> SortKey:
+        request = seq.request
+        return (inf if request.deadline is None else request.deadline, request.arrival, request.id)
+
+
+@SCHEDULERS.register("lof")
+class LongestOutputFirst(KeyPolicy):
+    """By `max_output_tokens`, the largest first and no limit before all, then arrival, then id (SGLang `lof`)."""
+
+    about = PolicyInfo(
+        summary="largest max_output_tokens first, then arrival: long answers start early, so that a batch job ends early",
+        complexity="O(log n) per request",
+        starves="short answers",
+    )
+
+    def key(self, seq: SequenceState) -> SortKey:
+        request = seq.request
+        allowed = inf if request.max_output_tokens is None else request.max_output_tokens
+        return (-allowed, request.arrival, request.id)
+
+
+@SCHEDULERS.register("random")
+class RandomOrder(QueuePolicy):
+    """Any that waits, with equal chances, anew at each step (SGLang `random`, with a seed)."""
+
+    about = PolicyInfo(
+        summary="drawn anew for each step, the same for the same seed",
+        complexity="O(log n) per request",
+        starves="nobody for ever, but waits have a long tail",
+    )
+
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
+        return _RandomQueue(rng.getrandbits(64))
+
+
+class _RandomQueue(BaseQueue):
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._step = 0
+        self._step_rng: Random | None = None
+        self._sorted_ids: list[RequestId] = []
+        """In order, so that who is drawn does not depend on how they came and went."""
+        self._seqs: dict[RequestId, SequenceState] = {}
+        self._drawn: SequenceState | None = None
+
+    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
+        insort(self._sorted_ids, seq.request.id)
+        self._seqs[seq.request.id] = seq
+
+    def remove(self, request_id: RequestId) -> SequenceState | None:
+        seq = self._seqs.pop(request_id, None)
+        if seq is not None:
+            del self._sorted_ids[bisect_left(self._sorted_ids, request_id)]
+            if seq is self._drawn:
+                self._drawn = None
+        return seq
+
+    def on_step_start(self, step: StepView, now: Micros) -> None:
+        self._step, self._step_rng, self._drawn = step.step_index, None, None
+
+    def peek(self) -> SequenceState | None:
+        if self._drawn is None and self._sorted_ids:
+            self._drawn = self._seqs[self._draw() if len(self._sorted_ids) > 1 else self._sorted_ids[0]]
+        return self._drawn
+
+    def _draw(self) -> RequestId:
+        if self._step_rng is None:  # made only where they are thrown, for that takes several µs
+            self._step_rng = Random(f"{self._seed}/{self._step}")
+        return self._step_rng.choice(self._sorted_ids)
+
+    def pop(self) -> SequenceState:
+        seq = self.peek()
+        if seq is None:
+            raise IndexError("pop from an empty wait queue")
+        self.remove(seq.request.id)
+        return seq
+
+    def next_order_change(self, now: Micros) -> Micros | None:
+        return now + 1 if len(self._sorted_ids) > 1 else None
+
+    def __len__(self) -> int:
+        return len(self._sorted_ids)
+
+
+@SCHEDULERS.register("routing-key")
+class RoutingKeyOrder(QueuePolicy):
+    """By how many running sequences have the request's routing key, then the key, then arrival (SGLang `routing-key`). Those
+    whose key nothing runs with keep their order of arrival, where SGLang's are sorted by key."""
+
+    about = PolicyInfo(
+        summary="requests whose routing key most running ones have, then arrival",
+        complexity="O(log n) per request, O(running batch) per pass",
+        starves="requests whose routing key nothing runs with",
+    )
+
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
+        return _RoutingKeyQueue()
+
+
+class _RoutingKeyQueue(BaseQueue):
+    def __init__(self) -> None:
+        self._all = SeqHeap()
+        self._by_key: dict[str, SeqHeap] = {}
+        self._running_keys: list[str] = []
+        """The keys that run and may be waited with, best last."""
+        self._last_position = 0
+        self._front_position = 0
+
+    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
+        if front:
+            self._front_position -= 1
+        else:
+            self._last_position += 1
+        place = (self._front_position if front else self._last_position,)
+        self._all.push(place, seq)
+        if key := seq.request.routing_key:
+            self._by_key.setdefault(key, SeqHeap()).push(place, seq)
+
+    def remove(self, request_id: RequestId) -> SequenceState | None:
+        seq = self._all.remove(request_id)
+        if seq is not None and (key := seq.request.routing_key):
+            same = self._by_key[key]
+            same.remove(request_id)
+            if not same:
+                del self._by_key[key]
+        return seq
+
+    def on_step_start(self, step: StepView, now: Micros) -> None:
+        counts = step.running_routing_keys()
+        shared: Iterable[str] = counts.keys() & self._by_key.keys()
+        self._running_keys = sorted(shared, key=lambda key: (-counts[key], key), reverse=True)
+
+    def peek(self) -> SequenceState | None:
+        running = self._running_keys
+        while running and running[-1] not in self._by_key:
+            running.pop()
+        return (self._by_key[running[-1]] if running else self._all).first()
+
+    def pop(self) -> SequenceState:
+        seq = self.peek()
+        if seq is None:
+            raise IndexError("pop from an empty wait queue")
+        self.remove(seq.request.id)
+        return seq
+
+    def __len__(self) -> int:
+        return len(self._all)

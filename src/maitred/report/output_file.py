@@ -1,0 +1,104 @@
+"""Output files that exist whole or not at all.
+
+A file is opened before the work that fills it, so that a bad path is known before an hour of simulation, and takes its name
+only when it is complete. Until then it is a hidden file beside it. It keeps the permissions of the file that it replaces.
+
+Devices and pipes are written to as they are, and nothing that is in them already is cut off: `/dev/stdout` is the descriptor
+that the shell gave us, which may well be a file that it is appending to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from maitred.core.errors import ConfigError
+
+_DESCRIPTORS: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
+
+
+class OutputFile:
+    """To be used in a `with`: kept when the block ends well, discarded when it raises."""
+
+    def __init__(self, path: Path, *, where: str = "") -> None:
+        """Raises ConfigError if nothing can be written there; `where` is the flag that named it."""
+        self._path, self._where = path, where
+        self._target = self._partial = path
+        try:
+            self._check_path()
+            self._file = os.fdopen(self._open(), "wb")
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _check_path(self) -> None:
+        path = self._path
+        if path.is_dir():
+            raise ConfigError(f"{path} is a directory", where=self._where, hint="name a file in it")
+        if not path.parent.is_dir():
+            raise ConfigError(f"there is no directory {path.parent}", where=self._where, hint="create it first")
+
+    def _open(self) -> int:
+        descriptor = _own_descriptor(self._path)
+        if descriptor is not None:
+            return os.dup(descriptor)
+        if self._path.exists() and not self._path.is_file():
+            return os.open(self._path, os.O_WRONLY)
+        self._target = Path(os.path.realpath(self._path))
+        self._partial = _partial_path(self._target)
+        opened = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        if self._target.exists():
+            self._partial.chmod(self._target.stat().st_mode & 0o777)
+        return opened
+
+    def write(self, data: bytes) -> int:
+        """Raises ConfigError when the disk is full or gone."""
+        try:
+            return self._file.write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self._commit()
+        else:
+            self._discard()
+
+    def _commit(self) -> None:
+        try:
+            self._file.close()
+            if self._partial != self._target:
+                self._partial.replace(self._target)
+        except BrokenPipeError:
+            raise
+        except OSError as failure:
+            self._discard()
+            raise self._unwritable(failure) from failure
+
+    def _discard(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+        if self._partial != self._target:
+            self._partial.unlink(missing_ok=True)
+
+    def _unwritable(self, error: OSError) -> ConfigError:
+        return ConfigError(f"cannot write {self._path}: {error.strerror}", where=self._where)
+
+
+def _own_descriptor(path: Path) -> int | None:
+    """Which of our own descriptors is meant; None: none."""
+    numbered = re.fullmatch(r"/dev/fd/(\d{1,9})", str(path))
+    return int(numbered[1]) if numbered else _DESCRIPTORS.get(str(path))
+
+
+def _partial_path(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")

@@ -1,0 +1,168 @@
+"""How a latency is distributed: its mean and percentiles, exactly from all values, or nearly from a sketch of them.
+
+Percentiles interpolate linearly between the two nearest ranks, as numpy and BLIS do.
+
+What can be counted of requests, and what their latencies are: of all of them at once, or part by part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from maitred.core.quantile_sketch import QuantileSketch
+from maitred.core.units import Micros
+from maitred.report.slo import Slo, meets_slo
+from maitred.sim import Outcome, Results
+
+_PERCENTILES = (50, 90, 95, 99)
+
+
+class LatencyStatistics(msgspec.Struct, frozen=True):
+    """How a latency is distributed, in µs."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+
+def latency_statistics(latencies: NDArray[Any]) -> LatencyStatistics | None:
+    """Of all these values, in µs; None: of none."""
+    if not len(latencies):
+        return None
+    return LatencyStatistics(float(latencies.mean()), *np.percentile(latencies, _PERCENTILES).tolist())
+
+
+def sketch_statistics(sketch: QuantileSketch) -> LatencyStatistics | None:
+    """Of the values of `sketch`: the mean exactly, percentiles within half a percent."""
+    if not sketch.count:
+        return None
+    return LatencyStatistics(sketch.mean, *map(sketch.percentile, _PERCENTILES))
+
+
+class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of some requests, or of all."""
+
+    arrived: int
+    outcomes: Mapping[Outcome, int]
+    """A count for every outcome; they add up to `arrived`."""
+    still_running: int
+    """Of those unfinished, how many had been scheduled."""
+    prompt_tokens: int
+    """Of the requests that were let in: neither rejected nor refused."""
+    cached_tokens: int
+    """Of their prompts, what was in the prefix cache when they first ran."""
+    output_tokens: int
+    """All that came out, also of requests that did not complete."""
+    wasted_tokens: int
+    """Computed again, because a preemption had lost their KV."""
+    num_gaps: int
+    """Between tokens of the completed requests: one less than tokens."""
+    gap_time: Micros
+    """What these took together."""
+    preemptions: int
+    """How often their instances took the KV of one of them."""
+    retries: int
+    """How often admission took the slot of one of them back and let it wait for another."""
+    longest_wait: Micros
+    """The longest that one of them waited to run for the first time, also of those who never did."""
+    within_slo: int | None
+    """Requests within the SLO; None when there is none."""
+
+    @property
+    def completed(self) -> int:
+        return self.outcomes[Outcome.COMPLETED]
+
+    @property
+    def completed_itl_mean(self) -> float | None:
+        """Of all gaps between their tokens, in µs."""
+        return self.gap_time / self.num_gaps if self.num_gaps else None
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the prompt tokens that were cached, 0..1."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+    @property
+    def waste(self) -> float | None:
+        """Share of the tokens that were computed which had been computed before, 0..1."""
+        computed = self.prompt_tokens - self.cached_tokens + self.output_tokens + self.wasted_tokens
+        return self.wasted_tokens / computed if computed > 0 else None
+
+    @property
+    def attainment(self) -> float | None:
+        """0..1."""
+        return None if self.within_slo is None or not self.arrived else self.within_slo / self.arrived
+
+
+def count_requests(results: Results, slo: Slo) -> RequestCounts:
+    """Of all rows of `results`."""
+    outcome = results.outcome
+    let_in = (outcome != Outcome.REJECTED) & (outcome != Outcome.REFUSED)
+    several = _has_gaps(results)
+    return RequestCounts(
+        arrived=len(results),
+        outcomes={kind: int(np.count_nonzero(outcome == kind)) for kind in Outcome},
+        still_running=int(np.count_nonzero((outcome == Outcome.UNFINISHED) & (results.scheduled >= 0))),
+        prompt_tokens=int(results.prompt_tokens[let_in].sum()),
+        cached_tokens=int(results.cached_tokens.sum()),
+        output_tokens=int(results.output_tokens.sum()),
+        wasted_tokens=int(results.wasted_tokens.sum()),
+        num_gaps=int((results.output_tokens[several] - 1).sum()),
+        gap_time=int((results.finished - results.first_token)[several].sum()),
+        preemptions=int(results.preemptions.sum()),
+        retries=int(results.retries.sum()),
+        longest_wait=_longest_wait(results),
+        within_slo=int(np.count_nonzero(meets_slo(results, slo))) if slo else None,
+    )
+
+
+def add_counts(first: RequestCounts, second: RequestCounts) -> RequestCounts:
+    """The counts of the requests of both."""
+    added = {
+        name: getattr(first, name) + getattr(second, name)
+        for name in RequestCounts.__struct_fields__
+        if name not in ("outcomes", "starvation", "good")
+    }
+    return RequestCounts(
+        **added,
+        outcomes={kind: first.outcomes[kind] + second.outcomes[kind] for kind in Outcome},
+        longest_wait=max(first.longest_wait, second.longest_wait),
+        within_slo=None if first.within_slo is None or second.within_slo is None else first.within_slo + second.within_slo,
+    )
+
+
+def request_latencies(results: Results) -> dict[str, NDArray[Any]]:
+    """Those there are, in µs, by name: ttft, tpot, e2e, scheduling_delay."""
+    arrival, first, finished = results.arrival, results.first_token, results.finished
+    tokens, scheduled = results.output_tokens, results.scheduled
+    completed = results.outcome == Outcome.COMPLETED
+    several = _has_gaps(results)
+    return {
+        "ttft": (first - arrival)[first >= 0],
+        "tpot": (finished - first)[several] / (tokens - 1)[several],
+        "e2e": (finished - arrival)[completed],
+        "scheduling_delay": (scheduled - arrival)[scheduled >= 0],
+    }
+
+
+def _has_gaps(results: Results) -> NDArray[np.bool_]:
+    """Completed, with more than one token."""
+    several: NDArray[np.bool_] = (results.outcome == Outcome.COMPLETED) & (results.output_tokens > 1)
+    return several
+
+
+def _longest_wait(results: Results) -> Micros:
+    """Who was preempted has run by its first token at the latest, whenever it was scheduled again."""
+    if not len(results):
+        return 0
+    ended = np.where(results.finished >= 0, results.finished, results.end)
+    ran = np.where(results.scheduled >= 0, results.scheduled, ended)
+    ran = np.where(results.first_token >= 0, np.minimum(ran, results.first_token), ran)
+    return int((ran - results.arrival).max())

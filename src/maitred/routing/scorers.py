@@ -1,0 +1,232 @@
+"""How good would each instance be, in one respect? A small file for each scorer; `weighted` adds them up.
+
+What scorers have in common: their registry, and two shapes that most of them have.
+
+active-requests: who was sent little.
+
+queue-depth: whose wait queue is short.
+
+running-requests: whose running batch is small.
+
+vllm-dp: as vLLM chooses among its data-parallel engines.
+
+load-aware: whose wait queue is short, as an absolute number.
+
+load-balance: who has little to do.
+
+kv-utilization: whose KV memory is free.
+
+precise-prefix-cache: where most of the prompt is in the prefix cache.
+
+no-hit-lru: prompts that nobody has cached go around in turn.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from maitred.core.contracts import FleetView, InstanceView
+from maitred.core.registry import Registry
+from maitred.core.request import Request
+from maitred.routing.base import RouterInfo, Signals
+from maitred.routing.policies import effective_load
+
+__all__ = ["SCORERS", "BaseScorer", "Scorer"]
+
+
+class Scorer(Protocol):
+    """How good would each instance be, in one respect?"""
+
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        """From 0 to 1, best, for each instance of `fleet`, in its order. There is at least one."""
+        ...
+
+    def on_chosen(self, request: Request, view: InstanceView) -> None:
+        """Of those that were scored last, `view` was chosen."""
+        ...
+
+
+SCORERS: Registry[Scorer] = Registry(
+    "scorer", Scorer, group="maitred.scorers", packages=["maitred.routing"], methods=["scores", "on_chosen"]
+)
+
+
+class BaseScorer(Scorer):
+    """A scorer that remembers nothing."""
+
+    signals = Signals.LOAD
+
+    def on_chosen(self, request: Request, view: InstanceView) -> None:
+        pass
+
+
+class ViewScorer(BaseScorer):
+    """A scorer that looks at each instance by itself."""
+
+    @abstractmethod
+    def score(self, view: InstanceView) -> float: ...
+
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        return [self.score(view) for view in fleet]
+
+
+class MinMaxScorer(BaseScorer):
+    """A scorer that compares: `(most - count) / (most - least)`, and 1 for all if they are equal."""
+
+    @abstractmethod
+    def value(self, view: InstanceView) -> int: ...
+
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        counts = [self.value(view) for view in fleet]
+        most, least = max(counts), min(counts)
+        if most == least:
+            return [1.0] * len(counts)
+        return [(most - count) / (most - least) for count in counts]
+
+
+@SCORERS.register("active-requests")
+class ActiveRequests(BaseScorer):
+    """`(most - in flight) / most`, and 1 for all if nothing is in flight (llm-d's active-request scorer, BLIS
+    `active-requests`). In flight is never stale."""
+
+    about = RouterInfo(summary="(most - in flight) / most; 1 if there is none", complexity="O(n)", reads="in flight")
+    signals = Signals.NOTHING
+
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        counts = [view.in_flight for view in fleet]
+        most = max(counts)
+        return [(most - count) / most for count in counts] if most else [1.0] * len(counts)
+
+
+@SCORERS.register("queue-depth")
+class QueueDepth(MinMaxScorer):
+    """`(most - waiting) / (most - least)` (GAIE's queue scorer, BLIS `queue-depth`).
+
+    It compares and does not measure: one request more counts as much as a thousand if nobody waits elsewhere.
+    """
+
+    about = RouterInfo(summary="(most - waiting) / (most - least); 1 if all are equal", complexity="O(n)", reads="waiting")
+
+    def value(self, view: InstanceView) -> int:
+        return view.waiting
+
+
+@SCORERS.register("running-requests")
+class RunningRequests(MinMaxScorer):
+    """`(most - running) / (most - least)` (GAIE's running-requests scorer, BLIS `running-requests`)."""
+
+    about = RouterInfo(summary="(most - running) / (most - least); 1 if all are equal", complexity="O(n)", reads="running")
+
+    def value(self, view: InstanceView) -> int:
+        return view.running
+
+
+@SCORERS.register("vllm-dp")
+class VllmDp(MinMaxScorer):
+    """The same with `4 * waiting + running` (vLLM's data-parallel load balancer, BLIS `vllm-dp`)."""
+
+    about = RouterInfo(
+        summary="(most - load) / (most - least), load = 4 * waiting + running; 1 if all are equal",
+        complexity="O(n)",
+        reads="waiting, running",
+    )
+
+    def value(self, view: InstanceView) -> int:
+        return 4 * view.waiting + view.running
+
+
+_MAX_WAITING: Final = 128
+"""Waiting requests from which on the score is 0."""
+
+
+@SCORERS.register("load-aware")
+class LoadAware(ViewScorer):
+    """`0.5 * (1 - min(waiting, 128) / 128)` (llm-d's load-aware scorer, BLIS `load-aware`). At most 0.5, as there."""
+
+    about = RouterInfo(summary="0.5 * (1 - min(waiting, 128) / 128)", complexity="O(n)", reads="waiting")
+
+    def score(self, view: InstanceView) -> float:
+        return 0.5 * (1.0 - min(view.waiting, _MAX_WAITING) / _MAX_WAITING)
+
+
+@SCORERS.register("load-balance")
+class LoadBalance(ViewScorer):
+    """`1 / (1 + waiting + running + in flight)` (BLIS `load-balance`). Differences count less the more there is to do."""
+
+    about = RouterInfo(
+        summary="1 / (1 + waiting + running + in flight)", complexity="O(n)", reads="in flight, waiting, running"
+    )
+
+    def score(self, view: InstanceView) -> float:
+        return 1.0 / (1.0 + effective_load(view))
+
+
+@SCORERS.register("kv-utilization")
+class KvUtilization(ViewScorer):
+    """`1 - kv_usage` (llm-d's kv-cache-utilization scorer, BLIS `kv-utilization`)."""
+
+    about = RouterInfo(summary="1 - used share of the KV blocks", complexity="O(n)", reads="KV usage")
+
+    def score(self, view: InstanceView) -> float:
+        return 1.0 - view.kv_usage
+
+
+@SCORERS.register("precise-prefix-cache")
+class PrecisePrefixCache(BaseScorer):
+    """`(blocks - fewest) / (most - fewest)` of the leading blocks that an instance has, and 1 for all if they are equal
+    (llm-d's precise prefix cache scorer, BLIS `precise-prefix-cache`). It asks the instances' caches, perhaps as of some time
+    ago."""
+
+    about = RouterInfo(
+        summary="(blocks - fewest) / (most - fewest) of leading blocks cached there; 1 if all are equal",
+        complexity="O(n) looks into caches",
+        reads="the caches of the instances",
+    )
+    signals = Signals.CACHES | Signals.PROMPT
+
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        counts = [view.cached_blocks(request) for view in fleet]
+        most, fewest = max(counts), min(counts)
+        if most == fewest:
+            return [1.0] * len(counts)
+        return [(count - fewest) / (most - fewest) for count in counts]
+
+
+@SCORERS.register("no-hit-lru")
+class NoHitLru(BaseScorer):
+    """If an instance has any of the prompt in its prefix cache, 0.5 for all. Else `1 - rank / (n - 1)`, where those rank first
+    that never got such a prompt, and then those that got one least recently (llm-d's no-hit-lru scorer, BLIS `no-hit-lru`). So
+    new prefixes, which fill caches, are spread evenly."""
+
+    about = RouterInfo(
+        summary="0.5 if the prompt is cached anywhere; else 1 for who got no such prompt for longest, down to 0",
+        complexity="O(n log n) looks into caches",
+        reads="the caches of the instances",
+    )
+    signals = Signals.CACHES | Signals.PROMPT
+
+    def __init__(self) -> None:
+        self._no_hit = False
+        self._last_given: OrderedDict[int, None] = OrderedDict()
+        """Those that got one, by index, least recently first."""
+
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        self._no_hit = not any(view.cached_blocks(request) for view in fleet)
+        if not self._no_hit:
+            return [0.5] * len(fleet)
+        if len(fleet) == 1:
+            return [1.0]
+        turn = {index: turn for turn, index in enumerate(self._last_given)}
+        ranked = sorted(range(len(fleet)), key=lambda place: turn.get(fleet[place].index, -1))
+        scores = [0.0] * len(fleet)
+        for rank, place in enumerate(ranked):
+            scores[place] = 1.0 - rank / (len(fleet) - 1)
+        return scores
+
+    def on_chosen(self, request: Request, view: InstanceView) -> None:
+        if self._no_hit:
+            self._last_given[view.index] = None
+            self._last_given.move_to_end(view.index)

@@ -1,0 +1,215 @@
+"""How far predictions are from what was measured, in the words of BLIS too.
+
+Coefficients of latency models from measurements: least squares of relative errors, no coefficient below 0.
+
+A step of 10 ms and one of 300 ms count alike, because what is asked of a model is that it be right within so many percent.
+
+A fitted latency model as a YAML file that `--config` takes, and its tables, if it has any, beside it.
+
+The file also says what of the engine differs from the usual, as far as it is known: coefficients hold for one model on one kind
+of GPU, and the errors that `maitred validate` prints for a folder are those of its engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from maitred.core.errors import ConfigError
+from maitred.core.units import SECOND
+from maitred.instance import InstanceConfig
+from maitred.instance.catalogue.resolving import encode_step_table
+from maitred.instance.latency import Deployment, LatencyConfig, LinearLatency, TableLatency, TrainedPhysicsLatency
+from maitred.study.calibration.least_squares import Floats, non_negative_least_squares
+from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep
+
+_QUALITIES = ((0.10, 0.95, "excellent"), (0.20, 0.85, "good"), (0.35, 0.70, "fair"))
+"""BLIS: mean absolute percentage error below, and Pearson's r above."""
+
+
+class Residuals(msgspec.Struct, frozen=True):
+    """Relative errors (predicted - measured) / measured, in shares of 1."""
+
+    count: int
+    mean: float
+    """The bias."""
+    sd: float
+    p50: float
+    """Of their absolute values; likewise p90, p99 and their mean, `mape`."""
+    p90: float
+    p99: float
+    mape: float
+    r_squared: float
+    """Share of the measured variance that the predictions explain."""
+    pearson: float
+    quality: str
+    """excellent, good, fair or poor, by `mape` and `pearson`."""
+
+
+def compute_residuals(measured: Sequence[float], predicted: Sequence[float]) -> Residuals:
+    """Of at least one pair; measured values are above 0."""
+    truth, guess = np.array(measured), np.array(predicted)
+    relative = guess / truth - 1
+    size = np.abs(relative)
+    spread = float(((truth - truth.mean()) ** 2).sum())
+    r_squared = 1 - float(((truth - guess) ** 2).sum()) / spread if spread else float(np.allclose(truth, guess))
+    varied = truth.std() > 0 and guess.std() > 0
+    pearson = float(np.corrcoef(truth, guess)[0, 1]) if varied else r_squared
+    mape = float(size.mean())
+    return Residuals(
+        count=len(truth),
+        mean=float(relative.mean()),
+        sd=float(relative.std()),
+        p50=float(np.percentile(size, 50)),
+        p90=float(np.percentile(size, 90)),
+        p99=float(np.percentile(size, 99)),
+        mape=mape,
+        r_squared=r_squared,
+        pearson=pearson,
+        quality=next((word for error, r, word in _QUALITIES if mape < error and pearson > r), "poor"),
+    )
+
+
+_MIN_ROWS = 3
+_PRECISE = 1e6
+"""Models answer in whole µs; scaled so, the contribution of one coefficient is known to 1e-6 µs."""
+_FITTED = (0, 1, 2, 3, 5, 8, 9)
+"""β1 β2 β3 β4 β6 β1b β2b of trained-physics. β5, β7 and β8 are constants of a step, as β3 is for one model on one kind of GPU:
+no measurement on it can tell them apart."""
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """A latency model, and how well it fits what it was made from."""
+
+    latency: LatencyConfig
+    residuals: Residuals
+    engine: InstanceConfig = InstanceConfig()
+    """What else of an instance it holds for: the model and the GPUs of its coefficients, or the engine that was measured."""
+
+
+def evaluate_fit(latency: LatencyConfig, steps: Sequence[MeasuredStep]) -> Fit:
+    """`latency`, and what it makes of `steps`."""
+    model = latency.compiled()
+    return Fit(latency, compute_residuals([step.us for step in steps], [model.step_time(step.shape) for step in steps]))
+
+
+def fit_linear(steps: Sequence[MeasuredStep]) -> Fit:
+    """β0 + β1 · prefill tokens + β2 · decode tokens. Raises ConfigError for fewer than three steps."""
+    _check(steps)
+    features = np.array([[1.0, step.shape.prefill_tokens, step.shape.num_decodes] for step in steps])
+    return evaluate_fit(_linear_latency(_fit_relative(features, [step.us for step in steps])), steps)
+
+
+def fit_trained_physics(steps: Sequence[MeasuredStep], on: Deployment) -> Fit:
+    """Its β for a model on some GPUs; its α, which no step shows, are 0. Raises ConfigError for fewer than three steps."""
+    _check(steps)
+    features = np.array([_contributions(steps, index, on) for index in _FITTED]).T
+    beta = [0.0] * 10
+    for index, value in zip(_FITTED, _fit_relative(features, [step.us for step in steps]), strict=True):
+        beta[index] = float(value)
+    return evaluate_fit(TrainedPhysicsLatency((0.0, 0.0, 0.0), tuple(beta), deployment=on), steps)
+
+
+def fit_timeline(rows: Sequence[MeasuredRequest]) -> Fit:
+    """`linear` from what became of requests, whose steps nobody recorded: by accounting.
+
+    While a request decodes, each step gives it one token. So from its first to its last token there are out - 1 steps, and
+
+        last - first = β0 · (out - 1) + β1 · tokens of prefill meanwhile + β2 · tokens of decode meanwhile
+
+    where a prompt is prefilled evenly between its scheduling and its first token, and its answer comes evenly then. Residuals
+    are of these times. Raises ConfigError for fewer than three requests with more than one token.
+    """
+    decoding = [row for row in rows if row.output_tokens > 1 and row.last_token > row.first_token]
+    if len(decoding) < _MIN_ROWS:
+        raise ConfigError(f"{len(decoding)} requests with two tokens or more are too few", hint=f"give at least {_MIN_ROWS}")
+    start = np.array([row.first_token for row in decoding])
+    end = np.array([row.last_token for row in decoding])
+    features = np.stack(
+        [
+            np.array([row.output_tokens - 1.0 for row in decoding]),
+            sum(row.prompt_tokens * _overlap(start, end, row.scheduled, row.first_token) for row in rows),
+            sum((row.output_tokens - 1) * _overlap(start, end, row.first_token, row.last_token) for row in rows),
+        ],
+        axis=1,
+    )
+    times = (end - start) * SECOND
+    beta = _fit_relative(features, times)
+    return Fit(_linear_latency(beta), compute_residuals(list(times), list(features @ beta)))
+
+
+def _overlap(start: Floats, end: Floats, first: float, last: float) -> Floats:
+    """Which share of `first` to `last` lies in each of the intervals."""
+    if last <= first:
+        return np.array((start <= first) & (first < end), dtype=float)
+    shared: Floats = np.maximum(0.0, np.minimum(end, last) - np.maximum(start, first)) / (last - first)
+    return shared
+
+
+def _fit_relative(features: Floats, times: Sequence[float] | Floats) -> Floats:
+    weights = 1 / np.array(times)
+    return non_negative_least_squares(features * weights[:, None], np.ones(len(weights)))
+
+
+def _linear_latency(beta: Floats) -> LinearLatency:
+    b0, b1, b2 = (float(f"{b:.6g}") for b in beta)
+    return LinearLatency((b0, b1, b2))
+
+
+def _contributions(steps: Sequence[MeasuredStep], index: int, on: Deployment) -> list[float]:
+    """What one coefficient of 1 adds to each step, in µs."""
+    beta = tuple(float(i == index) for i in range(10))
+    model = replace(TrainedPhysicsLatency((0.0, 0.0, 0.0), beta), deployment=on).compiled(_PRECISE)
+    return [model.step_time(step.shape) / _PRECISE for step in steps]
+
+
+def _check(steps: Sequence[MeasuredStep]) -> None:
+    if len(steps) < _MIN_ROWS:
+        raise ConfigError(f"{len(steps)} steps are too few", hint=f"give at least {_MIN_ROWS}, and better a few hundred")
+
+
+def write_fit(fit: Fit, path: Path, measured: str) -> list[Path]:
+    """Write `fit`, made from `measured`, to `path`. Returns the files written. Raises ConfigError if one cannot be."""
+    import yaml
+
+    written, latency = [path], msgspec.to_builtins(fit.latency)
+    latency.pop("deployment", None)  # follows from the model and the GPUs
+    if isinstance(fit.latency, TableLatency) and fit.latency.table is not None:
+        tables = path.with_suffix(".table.json")
+        _write(tables, encode_step_table(fit.latency.table))
+        written.append(tables)
+        latency = {"model": "table", "file": str(tables)}
+    kept = fit.residuals
+    about = (
+        f"# maitred calibrate {measured}: {kept.count} measurements, relative error {kept.mean:+.1%} ± {kept.sd:.1%}, "
+        f"R² {kept.r_squared:.4f}\n"
+    )
+    error = min(0.999, round(kept.sd, 4))
+    config = {"instance": {**_non_default_keys(fit.engine), "latency": latency, "latency_error": error}}
+    text = yaml.safe_dump(_tuples_as_lists(config), sort_keys=False, default_flow_style=None, width=120)
+    _write(path, (about + text).encode())
+    return written
+
+
+def _non_default_keys(engine: InstanceConfig) -> dict[str, object]:
+    """What `engine` says that not every instance has; not its latency model."""
+    said, usual = (msgspec.to_builtins(replace(config, latency=None)) for config in (engine, InstanceConfig()))
+    return {key: value for key, value in said.items() if value != usual[key]}
+
+
+def _tuples_as_lists(value: object) -> object:
+    """Tuples as lists: YAML has no others."""
+    if isinstance(value, dict):
+        return {key: _tuples_as_lists(held) for key, held in value.items()}
+    return [_tuples_as_lists(held) for held in value] if isinstance(value, list | tuple) else value
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {(error.strerror or str(error)).lower()}", where=str(path)) from error

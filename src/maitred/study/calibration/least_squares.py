@@ -1,0 +1,47 @@
+"""Least squares with coefficients that cannot be negative (Lawson and Hanson, Solving Least Squares Problems, chapter 23).
+
+Coefficients are let in one by one, the one along which the error falls fastest first. When the unconstrained solution for those
+that are in would make one negative, the way to it is cut short where the first of them is 0, and that one is out again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def non_negative_least_squares(features: Floats, target: Floats) -> Floats:
+    """The x >= 0 for which `features` @ x is nearest to `target`. Features that are always 0 get 0."""
+    scale = np.linalg.norm(features, axis=0)
+    scale[scale == 0] = 1.0
+    a = features / scale
+    x = np.zeros(a.shape[1])
+    inside = np.zeros(a.shape[1], dtype=bool)
+    tolerance = 1e-10 * max(1.0, float(np.abs(a.T @ target).max(initial=0.0)))
+    for _ in range(10 * a.shape[1]):
+        gradient = a.T @ (target - a @ x)
+        gradient[inside] = -np.inf
+        if gradient.max() <= tolerance:
+            break
+        inside[gradient.argmax()] = True
+        x = _step(a, target, x, inside)
+    found: Floats = x / scale
+    return found
+
+
+def _step(a: Floats, target: Floats, x: Floats, inside: NDArray[np.bool_]) -> Floats:
+    """Towards the solution for those `inside`, of which some may leave."""
+    while True:
+        solution = np.zeros_like(x)
+        solution[inside] = np.linalg.lstsq(a[:, inside], target, rcond=None)[0]
+        below = inside & (solution <= 0)
+        if not below.any():
+            return solution
+        way = float((x[below] / (x[below] - solution[below])).min(initial=1.0))
+        x = x + way * (solution - x)
+        inside &= x > 1e-14
+        x[~inside] = 0.0
+        if not inside.any():
+            return x

@@ -1,0 +1,216 @@
+"""Measured steps of an engine, one row per step.
+
+    prefill_tokens   tokens of prefill in the step
+    decode_tokens    sequences that decoded, a token each
+    context_tokens   tokens of KV that these read, summed (optional: 0)
+    prefill_start    tokens of KV before those that prefill (optional: 0)
+    step_us          how long it took; or step_ms, or step_secs
+
+in CSV with a header, or as one JSON object per line. Other columns do not matter.
+
+Timelines: what became of each request of a real engine, one row per request.
+
+    input_tokens, output_tokens                              what was asked and what came
+    submitted_s                                              when the client sent it, in seconds from any origin
+    queued_ts, first_token_ts, last_token_ts                 on the engine's clock, in seconds
+    scheduled_ts                                             the same (optional)
+    prefix_blocks16_seen_before                              leading blocks of 16 tokens that an earlier request had (optional)
+
+Times are compared as differences on one clock, so the two clocks need not agree. TTFT and latency count from `queued_ts`, as
+vLLM's own metrics do. Without a column `submitted_s`, requests are taken to have been sent when they were queued.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+
+import msgspec
+
+from maitred.core.contracts import BatchShape, ChunkShape
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request
+from maitred.core.units import from_seconds
+from maitred.study.calibration.csv_file import check_counts, read_header, read_rows
+from maitred.workload import Job
+
+TIME_COLUMNS: Mapping[str, float] = {"step_us": 1.0, "step_ms": 1e3, "step_secs": 1e6}
+_STEP_COUNTS = ("prefill_tokens", "decode_tokens")
+_OPTIONAL = ("context_tokens", "prefill_start")
+
+
+class MeasuredStep(msgspec.Struct, frozen=True):
+    """What was in a step, and how long it took."""
+
+    shape: BatchShape
+    us: float
+
+
+def read_steps(path: Path) -> list[MeasuredStep]:
+    """Raises ConfigError with the line of what is wrong."""
+    rows = _json_rows(path) if ".jsonl" in path.suffixes else _csv_rows(path)
+    steps = [_parse_step(named, place) for named, place in rows]
+    if not steps:
+        raise ConfigError("there are no steps in it", where=str(path))
+    return steps
+
+
+def is_step_file(path: Path) -> bool:
+    """Whether it is a file of steps, as far as its first line tells."""
+    return ".jsonl" in path.suffixes or any(unit in read_header(path) for unit in TIME_COLUMNS)
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[dict[str, float], str]]:
+    header = read_header(path)
+    unit = next((name for name in TIME_COLUMNS if name in header), "step_us")
+    columns = [*_STEP_COUNTS, *(name for name in _OPTIONAL if name in header), unit]
+    for line, (values, _) in enumerate(read_rows(path, columns), 2):
+        yield dict(zip(columns, values, strict=True)), f"{path}:{line}"
+
+
+def _json_rows(path: Path) -> Iterator[tuple[dict[str, float], str]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", where=str(path)) from error
+    for number, line in enumerate(lines, 1):
+        place = f"{path}:{number}"
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"no JSON: {error}", where=place) from error
+        if not isinstance(row, dict):
+            raise ConfigError("a step is a JSON object", where=place)
+        yield (
+            {name: _number(row[name], name, place) for name in (*_STEP_COUNTS, *_OPTIONAL, *TIME_COLUMNS) if name in row},
+            place,
+        )
+
+
+def _number(value: object, name: str, place: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
+        return float(value)
+    raise ConfigError(f"{name} should be a number, not {value!r}", where=place)
+
+
+def _parse_step(row: Mapping[str, float], place: str) -> MeasuredStep:
+    unit = next((name for name in TIME_COLUMNS if name in row), None)
+    missing = [name for name in _STEP_COUNTS if name not in row] + ([] if unit else ["step_us"])
+    if unit is None or missing:
+        raise ConfigError(f"{missing[0]} is missing", where=place, hint=f"a step has {', '.join(_STEP_COUNTS)} and step_us")
+    check_counts({name: row[name] for name in (*_STEP_COUNTS, *_OPTIONAL) if name in row}, place)
+    if row[unit] <= 0:
+        raise ConfigError(f"a step takes some time, and {unit} is {row[unit]:g}", where=place)
+    prefill, decodes = int(row["prefill_tokens"]), int(row["decode_tokens"])
+    if not prefill and not decodes:
+        raise ConfigError("a step without tokens", where=place, hint="leave out the steps in which nothing was computed")
+    start = int(row.get("prefill_start", 0))
+    chunks = (ChunkShape(prefill, start, start + prefill),) if prefill else ()
+    return MeasuredStep(BatchShape(decodes, int(row.get("context_tokens", 0)), prefill, chunks), row[unit] * TIME_COLUMNS[unit])
+
+
+SHARED_BLOCK_TOKENS = 16
+_TIMELINE_COUNTS = ("input_tokens", "output_tokens", "prefix_blocks16_seen_before")
+
+
+class MeasuredRequest(msgspec.Struct, frozen=True):
+    """One request. Times in seconds on the engine's clock, but `sent`."""
+
+    prompt_tokens: int
+    output_tokens: int
+    sent: float
+    queued: float
+    scheduled: float
+    first_token: float
+    last_token: float
+    shared_blocks: int
+
+    @property
+    def ttft(self) -> float:
+        return self.first_token - self.queued
+
+    @property
+    def tpot(self) -> float:
+        """Of a request with two tokens or more."""
+        return (self.last_token - self.first_token) / (self.output_tokens - 1)
+
+    @property
+    def latency(self) -> float:
+        return self.last_token - self.queued
+
+
+def read_timeline(path: Path) -> list[MeasuredRequest]:
+    """In the order in which they were sent. Raises ConfigError with the line of what is wrong."""
+    header = read_header(path)
+    optional = [name for name in ("submitted_s", "scheduled_ts", "prefix_blocks16_seen_before") if name in header]
+    columns = ["input_tokens", "output_tokens", "queued_ts", "first_token_ts", "last_token_ts", *optional]
+    rows = []
+    for line, (values, _) in enumerate(read_rows(path, columns), 2):
+        named = dict(zip(columns, values, strict=True))
+        check_counts({name: named[name] for name in _TIMELINE_COUNTS if name in named}, f"{path}:{line}")
+        row = MeasuredRequest(
+            prompt_tokens=int(named["input_tokens"]),
+            output_tokens=int(named["output_tokens"]),
+            sent=named.get("submitted_s", named["queued_ts"]),
+            queued=named["queued_ts"],
+            scheduled=named.get("scheduled_ts", named["queued_ts"]),
+            first_token=named["first_token_ts"],
+            last_token=named["last_token_ts"],
+            shared_blocks=int(named.get("prefix_blocks16_seen_before", 0)),
+        )
+        _check_request(row, f"{path}:{line}")
+        rows.append(row)
+    if not rows:
+        raise ConfigError("there are no requests in it", where=str(path))
+    return sorted(rows, key=lambda row: row.sent)
+
+
+def _check_request(row: MeasuredRequest, place: str) -> None:
+    if row.prompt_tokens < 1 or row.output_tokens < 1:
+        raise ConfigError("input_tokens and output_tokens must be at least 1", where=place)
+    if not row.queued < row.first_token <= row.last_token:
+        raise ConfigError("queued_ts, first_token_ts and last_token_ts should follow each other", where=place)
+    if not row.queued <= row.scheduled <= row.first_token:
+        raise ConfigError("scheduled_ts should be between queued_ts and first_token_ts", where=place)
+
+
+def timeline_jobs(rows: Sequence[MeasuredRequest]) -> list[Job]:
+    """The same requests, to be simulated; the first arrives at 0.
+
+    Which earlier request a prefix is shared with is not recorded: the first one that is long enough is taken.
+    """
+    origin, chains = rows[0].sent, list[tuple[int, ...]]()
+    jobs = []
+    for index, row in enumerate(rows):
+        chains.append(_prefix_keys(index, row, chains))
+        request = Request(
+            id=index,
+            arrival=from_seconds(row.sent - origin),
+            prompt_tokens=row.prompt_tokens,
+            max_output_tokens=row.output_tokens,
+            prefix=_RecordedPrefix(chains[-1]),
+        )
+        jobs.append(Job(request, row.output_tokens))
+    return jobs
+
+
+class _RecordedPrefix(msgspec.Struct, frozen=True, gc=False):
+    """`PrefixKeys` in blocks of 16 tokens."""
+
+    chain: tuple[int, ...]
+
+    def block_keys(self, block_size: int) -> Sequence[int]:
+        if block_size % SHARED_BLOCK_TOKENS:
+            hint = f"use a multiple of {SHARED_BLOCK_TOKENS}"
+            raise ConfigError(f"prefixes recorded in blocks of {SHARED_BLOCK_TOKENS} tokens need larger blocks", hint=hint)
+        return self.chain[block_size // SHARED_BLOCK_TOKENS - 1 :: block_size // SHARED_BLOCK_TOKENS]
+
+
+def _prefix_keys(index: int, row: MeasuredRequest, earlier: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    shared = next((chain[: row.shared_blocks] for chain in earlier if len(chain) >= row.shared_blocks), ())
+    first = index * (1 << 20)
+    return (*shared, *range(first + len(shared), first + row.prompt_tokens // SHARED_BLOCK_TOKENS))

@@ -1,0 +1,97 @@
+"""A step table from measured steps, wherever they lie.
+
+The table has points at powers of two of what was measured. Its values are those whose interpolation is nearest to the
+measurements, by relative error; where there are few of these, it stays near a plain fit that is linear in prefill tokens,
+decodes and context:
+
+    minimise  Σ ((interpolated - measured) / measured)² + λ · Σ ((value - plain) / plain)²     over all values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from maitred.core.errors import ConfigError
+from maitred.instance.latency import Grid, StepTable, TableLatency
+from maitred.instance.latency.step_table import Axis, interpolation_point
+from maitred.study.calibration.fitting import Fit, evaluate_fit
+from maitred.study.calibration.least_squares import Floats, non_negative_least_squares
+from maitred.study.calibration.measurements import MeasuredStep
+
+_MIN_STEPS = 10
+_RIDGE = 1e-3
+"""λ."""
+_MAX_TICKS = {2: 16, 4: 6}
+"""On one axis, by the number of axes."""
+TablePoint = tuple[float, ...]
+
+
+def fit_table(steps: Sequence[MeasuredStep], source: str = "") -> Fit:
+    """Raises ConfigError for fewer than ten steps."""
+    if len(steps) < _MIN_STEPS:
+        raise ConfigError(f"{len(steps)} steps are too few for a table", hint=f"give at least {_MIN_STEPS}, or fit linear")
+    plain = _linear_prior(steps)
+    decode = [step for step in steps if not step.shape.prefill_tokens]
+    mixed = [step for step in steps if step.shape.prefill_tokens]
+    table = StepTable(
+        decode=_grid(plain, 2, [_table_point(step)[2:] for step in decode], [step.us for step in decode]),
+        mixed=_grid(plain, 4, [_table_point(step) for step in mixed], [step.us for step in mixed]),
+        source=source,
+    )
+    return evaluate_fit(TableLatency(table=table), steps)
+
+
+def _table_point(step: MeasuredStep) -> TablePoint:
+    """Tokens of prefill, tokens before them, sequences that decode, context of each."""
+    shape = step.shape
+    start = shape.chunks[0].num_computed_tokens if shape.chunks else 0
+    return float(shape.prefill_tokens), float(start), float(shape.num_decodes), shape.context_tokens / max(1, shape.num_decodes)
+
+
+def _linear_prior(steps: Sequence[MeasuredStep]) -> Floats:
+    """µs: of a step, of a token of prefill, of a decode, of a token of context."""
+    weights = np.array([1 / step.us for step in steps])
+    features = np.array([[1.0, step.shape.prefill_tokens, step.shape.num_decodes, step.shape.context_tokens] for step in steps])
+    return non_negative_least_squares(features * weights[:, None], np.ones(len(weights)))
+
+
+def _grid(plain: Floats, axes: int, points: Sequence[TablePoint], us: Sequence[float]) -> Grid:
+    """Nothing measured: as `plain` has it, at a few points."""
+    ticks = tuple(_ticks([point[axis] for point in points], _MAX_TICKS[axes]) for axis in range(axes))
+    cells = [(0.0,) * (4 - axes) + cell for cell in product(*ticks)]
+    prior = np.maximum(1.0, [plain @ (1.0, p, n, n * context) for p, _, n, context in cells])
+    if not points:
+        return Grid(ticks, tuple(prior))
+    weights = _weights(ticks, points) / np.array(us)[:, None]
+    pull = np.sqrt(_RIDGE)
+    system = np.vstack([weights * prior, pull * np.eye(len(cells))])
+    target = np.concatenate([1 - weights @ prior, np.zeros(len(cells))])
+    change = np.linalg.lstsq(system, target, rcond=None)[0]
+    return Grid(ticks, tuple(float(value) for value in np.maximum(0.0, prior * (1 + change))))
+
+
+def _weights(ticks: tuple[Axis, ...], points: Sequence[TablePoint]) -> Floats:
+    """How much each cell of the grid counts at each point."""
+    found = np.zeros((len(points), prod(len(axis) for axis in ticks)))
+    strides = [prod(len(axis) for axis in ticks[i + 1 :]) for i in range(len(ticks))]
+    for row, point in enumerate(points):
+        placed = [interpolation_point(axis, x) for axis, x in zip(ticks, point, strict=True)]
+        for corner in product((0, 1), repeat=len(ticks)):
+            weight = prod(share if up else 1 - share for up, (_, share) in zip(corner, placed, strict=True))
+            if weight:
+                found[row, sum((i + up) * stride for up, (i, _), stride in zip(corner, placed, strides, strict=True))] = weight
+    return found
+
+
+def _ticks(values: Sequence[float], most: int) -> Axis:
+    """The least and the greatest, and powers of two between them: all, or every second, third, ... as there are too many."""
+    if not values:
+        return (1.0, 4096.0)
+    low, high = min(values), max(values)
+    powers = [2.0**n for n in range(31) if low < 2.0**n < high]
+    step = -(-len(powers) // max(1, most - 2)) or 1
+    return tuple(sorted({low, high, *powers[::-1][::step]}))

@@ -1,0 +1,132 @@
+"""How well does a simulation predict what was measured? The errors of TTFT, TPOT and E2E, at their mean and quantiles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from maitred.core.errors import ConfigError
+from maitred.core.units import SECOND
+from maitred.instance import InstanceConfig
+from maitred.sim import Outcome, Results, simulate
+from maitred.study.calibration.least_squares import Floats
+from maitred.study.calibration.measurements import MeasuredRequest, timeline_jobs
+
+METRICS = ("ttft", "tpot", "e2e")
+STATISTICS = ("mean", "p50", "p90", "p99")
+_PEER = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "Latency"}, {"mean": "Mean", "p50": "Median", "p90": "P90", "p99": "P99"}
+
+
+class ValidationLine(msgspec.Struct, frozen=True):
+    """One statistic of one metric, in ms."""
+
+    metric: str
+    statistic: str
+    measured: float
+    predicted: float
+    peer_error: float | None = None
+    """What another simulator's prediction is off by, where that is known."""
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted / self.measured - 1
+
+
+class Validation(msgspec.Struct, frozen=True):
+    """Of one configuration."""
+
+    name: str
+    requests: int
+    lines: Sequence[ValidationLine]
+
+    @property
+    def mean_error(self) -> float:
+        """Of the errors without their signs."""
+        return sum(abs(line.error) for line in self.lines) / len(self.lines)
+
+    @property
+    def worst_error(self) -> float:
+        return max(abs(line.error) for line in self.lines)
+
+    @property
+    def peer(self) -> tuple[float, float] | None:
+        """The peer's mean and worst error, over the same lines; None: not known."""
+        errors = [abs(line.peer_error) for line in self.lines if line.peer_error is not None]
+        return (sum(errors) / len(errors), max(errors)) if errors else None
+
+
+def validate(name: str, rows: Sequence[MeasuredRequest], instance: InstanceConfig, peer: Path | None = None) -> Validation:
+    """Simulate the requests of `rows` in one `instance`, and compare. Raises ConfigError if some cannot run there."""
+    results = simulate(timeline_jobs(rows), instance=instance)
+    refused = int(np.count_nonzero(results.outcome != Outcome.COMPLETED))
+    if refused:
+        hint = "is it the configuration that was measured? max_model_len and total_kv_blocks limit a request"
+        raise ConfigError(f"{refused} of {len(rows)} requests cannot be served by this configuration", where=name, hint=hint)
+    measured, predicted = _measured_latencies(rows), _predicted_latencies(results)
+    peers = {} if peer is None else peer_errors(peer)
+    lines = []
+    for metric in METRICS:
+        for which in STATISTICS if len(measured[metric]) else ():
+            truth, guess = 1e3 * _statistic(measured[metric], which), 1e3 * _statistic(predicted[metric], which)
+            if truth:  # else tokens came at once, and no error is relative to nothing
+                lines.append(ValidationLine(metric, which, truth, guess, peers.get((metric, which))))
+    return Validation(name, len(rows), lines)
+
+
+def _measured_latencies(rows: Sequence[MeasuredRequest]) -> dict[str, Floats]:
+    """In seconds. Who got one token only has no TPOT, as in vLLM's benchmarks."""
+    return {
+        "ttft": np.array([row.ttft for row in rows]),
+        "tpot": np.array([row.tpot for row in rows if row.output_tokens > 1]),
+        "e2e": np.array([row.latency for row in rows]),
+    }
+
+
+def _predicted_latencies(results: Results) -> dict[str, Floats]:
+    """The same; from the wait queue on."""
+    many = results.output_tokens > 1
+    decoding = (results.finished - results.first_token)[many]
+    return {
+        "ttft": (results.first_token - results.queued) / SECOND,
+        "tpot": decoding / (results.output_tokens[many] - 1) / SECOND,
+        "e2e": (results.finished - results.queued) / SECOND,
+    }
+
+
+def _statistic(values: Floats, statistic: str) -> float:
+    if statistic == "mean":
+        return float(values.mean())
+    return float(np.percentile(values, float(statistic.removeprefix("p"))))
+
+
+def peer_errors(path: Path) -> dict[tuple[str, str], float]:
+    """From the table that LLMServingSim prints (`TTFT Mean  65456.6  65820.2  +0.6%`); empty if there is none."""
+    if not path.exists():
+        return {}
+    metrics, statistics = _PEER
+    found = {}
+    for metric, word in metrics.items():
+        for statistic, name in statistics.items():
+            row = re.search(rf"^{word} {name}\s+([\d.]+)\s+([\d.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+            if row:
+                found[metric, statistic] = float(row[2]) / float(row[1]) - 1
+    return found
+
+
+def validation_builtins(validation: Validation) -> dict[str, object]:
+    """For JSON: times in ms, errors as shares of 1."""
+    peer = validation.peer
+    return {
+        "name": validation.name,
+        "requests": validation.requests,
+        "mean_error": validation.mean_error,
+        "worst_error": validation.worst_error,
+        "peer_mean_error": None if peer is None else peer[0],
+        "peer_worst_error": None if peer is None else peer[1],
+        "lines": [{**msgspec.to_builtins(line), "error": line.error} for line in validation.lines],
+    }

@@ -1,0 +1,85 @@
+"""Limits of the upstream client.
+
+How a request to an upstream can fail. Each says whether the upstream may have seen the request.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import msgspec
+
+from maitred.core.errors import MaitredError
+
+
+class UpstreamLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Per upstream origin. Times are seconds, sizes are bytes."""
+
+    connect_secs: float = 3.0
+    """To get a connection, waiting for a place in the pool included."""
+    head_secs: float = 600.0
+    """From sending the request to the end of the response head. A completion that is not streamed has all its work here."""
+    idle_secs: float = 300.0
+    """Between two pieces of a response body, not counting time in which we would not read."""
+    keep_alive_secs: float = 4.0
+    """How long an idle connection is kept: less than the 5 s after which uvicorn, and so most engines, closes it."""
+    max_connections: int = 4096
+    """Open at once. More requests wait for one of them; admission should have held them back before that."""
+    max_head: int = 65_536
+    """The status line and all headers."""
+    high_water: int = 65_536
+    """Body bytes waiting for a consumer at which the upstream is read no further, until all of them are taken."""
+
+
+_LOCAL_ERRNOS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL))
+
+
+class UpstreamError(MaitredError):
+    """The root: the upstream did not give a whole, well-formed answer."""
+
+    reason = "upstream_error"
+    """A stable word for logs and metrics."""
+
+
+class ConnectError(UpstreamError):
+    """No connection could be made: the upstream has not seen the request."""
+
+    reason = "connect_failed"
+
+
+class LocalError(UpstreamError):
+    """This machine could not make a connection (no descriptors, buffers or ports left), which says nothing of the upstream: it
+    has not seen the request, and another one would not either."""
+
+    reason = "local"
+
+
+class Disconnected(UpstreamError):  # noqa: N818  (the peer's act, by its usual name)
+    """The upstream closed the connection before its answer began."""
+
+    reason = "disconnected"
+
+
+class Truncated(UpstreamError):  # noqa: N818
+    """The upstream closed the connection in the middle of its answer."""
+
+    reason = "truncated"
+
+
+class ProtocolError(UpstreamError):
+    """What came is no HTTP/1.1 answer that can be trusted: garbage, two lengths, a head beyond the limit."""
+
+    reason = "protocol_error"
+
+
+class UpstreamTimeout(UpstreamError):  # noqa: N818
+    """The upstream was silent for too long: while connecting, before the head, or between two pieces of the body."""
+
+    reason = "timeout"
+
+
+def connect_error(error: OSError, message: str) -> ConnectError | LocalError:
+    """What it means that a connection could not be made; `error` is its cause."""
+    failure = LocalError(message) if error.errno in _LOCAL_ERRNOS else ConnectError(message)
+    failure.__cause__ = error
+    return failure
