@@ -18,6 +18,5 @@ from __future__ import annotations
 
 from maitred.admission.config import PolicyConfig
 from maitred.admission.policies.base import POLICIES, AdmissionPolicy, Refusal
-from maitred.admission.tenants import TenantBudgetPolicy
 
-__all__ = ["POLICIES", "AdmissionPolicy", "PolicyConfig", "Refusal", "TenantBudgetPolicy"]
+__all__ = ["POLICIES", "AdmissionPolicy", "PolicyConfig", "Refusal"]
