@@ -38,7 +38,7 @@ _HOMES = {
     "RoutingConfig": "maitred.routing",
     "Slo": "maitred.report",
     "Summary": "maitred.report",
-    "Swept": "maitred.study.sweep",
+    "SweepResult": "maitred.study.sweep",
     "Targets": "maitred.report",
     "Workload": "maitred.workload",
     "compare": "maitred.study.compare",

@@ -44,7 +44,7 @@ def test_codes() -> None:
     files = [*SOURCE.glob("gateway/*.py"), SOURCE / "wire" / "asgi.py", SOURCE / "wire" / "protocol.py"]
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
     written = set(re.findall(r'code="([a-z_]+)"', text))
-    admission = set(re.findall(r'"((?:scheduler|admission)_[a-z_]+)"', (SOURCE / "gateway" / "refusals.py").read_text()))
+    admission = set(re.findall(r'"((?:scheduler|admission)_[a-z_]+)"', (SOURCE / "gateway" / "error_responses.py").read_text()))
     rooms = "\n".join(path.read_text(encoding="utf-8") for path in SOURCE.glob("admission/**/*.py"))
     policies = {f"admission_{reason}" for reason in ("policy", *re.findall(r'Refusal\(\s*"([a-z_]+)"', rooms))}
     both_paths = {f"{path}_{name}" for path in ("scheduler", "admission") for name in ("queue_timeout", "tenant_queue_full")}

@@ -62,7 +62,7 @@ class Strict:
             raise ValueError("limit must be at least 1")
         self.limit = limit
 
-    def queue(self, prefix: object, rng: object) -> None:
+    def make_queue(self, prefix: object, rng: object) -> None:
         raise AssertionError
 
 
