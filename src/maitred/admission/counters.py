@@ -133,7 +133,7 @@ def merge_counters(counters: Iterable[ClassCounters]) -> ClassCounters:
     return whole
 
 
-_HISTOGRAM_NAMES = ("queue_wait", "slot_hold", "wasted")
+_HISTOGRAM_NAMES = ("queue_wait", "slot_hold", "wasted_slot_time")
 _COUNTER_NAMES = tuple(
     name for name in ClassCounters.__slots__ if name not in (*_HISTOGRAM_NAMES, "ended", "preempted_by", "refused")
 )

@@ -7,7 +7,7 @@ from typing import Final
 from maitred.admission.config import PolicyConfig
 from maitred.admission.enums import Action
 from maitred.admission.policies.base import POLICIES, AdmissionPolicy, Refusal
-from maitred.admission.tenants import BudgetAccount, TenantBudgetPolicy
+from maitred.admission.tenants import BudgetAccount
 from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision
@@ -17,6 +17,31 @@ from maitred.core.units import Micros
 _REQUEST_KEYS: Final = ("tenant_budgets", "slo_priorities", "slo_targets")
 """Keys that are no policy's own."""
 _POLICY_KEYS: Final = tuple(key for key in PolicyConfig.__struct_fields__ if key not in _REQUEST_KEYS)
+
+
+_SHARE_USED: Final = Refusal("tenant_budget", message="this tenant has used its share of the backends")
+
+
+class TenantBudgetPolicy(AdmissionPolicy):
+    """Refuses the sheddable requests of tenants over their budget (BLIS `tenant_budgets`)."""
+
+    def __init__(self, config: PolicyConfig, inner: AdmissionPolicy) -> None:
+        self.reads_load = inner.reads_load
+        self.total_slots = 0
+        """Of all models together; kept up to date by the core."""
+        self._inner = inner
+        self._accounts = {tenant: BudgetAccount(share) for tenant, share in config.tenant_budgets.items()}
+
+    def account_of(self, tenant: str) -> BudgetAccount | None:
+        """Where what the tenant holds is counted, by the pools; None: it has no budget."""
+        return self._accounts.get(tenant)
+
+    def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
+        refused = self._inner.refusal(ticket, load, now)
+        account = ticket.budget_account
+        if refused is not None or account is None or not ticket.sheddable:
+            return refused
+        return _SHARE_USED if account.in_flight > account.slot_share * self.total_slots else None
 
 
 class PolicyGate:

@@ -8,15 +8,8 @@ Over another policy, which is asked first: what that refuses is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
 
-from maitred.admission.config import PolicyConfig, TenantPolicy
-from maitred.admission.policies.base import AdmissionPolicy, Refusal
-from maitred.core.contracts import FleetLoad
-from maitred.core.units import Micros
-
-if TYPE_CHECKING:
-    from maitred.admission.ticket import Ticket
+from maitred.admission.config import TenantPolicy
 
 
 class TenantAccount:
@@ -64,9 +57,6 @@ def limited_accounts(policies: Mapping[str, TenantPolicy]) -> dict[str, TenantAc
     }
 
 
-_SHARE_USED: Final = Refusal("tenant_budget", message="this tenant has used its share of the backends")
-
-
 class BudgetAccount:
     """What one tenant with a budget has in flight, over all pools."""
 
@@ -75,25 +65,3 @@ class BudgetAccount:
     def __init__(self, slot_share: float) -> None:
         self.slot_share = slot_share
         self.in_flight = 0
-
-
-class TenantBudgetPolicy(AdmissionPolicy):
-    """Refuses the sheddable requests of tenants over their budget (BLIS `tenant_budgets`)."""
-
-    def __init__(self, config: PolicyConfig, inner: AdmissionPolicy) -> None:
-        self.reads_load = inner.reads_load
-        self.total_slots = 0
-        """Of all models together; kept up to date by the core."""
-        self._inner = inner
-        self._accounts = {tenant: BudgetAccount(share) for tenant, share in config.tenant_budgets.items()}
-
-    def account_of(self, tenant: str) -> BudgetAccount | None:
-        """Where what the tenant holds is counted, by the pools; None: it has no budget."""
-        return self._accounts.get(tenant)
-
-    def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
-        refused = self._inner.refusal(ticket, load, now)
-        account = ticket.budget_account
-        if refused is not None or account is None or not ticket.sheddable:
-            return refused
-        return _SHARE_USED if account.in_flight > account.slot_share * self.total_slots else None
