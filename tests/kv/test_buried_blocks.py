@@ -63,11 +63,11 @@ def test_buried_is_as_good_as_named(make, asked) -> None:  # type: ignore[no-unt
     for number, (chain, full, partial) in enumerate(asked):
         own = [1000 * (number + 1) + block for block in range(full)]
         lock = held(named, chain, full + partial)
-        named.publish(lock, own)
-        named.unlock(lock)
-        buried.bury(held(buried, chain, full + partial), full, lambda own=own: own)
+        named.commit_blocks(lock, own)
+        named.release(lock)
+        buried.release_private(held(buried, chain, full + partial), full, lambda own=own: own)
         for one in (A, B, [*A, 13]):
-            assert named.cached(one) == buried.cached(one)
+            assert named.num_cached_blocks(one) == buried.num_cached_blocks(one)
         assert named.free == buried.free
         named.check()
         buried.check()

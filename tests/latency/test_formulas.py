@@ -26,7 +26,7 @@ def batches(draw: st.DrawFn) -> BatchShape:
         chunks.append(ChunkShape(draw(st.integers(1, prompt - start)), start, prompt))
     decodes = draw(st.integers(0 if chunks else 1, 200))
     context = decodes * draw(st.integers(1, 4000))
-    return BatchShape(decodes, context, sum(chunk.tokens for chunk in chunks), tuple(chunks))
+    return BatchShape(decodes, context, sum(chunk.num_tokens for chunk in chunks), tuple(chunks))
 
 
 def roofline(on: Deployment, batch: BatchShape) -> float:

@@ -24,7 +24,7 @@ class UntrueError(Exception):
 class _Recorded:
     routed_to: Mapping[int, int] = {}
 
-    def _tie(self, request: Request, tied: Sequence[InstanceView]) -> InstanceView:
+    def _break_tie(self, request: Request, tied: Sequence[InstanceView]) -> InstanceView:
         chosen = self.routed_to[int(request.client_id)]
         for view in tied:
             if view.index == chosen:
