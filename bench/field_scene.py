@@ -125,7 +125,7 @@ class Replay:
         for _ in range(UNDER_WAY):
             yield from self._next(0)
 
-    def ended(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
+    def on_request_end(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
         return self._next(now + ELSEWHERE)
 
     def _next(self, at: Micros) -> Iterable[Job]:

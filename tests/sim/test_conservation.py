@@ -52,7 +52,7 @@ class Sessions:
         for session in range(self._sessions):
             yield self._job(session, session, 1, session * 137)
 
-    def ended(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
+    def on_request_end(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
         self.told.append((request.id, completed, output_tokens, now))
         session, turn = self._of[request.id]
         if completed and turn < self._turns:
@@ -232,7 +232,7 @@ def test_samples_by_hand() -> None:
 
 
 class Late(Sessions):
-    def ended(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
+    def on_request_end(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
         yield Job(Request(id=99, arrival=now - 1, prompt_tokens=5), 1)
 
 

@@ -75,7 +75,7 @@ def test_at_one_instant_they_go_on_in_the_order_in_which_they_came() -> None:
 
 
 def test_overheads_reach_the_client_and_do_not_hold_the_engine() -> None:
-    results = simulate([job(0, output=3), job(1, arrival=370)], None, instance(per_output_token=1000, at_the_end=50))
+    results = simulate([job(0, output=3), job(1, arrival=370)], None, instance(per_output_token=1000, after_last_token=50))
     assert results.first_token.tolist() == [150 + 1000, 370 + 150 + 1000]
     assert results.scheduled.tolist() == [0, 370]  # the engine was done at 370
     assert results.finished.tolist() == [370 + 3 * 1000 + 50, 370 + 260 + 2 * 1000 + 50]
@@ -83,7 +83,7 @@ def test_overheads_reach_the_client_and_do_not_hold_the_engine() -> None:
 
 
 def test_what_did_not_complete_pays_only_for_what_came_out() -> None:
-    results = simulate([job(0, output=99, deadline=300)], None, instance(per_output_token=1000, at_the_end=50))
+    results = simulate([job(0, output=99, deadline=300)], None, instance(per_output_token=1000, after_last_token=50))
     assert outcomes(results) == [TIMED_OUT]
     assert (results.first_token[0], results.finished[0]) == (1150, 300)
 

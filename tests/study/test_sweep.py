@@ -69,7 +69,7 @@ def judged(*found: tuple[float, float | None], limit: float = 500) -> SweepResul
         )
         for number, (cost, ttft) in enumerate(found)
     ]
-    return msgspec.structs.replace(empty, tried=tuple(tried), runs=())
+    return msgspec.structs.replace(empty, candidates=tuple(tried), runs=())
 
 
 def test_the_best_is_the_cheapest_that_meets_the_constraints() -> None:

@@ -128,7 +128,7 @@ def add_counts(first: RequestCounts, second: RequestCounts) -> RequestCounts:
     added = {
         name: getattr(first, name) + getattr(second, name)
         for name in RequestCounts.__struct_fields__
-        if name not in ("outcomes", "starvation", "good")
+        if name not in ("outcomes", "longest_wait", "within_slo")
     }
     return RequestCounts(
         **added,
