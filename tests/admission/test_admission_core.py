@@ -234,5 +234,5 @@ def test_nothing_of_a_request_stays_when_it_has_left() -> None:
     t.release(2, "a")
 
     assert not t.core._tickets
-    queues = [queue for pool in t.core._pools.by_name.values() for queue in pool.waiters.queues]
+    queues = [queue for pool in t.core._pools.by_name.values() for queue in pool.queues.lanes]
     assert all(not len(queue) and queue.peek() is None for queue in queues)

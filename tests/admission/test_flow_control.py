@@ -435,7 +435,7 @@ def test_places_in_a_line_that_nobody_holds_are_dropped() -> None:
         t.release(1, str(n), ReleaseReason.CLIENT_GONE)
 
     pool: Any = t.core._pools.by_name["m"]
-    (line,) = (line for band in pool.gate._bands for line in band._lines.values())
+    (line,) = (line for band in pool.bands._bands for line in band._flows.values())
     assert len(line._heap) < 100
 
 

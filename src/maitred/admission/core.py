@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from maitred.admission.config import AdmissionConfig
-from maitred.admission.counters import PoolView
+from maitred.admission.counters import ClassView, PoolView
 from maitred.admission.enums import Action, ReleaseReason
 from maitred.admission.invariants import find_violations
 from maitred.admission.policies.base import Refusal
@@ -41,7 +41,7 @@ from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, T
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision
 from maitred.core.errors import InvariantError
-from maitred.core.request import Request, RequestId
+from maitred.core.request import PriorityClass, Request, RequestId
 from maitred.core.slo_classes import slo_class_of, slo_priority
 from maitred.core.units import Micros
 
@@ -300,6 +300,10 @@ class Admission:
     def view(self, pool: str) -> PoolView:
         """What one pool looks like now, for metrics. Raises KeyError for an unknown pool."""
         return self._pools.view(pool)
+
+    def class_views(self) -> Mapping[PriorityClass, ClassView]:
+        """Return each class over all pools, most urgent first; nothing if there are no pools."""
+        return self._pools.class_views()
 
     def check(self) -> None:
         """Raises InvariantError if the books do not balance. For tests; O(n)."""

@@ -1,15 +1,19 @@
-"""The books: what became of every request, per model and class; and what a pool looks like now.
+"""Counters: what became of every request, per model and class.
+
+Each request is counted once, by how it ended or by where it is now:
 
     arrived  = queue_full + tenant_queue_full + queue_timeout + sum(refused) + cancelled + sum(ended) + waiting + in_flight
     admitted = sum(ended) + in_flight + retried
 
-A request that the rate gate stops has not arrived: it is counted beside.
+Example: 10 requests arrive at a class. 2 are in flight, 1 waits, 1 found the queue full and 6 were served (`drained`); one of
+these 6 was preempted first and tried again, so it took a slot twice. Then 10 = 1 + 6 + 1 + 2, and admitted = 6 + 2 + 1 = 9.
+
+A request that the rate gate stops has not arrived: `rate_limited` counts it apart.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 import msgspec
 
@@ -17,29 +21,18 @@ from maitred.admission.enums import ReleaseReason
 from maitred.core.histogram import ERROR_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
 
+_COUNTS = (
+    *("admitted", "arrived", "cancelled", "in_flight", "promoted", "queue_full", "queue_timeout", "rate_limited", "retried"),
+    *("tenant_queue_full", "waiting"),
+)
+_COUNTS_BY_KEY = ("ended", "preempted_by", "refused")
+_HISTOGRAMS = ("queue_wait", "slot_hold", "wasted_slot_time")
+
 
 class ClassCounters:
-    """What became of the requests of one class of one model. Requests that have left live on here, as numbers."""
+    """What became of the requests of one class of one model. Requests that have left stay here as numbers."""
 
-    __slots__ = (
-        "admitted",
-        "arrived",
-        "cancelled",
-        "ended",
-        "in_flight",
-        "preempted_by",
-        "promoted",
-        "queue_full",
-        "queue_timeout",
-        "queue_wait",
-        "rate_limited",
-        "refused",
-        "retried",
-        "slot_hold",
-        "tenant_queue_full",
-        "waiting",
-        "wasted_slot_time",
-    )
+    __slots__ = (*_COUNTS, *_COUNTS_BY_KEY, *_HISTOGRAMS)
 
     def __init__(self) -> None:
         self.arrived = self.waiting = self.in_flight = 0
@@ -47,61 +40,71 @@ class ClassCounters:
         """Slots taken: more than requests if some were tried again."""
         self.queue_full = self.tenant_queue_full = self.queue_timeout = 0
         self.cancelled = 0
-        """Left while they waited."""
+        """Requests whose client left while they waited."""
         self.rate_limited = 0
         self.refused: Counter[str] = Counter()
-        """By admission policies and by flow control: how many, by reason."""
+        """Requests that an admission policy or flow control refused, by reason."""
         self.ended = dict.fromkeys(ReleaseReason, 0)
-        """Held a slot and gave it back, for good."""
+        """Requests that held a slot and gave it back for good, by how they ended."""
         self.promoted = 0
         self.retried = 0
-        """Victims that wait, or waited, again."""
+        """Victims of a preemption that wait, or waited, again."""
         self.preempted_by = dict.fromkeys(PriorityClass, 0)
-        """Victims, by the class that wanted their slot."""
+        """Victims of a preemption, by the class of the preemptor."""
         self.queue_wait = Histogram()
-        """Of those who queued, whatever became of them."""
+        """Time in the queue, µs, of all requests that queued, whatever became of them."""
         self.slot_hold = Histogram()
+        """Time for which slots were held, µs."""
         self.wasted_slot_time = Histogram()
-        """Slot time of victims: work that was thrown away."""
+        """Time for which victims held their slots, µs: work that was thrown away."""
+
+    def merge(self, other: ClassCounters) -> None:
+        """Add everything that `other` counts."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in _COUNTS_BY_KEY:
+            counts = getattr(self, name)
+            for key, n in getattr(other, name).items():
+                counts[key] += n
+        for name in _HISTOGRAMS:
+            getattr(self, name).merge(getattr(other, name))
 
     def is_balanced(self) -> bool:
-        """Every request that came is accounted for, once."""
-        refused = self.queue_full + self.tenant_queue_full + self.queue_timeout + self.cancelled + sum(self.refused.values())
+        """Return whether every request that arrived is counted exactly once."""
+        rejected = self.queue_full + self.tenant_queue_full + self.queue_timeout + sum(self.refused.values())
         ended = sum(self.ended.values())
         return (
-            self.arrived == refused + ended + self.waiting + self.in_flight
+            self.arrived == rejected + self.cancelled + ended + self.waiting + self.in_flight
             and self.admitted == ended + self.in_flight + self.retried
         )
 
 
-class ClassView(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of one pool: slots and requests at this instant, and totals since the start (see Totals)."""
+class ClassView(ClassCounters):
+    """One class of one pool, or of several: its slots and queue at this instant, and a copy of its counters."""
 
-    waiting: int
-    queue_size: int
-    in_flight: int
-    reserved: int
-    desired: int
-    """What it would reserve if the capacity allowed: more than `reserved` means that reservations were scaled down."""
-    pressure: float
-    """0 to 1: how full its queue is, or how far it is above its reservation, whichever is more."""
-    arrived: int
-    admitted: int
-    queue_full: int
-    tenant_queue_full: int
-    queue_timeout: int
-    cancelled: int
-    rate_limited: int
-    refused: Counter[str]
-    ended: dict[ReleaseReason, int]
-    promoted: int
-    retried: int
-    preempted_by: dict[PriorityClass, int]
-    queue_wait: Histogram
-    slot_hold: Histogram
-    wasted_slot_time: Histogram
-    retry_after_error: Histogram
-    """What rejections promised minus what it took."""
+    __slots__ = ("desired", "pressure", "queue_size", "reserved", "retry_after_error")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue_size = 0
+        """The largest number of requests that may wait."""
+        self.reserved = 0
+        """Slots reserved for the class."""
+        self.desired = 0
+        """Slots that the class would reserve if the capacity allowed: more than `reserved` after reservations shrank."""
+        self.pressure = 0.0
+        """How full its queue is, or how far it is above its reservation, whichever is more; 0 to 1, of the fullest pool."""
+        self.retry_after_error = Histogram(ERROR_BOUNDS)
+        """What rejections estimated as `Retry-After` minus what it took, µs."""
+
+    def merge_view(self, other: ClassView) -> None:
+        """Add what `other` shows of the same class in another pool."""
+        self.merge(other)
+        self.queue_size += other.queue_size
+        self.reserved += other.reserved
+        self.desired += other.desired
+        self.pressure = max(self.pressure, other.pressure)
+        self.retry_after_error.merge(other.retry_after_error)
 
 
 class PoolView(msgspec.Struct, frozen=True):
@@ -110,54 +113,8 @@ class PoolView(msgspec.Struct, frozen=True):
     capacity: int
     """Slots; 1,000,000,000 where there is no limit."""
     in_flight: int
-    """Requests that hold a slot. May be above `capacity` after a shrink, until enough have ended."""
+    """Requests that hold a slot. Above `capacity` after a shrink, until enough have ended."""
     waiting: int
+    """Requests that do not hold a slot yet."""
     classes: dict[PriorityClass, ClassView]
     """Most urgent first."""
-
-
-def merge_counters(counters: Iterable[ClassCounters]) -> ClassCounters:
-    """One account of several."""
-    whole = ClassCounters()
-    for one in counters:
-        for name in _COUNTER_NAMES:
-            setattr(whole, name, getattr(whole, name) + getattr(one, name))
-        for end, n in one.ended.items():
-            whole.ended[end] += n
-        for c, n in one.preempted_by.items():
-            whole.preempted_by[c] += n
-        for reason, n in one.refused.items():
-            whole.refused[reason] += n
-        for name in _HISTOGRAM_NAMES:
-            getattr(whole, name).add(getattr(one, name))
-    return whole
-
-
-_HISTOGRAM_NAMES = ("queue_wait", "slot_hold", "wasted_slot_time")
-_COUNTER_NAMES = tuple(
-    name for name in ClassCounters.__slots__ if name not in (*_HISTOGRAM_NAMES, "ended", "preempted_by", "refused")
-)
-
-
-def make_class_view(
-    counters: ClassCounters, queue_size: int, reserved: int, desired: int, pressure: float, errors: Histogram
-) -> ClassView:
-    """What the totals of one class say, beside its slots and its queue."""
-    said = {name: getattr(counters, name) for name in (*_COUNTER_NAMES, *_HISTOGRAM_NAMES)}
-    return ClassView(
-        queue_size=queue_size,
-        reserved=reserved,
-        desired=desired,
-        pressure=pressure,
-        ended=dict(counters.ended),
-        refused=counters.refused.copy(),
-        preempted_by=dict(counters.preempted_by),
-        retry_after_error=_copy_histogram(errors),
-        **said,
-    )
-
-
-def _copy_histogram(errors: Histogram) -> Histogram:
-    copied = Histogram(ERROR_BOUNDS)
-    copied.merge(errors)
-    return copied

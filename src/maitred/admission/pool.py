@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
-from maitred.admission.counters import ClassCounters, PoolView, make_class_view
+from maitred.admission.counters import ClassCounters, ClassView, PoolView
 from maitred.admission.enums import Action, Reason, ReleaseReason
 from maitred.admission.queues import SequenceNumbers
 from maitred.admission.rate_limit import TokenBucket
@@ -117,16 +117,15 @@ class SlotPool(ABC):
         """What it looks like now, with its `books` by class."""
         slots, unit, classes = self.slots, self.slots.units_per_slot, {}
         for c in MOST_URGENT_FIRST:
-            lane, totals = self.rules.lane_of[c], counters[c]
-            classes[c] = make_class_view(
-                totals,
-                queue_size=self.rules.lanes[lane].queue_size,
-                reserved=slots.reserved[c] // unit,
-                desired=slots.desired[c] // unit,
-                pressure=self.pressure(lane, totals.waiting),
-                errors=self.retry_estimators[c].errors,  # where all share a lane, they are its class's
-            )
-        in_flight = sum(totals.in_flight for totals in counters)
+            lane, view = self.rules.lane_of[c], ClassView()
+            view.merge(counters[c])
+            view.queue_size = self.rules.lanes[lane].queue_size
+            view.reserved = slots.reserved[c] // unit
+            view.desired = slots.desired[c] // unit
+            view.pressure = self.pressure(lane, view.waiting)
+            view.retry_after_error.merge(self.retry_estimators[c].errors)  # where all share a lane, they are its class's
+            classes[c] = view
+        in_flight = sum(view.in_flight for view in classes.values())
         return PoolView(slots.capacity // unit, in_flight, self.waiting, classes)
 
     def pressure(self, lane: int, waiting: int) -> float:

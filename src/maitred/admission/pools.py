@@ -13,7 +13,7 @@ from typing import Final
 
 from maitred.admission.class_pool import ClassPool
 from maitred.admission.config import AdmissionConfig
-from maitred.admission.counters import ClassCounters, PoolView, merge_counters
+from maitred.admission.counters import ClassCounters, ClassView, PoolView
 from maitred.admission.flow_control.dispatcher import Dispatcher
 from maitred.admission.flow_control.pool import FlowPool
 from maitred.admission.pool import LoadProbe, SlotPool
@@ -81,7 +81,19 @@ class PoolDirectory:
         """What became of the requests of one pool, by class."""
         if not self._is_shared:
             return self.counters[name]
-        return [merge_counters(books[c] for books in self.counters.values()) for c in PriorityClass]
+        merged = [ClassCounters() for _ in LANES]
+        for counters in self.counters.values():
+            for c in PriorityClass:
+                merged[c].merge(counters[c])
+        return merged
+
+    def class_views(self) -> dict[PriorityClass, ClassView]:
+        """Return each class over all pools, most urgent first; nothing if there are no pools."""
+        views: dict[PriorityClass, ClassView] = {}
+        for name in self.by_name:
+            for c, view in self.view(name).classes.items():
+                views.setdefault(c, ClassView()).merge_view(view)
+        return views
 
     @property
     def _is_shared(self) -> bool:

@@ -23,10 +23,10 @@ from maitred.gateway.families import SCHEDULER_PREFIX, counter, gauge, histogram
 from maitred.gateway.state_snapshot import GatewayState
 
 CLASS_HISTOGRAMS: Final = {
-    "queue_wait": ("Time in the queue, of those that queued.", DURATION_BOUNDS),
-    "slot_hold": ("Time for which slots were held.", DURATION_BOUNDS),
-    "wasted": ("Time for which victims held their slots: work that was thrown away.", DURATION_BOUNDS),
-    "retry_after_error": ("What Retry-After promised minus what it would have taken.", ERROR_BOUNDS),
+    "queue_wait": ("queue_wait", "Time in the queue, of those that queued.", DURATION_BOUNDS),
+    "slot_hold": ("slot_hold", "Time for which slots were held.", DURATION_BOUNDS),
+    "wasted": ("wasted_slot_time", "Time for which victims held their slots: work that was thrown away.", DURATION_BOUNDS),
+    "retry_after_error": ("retry_after_error", "What Retry-After promised minus what it would have taken.", ERROR_BOUNDS),
 }
 
 
@@ -72,12 +72,9 @@ class GatewayCollector(Collector):
     def _duration_families(self) -> Iterator[Metric]:
         ttft = ((c.label, times) for c, times in zip(PriorityClass, self._counters.ttft, strict=True))
         yield histogram("maitred_ttft_seconds", "Arrival to first data, streamed answers.", ttft)
-        books = [self._core.view(pool).classes for pool in self._core.pool_names]
-        for name, (text, bounds) in CLASS_HISTOGRAMS.items():
-            by_class = {c: Histogram(bounds) for c in PriorityClass}
-            for classes in books:
-                for c, view in classes.items():
-                    by_class[c].merge(getattr(view, name))
+        views = self._core.class_views()
+        for name, (attribute, text, bounds) in CLASS_HISTOGRAMS.items():
+            by_class = {c: getattr(views[c], attribute) if c in views else Histogram(bounds) for c in PriorityClass}
             yield histogram(f"{SCHEDULER_PREFIX}{name}_seconds", text, ((c.label, times) for c, times in by_class.items()))
 
     def _trouble_families(self) -> Iterator[Metric]:

@@ -6,7 +6,6 @@ Sums up what the gateway looks like: the core's books, the fleet, and who is her
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 
@@ -159,34 +158,37 @@ class StateSnapshots:
 
 
 def class_states(core: Admission) -> dict[PriorityClass, ClassState]:
-    """Each class over all pools, most urgent first."""
-    classes = {c: ClassState() for c in sorted(PriorityClass, reverse=True)}
-    for pool in core.pool_names:
-        for c, books in core.view(pool).classes.items():
-            _add(classes[c], books)
-    return classes
+    """Return each class over all pools, most urgent first."""
+    views = core.class_views()
+    return {c: _class_state(views[c]) if c in views else ClassState() for c in sorted(PriorityClass, reverse=True)}
 
 
-def _add(total: ClassState, books: ClassView) -> None:
-    for name in _SUMMED:
-        setattr(total, name, getattr(total, name) + getattr(books, name))
-    total.pressure = max(total.pressure, books.pressure)
-    total.completed += books.ended[ReleaseReason.DRAINED]
-    total.failed += books.ended[ReleaseReason.FAILED]
-    total.client_gone += books.ended[ReleaseReason.CLIENT_GONE]
-    total.preempted += books.ended[ReleaseReason.SLOT_PREEMPTED]
-    total.rejected += books.queue_full + books.tenant_queue_full + books.queue_timeout + sum(books.refused.values())
-    for reason, n in books.refused.items():
-        if n:
-            total.refused[str(reason)] = total.refused.get(str(reason), 0) + n
-    for c, victims in books.preempted_by.items():
-        total.preempted_by[c.label] = total.preempted_by.get(c.label, 0) + victims
-
-
-_SUMMED: Final = (
-    *("waiting", "in_flight", "queue_size", "reserved", "desired", "arrived", "admitted", "cancelled", "queue_full"),
-    *("tenant_queue_full", "queue_timeout", "rate_limited", "promoted", "retried"),
-)
+def _class_state(view: ClassView) -> ClassState:
+    refused = {str(reason): n for reason, n in view.refused.items() if n}
+    return ClassState(
+        waiting=view.waiting,
+        in_flight=view.in_flight,
+        queue_size=view.queue_size,
+        reserved=view.reserved,
+        desired=view.desired,
+        pressure=view.pressure,
+        arrived=view.arrived,
+        admitted=view.admitted,
+        completed=view.ended[ReleaseReason.DRAINED],
+        failed=view.ended[ReleaseReason.FAILED],
+        client_gone=view.ended[ReleaseReason.CLIENT_GONE],
+        preempted=view.ended[ReleaseReason.SLOT_PREEMPTED],
+        cancelled=view.cancelled,
+        queue_full=view.queue_full,
+        tenant_queue_full=view.tenant_queue_full,
+        queue_timeout=view.queue_timeout,
+        refused=refused,
+        rejected=view.queue_full + view.tenant_queue_full + view.queue_timeout + sum(refused.values()),
+        rate_limited=view.rate_limited,
+        promoted=view.promoted,
+        retried=view.retried,
+        preempted_by={c.label: victims for c, victims in view.preempted_by.items()},
+    )
 
 
 def _pool_state(view: PoolView) -> PoolState:
