@@ -116,7 +116,7 @@ MISTAKES = [
         ["--rate", "5", "--results-path", "r.xlsx"],
         "--results-path: r.xlsx says a kind of file that is not written",
     ),
-    (["--rate", "5", "--latency-model", ""], "--latency-model: unknown latency model ''"),
+    (["--rate", "5", "--latency-model", ""], "--latency-model: latency model '' cannot be read"),
     (
         ["--rate", "5", "--workload", "chatbot", "--prompt-tokens", "normal:9,1", "--output-tokens", "uniform:1,9"],
         "--workload: it has no effect: the lengths are said without it (leave it out, or --input-tokens or --output-tokens)",
