@@ -105,7 +105,7 @@ def test_it_says_when_the_earliest_becomes_due() -> None:
 def test_without_a_word_it_is_lpm_within_ten_seconds() -> None:
     policy = SCHEDULERS.get("bounded")()
     assert isinstance(policy, Bounded)
-    assert policy.inside.__class__ is SCHEDULERS.get("lpm")
+    assert policy.inner.__class__ is SCHEDULERS.get("lpm")
     waiting = policy.make_queue(None, Random(0))
     waiting.add(seq(0, seconds=1), now=SECOND)
     assert waiting.next_order_change(2 * SECOND) == 11 * SECOND

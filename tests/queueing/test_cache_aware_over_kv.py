@@ -39,7 +39,7 @@ def compute(cache: PrefixCache, seq: SequenceState) -> None:
     """Its prompt goes through the cache, if there is room, and stays in it as long as there is."""
     chain = cache.block_hashes(seq.request)
     lock = cache.lock(chain)
-    rest = chain[lock.published :]
+    rest = chain[lock.num_committed :]
     if len(rest) <= cache.free:
         cache.reserve(len(rest))
         cache.assign(lock, len(rest))

@@ -69,7 +69,7 @@ def test_lanes_that_are_gone_are_told_nothing() -> None:
         assert begun(waiting).pop() is s
         waiting.on_sequence_end(s, number)
     assert len(cache._watchers) == 1
-    assert len(waiting.lanes._hub.watchers) == 64  # type: ignore[attr-defined]
+    assert len(waiting.subqueues._listener.listeners) == 64  # type: ignore[attr-defined]
 
 
 def test_one_look_at_the_cache_for_each_that_is_admitted() -> None:

@@ -91,7 +91,7 @@ def test_by_priority_keeps_few_of_the_lanes_that_nobody_uses() -> None:
         waiting.add(s, now=number)
         assert waiting.pop() is s
         waiting.on_sequence_end(s, now=number)
-    assert len(waiting.lanes._lanes) == 64  # type: ignore[attr-defined]
+    assert len(waiting.subqueues._subqueues) == 64  # type: ignore[attr-defined]
     waiting.add(seq(600, priority=0.0), now=600)
     assert drained(waiting) == [600]
 

@@ -33,7 +33,7 @@ def test_sjf_serves_the_shortest_prompt_then_the_earliest_then_the_lowest_id() -
 
 @pytest.mark.parametrize("spelling", ALL)
 def test_pop_from_an_empty_queue_is_an_error(spelling: str) -> None:
-    with pytest.raises(IndexError, match="empty wait queue"):
+    with pytest.raises(IndexError, match="pop from an empty"):
         queue(spelling).pop()
 
 
@@ -118,5 +118,5 @@ def test_the_order_is_the_one_that_a_new_queue_would_have(spelling: str, seed: i
     for s in here.values():
         made_now.add(s, s.request.arrival)
     now += rng.choice([0, 300, 4000])
-    step = {"number": count, "keys": {"k": 2, "l": rng.randint(1, 3)}}
+    step = {"step_index": count, "keys": {"k": 2, "l": rng.randint(1, 3)}}
     assert drained(begun(waiting, now, **step)) == drained(begun(made_now, now, **step))

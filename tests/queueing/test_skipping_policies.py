@@ -64,7 +64,7 @@ def test_asking_how_long_the_head_stays_changes_no_order(spelling: str) -> None:
         for number in range(20):
             waiting.add(seq(number), 0)
         for step in range(4):
-            begun(waiting, step, number=step)
+            begun(waiting, step, step_index=step)
             if asking:
                 waiting.next_order_change(step)
         orders.append(drained(waiting))

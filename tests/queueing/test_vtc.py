@@ -45,15 +45,15 @@ def run(waiting: WaitQueue, s: SequenceState, *, began: int) -> None:
 
 def test_output_is_charged_as_it_comes_out_at_twice_the_price() -> None:
     waiting = filled(queue("vtc"), "a", "b", "a", "b")
-    begun(waiting, number=1)
+    begun(waiting, step_index=1)
     first, second = waiting.pop(), waiting.pop()
     assert (first.request.tenant, second.request.tenant) == ("a", "b")
     run(waiting, second, began=1)
-    begun(waiting, number=1)
+    begun(waiting, step_index=1)
     assert waiting.peek().request.tenant == "a"  # type: ignore[union-attr]
     waiting.on_served(first, 100, 0, 0)
     run(waiting, first, began=11)
-    begun(waiting, number=20)  # b has emitted 19 tokens and a 9
+    begun(waiting, step_index=20)  # b has emitted 19 tokens and a 9
     assert waiting.peek().request.tenant == "b"  # type: ignore[union-attr]
 
 
@@ -67,9 +67,9 @@ def test_output_from_before_a_preemption_is_charged_once() -> None:
     waiting.on_served(again, 0, 50, 0)
     again.num_accounted_output_tokens = 50
     waiting.add(again, now=1, front=True)
-    begun(waiting, number=50).pop()
+    begun(waiting, step_index=50).pop()
     run(waiting, again, began=10)
-    begun(waiting, number=70)
+    begun(waiting, step_index=70)
     assert waiting._counters.counter(waiting._counters._account("a")) == 100 + 150 + 20  # type: ignore[attr-defined]
 
 
@@ -148,7 +148,7 @@ def test_it_says_whether_steps_may_bring_another_tenant_to_the_head() -> None:
         assert begun(waiting).next_order_change(10) is None  # nobody decodes
         first = waiting.pop()
         run(waiting, first, began=0)
-        begun(waiting, number=2)
+        begun(waiting, step_index=2)
         assert waiting.next_order_change(10) == changes
         waiting.remove(2)
         waiting.remove(3)

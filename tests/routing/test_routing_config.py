@@ -34,7 +34,7 @@ def test_nothing_said_is_the_usual() -> None:
 
 
 def test_scorers_reach_weighted_wherever_it_is() -> None:
-    inside = router("session-affinity(weighted)", "load-aware:1").inside  # type: ignore[attr-defined]
+    inside = router("session-affinity(weighted)", "load-aware:1").inner  # type: ignore[attr-defined]
     assert list(inside.scorers) == ["load-aware"]
 
 

@@ -220,7 +220,7 @@ def test_ties_are_broken_in_one_place() -> None:
 
     for policy, scorers in (("least-loaded(load=effective)", ""), ("weighted", "queue-depth:1")):
         made = router(policy, scorers)
-        made._tie = first  # type: ignore[attr-defined]
+        made._break_tie = first  # type: ignore[attr-defined]
         assert made.choose(request(), [View(0), View(1, waiting=1), View(2)], now=0).instance == 2
     assert offered == [[0, 2], [0, 2]]
 

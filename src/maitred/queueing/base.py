@@ -1,8 +1,12 @@
-"""What queue policies have in common: their registry, the hooks they may ignore, and the queue of those with a fixed key.
+"""What queue policies have in common: their registry, their description, and the queues they build on.
 
-What policies around other policies have in common: all passes through, except what they do themselves.
+A *policy* (`QueuePolicy`) is what a user names; it makes the *queue* (`WaitQueue`) of one instance. Most policies need
+none of the machinery of a queue:
 
-What queues over lanes have in common.
+    KeyPolicy          the order is a key that time does not change: the policy is one method, its queue a heap
+    BaseQueue          a queue whose order changes with neither time, nor steps, nor service: nothing to do in the callbacks
+    DelegatingQueue    a queue around another queue: everything is passed on, and a subclass changes what it is about
+    SubqueuedQueue     a queue over subqueues (`subqueues`), one for each priority or tenant
 """
 
 from __future__ import annotations
@@ -15,11 +19,11 @@ from random import Random
 import msgspec
 
 from maitred.core.contracts import PrefixCacheView, QueuePolicy, SortKey, StepView, WaitQueue
+from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.registry import Registry
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.queueing.heap import SeqHeap
 from maitred.queueing.subqueues import Subqueues
 
 SCHEDULERS: Registry[QueuePolicy] = Registry(
@@ -32,37 +36,37 @@ class CacheAware(Enum):
 
     NO = "no"
     YES = "yes"
-    """Where there is no prefix cache it can only be something else: the policy called `instead`."""
+    """Without a prefix cache the policy is another one, which its attribute `fallback` names."""
     OPTIONAL = "if there is one"
-    """It makes sense without."""
-    AS_INNER = "as the policy inside"
-    """It wraps another policy."""
+    """The policy makes sense without a prefix cache too."""
+    AS_INNER = "as the inner policy"
+    """The policy wraps another one."""
 
 
 class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What one must know to choose a policy; each class in `SCHEDULERS` carries one as `about`."""
+    """What a user must know to choose a policy; each class in `SCHEDULERS` carries one as `about`."""
 
     summary: str
-    """The order, in one line: no full stop, no name of its own."""
+    """The order, in one line without a full stop and without the policy's name."""
     complexity: str
-    """What it costs with n waiting, e.g. "O(log n) per request"."""
+    """The cost with n requests waiting, e.g. "O(log n) per request"."""
     starves: str
-    """Who may wait for ever under load; "nobody" if nobody."""
+    """Which requests may wait for ever under load; "nothing" if none can."""
     cache_aware: CacheAware = CacheAware.NO
 
 
 def describe_policy(factory: Callable[..., QueuePolicy]) -> PolicyInfo:
-    """What the policies that `factory` makes say of themselves, or their docstring does."""
+    """Return the `about` of the policies that `factory` makes, or else the first line of their docstring."""
     made = factory if isinstance(factory, type) else factory()
     about = getattr(made, "about", None)
     if isinstance(about, PolicyInfo):
         return about
-    said = (made.__doc__ or "").strip().partition("\n")[0].rstrip(".")
-    return PolicyInfo(summary=said or "it does not say", complexity="it does not say", starves="it does not say")
+    first_line = (made.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+    return PolicyInfo(summary=first_line or "not documented", complexity="not documented", starves="not documented")
 
 
 class BaseQueue(WaitQueue):
-    """A wait queue whose order neither time, nor steps, nor service change."""
+    """A wait queue whose order changes with neither time, nor steps, nor service."""
 
     def on_step_start(self, step: StepView, now: Micros) -> None:
         pass
@@ -80,47 +84,51 @@ class BaseQueue(WaitQueue):
         return None
 
     def head_key(self) -> SortKey | None:
-        """By what the head goes first, to be compared with the heads of other queues of this policy; None: it cannot be."""
+        """Return what the head is ordered by, to be compared with heads of other queues of the same policy. None if
+        there is no head, or the policy has no such key."""
         return None
 
 
 class KeyPolicy(QueuePolicy):
-    """A policy whose order is a key that time does not change: the common case is five lines."""
+    """A policy whose order is a key that time does not change."""
 
     @abstractmethod
     def key(self, seq: SequenceState) -> SortKey:
-        """Smaller goes first, and is fixed while `seq` waits. Must end in something unique: `seq.order`, or the id."""
+        """Return the sort key of `seq`; the smaller goes first. It is fixed while `seq` waits, and must end in
+        something unique: `seq.arrival_index`, or the request's id."""
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
-        return _KeyQueue(self)
+        return KeyQueue(self.key)
 
 
-class _KeyQueue(BaseQueue):
-    def __init__(self, policy: KeyPolicy) -> None:
-        self._key = policy.key
-        self._heap = SeqHeap()
+class KeyQueue(BaseQueue):
+    """A wait queue in the order of a key that is computed once, when a sequence is added."""
+
+    def __init__(self, key: Callable[[SequenceState], SortKey]) -> None:
+        self._key = key
+        self._heap: IndexedHeap[RequestId, SortKey, SequenceState] = IndexedHeap()
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
-        self._heap.push(self._key(seq), seq)
+        self._heap.push(seq.request.id, self._key(seq), seq)
 
     def remove(self, request_id: RequestId) -> SequenceState | None:
         return self._heap.remove(request_id)
 
     def peek(self) -> SequenceState | None:
-        return self._heap.first()
+        return self._heap.peek()
 
     def pop(self) -> SequenceState:
         return self._heap.pop()
 
     def head_key(self) -> SortKey | None:
-        return self._heap.first_key()
+        return self._heap.peek_key()
 
     def __len__(self) -> int:
         return len(self._heap)
 
 
 class DelegatingQueue(WaitQueue):
-    """A wait queue that is another one, seen from outside."""
+    """A wait queue around an inner one, to which it passes everything."""
 
     def __init__(self, inner: WaitQueue) -> None:
         self._inner = inner
@@ -156,26 +164,26 @@ class DelegatingQueue(WaitQueue):
         return len(self._inner)
 
 
-def earliest(*instants: Micros | None) -> Micros | None:
-    """The first of those that will come."""
-    return min((instant for instant in instants if instant is not None), default=None)
-
-
 class SubqueuedQueue(BaseQueue):
-    """A queue over lanes passes what it is told of a sequence to its lane."""
+    """A wait queue over subqueues: what it is told of a sequence it passes to the subqueue of that sequence."""
 
     subqueues: Subqueues[str] | Subqueues[float]
 
     def on_served(self, seq: SequenceState, prefill_tokens: int, decode_tokens: int, now: Micros) -> None:
-        if (lane := self.subqueues.queue_of(seq)) is not None:
-            lane.on_served(seq, prefill_tokens, decode_tokens, now)
+        if (queue := self.subqueues.queue_of(seq)) is not None:
+            queue.on_served(seq, prefill_tokens, decode_tokens, now)
 
     def on_finished(self, seq: SequenceState, now: Micros) -> None:
-        if (lane := self.subqueues.queue_of(seq)) is not None:
-            lane.on_finished(seq, now)
+        if (queue := self.subqueues.queue_of(seq)) is not None:
+            queue.on_finished(seq, now)
 
     def on_sequence_end(self, seq: SequenceState, now: Micros) -> None:
         self.subqueues.discard(seq, now)
 
     def __len__(self) -> int:
         return len(self.subqueues)
+
+
+def earliest(*instants: Micros | None) -> Micros | None:
+    """Return the earliest of `instants` that are not None, or None if all are."""
+    return min((instant for instant in instants if instant is not None), default=None)

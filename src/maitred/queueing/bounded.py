@@ -1,14 +1,23 @@
-"""bounded: another policy, and a limit to what anybody can lose by it.
+"""bounded: another policy, and a limit to what a request can lose by it.
 
 Two ceilings, either or both:
 
     max_wait           once a request has waited that long, nothing that arrived later starts before it
-    max_displacement   of those that arrived later, at most so many start before it while it waits
+    max_displacement   of the requests that arrived later, at most this many start before it while it waits
 
-Who has reached a ceiling goes first, the earliest arrival before others, and the policy inside is not asked. The earliest
-arrival has always waited longest and been passed over most, so it is the only one to watch. How often each was passed over
-is kept as differences between neighbours in the order of arrival: a start adds one at its elder neighbour, which is one for
-all who are older; who leaves hands its difference to its elder neighbour. So the count of the earliest is the sum of all.
+A request that has reached a ceiling goes first, and the inner policy is not asked. The earliest arrival has waited
+longest and has been overtaken most often, so it is the only one to watch.
+
+How often each request was overtaken is kept as differences between neighbours in the order of arrival:
+`_overtake_deltas[r]` is how much more often r was overtaken than its younger neighbour. So a start adds 1 at one place,
+the older neighbour of what starts, and thereby to all that are older. A request that leaves hands its difference to its
+older neighbour. The oldest request was overtaken as often as the sum of all differences says (`_oldest_overtakes`). For
+example, with 0, 1 and 2 waiting:
+
+                              differences of 0, 1, 2     overtaken
+    5 starts                  0  0  1                    1  1  1
+    1 is removed              0  -  1                    1  -  1
+    2 starts                  2  -  -                    2  -  -          the 1 of request 2, and 1 for its start
 """
 
 from __future__ import annotations
@@ -24,35 +33,36 @@ from maitred.core.units import Micros, from_seconds
 from maitred.queueing.base import SCHEDULERS, CacheAware, DelegatingQueue, PolicyInfo, earliest
 
 _ArrivalRank: TypeAlias = tuple[Micros, RequestId]
-"""Arrival and id."""
+"""Arrival and id of a request."""
 
 DEFAULT_MAX_WAIT_S = 10.0
 
 
 @SCHEDULERS.register("bounded")
 class Bounded(QueuePolicy):
-    """The policy inside, until somebody has waited for `max_wait` seconds, or has been passed over by `max_displacement`
-    requests that arrived later. A preempted sequence's wait counts from its arrival, its displacement from its return."""
+    """The inner policy, until a request has waited for `max_wait` seconds, or `max_displacement` requests that arrived
+    later have started before it. A preempted sequence's wait counts from its arrival, its displacement from its return
+    to the queue."""
 
     about = PolicyInfo(
-        summary="the policy inside, with a ceiling on waiting (max_wait, s) or on being passed over (max_displacement)",
-        complexity="as inside, and O(log n) per request",
-        starves="nobody: past the ceiling, order of arrival",
+        summary="the inner policy, with a ceiling on waiting (max_wait, s) or on being overtaken (max_displacement)",
+        complexity="as the inner policy, and O(log n) per request",
+        starves="nothing: past the ceiling, order of arrival",
         cache_aware=CacheAware.AS_INNER,
     )
 
     def __init__(
         self, policy: QueuePolicy | None = None, max_wait: float | None = None, max_displacement: int | None = None
     ) -> None:
-        """`policy`: lpm if nobody says; without any ceiling, `max_wait` is 10 s. Raises ValueError for a ceiling that cannot
-        be."""
+        """`policy` is lpm by default; without any ceiling, `max_wait` is 10 s. Raises ValueError for a ceiling out of
+        range."""
         if max_wait is None and max_displacement is None:
             max_wait = DEFAULT_MAX_WAIT_S
         if max_wait is not None and not 0 <= max_wait <= 1e9:
             raise ValueError(f"max_wait must be from 0 to 1e9 seconds, not {max_wait}")
         if max_displacement is not None and max_displacement < 0:
             raise ValueError(f"max_displacement must be at least 0, not {max_displacement}")
-        self.inner = SCHEDULERS.get("lpm")() if policy is None else policy
+        self.inner = SCHEDULERS.create("lpm") if policy is None else policy
         self._max_wait = None if max_wait is None else from_seconds(max_wait)
         self._max_displacement = max_displacement
 
@@ -68,9 +78,9 @@ class _BoundedQueue(DelegatingQueue):
         self._by_arrival: list[_ArrivalRank] = []
         self._seqs: dict[RequestId, SequenceState] = {}
         self._overtake_deltas: dict[_ArrivalRank, int] = {}
-        """By how much one was passed over more often than its younger neighbour; none: by nothing."""
+        """How much more often each request was overtaken than its younger neighbour, where that is not 0."""
         self._oldest_overtakes = 0
-        """How often the earliest arrival was."""
+        """How often the earliest arrival was overtaken."""
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
         super().add(seq, now, front=front)
@@ -96,20 +106,20 @@ class _BoundedQueue(DelegatingQueue):
             seq = self._inner.pop()
         else:
             self._inner.remove(seq.request.id)
-        elder = self._unlink(seq)
-        if elder is not None:
-            self._overtake_deltas[elder] = self._overtake_deltas.get(elder, 0) + 1
+        older = self._unlink(seq)
+        if older is not None:
+            self._overtake_deltas[older] = self._overtake_deltas.get(older, 0) + 1
             self._oldest_overtakes += 1
         return seq
 
     def next_order_change(self, now: Micros) -> Micros | None:
         if not self._by_arrival or self._at_displacement_limit() or self._at_wait_limit(now):
-            return None
-        overdue = None if self._max_wait is None else self._by_arrival[0][0] + self._max_wait
-        return earliest(overdue, self._inner.next_order_change(now))
+            return None  # the head is the earliest arrival until it leaves
+        wait_limit = None if self._max_wait is None else self._by_arrival[0][0] + self._max_wait
+        return earliest(wait_limit, self._inner.next_order_change(now))
 
     def _forced_head(self) -> SequenceState | None:
-        """The one that must go first, if any."""
+        """Return the earliest arrival if it has reached a ceiling, else None."""
         if self._by_arrival and (self._at_displacement_limit() or self._at_wait_limit(self._now)):
             return self._seqs[self._by_arrival[0][1]]
         return None
@@ -121,15 +131,15 @@ class _BoundedQueue(DelegatingQueue):
         return self._max_wait is not None and now - self._by_arrival[0][0] >= self._max_wait
 
     def _unlink(self, seq: SequenceState) -> _ArrivalRank | None:
-        """`seq` waits no more. Returns its elder neighbour's place."""
-        place = (seq.request.arrival, seq.request.id)
-        index = bisect_left(self._by_arrival, place)
-        del self._by_arrival[index], self._seqs[place[1]]
-        passed = self._overtake_deltas.pop(place, 0)
+        """Take `seq` out of the order of arrival. Returns its older neighbour, or None if it was the oldest."""
+        rank = (seq.request.arrival, seq.request.id)
+        index = bisect_left(self._by_arrival, rank)
+        del self._by_arrival[index], self._seqs[rank[1]]
+        delta = self._overtake_deltas.pop(rank, 0)
         if index == 0:
-            self._oldest_overtakes -= passed
+            self._oldest_overtakes -= delta
             return None
-        elder = self._by_arrival[index - 1]
-        if passed:
-            self._overtake_deltas[elder] = self._overtake_deltas.get(elder, 0) + passed
-        return elder
+        older = self._by_arrival[index - 1]
+        if delta:
+            self._overtake_deltas[older] = self._overtake_deltas.get(older, 0) + delta
+        return older

@@ -1,12 +1,21 @@
 """dfs-weight: depth first through the tree of cached prefixes, where most requests wait.
 
-From the root, the branch where most requests stand is gone through first, and all of it, before the next; who stands on a
-node goes after those beyond it. So requests that share a cached prefix are admitted one after the other, while it is there.
-Ties go to the branch with the one who arrived first.
+From the root, the branch with the largest weight (the most requests in it) is walked first, and all of it before the
+next one. The requests at a node go after those below it. So requests that share a cached prefix are admitted one after
+the other, while it is cached. Ties go to the branch with the earliest arrival.
 
-The tree is `PrefixIndex`'s. Each node keeps its branches and those who stand on it sorted, and where somebody came, moved or
-left, only the path from there to the root is sorted in anew. Within a pass the walk stands still where it has come to, and
-who has been taken is taken out of the tree at the end of it: the weights of a pass are those at its beginning.
+    root - - - [A B]  3 requests         the order: those at [A B C], then those at [A B] itself,
+      |          |
+      |        [A B C]  2 of them        then those at [X], then those that find nothing in the cache
+      |
+      + - - - - [X]  2 requests
+
+The tree is that of `PrefixIndex`. Each of its nodes has a `_WalkNode`, which keeps its branches and its requests
+sorted. Where a request came, moved or left, only the path from there to the root is sorted again, from the leaves up: a
+branch is taken out of its parent's list under the entry it had, and put in under the new one.
+
+The order of a pass is that of its beginning. The walk is a generator that stands where it has come to; the requests
+that were admitted stay in the tree until the pass ends, because their leaving would change the weights.
 """
 
 from __future__ import annotations
@@ -25,12 +34,13 @@ from maitred.queueing.prefix_orders import CacheAwarePolicy, CacheAwareQueue
 from maitred.queueing.prefix_tree import PrefixNode, WaitingRequest
 
 WalkRank: TypeAlias = tuple[bool, int, int]
-"""Whether it is held back, arrival, order: the smaller goes first."""
+"""Of a request: whether it is deprioritized, its arrival and its arrival index. The smaller goes first; unique."""
 
 
 @SCHEDULERS.register("dfs-weight")
 class DepthFirstByWeight(CacheAwarePolicy):
-    """See the module (SGLang `dfs-weight`). Who is held back goes last among those on the same node."""
+    """Depth first through the tree of cached prefixes, the branch with most waiting requests first (SGLang
+    `dfs-weight`). Deprioritized requests go last among those at the same node."""
 
     about = PolicyInfo(
         summary="depth first through the tree of cached prefixes, where most requests wait",
@@ -44,20 +54,21 @@ class DepthFirstByWeight(CacheAwarePolicy):
 
 
 class _WalkNode:
-    """A place, as the walk sees it. All three lists are sorted, and no two entries tie: each age is one request's."""
+    """A node of the tree with what the walk needs. All three lists are sorted, and no two entries of one tie."""
 
     __slots__ = ("branch_ranks", "branches", "entry", "parent", "waiting")
 
     def __init__(self) -> None:
         self.branches: list[tuple[int, WalkRank, _WalkNode]] = []
-        """By weight, the heaviest first, then age."""
+        """The branches by negative weight, then rank."""
         self.branch_ranks: list[WalkRank] = []
-        """Of the branches."""
+        """The ranks of the branches."""
         self.waiting: list[tuple[WalkRank, WaitingRequest]] = []
+        """The requests at this node, by rank."""
         self.parent: _WalkNode | None = None
-        """Of whose branches it is."""
+        """The node in whose lists this one is, or None if it is in none."""
         self.entry: tuple[int, WalkRank] = (0, (False, 0, 0))
-        """Its entry there: weight, negative, and age of the first to arrive who stands here or beyond."""
+        """How it is listed there: its negative weight, and the first rank among the requests here and below."""
 
 
 class _DfsWeightQueue(CacheAwareQueue):
@@ -66,10 +77,11 @@ class _DfsWeightQueue(CacheAwareQueue):
         self._nodes: dict[PrefixNode, _WalkNode] = {index.tree.root: _WalkNode()}
         self._position_of: dict[WaitingRequest, tuple[_WalkNode, WalkRank]] = {}
         self._walk: Iterator[WaitingRequest] | None = None
-        """The order of this pass; None: it has not begun, or somebody came or left meanwhile."""
+        """The order of this pass; None if the pass has not begun, or requests came or left meanwhile."""
         self._next: WaitingRequest | None = None
+        """The head: the request that the walk yielded last."""
         self._admitted: list[WaitingRequest] = []
-        """Admitted in this pass, and still in the tree."""
+        """Requests admitted in this pass, which are still in the tree."""
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
         self._end_pass()
@@ -90,74 +102,81 @@ class _DfsWeightQueue(CacheAwareQueue):
             self._next = next(self._walk, None)
         return self._next
 
-    def on_admitted(self, waiter: WaitingRequest) -> None:
+    def on_admitted(self, waiting: WaitingRequest) -> None:
         assert self._walk is not None
-        self._admitted.append(waiter)
+        self._admitted.append(waiting)
         self._next = next(self._walk, None)
 
     def _end_pass(self) -> None:
         self._walk = self._next = None
-        for waiter in self._admitted:
-            self._index.admit(waiter)
+        for waiting in self._admitted:
+            self._index.admit(waiting)
         self._admitted.clear()
 
     def _update_nodes(self) -> None:
-        """Put what changed in the tree where it belongs, from the leaves to the root."""
-        moved, reweighed = self._index.changed, self._index.tree.dirty
-        for waiter in moved:
-            self._update_waiting(waiter)
-        moved.clear()
-        changed = sorted((place for place in reweighed if place.parent is not None), key=lambda place: -place.start)
-        reweighed.clear()
-        for place in changed:
-            self._detach(self._node(place))
-        for place in changed:
-            if place.weight:
-                self._attach(place)
+        """Sort again what changed in the tree.
+
+        All changed nodes are taken out of their parents' lists before any is put in. They are put in deepest first,
+        because the entry of a node depends on those below it.
+        """
+        changed, dirty = self._index.changed, self._index.tree.dirty
+        for waiting in changed:
+            self._update_waiting(waiting)
+        changed.clear()
+        nodes = sorted((node for node in dirty if node.parent is not None), key=lambda node: -node.start)
+        dirty.clear()
+        for node in nodes:
+            self._detach(self._walk_node(node))
+        for node in nodes:
+            if node.weight:
+                self._attach(node)
             else:
-                del self._nodes[place]
+                del self._nodes[node]
 
-    def _update_waiting(self, waiter: WaitingRequest) -> None:
-        before = self._position_of.pop(waiter, None)
+    def _update_waiting(self, waiting: WaitingRequest) -> None:
+        """Move `waiting` to the list of the node that it waits at now, if any."""
+        before = self._position_of.pop(waiting, None)
         if before is not None:
-            node, age = before
-            del node.waiting[bisect_left(node.waiting, (age,))]
-        if waiter.node is not None:
-            node, age = self._node(waiter.node), (waiter.deprioritized, *waiter.arrival_rank)
-            self._position_of[waiter] = (node, age)
-            insort(node.waiting, (age, waiter))
+            walk_node, rank = before
+            del walk_node.waiting[bisect_left(walk_node.waiting, (rank,))]
+        if waiting.node is not None:
+            walk_node, rank = self._walk_node(waiting.node), (waiting.deprioritized, *waiting.arrival_rank)
+            self._position_of[waiting] = (walk_node, rank)
+            insort(walk_node.waiting, (rank, waiting))
 
-    def _detach(self, node: _WalkNode) -> None:
-        """Its entry among its siblings is void."""
-        if node.parent is not None:
-            del node.parent.branches[bisect_left(node.parent.branches, node.entry)]
-            del node.parent.branch_ranks[bisect_left(node.parent.branch_ranks, node.entry[1])]
-            node.parent = None
+    def _detach(self, walk_node: _WalkNode) -> None:
+        """Take `walk_node` out of its parent's lists."""
+        parent = walk_node.parent
+        if parent is not None:
+            del parent.branches[bisect_left(parent.branches, walk_node.entry)]
+            del parent.branch_ranks[bisect_left(parent.branch_ranks, walk_node.entry[1])]
+            walk_node.parent = None
 
-    def _attach(self, place: PrefixNode) -> None:
-        """Sort `place` in among its siblings; what is beyond it is sorted."""
-        assert place.parent is not None
-        node = self._node(place)
-        age = min([age for age, _ in node.waiting[:1]] + node.branch_ranks[:1])
-        node.parent, node.entry = self._node(place.parent), (-place.weight, age)
-        insort(node.parent.branches, (*node.entry, node))
-        insort(node.parent.branch_ranks, age)
+    def _attach(self, node: PrefixNode) -> None:
+        """Sort `node` in among its siblings. The nodes below it are sorted in already."""
+        assert node.parent is not None
+        walk_node, parent = self._walk_node(node), self._walk_node(node.parent)
+        rank = min([rank for rank, _ in walk_node.waiting[:1]] + walk_node.branch_ranks[:1])
+        walk_node.parent, walk_node.entry = parent, (-node.weight, rank)
+        insort(parent.branches, (*walk_node.entry, walk_node))
+        insort(parent.branch_ranks, rank)
 
-    def _node(self, place: PrefixNode) -> _WalkNode:
-        node = self._nodes.get(place)
-        if node is None:
-            node = self._nodes[place] = _WalkNode()
-        return node
+    def _walk_node(self, node: PrefixNode) -> _WalkNode:
+        walk_node = self._nodes.get(node)
+        if walk_node is None:
+            walk_node = self._nodes[node] = _WalkNode()
+        return walk_node
 
 
 def _walk(root: _WalkNode) -> Iterator[WaitingRequest]:
-    """The nodes on the way down, each with the next of its branches."""
-    way = [(root, iter(root.branches))]
-    while way:
-        node, branches = way[-1]
+    """Yield the requests depth first. The stack holds the nodes on the way down, each with its branches still to
+    come."""
+    stack = [(root, iter(root.branches))]
+    while stack:
+        node, branches = stack[-1]
         branch = next(branches, None)
         if branch is not None:
-            way.append((branch[2], iter(branch[2].branches)))
+            stack.append((branch[2], iter(branch[2].branches)))
         else:
-            yield from (waiter for _, waiter in node.waiting)
-            way.pop()
+            yield from (waiting for _, waiting in node.waiting)
+            stack.pop()

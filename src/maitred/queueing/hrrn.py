@@ -1,19 +1,26 @@
 """hrrn: highest response ratio next.
 
-    ratio = tokens of prompts prefilled here since it came / tokens of its own that the cache leaves to compute
+    ratio = prompt tokens prefilled in this instance since the request came / tokens that it has to compute itself
 
-So a short one goes soon, and a long one's turn comes: the clock is work done, not time (SGLang's). Here a preempted request
-keeps its age; SGLang begins it anew.
+So a short request goes soon, and a long one's turn comes. The clock is work done and not time (SGLang's rule). A
+preempted request keeps its age here; SGLang begins it anew.
+
+For example, a request with 120 uncached tokens came first, and one with 20 came after 120 tokens had been prefilled.
+When 20 more are prefilled, the ratios are 140/120 and 20/20, and the long one goes first; after 25 more they are
+145/120 and 25/20, and the short one does. If then 96 tokens of the long prompt are cached, its ratio is 145/24.
+
+The largest ratio is found by a `KineticTournament`, so a pass costs the requests whose order changes and not all that
+wait.
 """
 
 from __future__ import annotations
 
-from maitred.core.contracts import StepView, WaitQueue
+from maitred.core.contracts import SortKey, StepView, WaitQueue
+from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.queueing.base import SCHEDULERS, CacheAware, PolicyInfo
-from maitred.queueing.heap import SeqHeap
 from maitred.queueing.kinetic_tournament import KineticTournament, Player
 from maitred.queueing.prefix_index import PrefixIndex
 from maitred.queueing.prefix_orders import CacheAwarePolicy, CacheAwareQueue
@@ -22,12 +29,13 @@ from maitred.queueing.prefix_tree import WaitingRequest
 
 @SCHEDULERS.register("hrrn")
 class HighestResponseRatioNext(CacheAwarePolicy):
-    """By ratio (see the module), largest first, then arrival, then order (SGLang `hrrn`, without its cut-off)."""
+    """By tokens prefilled since the request came, per token that it has to compute itself, largest first, then arrival
+    (SGLang `hrrn`, without its cut-off). Deprioritized requests go last."""
 
     about = PolicyInfo(
         summary="by tokens prefilled since it came, per token that it has to compute itself after what is cached",
         complexity="O(log n) per request, and per request whose cached prefix changes; amortised O(log n) as the clock goes on",
-        starves="nobody",
+        starves="nothing",
         cache_aware=CacheAware.YES,
     )
 
@@ -36,16 +44,17 @@ class HighestResponseRatioNext(CacheAwarePolicy):
 
 
 class _HrrnQueue(CacheAwareQueue):
-    """A tournament of those who are not held back, and those who are behind it."""
+    """A tournament of the requests that are not deprioritized, and behind it the others in order of arrival."""
 
     def __init__(self, index: PrefixIndex) -> None:
         super().__init__(index)
         self._clock = 0
+        """Prompt tokens prefilled in this instance so far."""
         self._clock_at_arrival: dict[RequestId, int] = {}
-        """The clock when each request came; kept until it is gone."""
+        """The clock when each request came; kept until the request has left the instance."""
         self._tournament: KineticTournament[WaitingRequest] = KineticTournament()
         self._players: dict[WaitingRequest, Player[WaitingRequest]] = {}
-        self._deprioritized = SeqHeap()
+        self._deprioritized: IndexedHeap[RequestId, SortKey, WaitingRequest] = IndexedHeap()
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
         self._clock_at_arrival.setdefault(seq.request.id, self._clock)
@@ -65,36 +74,33 @@ class _HrrnQueue(CacheAwareQueue):
 
     def first_waiting(self) -> WaitingRequest | None:
         self._apply_changes()
-        first = self._tournament.winner()
-        if first is not None:
-            return first
-        held_back = self._deprioritized.first()
-        return None if held_back is None else self._waiting[held_back.request.id]
+        return self._tournament.winner() or self._deprioritized.peek()
 
     def _apply_changes(self) -> None:
-        moved = self._index.changed
-        for waiter in moved:
-            self._update_waiting(waiter)
-        moved.clear()
+        changed = self._index.changed
+        for waiting in changed:
+            self._update_waiting(waiting)
+        changed.clear()
         self._index.tree.dirty.clear()
 
-    def _update_waiting(self, waiter: WaitingRequest) -> None:
-        player = self._players.get(waiter)
-        self._deprioritized.remove(waiter.seq.request.id)
-        if waiter.node is not None and not waiter.deprioritized:
-            self._update_player(waiter, player)
+    def _update_waiting(self, waiting: WaitingRequest) -> None:
+        """Put `waiting` into the tournament, or behind it, or take it out of both if it waits no more."""
+        player = self._players.get(waiting)
+        self._deprioritized.remove(waiting.seq.request.id)
+        if waiting.node is not None and not waiting.deprioritized:
+            self._update_player(waiting, player)
             return
         if player is not None:
             self._tournament.remove(player)
-            del self._players[waiter]
-        if waiter.node is not None:
-            self._deprioritized.push(waiter.arrival_rank, waiter.seq)
+            del self._players[waiting]
+        if waiting.node is not None:
+            self._deprioritized.push(waiting.seq.request.id, waiting.arrival_rank, waiting)
 
-    def _update_player(self, waiter: WaitingRequest, player: Player[WaitingRequest] | None) -> None:
+    def _update_player(self, waiting: WaitingRequest, player: Player[WaitingRequest] | None) -> None:
         if player is None:
-            since = self._clock_at_arrival[waiter.seq.request.id]
-            player = self._players[waiter] = Player(waiter, since, waiter.uncached_tokens, waiter.arrival_rank)
+            since = self._clock_at_arrival[waiting.seq.request.id]
+            player = self._players[waiting] = Player(waiting, since, waiting.uncached_tokens, waiting.arrival_rank)
             self._tournament.add(player)
         else:
-            player.size = waiter.uncached_tokens
+            player.size = waiting.uncached_tokens
             self._tournament.mark_changed(player)

@@ -1,20 +1,8 @@
-"""fcfs: first come, first served.
+"""The orders that do not look at the prefix cache: `fcfs`, `sjf`, `edf`, `lof`, `random` and `routing-key`.
 
-sjf: shortest job first, by prompt length.
-
-edf: earliest deadline first.
-
-lof: longest output first, by what the client allows.
-
-random: whom the dice choose.
-
-Each step has dice of its own, made from the seed and the step's number. So whom they choose depends on who waits at that
-step, and not on how many steps were skipped before or how often somebody has looked.
-
-routing-key: whom the running batch knows.
-
-Requests of one routing key use the same adapter or share content, so it pays to run them together. The more running
-sequences have a request's key, the sooner it goes; a key that nothing runs with waits behind in order of arrival.
+Three of them are one key. The others have a small queue of their own, because they change with the step (`random`,
+`routing-key`) or because preempted sequences go to the front (`fcfs`). The orders that do look at the cache are in
+`prefix_orders`.
 """
 
 from __future__ import annotations
@@ -26,21 +14,22 @@ from math import inf
 from random import Random
 
 from maitred.core.contracts import PrefixCacheView, QueuePolicy, SortKey, StepView, WaitQueue
+from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.queueing.base import SCHEDULERS, BaseQueue, KeyPolicy, PolicyInfo
-from maitred.queueing.heap import SeqHeap
 
 
 @SCHEDULERS.register("fcfs")
 class FirstComeFirstServed(QueuePolicy):
-    """In order of arrival; a preempted sequence goes back to the front. Nothing starves; a long prompt blocks the rest."""
+    """In order of arrival; a preempted sequence goes back to the front. Nothing starves, but a long prompt blocks the
+    rest."""
 
     about = PolicyInfo(
         summary="in order of arrival; a preempted request goes back to the front",
         complexity="O(1) per request",
-        starves="nobody; a long prompt blocks those behind it",
+        starves="nothing; a long prompt blocks those behind it",
     )
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
@@ -73,7 +62,7 @@ class _FcfsQueue(BaseQueue):
 
 @SCHEDULERS.register("sjf")
 class ShortestJobFirst(KeyPolicy):
-    """By prompt length, then arrival, then id (BLIS `sjf`). Long prompts starve under load."""
+    """By prompt length, then arrival, then id (BLIS `sjf`). Long prompts starve under load; see `aged-sjf`."""
 
     about = PolicyInfo(
         summary="shortest prompt first, then arrival",
@@ -87,8 +76,10 @@ class ShortestJobFirst(KeyPolicy):
 
 @SCHEDULERS.register("edf")
 class EarliestDeadlineFirst(KeyPolicy):
-    """By deadline, those without one last, then arrival, then id. Best while all deadlines can be met; in overload it serves
-    first whoever is about to be too late."""
+    """By deadline, requests without one last, then arrival, then id.
+
+    Best while all deadlines can be met. In overload it serves first what is about to be too late.
+    """
 
     about = PolicyInfo(
         summary="earliest deadline first, those without one last, then arrival",
@@ -103,7 +94,8 @@ class EarliestDeadlineFirst(KeyPolicy):
 
 @SCHEDULERS.register("lof")
 class LongestOutputFirst(KeyPolicy):
-    """By `max_output_tokens`, the largest first and no limit before all, then arrival, then id (SGLang `lof`)."""
+    """By `max_output_tokens`, the largest first and requests without a limit before all, then arrival, then id (SGLang
+    `lof`)."""
 
     about = PolicyInfo(
         summary="largest max_output_tokens first, then arrival: long answers start early, so that a batch job ends early",
@@ -119,12 +111,12 @@ class LongestOutputFirst(KeyPolicy):
 
 @SCHEDULERS.register("random")
 class RandomOrder(QueuePolicy):
-    """Any that waits, with equal chances, anew at each step (SGLang `random`, with a seed)."""
+    """Any waiting request with equal chances, drawn anew at each step (SGLang `random`, with a seed)."""
 
     about = PolicyInfo(
         summary="drawn anew for each step, the same for the same seed",
         complexity="O(log n) per request",
-        starves="nobody for ever, but waits have a long tail",
+        starves="nothing for ever, but waits have a long tail",
     )
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
@@ -132,12 +124,16 @@ class RandomOrder(QueuePolicy):
 
 
 class _RandomQueue(BaseQueue):
+    """Each step draws from a generator of its own, seeded by the queue's seed and the index of the step. So the result
+    depends on what waits at that step, and not on how many steps were skipped before or how often the head was looked
+    at."""
+
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._step = 0
         self._step_rng: Random | None = None
         self._sorted_ids: list[RequestId] = []
-        """In order, so that who is drawn does not depend on how they came and went."""
+        """Sorted, so that a draw does not depend on the order in which requests came and went."""
         self._seqs: dict[RequestId, SequenceState] = {}
         self._drawn: SequenceState | None = None
 
@@ -157,12 +153,13 @@ class _RandomQueue(BaseQueue):
         self._step, self._step_rng, self._drawn = step.step_index, None, None
 
     def peek(self) -> SequenceState | None:
-        if self._drawn is None and self._sorted_ids:
-            self._drawn = self._seqs[self._draw() if len(self._sorted_ids) > 1 else self._sorted_ids[0]]
+        ids = self._sorted_ids
+        if self._drawn is None and ids:
+            self._drawn = self._seqs[self._draw() if len(ids) > 1 else ids[0]]
         return self._drawn
 
     def _draw(self) -> RequestId:
-        if self._step_rng is None:  # made only where they are thrown, for that takes several µs
+        if self._step_rng is None:  # made only for steps that draw, because seeding takes several µs
             self._step_rng = Random(f"{self._seed}/{self._step}")
         return self._step_rng.choice(self._sorted_ids)
 
@@ -182,8 +179,11 @@ class _RandomQueue(BaseQueue):
 
 @SCHEDULERS.register("routing-key")
 class RoutingKeyOrder(QueuePolicy):
-    """By how many running sequences have the request's routing key, then the key, then arrival (SGLang `routing-key`). Those
-    whose key nothing runs with keep their order of arrival, where SGLang's are sorted by key."""
+    """By how many running sequences have the request's routing key, then the key, then arrival (SGLang `routing-key`).
+
+    Requests of one routing key use the same adapter or share content, so it pays to run them together. Requests whose
+    key no running sequence has wait behind, in order of arrival; SGLang sorts them by key.
+    """
 
     about = PolicyInfo(
         summary="requests whose routing key most running ones have, then arrival",
@@ -197,10 +197,12 @@ class RoutingKeyOrder(QueuePolicy):
 
 class _RoutingKeyQueue(BaseQueue):
     def __init__(self) -> None:
-        self._all = SeqHeap()
-        self._by_key: dict[str, SeqHeap] = {}
+        self._all: IndexedHeap[RequestId, int, SequenceState] = IndexedHeap()
+        """All that wait, by position: those that were preempted have negative ones."""
+        self._by_key: dict[str, IndexedHeap[RequestId, int, SequenceState]] = {}
+        """The same for each routing key that some waiting request has."""
         self._running_keys: list[str] = []
-        """The keys that run and may be waited with, best last."""
+        """The keys that run and that some waiting request has, or had at the start of the step; the best last."""
         self._last_position = 0
         self._front_position = 0
 
@@ -209,17 +211,17 @@ class _RoutingKeyQueue(BaseQueue):
             self._front_position -= 1
         else:
             self._last_position += 1
-        place = (self._front_position if front else self._last_position,)
-        self._all.push(place, seq)
+        position = self._front_position if front else self._last_position
+        self._all.push(seq.request.id, position, seq)
         if key := seq.request.routing_key:
-            self._by_key.setdefault(key, SeqHeap()).push(place, seq)
+            self._by_key.setdefault(key, IndexedHeap()).push(seq.request.id, position, seq)
 
     def remove(self, request_id: RequestId) -> SequenceState | None:
         seq = self._all.remove(request_id)
         if seq is not None and (key := seq.request.routing_key):
-            same = self._by_key[key]
-            same.remove(request_id)
-            if not same:
+            same_key = self._by_key[key]
+            same_key.remove(request_id)
+            if not same_key:
                 del self._by_key[key]
         return seq
 
@@ -232,7 +234,7 @@ class _RoutingKeyQueue(BaseQueue):
         running = self._running_keys
         while running and running[-1] not in self._by_key:
             running.pop()
-        return (self._by_key[running[-1]] if running else self._all).first()
+        return (self._by_key[running[-1]] if running else self._all).peek()
 
     def pop(self) -> SequenceState:
         seq = self.peek()

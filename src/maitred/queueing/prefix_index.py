@@ -1,26 +1,34 @@
-"""Of several waiting requests that begin alike, one computes the beginning, and the others wait for it.
+"""How much of each waiting request's prompt is cached, kept up to date as blocks come and go.
 
-Whoever shares his first `deprioritize` tokens (whole blocks) with another, and finds at most `check` tokens in the cache, is
-in a group with it. The first to arrive leads; the others are held back, which puts them behind everybody who is not. When the
-leader is admitted they go on waiting for it, until the beginning is published, which moves them out of the group, or the
-leader is gone, which makes the next of them lead. (SGLang forgets the leader when it is admitted, and the next one computes
-the same beside it while it prefills chunk by chunk.)
+A waiting request is filed in two places: in the tree (`WaitingPrefixTree`) at the last block of its cached prefix, and
+in `_waiting_for_block` under the block that comes next in its prompt:
 
-To be held back is an order, not a ban: where there is room for all, they are admitted together, and compute together.
+    prompt    A  B  C | D  E            A, B and C are cached, so the request is at C and waits for D
+    cached    A  B  C      E            (that E is cached is of no use before D is)
 
-Where each waiting request stands in the prefix cache, kept up to date as blocks come and go.
+When D is stored, the requests that wait for D advance, as far as the cache goes: here past E, to the end. When B is
+removed, the requests at B or below retreat to A. No other request is looked at, so a pass costs what has changed and
+not what waits.
 
-A waiting request is filed at the last block of its cached prefix and under the block it wants next:
+The listener's callbacks only note which blocks changed. `apply_updates`, at the start of a pass, asks the cache how
+they are by then. So nothing moves in the middle of a pass, when admitting one request evicts what another would have
+found. Looking never changes the cache.
 
-    chain     A  B  C | D  E            A, B and C are cached, so it stands at C and wants D
-    cached    A  B  C      E            (that E is there as well, is of no use before D is)
+`InBatchDedup`: of several waiting requests that begin alike, one computes the beginning and the others wait for it.
+Requests that share their first `deprioritize` tokens (whole blocks), and find at most `check` tokens in the cache, are
+a group. The first to arrive leads; the others are *deprioritized*, which puts them behind all that are not. When the
+leader is admitted they go on waiting, until the beginning is stored (they then find more than `check` tokens and leave
+the group) or the leader is gone (the next one leads). SGLang forgets the leader when it is admitted, so the next one
+computes the same beside it while it prefills chunk by chunk. Deprioritized is an order, not a ban: where there is room
+for all, all are admitted and compute together.
 
-If D is published, those who want D move on, as far as the cache goes. If B is evicted, those who stand at B or beyond move
-back to A. Nobody else is looked at.
+For example, with blocks of 16 tokens and `check = deprioritize = 32`: prompts ABCD, ABCE and ABXY (a letter is a block)
+arrive in this order and nothing is cached. They share AB, so ABCD leads and the others are deprioritized. ABCD is
+admitted; when the block B is stored, both others find 32 tokens, still not more than `check`; but the group has nothing
+left to compute, so ABCE leads now and is deprioritized no more. With C stored too, it finds 48 tokens and leaves the
+group; ABXY leads then.
 
-News is only noted when it comes and believed at the next `apply_updates`, which asks the cache how things are by then: in the
-middle
-of a pass, when admitting one evicts what another would have found, nobody moves. Looking never changes the cache.
+This module is compiled with mypyc where a build asks for it (tools/compile.py).
 """
 
 from __future__ import annotations
@@ -31,7 +39,7 @@ from collections.abc import Callable, Iterable, Sequence
 from maitred.core.contracts import PrefixCacheView
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
-from maitred.kv import sequence_block_hashes
+from maitred.kv.block_hashes import sequence_block_hashes
 from maitred.queueing.prefix_tree import PrefixNode, WaitingPrefixTree, WaitingRequest
 
 
@@ -40,96 +48,98 @@ class _DedupGroup:
 
     def __init__(self) -> None:
         self.members: list[tuple[tuple[int, int], WaitingRequest]] = []
-        """Those who wait, in the order of their arrival."""
+        """The waiting requests, in order of arrival."""
         self.leader: WaitingRequest | None = None
-        """The first of them, while nobody is `computing`; all others are held back."""
+        """The first member, while nothing is `computing`; all other members are deprioritized."""
         self.computing: set[RequestId] = set()
-        """Those who were admitted."""
+        """The requests that were admitted and compute the beginning."""
 
 
 class InBatchDedup:
-    """The groups among the waiting requests of one instance."""
+    """The groups of waiting requests that begin alike, in one instance."""
 
     def __init__(self, check: int, deprioritize: int, block_size: int, on_change: Callable[[WaitingRequest], None]) -> None:
-        """`flipped` is told who is held back, or no longer is. `check` -1: nobody ever is. Raises ValueError unless
-        `deprioritize` is at least 1."""
+        """`on_change` is called with each request that becomes deprioritized, or no longer is. With `check` -1 none
+        ever is. Raises ValueError unless `deprioritize` is at least 1."""
         if deprioritize < 1:
             raise ValueError("deprioritize must be at least 1 token")
         self._check = check
         self._blocks = -(-deprioritize // block_size)
         self._on_change = on_change
         self._groups: dict[int, _DedupGroup] = {}
-        """By the last block of what they share."""
+        """The groups by the last block of what they share."""
         self._admitted: dict[RequestId, int] = {}
-        """The group of each that is computing."""
+        """The group of each request that is computing."""
 
     def __contains__(self, key: int) -> bool:
-        """Whether somebody waits for this block to be computed by another, or computes it."""
+        """Whether the block `key` ends the beginning of a group."""
         return key in self._groups
 
-    def update(self, waiter: WaitingRequest) -> None:
-        """It has come, or moved."""
-        if len(waiter.block_hashes) < self._blocks:
+    def update(self, request: WaitingRequest) -> None:
+        """Note that `request` came, or that another part of its prompt is cached."""
+        if len(request.block_hashes) < self._blocks:
             return
-        key = waiter.block_hashes[self._blocks - 1]
+        key = request.block_hashes[self._blocks - 1]
         group = self._groups.get(key)
-        entry = (waiter.arrival_rank, waiter)
-        if waiter.cached_tokens > self._check:
+        entry = (request.arrival_rank, request)
+        if request.cached_tokens > self._check:
             if group is not None:
-                self._leave_group(group, key, waiter)
+                self._leave_group(group, key, request)
         elif group is None:
             group = self._groups[key] = _DedupGroup()
             group.members.append(entry)
             self._elect_leader(group, key)
-        elif not _is_member(group, waiter):
+        elif not _is_member(group, request):
             insort(group.members, entry)
-            self._set_deprioritized(waiter, True)
+            self._set_deprioritized(request, True)
             self._elect_leader(group, key)
 
-    def remove(self, waiter: WaitingRequest) -> None:
-        """It waits no more."""
-        if len(waiter.block_hashes) >= self._blocks:
-            key = waiter.block_hashes[self._blocks - 1]
+    def remove(self, request: WaitingRequest) -> None:
+        """Note that `request` waits no more, and computes nothing."""
+        if len(request.block_hashes) >= self._blocks:
+            key = request.block_hashes[self._blocks - 1]
             group = self._groups.get(key)
             if group is not None:
-                self._leave_group(group, key, waiter)
+                self._leave_group(group, key, request)
 
-    def admit(self, waiter: WaitingRequest) -> int | None:
-        """It waits no more: its prompt is going to be computed. Returns the last block of what it computes for a group."""
-        if len(waiter.block_hashes) < self._blocks:
+    def admit(self, request: WaitingRequest) -> int | None:
+        """Note that `request` waits no more and computes its prompt. Returns the last block of what it computes for a
+        group."""
+        if len(request.block_hashes) < self._blocks:
             return None
-        key = waiter.block_hashes[self._blocks - 1]
+        key = request.block_hashes[self._blocks - 1]
         group = self._groups.get(key)
-        if group is None or not _is_member(group, waiter):
+        if group is None or not _is_member(group, request):
             return None
-        group.computing.add(waiter.seq.request.id)
-        self._admitted[waiter.seq.request.id] = key
-        self._leave_group(group, key, waiter)
+        group.computing.add(request.seq.request.id)
+        self._admitted[request.seq.request.id] = key
+        self._leave_group(group, key, request)
         return key
 
     def on_beginning_stored(self, key: int) -> None:
-        """What a group shares is computed."""
+        """Note that the block `key`, and so the beginning of its group, is computed."""
         group = self._groups.get(key)
         if group is not None:
             for request_id in list(group.computing):
                 self.on_request_end(request_id)
 
     def on_request_end(self, request_id: RequestId) -> None:
-        """One that was admitted will not compute what its group shares (any more)."""
+        """Note that an admitted request will not compute the beginning of its group (any more)."""
         key = self._admitted.pop(request_id, None)
         if key is not None:
             group = self._groups[key]
             group.computing.remove(request_id)
             self._elect_leader(group, key)
 
-    def _leave_group(self, group: _DedupGroup, key: int, waiter: WaitingRequest) -> None:
-        if _is_member(group, waiter):
-            del group.members[bisect_left(group.members, (waiter.arrival_rank,))]
-            self._set_deprioritized(waiter, False)
+    def _leave_group(self, group: _DedupGroup, key: int, request: WaitingRequest) -> None:
+        if _is_member(group, request):
+            del group.members[bisect_left(group.members, (request.arrival_rank,))]
+            self._set_deprioritized(request, False)
             self._elect_leader(group, key)
 
     def _elect_leader(self, group: _DedupGroup, key: int) -> None:
-        """Somebody came, left, was admitted or is through: who leads now?"""
+        """Find out which member leads, after a member came or left or a computing request ended. Drops an empty
+        group."""
         if not group.members and not group.computing:
             del self._groups[key]
             return
@@ -142,77 +152,80 @@ class InBatchDedup:
         if group.leader is not None:
             self._set_deprioritized(group.leader, False)
 
-    def _set_deprioritized(self, waiter: WaitingRequest, back: bool) -> None:
-        if waiter.deprioritized is not back:
-            waiter.deprioritized = back
-            self._on_change(waiter)
+    def _set_deprioritized(self, request: WaitingRequest, deprioritized: bool) -> None:
+        if request.deprioritized is not deprioritized:
+            request.deprioritized = deprioritized
+            self._on_change(request)
 
 
-def _is_member(group: _DedupGroup, waiter: WaitingRequest) -> bool:
-    at = bisect_left(group.members, (waiter.arrival_rank,))
-    return at < len(group.members) and group.members[at][1] is waiter
+def _is_member(group: _DedupGroup, request: WaitingRequest) -> bool:
+    at = bisect_left(group.members, (request.arrival_rank,))
+    return at < len(group.members) and group.members[at][1] is request
 
 
 class PrefixIndex:
-    """The waiting requests of one instance, and where they stand: a `PrefixCacheListener`."""
+    """The waiting requests of one instance by their cached prefix. It is a `PrefixCacheListener`."""
 
     def __init__(self, cache: PrefixCacheView, check: int, deprioritize: int) -> None:
-        """`check` and `deprioritize`: see `InBatchDedup`, in tokens. Raises ValueError unless `deprioritize` is at least 1."""
+        """`check` and `deprioritize` are those of `InBatchDedup`, in tokens. Raises ValueError unless `deprioritize` is
+        at least 1."""
         self._cache = cache
         self._block_size = cache.block_size
         self.tree = WaitingPrefixTree()
         self._waiting_for_block: dict[int, dict[WaitingRequest, None]] = {}
-        """Who wants this block next."""
+        """The requests by the block that comes next in their prompt."""
         self._dedup = InBatchDedup(check, deprioritize, self._block_size, self._on_deprioritized)
         self._changed_blocks: dict[int, None] = {}
+        """The blocks that concern some request and came or went since the last `apply_updates`."""
         self._ended: list[RequestId] = []
+        """The requests that ended since."""
         self.changed: dict[WaitingRequest, None] = {}
-        """Who came, moved, was held back or let go, or left, since the queue last cleared this."""
+        """The requests that came, moved, left, or whose `deprioritized` changed, since the queue last cleared this."""
         cache.subscribe(self)
 
     def add(self, seq: SequenceState) -> WaitingRequest:
-        """It waits from now on."""
-        waiter = WaitingRequest(seq, sequence_block_hashes(seq, self._cache), self._block_size)
-        self._dedup.on_request_end(seq.request.id)
-        self.tree.insert(waiter, self._cache.num_cached_blocks(waiter.block_hashes))
-        self._register([waiter])
-        return waiter
+        """File `seq`, which waits from now on."""
+        request = WaitingRequest(seq, sequence_block_hashes(seq, self._cache), self._block_size)
+        self._dedup.on_request_end(seq.request.id)  # after a preemption it computes nothing for its group any more
+        self.tree.insert(request, self._cache.num_cached_blocks(request.block_hashes))
+        self._register([request])
+        return request
 
-    def remove(self, waiter: WaitingRequest) -> None:
-        """It waits no more."""
-        self._dedup.remove(waiter)
-        self._remove_from_tree(waiter)
+    def remove(self, request: WaitingRequest) -> None:
+        """Forget `request`, which waits no more."""
+        self._dedup.remove(request)
+        self._remove_from_tree(request)
 
-    def admit(self, waiter: WaitingRequest) -> None:
-        """It waits no more: its prompt is going to be computed."""
-        shared = self._dedup.admit(waiter)
+    def admit(self, request: WaitingRequest) -> None:
+        """Forget `request`, which waits no more because its prompt is going to be computed."""
+        shared = self._dedup.admit(request)
         if shared is not None:
             self._changed_blocks[shared] = None  # it may be cached already
-        self._remove_from_tree(waiter)
+        self._remove_from_tree(request)
 
     def on_request_end(self, request_id: RequestId) -> None:
-        """It will compute nothing (any more)."""
+        """Note that the request will compute nothing (any more)."""
         self._ended.append(request_id)
 
-    def on_stored(self, key: int) -> None:
-        if key in self._waiting_for_block or key in self.tree or key in self._dedup:
-            self._changed_blocks[key] = None
+    def on_stored(self, block_hash: int) -> None:
+        if block_hash in self._waiting_for_block or block_hash in self.tree or block_hash in self._dedup:
+            self._changed_blocks[block_hash] = None
 
-    def on_removed(self, key: int) -> None:
-        if key in self._waiting_for_block or key in self.tree:
-            self._changed_blocks[key] = None
+    def on_removed(self, block_hash: int) -> None:
+        if block_hash in self._waiting_for_block or block_hash in self.tree:
+            self._changed_blocks[block_hash] = None
 
     def apply_updates(self) -> None:
-        """Move those whom the news since the last time concerns."""
-        self._cache.contains(0)  # a cache may evict lazily, and tells when somebody looks
-        gone, self._ended = self._ended, []
-        for request_id in gone:
+        """Move the requests that the noted changes concern. Call it at the start of a pass."""
+        self._cache.contains(0)  # a cache may evict lazily: any look makes it tell its listeners what is gone
+        ended, self._ended = self._ended, []
+        for request_id in ended:
             self._dedup.on_request_end(request_id)
         if not self._changed_blocks:
             return
-        news, self._changed_blocks = self._changed_blocks, {}
+        blocks, self._changed_blocks = self._changed_blocks, {}
         lost = []
-        for key in news:
+        for key in blocks:
             if not self._cache.contains(key):
                 lost.append(key)
                 continue
@@ -222,67 +235,72 @@ class PrefixIndex:
         self._retreat_from(lost)
 
     def _retreat_from(self, keys: Iterable[int]) -> None:
-        """These are not cached any more."""
+        """Move up all requests that wait at one of these blocks or below: none of them is cached any more."""
         lost: dict[PrefixNode, set[int]] = {}
         for key in keys:
             if key in self.tree:
                 lost.setdefault(self.tree.node_of(key), set()).add(key)
-        for place in sorted(lost, key=lambda place: place.start):
-            if place.weight:  # else those who stood there have fallen back further already
-                self._retreat(next(key for key in place.keys if key in lost[place]))
+        for node in sorted(lost, key=lambda node: node.start):
+            if node.weight:  # otherwise a retreat further up has removed it already
+                self._retreat(next(key for key in node.keys if key in lost[node]))
 
     def _advance_waiting(self, key: int) -> None:
-        """`key` is cached now. Those who want it move on, and have mostly the same way to go."""
-        alike: dict[int, list[WaitingRequest]] = {}  # by the last block that they find
+        """Move the requests that wait for the block `key`, which is cached now, as far as the cache goes.
+
+        Requests that come one after the other here have mostly the same way. So the way of the one before is tried
+        first: if its last cached block is in this prompt at the same place, all blocks up to it are cached here as
+        well.
+        """
+        alike: dict[int, list[WaitingRequest]] = {}  # the requests by the last block of their new cached prefix
         end, depth = key, 0
-        for waiter in self._waiting_for_block.pop(key):
-            chain = waiter.block_hashes
-            known = 0 < depth <= len(chain) and chain[depth - 1] == end
-            depth = self._cached_depth(chain, depth if known else waiter.depth + 1)
-            end = chain[depth - 1]
-            alike.setdefault(end, []).append(waiter)
-        for end, waiters in alike.items():
-            self.tree.advance(waiters, end)
-            self._register(waiters)
+        for request in self._waiting_for_block.pop(key):
+            block_hashes = request.block_hashes
+            is_known = 0 < depth <= len(block_hashes) and block_hashes[depth - 1] == end
+            depth = self._cached_depth(block_hashes, depth if is_known else request.depth + 1)
+            end = block_hashes[depth - 1]
+            alike.setdefault(end, []).append(request)
+        for end, requests in alike.items():
+            self.tree.advance(requests, end)
+            self._register(requests)
 
     def _retreat(self, key: int) -> None:
-        """`key` is not cached any more. Those who stand there or beyond fall back to the block before it."""
-        waiters = list(self.tree.node_of(key).subtree())
-        for waiter in waiters:
-            self._unregister(waiter)
+        """Move the requests that wait at the block `key` or below up to the block before it."""
+        requests = list(self.tree.node_of(key).subtree())
+        for request in requests:
+            self._unregister(request)
         self.tree.retreat(key)
-        self._register(waiters)
+        self._register(requests)
 
-    def _cached_depth(self, chain: Sequence[int], depth: int) -> int:
-        """How many blocks of `chain` are cached without a gap, if `depth` are."""
-        holds, end = self._cache.contains, len(chain)
-        while depth < end and holds(chain[depth]):
+    def _cached_depth(self, block_hashes: Sequence[int], depth: int) -> int:
+        """Return how many leading blocks are cached without a gap, given that the first `depth` are."""
+        contains, end = self._cache.contains, len(block_hashes)
+        while depth < end and contains(block_hashes[depth]):
             depth += 1
         return depth
 
-    def _register(self, waiters: Iterable[WaitingRequest]) -> None:
-        """They stand where they have not stood before."""
-        wanted, moved = self._waiting_for_block, self.changed
-        for waiter in waiters:
-            if waiter.depth < len(waiter.block_hashes):
-                wanted.setdefault(waiter.block_hashes[waiter.depth], {})[waiter] = None
-            moved[waiter] = None
-            self._dedup.update(waiter)
+    def _register(self, requests: Iterable[WaitingRequest]) -> None:
+        """File `requests` under the block that each waits for, after they moved in the tree."""
+        waiting, changed = self._waiting_for_block, self.changed
+        for request in requests:
+            if request.depth < len(request.block_hashes):
+                waiting.setdefault(request.block_hashes[request.depth], {})[request] = None
+            changed[request] = None
+            self._dedup.update(request)
 
-    def _unregister(self, waiter: WaitingRequest) -> None:
-        """It wants nothing."""
-        if waiter.depth < len(waiter.block_hashes):
-            key = waiter.block_hashes[waiter.depth]
-            wanting = self._waiting_for_block[key]
-            del wanting[waiter]
-            if not wanting:
+    def _unregister(self, request: WaitingRequest) -> None:
+        """Undo `_register`, before `request` moves in the tree or leaves it."""
+        if request.depth < len(request.block_hashes):
+            key = request.block_hashes[request.depth]
+            same_block = self._waiting_for_block[key]
+            del same_block[request]
+            if not same_block:
                 del self._waiting_for_block[key]
 
-    def _remove_from_tree(self, waiter: WaitingRequest) -> None:
-        self._unregister(waiter)
-        self.tree.remove(waiter)
-        self.changed[waiter] = None
+    def _remove_from_tree(self, request: WaitingRequest) -> None:
+        self._unregister(request)
+        self.tree.remove(request)
+        self.changed[request] = None
 
-    def _on_deprioritized(self, waiter: WaitingRequest) -> None:
-        self.changed[waiter] = None
-        self.tree.mark_dirty(waiter.node)
+    def _on_deprioritized(self, request: WaitingRequest) -> None:
+        self.changed[request] = None
+        self.tree.mark_dirty(request.node)

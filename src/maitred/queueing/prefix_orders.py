@@ -1,18 +1,11 @@
-"""What policies that look at the prefix cache have in common.
+"""The orders that look at the prefix cache, and what they have in common.
 
-Their queue files each request where it stands (`PrefixIndex`) and lets the policy order by that. Where there is no prefix cache
-they are `fcfs`, and say so (`instead`).
+A queue files each request by its cached prefix (`PrefixIndex`) and lets the policy order by that. Most such orders are
+a key that changes only when the cached prefix of the request does (`PrefixKeyPolicy`): `lpm`, `shortest-prefill-first`
+and `aged-sjf`, below. `hrrn` and `dfs-weight` need more, and have modules of their own.
 
-lpm: longest prefix match.
-
-shortest-prefill-first: by the work that the cache leaves to do.
-
-aged-sjf: shortest prefill first, which nobody waits behind for ever.
-
-    key = uncached prompt tokens - tokens_per_second * time waited
-
-All age alike, so the order of any two stands until the cache changes for one of them: the key that is kept leaves out the
-present and is `uncached + tokens_per_second * arrival`.
+Without a prefix cache these policies are another one, their `fallback`. Looking never changes the cache, and there is
+no cut-off: SGLang's policies of the same names sort nothing beyond 128 waiting requests.
 """
 
 from __future__ import annotations
@@ -21,25 +14,27 @@ from abc import abstractmethod
 from random import Random
 
 from maitred.core.contracts import PrefixCacheView, QueuePolicy, SortKey, StepView, WaitQueue
+from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import SECOND, Micros
-from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, KeyPolicy, PolicyInfo
-from maitred.queueing.heap import SeqHeap
+from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, KeyQueue, PolicyInfo
 from maitred.queueing.orders import FirstComeFirstServed
 from maitred.queueing.prefix_index import PrefixIndex
 from maitred.queueing.prefix_tree import WaitingRequest
 
+_NO_DEDUP = -1
+
 
 class CacheAwarePolicy(QueuePolicy):
-    """A policy that orders by what the prefix cache holds. It has no cut-off, and looking never changes the cache.
+    """A policy that orders by what the prefix cache holds.
 
-    Of requests that share their first `deprioritize` tokens or more, and find at most `check` tokens in the cache, all but one
-    are held back until it has computed them (`check` -1: none is). Defaults: SGLang's.
+    Of requests that share their first `deprioritize` tokens or more, and find at most `check` tokens in the cache, all
+    but one wait behind all others until that one has computed them (`check` -1: none does). The defaults are SGLang's.
     """
 
     fallback = "fcfs"
-    """What it is where there is no prefix cache."""
+    """The policy that takes its place where there is no prefix cache."""
 
     def __init__(self, check: int = 32, deprioritize: int = 32) -> None:
         """Raises ValueError unless `deprioritize` is at least 1."""
@@ -55,11 +50,11 @@ class CacheAwarePolicy(QueuePolicy):
 
     @abstractmethod
     def prefix_queue(self, index: PrefixIndex) -> WaitQueue:
-        """The queue that orders those in `index`."""
+        """Return the queue that orders the requests in `index`."""
 
 
 class CacheAwareQueue(BaseQueue):
-    """A wait queue whose order follows the prefix cache from one `begin` to the next."""
+    """A wait queue whose order follows the prefix cache from one step to the next."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
@@ -69,11 +64,11 @@ class CacheAwareQueue(BaseQueue):
         self._waiting[seq.request.id] = self._index.add(seq)
 
     def remove(self, request_id: RequestId) -> SequenceState | None:
-        waiter = self._waiting.pop(request_id, None)
-        if waiter is None:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
             return None
-        self._index.remove(waiter)
-        return waiter.seq
+        self._index.remove(waiting)
+        return waiting.seq
 
     def on_step_start(self, step: StepView, now: Micros) -> None:
         self._index.apply_updates()
@@ -95,79 +90,77 @@ class CacheAwareQueue(BaseQueue):
 
     @abstractmethod
     def first_waiting(self) -> WaitingRequest | None:
-        """Who goes first."""
+        """Return the request that goes first, or None if none waits."""
 
-    def on_admitted(self, waiter: WaitingRequest) -> None:
-        """The head has been taken."""
-        self._index.admit(waiter)
+    def on_admitted(self, waiting: WaitingRequest) -> None:
+        """Note that the head has been popped."""
+        self._index.admit(waiting)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
 
 class PrefixKeyPolicy(CacheAwarePolicy):
-    """A policy whose order is a key that changes only when the request moves in the cache, or is held back or let go."""
+    """A policy whose order is a key that changes only when the request's cached prefix or its `deprioritized` does."""
 
     @abstractmethod
     def key(self, waiting: WaitingRequest) -> SortKey:
-        """Smaller goes first. Must end in something unique (`waiter.tie`)."""
+        """Return the sort key of `waiting`; the smaller goes first. Must end in something unique (`arrival_rank`)."""
 
     def prefix_queue(self, index: PrefixIndex) -> WaitQueue:
         return _PrefixKeyQueue(index, self)
 
 
 class _PrefixKeyQueue(CacheAwareQueue):
-    """A heap, in which only those who moved get another key."""
+    """A heap in which only the requests that changed get another key."""
 
     def __init__(self, index: PrefixIndex, policy: PrefixKeyPolicy) -> None:
         super().__init__(index)
         self._key = policy.key
-        self._heap = SeqHeap()
+        self._heap: IndexedHeap[RequestId, SortKey, WaitingRequest] = IndexedHeap()
 
     def first_waiting(self) -> WaitingRequest | None:
-        moved = self._index.changed
-        if moved:
-            for waiter in moved:
-                if waiter.node is None:
-                    self._heap.remove(waiter.seq.request.id)
+        changed = self._index.changed
+        if changed:
+            for waiting in changed:
+                if waiting.node is None:
+                    self._heap.remove(waiting.seq.request.id)
                 else:
-                    self._heap.push(self._key(waiter), waiter.seq)
-            moved.clear()
+                    self._heap.push(waiting.seq.request.id, self._key(waiting), waiting)
+            changed.clear()
             self._index.tree.dirty.clear()
-        first = self._heap.first()
-        return None if first is None else self._waiting[first.request.id]
+        return self._heap.peek()
 
     def head_key(self) -> SortKey | None:
         self.first_waiting()
-        return self._heap.first_key()
+        return self._heap.peek_key()
 
 
 @SCHEDULERS.register("lpm")
 class LongestPrefixMatch(PrefixKeyPolicy):
-    """By cached prompt tokens, most first, then arrival, then order (SGLang `lpm`, without its cut-off). Those who are held
-    back go last, in the order of arrival."""
+    """By cached prompt tokens, most first, then arrival (SGLang `lpm`, without its cut-off). Deprioritized requests go
+    last, in order of arrival."""
 
     about = PolicyInfo(
-        summary="who finds most of its prompt in the prefix cache goes first",
+        summary="most prompt tokens in the prefix cache first",
         complexity="O(log n) per request, and per request whose cached prefix changes",
         starves="requests with nothing in the cache",
         cache_aware=CacheAware.YES,
     )
 
     def key(self, waiting: WaitingRequest) -> SortKey:
-        return (
-            (True, 0, *waiting.arrival_rank)
-            if waiting.deprioritized
-            else (False, -waiting.matched_tokens, *waiting.arrival_rank)
-        )
+        if waiting.deprioritized:
+            return (True, 0, *waiting.arrival_rank)
+        return (False, -waiting.matched_tokens, *waiting.arrival_rank)
 
 
 @SCHEDULERS.register("shortest-prefill-first")
 class ShortestPrefillFirst(PrefixKeyPolicy):
-    """By tokens to be computed, fewest first, then arrival, then order (SGLang `shortest-prefill-first`)."""
+    """By tokens to compute, fewest first, then arrival (SGLang `shortest-prefill-first`). Deprioritized requests go
+    last."""
 
     about = PolicyInfo(
-        summary="who has the fewest tokens to compute, after what is cached, goes first",
+        summary="fewest tokens to compute, after what is cached, first",
         complexity="O(log n) per request, and per request whose cached prefix changes",
         starves="long prompts with little in the cache",
         cache_aware=CacheAware.YES,
@@ -177,18 +170,22 @@ class ShortestPrefillFirst(PrefixKeyPolicy):
         return (waiting.deprioritized, waiting.uncached_tokens, *waiting.arrival_rank)
 
 
-_NO_DEDUP = -1
-
-
 @SCHEDULERS.register("aged-sjf")
 class AgedSjf(PrefixKeyPolicy):
     """By the prompt tokens that are not in the prefix cache, less `tokens_per_second` for each second of waiting, then
-    arrival, then id. Without a prefix cache by the whole prompt."""
+    arrival, then id. Without a prefix cache by the whole prompt.
+
+        order by    uncached prompt tokens - tokens_per_second * time waited
+
+    All requests age alike, so the order of two of them changes only when the cache does. The key leaves out the
+    present: `uncached tokens + tokens_per_second * arrival`. With 1000 tokens per second, a prompt of 5,000 tokens that
+    arrived at 1 s has the key 6,000; one of 100 tokens goes before it if it arrived before 5.9 s.
+    """
 
     about = PolicyInfo(
         summary="fewest uncached prompt tokens first, less tokens_per_second for each second of waiting",
         complexity="O(log n) per request, and per request whose cached prefix changes",
-        starves="nobody: a long prompt waits until its age outweighs its length",
+        starves="nothing: a long prompt waits until its age outweighs its length",
         cache_aware=CacheAware.OPTIONAL,
     )
 
@@ -200,21 +197,14 @@ class AgedSjf(PrefixKeyPolicy):
         self._rate = tokens_per_second
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
-        return _AgedSjfByPrompt(self).make_queue(None, rng) if prefix is None else super().make_queue(prefix, rng)
+        if prefix is None:
+            return KeyQueue(lambda seq: self._aged_key(seq, seq.num_tokens_to_prefill))
+        return super().make_queue(prefix, rng)
 
     def key(self, waiting: WaitingRequest) -> SortKey:
-        return self.aged_key(waiting.seq, waiting.uncached_tokens)
+        return self._aged_key(waiting.seq, waiting.uncached_tokens)
 
-    def aged_key(self, seq: SequenceState, uncached: int) -> SortKey:
+    def _aged_key(self, seq: SequenceState, uncached_tokens: int) -> SortKey:
+        """Return the key, in tokens times a million: integers, so that ties are exact."""
         request = seq.request
-        return (uncached * SECOND + self._rate * request.arrival, request.arrival, request.id)
-
-
-class _AgedSjfByPrompt(KeyPolicy):
-    """The same where nothing is cached."""
-
-    def __init__(self, policy: AgedSjf) -> None:
-        self._aged = policy.aged_key
-
-    def key(self, seq: SequenceState) -> SortKey:
-        return self._aged(seq, seq.num_tokens_to_prefill)
+        return (uncached_tokens * SECOND + self._rate * request.arrival, request.arrival, request.id)

@@ -1,9 +1,26 @@
-"""Places: the cached prefixes of those who wait, as a tree.
+"""The cached prefixes of waiting requests, as a compressed tree (a radix tree over block hashes).
 
-A *place* is a stretch of cached blocks without a branch, where nobody stands but at its end. So there are few of them, however
-long the prompts are: to move one who waits costs what its path has of places. It is opened by the first to stand there or
-beyond, split where somebody stands or branches off within, joined with the next one when that is over, and closed by the last
-to leave. It counts who stands there or beyond.
+A *node* is a run of cached blocks that does not branch and on which no request ends but at its last block. So there are
+few nodes, however long the prompts are, and moving a request costs the nodes on its path, not its blocks. For example,
+with
+
+    r1: A B C | D        cached: A B C
+    r2: A B | E          cached: A B
+    r3: A B C F | G      cached: A B C F        (what follows the bar is not cached)
+
+the tree is
+
+    root --- [A B]  r2, weight 3 --- [C]  r1, weight 2 --- [F]  r3, weight 1
+
+where the *weight* of a node is the number of requests that wait there or below. If C is evicted, `retreat(C)` removes
+[C] and [F], and r1 and r3 wait at [A B]. If E is cached, `advance` makes a node [E] below [A B] for r2; [A B] then
+holds no request, but it stays because it branches. When r2 leaves, [E] goes too, and [A B] is merged with its only
+child into [A B C].
+
+A node is made for the first request that waits there or below, split where a request ends or branches off inside it,
+merged with its only child when nothing waits at its end any more, and removed with the last request.
+
+This module is compiled with mypyc where a build asks for it (tools/compile.py).
 """
 
 from __future__ import annotations
@@ -16,7 +33,7 @@ from maitred.core.sequence import SequenceState
 
 
 class WaitingRequest:
-    """One who waits. `depth`: how many blocks of its `chain` are cached, without a gap."""
+    """A waiting request and how much of its prompt is cached: its first `depth` blocks, without a gap."""
 
     __slots__ = ("_block_size", "arrival_rank", "block_hashes", "deprioritized", "depth", "node", "seq")
 
@@ -26,29 +43,31 @@ class WaitingRequest:
         self._block_size = block_size
         self.depth = 0
         self.node: PrefixNode | None = None
-        """None: it waits no more."""
+        """The node that it waits at, or None if it waits no more."""
         self.deprioritized = False
-        """Another computes the beginning of its prompt, or is to do so first (see `duplicates`)."""
+        """Whether another request computes the beginning of its prompt, or is to do so first (see `InBatchDedup`)."""
         self.arrival_rank = (seq.request.arrival, seq.arrival_index)
+        """What ties are broken by; unique."""
 
     @property
     def matched_tokens(self) -> int:
-        """Tokens that it finds in the cache. At least one must be left to compute, or nothing could come out."""
+        """Tokens that need not be computed. At least one must be, because the first output token comes from it."""
         return min(self.cached_tokens, self.seq.num_tokens_to_prefill - 1)
 
     @property
     def uncached_tokens(self) -> int:
-        """Tokens that it has to compute, at least 1. After a preemption: with those that it had emitted."""
+        """Tokens to compute, at least 1; after a preemption with the output tokens so far."""
         return self.seq.num_tokens_to_prefill - self.matched_tokens
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the cached blocks of its prompt."""
+        """Tokens in the cached blocks of the prompt."""
         return self.depth * self._block_size
 
 
 class PrefixNode:
-    """A stretch of cached blocks, `keys`, of which the first is the `start`-th (from 0) of its chain."""
+    """A run of cached blocks, `keys` (block hashes). The first of them is block `start` of its prompts, counted from
+    0."""
 
     __slots__ = ("children", "keys", "parent", "start", "waiting", "weight")
 
@@ -57,154 +76,158 @@ class PrefixNode:
         self.start = start
         self.keys = keys
         self.children: dict[int, PrefixNode] = {}
-        """By their first block."""
+        """The children by their first block."""
         self.waiting: dict[WaitingRequest, None] = {}
+        """The requests whose cached prefix ends with this node."""
         self.weight = 0
-        """Who stands here or beyond; 0: this place is no more."""
+        """The number of requests that wait here or below; 0 if the node is removed."""
 
     @property
     def end(self) -> int:
+        """How many blocks the prefix has that ends with this node."""
         return self.start + len(self.keys)
 
-    def attach(self, waiters: Iterable[WaitingRequest]) -> None:
-        """They stand here now."""
+    def attach(self, requests: Iterable[WaitingRequest]) -> None:
+        """Let `requests` wait at this node."""
         end = self.end
-        for waiter in waiters:
-            self.waiting[waiter] = None
-            waiter.node, waiter.depth = self, end
+        for request in requests:
+            self.waiting[request] = None
+            request.node, request.depth = self, end
 
     def subtree(self) -> Iterator[WaitingRequest]:
-        """Who stands here or beyond. Do not move them meanwhile."""
-        places = [self]
-        while places:
-            place = places.pop()
-            yield from place.waiting
-            places.extend(place.children.values())
+        """Yield the requests that wait here or below. The tree must not change meanwhile."""
+        nodes = [self]
+        while nodes:
+            node = nodes.pop()
+            yield from node.waiting
+            nodes.extend(node.children.values())
 
 
 class WaitingPrefixTree:
-    """All places, and where each cached block of a waiting request is among them."""
+    """The nodes, and the node of each block of them."""
 
     def __init__(self) -> None:
         self.root = PrefixNode(None, 0, [])
         self._node_of_block: dict[int, PrefixNode] = {}
-        """The place of each block of a place."""
         self.dirty: dict[PrefixNode, None] = {}
-        """The places where anything changed since the queue last cleared this, whether they are still there or not."""
+        """The nodes, removed ones too, that changed since the queue last cleared this."""
 
     def __contains__(self, key: int) -> bool:
-        """Whether anybody stands at this block or beyond."""
+        """Whether any request waits at the block `key` or below."""
         return key in self._node_of_block
 
     def node_of(self, key: int) -> PrefixNode:
-        """The place that this block is in. Raises KeyError if nobody stands there or beyond."""
+        """Return the node that holds the block `key`. Raises KeyError if no request waits there or below."""
         return self._node_of_block[key]
 
-    def insert(self, waiter: WaitingRequest, depth: int) -> None:
-        """`waiter` stands at the `depth`-th block of its chain, from now on."""
-        place = self._node_at(self.root, waiter.block_hashes, depth)
-        place.attach([waiter])
-        self._add_weight(place, 1)
+    def insert(self, request: WaitingRequest, depth: int) -> None:
+        """Let `request` wait at the end of its first `depth` blocks."""
+        node = self._node_at(self.root, request.block_hashes, depth)
+        node.attach([request])
+        self._add_weight(node, 1)
 
-    def remove(self, waiter: WaitingRequest) -> None:
-        """It stands nowhere."""
-        place = waiter.node
-        assert place is not None
-        waiter.node = None
-        del place.waiting[waiter]
-        self._add_weight(place, -1)
-        self._prune(place)
+    def remove(self, request: WaitingRequest) -> None:
+        """Take `request` out of the tree."""
+        node = request.node
+        assert node is not None
+        request.node = None
+        del node.waiting[request]
+        self._add_weight(node, -1)
+        self._prune(node)
 
-    def advance(self, waiters: Sequence[WaitingRequest], key: int) -> None:
-        """`waiters`, who stand at the same place, move on to the same block, `key`."""
-        start, chain = waiters[0].node, waiters[0].block_hashes
+    def advance(self, requests: Sequence[WaitingRequest], key: int) -> None:
+        """Move `requests`, which wait at one node and share all blocks up to `key`, down to the block `key`."""
+        start, block_hashes = requests[0].node, requests[0].block_hashes
         assert start is not None
-        for waiter in waiters:
-            del start.waiting[waiter]
-        depth = chain.index(key, start.end) + 1
-        place = self._node_at(start, chain, depth)
-        place.attach(waiters)
-        self._add_weight(place, len(waiters), start)
+        for request in requests:
+            del start.waiting[request]
+        depth = block_hashes.index(key, start.end) + 1
+        node = self._node_at(start, block_hashes, depth)
+        node.attach(requests)
+        self._add_weight(node, len(requests), start)
         self._prune(start)
 
     def retreat(self, key: int) -> None:
-        """All who stand at this block or beyond stand before it now."""
-        place = self._node_of_block[key]
-        waiters = list(place.subtree())
-        kept = place.keys.index(key)
-        self._discard(list(place.children.values()))
-        place.children.clear()
-        place.waiting.clear()
-        if kept:
-            for lost in place.keys[kept:]:
+        """Move the requests that wait at the block `key` or below up to the block before it."""
+        node = self._node_of_block[key]
+        requests = list(node.subtree())
+        num_kept = node.keys.index(key)
+        self._discard(list(node.children.values()))
+        node.children.clear()
+        node.waiting.clear()
+        if num_kept:
+            for lost in node.keys[num_kept:]:
                 del self._node_of_block[lost]
-            del place.keys[kept:]
+            del node.keys[num_kept:]
         else:
-            assert place.parent is not None
-            del place.parent.children[key]
-            self._discard([place])
-            place = place.parent
-        place.attach(waiters)
+            assert node.parent is not None
+            del node.parent.children[key]
+            self._discard([node])
+            node = node.parent
+        node.attach(requests)  # the weights of `node` and above stay as they are
 
-    def mark_dirty(self, place: PrefixNode | None) -> None:
-        """Something about those who stand at `place` is different."""
-        self._add_weight(place, 0)
+    def mark_dirty(self, node: PrefixNode | None) -> None:
+        """Note that a request at `node` has changed, which concerns all nodes above it."""
+        self._add_weight(node, 0)
 
     def check(self) -> None:
-        """Raises InvariantError if the books do not balance. For tests; O(places)."""
-        homes: dict[int, PrefixNode] = {}
-        places = [self.root]
-        while places:
-            place = places.pop()
-            children = place.children.values()
-            if place.weight != len(place.waiting) + sum(child.weight for child in children):
-                raise InvariantError(f"place {place.keys}: {place.weight} stand there or beyond, but the sum is another")
-            if place is not self.root and (not place.weight or (len(children) == 1 and not place.waiting)):
-                raise InvariantError(f"place {place.keys} is not needed")
-            if any(child.parent is not place or child.start != place.end for child in children):
-                raise InvariantError(f"place {place.keys}: what is beyond does not continue it")
-            homes.update(dict.fromkeys(place.keys, place))
-            places.extend(children)
-        if homes != self._node_of_block:
-            raise InvariantError("a block of a place is not known to be there, or one is that is not")
+        """Raise InvariantError if weights, structure and index do not fit together. For tests; O(blocks)."""
+        node_of_block: dict[int, PrefixNode] = {}
+        nodes = [self.root]
+        while nodes:
+            node = nodes.pop()
+            children = node.children.values()
+            if node.weight != len(node.waiting) + sum(child.weight for child in children):
+                raise InvariantError(f"node {node.keys}: the weight {node.weight} is not the sum of what waits there and below")
+            if node is not self.root and (not node.weight or (len(children) == 1 and not node.waiting)):
+                raise InvariantError(f"node {node.keys} is not needed")
+            if any(child.parent is not node or child.start != node.end for child in children):
+                raise InvariantError(f"node {node.keys}: a child does not continue it")
+            node_of_block.update(dict.fromkeys(node.keys, node))
+            nodes.extend(children)
+        if node_of_block != self._node_of_block:
+            raise InvariantError("the index of blocks is not what the nodes hold")
 
-    def _discard(self, places: list[PrefixNode]) -> None:
-        """Nobody stands in them or beyond any more."""
-        while places:
-            place = places.pop()
-            places.extend(place.children.values())
-            for key in place.keys:
+    def _discard(self, nodes: list[PrefixNode]) -> None:
+        """Remove `nodes` and all below them, at which nothing waits any more."""
+        while nodes:
+            node = nodes.pop()
+            nodes.extend(node.children.values())
+            for key in node.keys:
                 del self._node_of_block[key]
-            place.weight = 0
-            self.dirty[place] = None
+            node.weight = 0
+            self.dirty[node] = None
 
-    def _add_weight(self, place: PrefixNode | None, change: int, below: PrefixNode | None = None) -> None:
-        """So many more stand at `place`, and came from `below`, if from anywhere."""
-        while place is not below and place is not None:
-            place.weight += change
-            self.dirty[place] = None
-            place = place.parent
+    def _add_weight(self, node: PrefixNode | None, change: int, below: PrefixNode | None = None) -> None:
+        """Add `change` to the weights from `node` up to the root, or up to the node `below`, which it leaves as it
+        is."""
+        while node is not below and node is not None:
+            node.weight += change
+            self.dirty[node] = None
+            node = node.parent
 
-    def _node_at(self, place: PrefixNode, chain: Sequence[int], depth: int) -> PrefixNode:
-        """The place that ends with the `depth`-th block of `chain`, all cached; `place` is before it."""
-        while place.end < depth:
-            start = place.end
-            child = place.children.get(chain[start])
+    def _node_at(self, node: PrefixNode, block_hashes: Sequence[int], depth: int) -> PrefixNode:
+        """Return the node below `node` that ends after the first `depth` blocks, all of which are cached. Makes it if
+        needed."""
+        while node.end < depth:
+            start = node.end
+            child = node.children.get(block_hashes[start])
             if child is None:
-                return self._add_child(place, list(chain[start:depth]))
+                return self._add_child(node, list(block_hashes[start:depth]))
             end = min(child.end, depth)
-            if chain[end - 1] != child.keys[end - start - 1]:
-                end = start + _common_prefix_length(chain[start:end], child.keys)
-            place = child if end == child.end else self._split(child, end)
-        return place
+            # A hash stands for the whole prefix up to its block. So if the last blocks are equal, all before them are too.
+            if block_hashes[end - 1] != child.keys[end - start - 1]:
+                end = start + _common_prefix_length(block_hashes[start:end], child.keys)
+            node = child if end == child.end else self._split(child, end)
+        return node
 
     def _add_child(self, parent: PrefixNode, keys: list[int]) -> PrefixNode:
-        place = parent.children[keys[0]] = PrefixNode(parent, parent.end, keys)
-        self._node_of_block.update(dict.fromkeys(keys, place))
-        return place
+        node = parent.children[keys[0]] = PrefixNode(parent, parent.end, keys)
+        self._node_of_block.update(dict.fromkeys(keys, node))
+        return node
 
     def _split(self, lower: PrefixNode, end: int) -> PrefixNode:
-        """Returns the upper part of it, which ends at `end`."""
+        """Split `lower` after the first `end` blocks of its prompts, and return the new upper part."""
         parent = lower.parent
         assert parent is not None
         count = end - lower.start
@@ -215,18 +238,19 @@ class WaitingPrefixTree:
         self.dirty[lower] = None
         return upper
 
-    def _prune(self, place: PrefixNode) -> None:
-        """Nobody may stand in `place` or beyond any more, or nobody but beyond its only child."""
-        while not place.weight and place.parent is not None:
-            del place.parent.children[place.keys[0]]
-            for key in place.keys:
+    def _prune(self, node: PrefixNode) -> None:
+        """Remove `node` and nodes above it if nothing waits there or below; merge it with an only child if nothing
+        waits at it."""
+        while not node.weight and node.parent is not None:
+            del node.parent.children[node.keys[0]]
+            for key in node.keys:
                 del self._node_of_block[key]
-            place = place.parent
-        if place.parent is not None and not place.waiting and len(place.children) == 1:
-            self._merge_with_child(place)
+            node = node.parent
+        if node.parent is not None and not node.waiting and len(node.children) == 1:
+            self._merge_with_child(node)
 
     def _merge_with_child(self, upper: PrefixNode) -> None:
-        """Its only child takes its place."""
+        """Put the blocks of `upper` before those of its only child, and remove `upper`."""
         (lower,) = upper.children.values()
         parent = lower.parent = upper.parent
         assert parent is not None
@@ -238,5 +262,6 @@ class WaitingPrefixTree:
 
 
 def _common_prefix_length(keys: Sequence[int], others: Sequence[int]) -> int:
-    """How many leading keys are equal. Where one is, all before it are: the first that differs is found by halves."""
+    """Return how many leading keys are equal. Where two are equal, all before them are, so a binary search finds the
+    first that differ."""
     return bisect_left(range(len(keys)), 1, key=lambda i: keys[i] != others[i])

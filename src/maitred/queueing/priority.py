@@ -1,26 +1,17 @@
-"""Priority policies: how urgent is a request now?
+"""Priorities: how urgent is a request, and the orders that go by that.
 
-A score is larger for what is more urgent, and is kept in `SequenceState.priority`. Where time changes all scores alike, their
-order is
-fixed, and the policy says so by a `rank`: then nobody computes a score but of those that are looked at. The score of a
-policy without it, such as a user's own, is computed for all that wait whenever a step may admit.
+Two things are called a priority, and both are kept in `SequenceState.priority`, larger being more urgent:
 
-priority-fcfs and reverse-priority: by score, then arrival, then id.
+    the client's          a number that comes with the request (`Request.priority`): the order `by-priority`
+    a score               what a priority policy computes (`PRIORITIES`): the orders `priority-fcfs` and `reverse-priority`
 
-The score is a priority policy's. If time does not change its order the queue is a heap; else each step that may admit
-computes every score anew and heapifies.
+A score is kept under every scheduler, also under those that do not order by it (`ScoredPolicy`): as of when the
+sequence was added, and computed again when it is the head, so that a running sequence has the score with which it was
+admitted.
 
-by-priority: the client's priority first, and among equals any other policy.
-
-SGLang has this for `fcfs` and `lof` (`--enable-priority-scheduling`). Here each priority has a lane with a queue of the
-policy inside, so every policy can stand behind it.
-
-Scores of a priority policy beside any order.
-
-A score is kept in `SequenceState.priority` under every scheduler, also under those that do not order by it: as of when the
-sequence came,
-and anew when it is at the head of the queue, so that one in the running batch has the score with which it was admitted. Of a
-policy whose order time may change (see `priorities`) all that wait are computed anew in each pass.
+Scores change with time. Where time changes all of them alike, the order is fixed: then the policy has a `rank`
+(`TimeInvariantPriority`), and no score is computed but that of the head. The scores of a policy without it, such as a
+user's own, are computed for all waiting sequences at the start of each step that may admit.
 """
 
 from __future__ import annotations
@@ -37,8 +28,7 @@ from maitred.core.request import Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.slo_classes import slo_priority
 from maitred.core.units import Micros
-from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, DelegatingQueue, PolicyInfo, SubqueuedQueue
-from maitred.queueing.heap import SeqHeap
+from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, DelegatingQueue, KeyQueue, PolicyInfo, SubqueuedQueue
 from maitred.queueing.orders import FirstComeFirstServed
 from maitred.queueing.subqueues import Subqueues
 
@@ -56,12 +46,12 @@ class TimeInvariantPriority(PriorityPolicy, Protocol):
     """A priority policy whose order time does not change."""
 
     def rank(self, request: Request) -> float:
-        """Larger wherever `compute` is larger, at every instant; equal where it is equal."""
+        """Return what is larger wherever `compute` is larger, at every instant, and equal where it is equal."""
         ...
 
 
 class AgeBasedPriority(TimeInvariantPriority):
-    """`base_score + age_weight * (now - arrival)`, `age_weight` per microsecond."""
+    """`base_score + age_weight * (now - arrival)`, with `age_weight` per microsecond."""
 
     name: str
 
@@ -74,13 +64,13 @@ class AgeBasedPriority(TimeInvariantPriority):
         return self._base + self.age_weight * (now - request.arrival)
 
     def rank(self, request: Request) -> float:
-        """Whole numbers, so that no two arrivals become one."""
+        """Return the arrival with the sign of the order: whole numbers, so that no two arrivals become one."""
         return request.arrival * ((self.age_weight < 0) - (self.age_weight > 0))
 
 
 @PRIORITIES.register("constant")
 class ConstantPriority(AgeBasedPriority):
-    """All alike (BLIS `constant`)."""
+    """The same score for all requests (BLIS `constant`)."""
 
     name = "constant"
 
@@ -100,7 +90,8 @@ class SloBasedPriority(AgeBasedPriority):
 
 @PRIORITIES.register("inverted-slo")
 class InvertedSloPriority(AgeBasedPriority):
-    """`base_score - age_weight * (now - arrival)`: newer is more urgent (BLIS `inverted-slo`), to see what harm it does."""
+    """`base_score - age_weight * (now - arrival)`: newer is more urgent (BLIS `inverted-slo`), to see what harm it
+    does."""
 
     name = "inverted-slo"
 
@@ -110,8 +101,8 @@ class InvertedSloPriority(AgeBasedPriority):
 
 @PRIORITIES.register("static-slo-class")
 class StaticSloClassPriority(TimeInvariantPriority):
-    """As urgent as the SLO class of the request, whatever its age (BLIS since May 2026): critical 4, standard 3, batch -1,
-    sheddable -2, background -3."""
+    """The priority of the request's SLO class, whatever its age (BLIS since May 2026): critical 4, standard 3, batch
+    -1, sheddable -2, background -3."""
 
     name = "static-slo-class"
 
@@ -128,33 +119,132 @@ def _require_finite(name: str, value: float) -> float:
     return value
 
 
+class ScoredPolicy(QueuePolicy):
+    """The order of the inner policy, while the scores of `priority` are kept in `SequenceState.priority`."""
+
+    def __init__(self, inner: QueuePolicy, priority: PriorityPolicy) -> None:
+        self.inner = inner
+        self._priority = priority
+
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
+        return scored_queue(self.inner.make_queue(prefix, rng), self._priority)
+
+
+def scored_queue(inner: WaitQueue, priority: PriorityPolicy) -> WaitQueue:
+    """Return `inner` with the scores of `priority`: those of all waiting sequences, or of the head alone if that
+    suffices."""
+    head_only = isinstance(priority, TimeInvariantPriority)
+    return _HeadScoredQueue(inner, priority) if head_only else _AllScoredQueue(inner, priority)
+
+
+class _ScoredQueue(DelegatingQueue, BaseQueue):
+    """A wait queue that keeps scores beside the order of the inner one."""
+
+    def __init__(self, inner: WaitQueue, priority: PriorityPolicy) -> None:
+        super().__init__(inner)
+        self._compute = priority.compute
+
+    def head_key(self) -> SortKey | None:
+        return self._inner.head_key() if isinstance(self._inner, BaseQueue) else None
+
+
+class _HeadScoredQueue(_ScoredQueue):
+    def __init__(self, inner: WaitQueue, priority: PriorityPolicy) -> None:
+        super().__init__(inner, priority)
+        self._now: Micros = 0
+
+    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
+        self._now = now
+        seq.priority = self._compute(seq.request, now)
+        self._inner.add(seq, now, front=front)
+
+    def on_step_start(self, step: StepView, now: Micros) -> None:
+        self._now = now
+        self._inner.on_step_start(step, now)
+
+    def peek(self) -> SequenceState | None:
+        seq = self._inner.peek()
+        if seq is not None:
+            seq.priority = self._compute(seq.request, self._now)
+        return seq
+
+    def pop(self) -> SequenceState:
+        self.peek()
+        return self._inner.pop()
+
+
+class _AllScoredQueue(_ScoredQueue):
+    def __init__(self, inner: WaitQueue, priority: PriorityPolicy) -> None:
+        super().__init__(inner, priority)
+        self._waiting: dict[RequestId, SequenceState] = {}
+
+    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
+        seq.priority = self._compute(seq.request, now)
+        self._waiting[seq.request.id] = seq
+        self._inner.add(seq, now, front=front)
+
+    def remove(self, request_id: RequestId) -> SequenceState | None:
+        self._waiting.pop(request_id, None)
+        return self._inner.remove(request_id)
+
+    def on_step_start(self, step: StepView, now: Micros) -> None:
+        for seq in self._waiting.values():
+            seq.priority = self._compute(seq.request, now)
+        self._inner.on_step_start(step, now)
+
+    def pop(self) -> SequenceState:
+        seq = self._inner.pop()
+        del self._waiting[seq.request.id]
+        return seq
+
+
 class ScoreOrderedPolicy(QueuePolicy):
-    """A policy that orders by scores."""
+    """A policy that orders by scores, then arrival, then id. Its queue is that of a key with scores beside it: of the
+    `rank`, where there is one, or else of the score itself, which is another at each step."""
 
     name: str
     sign: int
     """What a score is multiplied by to become a key of which the smaller goes first."""
 
     def __init__(self, priority: PriorityPolicy | None = None) -> None:
-        """`priority`: `constant` if nobody says."""
+        """`priority` is `constant` by default."""
         self.priority = ConstantPriority() if priority is None else priority
 
     def simpler_equivalent(self) -> str | None:
-        """Which simpler policy this is, with what it orders by; None: no such one."""
+        """Return which simpler policy this is with its priority policy, as a sentence. None if there is none."""
         if not isinstance(self.priority, AgeBasedPriority):
             return None
         oldest_first = self.sign * self.priority.age_weight <= 0
         return f"{self.name} with {self.priority.name} is {'fcfs' if oldest_first else 'last come, first served'}"
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
-        if isinstance(self.priority, TimeInvariantPriority):
-            return _SteadyQueue(self.priority, self.sign)
-        return _RescoredQueue(self.priority, self.sign)
+        priority = self.priority
+        if isinstance(priority, TimeInvariantPriority):
+            rank = priority.rank
+            return scored_queue(KeyQueue(lambda seq: self._key(seq, rank(seq.request))), priority)
+        return scored_queue(_RekeyedQueue(lambda seq: self._key(seq, seq.priority)), priority)
+
+    def _key(self, seq: SequenceState, score: float) -> SortKey:
+        return (self.sign * score, seq.request.arrival, seq.request.id)
+
+
+class _RekeyedQueue(KeyQueue):
+    """A queue whose keys may be others at each step."""
+
+    def on_step_start(self, step: StepView, now: Micros) -> None:
+        for before, seq in list(self._heap):
+            key = self._key(seq)
+            if key != before:
+                self._heap.push(seq.request.id, key, seq)
+
+    def next_order_change(self, now: Micros) -> Micros | None:
+        return now + 1 if len(self._heap) > 1 else None
 
 
 @SCHEDULERS.register("priority-fcfs")
 class PriorityFcfs(ScoreOrderedPolicy):
-    """The highest score first, then arrival, then id (BLIS `priority-fcfs`). The preempted have no place but by score."""
+    """The highest score first, then arrival, then id (BLIS `priority-fcfs`). Preempted sequences are ordered like all
+    others."""
 
     about = PolicyInfo(
         summary="highest score of the priority policy first, then arrival",
@@ -178,79 +268,6 @@ class ReversePriority(ScoreOrderedPolicy):
     sign = 1
 
 
-class _SteadyQueue(BaseQueue):
-    def __init__(self, priority: TimeInvariantPriority, sign: int) -> None:
-        self._priority, self._sign = priority, sign
-        self._heap = SeqHeap()
-        self._now: Micros = 0
-
-    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
-        request, self._now = seq.request, now
-        seq.priority = self._priority.compute(request, now)
-        self._heap.push((self._sign * self._priority.rank(request), request.arrival, request.id), seq)
-
-    def remove(self, request_id: RequestId) -> SequenceState | None:
-        return self._heap.remove(request_id)
-
-    def on_step_start(self, step: StepView, now: Micros) -> None:
-        self._now = now
-
-    def peek(self) -> SequenceState | None:
-        seq = self._heap.first()
-        if seq is not None:
-            seq.priority = self._priority.compute(seq.request, self._now)
-        return seq
-
-    def pop(self) -> SequenceState:
-        self.peek()
-        return self._heap.pop()
-
-    def head_key(self) -> SortKey | None:
-        return self._heap.first_key()
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-
-class _RescoredQueue(BaseQueue):
-    """Nothing is known of the scores but what they are at the instant asked for."""
-
-    def __init__(self, priority: PriorityPolicy, sign: int) -> None:
-        self._priority, self._sign = priority, sign
-        self._heap = SeqHeap()
-
-    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
-        seq.priority = self._priority.compute(seq.request, now)
-        self._heap.push(self._key(seq), seq)
-
-    def remove(self, request_id: RequestId) -> SequenceState | None:
-        return self._heap.remove(request_id)
-
-    def on_step_start(self, step: StepView, now: Micros) -> None:
-        for key, seq in list(self._heap):
-            seq.priority = self._priority.compute(seq.request, now)
-            if self._key(seq) != key:
-                self._heap.push(self._key(seq), seq)
-
-    def peek(self) -> SequenceState | None:
-        return self._heap.first()
-
-    def pop(self) -> SequenceState:
-        return self._heap.pop()
-
-    def head_key(self) -> SortKey | None:
-        return self._heap.first_key()
-
-    def next_order_change(self, now: Micros) -> Micros | None:
-        return now + 1 if len(self._heap) > 1 else None
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def _key(self, seq: SequenceState) -> SortKey:
-        return (self._sign * seq.priority, seq.request.arrival, seq.request.id)
-
-
 class PriorityValues(StrEnum):
     """Which of two priorities is more urgent."""
 
@@ -260,18 +277,18 @@ class PriorityValues(StrEnum):
 
 @SCHEDULERS.register("by-priority")
 class ByPriority(QueuePolicy):
-    """By the priority that the client gave, then as the policy inside orders (SGLang's priority scheduling). Who is preempted
-    goes back to the front of its priority, not of the queue."""
+    """By the priority that the client gave, then as the inner policy orders (SGLang's priority scheduling, which has it
+    for `fcfs` and `lof` alone). A preempted request goes back to the front of its priority, not of the queue."""
 
     about = PolicyInfo(
-        summary="the client's priority first (values=high-first or low-first), then the policy inside",
-        complexity="as inside, and O(log priorities) per request",
+        summary="the client's priority first (values=high-first or low-first), then the inner policy",
+        complexity="as the inner policy, and O(log priorities) per request",
         starves="low priorities",
         cache_aware=CacheAware.AS_INNER,
     )
 
     def __init__(self, policy: QueuePolicy | None = None, values: PriorityValues = PriorityValues.HIGH_FIRST) -> None:
-        """`policy`: fcfs if nobody says."""
+        """`policy` is fcfs by default."""
         self.inner = FirstComeFirstServed() if policy is None else policy
         self._sign = 1 if values is PriorityValues.HIGH_FIRST else -1
 
@@ -280,15 +297,18 @@ class ByPriority(QueuePolicy):
 
 
 class _PriorityLevels(SubqueuedQueue):
+    """A subqueue of the inner policy for each priority."""
+
     subqueues: Subqueues[float]
 
-    def __init__(self, lanes: Subqueues[float], sign: int) -> None:
-        self.subqueues = lanes
+    def __init__(self, subqueues: Subqueues[float], sign: int) -> None:
+        self.subqueues = subqueues
         self._sign = sign
         self._levels: list[float] = []
-        """Those at which somebody waits, and perhaps some at which nobody does any more; the last goes first."""
+        """The levels at which requests wait, and perhaps some at which none does any more, in order. The last goes
+        first."""
         self._level_set: set[float] = set()
-        """The same."""
+        """The same levels."""
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
         level = self._sign * seq.request.priority
@@ -302,7 +322,7 @@ class _PriorityLevels(SubqueuedQueue):
 
     def on_step_start(self, step: StepView, now: Micros) -> None:
         self.subqueues.start_pass(step, now)
-        self._top_queue()  # begins now: nobody's looking, or not looking, may tell
+        self._top_queue()  # starts the step there now, so that it makes no difference whether the head is looked at later
 
     def peek(self) -> SequenceState | None:
         return None if (top := self._top_queue()) is None else top.peek()
@@ -316,72 +336,8 @@ class _PriorityLevels(SubqueuedQueue):
         return None if (top := self._top_queue()) is None else top.next_order_change(now)
 
     def _top_queue(self) -> WaitQueue | None:
+        """Return the queue of the most urgent level at which requests wait, or None if none waits."""
         levels = self._levels
         while levels and not self.subqueues.num_waiting(levels[-1]):
             self._level_set.remove(levels.pop())
         return self.subqueues.started_queue(levels[-1]) if levels else None
-
-
-class ScoredPolicy(QueuePolicy):
-    """The policy inside, and the scores of `priority`."""
-
-    def __init__(self, inside: QueuePolicy, priority: PriorityPolicy) -> None:
-        self.inner = inside
-        self._priority = priority
-
-    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
-        inside = self.inner.make_queue(prefix, rng)
-        steady = isinstance(self._priority, TimeInvariantPriority)
-        return _HeadScored(inside, self._priority) if steady else _AllScored(inside, self._priority)
-
-
-class _HeadScored(DelegatingQueue):
-    def __init__(self, inner: WaitQueue, priority: PriorityPolicy) -> None:
-        super().__init__(inner)
-        self._compute = priority.compute
-        self._now: Micros = 0
-
-    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
-        self._now = now
-        seq.priority = self._compute(seq.request, now)
-        super().add(seq, now, front=front)
-
-    def on_step_start(self, step: StepView, now: Micros) -> None:
-        self._now = now
-        super().on_step_start(step, now)
-
-    def peek(self) -> SequenceState | None:
-        seq = super().peek()
-        if seq is not None:
-            seq.priority = self._compute(seq.request, self._now)
-        return seq
-
-    def pop(self) -> SequenceState:
-        self.peek()
-        return super().pop()
-
-
-class _AllScored(DelegatingQueue):
-    def __init__(self, inner: WaitQueue, priority: PriorityPolicy) -> None:
-        super().__init__(inner)
-        self._compute = priority.compute
-        self._waiting: dict[RequestId, SequenceState] = {}
-
-    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
-        seq.priority = self._compute(seq.request, now)
-        self._waiting[seq.request.id] = seq
-        super().add(seq, now, front=front)
-
-    def remove(self, request_id: RequestId) -> SequenceState | None:
-        self._waiting.pop(request_id, None)
-        return super().remove(request_id)
-
-    def on_step_start(self, step: StepView, now: Micros) -> None:
-        for seq in self._waiting.values():
-            seq.priority = self._compute(seq.request, now)
-        super().on_step_start(step, now)
-
-    def pop(self) -> SequenceState:
-        seq = super().pop()
-        del self._waiting[seq.request.id]
-        return seq

@@ -1,13 +1,10 @@
-"""Length predictors: how long will this answer be?
+"""srpt: shortest remaining processing time, and the predictors of output lengths that it needs.
 
-A server does not know. It knows what the client allows, and how long the answers were that the same program and tenant got
-before. A predictor says what it expects, in tokens, or None where nothing is known.
-
-srpt: shortest remaining processing time.
-
-What remains of a request is, above all, the tokens of its answer that are still to come: each takes a step, and a whole
-prompt takes few. How many they are a length predictor says when the request comes in, and again after a preemption. Who knows
-nothing expects nothing: then all requests are alike, and the order is that of arrival.
+What remains of a request is, above all, the output tokens still to come: each takes a step, and a whole prompt takes
+few. A server does not know how many they will be. It knows what the client allows, and how long the answers were that
+the same program and the same tenant got before. A *length predictor* makes an estimate from that when the request is
+added to the queue, and again after a preemption. Where too little is known there is no estimate: then all requests are
+alike, and the order is that of arrival.
 """
 
 from __future__ import annotations
@@ -19,35 +16,38 @@ from typing import Protocol
 
 from maitred.core.contracts import PrefixCacheView, QueuePolicy, SortKey, WaitQueue
 from maitred.core.registry import Registry
-from maitred.core.request import Request, RequestId
+from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.queueing.base import SCHEDULERS, BaseQueue, PolicyInfo
-from maitred.queueing.heap import SeqHeap
+from maitred.queueing.base import SCHEDULERS, KeyQueue, PolicyInfo
 
 _SAMPLE_SIZE = 64
-"""Lengths of which the quantile is taken: the latest."""
+"""How many lengths of a group a quantile is taken of: the latest."""
 _MIN_SAMPLES = 5
-"""With fewer of its own, a program is taken for its tenant, and a tenant for all."""
+"""With fewer lengths of its own, a program is taken for its tenant, and a tenant for all."""
 _MAX_GROUPS = 4096
+"""How many programs and tenants are remembered: those that were used last."""
 
 
 class LengthEstimator(Protocol):
-    """What is known of answers in one wait queue."""
+    """What is known of output lengths in one wait queue."""
 
     def expected_tokens(self, seq: SequenceState) -> float | None:
-        """Tokens that its answer will have in all, more than it has emitted; None: nothing is known."""
+        """Return how many output tokens `seq` is expected to have in all, more than it has so far. None if nothing is
+        known."""
         ...
 
     def observe(self, request: Request, length: int) -> None:
-        """The answer to `request` is complete and has `length` tokens."""
+        """Learn that the complete answer to `request` has `length` tokens."""
         ...
 
 
 class LengthPredictor(Protocol):
-    """Makes the `Lengths` of one wait queue."""
+    """A way to predict output lengths. Makes the estimator of one wait queue."""
 
-    def estimator(self) -> LengthEstimator: ...
+    def estimator(self) -> LengthEstimator:
+        """Return a new estimator, which knows nothing yet."""
+        ...
 
 
 LENGTH_PREDICTORS: Registry[LengthPredictor] = Registry(
@@ -75,8 +75,8 @@ class NoPrediction(LengthPredictor, LengthEstimator):
 
 @LENGTH_PREDICTORS.register("quantile")
 class QuantilePredictor(LengthPredictor):
-    """The `q`-quantile of the latest answers to the same tenant's same program; else to the tenant; else to all. What the
-    client allows is a ceiling. `q` above a half errs on the long side."""
+    """The `q`-quantile of the latest answers to the same tenant's same program; else to the tenant; else to all. What
+    the client allows is a ceiling. `q` above 0.5 errs on the long side."""
 
     def __init__(self, q: float = 0.5) -> None:
         """Raises ValueError unless 0 <= q <= 1."""
@@ -90,7 +90,7 @@ class QuantilePredictor(LengthPredictor):
 
 @LENGTH_PREDICTORS.register("hint")
 class HintPredictor(LengthPredictor):
-    """What the client allows (`max_output_tokens`). Who allows anything is expected to be as others were: the median."""
+    """What the client allows (`max_output_tokens`); without a limit, the median of the latest answers."""
 
     def estimator(self) -> LengthEstimator:
         return _HintEstimator()
@@ -112,12 +112,13 @@ class _RecentLengths:
         insort(self._sorted, length)
 
     def quantile(self, q: float, above: int) -> int | None:
-        """Of the lengths that are above `above`; None: too few were ever seen. Where none is above, as much again."""
+        """Return the `q`-quantile of the lengths that are larger than `above`, or twice `above` if none is. None if too
+        few lengths are known."""
         if len(self._sorted) < _MIN_SAMPLES:
             return None
         first = bisect_right(self._sorted, above)
-        left = len(self._sorted) - first
-        return self._sorted[first + min(int(q * left), left - 1)] if left else 2 * above
+        count = len(self._sorted) - first
+        return self._sorted[first + min(int(q * count), count - 1)] if count else 2 * above
 
 
 class _QuantileEstimator(LengthEstimator):
@@ -157,58 +158,42 @@ class _HintEstimator(LengthEstimator):
 
 
 def _groups_of(request: Request) -> list[tuple[str, ...]]:
-    """To which it belongs, the closest first."""
+    """Return the groups that `request` belongs to, the closest first."""
     tenant = (request.tenant,)
     return [(*tenant, request.program), tenant] if request.program else [tenant]
 
 
 @SCHEDULERS.register("srpt")
 class ShortestRemainingTime(QueuePolicy):
-    """By the expected output tokens still to come, fewest first; then, if those are known, by prompt tokens to compute; then
-    arrival, then id. `predictor`: `quantile`, `hint` or `none`. Who is preempted has less left than it had."""
+    """By the expected output tokens still to come, fewest first; then, if those are known, by prompt tokens to compute;
+    then arrival, then id. `predictor` is `quantile`, `hint` or `none`. A preempted request has less left than it had at
+    first."""
 
     about = PolicyInfo(
         summary="fewest expected output tokens still to come first; predictor: quantile, hint or none (which is arrival)",
         complexity="O(log n) per request",
-        starves="long answers, and those that are thought long",
+        starves="long answers, and those that are expected to be long",
     )
 
     def __init__(self, predictor: LengthPredictor | None = None) -> None:
-        """`predictor`: `quantile` if nobody says."""
+        """`predictor` is `quantile` by default."""
         self._predictor = QuantilePredictor() if predictor is None else predictor
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
         return _SrptQueue(self._predictor.estimator())
 
 
-class _SrptQueue(BaseQueue):
+class _SrptQueue(KeyQueue):
     def __init__(self, estimator: LengthEstimator) -> None:
+        super().__init__(self._remaining)
         self._estimator = estimator
-        self._heap = SeqHeap()
-
-    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
-        self._heap.push(self._key(seq), seq)
-
-    def remove(self, request_id: RequestId) -> SequenceState | None:
-        return self._heap.remove(request_id)
-
-    def peek(self) -> SequenceState | None:
-        return self._heap.first()
-
-    def pop(self) -> SequenceState:
-        return self._heap.pop()
-
-    def head_key(self) -> SortKey | None:
-        return self._heap.first_key()
 
     def on_finished(self, seq: SequenceState, now: Micros) -> None:
         self._estimator.observe(seq.request, seq.num_output_tokens)
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def _key(self, seq: SequenceState) -> SortKey:
+    def _remaining(self, seq: SequenceState) -> SortKey:
         request, expected = seq.request, self._estimator.expected_tokens(seq)
         if expected is None:
             return (0, 0, request.arrival, request.id)
-        return (max(1, expected - seq.num_output_tokens), seq.num_tokens_to_prefill, request.arrival, request.id)
+        tokens_left = max(1, expected - seq.num_output_tokens)
+        return (tokens_left, seq.num_tokens_to_prefill, request.arrival, request.id)

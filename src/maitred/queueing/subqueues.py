@@ -1,8 +1,16 @@
-"""Lanes: wait queues of one policy side by side, for policies that sort requests into groups first.
+"""Subqueues: wait queues of one policy side by side, for policies that divide requests into groups first.
 
-A lane is made when a request of its group first comes, and kept while one of them is here, waiting or running; of the others
-the latest few are kept for what they have learnt. All lanes share one watcher of the prefix cache, so that one that is
-dropped is told of nothing any more. In each pass a lane begins when it is first looked at.
+`by-priority` has a subqueue for each priority, `vtc` one for each tenant; both say by themselves whose turn it is.
+
+- A subqueue is made when a request of its group first comes. It is kept while a request of the group is in the
+  instance, waiting or running. Of the others the `_MAX_IDLE_SUBQUEUES` that were used last are kept too, for what they
+  have learnt (lengths, say).
+- A step starts in a subqueue when the queue above first looks at it, once for each step: most subqueues are not looked
+  at in most steps, and starting a step in all of them would cost O(groups).
+- All subqueues share one listener of the prefix cache. A cache has no `unsubscribe`, and this listener forgets the
+  subqueues that are dropped.
+
+This module is compiled with mypyc where a build asks for it (tools/compile.py).
 """
 
 from __future__ import annotations
@@ -22,7 +30,7 @@ K = TypeVar("K", str, float)
 
 
 class Subqueue:
-    """The requests of one group: `queue` holds those that wait, `here` are the ids of all."""
+    """The requests of one group: `queue` holds those that wait, `members` the ids of all that are in the instance."""
 
     __slots__ = ("_last_pass", "members", "queue")
 
@@ -32,14 +40,14 @@ class Subqueue:
         self._last_pass = -1
 
     def start_pass(self, number: int, step: StepView, now: Micros) -> None:
-        """The `number`-th pass has begun."""
+        """Tell the queue that `step` starts, unless it was told so in the pass `number` already."""
         if self._last_pass != number:
             self._last_pass = number
             self.queue.on_step_start(step, now)
 
 
 class Subqueues(Generic[K]):
-    """The lanes of one wait queue, by group."""
+    """The subqueues of one wait queue, by group."""
 
     def __init__(self, policy: QueuePolicy, prefix: PrefixCacheView | None, rng: Random) -> None:
         self._policy = policy
@@ -48,61 +56,68 @@ class Subqueues(Generic[K]):
         self._subqueues: dict[K, Subqueue] = {}
         self._group_of: dict[RequestId, K] = {}
         self._idle: dict[K, None] = {}
+        """Groups without members, the one that has been idle for longest first."""
         self._pass_number = 0
         self._step: tuple[StepView, Micros] | None = None
         self._waiting = 0
 
     def add(self, group: K, seq: SequenceState, now: Micros, *, front: bool) -> None:
-        lane = self._subqueues.get(group)
-        if lane is None:
+        """Add `seq` to the subqueue of `group`."""
+        subqueue = self._subqueues.get(group)
+        if subqueue is None:
             view = None if self._listener is None else _SubqueuePrefixView(self._listener, group)
-            lane = self._subqueues[group] = Subqueue(self._policy.make_queue(view, Random(f"{self._seed}/{group}")))
+            queue = self._policy.make_queue(view, Random(f"{self._seed}/{group}"))
+            subqueue = self._subqueues[group] = Subqueue(queue)
         self._idle.pop(group, None)
-        lane.members.add(seq.request.id)
+        subqueue.members.add(seq.request.id)
         self._group_of[seq.request.id] = group
-        lane.queue.add(seq, now, front=front)
+        subqueue.queue.add(seq, now, front=front)
         self._waiting += 1
 
     def remove(self, request_id: RequestId) -> SequenceState | None:
+        """Remove and return a waiting sequence, or return None if it does not wait here."""
         group = self._group_of.get(request_id)
         seq = None if group is None else self._subqueues[group].queue.remove(request_id)
         self._waiting -= seq is not None
         return seq
 
     def start_pass(self, step: StepView, now: Micros) -> None:
+        """Note that `step` starts. Each subqueue is told when it is first looked at."""
         self._pass_number += 1
         self._step = (step, now)
 
     def started_queue(self, group: K) -> WaitQueue:
-        """The queue of a group of which somebody is here, to be looked at in this pass. Pop from it by `pop`."""
-        lane = self._subqueues[group]
+        """Return the queue of a group that has members, told that the step has started. Use `pop` to pop from it."""
+        subqueue = self._subqueues[group]
         if self._step is not None:
-            lane.start_pass(self._pass_number, *self._step)
-        return lane.queue
+            subqueue.start_pass(self._pass_number, *self._step)
+        return subqueue.queue
 
     def num_waiting(self, group: K) -> int:
-        """How many of a group wait."""
-        lane = self._subqueues.get(group)
-        return 0 if lane is None else len(lane.queue)
+        """Return how many sequences of `group` wait."""
+        subqueue = self._subqueues.get(group)
+        return 0 if subqueue is None else len(subqueue.queue)
 
     def pop(self, group: K) -> SequenceState:
+        """Remove and return the head of `group`. Raises IndexError if nothing of it waits."""
         seq = self.started_queue(group).pop()
         self._waiting -= 1
         return seq
 
     def queue_of(self, seq: SequenceState) -> WaitQueue | None:
-        """The queue of its group, if it is here."""
+        """Return the queue of the group of `seq`, or None if the sequence is not in the instance."""
         group = self._group_of.get(seq.request.id)
         return None if group is None else self._subqueues[group].queue
 
     def discard(self, seq: SequenceState, now: Micros) -> None:
+        """Forget `seq`, which has left the instance for good."""
         group = self._group_of.pop(seq.request.id, None)
         if group is None:
             return
-        lane = self._subqueues[group]
-        lane.queue.on_sequence_end(seq, now)
-        lane.members.discard(seq.request.id)
-        if not lane.members:
+        subqueue = self._subqueues[group]
+        subqueue.queue.on_sequence_end(seq, now)
+        subqueue.members.discard(seq.request.id)
+        if not subqueue.members:
             self._idle[group] = None
             if len(self._idle) > _MAX_IDLE_SUBQUEUES:
                 oldest = next(iter(self._idle))
@@ -111,35 +126,36 @@ class Subqueues(Generic[K]):
                     self._listener.listeners.pop(oldest, None)
 
     def __len__(self) -> int:
-        """How many wait, in all lanes."""
+        """The number of waiting sequences, in all subqueues."""
         return self._waiting
 
 
 class _SharedListener:
-    """The one `PrefixCacheListener` of the prefix cache on behalf of the watchers of all lanes, which it keeps by group."""
+    """The one listener of the prefix cache, which passes on everything to the listeners of the subqueues."""
 
     def __init__(self, prefix: PrefixCacheView) -> None:
         self.prefix = prefix
         self.listeners: dict[str | float, list[PrefixCacheListener]] = {}
+        """The listeners of each group."""
         prefix.subscribe(self)
 
-    def on_stored(self, key: int) -> None:
-        for watchers in self.listeners.values():
-            for watcher in watchers:
-                watcher.on_stored(key)
+    def on_stored(self, block_hash: int) -> None:
+        for listeners in self.listeners.values():
+            for listener in listeners:
+                listener.on_stored(block_hash)
 
-    def on_removed(self, key: int) -> None:
-        for watchers in self.listeners.values():
-            for watcher in watchers:
-                watcher.on_removed(key)
+    def on_removed(self, block_hash: int) -> None:
+        for listeners in self.listeners.values():
+            for listener in listeners:
+                listener.on_removed(block_hash)
 
 
 class _SubqueuePrefixView:
-    """The prefix cache as one lane sees it: a `PrefixCacheView`."""
+    """The prefix cache as one subqueue sees it (a `PrefixCacheView`): listeners subscribe at the shared one."""
 
-    def __init__(self, hub: _SharedListener, group: str | float) -> None:
-        self._prefix = hub.prefix
-        self._listeners = hub.listeners.setdefault(group, [])
+    def __init__(self, listener: _SharedListener, group: str | float) -> None:
+        self._prefix = listener.prefix
+        self._listeners = listener.listeners.setdefault(group, [])
 
     @property
     def block_size(self) -> int:
@@ -148,14 +164,14 @@ class _SubqueuePrefixView:
     def block_hashes(self, request: Request) -> Sequence[int]:
         return self._prefix.block_hashes(request)
 
-    def contains(self, key: int) -> bool:
-        return self._prefix.contains(key)
+    def contains(self, block_hash: int) -> bool:
+        return self._prefix.contains(block_hash)
 
-    def num_cached_blocks(self, chain: Sequence[int]) -> int:
-        return self._prefix.num_cached_blocks(chain)
+    def num_cached_blocks(self, block_hashes: Sequence[int]) -> int:
+        return self._prefix.num_cached_blocks(block_hashes)
 
     def num_cached_tokens(self, request: Request) -> int:
         return self._prefix.num_cached_tokens(request)
 
-    def subscribe(self, watcher: PrefixCacheListener) -> None:
-        self._listeners.append(watcher)
+    def subscribe(self, listener: PrefixCacheListener) -> None:
+        self._listeners.append(listener)

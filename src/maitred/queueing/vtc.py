@@ -1,15 +1,18 @@
 """vtc: virtual token counters, fairness among tenants.
 
-Each tenant has a counter of the service it was given: one for a prompt token, `output_weight` for an output token. The tenant
-with the lowest counter goes first, so no one who has work waiting can be left behind by more than a bounded amount. A tenant
-that comes back after a pause is lifted to the lowest counter among those that wait, for unused service is not saved up.
-(Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.)
+Each tenant has a counter of the service it was given: 1 for a prompt token, `output_weight` for an output token. The
+tenant with the lowest counter goes first, so no tenant that has work waiting can be left behind by more than a bounded
+amount. A tenant that comes back after a pause is raised to the lowest counter among those with requests waiting,
+because unused service is not saved up. (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.) How
+counters grow, and how tenants are ranked, is in `vtc_counters`.
 
-How counters grow is in `token_counters`, the order of the tenants in `ranking`.
+Which request of a tenant goes first, the inner policy says; each tenant has a subqueue. With `slack`, a tenant may also
+go first whose counter is at most that much above the lowest, if the inner policy prefers its head: `vtc(lpm, slack=S)`
+is a longest prefix match that a deficit bounds. A waiting tenant is then left behind by at most that much more.
 
-Which of the tenant's requests goes first, another policy says; each tenant has a lane. With `slack`, a tenant may also go
-first whose counter is at most so much above the lowest, if its head is the better one by the policy inside: `vtc(lpm, slack=S)`
-is a longest prefix match that a deficit bounds. Whoever waits is then left behind by at most so much more.
+For example, under `vtc(sjf, slack=35)` tenant b has one prompt of 500 tokens waiting, and a has many of 10. Both start
+at 0. The head of a is the shorter one, and a stays within 35 tokens of b for four of them (at 0, 10, 20 and 30); at 40
+it is b's turn.
 """
 
 from __future__ import annotations
@@ -28,23 +31,24 @@ from maitred.queueing.subqueues import Subqueues
 from maitred.queueing.vtc_counters import ServiceAccount, TenantRank, TenantRanking, TokenCounters
 
 _MAX_COMPARED = 64
-"""Of the tenants within slack, only so many are compared: those with the lowest counters."""
+"""At most this many of the tenants within slack are compared: those with the lowest counters."""
 
 
 @SCHEDULERS.register("vtc")
 class VirtualTokenCounter(QueuePolicy):
-    """The tenant with the lowest counter first; within a tenant, the policy inside. Among tenants within `slack` (in prompt
-    tokens) of the lowest counter, the one whose head the policy inside prefers, if that can compare heads."""
+    """The tenant with the lowest counter first; within a tenant, the inner policy. Among tenants within `slack` (in
+    prompt tokens) of the lowest counter, the one whose head the inner policy prefers, if that policy can compare
+    heads."""
 
     about = PolicyInfo(
-        summary="the tenant that was served least first, then the policy inside; within slack, the best head by that policy",
-        complexity="as inside, and O(log tenants) per request and per tenant that decodes",
-        starves="no tenant; within one, as inside",
+        summary="the tenant that was served least first, then the inner policy; within slack, the best head by that policy",
+        complexity="as the inner policy, and O(log tenants) per request and per tenant that decodes",
+        starves="no tenant; within one, as the inner policy",
         cache_aware=CacheAware.AS_INNER,
     )
 
     def __init__(self, policy: QueuePolicy | None = None, slack: float = 0.0, output_weight: float = 2.0) -> None:
-        """`policy`: fcfs if nobody says. Raises ValueError for a negative slack or weight."""
+        """`policy` is fcfs by default. Raises ValueError for a negative slack or weight."""
         if not 0 <= slack <= 1e12:
             raise ValueError(f"slack must be from 0 to 1e12 tokens, not {slack}")
         if not 0 <= output_weight <= 1e6:
@@ -59,12 +63,12 @@ class VirtualTokenCounter(QueuePolicy):
 class _VtcQueue(SubqueuedQueue):
     subqueues: Subqueues[str]
 
-    def __init__(self, lanes: Subqueues[str], prefix: PrefixCacheView | None, slack: float, weight: float) -> None:
-        self.subqueues = lanes
+    def __init__(self, subqueues: Subqueues[str], prefix: PrefixCacheView | None, slack: float, weight: float) -> None:
+        self.subqueues = subqueues
         self._prefix, self._slack = prefix, slack
         self._counters = TokenCounters(weight)
         self._to_raise: dict[str, ServiceAccount] = {}
-        """The tenants that are still to be lifted: at the next pass, when the counters are known."""
+        """The tenants that came since the last step. They are raised at the next one, when the counters are known."""
         self._last_dequeued: ServiceAccount | None = None
         """The tenant whose request was the last to leave the queue."""
         self._ranking = TenantRanking(self._counters)
@@ -90,7 +94,8 @@ class _VtcQueue(SubqueuedQueue):
         self._chosen_tenant = None
         tenant = self._next_tenant()
         if tenant is not None:
-            self.subqueues.started_queue(tenant)  # begins now: nobody's looking, or not looking, may tell
+            # Starts the step there now, so that it makes no difference whether the head is looked at later.
+            self.subqueues.started_queue(tenant)
 
     def peek(self) -> SequenceState | None:
         tenant = self._next_tenant()
@@ -117,27 +122,28 @@ class _VtcQueue(SubqueuedQueue):
         tenant = self._next_tenant()
         if tenant is None:
             return None
-        inside = self.subqueues.started_queue(tenant).next_order_change(now)
-        return earliest(now + 1, inside) if self._may_be_overtaken(tenant) else inside
+        within_tenant = self.subqueues.started_queue(tenant).next_order_change(now)
+        return earliest(now + 1, within_tenant) if self._may_be_overtaken(tenant) else within_tenant
 
     def _may_be_overtaken(self, tenant: str) -> bool:
-        """Whether steps may bring another tenant to the head: one that gains less than this, or with slack, than any."""
-        gains = {t: account.num_decoding for t, account in self._counters.decoding_accounts.items() if t in self._ranking}
+        """Whether steps may bring another tenant to the head: one that gains less per step than `tenant`, or with
+        slack, any two that gain unequally."""
+        gains = {t: a.num_decoding for t, a in self._counters.decoding_accounts.items() if t in self._ranking}
         least = min(gains.values(), default=0) if len(gains) == len(self._ranking) else 0
         if self._slack:
             return any(gain > least for gain in gains.values())
         return gains.get(tenant, 0) > least
 
     def _on_dequeued(self, account: ServiceAccount) -> None:
-        """One of its requests waits no more."""
+        """Note that a request of this tenant waits no more."""
         self._last_dequeued = account
         self._chosen_tenant = None
         if not account.waiting:
             self._to_raise.pop(account.tenant, None)
 
     def _raise_joined(self) -> None:
-        """Unused service is not saved up: who joins has at least what the least served of those who wait has; where nobody
-        waits, what the last one had who did."""
+        """Raise the tenants that came since the last step to the lowest counter of those with requests waiting. If
+        there are no others, raise them to the counter of the tenant whose request left the queue last."""
         joined, self._to_raise = self._to_raise, {}
         if not joined:
             return
@@ -147,17 +153,17 @@ class _VtcQueue(SubqueuedQueue):
         self._counters.close_idle(last if floor is None else floor)
         for account in joined.values():
             self._counters.raise_to(account, last if floor is None else floor)
-            if floor is None:  # nobody waited; now the first who joins does
+            if floor is None:  # nothing waited: the first tenant to join is the one that the others are raised to
                 floor = counter(account)
 
     def _next_tenant(self) -> str | None:
-        """The tenant that goes first; it stays so until the next pass, or until somebody comes or goes."""
+        """Return the tenant that goes first; the answer stays until the next step, or until a request comes or goes."""
         if self._chosen_tenant is None and (ranked := self._ranking.in_order()):
             self._chosen_tenant = self._best_head(ranked) if self._slack else ranked[0][2]
         return self._chosen_tenant
 
     def _best_head(self, ranked: list[TenantRank]) -> str:
-        """Of the tenants within slack of the first, the one whose head the policy inside prefers."""
+        """Return, of the tenants within slack of the first, the one whose head the inner policy prefers."""
         near = ranked[: min(_MAX_COMPARED, bisect_left(ranked, (ranked[0][0] + self._slack, (inf,))))]
         return min(near, key=lambda rank: (self._head_key(rank[2]), rank))[2]
 

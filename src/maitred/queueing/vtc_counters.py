@@ -1,11 +1,18 @@
-"""What each tenant was given, in units of prompt tokens: the accounts of `vtc`.
+"""The counters of `vtc`: how much service each tenant was given, in units of prompt tokens, and the order of the
+tenants by that.
 
-A prompt is charged when its request is admitted, and settled as its chunks are computed; whatever of it the prefix cache had
-is given back when the sequence decodes. Output is charged as it comes out: a tenant of which d sequences decode gains d tokens
-per step, so its counter follows from the step's number, and nobody counts tokens.
+A prompt is charged when its request is admitted (`pending_prefill`), and settled as its chunks are computed; what the
+prefix cache had of it is given back when the sequence begins to decode. Output tokens are charged as they come out. A
+tenant of which d sequences decode gains d output tokens per step, so its counter follows from the step index, and
+nothing is done per token:
 
-Ranking: the tenants of which somebody waits, in the order of their counters. Only those whose counter has changed find a new
-place.
+    counter = settled + pending_prefill + output_weight * (num_decoding * step - origin_sum)
+
+For example, with `output_weight` 2 a tenant has had 100 prompt tokens computed, and two of its sequences have decoded
+since steps 10 and 14. At step 20 its counter is 100 + 2 * (2 * 20 - 24) = 132: 10 and 6 output tokens. When the first
+of them ends, `charge` settles its 10 tokens, and 10 is taken off `origin_sum`.
+
+This module is compiled with mypyc where a build asks for it (tools/compile.py).
 """
 
 from __future__ import annotations
@@ -15,12 +22,12 @@ from collections.abc import Container
 from typing import TypeAlias
 
 from maitred.core.contracts import SortKey
+from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
-from maitred.queueing.heap import SeqHeap
 
 _SPARE_ACCOUNTS = 1024
-"""So many more accounts than requests are kept before those that no longer matter are closed."""
+"""Accounts of idle tenants are closed when there are so many more accounts than requests."""
 
 
 class ServiceAccount:
@@ -31,28 +38,31 @@ class ServiceAccount:
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.settled = 0.0
-        """Settled."""
+        """Service that will not change any more, in prompt tokens."""
         self.pending_prefill = 0
         """Prompt tokens of admitted requests that are still to be computed."""
         self.num_decoding = 0
         """Sequences that decode."""
         self.origin_sum = 0
-        """Sum of the steps at which they would have begun to emit the tokens that are not settled yet."""
+        """Sum over the decoding sequences of the step at which each began to emit the tokens that are not settled
+        yet."""
         self.num_requests = 0
-        """That wait or run."""
-        self.waiting = SeqHeap()
-        """Those that wait, by arrival."""
+        """Requests in the instance, waiting or running."""
+        self.waiting: IndexedHeap[RequestId, SortKey, SequenceState] = IndexedHeap()
+        """The waiting requests, by arrival."""
 
 
 class _RunningCharge:
+    """What one admitted sequence adds to the account of its tenant."""
+
     origin: int | None = None
-    """Its part of `Account.origin_sum`; None: it is not known to decode."""
+    """Its part of `origin_sum`; None while it is not known to decode."""
 
     def __init__(self, seq: SequenceState, account: ServiceAccount, pending_prefill: int) -> None:
         self.seq = seq
         self.account = account
         self.pending_prefill = pending_prefill
-        """Its part of `Account.pending_prefill`."""
+        """Its part of the account's `pending_prefill`."""
 
 
 class TokenCounters:
@@ -66,79 +76,81 @@ class TokenCounters:
         self._running: dict[RequestId, _RunningCharge] = {}
         self._prefilling: dict[RequestId, _RunningCharge] = {}
         self.decoding_accounts: dict[str, ServiceAccount] = {}
-        """The accounts that grow with each step."""
+        """The accounts with sequences that decode, which grow with each step."""
         self.changed_accounts: dict[str, ServiceAccount] = {}
-        """The accounts that changed since somebody last cleared this."""
+        """The accounts that changed since `TenantRanking` last cleared this."""
 
     def counter(self, account: ServiceAccount) -> float:
-        return (
-            account.settled + account.pending_prefill + self._weight * (account.num_decoding * self.step - account.origin_sum)
-        )
+        """Return the service that `account` was given, as of `step`."""
+        decoded = account.num_decoding * self.step - account.origin_sum
+        return account.settled + account.pending_prefill + self._weight * decoded
 
     def add_waiting(self, seq: SequenceState) -> ServiceAccount:
-        """`seq` waits from now on. Returns its tenant's account."""
+        """Note that `seq` waits. Returns its tenant's account."""
         account = self._account(seq.request.tenant)
         if self._requests.setdefault(seq.request.id, account) is account:
             account.num_requests += 1
-        account.waiting.push((seq.request.arrival, seq.request.id), seq)
+        account.waiting.push(seq.request.id, (seq.request.arrival, seq.request.id), seq)
         self.changed_accounts[account.tenant] = account
         return account
 
     def remove_waiting(self, seq: SequenceState) -> ServiceAccount:
-        """`seq` waits no more. Returns its tenant's account."""
+        """Note that `seq` waits no more. Returns its tenant's account."""
         account = self._account(seq.request.tenant)
         account.waiting.remove(seq.request.id)
         self.changed_accounts[account.tenant] = account
         return account
 
-    def admit(self, seq: SequenceState, prefill: int) -> ServiceAccount:
-        """`seq` runs from now on, and is expected to compute `prefill` tokens. Returns its tenant's account."""
+    def admit(self, seq: SequenceState, prefill_tokens: int) -> ServiceAccount:
+        """Note that `seq` runs, and is expected to compute `prefill_tokens`. Returns its tenant's account."""
         account = self.remove_waiting(seq)
-        account.pending_prefill += prefill
-        self._running[seq.request.id] = self._prefilling[seq.request.id] = _RunningCharge(seq, account, prefill)
+        account.pending_prefill += prefill_tokens
+        charge = _RunningCharge(seq, account, prefill_tokens)
+        self._running[seq.request.id] = self._prefilling[seq.request.id] = charge
         return account
 
     def advance(self, step: int) -> None:
-        """`step` steps have been made."""
+        """Set the index of the step."""
         self.step = step
-        for request_id, running in list(self._prefilling.items()):
-            if running.seq.is_decoding:
+        for request_id, charge in list(self._prefilling.items()):
+            if charge.seq.is_decoding:
                 del self._prefilling[request_id]
-                self._start_decoding(running)
+                self._start_decoding(charge)
         self.changed_accounts.update(self.decoding_accounts)
 
-    def charge(self, seq: SequenceState, prefill: int, decode: int) -> None:
-        """As `WaitQueue.on_served`: without prefill, `seq` decodes no more."""
-        running = self._running.get(seq.request.id)
-        account = self._account(seq.request.tenant) if running is None else running.account
-        account.settled += prefill + self._weight * decode
+    def charge(self, seq: SequenceState, prefill_tokens: int, decode_tokens: int) -> None:
+        """Settle what `seq` was given, as `WaitQueue.on_served` says: without prefill tokens, it decodes no more."""
+        charge = self._running.get(seq.request.id)
+        account = self._account(seq.request.tenant) if charge is None else charge.account
+        account.settled += prefill_tokens + self._weight * decode_tokens
         self.changed_accounts[account.tenant] = account
-        if running is not None and prefill:
-            paid = min(prefill, running.pending_prefill)
-            running.pending_prefill -= paid
+        if charge is not None and prefill_tokens:
+            paid = min(prefill_tokens, charge.pending_prefill)
+            charge.pending_prefill -= paid
             account.pending_prefill -= paid
-        elif running is not None:
-            self._stop(running)
+        elif charge is not None:
+            self._stop(charge)
 
     def discard(self, seq: SequenceState) -> None:
-        """`seq` is gone for good."""
-        if (running := self._running.get(seq.request.id)) is not None:
-            self._stop(running)
+        """Forget `seq`, which has left the instance for good."""
+        if (charge := self._running.get(seq.request.id)) is not None:
+            self._stop(charge)
         if (account := self._requests.pop(seq.request.id, None)) is not None:
             account.num_requests -= 1
 
     def raise_to(self, account: ServiceAccount, floor: float) -> None:
-        """It has at least `floor` from now on."""
+        """Raise the counter of `account` to `floor` if it is lower."""
         account.settled += max(0.0, floor - self.counter(account))
         self.changed_accounts[account.tenant] = account
 
     def close_idle(self, floor: float) -> None:
-        """Forget the tenants without requests that would be lifted to `floor` if they came back, once there are many."""
+        """Forget, once there are many, the tenants without requests that would be raised to `floor` if they came
+        back."""
         if len(self._accounts) > 2 * len(self._requests) + _SPARE_ACCOUNTS:
             self._accounts = {t: a for t, a in self._accounts.items() if a.num_requests or a.settled > floor}
 
     def __len__(self) -> int:
-        """How many accounts are open."""
+        """The number of open accounts."""
         return len(self._accounts)
 
     def _account(self, tenant: str) -> ServiceAccount:
@@ -147,22 +159,23 @@ class TokenCounters:
             account = self._accounts[tenant] = ServiceAccount(tenant)
         return account
 
-    def _start_decoding(self, running: _RunningCharge) -> None:
-        account = running.account
-        account.pending_prefill -= running.pending_prefill
-        running.pending_prefill = 0
-        running.origin = running.seq.decode_origin_step + running.seq.num_accounted_output_tokens
+    def _start_decoding(self, charge: _RunningCharge) -> None:
+        account = charge.account
+        account.pending_prefill -= charge.pending_prefill  # what is left of it was in the prefix cache
+        charge.pending_prefill = 0
+        # Tokens from before a preemption are settled already: it is as if the sequence had begun that much later.
+        charge.origin = charge.seq.decode_origin_step + charge.seq.num_accounted_output_tokens
         account.num_decoding += 1
-        account.origin_sum += running.origin
+        account.origin_sum += charge.origin
         self.decoding_accounts[account.tenant] = account
 
-    def _stop(self, running: _RunningCharge) -> None:
-        """It runs no more."""
-        account, request_id = running.account, running.seq.request.id
-        account.pending_prefill -= running.pending_prefill
-        if running.origin is not None:
+    def _stop(self, charge: _RunningCharge) -> None:
+        """Note that a sequence runs no more."""
+        account, request_id = charge.account, charge.seq.request.id
+        account.pending_prefill -= charge.pending_prefill
+        if charge.origin is not None:
             account.num_decoding -= 1
-            account.origin_sum -= running.origin
+            account.origin_sum -= charge.origin
             if not account.num_decoding:
                 del self.decoding_accounts[account.tenant]
         del self._running[request_id]
@@ -171,11 +184,12 @@ class TokenCounters:
 
 
 TenantRank: TypeAlias = tuple[float, SortKey, str]
-"""Of a tenant: its counter, the arrival of its earliest request, its name."""
+"""Of a tenant: its counter, the arrival and id of its earliest waiting request, its name."""
 
 
 class TenantRanking:
-    """See the module."""
+    """The tenants with waiting requests, in the order of their counters. Only those that changed are sorted in
+    again."""
 
     def __init__(self, counters: TokenCounters) -> None:
         self._counters = counters
@@ -186,17 +200,17 @@ class TenantRanking:
         return len(self._ranks)
 
     def __contains__(self, tenant: str) -> bool:
-        """Whether somebody waits of it, as of the last `ranked`."""
+        """Whether requests of `tenant` waited, as of the last `in_order`."""
         return tenant in self._ranks
 
     def in_order(self) -> list[TenantRank]:
-        """The first to go first, as of now."""
+        """Return the tenants by counter, the lowest first, as of now."""
         changed = self._counters.changed_accounts
         for account in changed.values():
             before = self._ranks.pop(account.tenant, None)
             if before is not None:
                 del self._ranked[bisect_left(self._ranked, before)]
-            earliest = account.waiting.first_key()
+            earliest = account.waiting.peek_key()
             if earliest is not None:
                 rank = self._ranks[account.tenant] = (self._counters.counter(account), earliest, account.tenant)
                 insort(self._ranked, rank)
@@ -204,7 +218,7 @@ class TenantRanking:
         return self._ranked
 
     def lowest_counter(self, excluding: Container[str]) -> float | None:
-        """The lowest counter of those that are not in `joined`; None: there are no others."""
+        """Return the lowest counter of the tenants that are not in `excluding`, or None if there are no others."""
         for counter, _, tenant in self.in_order():
             if tenant not in excluding:
                 return counter

@@ -1,4 +1,4 @@
-"""What routers have in common: their registry, what they say of themselves, and how they break ties."""
+"""What routers have in common: their registry, what they look at, their description, and how ties are broken."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maitred.routing.scorer_weights import DEFAULT_WEIGHTS, ScorerWeights
 
 
 class Signals(Flag):
-    """What a policy looks at beside `num_in_flight`: some of it costs its driver something to know."""
+    """What a router or scorer looks at beside `in_flight`. Some of it costs the driver something to know."""
 
     NOTHING = 0
     LOAD = auto()
@@ -31,30 +31,30 @@ class Signals(Flag):
 
 
 class RouterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What one must know to choose a router or a scorer; each class carries one as `about`."""
+    """What a user must know to choose a router or a scorer; each class carries one as `about`."""
 
     summary: str
-    """Whom it chooses, in one line: no full stop, no name of its own."""
+    """Which instance it chooses, or the score, in one line without a full stop and without its name."""
     complexity: str
-    """What a choice costs with n instances."""
+    """The cost of a choice with n instances."""
     reads: str = "nothing"
     """What it looks at, in words."""
 
 
 def describe_router(factory: Callable[..., object]) -> RouterInfo:
-    """What the routers or scorers that `factory` makes say of themselves, or their docstring does."""
+    """Return the `about` of the routers or scorers that `factory` makes, or else the first line of their docstring."""
     made = getattr(factory, "func", factory)
     about = getattr(made, "about", None)
     if isinstance(about, RouterInfo):
         return about
-    said = (made.__doc__ or "").strip().partition("\n")[0].rstrip(".")
-    return RouterInfo(summary=said or "it does not say", complexity="it does not say", reads="it does not say")
+    first_line = (made.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+    return RouterInfo(summary=first_line or "not documented", complexity="not documented", reads="not documented")
 
 
 def signals_read(policy: object) -> Signals:
-    """A router or scorer that does not say might look at anything."""
-    said = getattr(policy, "signals", Signals.ALL)
-    return said if isinstance(said, Signals) else Signals.ALL
+    """Return the `signals` of a router or scorer. One that does not say might look at anything."""
+    signals = getattr(policy, "signals", Signals.ALL)
+    return signals if isinstance(signals, Signals) else Signals.ALL
 
 
 ROUTERS: Registry[Router] = Registry(
@@ -65,11 +65,11 @@ ROUTERS: Registry[Router] = Registry(
     methods=["choose", "on_request_end"],
     defaults={Random: Random(0), ScorerWeights: DEFAULT_WEIGHTS},
 )
-"""`RoutingConfig` supplies the dice of the run, and the scorers of `weighted`."""
+"""`RoutingConfig` supplies the random generator of the run, and the scorers of `weighted`."""
 
 
 class BaseRouter(Router):
-    """A router that keeps nothing about those who are in flight, and looks at nothing that costs."""
+    """A router that keeps nothing about requests in flight, and looks at nothing that costs."""
 
     signals = Signals.NOTHING
 
@@ -84,5 +84,11 @@ class RandomTieBreaker(BaseRouter):
         self._rng = rng
 
     def _break_tie(self, request: Request, tied: Sequence[InstanceView]) -> InstanceView:
-        """Any of `tied`, with equal chances; nothing is drawn for one alone. Conformance runs put recorded choices here."""
+        """Return one of `tied`, with equal chances; nothing is drawn for one alone. Conformance runs override this with
+        recorded choices."""
         return tied[int(self._rng.random() * len(tied))] if len(tied) > 1 else tied[0]
+
+
+def effective_load(view: InstanceView) -> int:
+    """Return BLIS's EffectiveLoad, which counts a request in flight twice."""
+    return view.waiting + view.running + view.in_flight

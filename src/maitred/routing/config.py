@@ -1,4 +1,4 @@
-"""What is said of the router in a configuration, and what is to be said about that."""
+"""The part of a configuration that says how an instance is chosen, and the warnings about it."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _UNKNOWN_SIGNALS: Final = {
 
 
 class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an instance is chosen. Raises ValueError for scorers that cannot be."""
+    """How an instance is chosen. Raises ValueError for scorers that are unknown or cannot be read."""
 
     policy: str = "least-loaded"
-    """A policy registered in `ROUTERS`, with parameters if need be: `session-affinity(power-of-two)`."""
+    """A policy registered in `ROUTERS`, with parameters where needed: `session-affinity(power-of-two)`."""
     scorers: str | tuple[str | WeightedScorer, ...] = ()
-    """What `weighted` adds up, as `queue-depth:2, load-balance:1`; nothing: as BLIS has it."""
+    """The scorers that `weighted` adds up, as `queue-depth:2, load-balance:1`; if empty, BLIS's."""
 
     def __post_init__(self) -> None:
         if not self.scorers:
             return
         try:
-            for part in self._weights().scorers:
-                SCORERS.get(part.name)
+            for scorer in self._weights().scorers:
+                SCORERS.get(scorer.name)
         except ConfigError as error:
             raise ValueError(f"scorers: {error}") from error
 
     def router(self, rng: Random) -> Router:
-        """Raises ConfigError for an unknown policy."""
+        """Return a new router. Raises ConfigError for an unknown policy."""
         return ROUTERS.create(self.policy, {Random: rng, ScorerWeights: self._weights()})
 
     def warnings(self, lacks: Signals = Signals.NOTHING) -> list[str]:
-        """What works and is hardly meant, a line each; `lacks` is what the driver cannot show. Raises ConfigError as `router`
-        does."""
+        """Return what works but is hardly meant, a line each; `lacks` is what the driver cannot show. Raises
+        ConfigError as `router` does."""
         return list(self._warnings(lacks))
 
     def _weights(self) -> ScorerWeights:
@@ -68,7 +68,7 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def _router_chain(router: Router) -> Iterator[Router]:
-    """The router, the one inside, the one inside that."""
+    """Yield `router`, its inner router, the inner one of that, and so on."""
     layer: Router | None = router
     while layer is not None:
         yield layer

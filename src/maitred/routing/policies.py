@@ -1,11 +1,5 @@
-"""round-robin: each instance in turn.
-
-least-loaded: the instance with the least to do.
-
-power-of-two: the better of two drawn instances.
-
-always-busiest: the worst that a router can do.
-"""
+"""The routers that look at load alone, or at nothing: `round-robin`, `least-loaded`, `power-of-two` and
+`always-busiest`."""
 
 from __future__ import annotations
 
@@ -16,16 +10,17 @@ from random import Random
 from maitred.core.contracts import Choice, FleetView, InstanceView
 from maitred.core.request import Request
 from maitred.core.units import Micros
-from maitred.routing.base import ROUTERS, BaseRouter, RandomTieBreaker, RouterInfo, Signals
+from maitred.routing.base import ROUTERS, BaseRouter, RandomTieBreaker, RouterInfo, Signals, effective_load
 from maitred.routing.in_flight_heap import InFlightHeap
 from maitred.routing.per_fleet_cache import PerFleetCache
 
 
 @ROUTERS.register("round-robin")
 class RoundRobin(BaseRouter):
-    """Each in turn, whatever their load (BLIS `round-robin`: counter mod n).
+    """Each instance in turn, whatever their load (BLIS `round-robin`: counter mod n).
 
-    Each model has a turn of its own: with one for all, two models that alternate would each use every second instance.
+    Each model has a turn of its own. With one turn for all, two models that alternate would each use every second
+    instance.
     """
 
     about = RouterInfo(summary="each in turn, whatever their load; a turn for each model", complexity="O(1)")
@@ -45,48 +40,44 @@ class LoadMeasure(Enum):
     """What counts as load."""
 
     IN_FLIGHT = "in_flight"
-    """Counted by the driver itself, so never stale; and it changes only when the router knows, so few need be looked at."""
+    """Requests in flight. The driver counts them itself, so the number is never stale."""
     EFFECTIVE = "effective"
-    """BLIS's: waiting + running + in flight, which counts each request twice, and is as stale as what is known of queues."""
+    """BLIS's: waiting + running + in flight. It counts each request twice, and is as stale as what is known of
+    queues."""
 
 
 @ROUTERS.register("least-loaded")
 class LeastLoaded(RandomTieBreaker):
-    """The instance with the fewest requests in flight; among equals the one left in peace for longest, so that an idle fleet
+    """The instance with the fewest requests in flight; among equals the least recently used one, so that an idle fleet
     is used in turn.
 
     `load=effective` is what BLIS calls `least-loaded`: waiting + running + in flight, ties drawn.
     """
 
     about = RouterInfo(
-        summary="fewest requests in flight; among equals the one left in peace for longest",
+        summary="fewest requests in flight; among equals the least recently used one",
         complexity="O(log n); O(n) if load=effective",
         reads="in flight",
     )
 
     def __init__(self, rng: Random, load: LoadMeasure = LoadMeasure.IN_FLIGHT) -> None:
         super().__init__(rng)
-        self._effective = load is LoadMeasure.EFFECTIVE
+        self._is_effective = load is LoadMeasure.EFFECTIVE
         self._heaps = PerFleetCache(InFlightHeap)
-        self.signals = Signals.LOAD if self._effective else Signals.NOTHING
+        self.signals = Signals.LOAD if self._is_effective else Signals.NOTHING
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
-        if self._effective:
+        if self._is_effective:
             return Choice(self._break_tie(request, _least_effective(fleet)).index, "least_effective_load")
         return Choice(self._heaps.get(fleet).least_loaded().index, "least_loaded")
 
     def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
-        for standings in self._heaps.values:
-            standings.mark_changed(instance)
-
-
-def effective_load(view: InstanceView) -> int:
-    """BLIS's EffectiveLoad."""
-    return view.waiting + view.running + view.in_flight
+        for heap in self._heaps.values:
+            heap.mark_changed(instance)
 
 
 def _least_effective(fleet: FleetView) -> Sequence[InstanceView]:
-    """Those with the least effective load."""
+    """Return the instances with the least effective load."""
     if not fleet:
         raise ValueError("no instance to choose from")
     loads = [effective_load(view) for view in fleet]
@@ -96,10 +87,10 @@ def _least_effective(fleet: FleetView) -> Sequence[InstanceView]:
 
 @ROUTERS.register("power-of-two")
 class PowerOfTwo(BaseRouter):
-    """Two instances are drawn; the one with fewer requests in flight is chosen, among equals the one drawn first.
+    """Of two drawn instances the one with fewer requests in flight, of two equal ones the one drawn first.
 
-    Nearly as even as looking at all (Mitzenmacher, "The Power of Two Choices", 2001), and several gateways that do not know of
-    each other's requests do not all run to the same instance.
+    This is nearly as even as looking at all (Mitzenmacher, "The Power of Two Choices", 2001), and several gateways that
+    do not know of each other's requests do not all choose the same instance.
     """
 
     about = RouterInfo(
@@ -125,7 +116,7 @@ class PowerOfTwo(BaseRouter):
 class AlwaysBusiest(BaseRouter):
     """The instance with the most to do (BLIS `always-busiest`: waiting + running + in flight, the first among equals).
 
-    For tests only: whatever is meant to tell a good router from a bad one must tell this one from all others.
+    For tests only: whatever tells a good router from a bad one must tell this one from all others.
     """
 
     about = RouterInfo(

@@ -1,24 +1,10 @@
-"""How good would each instance be, in one respect? A small file for each scorer; `weighted` adds them up.
+"""How good would each instance be, in one respect? The scorers that `weighted` adds up, but for `prefix-affinity`.
 
-What scorers have in common: their registry, and two shapes that most of them have.
+A scorer gives each instance a score from 0 to 1, 1 being best. Most of them are one formula over what an instance
+shows:
 
-active-requests: who was sent little.
-
-queue-depth: whose wait queue is short.
-
-running-requests: whose running batch is small.
-
-vllm-dp: as vLLM chooses among its data-parallel engines.
-
-load-aware: whose wait queue is short, as an absolute number.
-
-load-balance: who has little to do.
-
-kv-utilization: whose KV memory is free.
-
-precise-prefix-cache: where most of the prompt is in the prefix cache.
-
-no-hit-lru: prompts that nobody has cached go around in turn.
+    ViewScorer      looks at each instance by itself
+    MinMaxScorer    compares: (most - value) / (most - least), and 1 for all if they are equal
 """
 
 from __future__ import annotations
@@ -31,21 +17,22 @@ from typing import Final, Protocol
 from maitred.core.contracts import FleetView, InstanceView
 from maitred.core.registry import Registry
 from maitred.core.request import Request
-from maitred.routing.base import RouterInfo, Signals
-from maitred.routing.policies import effective_load
+from maitred.routing.base import RouterInfo, Signals, effective_load
 
-__all__ = ["SCORERS", "BaseScorer", "Scorer"]
+_MAX_WAITING: Final = 128
+"""Waiting requests from which on the score of `load-aware` is 0."""
 
 
 class Scorer(Protocol):
     """How good would each instance be, in one respect?"""
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
-        """From 0 to 1, best, for each instance of `fleet`, in its order. There is at least one."""
+        """Return a score from 0 to 1, best, for each instance of `fleet`, in its order. There is at least one
+        instance."""
         ...
 
     def on_chosen(self, request: Request, view: InstanceView) -> None:
-        """Of those that were scored last, `view` was chosen."""
+        """Note that `view` was chosen among the instances that were scored last."""
         ...
 
 
@@ -67,45 +54,33 @@ class ViewScorer(BaseScorer):
     """A scorer that looks at each instance by itself."""
 
     @abstractmethod
-    def score(self, view: InstanceView) -> float: ...
+    def score(self, view: InstanceView) -> float:
+        """Return the score of one instance."""
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
         return [self.score(view) for view in fleet]
 
 
 class MinMaxScorer(BaseScorer):
-    """A scorer that compares: `(most - count) / (most - least)`, and 1 for all if they are equal."""
+    """A scorer that compares: `(most - value) / (most - least)`, and 1 for all if they are equal."""
 
     @abstractmethod
-    def value(self, view: InstanceView) -> int: ...
+    def value(self, view: InstanceView) -> int:
+        """Return the number of one instance, of which less is better."""
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
-        counts = [self.value(view) for view in fleet]
-        most, least = max(counts), min(counts)
+        values = [self.value(view) for view in fleet]
+        most, least = max(values), min(values)
         if most == least:
-            return [1.0] * len(counts)
-        return [(most - count) / (most - least) for count in counts]
-
-
-@SCORERS.register("active-requests")
-class ActiveRequests(BaseScorer):
-    """`(most - in flight) / most`, and 1 for all if nothing is in flight (llm-d's active-request scorer, BLIS
-    `active-requests`). In flight is never stale."""
-
-    about = RouterInfo(summary="(most - in flight) / most; 1 if there is none", complexity="O(n)", reads="in flight")
-    signals = Signals.NOTHING
-
-    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
-        counts = [view.in_flight for view in fleet]
-        most = max(counts)
-        return [(most - count) / most for count in counts] if most else [1.0] * len(counts)
+            return [1.0] * len(values)
+        return [(most - value) / (most - least) for value in values]
 
 
 @SCORERS.register("queue-depth")
 class QueueDepth(MinMaxScorer):
     """`(most - waiting) / (most - least)` (GAIE's queue scorer, BLIS `queue-depth`).
 
-    It compares and does not measure: one request more counts as much as a thousand if nobody waits elsewhere.
+    It compares and does not measure: one request more counts as much as a thousand if none waits elsewhere.
     """
 
     about = RouterInfo(summary="(most - waiting) / (most - least); 1 if all are equal", complexity="O(n)", reads="waiting")
@@ -126,7 +101,8 @@ class RunningRequests(MinMaxScorer):
 
 @SCORERS.register("vllm-dp")
 class VllmDp(MinMaxScorer):
-    """The same with `4 * waiting + running` (vLLM's data-parallel load balancer, BLIS `vllm-dp`)."""
+    """`(most - load) / (most - least)` with load = `4 * waiting + running` (vLLM's data-parallel load balancer, BLIS
+    `vllm-dp`)."""
 
     about = RouterInfo(
         summary="(most - load) / (most - least), load = 4 * waiting + running; 1 if all are equal",
@@ -138,8 +114,18 @@ class VllmDp(MinMaxScorer):
         return 4 * view.waiting + view.running
 
 
-_MAX_WAITING: Final = 128
-"""Waiting requests from which on the score is 0."""
+@SCORERS.register("active-requests")
+class ActiveRequests(BaseScorer):
+    """`(most - in flight) / most`, and 1 for all if nothing is in flight (llm-d's active-request scorer, BLIS
+    `active-requests`). The number in flight is never stale."""
+
+    about = RouterInfo(summary="(most - in flight) / most; 1 if there is none", complexity="O(n)", reads="in flight")
+    signals = Signals.NOTHING
+
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        counts = [view.in_flight for view in fleet]
+        most = max(counts)
+        return [(most - count) / most for count in counts] if most else [1.0] * len(counts)
 
 
 @SCORERS.register("load-aware")
@@ -154,7 +140,8 @@ class LoadAware(ViewScorer):
 
 @SCORERS.register("load-balance")
 class LoadBalance(ViewScorer):
-    """`1 / (1 + waiting + running + in flight)` (BLIS `load-balance`). Differences count less the more there is to do."""
+    """`1 / (1 + waiting + running + in flight)` (BLIS `load-balance`). Differences count less the more there is to
+    do."""
 
     about = RouterInfo(
         summary="1 / (1 + waiting + running + in flight)", complexity="O(n)", reads="in flight, waiting, running"
@@ -176,9 +163,9 @@ class KvUtilization(ViewScorer):
 
 @SCORERS.register("precise-prefix-cache")
 class PrecisePrefixCache(BaseScorer):
-    """`(blocks - fewest) / (most - fewest)` of the leading blocks that an instance has, and 1 for all if they are equal
-    (llm-d's precise prefix cache scorer, BLIS `precise-prefix-cache`). It asks the instances' caches, perhaps as of some time
-    ago."""
+    """`(blocks - fewest) / (most - fewest)` of the leading blocks that an instance has cached, and 1 for all if they
+    are equal (llm-d's precise prefix cache scorer, BLIS `precise-prefix-cache`). It asks the caches of the instances,
+    perhaps as of some time ago."""
 
     about = RouterInfo(
         summary="(blocks - fewest) / (most - fewest) of leading blocks cached there; 1 if all are equal",
@@ -197,12 +184,16 @@ class PrecisePrefixCache(BaseScorer):
 
 @SCORERS.register("no-hit-lru")
 class NoHitLru(BaseScorer):
-    """If an instance has any of the prompt in its prefix cache, 0.5 for all. Else `1 - rank / (n - 1)`, where those rank first
-    that never got such a prompt, and then those that got one least recently (llm-d's no-hit-lru scorer, BLIS `no-hit-lru`). So
-    new prefixes, which fill caches, are spread evenly."""
+    """Spreads prompts that no instance has cached, the ones that fill caches, evenly (llm-d's no-hit-lru scorer, BLIS
+    `no-hit-lru`).
+
+    If an instance has any of the prompt in its prefix cache, 0.5 for all. Else `1 - rank / (n - 1)`, where the
+    instances that never got such a prompt rank first, and then the others, the one that got its last such prompt
+    longest ago first.
+    """
 
     about = RouterInfo(
-        summary="0.5 if the prompt is cached anywhere; else 1 for who got no such prompt for longest, down to 0",
+        summary="0.5 if the prompt is cached anywhere; else 1 for the instance without such a prompt for longest, down to 0",
         complexity="O(n log n) looks into caches",
         reads="the caches of the instances",
     )
@@ -210,8 +201,9 @@ class NoHitLru(BaseScorer):
 
     def __init__(self) -> None:
         self._no_hit = False
+        """Whether no instance had any of the prompt that was scored last."""
         self._last_given: OrderedDict[int, None] = OrderedDict()
-        """Those that got one, by index, least recently first."""
+        """The indices of the instances that got such prompts, the one that got one longest ago first."""
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
         self._no_hit = not any(view.cached_blocks(request) for view in fleet)
@@ -220,10 +212,10 @@ class NoHitLru(BaseScorer):
         if len(fleet) == 1:
             return [1.0]
         turn = {index: turn for turn, index in enumerate(self._last_given)}
-        ranked = sorted(range(len(fleet)), key=lambda place: turn.get(fleet[place].index, -1))
+        ranked = sorted(range(len(fleet)), key=lambda position: turn.get(fleet[position].index, -1))
         scores = [0.0] * len(fleet)
-        for rank, place in enumerate(ranked):
-            scores[place] = 1.0 - rank / (len(fleet) - 1)
+        for rank, position in enumerate(ranked):
+            scores[position] = 1.0 - rank / (len(fleet) - 1)
         return scores
 
     def on_chosen(self, request: Request, view: InstanceView) -> None:

@@ -1,11 +1,12 @@
-"""session-affinity: who belongs together stays together.
+"""session-affinity: the requests of one session go to one instance.
 
-The KV of a conversation, an agent's run or a tenant's system prompt lies in the prefix cache of the instance that served it
-last. So the first request of a session is placed by another policy, and those that follow go where it went. Where that
-instance is not among those shown (it is down, or was tried already), the other policy places the session anew, and there it
-stays: it does not go back, for what it has built up since lies at the new place.
+The KV of a conversation, an agent's run or a tenant's system prompt is in the prefix cache of the instance that served
+it last. So the first request of a session is placed by another policy, and the following ones go where it went. If that
+instance is not among those shown (it is down, or was tried already), the other policy places the session anew. The
+session then stays at the new instance and does not go back, because what it has built up since is there.
 
-Only so many sessions are remembered; the one that was quiet for longest is forgotten first, and placed as if it were new.
+A limited number of sessions is remembered. The one that was idle for longest is forgotten first, and placed as a new
+one if it comes back.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from maitred.routing.per_fleet_cache import PerFleetCache
 from maitred.routing.policies import LeastLoaded
 
 _SessionKey: TypeAlias = tuple[str, str, str]
-"""Its model, the kind of its name, and its name: each model is served elsewhere."""
+"""The model, the kind of name (program, routing key or tenant) and the name. Each model is served by other
+instances."""
 
 
 @ROUTERS.register("session-affinity")
 class SessionAffinity(BaseRouter):
-    """Where the session's last request went. A session is what has the same `program`, else the same `routing_key`, else the
-    same tenant; what has none of them is placed by `policy`, as is the first request of a session.
+    """The instance of the session's last request. Requests belong to one session if they have the same `program`, else
+    the same `routing_key`, else the same tenant; a request without any of them is placed by `policy`, like the first of
+    a session.
 
-    `policy` is least-loaded if nobody says; `sessions` is how many are remembered.
+    `policy` is least-loaded by default; `sessions` is how many are remembered.
     """
 
     about = RouterInfo(
@@ -47,17 +50,17 @@ class SessionAffinity(BaseRouter):
         self.signals = Signals.SESSION | signals_read(self.inner)
         self._max_sessions = sessions
         self._instance_of: OrderedDict[_SessionKey, int] = OrderedDict()
-        """The instance of each session, the one that was quiet for longest first."""
+        """The instance of each session, the one that was idle for longest first."""
         self._fleet_indices = PerFleetCache(lambda fleet: frozenset(view.index for view in fleet))
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         session = _session_key(request)
         if session is None:
             return self.inner.choose(request, fleet, now)
-        place = self._instance_of.get(session)
-        if place is not None and place in self._fleet_indices.get(fleet):
+        instance = self._instance_of.get(session)
+        if instance is not None and instance in self._fleet_indices.get(fleet):
             self._instance_of.move_to_end(session)
-            return Choice(place, "same_session")
+            return Choice(instance, "same_session")
         choice = self.inner.choose(request, fleet, now)
         self._instance_of[session] = choice.instance
         self._instance_of.move_to_end(session)

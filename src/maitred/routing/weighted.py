@@ -1,8 +1,9 @@
 """weighted: the instance with the highest sum of weighted scores.
 
-Each scorer gives each instance a score from 0 to 1, 1 being best; scores beyond are cut off. The weights are normalised to a
-sum of 1 and the scores added up in the order in which the scorers are written, because the sum of floats depends on it and
-ties are exact. Then the scorers are told who was chosen: some remember it. (GAIE, llm-d and BLIS do it so.)
+Each scorer gives each instance a score from 0 to 1, 1 being best; scores outside are cut off. The weights are
+normalised to a sum of 1, and the weighted scores are added up in the order in which the scorers are written, because
+the sum of floats depends on the order and ties are exact. Then the scorers are told which instance was chosen, because
+some remember it. (GAIE, llm-d and BLIS do it in this way.)
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from maitred.routing.scorers import SCORERS
 
 @ROUTERS.register("weighted")
 class WeightedRouter(RandomTieBreaker):
-    """The highest sum of weighted scores; exact ties are drawn. What is added up says `scorers` (`--routing-scorers`)."""
+    """The highest sum of weighted scores; exact ties are drawn. The scorers are those of `scorers`
+    (`--routing-scorers`)."""
 
     about = RouterInfo(
         summary="the highest sum of weighted scores (--routing-scorers); exact ties are drawn",
@@ -29,11 +31,11 @@ class WeightedRouter(RandomTieBreaker):
         reads="what its scorers read",
     )
 
-    def __init__(self, rng: Random, mix: ScorerWeights = DEFAULT_WEIGHTS) -> None:
-        """Raises ConfigError for a scorer that there is not."""
+    def __init__(self, rng: Random, weights: ScorerWeights = DEFAULT_WEIGHTS) -> None:
+        """Raises ConfigError for an unknown scorer."""
         super().__init__(rng)
-        self.scorers = {part.name: SCORERS.create(part.name) for part in mix.scorers}
-        self._weighted = list(zip(self.scorers.values(), mix.normalized(), strict=True))
+        self.scorers = {scorer.name: SCORERS.create(scorer.name) for scorer in weights.scorers}
+        self._weighted = list(zip(self.scorers.values(), weights.normalized(), strict=True))
         self.signals = reduce(or_, map(signals_read, self.scorers.values()), Signals.NOTHING)
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
@@ -43,7 +45,7 @@ class WeightedRouter(RandomTieBreaker):
         for scorer, weight in self._weighted:
             scores = scorer.scores(request, fleet)
             sums = [
-                total + (1.0 if score > 1.0 else score if score > 0.0 else 0.0) * weight  # what is no number is 0
+                total + (1.0 if score > 1.0 else score if score > 0.0 else 0.0) * weight  # a score that is no number is 0
                 for total, score in zip(sums, scores, strict=True)
             ]
         best = max(sums)

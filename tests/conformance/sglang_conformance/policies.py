@@ -1,4 +1,4 @@
-"""The orders of SGLang's policies: every recorded variant, on what was in the cache and in the list."""
+"""Run the recorded cases of SGLang's policies: every variant, on the recorded cache and waiting list."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from random import Random
 
 import msgspec
 
-from maitred.queueing.queue_limit import PrioritySign
-from maitred.queueing.sglang_strict_orders import (
+from maitred.compat.sglang.orders import (
     InBatchCaching,
     PrefixMatch,
     QueueEntry,
@@ -18,6 +17,7 @@ from maitred.queueing.sglang_strict_orders import (
     match_all,
     next_order,
 )
+from maitred.compat.sglang.queue_limit import PrioritySign
 
 from .tokens import Keys, Runs, decoded, namespace
 
@@ -28,7 +28,7 @@ class Entry(msgspec.Struct):
     cache_salt: str | None
 
 
-class Asked(msgspec.Struct):
+class RecordedRequest(msgspec.Struct):
     rid: str
     prompt: Runs
     max_new_tokens: int
@@ -50,7 +50,7 @@ class Running(msgspec.Struct):
 class Expected(msgspec.Struct):
     order: list[int]
     prefix_len: list[int] | None = None
-    """Absent where SGLang did not match."""
+    """None where SGLang did not match."""
     matched: list[int] = []
     deprioritized: list[int] = []
 
@@ -62,41 +62,41 @@ class Case(msgspec.Struct):
     deprioritize_threshold: int
     processed_tokens: int
     cache: list[Entry]
-    requests: list[Asked]
+    requests: list[RecordedRequest]
     running: list[Running]
     random_seed: int
     expected: Mapping[str, Expected]
 
 
 class Pages:
-    """A cache of whole pages, filled once: who was first has the first slot."""
+    """A cache of whole pages, filled once: the first page to come has the first position."""
 
     def __init__(self, case: Case) -> None:
         self.page_size = case.page_size
         self._keys = Keys(case.page_size)
-        self._slots: dict[int, int] = {}
+        self._positions: dict[int, int] = {}
         for entry in case.cache:
-            for key in self.chain(entry, decoded(entry.tokens)):
-                self._slots.setdefault(key, len(self._slots))
+            for key in self.page_keys(entry, decoded(entry.tokens)):
+                self._positions.setdefault(key, len(self._positions))
 
-    def chain(self, of: Entry | Asked, tokens: Sequence[int]) -> list[int]:
-        return self._keys.chain(namespace(of.extra_key, of.cache_salt), tokens)
+    def page_keys(self, of: Entry | RecordedRequest, tokens: Sequence[int]) -> list[int]:
+        return self._keys.page_keys(namespace(of.extra_key, of.cache_salt), tokens)
 
-    def contains(self, key: int) -> bool:
-        return key in self._slots
+    def contains(self, block_hash: int) -> bool:
+        return block_hash in self._positions
 
-    def slot(self, key: int) -> int:
-        return self._slots[key]
+    def position(self, key: int) -> int:
+        return self._positions[key]
 
 
 SIGNS = {"priority-high-first": PrioritySign.HIGH_FIRST, "priority-low-first": PrioritySign.LOW_FIRST}
 
 
 def run_case(raw: bytes) -> Iterator[str]:
-    """What came out differently, one line each."""
+    """Yield the differences from what was recorded, one line each."""
     case = msgspec.json.decode(raw, type=Case)
     cache = Pages(case)
-    waiting = [_waiting(asked, case, cache) for asked in case.requests]
+    waiting = [_queue_entry(request, case, cache) for request in case.requests]
     in_batch = InBatchCaching(case.check_threshold, case.deprioritize_threshold)
     matches = match_all(waiting, cache, in_batch)
     for variant, expected in case.expected.items():
@@ -116,31 +116,31 @@ def run_case(raw: bytes) -> Iterator[str]:
             yield from (f"{variant}: {line}" for line in _matches_differ(expected, matches))
 
 
-def _waiting(asked: Asked, case: Case, cache: Pages) -> QueueEntry:
-    prompt, output = decoded(asked.prompt), decoded(asked.output)
+def _queue_entry(request: RecordedRequest, case: Case, cache: Pages) -> QueueEntry:
+    prompt, output = decoded(request.prompt), decoded(request.output)
     fill = prompt + output
     beginning = tuple(fill[: case.deprioritize_threshold])
     long_enough = len(beginning) == case.deprioritize_threshold
     return QueueEntry(
-        rid=asked.rid,
+        rid=request.rid,
         prompt=len(prompt),
         output=len(output),
-        max_new_tokens=asked.max_new_tokens,
-        priority=asked.priority,
-        routing_key=asked.routing_key or "",
-        queued_at=asked.wait_queue_entry_time,
-        prefilled_at_entry=asked.arrival_processed_tokens,
-        pages=cache.chain(asked, fill),
-        beginning=(namespace(asked.extra_key, asked.cache_salt), beginning) if long_enough else None,
-        match_limit=asked.logprob_start_len if asked.return_logprob and asked.logprob_start_len >= 0 else None,
+        max_new_tokens=request.max_new_tokens,
+        priority=request.priority,
+        routing_key=request.routing_key or "",
+        queued_at=request.wait_queue_entry_time,
+        prefilled_at_entry=request.arrival_processed_tokens,
+        pages=cache.page_keys(request, fill),
+        beginning=(namespace(request.extra_key, request.cache_salt), beginning) if long_enough else None,
+        match_limit=request.logprob_start_len if request.return_logprob and request.logprob_start_len >= 0 else None,
     )
 
 
 def _matches_differ(expected: Expected, matches: Sequence[PrefixMatch]) -> Iterator[str]:
     got = {
-        "prefix_len": [found.prefix for found in matches],
-        "matched": [found.matched for found in matches],
-        "deprioritized": [i for i, found in enumerate(matches) if found.deprioritized],
+        "prefix_len": [match.prefix for match in matches],
+        "matched": [match.matched for match in matches],
+        "deprioritized": [i for i, match in enumerate(matches) if match.deprioritized],
     }
     for what, values in got.items():
         wanted = getattr(expected, what)
@@ -149,7 +149,7 @@ def _matches_differ(expected: Expected, matches: Sequence[PrefixMatch]) -> Itera
 
 
 def difference(wanted: Sequence[object], got: Sequence[object]) -> str:
-    """Where two lists part, shortly."""
+    """Describe shortly where two lists begin to differ."""
     if len(wanted) != len(got):
         return f"{len(wanted)} entries expected, {len(got)} came"
     at = next(i for i, (a, b) in enumerate(zip(wanted, got, strict=True)) if a != b)

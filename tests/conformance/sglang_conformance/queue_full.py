@@ -1,4 +1,4 @@
-"""Who goes when one too many comes."""
+"""Run the recorded cases of a full queue: which request is rejected or aborted."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from maitred.queueing.queue_limit import PrioritySign, QueueFullReason, QueueLimit
+from maitred.compat.sglang.queue_limit import PrioritySign, QueueFullReason, QueueLimit
 
 
-class Asked(msgspec.Struct):
+class RecordedRequest(msgspec.Struct):
     rid: str
     priority: int | None
     wait_queue_entry_time: float
@@ -19,26 +19,26 @@ class Expected(msgspec.Struct):
     incoming_rejected: bool
     aborted: list[tuple[str, str]]
     waiting_after: list[str]
-    """Of those who waited before."""
+    """Of the requests that waited before."""
 
 
 class Case(msgspec.Struct):
     max_queued_requests: int | None
     enable_priority_scheduling: bool
     schedule_low_priority_values_first: bool
-    waiting: list[Asked]
-    incoming: Asked
+    waiting: list[RecordedRequest]
+    incoming: RecordedRequest
     expected: Expected
 
 
 class Queued(msgspec.Struct):
     rid: str
     priority: float
-    entered: float
+    queued_at: float
 
 
 def run_case(raw: bytes) -> Iterator[str]:
-    """What came out differently, one line each."""
+    """Yield the differences from what was recorded, one line each."""
     case = msgspec.json.decode(raw, type=Case)
     got = _outcome(case)
     for name in Expected.__struct_fields__:
@@ -50,12 +50,12 @@ def run_case(raw: bytes) -> Iterator[str]:
 def _outcome(case: Case) -> Expected:
     sign = PrioritySign.LOW_FIRST if case.schedule_low_priority_values_first else PrioritySign.HIGH_FIRST
 
-    def queued(asked: Asked) -> Queued:
-        priority = sign.default_priority if asked.priority is None else asked.priority
-        return Queued(asked.rid, priority, asked.wait_queue_entry_time)
+    def queued(request: RecordedRequest) -> Queued:
+        priority = sign.default_priority if request.priority is None else request.priority
+        return Queued(request.rid, priority, request.wait_queue_entry_time)
 
     limit = QueueLimit(case.max_queued_requests, sign if case.enable_priority_scheduling else None)
-    waiting, incoming = [queued(asked) for asked in case.waiting], queued(case.incoming)
+    waiting, incoming = [queued(request) for request in case.waiting], queued(case.incoming)
     if not limit.is_full(len(waiting)):
         return Expected(False, [], [each.rid for each in waiting])
     victim = limit.request_to_evict(waiting, incoming)

@@ -1,4 +1,4 @@
-"""Recorded prompts are run-length coded; a prefix cache wants a key per page that stands for all up to there."""
+"""Recorded prompts are run-length coded. A prefix cache needs a key for each page, which stands for all tokens up to there."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ def decoded(runs: Runs) -> list[int]:
 
 
 def namespace(extra_key: str | None, cache_salt: str | None) -> Namespace:
-    """Requests of different namespaces share nothing. An empty salt is none; an empty extra key is one."""
+    """Return the namespace: requests of different ones share nothing.
+
+    An empty salt counts as none, an empty extra key does not.
+    """
     return extra_key, cache_salt or None
 
 
 class Keys:
-    """Gives each (what is before, page) a number of its own."""
+    """Gives each pair of a page and what is before it a number of its own."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self._known: dict[tuple[Hashable, tuple[int, ...]], int] = {}
 
-    def chain(self, space: Namespace, tokens: Sequence[int]) -> list[int]:
-        """A key per full page."""
+    def page_keys(self, space: Namespace, tokens: Sequence[int]) -> list[int]:
+        """Return a key for each full page."""
         before: Hashable = space
         keys = []
         for start in range(0, len(tokens) - self.page_size + 1, self.page_size):

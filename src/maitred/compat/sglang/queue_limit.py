@@ -1,7 +1,7 @@
-"""How many may wait, and who goes when one too many comes.
+"""How many requests may wait, and which one is aborted when one more comes: SGLang's `max_queued_requests`.
 
-SGLang's rule (`max_queued_requests`): a full queue turns the newcomer away, unless priorities count and somebody who waits is
-strictly less urgent. Then the least urgent is aborted in its place, and among those the last to enter the queue.
+A full queue rejects the incoming request, unless priorities count and a waiting request is strictly less urgent. Then
+the least urgent one is aborted in its place, and among several the one that entered the queue last.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class PrioritySign(IntEnum):
 
     @property
     def default_priority(self) -> int:
-        """What SGLang takes for a priority that nobody gave: nothing is less urgent."""
+        """SGLang's value for a request without a priority: nothing is less urgent."""
         return self * (1 << 63) - (self is PrioritySign.LOW_FIRST)
 
 
 class QueuedRequest(Protocol):
-    """What the limit must know of one who waits."""
+    """What the limit must know of a waiting request."""
 
     @property
     def priority(self) -> float: ...
@@ -41,26 +41,29 @@ Q = TypeVar("Q", bound=QueuedRequest)
 
 
 class QueueFullReason(StrEnum):
-    """Why a request was turned away, in SGLang's words. Its client is answered with status 503."""
+    """Why a request was rejected, in SGLang's words. The status is 503."""
 
     FULL = "The request queue is full."
     OUTRANKED = "The request is aborted by a higher priority request."
 
 
 class QueueLimit(msgspec.Struct, frozen=True):
-    """At most `most` may wait; None: any number. `sign` None: priorities do not count."""
+    """A limit on the number of waiting requests."""
 
     max_waiting: int | None = None
+    """None for no limit."""
     sign: PrioritySign | None = None
+    """Which priorities are urgent; None if priorities do not count."""
 
     def request_to_evict(self, waiting: Sequence[Q], incoming: QueuedRequest) -> Q | None:
-        """Who must go so that `incoming` may wait; None: nobody needs to, or it is `incoming` itself. O(n) when full."""
+        """Return the request that must go so that `incoming` may wait. None if the queue is not full, or `incoming`
+        itself must go. O(n) when full."""
         if self.sign is None or not self.is_full(len(waiting)) or not waiting:
             return None
         sign = int(self.sign)
         last = max(waiting, key=lambda queued: (sign * queued.priority, queued.queued_at))
         return last if sign * incoming.priority < sign * last.priority else None
 
-    def is_full(self, waiting: int) -> bool:
-        """Whether one more than `waiting` is too many."""
-        return self.max_waiting is not None and waiting + 1 > self.max_waiting
+    def is_full(self, num_waiting: int) -> bool:
+        """Whether one request more than `num_waiting` is too many."""
+        return self.max_waiting is not None and num_waiting + 1 > self.max_waiting

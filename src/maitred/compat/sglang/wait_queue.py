@@ -1,12 +1,13 @@
 """sglang: the wait queue of SGLang 0.5.23, as it is.
 
-A list, which each pass sorts in place and leaves that way for the next (`sglang_strict_orders`). So a tie goes to whoever was
-before the other in the last pass, `lpm` and `hrrn` give up beyond 128 waiting requests, and each pass matches the whole list.
-A preempted request goes to the end and begins a new age. For comparing with SGLang; the policies of the same names here are
-better, and cheaper.
+It is a list, which each pass sorts in place and leaves that way for the next one (`orders`). So a tie goes to the
+request that was before the other in the last pass, `lpm` and `hrrn` give up beyond 128 waiting requests, and each pass
+matches the whole list. A preempted request goes to the end and begins a new age. This is for comparing with SGLang; the
+policies of the same names in `maitred.queueing` find more and cost less.
 
-What cannot be the same: SGLang also looks for the output of a preempted request in the cache, and bumps the recency of what
-it has matched; here looking changes nothing. Prefilled tokens count when their chunk is computed, not when it is launched.
+Two things cannot be the same. SGLang also looks for the output of a preempted request in the cache, and bumps the
+recency of what it has matched; here looking changes nothing. And prefilled tokens count when their chunk is computed,
+not when it is launched.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from random import Random
 
 import msgspec
 
+from maitred.compat.sglang.orders import CACHE_AWARE, InBatchCaching, QueueEntry, SchedulingPass, SGLangPolicy, next_order
+from maitred.compat.sglang.queue_limit import PrioritySign
 from maitred.core.contracts import PrefixCacheListener, PrefixCacheView, QueuePolicy, StepView, WaitQueue
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request, RequestId
@@ -23,15 +26,6 @@ from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, PolicyInfo
 from maitred.queueing.priority import PriorityValues
-from maitred.queueing.queue_limit import PrioritySign
-from maitred.queueing.sglang_strict_orders import (
-    CACHE_AWARE,
-    InBatchCaching,
-    QueueEntry,
-    SchedulingPass,
-    SGLangPolicy,
-    next_order,
-)
 
 _UNLIMITED = 1 << 62
 
@@ -65,8 +59,8 @@ class SGLang(QueuePolicy):
         self.sign: PrioritySign | None = None
         if priority is not None:
             self.sign = PrioritySign.LOW_FIRST if priority is PriorityValues.LOW_FIRST else PrioritySign.HIGH_FIRST
-        aware = CacheAware.YES if policy in CACHE_AWARE else CacheAware.NO
-        self.about = msgspec.structs.replace(SGLang.about, cache_aware=aware)
+        cache_aware = CacheAware.YES if policy in CACHE_AWARE else CacheAware.NO
+        self.about = msgspec.structs.replace(SGLang.about, cache_aware=cache_aware)
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
         """Raises ConfigError for `shortest-prefill-first` without a prefix cache; the others are fcfs there."""
@@ -79,7 +73,8 @@ class SGLang(QueuePolicy):
 
 
 class _PageOrder(PrefixCacheListener):
-    """A prefix cache, and in what order its blocks came. Those that were there before it was watched come first, alike."""
+    """A prefix cache with the order in which its blocks came. Blocks that were cached before it subscribed tie, before
+    all others."""
 
     def __init__(self, prefix: PrefixCacheView) -> None:
         self._prefix = prefix
@@ -91,8 +86,8 @@ class _PageOrder(PrefixCacheListener):
     def page_size(self) -> int:
         return self._prefix.block_size
 
-    def contains(self, key: int) -> bool:
-        return self._prefix.contains(key)
+    def contains(self, block_hash: int) -> bool:
+        return self._prefix.contains(block_hash)
 
     def position(self, key: int) -> int:
         return self._positions.get(key, 0)
@@ -107,13 +102,14 @@ class _PageOrder(PrefixCacheListener):
     def block_hashes(self, request: Request) -> Sequence[int]:
         return self._prefix.block_hashes(request)
 
-    def beginning(self, request: Request, chain: Sequence[int], tokens: int) -> Hashable:
-        """Stands for its first `tokens` tokens; None: it has fewer, or nobody knows."""
+    def beginning(self, request: Request, block_hashes: Sequence[int], tokens: int) -> Hashable:
+        """Return a key for the first `tokens` tokens of `request`. None if it has fewer, or nothing is known of its
+        prompt."""
         if tokens < 1 or request.prefix is None:
             return None
         blocks, rest = divmod(tokens, self.page_size)
         if not rest:
-            return chain[blocks - 1] if blocks <= len(chain) else None
+            return block_hashes[blocks - 1] if blocks <= len(block_hashes) else None
         keys = request.prefix.block_keys(1)
         return (request.cache_namespace, keys[tokens - 1]) if tokens <= len(keys) else None
 
@@ -127,12 +123,12 @@ class _SGLangQueue(BaseQueue):
         self._entries: list[tuple[QueueEntry, SequenceState]] = []
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
-        self._entries.append((self._waiting(seq, now), seq))
+        self._entries.append((self._entry(seq, now), seq))
 
     def remove(self, request_id: RequestId) -> SequenceState | None:
-        for place, (_, seq) in enumerate(self._entries):
+        for index, (_, seq) in enumerate(self._entries):
             if seq.request.id == request_id:
-                del self._entries[place]
+                del self._entries[index]
                 return seq
         return None
 
@@ -141,7 +137,8 @@ class _SGLangQueue(BaseQueue):
             return
         running = step.running_routing_keys() if self._policy is SGLangPolicy.ROUTING_KEY else {}
         at = msgspec.structs.replace(self._pass_inputs, prefilled_tokens=self._prefilled_tokens, running=running)
-        self._entries = [self._entries[i] for i in next_order(self._policy, [waiting for waiting, _ in self._entries], at)]
+        order = next_order(self._policy, [entry for entry, _ in self._entries], at)
+        self._entries = [self._entries[i] for i in order]
 
     def peek(self) -> SequenceState | None:
         return self._entries[0][1] if self._entries else None
@@ -160,9 +157,10 @@ class _SGLangQueue(BaseQueue):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _waiting(self, seq: SequenceState, now: Micros) -> QueueEntry:
-        request, pages = seq.request, self._page_order
-        chain = () if pages is None else pages.block_hashes(request)
+    def _entry(self, seq: SequenceState, now: Micros) -> QueueEntry:
+        request, page_order = seq.request, self._page_order
+        block_hashes = () if page_order is None else page_order.block_hashes(request)
+        deprioritize = self._pass_inputs.in_batch.deprioritize
         return QueueEntry(
             rid=request.client_id or str(request.id),
             prompt=request.prompt_tokens,
@@ -172,6 +170,6 @@ class _SGLangQueue(BaseQueue):
             routing_key=request.routing_key,
             queued_at=now,
             prefilled_at_entry=self._prefilled_tokens,
-            pages=chain,
-            beginning=None if pages is None else pages.beginning(request, chain, self._pass_inputs.in_batch.deprioritize),
+            pages=block_hashes,
+            beginning=None if page_order is None else page_order.beginning(request, block_hashes, deprioritize),
         )

@@ -1,9 +1,12 @@
-"""SGLang's orders, tie for tie: pure functions from the waiting list, as it stood after the last pass, to its next order.
+"""SGLang's orders, tie for tie: pure functions from the waiting list, as the last pass left it, to its next order.
 
-SGLang sorts its list in place, and its sorts are stable: where a key ties, the order of the pass before decides, not arrival.
-So does this module. Its cache-aware policies match the whole list against the cache in each pass, which is why `lpm` and
-`hrrn` leave the list alone beyond `CUT_OFF` requests. Ours (`lpm`, `hrrn`, ...) do neither; these are for those who need the
-same order. Source: sglang 0.5.23, `schedule_policy.py`.
+SGLang sorts its list in place, and its sorts are stable: where a key ties, the order of the pass before decides, not
+arrival. Its cache-aware policies match the whole list against the cache in each pass, which is why `lpm` and `hrrn`
+leave the list alone beyond `CUT_OFF` requests. Source: sglang 0.5.23, `schedule_policy.py`.
+
+For example, `lpm` with three requests of which the second finds 32 tokens in the cache and the others none: the order
+is 1, 0, 2 and the list stays that way. If the cache then loses those 32 tokens, all three tie and the next order is
+again 1, 0, 2.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ from typing import Protocol
 
 import msgspec
 
-from maitred.queueing.queue_limit import PrioritySign
+from maitred.compat.sglang.queue_limit import PrioritySign
 
 CUT_OFF = 128
-"""Beyond so many waiting requests `lpm` and `hrrn` match and sort nothing."""
+"""With more waiting requests than this, `lpm` and `hrrn` match and sort nothing."""
 
 
 class SGLangPolicy(StrEnum):
@@ -40,12 +43,13 @@ CACHE_AWARE = frozenset({SGLangPolicy.LPM, SGLangPolicy.DFS_WEIGHT, SGLangPolicy
 
 
 class InBatchCaching(msgspec.Struct, frozen=True):
-    """When one of two waiting requests with the same beginning is held back until the other has been computed. Tokens."""
+    """When one of two waiting requests with the same beginning is deprioritized until the other has been computed.
+    Tokens."""
 
     check: int = 32
-    """Only who has at most so many tokens in the cache is looked at; -1: nobody."""
+    """Only requests with at most this many tokens in the cache are looked at; -1: none."""
     deprioritize: int = 32
-    """It is held back if its first so many tokens are those of one before it."""
+    """A request is deprioritized if its first this many tokens are those of a request before it."""
 
 
 class QueueEntry(msgspec.Struct, eq=False, gc=False):
@@ -54,7 +58,7 @@ class QueueEntry(msgspec.Struct, eq=False, gc=False):
     rid: str
     prompt: int
     output: int
-    """Tokens it emitted before it was retracted: they are computed again, after the prompt."""
+    """Tokens that it emitted before it was retracted: they are computed again, after the prompt."""
     max_new_tokens: int
     priority: float
     routing_key: str
@@ -65,9 +69,9 @@ class QueueEntry(msgspec.Struct, eq=False, gc=False):
     pages: Sequence[int] = ()
     """A key for each full page of prompt and output, which stands for all up to there; namespaced."""
     beginning: Hashable = None
-    """Stands for its first `InBatchCaching.deprioritize` tokens, namespaced; None: it has fewer."""
+    """A key for its first `InBatchCaching.deprioritize` tokens, namespaced; None if it has fewer."""
     match_limit: int | None = None
-    """No more cached tokens count, whatever the cache holds (log-probabilities are wanted from there on)."""
+    """At most this many cached tokens count, whatever the cache holds (log-probabilities are wanted from there on)."""
 
 
 class PageCache(Protocol):
@@ -78,15 +82,17 @@ class PageCache(Protocol):
         """Tokens in a page."""
         ...
 
-    def contains(self, key: int) -> bool: ...
+    def contains(self, block_hash: int) -> bool:
+        """Whether this page is cached."""
+        ...
 
     def position(self, key: int) -> int:
-        """When the page became a child of the page before it: orders siblings."""
+        """Return when the page became a child of the page before it, as a number that orders siblings."""
         ...
 
 
 class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
-    """How a waiting request stands to the cache."""
+    """What the cache holds of a waiting request."""
 
     prefix: int
     """Cached tokens, in whole pages."""
@@ -96,13 +102,14 @@ class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
 
 
 class SchedulingPass(msgspec.Struct, frozen=True):
-    """What one scheduling pass goes by. `cache` None: the prefix cache is off."""
+    """What one scheduling pass depends on beside the list."""
 
     rng: Random
     cache: PageCache | None = None
+    """None if the prefix cache is off."""
     in_batch: InBatchCaching = InBatchCaching()
     sign: PrioritySign | None = None
-    """None: priority scheduling is off."""
+    """Which priorities are urgent; None if priority scheduling is off."""
     prefilled_tokens: int = 0
     """Tokens prefilled so far, in all."""
     running: Mapping[str, int] = {}
@@ -110,9 +117,9 @@ class SchedulingPass(msgspec.Struct, frozen=True):
 
 
 def next_order(policy: SGLangPolicy, waiting: Sequence[QueueEntry], at: SchedulingPass) -> list[int]:
-    """The next order of `waiting`, as indices into it."""
+    """Return the next order of `waiting`, as indices into it."""
     if policy in CACHE_AWARE and at.cache is not None:
-        return _by_cache(policy, waiting, at, at.cache)
+        return _cache_aware_order(policy, waiting, at, at.cache)
     match policy:
         case SGLangPolicy.LOF:
             return lof(waiting, at.sign)
@@ -124,7 +131,7 @@ def next_order(policy: SGLangPolicy, waiting: Sequence[QueueEntry], at: Scheduli
             return fcfs(waiting, at.sign)
 
 
-def _by_cache(policy: SGLangPolicy, waiting: Sequence[QueueEntry], at: SchedulingPass, cache: PageCache) -> list[int]:
+def _cache_aware_order(policy: SGLangPolicy, waiting: Sequence[QueueEntry], at: SchedulingPass, cache: PageCache) -> list[int]:
     if policy in {SGLangPolicy.LPM, SGLangPolicy.HRRN} and len(waiting) > CUT_OFF:
         return list(range(len(waiting)))
     matches = match_all(waiting, cache, at.in_batch)
@@ -140,25 +147,26 @@ def _by_cache(policy: SGLangPolicy, waiting: Sequence[QueueEntry], at: Schedulin
 
 
 def match_all(waiting: Sequence[QueueEntry], cache: PageCache, in_batch: InBatchCaching) -> list[PrefixMatch]:
-    """Match all, in the order of the list: of those that begin alike, the first is not held back."""
-    found: list[PrefixMatch] = []
+    """Match all requests, in the order of the list: of those with the same beginning, the first is not
+    deprioritized."""
+    matches: list[PrefixMatch] = []
     beginnings: set[Hashable] = set()
     for request in waiting:
         prefix = cached_pages(request, cache) * cache.page_size
         limit = max(0, request.prompt + request.output - 1)
         if request.match_limit is not None:
             limit = min(limit, request.match_limit)
-        held_back = False
+        deprioritized = False
         if prefix <= in_batch.check:
-            held_back = in_batch.deprioritize <= 0 or request.beginning in beginnings
+            deprioritized = in_batch.deprioritize <= 0 or request.beginning in beginnings
             if request.beginning is not None:
                 beginnings.add(request.beginning)
-        found.append(PrefixMatch(prefix, min(prefix, limit), held_back))
-    return found
+        matches.append(PrefixMatch(prefix, min(prefix, limit), deprioritized))
+    return matches
 
 
 def cached_pages(request: QueueEntry, cache: PageCache) -> int:
-    """How many of its pages are cached, without a gap."""
+    """Return how many leading pages of `request` are cached, without a gap."""
     count = 0
     for key in request.pages:
         if not cache.contains(key):
@@ -168,6 +176,7 @@ def cached_pages(request: QueueEntry, cache: PageCache) -> int:
 
 
 def fcfs(waiting: Sequence[QueueEntry], sign: PrioritySign | None) -> list[int]:
+    """First come, first served."""
     if sign is None:
         return list(range(len(waiting)))
     return _sorted(waiting, lambda request: (sign * request.priority, request.queued_at))
@@ -181,13 +190,14 @@ def lof(waiting: Sequence[QueueEntry], sign: PrioritySign | None) -> list[int]:
 
 
 def shuffled(waiting: Sequence[QueueEntry], rng: Random) -> list[int]:
+    """A random order."""
     order = list(range(len(waiting)))
     rng.shuffle(order)
     return order
 
 
 def routing_key(waiting: Sequence[QueueEntry], running: Mapping[str, int]) -> list[int]:
-    """The keys that most running requests have first; `running` without those that have none."""
+    """The routing keys that most running requests have first; then the other keys, by name."""
     if not running:
         return list(range(len(waiting)))
 
@@ -199,39 +209,44 @@ def routing_key(waiting: Sequence[QueueEntry], running: Mapping[str, int]) -> li
 
 
 def lpm(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch]) -> list[int]:
+    """Longest prefix match."""
     return sorted(range(len(waiting)), key=lambda i: inf if matches[i].deprioritized else -matches[i].matched)
 
 
-def hrrn(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], processed: int) -> list[int]:
-    """Highest response ratio next: tokens prefilled for others since it came, per token that it needs itself."""
+def hrrn(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], prefilled_tokens: int) -> list[int]:
+    """Highest response ratio next: tokens prefilled since the request came, per token that it has to compute."""
 
     def key(i: int) -> tuple[float, str]:
-        request, found = waiting[i], matches[i]
-        uncached = max(0, request.prompt - found.matched)
-        if found.deprioritized:
+        request, match = waiting[i], matches[i]
+        uncached = max(0, request.prompt - match.matched)
+        if match.deprioritized:
             return (inf, request.rid)
-        return (-(max(0, processed - request.prefilled_at_entry) / uncached) if uncached else -inf, request.rid)
+        ratio = max(0, prefilled_tokens - request.prefilled_at_entry) / uncached if uncached else inf
+        return (-ratio, request.rid)
 
     return sorted(range(len(waiting)), key=key)
 
 
 def shortest_prefill_first(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch]) -> list[int]:
+    """Fewest tokens to compute first."""
+
     def key(i: int) -> tuple[bool, int, float]:
-        request, found = waiting[i], matches[i]
-        work = max(1, request.prompt + request.output - found.matched)
-        return (found.deprioritized, work, request.queued_at)
+        request, match = waiting[i], matches[i]
+        work = max(1, request.prompt + request.output - match.matched)
+        return (match.deprioritized, work, request.queued_at)
 
     return sorted(range(len(waiting)), key=key)
 
 
 def dfs_weight(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], cache: PageCache) -> list[int]:
-    """Depth first, where most wait; who ends on a node after those beyond it. Who is held back is not."""
+    """Depth first through the tree of cached pages, the branch with most waiting requests first. Requests at a node go
+    after those below it. `deprioritized` does not matter."""
     weights: Counter[int] = Counter()
     children: dict[int | None, list[int]] = {}
     ending: dict[int | None, list[int]] = {}
-    for i, (request, found) in enumerate(zip(waiting, matches, strict=True)):
+    for i, (request, match) in enumerate(zip(waiting, matches, strict=True)):
         node: int | None = None
-        for key in request.pages[: found.prefix // cache.page_size]:
+        for key in request.pages[: match.prefix // cache.page_size]:
             if key not in weights:
                 children.setdefault(node, []).append(key)
             weights[key] += 1
@@ -239,10 +254,10 @@ def dfs_weight(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], ca
         ending.setdefault(node, []).append(i)
 
     order: list[int] = []
-    stack: list[tuple[int | None, bool]] = [(None, False)]
+    stack: list[tuple[int | None, bool]] = [(None, False)]  # a node, and whether those below it have been visited
     while stack:
-        top, beyond = stack.pop()
-        if beyond:
+        top, is_visited = stack.pop()
+        if is_visited:
             order += ending.get(top, ())
             continue
         stack.append((top, True))
