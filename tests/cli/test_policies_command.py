@@ -15,10 +15,10 @@ def test_every_policy_has_its_line_with_cost_and_who_starves(maitred: Any) -> No
     assert said.code == 0
     rows = {row.split()[0]: row for row in said.out.splitlines() if row.strip()}
     assert set(SCHEDULERS) <= set(rows)
-    assert "it does not say" not in said.out
+    assert "not documented" not in said.out
     assert re.search(r"lpm .* O\(log n\) .* requests with nothing in the cache .* yes$", rows["lpm"].rstrip())
     assert re.search(r"fcfs +in order of arrival.* O\(1\) .* no$", rows["fcfs"].rstrip())
-    assert rows["bounded"].rstrip().endswith("as the policy inside")
+    assert rows["bounded"].rstrip().endswith("as the inner policy")
     assert "slo-based(base_score=0.0, age_weight=1e-06)" in said.out
     assert "quantile(q=0.5)" in said.out
 

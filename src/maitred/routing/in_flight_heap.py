@@ -46,7 +46,7 @@ class InFlightHeap(LazyHeap[tuple[Any, ...]]):
         """The position of the instance that is looked at in turn."""
 
     def _is_live(self, entry: tuple[Any, ...]) -> bool:
-        return self._latest[entry[2]][1] == entry[1]
+        return bool(self._latest[entry[2]][1] == entry[1])
 
     def mark_changed(self, instance: int) -> None:
         """Note that a request has left the instance with this index."""
