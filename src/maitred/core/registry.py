@@ -24,6 +24,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -40,6 +41,7 @@ from maitred.core.policy_spec import USAGE, PolicySpec, Value, parse_spec, word_
 T = TypeVar("T")
 Factory = Callable[..., T]
 
+NOT_SAID: Final = "it does not say"
 _COMPATIBILITY: Final = "maitred.compat"
 """Where the rules of other systems are, policies of every kind among them."""
 _KINDS: Final[dict[type, Registry[Any]]] = {}
@@ -58,11 +60,18 @@ class Registry(Generic[T]):
         packages: Sequence[str] = (),
         methods: Sequence[str] = (),
         defaults: Mapping[Any, Any] | None = None,
+        flag: str = "",
+        headings: Mapping[str, str] | None = None,
     ) -> None:
         """`kind` is what messages call such a policy, `protocol` its type, `group` that of its entry points. The modules of
         `packages` are searched. A class named by its path must have the `methods`. `defaults` are, by type, stand-ins for what
-        the maker of a policy supplies: with them a policy is made to check its parameters."""
+        the maker of a policy supplies: with them a policy is made to check its parameters. `flag` is where users write it.
+        `headings` are those of the table that lists the kind, by the field of `about` that is below each."""
+        for method in methods:
+            getattr(protocol, method)  # a name that the protocol does not have is a slip
         self.kind = kind
+        self.flag = flag
+        self.headings = headings or {"summary": "what it does"}
         self.group = group
         self.methods = methods
         self.defaults = defaults or {}
@@ -115,6 +124,24 @@ class Registry(Generic[T]):
             _import_modules(package)
         return self._known
 
+    def usage(self, name: str) -> str:
+        """Return the name with the parameters that users may write, and their defaults."""
+        written = [
+            parameter.name if parameter.default in (parameter.empty, None) else f"{parameter.name}={_shown(parameter.default)}"
+            for parameter in parameters(self.find(name), self.defaults).values()
+        ]
+        return f"{name}({', '.join(written)})" if written else name
+
+    def describe(self, spec: str) -> dict[str, str]:
+        """Return what a policy says of itself, by heading: in its `about`, a struct or a text, else in its docstring."""
+        factory = self.get(spec)
+        made = factory if isinstance(factory, type) else factory()
+        about = getattr(made, "about", getattr(made, "description", None))
+        if isinstance(about, msgspec.Struct):
+            return {heading: str(_shown(getattr(about, field))) for field, heading in self.headings.items()}
+        line = about if isinstance(about, str) else _first_sentence(made)
+        return dict.fromkeys(self.headings.values(), NOT_SAID) | {next(iter(self.headings.values())): line or NOT_SAID}
+
     def __iter__(self) -> Iterator[str]:
         """All names, in alphabetical order."""
         self._search_for(None)
@@ -159,6 +186,18 @@ class Registry(Generic[T]):
             hint = f"a class with {' and '.join(f'{method}()' for method in self.methods)}" if self.methods else "a class"
             raise ConfigError(f"{name!r} is no {self.kind}", hint=hint)
         return found
+
+
+def _first_sentence(made: object) -> str:
+    paragraph = " ".join((inspect.getdoc(made) or "").partition("\n\n")[0].split())
+    return re.split(r"\.(?:\s|$)", paragraph, maxsplit=1)[0]
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as users write it."""
+    if isinstance(value, Enum):
+        return value.value
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else value
 
 
 class _Arguments:

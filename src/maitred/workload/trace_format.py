@@ -139,7 +139,7 @@ FORMATS: Registry[TraceFormat] = Registry(
     TraceFormat,
     group="maitred.trace_formats",
     packages=["maitred.workload.formats"],
-    methods=["recognises", "begin"],
+    methods=["recognises", "make_parser"],
 )
 
 

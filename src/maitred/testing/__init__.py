@@ -1,0 +1,35 @@
+"""Kits that hold a plug-in of each kind to its contract: ours, and yours.
+
+    from maitred.testing import check_queue_policy
+
+    def test_small_first() -> None:
+        check_queue_policy("my_policies:SmallFirst(cap=5)")
+
+A plug-in is given as users write it, or as a class. A kit drives it with requests, loads and batches drawn from a seed, which
+stands in the message of the AssertionError that a broken promise raises. Nothing but the standard library is needed: no pytest.
+"""
+
+from __future__ import annotations
+
+from maitred.testing.admission import check_admission_policy
+from maitred.testing.latency import check_latency_model
+from maitred.testing.queueing import check_length_predictor, check_priority_policy, check_queue_policy
+from maitred.testing.routing import check_router, check_scorer
+from maitred.testing.samples import InstanceSample, StepSample, drain, sample_request, sample_sequence
+from maitred.testing.traces import check_trace_format
+
+__all__ = [
+    "InstanceSample",
+    "StepSample",
+    "check_admission_policy",
+    "check_latency_model",
+    "check_length_predictor",
+    "check_priority_policy",
+    "check_queue_policy",
+    "check_router",
+    "check_scorer",
+    "check_trace_format",
+    "drain",
+    "sample_request",
+    "sample_sequence",
+]

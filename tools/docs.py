@@ -1,0 +1,81 @@
+"""The tables and counts in README.md and docs/ that follow from the registries: written anew, or held against the code.
+
+    python tools/docs.py            write them (`make docs`)
+    python tools/docs.py --check    print what is out of date, and exit with 1
+
+A table stands between two marks, and a count between two others:
+
+    <!-- made by make docs: scorer -->            <!-- count: scheduler -->19<!-- end -->
+    | scorer | score, from 0 to 1 | ...
+    <!-- end -->
+
+The marks name a kind as messages do. Nothing else in a page is touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from maitred.config.kinds import KINDS
+
+from maitred.core.registry import Registry
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_TABLE = re.compile(r"(<!-- made by make docs: ([^>]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_COUNT = re.compile(r"(<!-- count: ([^>]+) -->)(.*?)(<!-- end -->)")
+
+
+def made_anew(page: str) -> str:
+    """Return the page with its tables and counts as the code has them. Raises KeyError for a kind that there is not."""
+    kinds = {registry.kind: registry for registry in KINDS}
+    page = _TABLE.sub(lambda found: f"{found[1]}\n{table(kinds[found[2]])}\n\n{found[4]}", page)
+    return _COUNT.sub(lambda found: f"{found[1]}{len(list(own(kinds[found[2]])))}{found[4]}", page)
+
+
+def table(registry: Registry[Any]) -> str:
+    """Return the table of one kind."""
+    lines = [_row(registry.kind, *registry.headings.values()), _row(*["---"] * (len(registry.headings) + 1))]
+    for name in own(registry):
+        lines.append(_row(f"`{registry.usage(name)}`", *registry.describe(name).values()))
+    return "\n".join(lines)
+
+
+def own(registry: Registry[Any]) -> Iterator[str]:
+    """Yield the names of those that come with maitred, and not those that are installed beside it."""
+    return (name for name in registry if registry.find(name).__module__.startswith("maitred."))
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
+    check, stale = parser.parse_args().check, 0
+    for path in PAGES:
+        before = path.read_text(encoding="utf-8")
+        after = made_anew(before)
+        if before == after:
+            continue
+        stale += 1
+        name = path.relative_to(ROOT)
+        if check:
+            sys.stdout.writelines(difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"{name}", "the code"))
+        else:
+            path.write_text(after, encoding="utf-8")
+            print(f"{name} is written anew")
+    if check and stale:
+        print("write them anew: make docs", file=sys.stderr)
+    return int(bool(check and stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
