@@ -1,6 +1,7 @@
 # make run    starts the demo (everything it needs is set up in .venv first); ARGS="--seconds 20 --quiet" are passed on
 # make test   runs the test suite; ARGS="-k admission" are passed on
 # make check  lint, types and import contracts
+# make docs   the tables and counts in README.md and docs/ that follow from the code, written anew
 # make compile  the modules that a simulation spends its time in, compiled into build/compiled (needs a C compiler); then
 #             PYTHONPATH=build/compiled .venv/bin/maitred simulate ...
 # make test-compiled  the tests of these modules, compiled
@@ -16,7 +17,7 @@ PARALLEL := -n auto --dist worksteal
 
 COMPILED := build/compiled
 
-.PHONY: run test check format compile test-compiled bench stress clean
+.PHONY: run test check docs format compile test-compiled bench stress clean
 
 run: $(VENV)/.installed
 	@$(BIN)/maitred demo $(ARGS)
@@ -29,6 +30,9 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed-dev
+	@$(BIN)/python tools/docs.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

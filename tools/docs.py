@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from maitred.config.kinds import KINDS
+from maitred.config.root import KINDS
 
 from maitred.core.registry import Registry
 

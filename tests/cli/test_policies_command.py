@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from maitred.admission import POLICIES
+from maitred.config.root import KINDS
+from maitred.core.registry import NOT_SAID
 from maitred.queueing import SCHEDULERS
 from maitred.routing import ROUTERS, SCORERS
 
@@ -19,8 +22,8 @@ def test_every_policy_has_its_line_with_cost_and_who_starves(maitred: Any) -> No
     assert re.search(r"lpm .* O\(log n\) .* requests with nothing in the cache .* yes$", rows["lpm"].rstrip())
     assert re.search(r"fcfs +in order of arrival.* O\(1\) .* no$", rows["fcfs"].rstrip())
     assert rows["bounded"].rstrip().endswith("as the inner policy")
-    assert "slo-based(base_score=0.0, age_weight=1e-06)" in said.out
-    assert "quantile(q=0.5)" in said.out
+    assert re.search(r"slo-based +base_score=0.0, age_weight=1e-06 ", rows["slo-based"])
+    assert re.search(r"quantile +q=0.5 ", rows["quantile"])
 
 
 def test_one_policy_is_shown_with_its_parameters(maitred: Any) -> None:
@@ -57,6 +60,31 @@ def test_one_router_and_one_scorer_are_shown_with_the_parameters_that_users_may_
 
 
 def test_admission_policies_are_listed_with_whom_they_refuse(maitred: Any) -> None:
+    rows = {row.split()[0]: row.rstrip() for row in maitred("policies").out.splitlines() if row.strip()}
+    assert re.search(r"token-bucket +rate=1000.0, capacity=10000.0 +Refuses .*\(BLIS `token-bucket`\)$", rows["token-bucket"])
+    assert all(" Refuses " in rows[name] for name in POLICIES)
+    assert maitred("policies", "token-bucket").out.startswith("token-bucket(rate=1000.0, capacity=10000.0)\n  Refuses ")
+
+
+def test_every_kind_is_listed_and_every_plug_in_says_what_it_is(maitred: Any) -> None:
     said = maitred("policies").out
-    assert "\n  token-bucket: Refuses who finds fewer tokens than his prompt has (BLIS `token-bucket`)\n" in said
-    assert all(f"\n  {name}: Refuses " in said for name in POLICIES)
+    names = [line.split()[0] for line in said.splitlines() if line.strip()]
+    for kind in KINDS:
+        assert f" {kind.kind} ({kind.flag}) " in said
+        assert set(kind) <= set(names)
+        for name in kind:
+            assert NOT_SAID not in kind.describe(name).values(), f"{kind.kind} {name} does not say what it is"
+
+
+def test_a_class_elsewhere_is_shown_as_those_that_are_known(maitred: Any) -> None:
+    Path("my_scorers.py").write_text(
+        "class Half:\n"
+        "    'Half of all.'\n"
+        "    def __init__(self, of: float = 1.0): ...\n"
+        "    def scores(self, request, fleet): ...\n"
+        "    def on_chosen(self, request, view): ...\n"
+    )
+    assert maitred("policies", "my_scorers:Half").out == (
+        "my_scorers:Half(of=1.0)\n  Half of all\n  cost: not documented\n  looks at: not documented\n"
+    )
+    assert "cannot load scheduler 'my_scorers:Third'" in maitred("policies", "my_scorers:Third").err

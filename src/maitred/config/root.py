@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -13,10 +13,13 @@ from maitred.core.yaml_document import KeyPath
 from maitred.emulator.config import EngineConfig
 from maitred.gateway.config import GatewayConfig
 from maitred.instance import InstanceConfig
+from maitred.instance.latency import LATENCY_MODELS
 from maitred.kv import EVICTIONS
 from maitred.queueing import PRIORITIES, SCHEDULERS
-from maitred.routing import ROUTERS, RoutingConfig
+from maitred.queueing.srpt import LENGTH_PREDICTORS
+from maitred.routing import ROUTERS, SCORERS, RoutingConfig
 from maitred.sim.config import ClusterConfig
+from maitred.workload import ARRIVALS, FORMATS, LENGTHS, WRITERS
 
 POLICY_KEYS: Final[Mapping[KeyPath, Registry[Any]]] = {
     ("admission", "policy"): POLICIES,
@@ -26,6 +29,21 @@ POLICY_KEYS: Final[Mapping[KeyPath, Registry[Any]]] = {
     ("instance", "radix_eviction_policy"): EVICTIONS,
 }
 """Keys whose value is the name of a policy."""
+KINDS: Final[Sequence[Registry[Any]]] = (
+    SCHEDULERS,
+    PRIORITIES,
+    LENGTH_PREDICTORS,
+    POLICIES,
+    ROUTERS,
+    SCORERS,
+    LATENCY_MODELS,
+    EVICTIONS,
+    FORMATS,
+    WRITERS,
+    ARRIVALS,
+    LENGTHS,
+)
+"""Every kind of plug-in. A new kind is added here, and its plug-ins nowhere: they are found."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -41,7 +41,7 @@ from maitred.core.policy_spec import USAGE, PolicySpec, Value, parse_spec, word_
 T = TypeVar("T")
 Factory = Callable[..., T]
 
-NOT_SAID: Final = "it does not say"
+NOT_SAID: Final = "not documented"
 _COMPATIBILITY: Final = "maitred.compat"
 """Where the rules of other systems are, policies of every kind among them."""
 _KINDS: Final[dict[type, Registry[Any]]] = {}
@@ -66,7 +66,7 @@ class Registry(Generic[T]):
         """`kind` is what messages call such a policy, `protocol` its type, `group` that of its entry points. The modules of
         `packages` are searched. A class named by its path must have the `methods`. `defaults` are, by type, stand-ins for what
         the maker of a policy supplies: with them a policy is made to check its parameters. `flag` is where users write it.
-        `headings` are those of the table that lists the kind, by the field of `about` that is below each."""
+        `headings` are those of the table that lists the kind, each by the field of a policy's `about` that is below it."""
         for method in methods:
             getattr(protocol, method)  # a name that the protocol does not have is a slip
         self.kind = kind
@@ -125,22 +125,24 @@ class Registry(Generic[T]):
         return self._known
 
     def usage(self, name: str) -> str:
-        """Return the name with the parameters that users may write, and their defaults."""
+        """Return the name with the parameters that users may write, and their defaults; or its `syntax`, where it has one."""
+        found = self.find(name)
+        if syntax := getattr(found, "syntax", ""):
+            return str(syntax)
         written = [
             parameter.name if parameter.default in (parameter.empty, None) else f"{parameter.name}={_shown(parameter.default)}"
-            for parameter in parameters(self.find(name), self.defaults).values()
+            for parameter in parameters(found, self.defaults).values()
         ]
         return f"{name}({', '.join(written)})" if written else name
 
     def describe(self, spec: str) -> dict[str, str]:
-        """Return what a policy says of itself, by heading: in its `about`, a struct or a text, else in its docstring."""
-        factory = self.get(spec)
-        made = factory if isinstance(factory, type) else factory()
-        about = getattr(made, "about", getattr(made, "description", None))
-        if isinstance(about, msgspec.Struct):
-            return {heading: str(_shown(getattr(about, field))) for field, heading in self.headings.items()}
-        line = about if isinstance(about, str) else _first_sentence(made)
-        return dict.fromkeys(self.headings.values(), NOT_SAID) | {next(iter(self.headings.values())): line or NOT_SAID}
+        """Return what a policy says of itself, by heading: in the fields of its `about`, or its own, else in its docstring."""
+        made = self.find(spec) if parse_spec(spec, self.kind).is_plain else self.create(spec)
+        about = getattr(made, "about", made)
+        said = [str(_shown(getattr(about, field, ""))).rstrip(".") or NOT_SAID for field in self.headings]
+        if said[0] == NOT_SAID:
+            said[0] = _first_sentence(made) or NOT_SAID
+        return dict(zip(self.headings.values(), said, strict=True))
 
     def __iter__(self) -> Iterator[str]:
         """All names, in alphabetical order."""
@@ -189,7 +191,9 @@ class Registry(Generic[T]):
 
 
 def _first_sentence(made: object) -> str:
-    paragraph = " ".join((inspect.getdoc(made) or "").partition("\n\n")[0].split())
+    """Return the first sentence of its own docstring, and not of one that it inherits."""
+    said = vars(made if isinstance(made, type) else type(made)).get("__doc__")
+    paragraph = " ".join(inspect.cleandoc(said or "").partition("\n\n")[0].split())
     return re.split(r"\.(?:\s|$)", paragraph, maxsplit=1)[0]
 
 
@@ -197,7 +201,9 @@ def _shown(value: Any) -> Any:
     """Return a value as users write it."""
     if isinstance(value, Enum):
         return value.value
-    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]" if len(value) < 4 else f"[{value[0]}, ...]"
+    return value
 
 
 class _Arguments:

@@ -21,19 +21,26 @@ class EvictionPolicy(Protocol):
 
 
 EVICTIONS: Registry[EvictionPolicy] = Registry(
-    "eviction policy", EvictionPolicy, group="maitred.evictions", packages=["maitred.kv"], methods=["rank"]
+    "eviction policy",
+    EvictionPolicy,
+    group="maitred.evictions",
+    packages=["maitred.kv"],
+    methods=["rank"],
+    flag="--radix-eviction-policy",
 )
 
 
 @EVICTIONS.register("lru")
 class LeastRecentlyUsed(EvictionPolicy):
+    """The leaf that was not used for longest goes first."""
+
     def rank(self, node: RadixNode) -> Rank:
         return node.last_used
 
 
 @EVICTIONS.register("mru")
 class MostRecentlyUsed(EvictionPolicy):
-    """For loops over more than fits: what has just been used is wanted last."""
+    """The leaf that was used last goes first: for loops over more than fits."""
 
     def rank(self, node: RadixNode) -> Rank:
         return -node.last_used
@@ -41,7 +48,7 @@ class MostRecentlyUsed(EvictionPolicy):
 
 @EVICTIONS.register("lfu")
 class LeastFrequentlyUsed(EvictionPolicy):
-    """By how many owners published it."""
+    """The leaf that the fewest owners published goes first."""
 
     def rank(self, node: RadixNode) -> Rank:
         return node.hits
@@ -49,19 +56,23 @@ class LeastFrequentlyUsed(EvictionPolicy):
 
 @EVICTIONS.register("fifo")
 class FirstInFirstOut(EvictionPolicy):
+    """The oldest leaf goes first, however often it was used."""
+
     def rank(self, node: RadixNode) -> Rank:
         return node.created
 
 
 @EVICTIONS.register("filo")
 class FirstInLastOut(EvictionPolicy):
+    """The newest leaf goes first."""
+
     def rank(self, node: RadixNode) -> Rank:
         return -node.created
 
 
 @EVICTIONS.register("priority")
 class LeastPriority(EvictionPolicy):
-    """By the largest priority it was published with."""
+    """The leaf with the lowest of the largest priorities that it was published with goes first."""
 
     def rank(self, node: RadixNode) -> Rank:
         return node.priority
@@ -69,8 +80,8 @@ class LeastPriority(EvictionPolicy):
 
 @EVICTIONS.register("slru")
 class SegmentedLeastRecentlyUsed(EvictionPolicy):
-    """What fewer than `protected_threshold` owners published goes before all else: one-time prompts do not flush what is
-    shared."""
+    """A leaf that fewer than `protected_threshold` owners published goes before all others: prompts that come once do not
+    flush what is shared."""
 
     def __init__(self, protected_threshold: int = 2) -> None:
         """Raises ConfigError unless `protected_threshold` is at least 1, which is lru."""

@@ -27,7 +27,13 @@ from maitred.core.units import Micros
 from maitred.queueing.subqueues import Subqueues
 
 SCHEDULERS: Registry[QueuePolicy] = Registry(
-    "scheduler", QueuePolicy, group="maitred.schedulers", packages=["maitred.queueing"], methods=["make_queue"]
+    "scheduler",
+    QueuePolicy,
+    group="maitred.schedulers",
+    packages=["maitred.queueing"],
+    methods=["make_queue"],
+    flag="--scheduler",
+    headings={"summary": "order", "complexity": "cost, with n waiting", "starves": "starves", "cache_aware": "cache-aware"},
 )
 
 

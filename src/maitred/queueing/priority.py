@@ -38,6 +38,8 @@ PRIORITIES: Registry[PriorityPolicy] = Registry(
     group="maitred.priority_policies",
     packages=["maitred.queueing"],
     methods=["compute"],
+    flag="--priority-policy",
+    headings={"summary": "score"},
 )
 
 

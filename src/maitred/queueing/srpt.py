@@ -56,6 +56,8 @@ LENGTH_PREDICTORS: Registry[LengthPredictor] = Registry(
     group="maitred.length_predictors",
     packages=["maitred.queueing"],
     methods=["estimator"],
+    flag="--scheduler 'srpt(PREDICTOR)'",
+    headings={"summary": "expects"},
 )
 
 

@@ -63,6 +63,8 @@ ROUTERS: Registry[Router] = Registry(
     group="maitred.routers",
     packages=["maitred.routing"],
     methods=["choose", "on_request_end"],
+    flag="--routing-policy",
+    headings={"summary": "chooses", "complexity": "cost, with n instances", "reads": "looks at"},
     defaults={Random: Random(0), ScorerWeights: DEFAULT_WEIGHTS},
 )
 """`RoutingConfig` supplies the random generator of the run, and the scorers of `weighted`."""

@@ -37,7 +37,13 @@ class Scorer(Protocol):
 
 
 SCORERS: Registry[Scorer] = Registry(
-    "scorer", Scorer, group="maitred.scorers", packages=["maitred.routing"], methods=["scores", "on_chosen"]
+    "scorer",
+    Scorer,
+    group="maitred.scorers",
+    packages=["maitred.routing"],
+    methods=["scores", "on_chosen"],
+    flag="--routing-scorers",
+    headings={"summary": "score, from 0 to 1", "complexity": "cost, with n instances", "reads": "looks at"},
 )
 
 

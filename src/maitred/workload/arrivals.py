@@ -38,7 +38,12 @@ class ArrivalProcess(Protocol):
 
 
 ARRIVALS: Registry[ArrivalProcess] = Registry(
-    "arrival process", ArrivalProcess, group="maitred.arrivals", packages=["maitred.workload"]
+    "arrival process",
+    ArrivalProcess,
+    group="maitred.arrivals",
+    packages=["maitred.workload"],
+    methods=["gaps"],
+    flag="--arrival",
 )
 """Constructors take the numbers after the colon and raise ValueError for those that make no sense."""
 

@@ -42,7 +42,12 @@ class LengthDistribution(Protocol):
 
 
 LENGTHS: Registry[LengthDistribution] = Registry(
-    "length distribution", LengthDistribution, group="maitred.lengths", packages=["maitred.workload"], methods=["draw"]
+    "length distribution",
+    LengthDistribution,
+    group="maitred.lengths",
+    packages=["maitred.workload"],
+    methods=["draw"],
+    flag="--input-tokens",
 )
 """Constructors take the numbers after the colon and raise ValueError for those that make no sense."""
 

@@ -99,6 +99,10 @@ RowParser: TypeAlias = Callable[[str], TraceRow | Sequence[TraceRow | RowError]]
 class TraceFormat(Protocol):
     """How the rows of one kind of trace file are written."""
 
+    times: ClassVar[str] = "as it says"
+    """In which unit, in a few words."""
+    prompts_share: ClassVar[str] = "nothing known"
+    """What it says of the beginnings that prompts have in common."""
     description: ClassVar[str] = ""
     """What it is, in a line."""
     example: ClassVar[str]
@@ -140,6 +144,8 @@ FORMATS: Registry[TraceFormat] = Registry(
     group="maitred.trace_formats",
     packages=["maitred.workload.formats"],
     methods=["recognises", "make_parser"],
+    flag="--trace",
+    headings={"description": "what it is", "times": "times", "prompts_share": "prompts share"},
 )
 
 

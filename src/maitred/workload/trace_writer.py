@@ -88,7 +88,8 @@ WRITERS: Registry[TraceWriter] = Registry(
     TraceWriter,
     group="maitred.trace_writers",
     packages=["maitred.workload.formats"],
-    methods=["begin", "row"],
+    methods=["header", "row"],
+    flag="--trace-output",
 )
 
 

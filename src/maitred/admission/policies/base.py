@@ -61,5 +61,6 @@ POLICIES: Registry[AdmissionPolicy] = Registry(
     group="maitred.admission_policies",
     packages=["maitred.admission.policies"],
     methods=["refusal"],
+    flag="--admission-policy",
     defaults={PolicyConfig: PolicyConfig()},
 )

@@ -31,6 +31,8 @@ LATENCY_MODELS: Registry[LatencySpec] = Registry(
     group="maitred.latency_models",
     packages=["maitred.instance.latency"],
     methods=["compiled"],
+    flag="--latency-model",
+    headings={"summary": "time of a step"},
     defaults={Deployment | None: None, StepTable | None: None},
 )
 """The catalogue fills in the deployment, and reads tables."""

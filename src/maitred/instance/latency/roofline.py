@@ -26,7 +26,7 @@ from maitred.instance.latency.piecewise_affine import MaxOfLinesModel
 
 @LATENCY_MODELS.register("roofline")
 class RooflineLatency(LatencyConfig, frozen=True, tag="roofline"):
-    """Limits of the hardware, and nothing fitted: no overheads either."""
+    """A step takes as long as its arithmetic or its memory traffic, whichever is longer; nothing is fitted (BLIS)."""
 
     deployment: Deployment | None = None
     """None: what `instance.model` and `instance.hardware` say."""

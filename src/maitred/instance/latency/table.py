@@ -41,7 +41,7 @@ _EXTRAPOLATION_TOKENS = 1024
 
 @LATENCY_MODELS.register("table")
 class TableLatency(LatencyConfig, frozen=True, tag="table"):
-    """What `maitred calibrate --latency-model table` has written to `file`."""
+    """Step times looked up in the tables that `maitred calibrate --latency-model table` has written to `file`."""
 
     file: str = ""
     """As in the configuration; a relative path counts from the folder one works in."""

@@ -39,7 +39,9 @@ _MAX_COEFFICIENT = 1e12
 
 @LATENCY_MODELS.register("trained-physics")
 class TrainedPhysicsLatency(LatencyConfig, frozen=True, tag="trained-physics"):
-    """Raises ValueError for coefficients that cannot be."""
+    """The parts of a roofline, times coefficients that were fitted to measurements (BLIS `trained-physics`).
+
+    Raises ValueError for coefficients that cannot be."""
 
     alpha: tuple[float, float, float] = ALPHA
     """Way in, way out, way out of each token, in µs."""

@@ -142,6 +142,8 @@ class AgenticFormat(TraceFormat):
     """A session is a program, and so is each of its sub-agents (`trace_0003/1`: launched by the entry 1 of the session)."""
 
     description = "Recorded sessions of coding agents, with sub-agents and pauses (kv-cache-tester's, re-encoded)."
+    times = "seconds"
+    prompts_share = "block ids of 64, within a session"
     example = (
         '{"id": "trace_0001", "block_size": 64, "requests": [{"t": 0.0, "in": 700, "out": 52, "keep": 0, "new": [[1, 10]]}]}'
     )

@@ -57,6 +57,8 @@ class AiPerfFormat(TraceFormat):
     """Prompts must be given as lengths: a text has no known number of tokens without the model's tokeniser."""
 
     description = "What AIPerf replays as mooncake_trace, with sessions and delays."
+    times = "ms"
+    prompts_share = "`hash_ids`, blocks of 512, and what was said before"
     example = '{"session_id": "s1", "timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}'
 
     has_think_times = True

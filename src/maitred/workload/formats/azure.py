@@ -27,6 +27,7 @@ class AzureFormat(TraceFormat):
     """TIMESTAMP is UTC text down to 100 ns, of which whole microseconds are kept, cut and not rounded."""
 
     description = "The Azure LLM inference traces of 2023 and 2024."
+    times = "text, UTC or with a zone, to 100 ns"
     example = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
     def recognises(self, first_line: str) -> bool:

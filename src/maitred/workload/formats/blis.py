@@ -144,6 +144,8 @@ class BlisFormat(TraceFormat):
     """Request ids are the trace's where they are whole numbers; otherwise rows are counted, and those become client ids."""
 
     description = "TraceV2 of BLIS (inference-sim); its header, NAME.yaml, may stand beside it."
+    times = "µs"
+    prompts_share = "`prefix_group`, and what was said before"
     example = "request_id,client_id,tenant_id,...,input_tokens,output_tokens,...,arrival_time_us,send_time_us,..."
     has_think_times = True
     max_disorder = 4_096

@@ -31,7 +31,7 @@ _LOST_FIELDS = {
 
 @WRITERS.register("blis")
 class BlisWriter(TraceWriter):
-    """A deadline at 0 cannot be said, since 0 means none."""
+    """BLIS's TraceV2, with its header beside it. A deadline at 0 cannot be written, since 0 means none."""
 
     companion_file = (".yaml", "trace_version: 2\ntime_unit: microseconds\nmode: generated\nwarm_up_requests: 0\n")
 

@@ -27,6 +27,7 @@ class BurstGptFormat(TraceFormat):
     """A `Session ID` becomes the program."""
 
     description = "The BurstGPT traces, with or without sessions."
+    times = "seconds"
     example = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 
     def recognises(self, first_line: str) -> bool:

@@ -44,6 +44,7 @@ COMPLETED = "completed"
 @FORMATS.register("maitred")
 class MaitredFormat(TraceFormat):
     description = "Our own: what maitred serve --record writes, or you by hand."
+    times = "seconds"
     example = ",".join(REQUIRED_COLUMNS)
     max_disorder = 65_536
 
@@ -75,7 +76,7 @@ class MaitredFormat(TraceFormat):
 
 @WRITERS.register("maitred")
 class MaitredWriter(TraceWriter):
-    """A tenant that our policies cannot name is named as if a header had: `acme` as `header:acme`."""
+    """Our own CSV. A tenant that our policies cannot name is named as if a header had: `acme` as `header:acme`."""
 
     companion_file = None
 

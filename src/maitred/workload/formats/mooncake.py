@@ -35,6 +35,8 @@ class MooncakeFormat(TraceFormat):
     """`timestamp` is in ms from the start of the trace. `hash_ids`, where present, become the prefix of the request."""
 
     description = "The Mooncake traces, with prefixes in blocks of 512 tokens."
+    times = "ms"
+    prompts_share = "`hash_ids`, blocks of 512"
     example = '{"timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}'
 
     def recognises(self, first_line: str) -> bool:

@@ -40,6 +40,8 @@ class TimedTraceFormat(TraceFormat):
     """Not told by its first line: it looks like Mooncake's."""
 
     description = "What vllm bench serve --dataset-name timed_trace replays. To be named: it looks like mooncake."
+    times = "seconds"
+    prompts_share = "`hash_ids`, blocks of 16"
     example = '{"timestamp": 0.5, "input_length": 40, "output_length": 52, "hash_ids": [7, 8, 9]}'
 
     def recognises(self, first_line: str) -> bool:
