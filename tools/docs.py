@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from maitred.config.root import KINDS
-
 from maitred.core.registry import Registry
 
 ROOT = Path(__file__).parents[1]

@@ -51,6 +51,14 @@ class Red(Colour):
     pass
 
 
+class Switch:
+    """A kind with methods."""
+
+    def choose(self) -> None: ...
+
+    def left(self) -> None: ...
+
+
 def colours() -> Registry[Colour]:
     registry: Registry[Colour] = Registry("colour", Colour, group="maitred.tests.none")
     registry.register("red")(Red)
@@ -92,7 +100,7 @@ def test_an_unknown_policy_is_one_clear_error(name: str, message: str) -> None:
 
 @pytest.mark.parametrize("path", ["os:path", "os:getcwd", "collections:OrderedDict"])
 def test_what_a_path_names_must_be_such_a_policy(path: str) -> None:
-    registry: Registry[Colour] = Registry("router", Colour, group="maitred.tests.none", methods=["choose", "left"])
+    registry: Registry[Switch] = Registry("router", Switch, group="maitred.tests.none", methods=["choose", "left"])
     with pytest.raises(ConfigError, match=rf"'{path}' is no router \(a class with choose\(\) and left\(\)\)"):
         registry.get(path)
 

@@ -61,16 +61,6 @@ class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True):
     cache_aware: CacheAware = CacheAware.NO
 
 
-def describe_policy(factory: Callable[..., QueuePolicy]) -> PolicyInfo:
-    """Return the `about` of the policies that `factory` makes, or else the first line of their docstring."""
-    made = factory if isinstance(factory, type) else factory()
-    about = getattr(made, "about", None)
-    if isinstance(about, PolicyInfo):
-        return about
-    first_line = (made.__doc__ or "").strip().partition("\n")[0].rstrip(".")
-    return PolicyInfo(summary=first_line or "not documented", complexity="not documented", starves="not documented")
-
-
 class BaseQueue(WaitQueue):
     """A wait queue whose order changes with neither time, nor steps, nor service."""
 

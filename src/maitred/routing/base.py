@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Flag, auto
 from random import Random
 
@@ -39,16 +39,6 @@ class RouterInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of a choice with n instances."""
     reads: str = "nothing"
     """What it looks at, in words."""
-
-
-def describe_router(factory: Callable[..., object]) -> RouterInfo:
-    """Return the `about` of the routers or scorers that `factory` makes, or else the first line of their docstring."""
-    made = getattr(factory, "func", factory)
-    about = getattr(made, "about", None)
-    if isinstance(about, RouterInfo):
-        return about
-    first_line = (made.__doc__ or "").strip().partition("\n")[0].rstrip(".")
-    return RouterInfo(summary=first_line or "not documented", complexity="not documented", reads="not documented")
 
 
 def signals_read(policy: object) -> Signals:
