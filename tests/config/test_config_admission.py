@@ -55,11 +55,11 @@ def wrong(admission, text: str, **flags: object) -> str:  # type: ignore[no-unty
 def test_smgs_file_loads_unchanged(admission) -> None:  # type: ignore[no-untyped-def]
     smg = admission(SMG, mode="priority", flavour="smg")
 
-    assert (smg.class_rules(INTERACTIVE).reserved_floor, smg.rules(INTERACTIVE).reserved_per_slot) == (
+    assert (smg.class_rules(INTERACTIVE).reserved_floor, smg.class_rules(INTERACTIVE).reserved_per_slot) == (
         3,
         0.0,
     )  # not the built-in share
-    assert (smg.class_rules(BULK).queue_size, smg.rules(BULK).reserved_per_slot) == (0, 1.5)
+    assert (smg.class_rules(BULK).queue_size, smg.class_rules(BULK).reserved_per_slot) == (0, 1.5)
     assert smg.class_rules(PriorityClass.SYSTEM) == CLASS_PRESETS["smg"][PriorityClass.SYSTEM]
     assert (smg.cap("auth:acme"), smg.cap("header:batch"), smg.cap("x")) == (INTERACTIVE, BULK, PriorityClass.DEFAULT)
 
@@ -67,7 +67,7 @@ def test_smgs_file_loads_unchanged(admission) -> None:  # type: ignore[no-untype
 def test_the_same_file_in_our_flavour_is_merged_key_by_key(admission) -> None:  # type: ignore[no-untyped-def]
     ours = admission(SMG.replace("1.5", "0.5"), mode="priority")
 
-    assert (ours.class_rules(INTERACTIVE).reserved_floor, ours.rules(INTERACTIVE).reserved_per_slot) == (3, 0.25)
+    assert (ours.class_rules(INTERACTIVE).reserved_floor, ours.class_rules(INTERACTIVE).reserved_per_slot) == (3, 0.25)
     assert ours.class_rules(PriorityClass.SYSTEM) == CLASS_PRESETS["maitred"][PriorityClass.SYSTEM]
 
 

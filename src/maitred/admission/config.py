@@ -27,25 +27,27 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Which policy stands before the pools, and its parameters. Raises ValueError for what cannot be."""
 
     policy: str = "always-admit"
-    """A policy registered in `POLICIES`, with parameters if need be: `token-bucket(rate=100)`."""
+    """Policy that may refuse a request before anything else, in every mode: `always-admit`, `reject-all`, `token-bucket`,
+    `tier-shed`, `gaie-legacy`, with parameters if need be, or `package.module:Class`."""
     token_bucket_capacity: float = 10_000.0
-    """Tokens of prompts that may enter at once. The bucket is full at first."""
+    """`token-bucket`: prompt tokens that may enter at once. The bucket is full at first."""
     token_bucket_refill_rate: float = 1_000.0
-    """Tokens per second."""
+    """`token-bucket`: prompt tokens that may enter per second."""
     tier_shed_threshold: int = 0
-    """Load of the most loaded instance up to which nobody is shed."""
+    """`tier-shed`: load of the most loaded instance (waiting + running + in flight) up to which no request is shed."""
     tier_shed_min_priority: int = 3
-    """SLO priority from which on nobody is shed."""
+    """`tier-shed`: SLO priority from which on no request is shed."""
     gaie_qd_threshold: float = 5.0
-    """Waiting requests at which an instance counts as saturated."""
+    """`gaie-legacy`: waiting requests at which an instance counts as saturated."""
     gaie_kv_threshold: float = 0.8
-    """Share of its KV blocks in use at which it does."""
+    """`gaie-legacy`: used share of its KV blocks at which an instance counts as saturated, above 0 and at most 1."""
     tenant_budgets: dict[str, float] = {}
-    """By tenant, the share of all slots beyond which its sheddable requests are refused."""
+    """By tenant, the share of all slots (0 to 1) beyond which its sheddable requests are refused; with any policy."""
     slo_priorities: dict[str, int] = {}
-    """By SLO class, where it is not as urgent as usual."""
+    """By SLO class, its priority from -100 to 100; less than 0 is sheddable. Classes that are not named here keep theirs:
+    critical 4, standard 3, batch -1, sheddable -2, background -3."""
     slo_targets: dict[str, int] = {}
-    """By SLO class, µs until the first token that a request should have, where it does not say so itself."""
+    """By SLO class, the target for the time to first token in µs, for requests that state none."""
 
     def __post_init__(self) -> None:
         for name in ("token_bucket_capacity", "token_bucket_refill_rate"):
@@ -141,17 +143,17 @@ class ClassConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What is said of one class; null: what the flavour has. Raises ValueError for what cannot be."""
 
     reserved_floor: int | None = None
-    """Slots reserved, whatever the capacity."""
+    """Slots held back from lower classes while this class does not use them."""
     reserved_per_slot: float | None = None
-    """Slots reserved as a share of the capacity, rounded up; the larger of the two counts."""
+    """The same as a share of the capacity, 0 to 1, rounded up; the larger of the two counts."""
     queue_size: int | None = None
-    """How many may wait; 0: none, reject at once."""
+    """Requests that may wait, per model; 0: none, rejected at once (429)."""
     queue_timeout_secs: float | None = None
-    """How long one may wait, in seconds (fractions allowed)."""
+    """Longest wait in the queue, in seconds."""
     starvation_threshold_secs: float | None = None
-    """One that has waited longer may be promoted (not `system`)."""
+    """Wait in seconds after which a request may be promoted (not `system`)."""
     can_preempt: bool | None = None
-    """Whether one that finds no slot may take that of a lower class's request that has shown its client nothing yet."""
+    """Whether a request that finds no slot may take that of a request of a lower class whose response has not started."""
 
     def __post_init__(self) -> None:
         _check_non_negative(self, "reserved_floor", "queue_size")
@@ -178,13 +180,14 @@ class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What one tenant may do; null: as everybody. Raises ValueError for what cannot be."""
 
     max_class: ClassName | None = None
-    """The highest class its requests can have; null: `default_max_class`."""
+    """The highest class that its requests can have. Null: `default_max_class`."""
     max_in_flight: int | None = None
-    """Slots it may hold at once, over all models. More of its requests wait, and others pass them."""
+    """Slots that it may hold at once, over all models. Further requests of the tenant wait, and those of other tenants pass
+    them."""
     max_queued: int | None = None
     """Requests of it that may wait at once, over all models and classes; 0: none."""
     weight: float | None = None
-    """Its share among the tenants of a class, in proportion. As soon as one tenant has a weight, those without have 1."""
+    """Its share among the tenants of a class, in proportion. As soon as one tenant has a weight, tenants without one have 1."""
 
     def __post_init__(self) -> None:
         _check_non_negative(self, "max_queued")
@@ -198,13 +201,14 @@ class LegacyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Admission without classes: one limit and one FIFO queue for all requests. Raises ValueError for what cannot be."""
 
     max_concurrent_requests: int = -1
-    """Requests in flight at once, over all models; 0 or less: no limit. Also the burst of the request rate."""
+    """Requests in flight at once, over all models, and the burst of the request rate; 0 or less: no limit."""
     rate_limit_tokens_per_second: float = 0.0
-    """Requests that may enter per second on average; 0: no limit. With classes: a gate in front of them."""
+    """Requests that may enter per second on average; 0: no limit. With `mode: priority` the rate is a gate in front of the
+    classes."""
     queue_size: int = 100
-    """How many may wait; 0: none, reject at once."""
+    """Requests that may wait; 0: none, rejected at once (429)."""
     queue_timeout_secs: float = 60.0
-    """How long one may wait, in seconds."""
+    """Longest wait in the queue, in seconds."""
 
     def __post_init__(self) -> None:
         _check_non_negative(self, "queue_size")
@@ -232,29 +236,34 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     """Who may be in flight. Raises ValueError for what cannot be."""
 
     mode: AdmissionMode = "legacy"
-    """`off`: everybody; `legacy`: one limit for all; `priority`: classes, a pool of slots per model; `flow-control`: as many as
-    the instances can carry."""
+    """`off`: every request enters; `legacy`: one limit for all requests; `priority`: classes, and a pool of slots for each
+    model; `flow-control`: as many requests as the instances can carry."""
     flavour: Flavour = "maitred"
-    """`smg`: SMG's numbers, and its rules where ours are others; `blis`: BLIS's rules of flow control."""
+    """Whose rules hold where systems differ: `smg`, SMG's numbers and rules (an entry replaces its class as a whole, promotions
+    are not bounded, `Retry-After` is always 2, a 401 has no body); `blis`, BLIS's rules of flow control."""
     classes: ClassesConfig = ClassesConfig()
     default_max_class: ClassName = "default"
-    """The highest class for tenants that no policy names."""
+    """The highest class of tenants that `tenant_policies` does not name."""
     tenant_policies: dict[str, TenantPolicy] = msgspec.field(default_factory=dict)
-    """By tenant: `auth:ID`, `header:VALUE`, `ip:ADDRESS` or `anonymous`."""
+    """Limits by tenant: `auth:ID`, `header:VALUE`, `ip:ADDRESS` or `anonymous`."""
     service_tiers: dict[str, ClassName] = msgspec.field(default_factory=dict)
-    """What OpenAI's `service_tier` in a body means, for requests without the header."""
+    """Class by the value of OpenAI's `service_tier` in the body, for requests without the header: `{priority: interactive,
+    flex: bulk}`."""
     on_overcommit: Literal["legacy", "clamp"] = "legacy"
-    """When the reservations exceed the capacity at start-up: serve without classes, or scale the reservations down."""
+    """If reservations exceed the capacity at start-up: `legacy` serves without classes until they fit, `clamp` scales them
+    down."""
     promotion_share: float | None = None
-    """Share of the admissions from the queues that may be promotions of starved requests; null: 0.25 (smg: 1, no bound)."""
+    """Share of the admissions from the queues that may be promotions of starved requests, 0 to 1. Null: 0.25 (smg: 1, no
+    bound)."""
     promotion_burst: int = 2
-    """Promotions that may come in a row."""
+    """Promotions that may follow each other directly."""
     preemption_budget_ms: float = 50.0
-    """How long a preemptor waits for its victim's slot before it queues."""
+    """Longest wait of a preemptor for its victim's slot before it queues, in ms, 0 to 60000."""
     on_preempt: OnPreempt = "reject"
-    """What becomes of a victim: 503, or it waits again at the head of its class, once, and is then left alone."""
+    """What happens to a victim: `reject` answers 503, to be tried again; `retry` puts it back at the head of its class, once,
+    and its client notices nothing."""
     slot_cost: SlotCost = "requests"
-    """What a slot is: one request, or `slot_tokens` tokens of prompt and answer."""
+    """What a slot is: one request, or `slot_tokens` tokens of prompt and output."""
     slot_tokens: int = 2048
     """Tokens that one slot stands for, with `slot_cost: tokens`."""
     legacy: LegacyConfig = LegacyConfig()

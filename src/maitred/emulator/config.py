@@ -14,18 +14,20 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     """The `engine` section. Raises ValueError for values that make no sense."""
 
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = 9001
-    """0: any free port; the line that says it is listening names it."""
+    """Port to listen on; 0 takes any free one."""
     model: str = "emulated"
-    """The one model it serves; any other is answered with 404."""
+    """Name of the one model it serves; any other is answered with 404."""
     output_tokens: str | int = "lognormal:200,150"
-    """How long answers are when nobody cuts them: a length distribution, in tokens. `max_tokens` caps it; with `ignore_eos`
-    an answer has exactly `max_tokens`."""
+    """Output length where the request sets no limit: a number, `normal:MEAN,SD`, `lognormal:MEAN,SD` or `uniform:LOW,HIGH`, in
+    tokens. `max_tokens` caps it; with `ignore_eos` an output has exactly `max_tokens`."""
     seed: int = 42
-    """Of the stream of answer lengths: the n-th prompt has the same length in every run."""
+    """Seed of the output lengths: the n-th prompt has the same length in every run."""
     speed: float = 1.0
-    """How many times faster than the latency model says; 2 makes every step take half as long."""
+    """How many times faster than the latency model says; with 2 every step takes half as long."""
     max_body_bytes: int = 32 * 1024 * 1024
+    """Largest request body, in bytes."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:

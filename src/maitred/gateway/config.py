@@ -50,45 +50,56 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The live gateway. Raises ValueError for what cannot be. Of the keys that clients show it keeps only hashes."""
 
     backends: tuple[str, ...] = ()
-    """Base URLs, as http://host:port."""
+    """Base URLs of OpenAI-compatible engines, as `http://host:port`."""
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = 8080
-    """0 takes any free one."""
+    """Port to listen on; 0 takes any free one."""
     slots_per_backend: int | None = None
-    """Requests that one backend may have in flight, for each model it serves. Null: what it reports, else 64."""
+    """Requests that one backend may have in flight, for each model it serves. Null: what it reports (`max_running_requests` in
+    `/server_info`), else 64."""
     api_key: str | None = None
-    """The key that all clients share, as it is or as sha256:HEX; the only one that opens /admin/*."""
+    """The key that all clients share, as it is or as `sha256:HEX`. It is the only key that opens `/admin/*`."""
     tenant_api_keys: dict[str, str] = {}
-    """Keys of single tenants, by the tenant's id."""
+    """Keys of single tenants by tenant id: `{acme: KEY}` or `{acme: sha256:HEX}`. A request with such a key belongs to the
+    tenant `auth:acme`."""
     upstream_api_key: str | None = None
-    """What is sent to the backends as `Authorization: Bearer`."""
+    """Key sent to the backends as `Authorization: Bearer`, in place of the client's own."""
     trust_tenant_header: bool = False
-    """Whether a request without a key is of the tenant that its header names."""
+    """Whether a request without a key belongs to the tenant that a header names."""
     tenant_header_name: str = "x-smg-tenant-id"
+    """Name of that header (`trust_tenant_header`)."""
     tenant_metric_top_n: int = 32
-    """Tenants with metrics of their own; the others are summed up as `other`."""
+    """Tenants with metrics of their own; all others are summed up as `other`."""
     max_body_bytes: int = 32 * 1024 * 1024
+    """Largest request body, in bytes."""
     max_parked_body_bytes: int = 1024 * 1024 * 1024
-    """Of all request bodies that are being read or kept, together."""
+    """Limit for all request bodies that are being read or kept, together, in bytes; at least `max_body_bytes`."""
     forward_priority: ForwardPriority = "off"
-    """In whose polarity the class is written into the body's `priority`, for the queue of the engine."""
+    """Engine in whose polarity the class is written into the body's `priority`, in place of the client's own."""
     health_interval_secs: float = 1.0
-    """Between two polls of a backend's health and models."""
+    """Seconds between two polls of a backend's health and models."""
     health_timeout_secs: float = 3.0
+    """Longest duration of such a poll, in seconds."""
     health_failures: int = 3
-    """Polls in a row that must fail before a backend counts as down. A refused connection needs no second."""
+    """Consecutive polls that must fail before a backend counts as down. Requests that it has not begun to answer then go to
+    another backend. A refused connection counts at once."""
     max_attempts: int = 2
-    """Backends that may lose one request before its answer began. One that refused the connection does not count."""
+    """Backends that may fail one request before its response begins. A backend that refuses the connection does not count."""
     queue_timeout_status: Literal[408, 503] = 408
-    """What a request is answered that waited too long. 408 as SMG documents it; some proxies repeat a 408 at once."""
+    """Status of the response when a request has waited too long (408 as SMG documents it). Some proxies repeat a 408 at
+    once."""
     sse_keepalive_secs: float = 0.0
-    """A comment is sent on a stream that has been silent for so long; 0: never."""
+    """Seconds of silence on a stream after which a comment is sent; 0: never. From the first comment on, the request cannot be
+    preempted."""
     drain_secs: float = 30.0
-    """How long requests in flight may go on after the first SIGINT or SIGTERM."""
+    """Seconds that requests in flight may go on after the first SIGINT or SIGTERM."""
     decision_log: str | None = None
-    """A file to append every input and decision of admission to, as JSON lines."""
+    """File to which every input and decision of admission is appended, as JSON lines. If a write fails, recording ends and
+    serving goes on."""
     record: str | None = None
-    """A file to append every request that generates to, as a trace that `maitred simulate` replays."""
+    """File to which every generating request is appended when it has ended, as a trace for `maitred simulate` (see
+    docs/workloads.md#maitred-our-own). If a write fails, recording ends and serving goes on."""
     upstream: UpstreamLimits = UpstreamLimits()
 
     def __post_init__(self) -> None:

@@ -33,57 +33,64 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     """Names and meanings as vLLM's and BLIS's flags; defaults as theirs, KV as an 80 GB GPU has beside an 8B model."""
 
     model: str = ""
-    """A name in the catalogue, any case, or the path of a Hugging Face config.json: what runs here. Empty: it does not matter,
+    """What runs: a name in the catalogue (`maitred models`), any case, or the path of a Hugging Face `config.json`; empty:
     steps take what `latency` says."""
     model_config_folder: str | None = None
-    """A folder with the config.json of `model`, instead of the catalogue."""
+    """Folder with the `config.json` of `model`, instead of the catalogue."""
     hardware: str = "H100"
     """The kind of GPU: a name in the catalogue, any case."""
     hardware_config: str | None = None
-    """A JSON file with kinds of GPU, as BLIS has it, instead of the catalogue."""
+    """JSON file with kinds of GPU, in BLIS's format, instead of the catalogue."""
     tensor_parallel_size: int = 1
     """GPUs that share every layer."""
     data_parallel_size: int = 1
-    """Ranks that share the experts, each with its own part of the requests; together they are this one instance."""
+    """Ranks that share the experts. Each has its own part of the requests; together they are one instance."""
     max_num_seqs: int = 256
+    """Most sequences in the running batch."""
     max_num_batched_tokens: int = 2048
+    """Token budget of one step."""
     long_prefill_token_threshold: int = 0
-    """The largest chunk of one prompt in one step, in tokens; 0: no limit but `max_num_batched_tokens`."""
+    """Largest chunk of one prompt in one step, in tokens; 0: no limit but `max_num_batched_tokens`."""
     total_kv_blocks: int | None = None
-    """None: what the catalogue derives from `model` and `hardware`; without a model, 27,000."""
+    """KV blocks. Null: what fits on `hardware` beside `model`, and without a model 27,000."""
     block_size_in_tokens: int = 16
+    """Tokens in a KV block."""
     enable_prefix_caching: bool = False
-    """Whether the KV blocks of a prompt stay in memory for the next one that begins alike."""
+    """Keep the KV blocks of a prompt in memory for later prompts with the same prefix."""
     prefix_cache: Literal["blocks", "radix"] = "blocks"
-    """How they are kept: block by block (vLLM), or in a radix tree (SGLang)."""
+    """How cached prefixes are kept: `blocks`, one by one as in vLLM; `radix`, in a tree as in SGLang."""
     radix_eviction_policy: str = "lru"
-    """Which leaf of the radix tree goes first: a name registered in `kv.EVICTIONS`."""
+    """Which leaf of the radix tree is evicted first: `lru`, `mru`, `lfu`, `fifo`, `filo`, `priority`, `slru`, or
+    `package.module:Class`."""
     preemption_policy: Literal["fcfs", "priority"] = "fcfs"
-    """Who is preempted when KV blocks run out: the last admitted, or the least urgent by `SequenceState.priority` (BLIS)."""
+    """Which sequence is preempted when KV blocks run out: `fcfs`, the last admitted; `priority`, the least urgent by the score
+    of `priority_policy`."""
     flavour: Literal["maitred", "blis"] = "maitred"
-    """Whose rules where systems differ: vLLM's, made right, or BLIS's, to compare with its results. BLIS always caches
-    prefixes, block by block."""
+    """Whose rules hold where systems differ: `maitred` (vLLM's, corrected) or `blis`, to compare with its results. BLIS always
+    caches prefixes, block by block."""
     kv_cpu_blocks: int = 0
-    """KV blocks in main memory, to which those of running requests are copied (flavour blis only); 0: none."""
+    """KV blocks in main memory, to which those of running requests are copied and from which prompts load them (`flavour: blis`
+    only); 0: none."""
     kv_transfer_bandwidth: float = 100.0
-    """How fast blocks come back from there, in tokens per µs: a block takes at least 1 µs, whatever it says."""
+    """Rate at which KV blocks come back from main memory, in tokens per µs. Each block takes at least 1 µs."""
     kv_transfer_base_latency: Micros = 0
-    """What each block takes besides, in µs."""
+    """Time that each block from main memory takes in addition, in µs."""
     async_scheduling: bool = False
-    """Whether the next step is planned while one runs, as in vLLM since 0.14: who arrives joins one step later."""
+    """Plan the next step while one runs, as vLLM does since 0.14: an arriving request joins one step later."""
     gpu_memory_utilization: float = 0.9
-    """Share of the GPUs' memory that is used: what KV blocks are reckoned from (vLLM)."""
+    """Share of the GPUs' memory that is used, from which `total_kv_blocks` is derived."""
     max_model_len: int | None = None
-    """Prompt and output together, in tokens; None: what the KV blocks hold and, with a model, what it takes."""
+    """Longest prompt and output together, in tokens. Null: what the KV blocks hold and, with a model, its context length."""
     latency: AnyLatency | None = None
-    """How long a step takes: keys, or a spec. None: trained-physics if `model` is given, else linear with its defaults."""
+    """How long a step takes: a section of its own, or one text such as `linear` or `package.module:Class`. Null:
+    `trained-physics` if `model` is given, else `linear`."""
     latency_scale: float = 1.0
-    """Every step takes so many times as long as `latency` says: to see what its error would do."""
+    """Factor on the duration of every step, to see what the error of a latency model would do."""
     latency_error: float | None = None
-    """Relative standard deviation of the times that `latency` says, as `maitred calibrate` found it. None: for comparisons,
-    what is published (`catalogue.published_latency_error`)."""
+    """Relative standard deviation of the step times, as `maitred calibrate` found it. Null: in `maitred compare` what is
+    published of `trained-physics` on this GPU, else none."""
     step_by_step: bool = False
-    """Make every step by itself. Slower, and the same results: for pacing in real time, and to check the skipping."""
+    """Simulate every step by itself: slower, with the same results."""
 
     def __post_init__(self) -> None:
         self._read_latency()

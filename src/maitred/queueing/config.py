@@ -22,15 +22,15 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The order of the wait queue. Policies are written as names, or with parameters: `bounded(lpm, max_wait=5)`."""
 
     scheduler: str = "fcfs"
-    """A policy registered in `SCHEDULERS` (BLIS `--scheduler`, SGLang `--schedule-policy`)."""
+    """Order of the wait queue: a policy of `maitred policies`, with parameters if need be (`bounded(lpm, max_wait=5)`), or
+    `package.module:Class`. See docs/policies.md."""
     priority_policy: str | None = None
-    """The policy registered in `PRIORITIES` that computes `SequenceState.priority`. With None that is the client's
-    priority, and a scheduler that orders by scores takes `constant` (BLIS `--priority-policy`)."""
+    """What scores requests for `priority-fcfs` and `reverse-priority`: `constant`, `slo-based(age_weight=1e-6)`,
+    `inverted-slo`, `static-slo-class`, or `package.module:Class`. Null: `constant`."""
     enable_priority_scheduling: bool = False
-    """Order by the client's priority first, and by the scheduler among equals (SGLang): the same as
-    `by-priority(SCHEDULER)`."""
+    """Order by the client's priority first, and by `scheduler` among equals."""
     schedule_low_priority_values_first: bool = False
-    """With `enable_priority_scheduling`: whether lower numbers are more urgent (SGLang)."""
+    """With `enable_priority_scheduling`, lower numbers are more urgent."""
 
     def policy(self) -> QueuePolicy:
         """Return the policy, with priorities and scores around it. Raises ConfigError for what is unknown or out of

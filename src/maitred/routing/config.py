@@ -28,9 +28,11 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How an instance is chosen. Raises ValueError for scorers that are unknown or cannot be read."""
 
     policy: str = "least-loaded"
-    """A policy registered in `ROUTERS`, with parameters where needed: `session-affinity(power-of-two)`."""
+    """How an instance is chosen: a policy of `maitred policies`, with parameters if need be (`session-affinity(power-of-two)`),
+    or `package.module:Class`. See docs/routing.md."""
     scorers: str | tuple[str | WeightedScorer, ...] = ()
-    """The scorers that `weighted` adds up, as `queue-depth:2, load-balance:1`; if empty, BLIS's."""
+    """Scorers of the policy `weighted`, with their weights: `queue-depth:2,load-balance:1`. Also a list of these, or of `{name:
+    queue-depth, weight: 2}`; empty: `precise-prefix-cache:2,queue-depth:1,kv-utilization:1`."""
 
     def __post_init__(self) -> None:
         if not self.scorers:

@@ -28,24 +28,25 @@ class DisaggregationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """Instances for prompts and instances for answers (P/D), and the network between them."""
 
     prefill_instances: int = 0
-    """The first so many instances compute prompts, ..."""
+    """Instances that compute prompts: the first ones. 0 here and in `decode_instances`: every instance does both."""
     decode_instances: int = 0
-    """... the others answers. Both 0: every instance does everything."""
+    """Instances that decode: the rest, so that both together are `num_instances`."""
     decider: Literal["never", "always", "prefix-threshold"] = "always"
-    """Which prompts a prefill instance computes; prefix-threshold: those of which more than `prefix_threshold` tokens are not
-    cached in their decode instance."""
+    """Which prompts a prefill instance computes: `always`, `never`, or `prefix-threshold`."""
     prefix_threshold: int = 16
+    """`prefix-threshold`: prompts with more than this many tokens that are not cached in their decode instance."""
     transfer_bandwidth_gb_s: float = 25.0
-    """Of the network, in GB/s (10⁹ bytes)."""
+    """Bandwidth of the network, in GB/s (10⁹ bytes)."""
     transfer_base_ms: float = 0.05
-    """What every transfer takes besides."""
+    """Time that each transfer takes in addition, in ms."""
     transfer_contention: bool = False
-    """Transfers share the bandwidth: each has that which is left to it by those under way when it begins."""
+    """Transfers share the bandwidth: each gets what the transfers under way leave when it begins."""
     kv_bytes_per_token: float | None = None
-    """None: as the instances' model has it."""
+    """KV per token, in bytes. Null: as the instances' model has it."""
     prefill_scorers: str = ""
-    """Choose the prefill instance by these scorers (routing policy weighted); empty: as `routing` says."""
+    """Scorers that choose the prefill instance (policy `weighted`); empty: as `routing` says."""
     decode_scorers: str = ""
+    """Scorers that choose the decode instance (policy `weighted`); empty: as `routing` says."""
 
     def __post_init__(self) -> None:
         counts = (self.prefill_instances, self.decode_instances)
@@ -73,17 +74,20 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Equal instances behind one router; what each is made of says the `instance` section."""
 
     num_instances: int = 1
+    """Equal instances behind one router, 10,000 at most."""
     capacity: int | None = None
-    """Slots per model of the admission in front of the router; None: as many as the batches of all instances hold."""
+    """Slots per model of the admission in front of the router. Given without `admission.mode`, it means `admission.mode:
+    priority`; with neither, every request enters. Null: as many as the batches of all instances hold."""
 
     admission_latency_ms: float = 0.0
-    """From the arrival of a request until admission decides about it."""
+    """Time from the arrival of a request until admission decides, in ms."""
     routing_latency_ms: float = 0.0
-    """From admission until an instance is chosen."""
+    """Time from admission until an instance is chosen, in ms."""
     snapshot_refresh_interval_ms: float = 0.0
-    """How old what routers and admission see of queues, batches and KV usage may be; 0: never."""
+    """Greatest age of what routers and admission see of queues, batches and KV usage, in ms; 0: always live. Requests in flight
+    are always counted live."""
     cache_signal_delay_ms: float = 0.0
-    """Likewise what they see of prefix caches."""
+    """Greatest age of what routers see of prefix caches, in ms; 0: always live."""
     disaggregation: DisaggregationConfig = DisaggregationConfig()
     """Prompts are computed in some instances, answers in others."""
 

@@ -16,19 +16,22 @@ class UpstreamLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Per upstream origin. Times are seconds, sizes are bytes."""
 
     connect_secs: float = 3.0
-    """To get a connection, waiting for a place in the pool included."""
+    """Seconds to get a connection, including the wait for a place in the pool."""
     head_secs: float = 600.0
-    """From sending the request to the end of the response head. A completion that is not streamed has all its work here."""
+    """Seconds from sending the request to the end of the response head. A completion that is not streamed does all its work in
+    this time."""
     idle_secs: float = 300.0
-    """Between two pieces of a response body, not counting time in which we would not read."""
+    """Seconds between two pieces of a response body, not counting time in which the client does not read."""
     keep_alive_secs: float = 4.0
-    """How long an idle connection is kept: less than the 5 s after which uvicorn, and so most engines, closes it."""
+    """Seconds that an idle connection is kept; less than the backend's own limit (uvicorn: 5 s)."""
     max_connections: int = 4096
-    """Open at once. More requests wait for one of them; admission should have held them back before that."""
+    """Connections open at once; further requests wait for one of them. Admission should hold requests back before this limit
+    does."""
     max_head: int = 65_536
-    """The status line and all headers."""
+    """Largest response head (status line and all headers), in bytes."""
     high_water: int = 65_536
-    """Body bytes waiting for a consumer at which the upstream is read no further, until all of them are taken."""
+    """Bytes of a response body that may wait for a slow client. At this level the backend is read no further until all of them
+    are sent."""
 
 
 _LOCAL_ERRNOS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL))

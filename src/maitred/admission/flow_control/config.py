@@ -22,33 +22,37 @@ class FlowControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """When requests wait in front of the fleet, and who goes in next. Raises ValueError for what cannot be."""
 
     saturation_detector: DetectorName | None = None
-    """What tells that the fleet is saturated; null: `concurrency` (blis: `never`)."""
+    """What tells how saturated the instances are: `concurrency`, requests in flight; `utilization`, waiting requests and KV
+    blocks; `never`. Null: `concurrency` (blis: `never`)."""
     max_concurrency: int = 100
-    """Requests in flight per instance at which `concurrency` counts it as saturated."""
+    """`concurrency`: requests in flight per instance at which the saturation is 1."""
     queue_depth_threshold: float = 5.0
-    """Waiting requests at which `utilization` does."""
+    """`utilization`: waiting requests at which the saturation of an instance is 1."""
     kv_cache_util_threshold: float = 0.8
-    """Used share of its KV blocks at which it does, too."""
+    """`utilization`: used share of its KV blocks at which the saturation of an instance is 1."""
     usage_limit_threshold: float = 1.0
-    """The saturation from which on the lowest band waits; the highest waits from 1, those between in even steps."""
+    """Saturation from which on the lowest band waits. The highest waits from 1 on, those between in even steps."""
     dispatch_order: DispatchOrder = "priority"
-    """Which of the bands that may go in is served first."""
+    """Which band is served first of those that may go in: `priority`, the most urgent; `fifo`, the one whose next request
+    arrived first; `slo-deadline`, the one whose next request is due first."""
     fairness_policy: FairnessName = "global-strict"
-    """Within a band: one line for all tenants, or each tenant in turn."""
+    """Order within a band: `global-strict`, one queue for all tenants; `round-robin`, each tenant in turn."""
     dispatch: DispatchMode | None = None
-    """How many go in at a time: `all` that may, or `one` at each arrival and tick; null: all (blis: one)."""
+    """Requests that go in at a time: `all` that may, or `one` at each arrival and tick. Null: `all` (blis: `one`)."""
     dispatch_tick_interval_us: int = 1000
-    """How often the fleet is looked at while requests wait."""
+    """Interval in µs at which saturation is probed while requests wait."""
     max_gateway_queue_depth: int = 0
-    """How many may wait for each model; 0: any number."""
+    """Requests that may wait for each model; 0: no limit."""
     per_band_capacity: int = 0
-    """How many may wait in each band; 0: any number."""
+    """Requests that may wait in each band; 0: no limit."""
     queue_shedding: bool = False
-    """Whether one that finds the queue full takes the place of the newest sheddable one of the lowest priority below his."""
+    """Whether a request that finds the queue full takes the place of the newest sheddable one of the lowest priority below its
+    own."""
     request_ttl_us: int = 0
-    """How long one may wait; 0: for ever."""
+    """Longest wait of a request, in µs; 0: no limit."""
     in_flight_eviction: bool = False
-    """Whether sheddable work in flight is stopped when the fleet is saturated and one that is not sheddable waits."""
+    """Whether a sheddable request whose response has not started is stopped when the instances are saturated and a request that
+    is not sheddable waits."""
 
     def __post_init__(self) -> None:
         if self.max_concurrency < 1:

@@ -15,12 +15,13 @@ _HOUR = 3600 * SECOND
 
 @LATENCY_MODELS.register("linear")
 class LinearLatency(LatencyConfig, frozen=True, tag="linear"):
-    """step = β0 + β1 * prefill tokens + β2 * decode tokens, in µs, truncated to a whole µs, at least 1 (BLIS `blackbox`)."""
+    """β0 + β1 · prefill tokens + β2 · decode tokens, in µs. A step is truncated to whole µs, at least 1 (BLIS `blackbox`)."""
 
     beta: tuple[float, float, float] = (5000.0, 17.5, 60.0)
+    """β0, β1 and β2 in β0 + β1 · prefill tokens + β2 · decode tokens, in µs."""
     alpha: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """In µs: a request waits α0 + α1 * prompt tokens before it stands in the wait queue, and each token of its answer takes α2
-    to reach the client. They do not hold the engine up."""
+    """α0, α1 and α2 in µs: a request takes α0 + α1 · prompt tokens to reach the wait queue, and each output token takes α2 to
+    reach the client. The engine is not held up by either."""
 
     def __post_init__(self) -> None:
         for name in ("beta", "alpha"):

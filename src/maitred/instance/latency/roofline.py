@@ -29,7 +29,8 @@ class RooflineLatency(LatencyConfig, frozen=True, tag="roofline"):
     """A step takes as long as its arithmetic or its memory traffic, whichever is longer; nothing is fitted (BLIS)."""
 
     deployment: Deployment | None = None
-    """None: what `instance.model` and `instance.hardware` say."""
+    """The figures themselves (`model`, `hardware`, `tensor_parallel_size`, `data_parallel_size`), instead of names in the
+    catalogue."""
 
     def compiled(self, scale: float = 1.0) -> LatencyModel:
         """Ready to be asked; every step takes `scale` times as long. Raises ConfigError without a deployment."""

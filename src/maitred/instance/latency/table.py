@@ -44,9 +44,9 @@ class TableLatency(LatencyConfig, frozen=True, tag="table"):
     """Step times looked up in the tables that `maitred calibrate --latency-model table` has written to `file`."""
 
     file: str = ""
-    """As in the configuration; a relative path counts from the folder one works in."""
+    """The tables, as `maitred calibrate --latency-model table` writes them. A relative path starts at the current folder."""
     table: StepTable | None = None
-    """None: what `file` says."""
+    """The tables themselves, instead of a file."""
 
     @property
     def overheads(self) -> Overheads:

@@ -44,13 +44,15 @@ class TrainedPhysicsLatency(LatencyConfig, frozen=True, tag="trained-physics"):
     Raises ValueError for coefficients that cannot be."""
 
     alpha: tuple[float, float, float] = ALPHA
-    """Way in, way out, way out of each token, in µs."""
+    """Time in µs of a request's way in, of its way out, and of the way out of each token."""
     beta: tuple[float, ...] = BETA
-    """7 to 11 of them. The first four, β8's three followers and βEP correct a time, the others are µs."""
+    """7 to 11 coefficients, in the order of `--beta-coeffs`. The first four, the three after β8 and βEP correct a time; the
+    others are in µs."""
     moe_communication: Literal["all-gather", "all-to-all"] = "all-gather"
-    """How tokens reach the experts when data_parallel_size is above 1: all to all ranks, or each to its experts."""
+    """How tokens reach the experts of other ranks if `data_parallel_size` is above 1: to all ranks (`all-gather`), or each to
+    its experts (`all-to-all`)."""
     deployment: Deployment | None = None
-    """None: what `instance.model` and `instance.hardware` say."""
+    """The figures themselves, as in `roofline`."""
 
     def __post_init__(self) -> None:
         if not 7 <= len(self.beta) <= 11:

@@ -117,44 +117,63 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     trace: str | None = None
-    """`FILE`, `FORMAT:FILE` or `sample:NAME`."""
+    """A recorded trace: FILE, FORMAT:FILE (see maitred formats) or sample:mixed; plain or gzipped."""
     trace_header: str | None = None
-    """The header of a `blis` trace, if it does not stand beside it."""
+    """Header of a `blis` trace. Null: NAME.yaml beside it."""
     max_requests: int | None = None
+    """Most requests that are read."""
     skip_bad_rows: bool | None = None
+    """Leave out rows that cannot be used, and count them."""
     session_mode: str | None = None
-    """`open` (as recorded, the default), `closed-loop`."""
+    """`open` (or `fixed`): turns arrive as recorded; `closed-loop`: a turn waits for the response before. Null: open."""
     concurrent_sessions: int | None = None
+    """Closed loop: sessions at once; the next one starts when one ends."""
 
     workload_spec: str | Workload | None = None
-    """The path of a specification, or the specification itself."""
+    """Clients, cohorts and sessions: the path of a YAML file in BLIS's keys, or in Python the specification itself."""
 
     rate: float | None = None
     """Requests per second."""
     concurrency: int | None = None
-    """Users, in place of a rate."""
+    """In place of `rate`: users who each wait for a response before the next request."""
     num_requests: int | None = None
+    """Requests that arrive."""
     arrival: str | None = None
+    """Arrival process: poisson, constant, gamma:CV, weibull:CV or normalized. Null: poisson."""
     workload: str | None = None
-    """Lengths by kind, such as `chatbot`."""
+    """Lengths by kind: chatbot, contentgen, summarization, multidoc, distribution."""
     input_tokens: str | int | None = None
+    """Lengths of the prompts: TOKENS, normal:MEAN,SD, lognormal:MEAN,SD (both of the lengths), uniform:LOW,HIGH or others.
+    Null: normal:512,256."""
     output_tokens: str | int | None = None
+    """Lengths of the outputs, written as those of the prompts. Null: normal:512,256."""
     prefix_tokens: int | None = None
-    """With which all prompts begin; beside `input_tokens`."""
+    """Tokens that all prompts share at their beginning, in addition to `input_tokens`."""
     prompt_tokens_stdev: float | None = None
+    """Prompts are normal around `input_tokens` with this standard deviation, as in BLIS."""
     prompt_tokens_min: int | None = None
+    """Least tokens of such a prompt."""
     prompt_tokens_max: int | None = None
+    """Most tokens of such a prompt."""
     output_tokens_stdev: float | None = None
+    """Outputs are normal around `output_tokens` with this standard deviation."""
     output_tokens_min: int | None = None
+    """Least tokens of such an output."""
     output_tokens_max: int | None = None
+    """Most tokens of such an output."""
 
     think_time_ms: float | None = None
+    """Closed loop: from a response to the next turn, in ms. Null: as the trace says."""
     timeout_secs: float | None = None
-    """After which clients leave, instead of when the load says; 0: never."""
+    """Seconds after which clients leave; 0: never. Null: as the workload says, else never."""
     class_mix: str | None = None
+    """Classes by share: interactive:0.3,bulk:0.7. Over a trace they replace its own."""
     tenant_mix: str | None = None
+    """Tenants by share: auth:acme:0.3,auth:globex:0.7. Over a trace they replace its own."""
     rate_scale: float | None = None
+    """Factor on the density of arrivals; pauses, deadlines and users stay."""
     time_scale: float | None = None
+    """Factor on all times: arrivals, pauses, deadlines, targets."""
 
     @contextmanager
     def jobs(self, seed: int | None = None) -> Iterator[Iterable[Job]]:
