@@ -43,7 +43,7 @@ class UsageLog(TraceFormat):
         def parse(line: str) -> TraceRow:
             try:
                 said = decode(line)
-            except (msgspec.DecodeError, UnicodeEncodeError) as error:
+            except msgspec.DecodeError as error:
                 raise RowError(f"no usage object: {error}", f"write it as {self.example}") from error
             usage = said.usage
             if usage.prompt_tokens < 1 or usage.completion_tokens < 1:

@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from queue_samples import ALL, begun, drained, mixed, queue, seq
+from queue_samples import ALL, begun, drained, queue, seq
 
-from maitred.core.request import Request
-from maitred.instance import Instance, InstanceConfig, LinearLatency
-
-Job = tuple[Request, int]
-
-
-def workload(rng: Random) -> list[Job]:
-    """More than the instance has room for, with pauses in which long answers go on while others wait for room."""
-    jobs, now = [], 0
-    for number in range(rng.randint(2, 18)):
-        now += rng.choice([0, 1, 30, 700])
-        jobs.append((mixed(rng, number, now).request, rng.randint(1, 120)))
-    return jobs
-
-
-def driven(config: InstanceConfig, jobs: list[Job]) -> list[tuple[int, int, int, int]]:
-    """All events as (at, kind, request, tokens emitted)."""
-    engine, coming, seen = Instance(config, Random(5)), list(jobs), []
-    while True:
-        due = engine.next_event()
-        arrivals = [request.arrival for request, _ in coming[:1]]
-        if due is None and not arrivals:
-            return seen
-        now = min([*arrivals, *([] if due is None else [due])])
-        while coming and coming[0][0].arrival == now:
-            engine.enqueue(*coming.pop(0), now)
-        seen += [(e.at, int(e.kind), e.seq.request.id, e.seq.num_output_tokens) for e in engine.advance(now)]
-        engine.check()
+from maitred.testing.queueing import check_skipping
 
 
 @pytest.mark.parametrize("spelling", ALL)
 @settings(max_examples=15)
 @given(seed=st.integers(0, 100_000), seqs=st.sampled_from([2, 4, 256]), blocks=st.sampled_from([14, 20, 40]))
 def test_skipping_changes_nothing(spelling: str, seed: int, seqs: int, blocks: int) -> None:
-    jobs = workload(Random(seed))
-    config = {
-        "scheduler": spelling,
-        "max_num_seqs": seqs,
-        "max_num_batched_tokens": 64,
-        "total_kv_blocks": blocks,
-        "latency": LinearLatency((40, 1, 2)),
-    }
-    skipping = driven(InstanceConfig(**config), jobs)  # type: ignore[arg-type]
-    assert skipping == driven(InstanceConfig(**config, step_by_step=True), jobs)  # type: ignore[arg-type]
+    check_skipping(spelling, seed, seqs, blocks)
 
 
 @pytest.mark.parametrize("spelling", ["by-priority(sglang(random))", "vtc(sglang(random))", "vtc(sglang(random), slack=9)"])
