@@ -116,9 +116,9 @@ class Room:
         self.numbers = count()
         self.cache = Cache()
         for number in range(4_096 // OWN):
-            self.cache.use(Prompt(0, -1 - number).keys(BLOCK)[SHARED:])
+            self.cache.use(Prompt(0, -1 - number).block_keys(BLOCK)[SHARED:])
         for family in range(0, FAMILIES, 2):
-            self.cache.use(Prompt(family, 0).keys(BLOCK)[:SHARED])
+            self.cache.use(Prompt(family, 0).block_keys(BLOCK)[:SHARED])
         self.queue = SCHEDULERS.get(policy)().make_queue(self.cache, Random(0))
         self.lost: list[int] = []
         for _ in range(n):
@@ -156,7 +156,7 @@ class Room:
             self.cache.use(self.lost)
             self.lost = []
             return
-        keys = Prompt(2 * self.random.randrange(FAMILIES // 2), 0).keys(BLOCK)[SHARED - 8 : SHARED]
+        keys = Prompt(2 * self.random.randrange(FAMILIES // 2), 0).block_keys(BLOCK)[SHARED - 8 : SHARED]
         self.lost = [key for key in keys if self.cache.contains(key)]
         self.cache.forget(self.lost[::-1])
 

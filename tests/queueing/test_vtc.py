@@ -162,6 +162,9 @@ def test_accounts_of_tenants_that_are_gone_are_closed() -> None:
         waiting.add(s, now=number)
         begun(waiting, now=number)
         assert waiting.pop() is s
+        if number % 2:  # it is preempted, and admitted again
+            waiting.add(s, now=number, front=True)
+            assert begun(waiting, now=number).pop() is s
         waiting.on_served(s, 10, 0, number)
         waiting.on_sequence_end(s, number)
     assert len(waiting._counters) < 2500  # type: ignore[attr-defined]

@@ -88,7 +88,8 @@ class TokenCounters:
     def add_waiting(self, seq: SequenceState) -> ServiceAccount:
         """Note that `seq` waits. Returns its tenant's account."""
         account = self._account(seq.request.tenant)
-        if self._requests.setdefault(seq.request.id, account) is account:
+        if seq.request.id not in self._requests:  # a preempted one is there already
+            self._requests[seq.request.id] = account
             account.num_requests += 1
         account.waiting.push(seq.request.id, (seq.request.arrival, seq.request.id), seq)
         self.changed_accounts[account.tenant] = account
