@@ -68,23 +68,23 @@ class Books:
         self.finishes, self.gaps, self.aborts, self.tokens = {}, [], 0, 0
         self.first_tokens, self.courses = {}, {}
 
-    def first_token(self, request, at, scheduled, cached):
+    def on_first_token(self, request, at, scheduled, cached):
         self.first_tokens[request.id] = (scheduled / 1000, at / 1000)
 
-    def token_gap(self, span):
+    def observe_token_gap(self, span):
         self.gaps.append(span / 1000)
 
-    def generated(self, tokens):
+    def count_output_tokens(self, tokens):
         self.tokens += tokens
 
-    def preempted(self):
+    def on_kv_preempted(self):
         pass
 
-    def finished(self, request, course, reason):
+    def on_finished(self, request, course, reason):
         self.finishes[request.id] = (course.output_tokens, course.last_token / 1000)
         self.courses[request.id] = course
 
-    def ended(self, reason):
+    def on_end(self, reason):
         assert reason is FinishReason.ABORT
         self.aborts += 1
 

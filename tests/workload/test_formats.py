@@ -93,7 +93,7 @@ def test_bailians_chats_are_programs_and_its_blocks_of_16_are_prefixes(write: Wr
 
 def test_bailians_chats_are_forgotten_when_so_many_others_have_come(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two are remembered. 1 is forgotten when 3 comes; 2, which began with 1, when 4 does: 5 does not know of 1 any more."""
-    monkeypatch.setattr("maitred.workload.formats.bailian._REMEMBERED", 2)
+    monkeypatch.setattr("maitred.workload.formats.bailian._MAX_CHATS", 2)
     parents = {1: -1, 2: 1, 3: -1, 4: 2, 5: 2}
     row = {"timestamp": 0, "input_length": 40, "output_length": 9}
     read = jobs(write(*({**row, "chat_id": chat, "parent_chat_id": parent} for chat, parent in parents.items())))

@@ -95,7 +95,7 @@ def test_a_pause_may_bring_a_request_before_its_recorded_time() -> None:
 
 
 def test_one_pause_for_all() -> None:
-    out = arrivals([row(0, "a"), row(5_000, "b"), row(90_000, "a")], think=7)
+    out = arrivals([row(0, "a"), row(5_000, "b"), row(90_000, "a")], think_time=7)
     assert [(at, program) for at, program, _ in out] == [(0, "a"), (1_007, "a"), (5_000, "b")]
 
 
@@ -177,7 +177,7 @@ def test_every_row_is_sent_once_and_never_before_the_answer_it_waits_for(
     assert most <= 5
     for program in "abcde":
         times = [at for at, whose, _ in out if whose == program]
-        thinks = [row.think for row in rows if row.program == program][1:]
+        thinks = [row.think_time for row in rows if row.program == program][1:]
         assert all(b - a >= service + (pause or 0) for a, b, pause in zip(times, times[1:], thinks, strict=False))
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from maitred.workload import ARRIVALS, LENGTHS, Workload
-from maitred.workload.load import PRESETS
+from maitred.workload.length_presets import PRESETS
 from maitred.workload.spec import (
     Arrival,
     Client,

@@ -49,7 +49,7 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def lines_read(jobs: Iterable[object], trace: object, count: int) -> int:
     assert len(list(islice(jobs, count))) == count
-    return int(trace._lines.number)  # type: ignore[attr-defined]
+    return int(trace._reader.line_number)  # type: ignore[attr-defined]
 
 
 def test_jobs_come_after_no_more_rows_than_may_be_out_of_order(file: tuple[str, Path]) -> None:

@@ -1,11 +1,16 @@
-"""What arrives when, and (the workload's secret) how long the answers will be.
+"""Workloads: which requests arrive when, and how long their answers are.
 
-A workload is an iterator of `Job` in order of arrival, with request ids 0, 1, 2, ... It is made while it is read: a trace of
-any size is streamed from its file, a synthetic workload drawn job by job. The length of an answer stands beside the
-`Request` and not in it, so no policy can look.
+A workload is an iterator of `Job` in the order of arrival, with ids 0, 1, 2, ... It is made while it is read: a trace of any
+size is streamed from its file, and a synthetic workload is drawn job by job. The length of an answer is beside the `Request`
+and not in it, so no policy can see it.
 
-Formats (`FORMATS`), length distributions (`LENGTHS`) and arrival processes (`ARRIVALS`) are registered by name, one class
-each. `Workload` describes synthetic clients, in Python or in a file of BLIS's; the structs that it is made of are in `spec`.
+    job, transforms                         the job; a workload with each job changed (mixes, timeout, scaling) trace,
+    line_reader, trace_format        recorded workloads; `formats` has one module for each format session_replay
+    a trace whose sessions wait for their answers trace_writer                            writing traces spec, spec_clients,
+    spec_parts          the description of a synthetic workload (`Workload`), in Python or in a file of BLIS's generator,
+    sessions, rates              the jobs of such a description: merged, what is said, and when arrivals, lengths
+    arrival processes and length distributions, by name synthetic, load, length_presets         the plain workload; a workload
+    described by flags prefix_keys                             which prompts begin with the same tokens
 """
 
 from __future__ import annotations

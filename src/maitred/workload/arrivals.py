@@ -1,11 +1,11 @@
-"""Arrival processes: how evenly or in what bursts requests come, whatever their rate.
+"""Arrival processes: how regular or how bursty arrivals are, whatever their rate.
 
-A process is a stream of gaps whose mean is 1, in expected requests. The client that sends stretches them to its rate of the
-moment (see `shapes`), so one process serves steady and changing rates alike, and a Poisson process under a changing rate is
-exactly the inhomogeneous one.
+A process is a stream of gaps with mean 1, measured in expected requests. The sender stretches the gaps to its current rate
+(`rates`). So one process serves steady and changing rates alike, and a Poisson process under a changing rate is exactly the
+inhomogeneous Poisson process.
 
-Users write `poisson`, `constant`, `gamma:CV`, `weibull:CV` or `normalized`. CV, the coefficient of variation, is standard
-deviation / mean of the gaps: 0 is a metronome, 1 is Poisson, above 1 come bursts.
+Users write `poisson`, `constant`, `gamma:CV`, `weibull:CV` or `normalized`. CV, the coefficient of variation, is the standard
+deviation of the gaps divided by their mean: 0 is a metronome, 1 is Poisson, above 1 arrivals are bursty.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from maitred.core.registry import Registry
 from maitred.workload.lengths import UnitDraw, standard_normal
 
 MIN_CV, MAX_CV = 0.01, 10.4
-"""BLIS's limits. Beyond them a sample of any sensible size says nothing of the distribution."""
+"""BLIS's limits. Outside them a sample of any sensible size does not show the distribution."""
 
 Gaps: TypeAlias = Iterator[float]
+"""The gaps between arrivals, in expected requests."""
 
 
 class ArrivalProcess(Protocol):
-    """A process."""
+    """A stream of gaps between arrivals."""
 
     syntax: ClassVar[str]
-    """How users write it."""
+    """How users write the process."""
 
     def gaps(self, uniform: UnitDraw, expected: float) -> Gaps:
-        """Gaps of mean 1, without end or until nothing arrives any more. `expected` requests arrive in the whole life of the
-        client; inf: it does not end."""
+        """Yield gaps of mean 1, until nothing arrives any more.
+
+        `expected` is the expected number of requests in the whole activity of the sender; inf if it has no end.
+        """
         ...
 
 
@@ -45,16 +48,16 @@ ARRIVALS: Registry[ArrivalProcess] = Registry(
     methods=["gaps"],
     flag="--arrival",
 )
-"""Constructors take the numbers after the colon and raise ValueError for those that make no sense."""
+"""Constructors take the numbers after the colon. They raise ValueError for numbers out of range."""
 
 
 def parse_arrival_process(text: str, *, where: str = "") -> ArrivalProcess:
-    """`poisson`, `gamma:2.5`, ... to a process. Raises ConfigError that says what is right."""
+    """Return the process that `poisson`, `gamma:2.5`, ... describes. Raises ConfigError that names the correct form."""
     name, colon, value = text.strip().partition(":")
     if name not in ARRIVALS:
         raise ConfigError(f"unknown arrival process {name!r}", where=where, hint=nearest_name_hint(name, ARRIVALS))
     factory = ARRIVALS.find(name)
-    hint = f"write {getattr(factory, 'form', name)}"
+    hint = f"write {getattr(factory, 'syntax', name)}"
     try:
         numbers = [float(value)] if colon else []
     except ValueError as error:
@@ -75,7 +78,7 @@ def _check_cv(cv: float) -> float:
 
 @ARRIVALS.register("poisson")
 class PoissonArrivals(ArrivalProcess):
-    """Memoryless: exponential gaps, CV 1. Many independent users."""
+    """Memoryless: exponential gaps with CV 1, as from many independent users."""
 
     syntax = "poisson"
 
@@ -86,7 +89,7 @@ class PoissonArrivals(ArrivalProcess):
 
 @ARRIVALS.register("constant")
 class ConstantArrivals(ArrivalProcess):
-    """A metronome."""
+    """Equal gaps."""
 
     syntax = "constant"
 
@@ -96,7 +99,7 @@ class ConstantArrivals(ArrivalProcess):
 
 @ARRIVALS.register("gamma")
 class GammaArrivals(ArrivalProcess):
-    """Gamma gaps of shape 1/CV²; with CV above 1, bursts (the best fit of large models in ServeGen)."""
+    """Gamma gaps with shape 1/CV². A CV above 1 gives bursts; ServeGen fits it best to large models."""
 
     syntax = "gamma:CV"
 
@@ -109,12 +112,12 @@ class GammaArrivals(ArrivalProcess):
             while True:
                 yield _gamma_variate(shape, uniform) / shape
         while True:
-            # Gamma(a) = Gamma(a + 1) · U^(1/a) (Ahrens and Dieter, 1974)
+            # The method below needs a shape of at least 1: Gamma(a) = Gamma(a + 1) · U^(1/a) (Ahrens and Dieter, 1974).
             yield _gamma_variate(shape + 1.0, uniform) * (1.0 - uniform()) ** (1.0 / shape) / shape
 
 
 def _gamma_variate(shape: float, uniform: UnitDraw) -> float:
-    """A gamma variate of scale 1, for shapes of at least 1. Marsaglia and Tsang (2000)."""
+    """Return a gamma variate with scale 1, for a shape of at least 1. Marsaglia and Tsang (2000)."""
     d = shape - 1.0 / 3.0
     c = 1.0 / math.sqrt(9.0 * d)
     while True:
@@ -126,7 +129,7 @@ def _gamma_variate(shape: float, uniform: UnitDraw) -> float:
 
 @ARRIVALS.register("weibull")
 class WeibullArrivals(ArrivalProcess):
-    """Weibull gaps (the best fit of middling models in ServeGen)."""
+    """Weibull gaps; ServeGen fits them best to models of medium size."""
 
     syntax = "weibull:CV"
 
@@ -140,14 +143,14 @@ class WeibullArrivals(ArrivalProcess):
 
 
 def weibull_cv(shape: float) -> float:
-    """√(Γ(1 + 2/k) / Γ(1 + 1/k)² - 1); inf for shapes below 0.05, where it is beyond all numbers."""
+    """Return √(Γ(1 + 2/k) / Γ(1 + 1/k)² - 1) for the shape k; inf for shapes below 0.05, where it exceeds all floats."""
     if shape < 0.05:
         return math.inf
     return math.sqrt(math.expm1(math.lgamma(1.0 + 2.0 / shape) - 2.0 * math.lgamma(1.0 + 1.0 / shape)))
 
 
 def weibull_shape(cv: float) -> float:
-    """The shape k whose CV is `cv`, by bisection: the CV falls as k grows."""
+    """Return the shape k whose CV is `cv`, by bisection: the CV falls as k grows."""
     low, high = 0.05, 500.0
     while high - low > 1e-12 * high:
         middle = (low + high) / 2.0
@@ -157,10 +160,11 @@ def weibull_shape(cv: float) -> float:
 
 @ARRIVALS.register("normalized")
 class NormalizedArrivals(ArrivalProcess):
-    """Exponential gaps of which exactly the expected number fill the client's life, the last one ending with it
-    (inference-perf), which must be finite. For comparisons in which the number of requests must not vary.
+    """Exponential gaps of which exactly the expected number fill the activity of the sender; the last one ends with it.
 
-    Given that n gaps are left to fill a span, the next one is the span times the least of n - 1 uniform draws.
+    The activity must be finite. From inference-perf, for comparisons in which the number of requests must not vary.
+
+    Given that n gaps are left to fill a span, the next gap is the span times the smallest of n - 1 uniform draws.
     """
 
     syntax = "normalized"
@@ -168,6 +172,7 @@ class NormalizedArrivals(ArrivalProcess):
     def gaps(self, uniform: UnitDraw, expected: float) -> Gaps:
         span = expected
         for left in range(round(expected) - 1, -1, -1):
+            # The smallest of `left` uniform draws, from one draw: its distribution function is 1 - (1 - x)^left.
             gap = span * (1.0 - (1.0 - uniform()) ** (1.0 / left)) if left else span
             span -= gap
             yield gap

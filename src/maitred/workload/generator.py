@@ -1,10 +1,11 @@
-"""A synthetic workload under way: the jobs of all its clients, merged as they come due, and those that answers bring about.
+"""The load generator: the jobs of a synthetic workload, merged in the order of arrival.
 
-One heap holds the next arrival of everybody who sends at times of his own; a job is drawn when it is taken, never before.
-What follows from answers (`ended`) goes to the driver, who knows when. All count against the same number of requests.
+A heap holds the next arrival of every source that sends at times of its own. A job is drawn when it is taken, so a workload of
+any size needs no memory. Jobs that follow from answers (`on_request_end`) go directly to the driver, which knows the time. All
+jobs count against one `num_requests`.
 
-A session goes on when a round is complete, and ends when it is not: whoever got no answer has nothing to ask about. The same
-holds for the users of a closed loop (BLIS).
+A session continues when a round is complete, and ends when a round is rejected, dropped or times out. The same holds for the
+users of a closed loop (BLIS).
 """
 
 from __future__ import annotations
@@ -24,44 +25,44 @@ from maitred.core.units import Micros
 from maitred.workload.job import Job
 from maitred.workload.rates import ArrivalTimes, SenderRates
 from maitred.workload.sessions import ClientSession, PieceNumbers, RoundSampler, VirtualClient
-from maitred.workload.spec import Workload
-from maitred.workload.spec_clients import Client, Cohort
+from maitred.workload.spec_clients import Client, Cohort, SenderSet
 
 
 class ArrivalSource(Protocol):
-    """Somebody who sends at times of his own."""
+    """A source of jobs at times of its own."""
 
     next_arrival: Micros | None
-    """When he sends next; None: no more."""
+    """When its next job arrives, or None if there is none."""
 
     def next_job(self, generator: JobGenerator) -> Job:
-        """What he sends at `at`, which moves on."""
+        """Return the job that arrives at `next_arrival`, and advance `next_arrival`."""
         ...
 
 
 class ClosedLoopUser(msgspec.Struct, frozen=True):
-    """Of a closed loop: has one request or session at a time, and begins the next when he has read the answer."""
+    """A user with one request or session at a time, who starts the next one `think_time` after the answer."""
 
     client: VirtualClient
     think_time: Micros
 
 
 class JobGenerator:
-    """The jobs of a workload, once. A `ReactiveWorkload`."""
+    """The jobs of a workload, once: a `ReactiveWorkload`."""
 
-    def __init__(self, workload: Workload, seed: int, rate_scale: float) -> None:
+    def __init__(self, senders: SenderSet, seed: int, rate_scale: float) -> None:
         self.request_ids = count()
-        self._num_remaining = workload.num_requests or math.inf
-        self._horizon = workload.horizon or math.inf
+        self._num_remaining = senders.num_requests or math.inf
+        self._horizon = senders.horizon or math.inf
         self._awaiting_answer: dict[RequestId, tuple[ClientSession, ClosedLoopUser | None]] = {}
-        """Who goes on when the answer to a request has come."""
+        """The session, and the user if there is one, that continue when a request has its answer."""
         self._source_numbers = count()
         self._sources: list[tuple[Micros, int, ArrivalSource]] = []
-        for source in _make_sources(workload, seed, rate_scale):
+        """A heap of sources by their next arrival; the number keeps ties in the order in which they were added."""
+        for source in _make_sources(senders, seed, rate_scale):
             self.add_source(source)
 
     def __iter__(self) -> Iterator[Job]:
-        """Those that come at times of their own."""
+        """Yield the jobs that arrive at times of their own."""
         while self._sources and self._num_remaining > 0 and self._sources[0][0] <= self._horizon:
             source = heappop(self._sources)[2]
             self._num_remaining -= 1
@@ -70,7 +71,7 @@ class JobGenerator:
             yield job
 
     def on_request_end(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
-        """The next round of its session, or what its user asks next."""
+        """Return the next round of the request's session, or the next request or session of its user."""
         session, user = self._awaiting_answer.pop(request.id, (None, None))
         if session is None or not completed:
             return ()
@@ -86,23 +87,23 @@ class JobGenerator:
         return (self.next_round(session, at, user),)
 
     def next_round(self, session: ClientSession, at: Micros, user: ClosedLoopUser | None = None) -> Job:
-        """Its next round, after whose answer it goes on."""
+        """Return the next round of a session that continues after the answer to it."""
         job = session.next_job(next(self.request_ids), at)
         if user is not None or not session.is_over:
             self._awaiting_answer[job.request.id] = (session, user)
         return job
 
     def add_source(self, source: ArrivalSource) -> None:
-        """Let somebody send at times of his own."""
+        """Add a source, or put it back after a job, unless it has no more jobs."""
         if source.next_arrival is not None:
             heappush(self._sources, (source.next_arrival, next(self._source_numbers), source))
 
 
 class RateSource(ArrivalSource):
-    """A client that sends at a rate: requests, or sessions of which the first round comes so."""
+    """A client that sends requests, or first rounds of sessions, at a rate."""
 
     def __init__(self, sender: Client | Cohort, next_client: Callable[[], VirtualClient], arrival_times: ArrivalTimes) -> None:
-        """`who` sends next."""
+        """`next_client` returns the client that sends the next request."""
         self._next_client = next_client
         self._arrival_times = arrival_times
         self._multi_turn = sender.multi_turn
@@ -117,12 +118,12 @@ class RateSource(ArrivalSource):
         assert self._arrival_time is not None
         at, window = self._arrival_time.at, self._arrival_time.window
         self._advance()
-        asker = self._next_client()
+        client = self._next_client()
         if self._multi_turn is None:
-            return asker.make_job(next(generator.request_ids), at, asker.draw_round(window), None, "")
+            return client.make_job(next(generator.request_ids), at, client.draw_round(window), None, "")
         if self._multi_turn.single_session:
             self.next_arrival = None
-        session = asker.start_session(window)
+        session = client.start_session(window)
         if not self._ignores_answers:
             return generator.next_round(session, at)
         script = ScriptedSession(session, at)
@@ -132,7 +133,7 @@ class RateSource(ArrivalSource):
 
 
 class ScriptedSession(ArrivalSource):
-    """A session whose rounds come at their times, whatever becomes of those before: the answers are taken as given."""
+    """A session whose rounds arrive at fixed times; its answers count as complete."""
 
     def __init__(self, session: ClientSession, at: Micros) -> None:
         self._session = session
@@ -142,12 +143,13 @@ class ScriptedSession(ArrivalSource):
         assert self.next_arrival is not None
         job = self._session.next_job(next(generator.request_ids), self.next_arrival)
         self._session.on_answer(job.output_tokens)
-        self.next_arrival = None if self._session.is_over else self.next_arrival + self._session.client.multi_turn.think_time_us
+        think_time = self._session.client.multi_turn.think_time_us
+        self.next_arrival = None if self._session.is_over else self.next_arrival + think_time
         return job
 
 
 class FirstRequest(ArrivalSource):
-    """The first request of a user."""
+    """The first request of a user of a closed loop."""
 
     def __init__(self, user: ClosedLoopUser, at: Micros) -> None:
         self._user = user
@@ -159,48 +161,52 @@ class FirstRequest(ArrivalSource):
         return generator.next_round(self._user.client.start_session(), at, self._user)
 
 
-def _make_sources(workload: Workload, seed: int, rate_scale: float) -> Iterator[ArrivalSource]:
-    paces, groups = SenderRates(workload, rate_scale), PieceNumbers()
-    for client in workload.clients:
+def _make_sources(senders: SenderSet, seed: int, rate_scale: float) -> Iterator[ArrivalSource]:
+    rates, piece_numbers = SenderRates(senders, rate_scale), PieceNumbers()
+    for client in senders.clients:
         if client.concurrency:
-            yield from _closed_loop_users(client, seed, groups)
+            yield from _closed_loop_users(client, seed, piece_numbers)
         else:
-            asker = VirtualClient(client, client.id, RoundSampler(client, f"{seed}/{client.id}"), groups)
-            yield RateSource(client, repeat(asker).__next__, paces.arrival_times(client, f"{seed}/{client.id}/arrivals"))
-    for cohort in workload.cohorts:
-        single = cohort.multi_turn is not None and cohort.multi_turn.single_session
-        if cohort.arrival.process == "poisson" and not single:
-            yield _poisson_cohort(cohort, seed, paces, groups)
+            virtual_client = VirtualClient(client, client.id, RoundSampler(client, f"{seed}/{client.id}"), piece_numbers)
+            arrival_times = rates.arrival_times(client, f"{seed}/{client.id}/arrivals")
+            yield RateSource(client, repeat(virtual_client).__next__, arrival_times)
+    for cohort in senders.cohorts:
+        single_session = cohort.multi_turn is not None and cohort.multi_turn.single_session
+        if cohort.arrival.process == "poisson" and not single_session:
+            yield _poisson_cohort(cohort, seed, rates, piece_numbers)
         else:
-            yield from _cohort_members(cohort, seed, paces, groups)
+            yield from _cohort_members(cohort, seed, rates, piece_numbers)
 
 
-def _poisson_cohort(cohort: Cohort, seed: int, paces: SenderRates, groups: PieceNumbers) -> RateSource:
-    """All members at once: Poisson processes add up to one, of which each arrival is any member's as likely as another's. So it
-    costs nothing how many there are."""
-    turns, members = RoundSampler(cohort, f"{seed}/{cohort.id}"), Random(f"{seed}/{cohort.id}/members").random
+def _poisson_cohort(cohort: Cohort, seed: int, rates: SenderRates, piece_numbers: PieceNumbers) -> RateSource:
+    """Return all members as one source, so that their number costs nothing.
+
+    The sum of Poisson processes is a Poisson process of which each arrival belongs to each member with the same probability.
+    """
+    sampler, member_draw = RoundSampler(cohort, f"{seed}/{cohort.id}"), Random(f"{seed}/{cohort.id}/members").random
 
     @cache
     def member(number: int) -> VirtualClient:
-        return VirtualClient(cohort, f"{cohort.id}-{number}", turns, groups)
+        return VirtualClient(cohort, f"{cohort.id}-{number}", sampler, piece_numbers)
 
-    instants = paces.arrival_times(cohort, f"{seed}/{cohort.id}/arrivals")
-    return RateSource(cohort, lambda: member(int(members() * cohort.population)), instants)
+    arrival_times = rates.arrival_times(cohort, f"{seed}/{cohort.id}/arrivals")
+    return RateSource(cohort, lambda: member(int(member_draw() * cohort.population)), arrival_times)
 
 
-def _cohort_members(cohort: Cohort, seed: int, paces: SenderRates, groups: PieceNumbers) -> Iterator[RateSource]:
-    """One by one. Each has arrivals of its own; what they say comes from the streams of the cohort."""
-    turns, share = RoundSampler(cohort, f"{seed}/{cohort.id}"), 1.0 if cohort.arrival.own_rate else 1.0 / cohort.population
+def _cohort_members(cohort: Cohort, seed: int, rates: SenderRates, piece_numbers: PieceNumbers) -> Iterator[RateSource]:
+    """Yield each member as a source with arrivals of its own. Its rounds come from the random streams of the cohort."""
+    sampler, share = RoundSampler(cohort, f"{seed}/{cohort.id}"), 1.0 if cohort.arrival.own_rate else 1.0 / cohort.population
     for number in range(cohort.population):
         name = f"{cohort.id}-{number}"
-        instants = paces.arrival_times(cohort, f"{seed}/{name}/arrivals", share)
-        yield RateSource(cohort, repeat(VirtualClient(cohort, name, turns, groups)).__next__, instants)
+        arrival_times = rates.arrival_times(cohort, f"{seed}/{name}/arrivals", share)
+        member = VirtualClient(cohort, name, sampler, piece_numbers)
+        yield RateSource(cohort, repeat(member).__next__, arrival_times)
 
 
-def _closed_loop_users(client: Client, seed: int, groups: PieceNumbers) -> Iterator[FirstRequest]:
-    """They begin one after the other within the time that they think, so that they do not think in step."""
-    think = client.think_time_us or 0
+def _closed_loop_users(client: Client, seed: int, piece_numbers: PieceNumbers) -> Iterator[FirstRequest]:
+    """Yield the first request of each user. They start one after the other within the think time, and not all at once."""
+    think_time = client.think_time_us or 0
     for number in range(client.concurrency):
         name = f"{client.id}-{number}"
-        user = ClosedLoopUser(VirtualClient(client, name, RoundSampler(client, f"{seed}/{name}"), groups), think)
-        yield FirstRequest(user, think * number // client.concurrency)
+        virtual_client = VirtualClient(client, name, RoundSampler(client, f"{seed}/{name}"), piece_numbers)
+        yield FirstRequest(ClosedLoopUser(virtual_client, think_time), think_time * number // client.concurrency)

@@ -1,11 +1,9 @@
-"""Job: a request together with what no policy may know, the true length of its answer.
+"""Job: a request together with the true length of its answer, which no policy may know.
 
-Reactive workloads: what arrives next depends on what became of what arrived before.
-
-A session asks its next question when it has read the answer; a closed loop sends when a place has become free. Neither can be
-said in advance. Such a workload is an iterator of `Job` like any other (those that come whatever happens) and besides is told
-of every request that ends; it answers with the jobs that follow. The driver merges them into the arrivals, in the order of
-(arrival, id).
+A workload is an iterator of jobs in the order of arrival. A *reactive* workload cannot name all of its jobs in advance: a
+session asks its next question after the previous answer, and a closed loop sends a request when another one has ended. Such a
+workload yields the jobs that come whatever happens, is told of every request that ends, and returns the jobs that follow. The
+driver (`maitred.sim`) merges them into the arrivals in the order of (arrival, id).
 """
 
 from __future__ import annotations
@@ -24,21 +22,27 @@ class Job(msgspec.Struct, frozen=True, gc=False):
 
     request: Request
     output_tokens: int
-    """How many tokens the answer will have, at least 1: the model's "end of sequence" in advance."""
+    """Tokens of the answer, at least 1: where the model will end the sequence."""
     conversation_prefix: PrefixKeys | None = None
-    """The content of prompt and answer together, whose keys begin with those of the prompt; None: nobody will ask for the
-    answer's KV blocks again."""
+    """The content of prompt and answer together, whose keys begin with those of the prompt, or None if no later request
+    contains the answer."""
 
 
 @runtime_checkable
 class ReactiveWorkload(Protocol):
-    """A workload with a memory. It is read and told in the order of time: `ended` at `now` comes after the jobs that arrived
-    before `now`."""
+    """A workload whose later jobs follow from the ends of earlier requests.
+
+    Iteration and `on_request_end` happen in the order of time: `on_request_end(..., now)` comes after the jobs that arrived
+    before `now`.
+    """
 
     def __iter__(self) -> Iterator[Job]: ...
 
     def on_request_end(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
-        """`request` ended at `now` in any way (`completed`: with its whole answer; else it was rejected, dropped, aborted or
-        timed out), after `output_tokens` tokens. The jobs that follow from it: their arrivals are `now` or later, and their
-        ids are fresh: different from those of all other jobs of this workload, given or to come."""
+        """Return the jobs that follow from the end of `request` at `now`.
+
+        `completed` says that the answer is complete; otherwise the request was rejected, dropped, aborted or timed out after
+        `output_tokens` tokens. The jobs arrive at `now` or later. Their ids differ from those of all other jobs of this
+        workload, past and future.
+        """
         ...

@@ -1,15 +1,11 @@
-"""Length distributions: how many tokens a prompt or an answer has, as users write it (`500`, `normal:500,150`).
+"""Length distributions: how many tokens a prompt or an answer has.
 
-Every parameter is in tokens and describes the lengths themselves; in particular `lognormal:MEAN,SD` means the mean and the
-standard deviation of the lengths, not of their logarithms. A draw is rounded to the nearest whole number and clamped to
-1..`MAX_TOKENS`.
+Users write them as `500`, `normal:500,150`, `lognormal:250,200`, ... All parameters are in tokens and describe the lengths
+themselves: `lognormal:MEAN,SD` takes the mean and the standard deviation of the lengths, not of their logarithms. A draw is
+rounded to the nearest whole number and clamped to 1..`MAX_TOKENS`.
 
-Draws use `Random.random()` alone, the one generator method whose stream Python promises to keep, so a seed gives the same
-workload under every version.
-
-The length distributions that BLIS has beside those of `lengths`, by its names and with its parameters.
-
-Each draw is rounded to the nearest whole number and is at least 1.
+Draws use `Random.random()` alone, because it is the only method of the generator whose stream Python promises to keep. So a
+seed gives the same workload with every version of Python.
 """
 
 from __future__ import annotations
@@ -18,26 +14,29 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Final, Protocol, TypeAlias
 
 from maitred.core.errors import ConfigError
 from maitred.core.registry import Registry
 
 UnitDraw: TypeAlias = Callable[[], float]
-"""Draws from [0, 1): the `random` method of a `random.Random`."""
+"""A function that draws from [0, 1): the `random` method of a `random.Random`."""
 
 MAX_TOKENS = 100_000_000
-"""No length is longer: a guard against slips of the keyboard and infinite tails, far beyond any model."""
+"""The longest length. It is far beyond any model and guards against typing errors and infinite tails."""
+
+_MAX_LOG: Final = 50.0
+"""The largest logarithm of a length: e⁵⁰ tokens are far beyond any model."""
 
 
 class LengthDistribution(Protocol):
-    """A distribution of lengths, in tokens."""
+    """A distribution of lengths in tokens."""
 
     syntax: ClassVar[str]
-    """How users write it."""
+    """How users write the distribution."""
 
     def draw(self, uniform: UnitDraw) -> int:
-        """At least 1."""
+        """Return a length of at least 1."""
         ...
 
 
@@ -49,24 +48,24 @@ LENGTHS: Registry[LengthDistribution] = Registry(
     methods=["draw"],
     flag="--input-tokens",
 )
-"""Constructors take the numbers after the colon and raise ValueError for those that make no sense."""
+"""Constructors take the numbers after the colon. They raise ValueError for numbers out of range."""
 
 
 def parse_lengths(text: str | int, *, where: str = "") -> LengthDistribution:
-    """`500`, `normal:500,150`, ... to a distribution. Raises ConfigError that says what is right."""
+    """Return the distribution that `500`, `normal:500,150`, ... describes. Raises ConfigError that names the correct form."""
     name, colon, values = str(text).strip().partition(":")
     if not colon:
         name, values = "constant", name
     if name not in LENGTHS:
         raise ConfigError(f"unknown length distribution {name!r}", where=where, hint=f"write {_all_syntaxes()}")
     factory = LENGTHS.find(name)
-    form = getattr(factory, "syntax", name)
-    hint = f"write {form}" if colon else f"write {_all_syntaxes()}"
+    syntax = getattr(factory, "syntax", name)
+    hint = f"write {syntax}" if colon else f"write {_all_syntaxes()}"
     try:
         numbers = [float(value) for value in values.split(",")]
     except ValueError as error:
         raise ConfigError(f"{text!r} is not a length in tokens", where=where, hint=hint) from error
-    if len(numbers) != form.count(",") + 1:
+    if len(numbers) != syntax.count(",") + 1:
         count = "1 number" if len(numbers) == 1 else f"{len(numbers)} numbers"
         raise ConfigError(f"{text!r} has {count}", where=where, hint=hint)
     try:
@@ -76,26 +75,27 @@ def parse_lengths(text: str | int, *, where: str = "") -> LengthDistribution:
 
 
 def _all_syntaxes() -> str:
-    named = (getattr(LENGTHS.find(name), "syntax", name) for name in LENGTHS if name != "constant")
-    return f"a number of tokens, such as 500, or {', '.join(named)}"
+    syntaxes = (getattr(LENGTHS.find(name), "syntax", name) for name in LENGTHS if name != "constant")
+    return f"a number of tokens, such as 500, or {', '.join(syntaxes)}"
 
 
 def round_length(length: float) -> int:
-    """A length that was drawn as a number, as a length."""
+    """Return the drawn number `length` as a length in tokens."""
     return min(max(1, round(length)), MAX_TOKENS)
 
 
 def check_token_count(value: float, low: float, name: str) -> float:
-    """`value`. Raises ValueError unless it is from `low` to `MAX_TOKENS`."""
+    """Return `value`. Raises ValueError unless it is from `low` to `MAX_TOKENS`."""
     if not low <= value <= MAX_TOKENS:
         raise ValueError(f"{name} must be between {low:g} and {MAX_TOKENS}")
     return value
 
 
 def standard_normal(uniform: UnitDraw) -> float:
-    """A draw from the normal distribution of mean 0 and deviation 1.
+    """Return a draw from the normal distribution with mean 0 and standard deviation 1.
 
-    Box and Muller (1958). Two draws each; the second normal they could give is left, so that no state is kept.
+    Box and Muller (1958), with two uniform draws. The second normal variate that they give is not used, so that no state is
+    kept between draws.
     """
     radius = math.sqrt(-2.0 * math.log(1.0 - uniform()))
     return radius * math.cos(math.tau * uniform())
@@ -103,7 +103,7 @@ def standard_normal(uniform: UnitDraw) -> float:
 
 @LENGTHS.register("constant")
 class ConstantLength(LengthDistribution):
-    """Always the same."""
+    """Always the same length."""
 
     syntax = "TOKENS"
 
@@ -116,7 +116,7 @@ class ConstantLength(LengthDistribution):
 
 @LENGTHS.register("uniform")
 class UniformLength(LengthDistribution):
-    """Every whole number from LOW to HIGH, both included, equally often."""
+    """Every whole number from LOW to HIGH, both included, with the same probability."""
 
     syntax = "uniform:LOW,HIGH"
 
@@ -130,7 +130,7 @@ class UniformLength(LengthDistribution):
 
 @LENGTHS.register("normal")
 class NormalLength(LengthDistribution):
-    """Normal, clamped: what falls below 1 is 1, so the mean of a wide one is a little above MEAN."""
+    """Normal, clamped at 1. The mean of a wide distribution is therefore a little above MEAN."""
 
     syntax = "normal:MEAN,SD"
 
@@ -143,8 +143,10 @@ class NormalLength(LengthDistribution):
 
 @LENGTHS.register("lognormal")
 class LogNormalLength(LengthDistribution):
-    """Many short, few very long. MEAN and SD are those of the lengths: with σ² = ln(1 + SD²/MEAN²) and
-    μ = ln MEAN − σ²/2, a length is exp(μ + σz)."""
+    """Log-normal: many short lengths, few very long ones.
+
+    MEAN and SD are those of the lengths. With σ² = ln(1 + SD²/MEAN²) and μ = ln MEAN - σ²/2 a length is exp(μ + σz).
+    """
 
     syntax = "lognormal:MEAN,SD"
 
@@ -153,16 +155,12 @@ class LogNormalLength(LengthDistribution):
         self._location, self._scale = math.log(mean) - variance / 2, math.sqrt(variance)
 
     def draw(self, uniform: UnitDraw) -> int:
-        return round_length(math.exp(min(self._location + self._scale * standard_normal(uniform), 50.0)))
-
-
-_MAX_LOG = 50.0
-"""Of a logarithm: e⁵⁰ tokens are far beyond any model."""
+        return round_length(math.exp(min(self._location + self._scale * standard_normal(uniform), _MAX_LOG)))
 
 
 @LENGTHS.register("gaussian")
 class ClampedNormalLength(LengthDistribution):
-    """Normal, clamped to MIN..MAX and then rounded."""
+    """Normal, clamped to MIN..MAX and then rounded (BLIS's `gaussian`)."""
 
     syntax = "gaussian:MEAN,SD,MIN,MAX"
 
@@ -177,7 +175,7 @@ class ClampedNormalLength(LengthDistribution):
 
 @LENGTHS.register("exponential")
 class ExponentialLength(LengthDistribution):
-    """Exponential: most are short, one in e³ ≈ 20 is longer than three times the mean."""
+    """Exponential: most lengths are short, one in e³ ≈ 20 is longer than three times the mean."""
 
     syntax = "exponential:MEAN"
 
@@ -189,8 +187,10 @@ class ExponentialLength(LengthDistribution):
 
 
 class LogNormalLengthByLogs(LengthDistribution):
-    """Log-normal by mean and deviation of the logarithms of the lengths, where `lognormal:MEAN,SD` takes those of the
-    lengths themselves; clamped to `low`..`high`."""
+    """Log-normal by the mean and the standard deviation of the logarithms of the lengths, clamped to `low`..`high`.
+
+    `lognormal:MEAN,SD` takes those of the lengths themselves.
+    """
 
     syntax = "lognormal (mu, sigma)"
 
@@ -205,8 +205,10 @@ class LogNormalLengthByLogs(LengthDistribution):
 
 @LENGTHS.register("pareto_lognormal")
 class ParetoLogNormalLength(LengthDistribution):
-    """With probability WEIGHT a Pareto tail that begins at XM and falls with power ALPHA, else log-normal (of MU and SIGMA,
-    those of the logarithms): what ServeGen fits to prompts."""
+    """With probability WEIGHT a Pareto tail that starts at XM and falls with power ALPHA, else log-normal.
+
+    MU and SIGMA are those of the logarithms. ServeGen fits this distribution to prompts.
+    """
 
     syntax = "pareto_lognormal:ALPHA,XM,MU,SIGMA,WEIGHT"
 
@@ -225,12 +227,13 @@ class ParetoLogNormalLength(LengthDistribution):
 
 
 class EmpiricalLength(LengthDistribution):
-    """As measured: each length as often as its weight says. The weights are relative."""
+    """Measured lengths, each with a relative weight."""
 
     syntax = "empirical"
 
     def __init__(self, weights: Mapping[str, float]) -> None:
-        """`weights` by length, which is text as keys of a file are. Raises ValueError unless some weight is above 0."""
+        """`weights` maps lengths, as the text that keys of a file are, to weights. Raises ValueError unless a weight is above
+        0."""
         bins = sorted((_parse_length(text), weight) for text, weight in weights.items())
         if not all(0.0 <= weight < math.inf for _, weight in bins) or not 0.0 < sum(weight for _, weight in bins) < math.inf:
             raise ValueError("weights must be numbers of 0 or more, and not all of them 0")
@@ -238,8 +241,8 @@ class EmpiricalLength(LengthDistribution):
         self._bounds = list(accumulate(weight for _, weight in bins if weight))
 
     def draw(self, uniform: UnitDraw) -> int:
-        at = bisect_right(self._bounds, uniform() * self._bounds[-1])
-        return self._lengths[min(at, len(self._lengths) - 1)]
+        index = bisect_right(self._bounds, uniform() * self._bounds[-1])
+        return self._lengths[min(index, len(self._lengths) - 1)]
 
 
 def _parse_length(text: str) -> int:

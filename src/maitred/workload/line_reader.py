@@ -1,9 +1,9 @@
-"""Text files as numbered lines: plain or gzipped, by content and not by name, never held whole.
+"""Reading a text file as numbered lines: plain or gzipped, by its content and not by its name, never held in memory as a whole.
 
-The first line can be looked at before it is taken, without opening the file twice, so pipes work too. Blank lines count as
-lines and are passed over. A file that cannot be opened, or does not begin as text, is a ConfigError at once; one that turns
-out to be broken later is a ConfigError at its line. Bytes that are not UTF-8 further on spoil no more than their line: they
-come as lone surrogates (`is_text` tells), for whoever reads the rows to judge.
+The next line can be looked at before it is taken, without opening the file twice, so pipes work too. Blank lines count as lines
+and are skipped. A file that cannot be opened, or that does not begin as text, raises ConfigError at once; a file that turns out
+to be damaged later raises ConfigError at its line. Bytes that are not UTF-8 affect their line only: they become lone
+surrogates (`is_text` detects them), and the reader of the rows decides what to do.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from maitred.core.errors import ConfigError
 _GZIP_MAGIC = b"\x1f\x8b"
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""Bytes. A row of a trace with millions of prompt tokens in small blocks fits; a file that is no text does not fill memory."""
+"""Enough for a trace row with millions of prompt tokens in small blocks. A file without line ends cannot fill the memory."""
 
 
 class LineReader:
-    """Iterates over the lines of a file that are not blank, without their ends (LF or CRLF; the last one needs none)."""
+    """An iterator of the lines of a file that are not blank, without their ends (LF or CRLF; the last line needs none)."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError if the file cannot be read."""
+        """Raise ConfigError if the file cannot be read."""
         self.path = path
         self.line_number = 0
-        """Of the line that was given last, counted from 1 as an editor does."""
+        """The number of the line that was returned last, counted from 1 as in an editor."""
         self.next_line_number = 0
-        """Of the line that comes next."""
+        """The number of the line that comes next."""
         try:
             self._raw = path.open("rb")
         except OSError as error:
@@ -59,17 +59,17 @@ class LineReader:
 
     @property
     def next_line(self) -> str:
-        """The next line, not taken; empty at the end of the file."""
+        """The next line, which is not taken; empty at the end of the file."""
         return self._lookahead or ""
 
     @property
     def location(self) -> str:
-        """Where the line that was given last is, as a user would point at it."""
+        """The file and the number of the line that was returned last, for error messages."""
         return f"{self.path}:{self.line_number}"
 
     @property
     def fraction_read(self) -> float:
-        """How far into the file we are, 0..1; always 0 for a pipe, whose length nobody knows."""
+        """The part of the file that has been read, 0 to 1; always 0 for a pipe, whose length is unknown."""
         if self._raw.closed:
             return 1.0
         return self._raw.tell() / self._size if self._size else 0.0
@@ -91,7 +91,7 @@ class LineReader:
         self._raw.close()
 
     def _read_nonblank_line(self) -> str | None:
-        """The next line that is not blank; None at the end."""
+        """Return the next line that is not blank, or None at the end of the file."""
         while line := self._read_line():
             encoding = "utf-8-sig" if self.next_line_number == 1 else "utf-8"
             text = line.decode(encoding, "surrogateescape").rstrip("\r\n")
@@ -114,7 +114,7 @@ class LineReader:
 
 
 def is_text(line: str) -> bool:
-    """Whether a line that `Lines` gave was UTF-8 in the file."""
+    """Return whether a line from `LineReader` was valid UTF-8 in the file."""
     if line.isascii():
         return True
     try:

@@ -1,22 +1,18 @@
-"""Prefix keys from what a trace says of the content of its prompts, at the block size of whichever cache asks.
+"""Prefix keys: what a workload says about the content of its prompts, at the block size of the cache that asks.
 
-`ChainedBlockIds`: it carries block ids that are chained: an id stands for its block and everything before it. So an id of a
-large
-block splits into the keys of its small ones by arithmetic, without hashing, and equal chains give equal keys.
-`UnchainedBlockIds`: its
-ids stand for a block's own tokens, and are chained here. `GroupPrefixKeys`: it says how many tokens a prompt shares with
-others of
-its group. `ConversationKeys`: it says which prompts belong together, each of which begins with all that was said before.
+`PrefixKeys` (`maitred.core.request`) gives one key per full block of a prompt; two prompts share a prefix as long as their
+keys are equal. Each class here computes the keys from what one kind of source says:
 
-What generated prompts hold: pieces of text, of which we know only which are the same.
+    ChainedBlockIds    a trace with chained block ids: an id stands for its block and all blocks before it
+    UnchainedBlockIds  a trace with ids that stand for the content of one block; chained here
+    SessionBlockIds    ranges of chained ids, valid within one session
+    GroupPrefixKeys    a trace that says how many tokens a prompt shares with the others of its group
+    ConversationKeys   a trace that says which prompts belong to one conversation and contain its history
+    PieceChain         a generated prompt: shared prefix, earlier rounds, new tokens
 
-A prompt is a chain of pieces: the shared prefix of its group, what earlier rounds of its session said, and its own. Each
-piece has a number that no other piece has, so two prompts are alike as long as their pieces are, and a block belongs to the
-piece in which its last token lies. Keys are counted up, not hashed:
-
-    key of block b  =  number of its piece * 2²⁸ + b
-
-Chains of block ids as ranges: the thousands of blocks of a long prompt in a handful of numbers.
+The keys of a generated prompt are counted, not hashed: the key of block b of a piece is number · 2²⁸ + b. Chained ids of large
+blocks split into the keys of smaller blocks by arithmetic too. Example: id 7 of a block of 512 tokens gives, for blocks of 256
+tokens, the keys 14 and 15; equal chains of ids give equal chains of keys.
 """
 
 from __future__ import annotations
@@ -31,9 +27,14 @@ import msgspec
 from maitred.core.errors import ConfigError
 from maitred.core.request import PrefixKeys
 
+_BLOCKS_PER_NUMBER: Final = 1 << 28
+"""Keys reserved for each number (of a piece, a request or a conversation): more than `MAX_TOKENS` tokens have blocks."""
+
+_IDS_PER_SESSION: Final = 1 << 32
+
 
 class ChainedBlockIds(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys`: the chained block ids of a prompt of `tokens` tokens; expanded when a cache asks."""
+    """The chained block ids of a prompt of `tokens` tokens."""
 
     ids: Sequence[int]
     tokens: int
@@ -41,10 +42,14 @@ class ChainedBlockIds(msgspec.Struct, frozen=True, gc=False):
     """Tokens that one id stands for; the last block may be partial."""
 
     def block_keys(self, block_size: int) -> Sequence[int]:
-        """One key per full block of `block_size` tokens. Raises ConfigError if it neither divides `block` nor is a multiple."""
+        """Return one key per full block of `block_size` tokens.
+
+        Raises ConfigError unless `block_size` divides `block_tokens` or is a multiple of it.
+        """
         if block_size >= 1 and block_size % self.block_tokens == 0:
-            of_each = block_size // self.block_tokens
-            return self.ids[of_each - 1 : self.tokens // self.block_tokens : of_each]
+            ids_per_block = block_size // self.block_tokens
+            # The last id of each larger block stands for all before it.
+            return self.ids[ids_per_block - 1 : self.tokens // self.block_tokens : ids_per_block]
         if block_size < 1 or self.block_tokens % block_size:
             hint = f"use a divisor of {self.block_tokens}, such as 16, or a multiple of it"
             raise ConfigError(
@@ -53,129 +58,34 @@ class ChainedBlockIds(msgspec.Struct, frozen=True, gc=False):
                 hint=hint,
             )
         parts = self.block_tokens // block_size
-        expanded = [key for block in self.ids for key in range(block * parts, block * parts + parts)]
+        expanded = [key for block_id in self.ids for key in range(block_id * parts, block_id * parts + parts)]
         del expanded[self.tokens // block_size :]
         return expanded
 
 
 class UnchainedBlockIds(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys` from ids that stand for the content of a block alone, wherever it occurs; chained when a cache asks."""
+    """Block ids that stand for the content of one block alone, wherever it occurs."""
 
     ids: Sequence[int]
     tokens: int
     block_tokens: int
 
     def block_keys(self, block_size: int) -> Sequence[int]:
-        """As `ChainedBlockIds.keys`."""
-        return ChainedBlockIds(
-            list(accumulate(self.ids, _chain_hash, initial=0))[1:], self.tokens, self.block_tokens
-        ).block_keys(block_size)
+        """Return one key per full block, as `ChainedBlockIds.keys` does."""
+        chained = list(accumulate(self.ids, _chain_hash, initial=0))[1:]
+        return ChainedBlockIds(chained, self.tokens, self.block_tokens).block_keys(block_size)
 
 
 def _chain_hash(parent: int, content: int) -> int:
-    """Of ints alone, so it is the same in every process."""
+    """Return the hash of a block and its predecessors. Hashes of ints are the same in every process."""
     return hash((parent, content))
 
 
-_BLOCKS_PER_OWNER = 1 << 28
-"""Keys that each number has for its blocks: more than a prompt has tokens."""
-
-
-def group_number(*names: str) -> int:
-    """A number for the group of these names: the same in every process, another one for other names (within 2⁻⁶⁰)."""
-    return int.from_bytes(blake2b("\0".join(names).encode("utf-8", "surrogateescape"), digest_size=8).digest()) >> 2
-
-
-class GroupPrefixKeys(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys` of a prompt that begins with `shared` tokens of a group and goes on with tokens that are its own.
-
-    A block is shared if it lies wholly within the shared tokens; the one in which they end is the request's own (BLIS).
-    """
-
-    group: int
-    """`group_number`, or 0 where nothing is shared."""
-    shared_tokens: int
-    """Tokens."""
-    owner: int
-    """A number of 0 or more that no other request has."""
-    tokens: int
-    """The whole prompt, or prompt and answer."""
-
-    def block_keys(self, block_size: int) -> Sequence[int]:
-        """One key per full block. Group keys are hashes of ints (the same in every process), own ones are counted up."""
-        group, common = self.group, self.shared_tokens // block_size
-        keys = [hash((group, block)) for block in range(common)]
-        first = self.owner * _BLOCKS_PER_OWNER + common
-        keys.extend(range(first, first + self.tokens // block_size - common))
-        return keys
-
-
-class ConversationKeys(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys` of a turn whose prompt is all that was said in the turns before, and something new."""
-
-    number: int
-    """Of the conversation: 0 or more, and no other has it."""
-    tokens: int
-    head: PrefixKeys | None = None
-    """How the conversation began, where others may have begun so too."""
-
-    def block_keys(self, block_size: int) -> Sequence[int]:
-        keys = list(self.head.block_keys(block_size)) if self.head else []
-        first = self.number * _BLOCKS_PER_OWNER
-        keys.extend(range(first + len(keys), first + self.tokens // block_size))
-        return keys
-
-
-_BLOCKS_PER_PIECE: Final = 1 << 28
-"""Blocks that one prompt may have: more than `MAX_TOKENS` tokens."""
-
-Pieces: TypeAlias = tuple[tuple[int, int], ...]
-"""For each piece its number, and the token before which it ends."""
-
-
-class PieceChain(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys` of a chain of pieces."""
-
-    pieces: Pieces
-
-    @property
-    def tokens(self) -> int:
-        return self.pieces[-1][1] if self.pieces else 0
-
-    @property
-    def shared_piece(self) -> tuple[int, int] | None:
-        """Of the shared prefix that it begins with (`sessions.PieceNumbers`), the number and the tokens; None: it has none."""
-        first = self.pieces[0] if self.pieces else (1, 0)
-        return None if first[0] % 2 or not first[1] else first
-
-    def append(self, number: int, tokens: int) -> PieceChain:
-        """This, and a piece of so many tokens after it."""
-        return PieceChain((*self.pieces, (number, self.tokens + tokens)))
-
-    def extend_last(self, tokens: int) -> PieceChain:
-        """This, its last piece longer by so many tokens."""
-        number, end = self.pieces[-1]
-        return PieceChain((*self.pieces[:-1], (number, end + tokens)))
-
-    def block_keys(self, block_size: int) -> Sequence[int]:
-        """One key per full block."""
-        keys: list[int] = []
-        start = 0
-        for number, end in self.pieces:
-            first = number * _BLOCKS_PER_PIECE
-            keys.extend(range(first + start // block_size, first + end // block_size))
-            start = end
-        return keys
-
-
-NO_PIECES: Final = PieceChain(())
-
-
-_IDS_PER_SESSION = 1 << 32
-
-
 class BlockRanges(msgspec.Struct, frozen=True, gc=False):
-    """Chained ids, each range from its first to its last, both included."""
+    """Chained block ids as ranges, each from its first to its last id, both included.
+
+    A long prompt has thousands of blocks, but only a handful of ranges.
+    """
 
     ranges: tuple[tuple[int, int], ...] = ()
 
@@ -183,7 +93,7 @@ class BlockRanges(msgspec.Struct, frozen=True, gc=False):
         return sum(last - first + 1 for first, last in self.ranges)
 
     def head(self, count: int) -> BlockRanges:
-        """The first `count` of them, or all."""
+        """Return the first `count` ids, or all if there are fewer."""
         kept: list[tuple[int, int]] = []
         for first, last in self.ranges:
             if count <= 0:
@@ -193,21 +103,115 @@ class BlockRanges(msgspec.Struct, frozen=True, gc=False):
         return BlockRanges(tuple(kept))
 
     def append(self, ranges: Sequence[tuple[int, int]]) -> BlockRanges:
+        """Return these ids followed by those of `ranges`."""
         return BlockRanges((*self.ranges, *ranges))
 
 
 class SessionBlockIds(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys` of a prompt of one session, written out when a cache asks."""
+    """The block ids of a prompt, as ranges. Ids of different sessions are unrelated."""
 
     blocks: BlockRanges
     tokens: int
     block_tokens: int
     """Tokens that one id stands for."""
     session: int
-    """A number; ids of different sessions have nothing to do with each other."""
+    """The number of the session."""
 
     def block_keys(self, block_size: int) -> Sequence[int]:
-        """As `ChainedBlockIds.keys`."""
+        """Return one key per full block, as `ChainedBlockIds.keys` does."""
         base = self.session * _IDS_PER_SESSION
-        ids = [base + block for first, last in self.blocks.ranges for block in range(first, last + 1)]
+        ids = [base + block_id for first, last in self.blocks.ranges for block_id in range(first, last + 1)]
         return ChainedBlockIds(ids, self.tokens, self.block_tokens).block_keys(block_size)
+
+
+def group_number(*names: str) -> int:
+    """Return a number for the group with these names. It is the same in every process; two groups have the same number with a
+    probability of 2⁻⁶⁰."""
+    return int.from_bytes(blake2b("\0".join(names).encode("utf-8", "surrogateescape"), digest_size=8).digest()) >> 2
+
+
+class GroupPrefixKeys(msgspec.Struct, frozen=True, gc=False):
+    """A prompt that begins with `shared_tokens` tokens of a group and continues with tokens of its own.
+
+    A block is shared if it lies completely within the shared tokens. The block in which they end is the request's own (BLIS).
+    """
+
+    group: int
+    """The `group_number`, or 0 if nothing is shared."""
+    shared_tokens: int
+    owner: int
+    """A number of 0 or more that no other request has."""
+    tokens: int
+    """Tokens of the prompt, or of prompt and answer."""
+
+    def block_keys(self, block_size: int) -> Sequence[int]:
+        """Return one key per full block: hashes of ints for shared blocks, counted keys for the others."""
+        group, shared_blocks = self.group, self.shared_tokens // block_size
+        keys = [hash((group, block)) for block in range(shared_blocks)]
+        first = self.owner * _BLOCKS_PER_NUMBER + shared_blocks
+        keys.extend(range(first, first + self.tokens // block_size - shared_blocks))
+        return keys
+
+
+class ConversationKeys(msgspec.Struct, frozen=True, gc=False):
+    """A prompt that contains everything said in the earlier rounds of its conversation, and new tokens."""
+
+    number: int
+    """The number of the conversation, 0 or more; no other conversation has it."""
+    tokens: int
+    head: PrefixKeys | None = None
+    """The beginning of the conversation, if other conversations may begin with it too."""
+
+    def block_keys(self, block_size: int) -> Sequence[int]:
+        """Return one key per full block."""
+        keys = list(self.head.block_keys(block_size)) if self.head else []
+        first = self.number * _BLOCKS_PER_NUMBER
+        keys.extend(range(first + len(keys), first + self.tokens // block_size))
+        return keys
+
+
+Piece: TypeAlias = tuple[int, int]
+"""The number of a piece of text, and the token before which the piece ends in its prompt."""
+
+
+class PieceChain(msgspec.Struct, frozen=True, gc=False):
+    """A generated prompt as a chain of pieces: the shared prefix of its group, the earlier rounds of its session, new tokens.
+
+    Every piece has a number of its own, so two prompts are equal as far as their pieces are. A block belongs to the piece that
+    holds its last token.
+    """
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all pieces."""
+        return self.pieces[-1][1] if self.pieces else 0
+
+    @property
+    def shared_piece(self) -> Piece | None:
+        """The shared prefix with which the prompt begins (`sessions.PieceNumbers`: an even number), or None."""
+        first = self.pieces[0] if self.pieces else (1, 0)
+        return None if first[0] % 2 or not first[1] else first
+
+    def append(self, number: int, tokens: int) -> PieceChain:
+        """Return this chain followed by a piece of `tokens` tokens."""
+        return PieceChain((*self.pieces, (number, self.tokens + tokens)))
+
+    def extend_last(self, tokens: int) -> PieceChain:
+        """Return this chain with `tokens` more tokens in its last piece."""
+        number, end = self.pieces[-1]
+        return PieceChain((*self.pieces[:-1], (number, end + tokens)))
+
+    def block_keys(self, block_size: int) -> Sequence[int]:
+        """Return one key per full block."""
+        keys: list[int] = []
+        start = 0
+        for number, end in self.pieces:
+            first = number * _BLOCKS_PER_NUMBER
+            keys.extend(range(first + start // block_size, first + end // block_size))
+            start = end
+        return keys
+
+
+NO_PIECES: Final = PieceChain(())

@@ -1,20 +1,24 @@
-"""Closed loop: a trace whose sessions wait for their answers, as people and agents do.
+"""Closed-loop replay: a trace whose sessions wait for their answers, as people and agents do.
 
-The first request of a session comes when the trace says; each one after it when the one before has ended, and the pause has
-passed that the trace says (`TraceRow.think_time`), or else the time between the two arrivals there (BLIS). `think` replaces
-all pauses.
-A request that did not complete ends its session: nobody goes on from an answer that he has not got. A row that belongs to no
-session comes when the trace says.
+The rules:
 
-A sub-agent (`TraceRow.parent_program`) is a program of its own that starts when the request of its parent has ended that
-stands before it in
-the trace; its parent goes on meanwhile.
+    first request of a session   arrives at its recorded time
+    later requests               arrive when the previous one of the session has ended and a think time has passed: the recorded
+                                 one (`TraceRow.think_time`), or else the time between the two recorded arrivals (BLIS).
+                                 `think_time` replaces all think times
+    request that fails           ends its session
+    request without a session    arrives at its recorded time
+    sub-agent                    is a program of its own (`TraceRow.parent_program`). It starts when the recorded request before
+                                 it of its parent has ended; the parent continues beside it
 
-How much is in memory. Where rows say nothing of pauses, a next request is never due before its recorded arrival (by induction:
-its predecessor ended after its own), so it is read when its time comes. Where pauses are given it may be, so we read on until
-it is found. That is no more than a session where the rows of one stand together (`TraceFormat.is_grouped_by_session`), and
-else it may be
-the whole file, as compact rows. `limit` keeps that many sessions open at once and begins the next one when one has ended.
+Example: a session has recorded arrivals at 0 s and 5 s and no think times. If the first request ends at 2 s, the second
+arrives at 2 s + 5 s = 7 s.
+
+Memory. If rows have no think times, a request is never due before its recorded arrival (by induction: its predecessor ended
+after its own recorded arrival), so rows are read when their time comes. With think times a request may be due earlier, so rows
+are read until the next one of its program is found. That is at most a session if the rows of a session stand together
+(`TraceFormat.is_grouped_by_session`); otherwise it may be the whole file, as compact rows. `max_sessions` keeps that many
+sessions open and starts the next one when one has ended.
 """
 
 from __future__ import annotations
@@ -39,30 +43,31 @@ class _ReplaySession:
 
     def __init__(self) -> None:
         self.num_unfinished = 0
-        """How many of its requests, as far as they have been read, have not ended."""
+        """Requests that have been read and have not ended."""
 
 
 class _ReplayProgram:
-    """One program: at most one request of it is under way."""
+    """One program. At most one of its requests is under way."""
 
     __slots__ = ("cancelled", "idle_since", "last_recorded_arrival", "num_own_waiting", "program", "session", "waiting")
 
-    def __init__(self, program: str, session: _ReplaySession, first_at: Micros) -> None:
+    def __init__(self, program: str, session: _ReplaySession, first_arrival: Micros) -> None:
         self.program = program
         self.session = session
-        self.waiting: list[TraceRow] = []  # nearly always empty, where a deque would take 600 bytes for that
-        """Its next requests, and the first ones of its sub-agents between them."""
+        # A list, because it is nearly always empty and an empty deque takes 600 bytes.
+        self.waiting: list[TraceRow] = []
+        """Its next requests, and between them the first requests of its sub-agents."""
         self.num_own_waiting = 0
-        """How many of them are its own."""
-        self.last_recorded_arrival = first_at
+        """How many of `waiting` are its own requests."""
+        self.last_recorded_arrival = first_arrival
         """The recorded arrival of the request that was sent last."""
         self.idle_since: Micros | None = None
-        """When that ended; None while it is under way."""
+        """When that request ended, or None while it is under way."""
         self.cancelled = False
 
 
 class SessionReplay:
-    """A reactive workload (`workload.reactive`) of the rows of a trace."""
+    """The jobs of a trace as a closed loop: a `ReactiveWorkload`."""
 
     def __init__(
         self,
@@ -73,9 +78,8 @@ class SessionReplay:
         max_sessions: int | None = None,
         rate_scale: float = 1.0,
     ) -> None:
-        """`rows` in order of arrival, or, `is_grouped_by_session`, those of one session after those of another. `limit`, at
-        least 1, only
-        for the latter. `rate_scale`: what comes at a time of its own comes at so much less of it; pauses stay."""
+        """`rows` are in the order of arrival or, if grouped by session, session after session. `max_sessions` is at least 1 and
+        for grouped rows only. `rate_scale` divides recorded arrivals; think times stay."""
         self._rows = iter(rows)
         self._by_session = trace_format.is_grouped_by_session
         self._think_time = think_time
@@ -87,60 +91,63 @@ class SessionReplay:
         self._request_ids = count()
         self._programs: dict[str, _ReplayProgram] = {}
         self._latest_session: _ReplaySession | None = None
-        """The session that was begun last."""
+        """The session that was started last."""
         self._num_open_sessions = 0
-        """Sessions that are not over, if `limit` counts them."""
+        """Sessions that are not over, if `max_sessions` limits them."""
         self._scheduled: list[tuple[Micros, int, Job]] = []
-        """What the reader of this workload has still to be given."""
+        """A heap of jobs that iteration has still to yield, by arrival and id."""
 
     def __iter__(self) -> Iterator[Job]:
         while self._next_row is not None and not self._must_wait(self._next_row):
-            begins, at = self._begins_session(self._next_row), self._recorded_arrival(self._next_row)
+            begins, recorded = self._begins_session(self._next_row), self._recorded_arrival(self._next_row)
             self._take_row(self._schedule)
-            while self._scheduled and self._scheduled[0][0] <= at and (begins or not self._by_session):
+            # Grouped rows are in the order of time from session to session only, so a row within one releases nothing.
+            while self._scheduled and self._scheduled[0][0] <= recorded and (begins or not self._by_session):
                 yield heappop(self._scheduled)[2]
         while self._scheduled:
             yield heappop(self._scheduled)[2]
 
     def on_request_end(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
-        loop = self._programs.get(request.program) if request.program else None
-        if loop is None:
+        program = self._programs.get(request.program) if request.program else None
+        if program is None:
             return ()
-        loop.session.num_unfinished -= 1
+        program.session.num_unfinished -= 1
         jobs: list[Job] = []
         if completed:
-            self._read_next_of(loop, jobs.append if self._max_sessions else self._schedule)
-            loop.idle_since = now
-            self._send_next(loop, jobs.append)
+            self._read_next_of(program, jobs.append if self._max_sessions else self._schedule)
+            program.idle_since = now
+            self._send_next(program, jobs.append)
         else:
-            self._cancel(loop)
-        if self._max_sessions is not None and self._is_over(loop.session):
+            self._cancel(program)
+        if self._max_sessions is not None and self._is_over(program.session):
             self._num_open_sessions -= 1
             self._start_sessions(now, jobs.append)
         return jobs
 
     def _begins_session(self, row: TraceRow) -> bool:
-        """Whether `row`, the next one, begins a session."""
+        """Return whether `row`, the next one, is the first of a session."""
         return row.program not in self._programs and row.parent_program not in self._programs
 
     def _must_wait(self, row: TraceRow) -> bool:
-        return self._max_sessions is not None and self._num_open_sessions >= self._max_sessions and self._begins_session(row)
+        """Return whether `row` begins a session and as many sessions are open as may be."""
+        full = self._max_sessions is not None and self._num_open_sessions >= self._max_sessions
+        return full and self._begins_session(row)
 
     def _schedule(self, job: Job) -> None:
         heappush(self._scheduled, (job.request.arrival, job.request.id, job))
 
     def _take_row(self, send: Send, earliest: Micros = 0) -> None:
-        """The next row of the trace finds its place, and what is to be sent now is sent."""
+        """Read the next row, put it in its program, and send what is due."""
         row = self._next_row
         assert row is not None
-        loop, parent = self._programs.get(row.program), self._programs.get(row.parent_program)
+        program, parent = self._programs.get(row.program), self._programs.get(row.parent_program)
         self._next_row = next(self._rows, None)
-        if loop:
-            self._append_to(loop, loop, row, send)
+        if program:
+            self._append_to(program, program, row, send)
         elif row.program and parent:
-            loop = self._programs[row.program] = _ReplayProgram(row.program, parent.session, row.arrival)
-            loop.cancelled = parent.cancelled
-            self._append_to(parent, loop, row, send)
+            sub_agent = self._programs[row.program] = _ReplayProgram(row.program, parent.session, row.arrival)
+            sub_agent.cancelled = parent.cancelled
+            self._append_to(parent, sub_agent, row, send)
         else:
             if row.program:
                 self._latest_session = _ReplaySession()
@@ -149,59 +156,60 @@ class SessionReplay:
                 self._programs[row.program] = _ReplayProgram(row.program, self._latest_session, row.arrival)
             send(self._job(row, max(self._recorded_arrival(row), earliest)))
 
-    def _append_to(self, before: _ReplayProgram, loop: _ReplayProgram, row: TraceRow, send: Send) -> None:
-        """`row` of `loop` comes when the request of `before` has ended that is under way, or those that wait before it."""
-        if before.cancelled:
+    def _append_to(self, predecessor: _ReplayProgram, program: _ReplayProgram, row: TraceRow, send: Send) -> None:
+        """Let `row` of `program` follow the request of `predecessor` that is under way, and those that wait before it."""
+        if predecessor.cancelled:
             return
-        loop.session.num_unfinished += 1
-        before.waiting.append(row)
-        before.num_own_waiting += loop is before
-        self._send_next(before, send)
+        program.session.num_unfinished += 1
+        predecessor.waiting.append(row)
+        predecessor.num_own_waiting += program is predecessor
+        self._send_next(predecessor, send)
 
-    def _send_next(self, loop: _ReplayProgram, send: Send) -> None:
-        """If its request has ended, send what follows: its sub-agents up to its own next request, and that."""
-        while loop.waiting and loop.idle_since is not None:
-            row = loop.waiting.pop(0)
-            send(self._job(row, loop.idle_since + self._think_time_before(loop, row)))
-            if row.program == loop.program:
-                loop.last_recorded_arrival, loop.idle_since = row.arrival, None
-                loop.num_own_waiting -= 1
+    def _send_next(self, program: _ReplayProgram, send: Send) -> None:
+        """If no request of the program is under way, send its waiting sub-agents up to its own next request, and that."""
+        while program.waiting and program.idle_since is not None:
+            row = program.waiting.pop(0)
+            send(self._job(row, program.idle_since + self._think_time_before(program, row)))
+            if row.program == program.program:
+                program.last_recorded_arrival, program.idle_since = row.arrival, None
+                program.num_own_waiting -= 1
 
-    def _think_time_before(self, loop: _ReplayProgram, row: TraceRow) -> Micros:
+    def _think_time_before(self, program: _ReplayProgram, row: TraceRow) -> Micros:
         if self._think_time is not None:
             return self._think_time
-        return max(row.arrival - loop.last_recorded_arrival, 0) if row.think_time is None else row.think_time
+        return max(row.arrival - program.last_recorded_arrival, 0) if row.think_time is None else row.think_time
 
-    def _read_next_of(self, loop: _ReplayProgram, send: Send) -> None:
-        """Until the next request of `loop` has been read, if it may be due before it was recorded."""
-        while self._reads_ahead and not loop.num_own_waiting and self._next_row is not None:
-            if self._by_session and (loop.session is not self._latest_session or self._begins_session(self._next_row)):
+    def _read_next_of(self, program: _ReplayProgram, send: Send) -> None:
+        """Read until the next request of `program` is found, if it may be due before its recorded arrival."""
+        while self._reads_ahead and not program.num_own_waiting and self._next_row is not None:
+            if self._by_session and (program.session is not self._latest_session or self._begins_session(self._next_row)):
                 return
             self._take_row(send)
 
-    def _cancel(self, loop: _ReplayProgram) -> None:
-        loop.cancelled = True
-        for row in loop.waiting:
-            loop.session.num_unfinished -= 1
-            if row.program != loop.program:
+    def _cancel(self, program: _ReplayProgram) -> None:
+        """End the program, and the sub-agents that have not started, without sending their requests."""
+        program.cancelled = True
+        for row in program.waiting:
+            program.session.num_unfinished -= 1
+            if row.program != program.program:
                 self._cancel(self._programs[row.program])
-        loop.waiting.clear()
+        program.waiting.clear()
 
     def _is_over(self, session: _ReplaySession) -> bool:
-        more_to_come = (
+        has_more_rows = (
             session is self._latest_session and self._next_row is not None and not self._begins_session(self._next_row)
         )
-        return not session.num_unfinished and not more_to_come
+        return not session.num_unfinished and not has_more_rows
 
     def _start_sessions(self, now: Micros, send: Send) -> None:
-        """The next session begins in the place of one that is over, though not before it was recorded to."""
+        """Start sessions in place of one that is over, but not before their recorded arrival."""
         while self._next_row is not None and not self._must_wait(self._next_row):
             self._take_row(send, now)
 
     def _recorded_arrival(self, row: TraceRow) -> Micros:
-        """When `row` arrives if it waits for nobody."""
-        at = row.arrival - self._origin
-        return at if self._rate_scale == 1 else round(at / self._rate_scale)
+        """Return when `row` arrives if it waits for no answer."""
+        recorded = row.arrival - self._origin
+        return recorded if self._rate_scale == 1 else round(recorded / self._rate_scale)
 
     def _job(self, row: TraceRow, arrival: Micros) -> Job:
         return row_to_job(row, next(self._request_ids) if row.id is None else row.id, arrival)

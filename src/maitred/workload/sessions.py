@@ -1,8 +1,7 @@
-"""Who asks: a client's requests one by one, and its sessions, in which a prompt holds all that was said before.
+"""Sessions: the requests of one client, and its conversations, in which a prompt contains everything said before.
 
-A session knows from its beginning what it will say: the lengths of all its rounds are drawn when it starts, so that they are
-the same whenever its answers come, under whatever policy. What only the run can tell is when, and how much of an answer was
-produced.
+The lengths of all rounds of a session are drawn when it starts, so they are the same whenever its answers come, under whatever
+policy. The run decides only when a round is asked, and how many tokens of an answer were produced.
 """
 
 from __future__ import annotations
@@ -26,49 +25,51 @@ SINGLE_ROUND: Final = MultiTurn(max_rounds=1)
 
 
 class PieceNumbers:
-    """Numbers for pieces of text: even ones for the shared prefixes of a workload, odd ones for what is said once."""
+    """Numbers for pieces of text: even ones for the shared prefixes of a workload, odd ones for text that occurs once."""
 
     def __init__(self) -> None:
         self._group_numbers: dict[str, int] = {}
 
-    def shared_prefix(self, name: str, tokens: int) -> PieceChain:
-        """What prompts of the group `name` begin with."""
-        return NO_PIECES.append(2 * self._group_numbers.setdefault(name, len(self._group_numbers)), tokens)
+    def shared_prefix(self, group: str, tokens: int) -> PieceChain:
+        """Return the piece with which the prompts of `group` begin."""
+        return NO_PIECES.append(2 * self._group_numbers.setdefault(group, len(self._group_numbers)), tokens)
 
     def own_piece(self, request_id: RequestId) -> int:
-        """The number of what this request says and is answered."""
+        """Return the number of the new tokens of a request and of its answer."""
         return 2 * request_id + 1
 
 
 class Round(msgspec.Struct, frozen=True, gc=False):
-    """One round: tokens of the prompt that are new in it, and of its answer."""
+    """The lengths of one round."""
 
     prompt_tokens: int
+    """Tokens of the prompt that are new in this round."""
     output_tokens: int
 
 
 class RoundSampler:
-    """Draws what a client, or a cohort, or one user says."""
+    """Draws the rounds of a client, a cohort or one user."""
 
     def __init__(self, sender: Client | Cohort, stream: str) -> None:
-        """`stream` begins the names of its streams."""
-        self._lengths = _lengths_by_window(sender)
-        self._prompt, self._answer = (Random(f"{stream}/{name}").random for name in ("input_tokens", "output_tokens"))
+        """`stream` is the prefix of the names of its random streams."""
+        self._lengths_by_window = _lengths_by_window(sender)
+        self._prompt_draw = Random(f"{stream}/input_tokens").random
+        self._output_draw = Random(f"{stream}/output_tokens").random
 
     def draw(self, window: int) -> Round:
-        """One round, in a window of the client; -1: it has none."""
-        prompts, answers = self._lengths[window]
-        return Round(prompts.draw(self._prompt), answers.draw(self._answer))
+        """Return a round in a window of the client, or outside of windows if `window` is -1."""
+        prompts, outputs = self._lengths_by_window[window]
+        return Round(prompts.draw(self._prompt_draw), outputs.draw(self._output_draw))
 
 
 class VirtualClient:
-    """One client, one member of a cohort or one user, and all that its requests have in common."""
+    """One client, one member of a cohort or one user: the source of requests with one client id."""
 
     def __init__(self, sender: Client | Cohort, name: str, round_sampler: RoundSampler, piece_numbers: PieceNumbers) -> None:
-        """`name` is its client id."""
+        """`name` is the client id."""
         self.multi_turn = sender.multi_turn or SINGLE_ROUND
         self.shared_prefix = _shared_prefix_of(sender, name, piece_numbers)
-        """What its prompts begin with."""
+        """The beginning of its prompts."""
         self._name = name
         self._sender = sender
         self._round_sampler = round_sampler
@@ -79,17 +80,20 @@ class VirtualClient:
         self._num_sessions = 0
 
     def draw_round(self, window: int = -1) -> Round:
-        """What one round says."""
+        """Return the lengths of a new round."""
         return self._round_sampler.draw(window)
 
     def start_session(self, window: int = -1) -> ClientSession:
-        """A new one."""
+        """Return a new session."""
         self._num_sessions += 1
         program = f"{self._name}/{self._num_sessions}" if self.multi_turn.max_rounds > 1 else ""
         return ClientSession(self, program, [self.draw_round(window) for _ in range(self.multi_turn.max_rounds)])
 
     def make_job(self, request_id: RequestId, arrival: Micros, drawn: Round, history: PieceChain | None, program: str) -> Job:
-        """The request of a round, after what has been `said` in its session; None: a session without memory."""
+        """Return the request of a round.
+
+        `history` is everything said before in its session, or None if the prompts of the session do not contain it.
+        """
         sender, before = self._sender, self.shared_prefix if history is None else history
         content = None
         if history is not None or before.tokens:
@@ -111,15 +115,12 @@ class VirtualClient:
             slo_target=sender.slo_target_us or None,
             prefix=content,
         )
-        return Job(
-            request,
-            drawn.output_tokens,
-            content.extend_last(drawn.output_tokens) if history is not None and content is not None else None,
-        )
+        conversation = None if history is None or content is None else content.extend_last(drawn.output_tokens)
+        return Job(request, drawn.output_tokens, conversation)
 
 
 class ClientSession:
-    """One conversation, between its rounds. `accumulate`: each prompt holds what was said before."""
+    """One conversation. With `context_growth: accumulate` each prompt contains what was said before."""
 
     def __init__(self, client: VirtualClient, program: str, rounds: Sequence[Round]) -> None:
         self.client = client
@@ -129,50 +130,51 @@ class ClientSession:
         self._history = client.shared_prefix if client.multi_turn.context_growth == "accumulate" else None
 
     def next_job(self, request_id: RequestId, arrival: Micros) -> Job:
-        """Its next round."""
-        turn = self._rounds[self._next_index]
+        """Return the next round as a request."""
+        drawn = self._rounds[self._next_index]
         self._next_index += 1
-        job = self.client.make_job(request_id, arrival, turn, self._history, self._program)
+        job = self.client.make_job(request_id, arrival, drawn, self._history, self._program)
         if self._history is not None:
             assert isinstance(job.request.prefix, PieceChain)
             self._history = job.request.prefix
         return job
 
-    def on_answer(self, answer_tokens: int) -> None:
-        """The answer to its latest round."""
+    def on_answer(self, output_tokens: int) -> None:
+        """Add the answer to the latest round to the history."""
         if self._history is not None:
-            self._history = self._history.extend_last(answer_tokens)
+            self._history = self._history.extend_last(output_tokens)
 
     @property
     def is_over(self) -> bool:
+        """Whether all rounds have been asked."""
         return self._next_index == len(self._rounds)
 
 
 def _timeout_of(sender: Client | Cohort) -> Micros:
-    """µs; 0: none."""
+    """Return the timeout in µs, or 0 if there is none."""
     if sender.timeout is not None:
         return sender.timeout
     waits = isinstance(sender, Client) and sender.concurrency > 0
     return DEFAULT_TIMEOUT if waits or (sender.multi_turn is not None and sender.closed_loop is not False) else 0
 
 
-def _shared_prefix_of(sender: Client | Cohort, name: str, groups: PieceNumbers) -> PieceChain:
+def _shared_prefix_of(sender: Client | Cohort, name: str, piece_numbers: PieceNumbers) -> PieceChain:
     if not sender.prefix_group:
         return NO_PIECES
-    own = isinstance(sender, Cohort) and sender.prefix_sharing == "per_member"
-    group = f"{sender.prefix_group}\0{name}" if own else sender.prefix_group
-    return groups.shared_prefix(group, DEFAULT_PREFIX_TOKENS if sender.prefix_length is None else sender.prefix_length)
+    per_member = isinstance(sender, Cohort) and sender.prefix_sharing == "per_member"
+    group = f"{sender.prefix_group}\0{name}" if per_member else sender.prefix_group
+    return piece_numbers.shared_prefix(group, DEFAULT_PREFIX_TOKENS if sender.prefix_length is None else sender.prefix_length)
 
 
 def _lengths_by_window(sender: Sender) -> dict[int, tuple[LengthDistribution, LengthDistribution]]:
-    """Prompts and answers, by window; -1: outside of windows."""
+    """Return the distributions of prompts and answers in each window, and outside of windows at -1."""
 
-    def pair(prompts: LengthSpec, answers: LengthSpec) -> tuple[LengthDistribution, LengthDistribution]:
-        return build_lengths("input_distribution", prompts), build_lengths("output_distribution", answers)
+    def build_pair(prompts: LengthSpec, outputs: LengthSpec) -> tuple[LengthDistribution, LengthDistribution]:
+        return build_lengths("input_distribution", prompts), build_lengths("output_distribution", outputs)
 
-    usual_prompts, usual_answers = sender.input_distribution, sender.output_distribution
+    prompts, outputs = sender.input_distribution, sender.output_distribution
     windows = sender.lifecycle.windows if isinstance(sender, Client) and sender.lifecycle else ()
-    of = {-1: pair(usual_prompts, usual_answers)}
+    by_window = {-1: build_pair(prompts, outputs)}
     for index, window in enumerate(windows):
-        of[index] = pair(window.input_distribution or usual_prompts, window.output_distribution or usual_answers)
-    return of
+        by_window[index] = build_pair(window.input_distribution or prompts, window.output_distribution or outputs)
+    return by_window

@@ -1,4 +1,6 @@
-"""Synthetic workloads: who asks what, how often, and what they do with the answers. A file in BLIS's keys, or in Python.
+"""Synthetic workloads: which clients ask what, how often, and what they do with the answers.
+
+A workload is a file in BLIS's keys, or is made in Python:
 
     workload = Workload.from_yaml("chat.yaml")
     workload = Workload(
@@ -10,7 +12,7 @@
         ],
     )
 
-It describes, and `jobs()` begins it: each call makes the same requests again.
+A `Workload` is a description; `jobs()` generates its requests. Each call generates the same requests again.
 """
 
 from __future__ import annotations
@@ -18,12 +20,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
-import msgspec
-
-from maitred.core.units import Micros
-from maitred.workload.spec_clients import Client, Cohort
+from maitred.workload.generator import JobGenerator
+from maitred.workload.spec_clients import Client, Cohort, SenderSet
 from maitred.workload.spec_parts import (
     MAX_DURATION,
     Arrival,
@@ -39,9 +39,6 @@ from maitred.workload.spec_parts import (
     check_range,
     check_rate,
 )
-
-if TYPE_CHECKING:
-    from maitred.workload.generator import JobGenerator
 
 MAX_REQUESTS = 10**12
 
@@ -62,24 +59,15 @@ __all__ = [
 ]
 
 
-class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everybody who asks. Raises ValueError for what cannot be."""
+class Workload(SenderSet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A workload specification. Raises ValueError for values that are out of range or contradict each other."""
 
-    clients: Sequence[Client] = ()
-    cohorts: Sequence[Cohort] = ()
-    aggregate_rate: float = 0.0
-    """Requests per second of all that have a `rate_fraction`, together; 0: everybody has a rate of his own."""
-    num_requests: int = 0
-    """Requests in all, later rounds included; 0: until the horizon."""
-    horizon: Micros = 0
-    """Nothing arrives later, in µs; 0: no end, or that of the next thirty years. The simulation goes on until all have their
-    answers."""
     seed: int = 42
     version: str | int = "2"
     category: Literal["language", "multimodal", "reasoning", ""] = ""
-    """A label."""
+    """A label without effect."""
     goodput_slo_targets: Mapping[str, GoodputTargets] = {}
-    """By SLO class."""
+    """Targets by SLO class."""
     servegen_data: Any = None
     inference_perf: Any = None
 
@@ -99,17 +87,17 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self._check_end()
 
     def _check_ids(self) -> None:
-        """Who has the name of another would draw the same numbers, and share his sessions."""
-        everybody: Sequence[Client | Cohort] = [*self.clients, *self.cohorts]
-        members = {sender.id: sender.num_members for sender in everybody}
-        given = Counter(sender.id for sender in everybody)
-        for key, senders in (("cohorts", self.cohorts), ("clients", self.clients)):
-            for sender in senders:
-                if given[sender.id] > 1:
-                    raise ValueError(f"{key}: the id {sender.id!r} is given {given[sender.id]} times")
+        """Raise ValueError if two senders have the same id. They would draw the same numbers and share their sessions."""
+        senders: Sequence[Client | Cohort] = [*self.clients, *self.cohorts]
+        num_members = {sender.id: sender.num_members for sender in senders}
+        times_given = Counter(sender.id for sender in senders)
+        for key, section in (("cohorts", self.cohorts), ("clients", self.clients)):
+            for sender in section:
+                if times_given[sender.id] > 1:
+                    raise ValueError(f"{key}: the id {sender.id!r} is given {times_given[sender.id]} times")
                 group, _, number = sender.id.rpartition("-")
-                if number.isdecimal() and number == str(int(number)) and int(number) < members.get(group, 0):
-                    raise ValueError(f"{key}: the id {sender.id!r} is that of one of the {members[group]} called {group!r}")
+                if number.isdecimal() and number == str(int(number)) and int(number) < num_members.get(group, 0):
+                    raise ValueError(f"{key}: the id {sender.id!r} is that of one of the {num_members[group]} called {group!r}")
 
     def _check_rates(self) -> None:
         for key, senders in (("clients", self.clients), ("cohorts", self.cohorts)):
@@ -134,13 +122,14 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Self:
-        """Raises ConfigError with file, line and the nearest valid key for what is wrong with the file."""
+        """Read a specification file. Raises ConfigError with file, line and the nearest valid key."""
         from maitred.core.yaml_schema import read_struct
 
         return read_struct(Path(path), cls)
 
     def jobs(self, *, seed: int | None = None, rate_scale: float = 1.0) -> JobGenerator:
-        """Begin it. `seed` in place of its own; every rate is multiplied by `rate_scale`."""
-        from maitred.workload.generator import JobGenerator
+        """Return a generator of the requests.
 
+        `seed` replaces the workload's own; `rate_scale` multiplies every rate.
+        """
         return JobGenerator(self, self.seed if seed is None else seed, rate_scale)

@@ -1,7 +1,8 @@
-"""Who asks, in a workload specification: clients, users of a closed loop, and cohorts."""
+"""The senders of a workload specification: clients, users of a closed loop, and cohorts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -29,40 +30,41 @@ from maitred.workload.spec_parts import (
 
 MAX_MEMBERS = 100_000
 DEFAULT_PREFIX_TOKENS = 50
-"""Tokens of a shared prefix whose length nobody says (BLIS)."""
+"""Tokens of a shared prefix without a `prefix_length` (BLIS)."""
 DEFAULT_TIMEOUT: Micros = 300_000_000
-"""Of requests whose answer somebody waits for to go on (BLIS)."""
+"""µs, for requests whose answer the next request waits for (BLIS)."""
 V1_SLO_CLASSES: Final = {"realtime": "critical", "interactive": "standard"}
+"""The present names of two SLO classes of version 1."""
 
 
 class Sender(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What clients and cohorts have in common."""
+    """The keys that clients and cohorts share."""
 
     id: str
     input_distribution: LengthSpec
-    """Tokens of a prompt beside what it shares and what earlier rounds have said."""
+    """Prompt tokens that a request adds to its shared prefix and its history."""
     output_distribution: LengthSpec
     rate_fraction: float | None = None
-    """Its share of the aggregate rate, in proportion to those of all that are active."""
+    """Its share of the aggregate rate, in proportion to the fractions of all active senders."""
     rate: float | None = None
-    """Requests per second of its own, whatever the others do. For multi-turn clients, sessions per second. (Not in BLIS.)"""
+    """Requests per second, whatever the other senders do; for multi-turn clients, sessions per second. (Not in BLIS.)"""
     arrival: Arrival = Arrival()
     tenant_id: str = ""
     slo_class: str = ""
     model: str = ""
     adapter: str = ""
-    """LoRA adapter: the routing key of its requests, and a prefix cache of their own. What adapters cost is not simulated."""
+    """LoRA adapter: the routing key of its requests, and a prefix cache of its own. The cost of adapters is not simulated."""
     streaming: bool = True
     prefix_group: str = ""
     """Prompts of one group begin with the same tokens."""
     prefix_length: int | None = None
     reasoning: Reasoning | None = None
     closed_loop: bool | None = None
-    """false: the rounds of a session come at their times, whatever becomes of those before."""
+    """False: the rounds of a session arrive at fixed times, whatever happens to the previous answers."""
     timeout: Micros | None = None
-    """µs after its arrival from which nobody wants the answer; 0: never. Default: 300 s where somebody waits for it."""
+    """µs from arrival to deadline; 0: no deadline. Default: 300 s where a later request waits for the answer, else none."""
     slo_target_us: Micros | None = None
-    """Within which its first token should come."""
+    """The time from arrival within which the first token should come."""
     network: Any = None
     multimodal: Any = None
 
@@ -98,12 +100,12 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Client(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One stream of requests at a rate, or, with `concurrency`, so many users who each wait for their answers."""
+    """One stream of requests at a rate; with `concurrency`, that many users who each wait for their answers."""
 
     concurrency: int = 0
-    """Users, each with one request at a time (BLIS; a closed loop)."""
+    """Number of users, each with one request at a time (BLIS's closed loop)."""
     think_time_us: Micros | None = None
-    """How long a user thinks between an answer and the next request."""
+    """Time from an answer to the next request of the user."""
     lifecycle: Lifecycle | None = None
 
     def __post_init__(self) -> None:
@@ -124,29 +126,29 @@ class Client(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def num_members(self) -> int:
-        """How many there are of the name `id-0`, `id-1`, ..."""
+        """Number of members called `id-0`, `id-1`, ..."""
         return self.concurrency
 
     @property
     def becomes_silent(self) -> bool:
-        """Whether its rate is nothing some day."""
+        """Whether its rate is 0 from some instant on."""
         return self.lifecycle is not None
 
     @property
     def is_finite(self) -> bool:
-        """Whether it stops sending of its own accord."""
+        """Whether it sends a finite number of requests."""
         return self.becomes_silent or (self.multi_turn is not None and self.multi_turn.single_session)
 
     @property
     def has_own_rate(self) -> bool:
-        """Whether its rate is within `rate`, its windows or its arrivals."""
+        """Whether `rate`, its windows or its arrivals give its rate."""
         windows = self.lifecycle.windows if self.lifecycle else ()
         own = self.rate is not None or self.arrival.own_rate is not None
         return own or (bool(windows) and all(w.trace_rate is not None or (w.arrival and w.arrival.own_rate) for w in windows))
 
 
 class Cohort(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A population of clients that are alike, called `id-0`, `id-1`, ... Rates are those of all of them together."""
+    """A population of equal clients, called `id-0`, `id-1`, ... Rates are those of all members together."""
 
     population: int
     diurnal: Diurnal | None = None
@@ -166,21 +168,34 @@ class Cohort(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def num_members(self) -> int:
-        """How many there are of the name `id-0`, `id-1`, ..."""
+        """Number of members called `id-0`, `id-1`, ..."""
         return self.population
 
     @property
     def becomes_silent(self) -> bool:
-        """Whether its rate is nothing some day."""
+        """Whether its rate is 0 from some instant on."""
         return self.spike is not None or self.drain is not None
 
     @property
     def is_finite(self) -> bool:
-        """Whether it stops sending of its own accord."""
+        """Whether it sends a finite number of requests."""
         return self.becomes_silent
 
     @property
     def has_own_rate(self) -> bool:
-        """Whether its rate is within `rate`, its spike or its arrivals."""
+        """Whether `rate`, its spike or its arrivals give its rate."""
         own = self.rate is not None or self.arrival.own_rate is not None
         return own or (self.spike is not None and self.spike.trace_rate is not None)
+
+
+class SenderSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All senders of a workload, and the limits that apply to them together."""
+
+    clients: Sequence[Client] = ()
+    cohorts: Sequence[Cohort] = ()
+    aggregate_rate: float = 0.0
+    """Requests per second of all senders that have a `rate_fraction`, together; 0: every sender has a rate of its own."""
+    num_requests: int = 0
+    """Number of requests, later rounds included; 0: until the horizon."""
+    horizon: Micros = 0
+    """µs; nothing arrives later. 0: `MAX_DURATION`. The simulation continues until all answers are complete."""

@@ -1,8 +1,6 @@
-"""Lengths in a workload specification: a section with `type` and `params` by BLIS's names, or as on the command line.
+"""The parts of a workload specification that clients and cohorts consist of, with BLIS's keys.
 
-The parts that clients and cohorts of a workload specification are made of, by BLIS's keys.
-
-Each checks itself when it is made, and raises ValueError whose message begins with the key that is wrong.
+Each struct checks itself when it is made. A wrong value raises ValueError with a message that begins with the key.
 """
 
 from __future__ import annotations
@@ -30,9 +28,33 @@ from maitred.workload.lengths import (
     parse_lengths,
 )
 
+MIN_RATE, MAX_RATE = 1e-6, 1e9
+"""Requests per second. Outside this range no span of simulated time makes sense."""
+MAX_DURATION: Micros = 10**15
+"""About thirty years."""
+MAX_ROUNDS = 10_000
+
+
+def check_range(name: str, value: float | None, low: float, high: float) -> None:
+    """Raise ValueError unless `value` is None or from `low` to `high`."""
+    if value is not None and not low <= value <= high:
+        raise ValueError(f"{name} must be from {low:,} to {high:,}, not {value}")
+
+
+def check_rate(name: str, rate: float | None) -> None:
+    """Raise ValueError unless `rate` is None or from `MIN_RATE` to `MAX_RATE`."""
+    if rate is not None and not MIN_RATE <= rate <= MAX_RATE:
+        raise ValueError(f"{name} must be from {MIN_RATE:g} to {MAX_RATE:g}, not {rate:g}")
+
+
+def check_positive(name: str, value: float | None, high: float) -> None:
+    """Raise ValueError unless `value` is None or above 0 and at most `high`."""
+    if value is not None and not 0 < value <= high:
+        raise ValueError(f"{name} must be above 0 and at most {high:,}, not {value}")
+
 
 class _LengthParams(msgspec.Struct, frozen=True):
-    """A distribution by the names of its parameters."""
+    """A distribution and the names of its parameters in a specification."""
 
     factory: Callable[..., LengthDistribution]
     names: Sequence[str]
@@ -54,7 +76,10 @@ _LENGTH_PARAMS: Mapping[str, Sequence[_LengthParams]] = {
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `type` and its `params`, in tokens. Raises ValueError for those that make no sense."""
+    """A length distribution as a section of a file: a `type` and its `params`, in tokens.
+
+    Raises ValueError for parameters that are missing, unknown or out of range.
+    """
 
     type: str
     params: Mapping[str, float] = {}
@@ -64,40 +89,41 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.file is not None:
             raise ValueError("file is not read: give the weights of the lengths as params")
         if self.type not in _LENGTH_PARAMS and self.type != "empirical":
-            raise ValueError(
-                f"type {self.type!r} is no distribution: {nearest_name_hint(self.type, [*_LENGTH_PARAMS, 'empirical'])}"
-            )
+            hint = nearest_name_hint(self.type, [*_LENGTH_PARAMS, "empirical"])
+            raise ValueError(f"type {self.type!r} is no distribution: {hint}")
         self.build()
 
     def build(self) -> LengthDistribution:
-        """What it describes."""
+        """Return the distribution that the section describes."""
         try:
             return EmpiricalLength(self.params) if self.type == "empirical" else self._build_by_params()
         except ValueError as error:
             raise ValueError(f"params: {error}") from error
 
     def _build_by_params(self) -> LengthDistribution:
-        form = next((form for form in _LENGTH_PARAMS[self.type] if {*form.names} == self.params.keys()), None)
+        forms = _LENGTH_PARAMS[self.type]
+        form = next((form for form in forms if {*form.names} == self.params.keys()), None)
         if form is None:
             raise ValueError(self._mismatch())
         return form.factory(*(self.params[name] for name in form.names))
 
     def _mismatch(self) -> str:
-        """What is too much, or else what is missing."""
-        known = {name for form in _LENGTH_PARAMS[self.type] for name in form.names}
+        """Return which parameter is unknown, or else which parameters are missing."""
+        forms = _LENGTH_PARAMS[self.type]
+        known = {name for form in forms for name in form.names}
         for name in self.params:
             if name not in known:
                 return f"{name!r} means nothing to {self.type} lengths: {nearest_name_hint(name, known)}"
-        nearly = max(_LENGTH_PARAMS[self.type], key=lambda form: len(self.params.keys() & {*form.names}))
-        return f"{self.type} lengths also need {', '.join(name for name in nearly.names if name not in self.params)}"
+        closest = max(forms, key=lambda form: len(self.params.keys() & {*form.names}))
+        return f"{self.type} lengths also need {', '.join(name for name in closest.names if name not in self.params)}"
 
 
 LengthSpec: TypeAlias = Distribution | str | int
-"""Lengths as a file has them: a section, or as on the command line (`500`, `normal:500,150`)."""
+"""Lengths in a specification: a section, or the form of the command line (`500`, `normal:500,150`)."""
 
 
 def build_lengths(key: str, spec: LengthSpec) -> LengthDistribution:
-    """Raises ValueError that begins with `key`."""
+    """Return the distribution that `spec` describes. Raises ValueError with a message that begins with `key`."""
     if isinstance(spec, Distribution):
         return spec.build()
     try:
@@ -106,41 +132,16 @@ def build_lengths(key: str, spec: LengthSpec) -> LengthDistribution:
         raise ValueError(f"{key}: {error}") from error
 
 
-MIN_RATE, MAX_RATE = 1e-6, 1e9
-"""Requests per second. Outside, no span of simulated time makes sense any more."""
-MAX_DURATION: Micros = 10**15
-"""Thirty years."""
-MAX_ROUNDS = 10_000
-
-
-def check_range(name: str, value: float | None, low: float, high: float) -> None:
-    """Raises ValueError unless `value` is nothing or from `low` to `high`."""
-    if value is not None and not low <= value <= high:
-        raise ValueError(f"{name} must be from {low:,} to {high:,}, not {value}")
-
-
-def check_rate(name: str, rate: float | None) -> None:
-    """Raises ValueError unless `rate` is nothing or one that makes sense."""
-    if rate is not None and not MIN_RATE <= rate <= MAX_RATE:
-        raise ValueError(f"{name} must be from {MIN_RATE:g} to {MAX_RATE:g}, not {rate:g}")
-
-
-def check_positive(name: str, value: float | None, high: float) -> None:
-    """Raises ValueError unless `value` is nothing or above 0 and at most `high`."""
-    if value is not None and not 0 < value <= high:
-        raise ValueError(f"{name} must be above 0 and at most {high:,}, not {value}")
-
-
 class Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How requests come: `process` and what shapes it."""
+    """The arrival process of a client: `process` and the parameters of its gaps."""
 
     process: Literal["poisson", "gamma", "weibull", "constant", "normalized"] = "poisson"
     cv: float | None = None
-    """Standard deviation / mean of the gaps, for gamma and weibull. Default: 1."""
+    """Standard deviation of the gaps divided by their mean, for gamma and weibull. Default: 1."""
     shape: float | None = None
-    """Gamma's α or Weibull's k, as fitted; then `cv` is only said."""
+    """Gamma's α or Weibull's k, as fitted. It takes precedence over `cv`."""
     scale: float | None = None
-    """Gamma's θ or Weibull's λ in µs. With it the gaps have a mean of their own, and so the client a rate of its own."""
+    """Gamma's θ or Weibull's λ in µs. With it the gaps are absolute, so the client has a rate of its own."""
 
     def __post_init__(self) -> None:
         for name, value in (("cv", self.cv), ("shape", self.shape), ("scale", self.scale)):
@@ -159,7 +160,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.process in ("gamma", "weibull")
 
     def build(self) -> ArrivalProcess:
-        """The process."""
+        """Return the process."""
         factory = ARRIVALS.find(self.process)
         if not self._has_shape:
             return factory()
@@ -169,7 +170,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def own_rate(self) -> float | None:
-        """Requests per second, where the gaps are given in absolute terms; None: the rate is somebody else's affair."""
+        """Requests per second if the gaps are absolute, or None if the rate is given elsewhere."""
         if self.scale is None or self.shape is None:
             return None
         mean = self.shape if self.process == "gamma" else math.gamma(1.0 + 1.0 / self.shape)
@@ -177,12 +178,12 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A span in which a client is active, and what differs in it. Instants in µs since the start of the run."""
+    """A span in which a client is active, and the values that differ in it. Instants are in µs since the start of the run."""
 
     start_us: Micros
     end_us: Micros
     trace_rate: float | None = None
-    """Its weight among the clients that share the aggregate rate; without an aggregate rate, requests per second."""
+    """The weight among the clients that share the aggregate rate; without an aggregate rate, requests per second."""
     arrival: Arrival | None = None
     input_distribution: LengthSpec | None = None
     output_distribution: LengthSpec | None = None
@@ -199,7 +200,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Lifecycle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a client is active."""
+    """The windows in which a client is active."""
 
     windows: Sequence[Window]
 
@@ -212,15 +213,15 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class MultiTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sessions of several rounds. Each round after the first asks when the answer to the one before has been read."""
+    """Sessions of several rounds. Every round after the first follows the end of the previous answer."""
 
     max_rounds: int
     think_time_us: Micros = 0
-    """From the end of an answer to the next question."""
+    """Time from the end of an answer to the next round."""
     context_growth: Literal["accumulate", ""] = ""
-    """accumulate: a prompt is the one before, its answer, and something new; otherwise something new alone."""
+    """accumulate: a prompt is the previous prompt, its answer, and new tokens; otherwise new tokens only."""
     single_session: bool = False
-    """The client has one session and no more."""
+    """Whether the client has one session only."""
 
     def __post_init__(self) -> None:
         check_range("max_rounds", self.max_rounds, 1, MAX_ROUNDS)
@@ -231,15 +232,15 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """BLIS's section for reasoning models and sessions."""
 
     reason_ratio_distribution: Any = None
-    """Which share of an answer is reasoning. It is read and changes nothing: an instance makes no difference between them."""
+    """The share of reasoning tokens in an answer. It is read and has no effect: an instance treats all tokens alike."""
     multi_turn: MultiTurn | None = None
 
 
 class Diurnal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A day of 24 steps, over and over: a cosine with its trough twelve hours from the peak."""
+    """A day of 24 steps on a cosine, repeated; the trough is twelve hours from the peak."""
 
     peak_hour: int
-    """0..23; the run begins at hour 0."""
+    """0 to 23; the run starts at hour 0."""
     peak_to_trough_ratio: float
 
     def __post_init__(self) -> None:
@@ -248,12 +249,12 @@ class Diurnal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Spike(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Active from `start_time_us` for `duration_us`, and never else."""
+    """Activity from `start_time_us` for `duration_us` only."""
 
     start_time_us: Micros
     duration_us: Micros
     trace_rate: float | None = None
-    """Requests per second of the whole cohort, where there is no aggregate rate."""
+    """Requests per second of the whole cohort if there is no aggregate rate."""
 
     def __post_init__(self) -> None:
         check_range("start_time_us", self.start_time_us, 0, MAX_DURATION)
@@ -262,7 +263,7 @@ class Spike(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The full rate until `start_time_us`, then ten steps down to nothing within `ramp_duration_us`."""
+    """The full rate until `start_time_us`, then ten steps down to 0 within `ramp_duration_us`."""
 
     start_time_us: Micros
     ramp_duration_us: Micros
@@ -273,11 +274,11 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class GoodputTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a request must keep to count as good, in ms; what is left out does not matter."""
+    """The latencies in ms that a request must not exceed to count as good. None means no limit."""
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
-    """Mean gap between its tokens."""
+    """Mean gap between the tokens of the request."""
     e2e_ms: float | None = None
 
     _max_ms: ClassVar[float] = MAX_DURATION / 1000

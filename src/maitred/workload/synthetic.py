@@ -1,9 +1,8 @@
-"""The plain synthetic workload: one stream of requests, or one group of users, with lengths from distributions. More than that
-says `spec`.
+"""The plain synthetic workload: one stream of requests, or one group of users. `Workload` (`spec`) describes everything else.
 
-Each quantity draws from a stream of its own, named and derived from the seed (`42/arrivals`, `42/input_tokens`, ...), so
-that changing one distribution leaves the draws of the others where they were: two runs that differ in the lengths of the
-answers see the same arrivals.
+Each quantity draws from a random stream of its own, whose name derives from the seed (`42/arrivals`, `42/input_tokens`, ...).
+A change of one distribution leaves the draws of the others as they are: two runs that differ in the lengths of the answers
+have the same arrivals.
 """
 
 from __future__ import annotations
@@ -39,13 +38,14 @@ def synthetic(
     class_mix: str | ClassMix | None = None,
     tenant_mix: str | TenantMix | None = None,
 ) -> Iterator[Job]:
-    """`num_requests` jobs whose gaps have the mean 1/`rate` (`rate` in requests per second).
+    """Return `num_requests` jobs that arrive at `rate` requests per second on average.
 
-    `arrival` says how they vary (see `arrivals`): `poisson`, `gamma:2.5`, ... Lengths are given as users write them (see
-    `lengths`), in tokens; all prompts begin with the same `prefix_tokens`, which count besides. `class_mix` is written likewise
-    (`interactive:0.3,bulk:0.7`), None: every request is `default`; so is `tenant_mix` (`auth:acme:0.3,auth:globex:0.7`), None:
-    nobody knows whose they are.
-    Raises ConfigError at once, not at the first job; its `where` is the name of the argument.
+    `arrival` is the arrival process (see `arrivals`): `poisson`, `gamma:2.5`, ... Lengths are in tokens, as users write them
+    (see `lengths`). All prompts begin with the same `prefix_tokens`, which are added to `input_tokens`. `class_mix`
+    (`interactive:0.3,bulk:0.7`) gives the shares of classes; without it every request has the class `default`. `tenant_mix`
+    (`auth:acme:0.3,auth:globex:0.7`) gives the shares of tenants; without it requests have no tenant.
+
+    Raises ConfigError at the call, not at the first job; its `where` is the name of the argument.
     """
     if not MIN_RATE <= rate <= MAX_RATE:
         hint = f"a number between {MIN_RATE:g} and {MAX_RATE:g} requests per second"
@@ -74,15 +74,17 @@ def closed_loop(
     class_mix: str | ClassMix | None = None,
     tenant_mix: str | TenantMix | None = None,
 ) -> Iterable[Job]:
-    """`num_requests` jobs of `concurrency` users, each of whom sends, waits for the answer, thinks and sends again.
+    """Return `num_requests` jobs of `concurrency` users. Each user sends a request, waits for its answer, thinks, and sends
+    again.
 
-    The other arguments are those of `synthetic`. A user whose request fails sends no more, and waits 300 s at most (BLIS).
-    Raises ConfigError at once.
+    The other arguments are those of `synthetic`. A user whose request fails sends no more. The timeout is 300 s (BLIS).
+
+    Raises ConfigError at the call.
     """
     mix = parse_class_mix(class_mix, where="class_mix") if isinstance(class_mix, str) else class_mix
     tenants = parse_tenant_mix(tenant_mix, where="tenant_mix") if isinstance(tenant_mix, str) else tenant_mix
-    for where, said in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
-        parse_lengths(said, where=where)
+    for where, lengths in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
+        parse_lengths(lengths, where=where)
     count = _check_num_requests(num_requests)
     if not 1 <= concurrency <= MAX_MEMBERS:
         raise ConfigError(f"there cannot be {concurrency} users", where="concurrency", hint=f"from 1 to {MAX_MEMBERS:,}")
@@ -134,11 +136,14 @@ def _check_num_requests(num_requests: int) -> int:
 def _generate_jobs(
     mean_gap: float, gaps: Gaps, count: int, seed: int, prompts: LengthDistribution, answers: LengthDistribution, mix: ClassMix
 ) -> Iterator[Job]:
-    prompt, answer, cls = (Random(f"{seed}/{stream}").random for stream in ("input_tokens", "output_tokens", "classes"))
+    streams = ("input_tokens", "output_tokens", "classes")
+    prompt_stream, output_stream, class_stream = (Random(f"{seed}/{stream}").random for stream in streams)
     draw_prompt, draw_answer, draw_class = prompts.draw, answers.draw, mix.draw
     at = 0.0
     for number, gap in zip(range(count), gaps, strict=False):
-        # summed as a float and rounded once, so that gaps of less than a microsecond keep their mean
+        # The sum is a float and rounded only here: gaps below a microsecond keep their mean.
         at += mean_gap * gap
-        request = Request(id=number, arrival=round(at), prompt_tokens=draw_prompt(prompt), priority_class=draw_class(cls))
-        yield Job(request, draw_answer(answer))
+        request = Request(
+            id=number, arrival=round(at), prompt_tokens=draw_prompt(prompt_stream), priority_class=draw_class(class_stream)
+        )
+        yield Job(request, draw_answer(output_stream))

@@ -1,18 +1,17 @@
-"""The order and the ids of a trace's rows.
+"""Traces: recorded workloads, streamed from files of any size.
 
-Rows are in order of arrival, or nearly: some formats are written in another order, and say by how many places a row may be late
-(`TraceFormat.max_disorder`). That many are held back and sorted; a row that is later than that is a bad one. Rows of the same
-instant keep the order of the file.
+A trace is named as `FORMAT:FILE` (`azure:conv.csv`, `mooncake:conversation.jsonl.gz`), as `FILE` alone if its first line tells
+the format, or as `sample:NAME` if it comes with maitred. Rows become jobs in the order of arrival. The first job usually
+arrives at time 0 (`TraceFormat.time_origin`). Ids are those of the trace, or 0, 1, 2, ...
 
-Traces: recorded workloads, streamed from files of any size.
+A row that cannot be used, or that goes back in time, is an error that names its line. `BadRows.SKIP` counts such rows and
+continues. Rows are never repaired: a trace that is silently sorted or patched is not the one that was recorded. A trace without
+any usable row is an error too, because it is the wrong file and not a workload without requests.
 
-A trace is named as `FORMAT:FILE` (`azure:conv.csv`, `mooncake:conversation.jsonl.gz`), as `FILE` alone where its first line
-tells the format, or as `sample:NAME` for one that comes with maitred. Rows become jobs in order of arrival, usually with the
-first at time 0 (`TraceFormat.time_origin`), with the trace's own ids or 0, 1, 2, ...
-
-A row that cannot be used, or that goes back in time, is an error that names its line; `BadRows.SKIP` counts it instead and
-goes on. It is never mended: a trace that is quietly sorted or patched is not the one that was recorded. A trace of which no
-row can be used is an error too: it is the wrong file, and not a workload in which nothing happens.
+Some formats are not written in the order of arrival, and say by how many places a row may be late
+(`TraceFormat.max_disorder`). The reader holds that many rows back and sorts them. Example with `max_disorder = 1` and
+arrivals 1, 3, 2, 4: row 1 is held, 3 releases 1, 2 releases 2, 4 releases 3, and the end of the file releases 4. A row that
+is later than that is a bad row. Rows with the same arrival keep the order of the file.
 """
 
 from __future__ import annotations
@@ -45,40 +44,44 @@ from maitred.workload.trace_format import (
 )
 
 MAX_ID: Final = (1 << 63) - 1
-"""Results have columns of 64 bits."""
+"""The largest id: results have columns of 64 bits."""
+
+_SAMPLES = Path(__file__).parent / "samples"
+_FORMAT = re.compile(r"(?P<format>[\w-]+\([^)]*\)|[\w.]+:[A-Z_]\w*(?:\([^)]*\))?):(?P<file>.+)", re.DOTALL)
+"""A format with parameters, or a class that is a format, followed by the file."""
 
 
 def sort_by_arrival(rows: Iterable[TraceRow], max_disorder: int, on_late_row: Callable[[RowError], None]) -> Iterator[TraceRow]:
-    """The rows by arrival. One that comes too late is handed to `refuse` and, if that returns, left out."""
-    ahead: list[tuple[Micros, int, TraceRow]] = []
+    """Yield the rows by arrival. A row that comes too late goes to `on_late_row` and, if that returns, is left out."""
+    held: list[tuple[Micros, int, TraceRow]] = []
     latest: Micros | None = None
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if latest is not None and row.arrival < latest:
             on_late_row(RowError("it arrived before the row above it", "rows must be in order of arrival"))
             continue
-        if len(ahead) == max_disorder:
-            latest, _, first = heappushpop(ahead, (row.arrival, place, row))
+        if len(held) == max_disorder:
+            latest, _, first = heappushpop(held, (row.arrival, index, row))
             yield first
         else:
-            heappush(ahead, (row.arrival, place, row))
-    while ahead:
-        yield heappop(ahead)[2]
+            heappush(held, (row.arrival, index, row))
+    while held:
+        yield heappop(held)[2]
 
 
 class UniqueIds:
-    """Sees to it that the ids of a trace, where it has some, occur once.
+    """A check that the ids of a trace, if it has ids, occur once.
 
-    What has been seen is kept as ranges, so ids without gaps, in whatever order, are next to nothing.
+    Ids are stored as ranges, so ids without gaps take almost no memory, in whatever order they come.
     """
 
     def __init__(self) -> None:
         self._has_ids: bool | None = None
+        # Range i is from `_firsts[i]` to before `_ends[i]`. Ranges are in order, with a gap between any two.
         self._firsts: list[int] = []
         self._ends: list[int] = []
-        """Range i is from `_firsts[i]` to before `_ends[i]`; in order, with a gap between any two."""
 
     def check(self, row: TraceRow) -> None:
-        """Raises RowError for an id that cannot be one."""
+        """Raise RowError for an id that is missing, too large or occurs again."""
         if self._has_ids is None:
             self._has_ids = row.id is not None
         if self._has_ids and row.id is None:
@@ -90,37 +93,32 @@ class UniqueIds:
 
     def _add(self, number: int) -> None:
         firsts, ends = self._firsts, self._ends
-        place = bisect_right(firsts, number)  # of the first range that begins after it
-        if place and number < ends[place - 1]:
+        index = bisect_right(firsts, number)  # of the first range that begins after the number
+        if index and number < ends[index - 1]:
             raise RowError(f"its id is {number}, as that of a row above", "ids must occur once")
-        follows = bool(place) and ends[place - 1] == number
-        precedes = place < len(firsts) and firsts[place] == number + 1
-        if follows and precedes:
-            ends[place - 1] = ends.pop(place)
-            del firsts[place]
-        elif follows:
-            ends[place - 1] = number + 1
-        elif precedes:
-            firsts[place] = number
+        extends_previous = bool(index) and ends[index - 1] == number
+        extends_next = index < len(firsts) and firsts[index] == number + 1
+        if extends_previous and extends_next:
+            ends[index - 1] = ends.pop(index)
+            del firsts[index]
+        elif extends_previous:
+            ends[index - 1] = number + 1
+        elif extends_next:
+            firsts[index] = number
         else:
-            firsts.insert(place, number)
-            ends.insert(place, number + 1)
-
-
-_SAMPLES = Path(__file__).parent / "samples"
-_FORMAT = re.compile(r"(?P<format>[\w-]+\([^)]*\)|[\w.]+:[A-Z_]\w*(?:\([^)]*\))?):(?P<file>.+)", re.DOTALL)
-"""A format with parameters, or a class that is one, and the file."""
+            firsts.insert(index, number)
+            ends.insert(index, number + 1)
 
 
 class BadRows(Enum):
-    """What becomes of rows that cannot be used."""
+    """What happens to rows that cannot be used."""
 
     REFUSE = "refuse"
     SKIP = "skip"
 
 
 class Trace:
-    """The jobs of a trace file, once, in order of arrival. Close it, use it in a `with`, or read it to the end."""
+    """The jobs of a trace file, once, in the order of arrival. Close it, use it in a `with` block, or read it to the end."""
 
     def __init__(self, lines: LineReader, trace_format: TraceFormat, parse: RowParser, bad_rows: BadRows) -> None:
         self._reader = lines
@@ -128,18 +126,19 @@ class Trace:
         self._parse = parse
         self._bad_rows = bad_rows
         self.num_skipped = 0
-        """Rows left out so far: bad ones (`BadRows.SKIP`), and those that their format leaves out (`NotReplayedError`)."""
+        """Rows left out so far: bad rows (`BadRows.SKIP`) and rows that are not replayed (`NotReplayedError`)."""
         self.first_skipped: ConfigError | None = None
-        """What was wrong with the first of them, and where."""
+        """The error of the first row that was left out, with its place."""
 
     def __iter__(self) -> Iterator[Job]:
-        """Raises ConfigError at a row that cannot be used, unless they are skipped, and at the end if there was no other."""
+        """Yield the jobs. Raises ConfigError at a bad row, unless such rows are skipped, and at the end if no row was
+        usable."""
         origin: Micros | None = None
         timed = filter(self._has_arrival, self._usable_rows())
-        for number, row in enumerate(sort_by_arrival(timed, self._format.max_disorder, self._reject)):
+        for index, row in enumerate(sort_by_arrival(timed, self._format.max_disorder, self._reject)):
             if origin is None:
                 origin = self._format.time_origin(row.arrival)
-            yield row_to_job(row, number if row.id is None else row.id, row.arrival - origin)
+            yield row_to_job(row, index if row.id is None else row.id, row.arrival - origin)
         if origin is None:
             raise self._no_rows_error()
 
@@ -151,18 +150,19 @@ class Trace:
         max_rows: int | None = None,
         rate_scale: float = 1.0,
     ) -> SessionReplay:
-        """The same requests, but in a session each waits for the answer before it (see `session_replay`); instead of reading
-        the trace itself. `think` replaces the pauses of the trace; `limit`: that many sessions at once; `most`: rows to read;
-        `rate_scale`: sessions begin so much more densely. Raises ConfigError for a `limit` where sessions do not stand
-        together, and as reading the trace does."""
+        """Return the same requests as a closed loop: in a session each request waits for the previous answer
+        (`session_replay`). Use it instead of iterating over the trace.
+
+        `think_time` replaces the think times of the trace; `max_sessions` limits the sessions that are open at once;
+        `max_rows` limits the rows that are read; `rate_scale` makes the starts of sessions that many times as dense. Raises
+        ConfigError for `max_sessions` if the rows of a session do not stand together, and the errors of reading the trace.
+        """
         if max_sessions is not None and not self._format.is_grouped_by_session:
             hint = "only a trace whose sessions stand one after another, such as agentic, can begin one when another ends"
             raise ConfigError("this trace cannot limit its sessions", where=str(self.path), hint=hint)
-        rows = (
-            self._usable_rows()
-            if self._format.is_grouped_by_session
-            else sort_by_arrival(self._usable_rows(), self._format.max_disorder, self._reject)
-        )
+        rows = self._usable_rows()
+        if not self._format.is_grouped_by_session:
+            rows = sort_by_arrival(rows, self._format.max_disorder, self._reject)
         return SessionReplay(
             islice(self._require_rows(rows), max_rows),
             self._format,
@@ -181,12 +181,12 @@ class Trace:
 
     def _has_arrival(self, row: TraceRow) -> bool:
         if not row.has_arrival:
-            what = "it has no time of its own, but comes after an answer"
-            self._reject(RowError(what, "--session-mode closed-loop waits for it"))
+            problem = "it has no time of its own, but comes after an answer"
+            self._reject(RowError(problem, "--session-mode closed-loop waits for it"))
         return row.has_arrival
 
     def _usable_rows(self) -> Iterator[TraceRow]:
-        """Those that can be used, in the order of the file."""
+        """Yield the usable rows in the order of the file."""
         ids = UniqueIds()
         try:
             for line in self._reader:
@@ -201,7 +201,7 @@ class Trace:
             self.close()
 
     def _parse_line(self, line: str) -> Sequence[TraceRow]:
-        """The rows of one line that can be used."""
+        """Return the usable rows of one line."""
         try:
             parsed = self._parse(_require_text(line))
         except RowError as bad:
@@ -217,9 +217,9 @@ class Trace:
     def _reject(self, row: RowError) -> None:
         if self._bad_rows is BadRows.REFUSE and not isinstance(row, NotReplayedError):
             hint = join_hints(row.hint, "--skip-bad-rows leaves such rows out")
-            raise ConfigError(row.what, where=self._reader.location, hint=hint) from row
+            raise ConfigError(row.problem, where=self._reader.location, hint=hint) from row
         self.num_skipped += 1
-        self.first_skipped = self.first_skipped or ConfigError(row.what, where=self._reader.location, hint=row.hint)
+        self.first_skipped = self.first_skipped or ConfigError(row.problem, where=self._reader.location, hint=row.hint)
 
     def _no_rows_error(self) -> ConfigError:
         what = f"no row could be used; the first: {self.first_skipped}" if self.first_skipped else "there is no row in it"
@@ -231,17 +231,17 @@ class Trace:
 
     @property
     def files(self) -> Sequence[Path]:
-        """All that it is read from: its rows first, and what belongs beside them."""
+        """All files that the trace is read from: its rows first, then its companion files that exist."""
         return (self.path, *(path for path in self._format.companion_files(self.path) if path.is_file()))
 
     @property
     def goodput_slo_targets(self) -> Mapping[str, GoodputTargets]:
-        """By class, what it says itself is good enough."""
+        """Targets by SLO class that the trace has."""
         return self._format.goodput_slo_targets
 
     @property
     def fraction_read(self) -> float:
-        """How much of the file has been read, 0..1; always 0 for a pipe."""
+        """The part of the file that has been read, 0 to 1; always 0 for a pipe."""
         return self._reader.fraction_read
 
     def close(self) -> None:
@@ -261,9 +261,10 @@ def _require_text(line: str) -> str:
 
 
 def open_trace(spec: str, *, bad_rows: BadRows = BadRows.REFUSE, header: Path | None = None) -> Trace:
-    """The trace that users name `spec` (see above); `header` of its format, where that is in a file that stands elsewhere.
+    """Open the trace that users name `spec` (see above). `header` is the header file of a format that has one, if the header
+    is not beside the trace.
 
-    Raises ConfigError if it cannot be opened or is not what it should be.
+    Raises ConfigError if the trace cannot be opened or has a wrong header.
     """
     prefix, colon, rest = spec.partition(":")
     if colon and prefix == "sample":
@@ -302,7 +303,7 @@ def _open_file(path: Path, trace_format: TraceFormat | None, bad_rows: BadRows, 
         parse = trace_format.make_parser(lines)
     except RowError as bad:
         lines.close()
-        raise ConfigError(bad.what, where=lines.location, hint=bad.hint) from bad
+        raise ConfigError(bad.problem, where=lines.location, hint=bad.hint) from bad
     except ConfigError:
         lines.close()
         raise
@@ -319,11 +320,12 @@ def _detect_format(lines: LineReader) -> TraceFormat:
 
 
 def sample_names() -> list[str]:
+    """Return the names of the sample traces that come with maitred."""
     return sorted(path.stem for path in _SAMPLES.glob("*.csv"))
 
 
 def sample_jobs(name: str) -> Iterator[Job]:
-    """The jobs of a sample trace that comes with maitred (`mixed`). Raises ConfigError for an unknown name."""
+    """Return the jobs of a sample trace. Raises ConfigError for an unknown name."""
     return iter(open_trace(f"sample:{name}"))
 
 

@@ -1,6 +1,8 @@
-"""One row of a trace, and the protocol of the formats it may come in.
+"""Trace formats: the protocol of a format, the row that a format reads, and helpers for CSV and JSON lines.
 
-Rows that are JSON objects, one per line.
+A format is a class in a module of `maitred.workload.formats`, registered under the prefix that users type (`azure:FILE`). It
+recognises its files by their first line, and makes a parser that turns each further line into a `TraceRow`, or into the rows of
+a session. The reader (`trace`) adds the place in the file to errors, sorts the rows and makes jobs of them.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from maitred.workload.spec_parts import GoodputTargets
 
 
 class TraceRow(msgspec.Struct, frozen=True, gc=False):
-    """What a trace says about one request. What is not said here is as in `Request` and `Job`."""
+    """The facts that a trace has about one request. Fields without a docstring are those of `Request` and `Job`."""
 
     arrival: Micros
-    """When it arrived, by the clock of the trace (`TraceFormat.time_origin`)."""
+    """µs on the clock of the trace (`TraceFormat.time_origin`)."""
     prompt_tokens: int
     output_tokens: int
     priority_class: PriorityClass = PriorityClass.DEFAULT
@@ -36,10 +38,10 @@ class TraceRow(msgspec.Struct, frozen=True, gc=False):
     conversation_prefix: PrefixKeys | None = None
     tenant: str = ""
     max_output_tokens: int | None = None
-    """What the client allowed."""
+    """The limit that the client gave."""
     stream: bool = True
     id: int | None = None
-    """Its number in the trace; unique there. None: the trace does not number its rows, so the reader does."""
+    """The number of the request, unique in the trace, or None if the trace has no numbers and the reader counts the rows."""
     client_id: str = ""
     model: str = ""
     program: str = ""
@@ -47,18 +49,18 @@ class TraceRow(msgspec.Struct, frozen=True, gc=False):
     slo_class: str = ""
     slo_target: Micros | None = None
     deadline: Micros | None = None
-    """By the clock of the trace."""
+    """µs on the clock of the trace."""
     priority: float = 0.0
     think_time: Micros | None = None
-    """From the end of the request before it of its program to this one; None: the trace does not say."""
+    """µs from the end of the previous request of the program to this one, or None if the trace does not say."""
     parent_program: str = ""
-    """The program out of which its own program was launched, where it is the first of it: when a request there had ended."""
+    """In the first row of a sub-agent: the program that launched it, after one of its requests had ended."""
     has_arrival: bool = True
-    """Whether `at` is known. If not, it came `think` after the one before it, whenever that ended."""
+    """Whether `arrival` is known. If not, the request came `think_time` after the end of the previous one."""
 
 
 def row_to_job(row: TraceRow, request_id: RequestId, arrival: Micros) -> Job:
-    """The job that `row` becomes when it arrives at `arrival`."""
+    """Return the job that `row` becomes when it arrives at `arrival` on the clock of the workload."""
     request = Request(
         id=request_id,
         arrival=arrival,
@@ -81,60 +83,62 @@ def row_to_job(row: TraceRow, request_id: RequestId, arrival: Micros) -> Job:
 
 
 class RowError(MaitredError):
-    """A row that cannot be used: what is wrong, and (`hint`) what would be right. The reader adds the place."""
+    """A row that cannot be used. The reader adds the place in the file."""
 
-    def __init__(self, what: str, hint: str) -> None:
-        self.what, self.hint = what, hint
-        super().__init__(what)
+    def __init__(self, problem: str, hint: str) -> None:
+        """`hint` says what would be right."""
+        self.problem, self.hint = problem, hint
+        super().__init__(problem)
 
 
 class NotReplayedError(RowError):
-    """A row that is as it should be and not to be replayed (a request that failed, say). It is counted, and no error."""
+    """A correct row that is not replayed, such as a request that failed. The reader counts it; it does not end the run."""
 
 
 RowParser: TypeAlias = Callable[[str], TraceRow | Sequence[TraceRow | RowError]]
-"""One line of the file: a row, or the rows of a session and what is wrong with others of it. Raises RowError."""
+"""A function from a line to its row, or to the rows of a session and the errors of others of it. Raises RowError."""
 
 
 class TraceFormat(Protocol):
-    """How the rows of one kind of trace file are written."""
+    """The way the rows of one kind of trace file are written."""
 
-    times: ClassVar[str] = "as it says"
-    """In which unit, in a few words."""
-    prompts_share: ClassVar[str] = "nothing known"
-    """What it says of the beginnings that prompts have in common."""
     description: ClassVar[str] = ""
-    """What it is, in a line."""
+    """The format in one line, for `maitred formats`."""
+    times: ClassVar[str] = "as it says"
+    """The unit of times, in a few words."""
+    prompts_share: ClassVar[str] = "nothing known"
+    """What the format says of the prefixes that prompts share."""
     example: ClassVar[str]
-    """A file that users would recognise: its first line, or a row."""
+    """A line that users recognise: the header or a row."""
     max_disorder: int = 0
-    """By how many places a row may come later than in order of arrival: for what is written in another order."""
+    """By how many places a row may stand behind its place in the order of arrival."""
     is_grouped_by_session: ClassVar[bool] = False
     """Whether the rows of a session stand together, from the first to the last."""
     has_think_times: ClassVar[bool] = False
-    """Whether rows may say how long the pause before them was (`TraceRow.think_time`)."""
+    """Whether rows may have a `think_time`."""
 
     goodput_slo_targets: Mapping[str, GoodputTargets] = {}
-    """What the file asks for its classes, once it has begun."""
+    """Targets by SLO class that the file has, once `make_parser` has been called."""
 
     def recognises(self, first_line: str) -> bool:
-        """Does a file that begins so look like this format? Formats must not claim each other's files."""
+        """Return whether a file with this first line has this format. At most one format may recognise a file."""
         ...
 
     def set_header_file(self, path: Path) -> None:
-        """Its header is in the file `path`, before it begins. Raises ConfigError: it has none in a file of its own."""
+        """Read the header from the file `path`. Called before `make_parser`. Raises ConfigError for formats without one."""
         raise ConfigError("only a trace of BLIS has a header in a file of its own", hint="leave it out, or name it blis:FILE")
 
     def make_parser(self, lines: LineReader) -> RowParser:
-        """Take what header there is off `lines`. Raises RowError if it is not what it should be."""
+        """Take the header, if there is one, off `lines` and return the parser of the lines after it. Raises RowError for a
+        wrong header."""
         ...
 
     def companion_files(self, path: Path) -> Sequence[Path]:
-        """Other files that belong to a trace in the file `path`, if they are there."""
+        """Return the files that belong to the trace in the file `path`, whether or not they exist."""
         return ()
 
     def time_origin(self, first_arrival: Micros) -> Micros:
-        """Which instant of the trace's clock is time 0 of the workload, given that of its first row."""
+        """Return the instant of the trace's clock that is time 0 of the workload, given that of the first row."""
         return first_arrival
 
 
@@ -149,11 +153,16 @@ FORMATS: Registry[TraceFormat] = Registry(
 )
 
 
-def parse_tokens(text: str, name: str) -> int:
-    """A count of tokens in a text column called `name`. Raises RowError unless it is a whole number of at least 1.
+def join_hints(hint: str, more: str) -> str:
+    """Return two hints as one."""
+    return f"{hint} {more[0].upper()}{more[1:]}" if hint.endswith("?") else f"{hint}; {more}"
 
-    A request of 0 tokens in or out cannot be served, so such a row is a bad one (the published Azure and Mooncake traces
-    have none).
+
+def parse_tokens(text: str, name: str) -> int:
+    """Return the number of tokens in the column `name`. Raises RowError unless it is a whole number of at least 1.
+
+    A request with 0 prompt or output tokens cannot be served, so its row is a bad one. The published Azure and Mooncake traces
+    have none.
     """
     count = _parse_whole_number(text, MAX_TOKENS)
     if not count:
@@ -161,12 +170,20 @@ def parse_tokens(text: str, name: str) -> int:
     return count
 
 
+def parse_tokens_or_zero(text: str, name: str) -> int:
+    """Return the number of tokens in the column `name`, or 0 if it is empty. Raises RowError unless it is 0 or more."""
+    count = _parse_whole_number(text, MAX_TOKENS) if text else 0
+    if count is None:
+        raise RowError(f"{name} is {text!r}", f"it must be a whole number of tokens from 0 to {MAX_TOKENS}")
+    return count
+
+
 _MAX_MICROS: Micros = 10**16
-"""Three hundred years: clocks that count from 1970 fit."""
+"""About three hundred years, so that clocks that count from 1970 fit."""
 
 
 def parse_micros(text: str, name: str) -> Micros:
-    """Whole microseconds in a text column called `name`, 0 if it is empty. Raises RowError unless they are 0 or more."""
+    """Return the microseconds in the column `name`, or 0 if it is empty. Raises RowError unless it is a whole number."""
     span = _parse_whole_number(text, _MAX_MICROS) if text else 0
     if span is None:
         raise RowError(f"{name} is {text!r}", f"it must be a whole number of microseconds from 0 to {_MAX_MICROS:.0e}")
@@ -177,7 +194,7 @@ _MAX_SECS = 1e10
 
 
 def parse_seconds(text: str, name: str) -> Micros:
-    """Seconds in a text column called `name`, to the nearest microsecond. Raises RowError unless they are 0 or more."""
+    """Return the seconds in the column `name`, rounded to microseconds. Raises RowError unless they are 0 or more."""
     try:
         span = float(text)
     except ValueError:
@@ -185,14 +202,6 @@ def parse_seconds(text: str, name: str) -> Micros:
     if not 0 <= span <= _MAX_SECS:
         raise RowError(f"{name} is {text!r}", "it must be a number of seconds, 0 or more")
     return from_seconds(span)
-
-
-def parse_tokens_or_zero(text: str, name: str) -> int:
-    """A count of tokens in a text column called `name`, 0 if it is empty. Raises RowError unless it is 0 or more."""
-    count = _parse_whole_number(text, MAX_TOKENS) if text else 0
-    if count is None:
-        raise RowError(f"{name} is {text!r}", f"it must be a whole number of tokens from 0 to {MAX_TOKENS}")
-    return count
 
 
 def _parse_whole_number(text: str, most: int) -> int | None:
@@ -204,10 +213,10 @@ def _parse_whole_number(text: str, most: int) -> int | None:
 
 
 class CsvColumns:
-    """The columns of a comma-separated file by name, in whatever order its header has them. Others are ignored."""
+    """The columns of a comma-separated file by name, in any order. Columns without a name here are ignored."""
 
     def __init__(self, header: str, *names: str, optional: Sequence[str] = ()) -> None:
-        """Raises RowError if `header` lacks one of `names`, or has one of those that are read twice."""
+        """Raise RowError if `header` lacks one of `names`, or has one of `names` or `optional` twice."""
         found = split_header(header)
         twice = next((name for name in (*names, *optional) if found.count(name) > 1), None)
         if twice is not None:
@@ -216,12 +225,13 @@ class CsvColumns:
         if missing:
             raise RowError(f"the header has no column {missing[0]}", f"the first line should be {','.join(names)}")
         self._width = len(found)
-        nothing = self._width
-        self._indices = [found.index(name) if name in found else nothing for name in (*names, *optional)]
+        # `fields` appends an empty field, which stands in for all optional columns that the file does not have.
+        absent = self._width
+        self._indices = [found.index(name) if name in found else absent for name in (*names, *optional)]
 
     def fields(self, line: str) -> list[str]:
-        """The fields of a row in the order of the names, the optional ones last and empty where the file has no such column.
-        Raises RowError if it has more or fewer than the header."""
+        """Return the fields of a row in the order of the names, with the optional ones last; empty if the file has no such
+        column. Raises RowError if the row has more or fewer fields than the header."""
         fields = _split_csv(line)
         if len(fields) != self._width:
             fields_found = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
@@ -231,7 +241,7 @@ class CsvColumns:
 
 
 def split_header(header: str) -> list[str]:
-    """The names in the first line of a comma-separated file, in quotes or not."""
+    """Return the column names in the first line of a comma-separated file."""
     return [name.strip() for name in _split_csv(header)]
 
 
@@ -239,17 +249,12 @@ def _split_csv(line: str) -> list[str]:
     return next(csv.reader((line,))) if '"' in line else line.split(",")
 
 
-def join_hints(hint: str, more: str) -> str:
-    """Two hints as one."""
-    return f"{hint} {more[0].upper()}{more[1:]}" if hint.endswith("?") else f"{hint}; {more}"
-
-
 def quote_line(line: str) -> str:
-    """A line as an error message quotes it."""
+    """Return a line as an error message quotes it."""
     return repr(line if len(line) <= 60 else f"{line[:57]}...")
 
 
-Said = TypeVar("Said")
+LineStruct = TypeVar("LineStruct")
 
 TokenCount: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 Millis: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
@@ -259,31 +264,31 @@ _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def json_row_parser(
-    kind: type[Said], example: str, row: Callable[[Said], TraceRow | Sequence[TraceRow | RowError]]
+    kind: type[LineStruct], example: str, to_row: Callable[[LineStruct], TraceRow | Sequence[TraceRow | RowError]]
 ) -> RowParser:
-    """A parser of lines that hold a `kind` each. Keys that `kind` does not name are ignored."""
+    """Return a parser of lines that each hold a JSON object of the type `kind`. Keys that `kind` does not have are ignored."""
     decode = msgspec.json.Decoder(kind).decode
 
     def parse(line: str) -> TraceRow | Sequence[TraceRow | RowError]:
         try:
-            said = decode(line)
+            decoded = decode(line)
         except msgspec.DecodeError as error:
             raise RowError(describe_json_error(str(error)), f"a row looks like {example}") from error
-        return row(said)
+        return to_row(decoded)
 
     return parse
 
 
 def json_keys(line: str) -> set[str]:
-    """The keys of an object; none if the line holds no object."""
+    """Return the keys of the JSON object in the line, or none if it holds no object."""
     try:
         return set(_decode_object(line))
     except msgspec.DecodeError:
         return set()
 
 
-def check_block_ids(ids: Sequence[int], prompt_tokens: int, block: int) -> None:
-    """Raises RowError unless these are the blocks of a prompt; the last, partial one may be missing."""
-    blocks = -(-prompt_tokens // block)
-    if not prompt_tokens // block <= len(ids) <= blocks:
-        raise RowError(f"{len(ids)} hash_ids for {prompt_tokens} tokens", f"they are {blocks} blocks of {block}")
+def check_block_ids(ids: Sequence[int], prompt_tokens: int, block_tokens: int) -> None:
+    """Raise RowError unless there is one id for each block of the prompt. The last, partial block may lack its id."""
+    blocks = -(-prompt_tokens // block_tokens)
+    if not prompt_tokens // block_tokens <= len(ids) <= blocks:
+        raise RowError(f"{len(ids)} hash_ids for {prompt_tokens} tokens", f"they are {blocks} blocks of {block_tokens}")

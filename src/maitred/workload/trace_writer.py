@@ -1,13 +1,12 @@
-"""Writing traces: jobs to the text of a file, one by one.
+"""Writing traces: the protocol of a writer, and a workload that is written to a file while it runs.
 
-Formats hold different things. What a format cannot say of a job is left out and counted (`LostField`), so that whoever asked
-for the
-file can be told.
+Formats have room for different things. A writer leaves out what its format cannot hold and counts it (`LostField`), so that the
+command can report it.
 
-A workload that is written down while it happens, in the order of its arrivals.
-
-What a reactive workload gives may lie ahead: the next turn of a session comes when somebody has thought. So a job is held until
-the clock of the run has passed its arrival; what comes later arrives later.
+`RecordingWorkload` writes the jobs of a run in the order of arrival. The follow-up of a reactive workload may lie in the
+future: the next round of a session arrives a think time after the answer. So a job is held until the clock of the run has
+passed its arrival; later jobs cannot arrive before it. Example: at 10 s a session's next round is due at 15 s; it is written
+after the jobs that arrive from 10 s to 15 s, as soon as the clock passes 15 s.
 """
 
 from __future__ import annotations
@@ -28,9 +27,12 @@ from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
 from maitred.workload.job import Job, ReactiveWorkload
 
+HEADER_LOOKAHEAD = 4_096
+"""Number of jobs that a writer sees before it writes the header."""
+
 
 class LostField(Enum):
-    """What may have no place in a format."""
+    """What a format may have no place for; the value is how a message names it."""
 
     PREFIX = "what its prompt shares with others"
     ID = "its id"
@@ -41,7 +43,7 @@ class LostField(Enum):
 
 
 class RequestMeasurement(msgspec.Struct, frozen=True):
-    """What became of a request. Instants in µs, -1: there was none."""
+    """The outcome of a request. Instants are in µs, or -1 if they never came."""
 
     first_token: Micros
     finished: Micros
@@ -51,36 +53,26 @@ class RequestMeasurement(msgspec.Struct, frozen=True):
 
 
 class TraceWriter(Protocol):
-    """Writes the rows of one file."""
+    """A writer of the rows of one file."""
 
     lost_fields: Counter[LostField]
-    """How many jobs lost what."""
+    """Number of jobs that lost each field."""
     companion_file: ClassVar[tuple[str, str] | None]
-    """A file that belongs beside it: its suffix, and what is in it."""
+    """The suffix and the content of a file that belongs beside the rows, or None."""
 
     def header(self, first_jobs: Sequence[Job]) -> str:
-        """The header, once, with its newline. `first`: the first `HEADER_LOOKAHEAD` jobs, or all if they are fewer."""
+        """Return the header with its newline. Called once, with the first `HEADER_LOOKAHEAD` jobs, or all if there are
+        fewer."""
         ...
 
     def row(self, job: Job) -> str:
-        """With its newline."""
+        """Return the row of a job, with its newline."""
         ...
 
     def with_measurement(self, line: str, measurement_of: Callable[[RequestId], RequestMeasurement | None]) -> str:
-        """A line of the file that was written before the run, after it: with what `happened`, if the format has a place for
-        that. The header comes, too."""
+        """Return a line of the file, the header included, with the measurement of its request if the format has columns for
+        it."""
         return line
-
-
-HEADER_LOOKAHEAD = 4_096
-
-
-def trace_lines(writer: TraceWriter, jobs: Iterable[Job]) -> Iterator[str]:
-    """The text of a trace, line by line."""
-    jobs = iter(jobs)
-    first = list(islice(jobs, HEADER_LOOKAHEAD))
-    yield writer.header(first)
-    yield from map(writer.row, chain(first, jobs))
 
 
 WRITERS: Registry[TraceWriter] = Registry(
@@ -93,27 +85,36 @@ WRITERS: Registry[TraceWriter] = Registry(
 )
 
 
+def trace_lines(writer: TraceWriter, jobs: Iterable[Job]) -> Iterator[str]:
+    """Yield the lines of a trace of `jobs`."""
+    jobs = iter(jobs)
+    first_jobs = list(islice(jobs, HEADER_LOOKAHEAD))
+    yield writer.header(first_jobs)
+    yield from map(writer.row, chain(first_jobs, jobs))
+
+
 _LINE_BREAKS = str.maketrans("\r\n", "  ")
 
 
 def csv_line(fields: Iterable[object]) -> str:
-    """Quoted where need be. A line break within a field becomes a blank: a row is a line."""
+    """Return a CSV line, quoted where necessary. Line breaks within fields become blanks, so that a row is one line."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow([str(field).translate(_LINE_BREAKS) for field in fields])
     return text.getvalue()
 
 
 class RecordingWorkload:
-    """The jobs of `jobs`, told of ends if those want to know. `close` when the run is over."""
+    """The jobs of a workload, each written when it has arrived. Call `close` at the end of the run."""
 
     def __init__(self, jobs: Iterable[Job], writer: TraceWriter, write: Callable[[str], object]) -> None:
-        """`write` gets the lines of the file."""
+        """`write` receives the lines of the file."""
         self._jobs = jobs
         self._writer = writer
         self._write = write
         self._not_arrived: list[tuple[Micros, int, Job]] = []
+        """A heap of jobs by arrival and id."""
         self._first_jobs: list[Job] | None = []
-        """Those with which the file is to begin, until they are enough; then None."""
+        """The jobs for the header, until there are enough; then None."""
 
     def __iter__(self) -> Iterator[Job]:
         for job in self._jobs:
@@ -131,7 +132,7 @@ class RecordingWorkload:
         return following
 
     def close(self) -> None:
-        """Write what is left, those that did not arrive any more included."""
+        """Write the remaining jobs, including those that have not arrived."""
         while self._not_arrived:
             self._write_job(heappop(self._not_arrived)[2])
         self._write_header()

@@ -1,1 +1,1 @@
-"""Trace formats: one file each, registered under the prefix that users type (`azure:FILE`)."""
+"""Trace formats: one module each, registered under the prefix that users type (`azure:FILE`)."""

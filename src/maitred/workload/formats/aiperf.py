@@ -1,11 +1,11 @@
 """aiperf: what AIPerf reads as `mooncake_trace`: Mooncake's rows, with sessions.
 
-Rows with the same `session_id` are the turns of one conversation. As AIPerf sends them, a turn's prompt is all that was said
-before, prompts and answers, and `input_length` new tokens. A turn comes at its `timestamp` (ms), or `delay` ms after the answer
-before it; how the latter go on without waiting for an answer nobody can say (`--session-mode closed-loop`).
+Rows with the same `session_id` are the rounds of one conversation. As AIPerf sends them, the prompt of a round is everything
+said before, prompts and answers, and `input_length` new tokens. A round arrives at its `timestamp` (ms), or `delay` ms after
+the previous answer. A round with a `delay` can only be replayed in a closed loop (`--session-mode closed-loop`).
 
-`hash_ids` stand for 512 tokens each, whatever stands before them (AIPerf's default block size). In a session those of the first
-turn count; later ones begin somewhere within a block.
+An id of `hash_ids` stands for the content of 512 tokens (AIPerf's default block size), whatever precedes them. In a session
+only the ids of the first round count, because later rounds begin somewhere within a block.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from maitred.workload.trace_format import (
     json_row_parser,
 )
 
-_BLOCK = 512
+_BLOCK_TOKENS = 512
 _Length = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 
@@ -48,13 +48,13 @@ class _AiPerfLine(msgspec.Struct, gc=False):
 class _AiPerfSession(msgspec.Struct):
     number: int
     history_tokens: int = 0
-    """Tokens."""
     head: PrefixKeys | None = None
+    """The prompt of the first round, if the trace has its ids."""
 
 
 @FORMATS.register("aiperf")
 class AiPerfFormat(TraceFormat):
-    """Prompts must be given as lengths: a text has no known number of tokens without the model's tokeniser."""
+    """Prompts must be given as lengths: the number of tokens of a text depends on the model's tokenizer."""
 
     description = "What AIPerf replays as mooncake_trace, with sessions and delays."
     times = "ms"
@@ -63,7 +63,7 @@ class AiPerfFormat(TraceFormat):
 
     has_think_times = True
     max_disorder = 4_096
-    """The turns of a session often stand together."""
+    """The rounds of a session often stand together."""
 
     def recognises(self, first_line: str) -> bool:
         keys = json_keys(first_line)
@@ -76,44 +76,45 @@ class AiPerfFormat(TraceFormat):
 class _AiPerfReader:
     def __init__(self) -> None:
         self._sessions: dict[str, _AiPerfSession] = {}
-        self._latest: Micros = 0
+        self._latest_timestamp: Micros = 0
 
-    def row(self, said: _AiPerfLine) -> TraceRow:
-        if said.input_length is None:
+    def row(self, line: _AiPerfLine) -> TraceRow:
+        if line.input_length is None:
             raise RowError("it has no input_length", "prompts given as text cannot be counted: write their length in tokens")
-        if said.output_length is None:
+        if line.output_length is None:
             raise RowError("it has no output_length", f"a row looks like {AiPerfFormat.example}")
-        follows = said.session_id in self._sessions
-        if said.timestamp is None and not follows:
+        if line.timestamp is None and line.session_id not in self._sessions:
             raise RowError("it has no timestamp", "the first turn of a session needs one, in ms")
-        if said.timestamp is not None:
-            self._latest = from_ms(said.timestamp)
-        return self._turn_row(said, said.input_length, said.output_length)
+        if line.timestamp is not None:
+            self._latest_timestamp = from_ms(line.timestamp)
+        return self._round_row(line, line.input_length, line.output_length)
 
-    def _turn_row(self, said: _AiPerfLine, new: int, answer: int) -> TraceRow:
-        first = said.session_id not in self._sessions
-        if first and not new:
+    def _round_row(self, line: _AiPerfLine, new_tokens: int, output_tokens: int) -> TraceRow:
+        is_first = line.session_id not in self._sessions
+        if is_first and not new_tokens:
             raise RowError("input_length is 0", "only a later turn of a session may add nothing")
-        head = self._head(said, new) if first else None
-        session = self._sessions.get(said.session_id) or _AiPerfSession(len(self._sessions), head=head)
-        prompt = session.history_tokens + new
-        if said.session_id:
-            self._sessions[said.session_id] = session
-            session.history_tokens = prompt + answer
-        talk = ConversationKeys(session.number, prompt, session.head) if said.session_id else None
+        head = self._head(line, new_tokens) if is_first else None
+        session = self._sessions.get(line.session_id) or _AiPerfSession(len(self._sessions), head=head)
+        prompt_tokens = session.history_tokens + new_tokens
+        prefix, conversation_prefix = head, None
+        if line.session_id:
+            self._sessions[line.session_id] = session
+            session.history_tokens = prompt_tokens + output_tokens
+            prefix = ConversationKeys(session.number, prompt_tokens, session.head)
+            conversation_prefix = ConversationKeys(session.number, session.history_tokens, session.head)
         return TraceRow(
-            self._latest,
-            prompt,
-            answer,
-            prefix=talk or head,
-            conversation_prefix=talk and ConversationKeys(session.number, prompt + answer, session.head),
-            program=said.session_id,
-            think_time=None if said.delay is None else from_ms(said.delay),
-            has_arrival=said.timestamp is not None,
+            self._latest_timestamp,
+            prompt_tokens,
+            output_tokens,
+            prefix=prefix,
+            conversation_prefix=conversation_prefix,
+            program=line.session_id,
+            think_time=None if line.delay is None else from_ms(line.delay),
+            has_arrival=line.timestamp is not None,
         )
 
-    def _head(self, said: _AiPerfLine, tokens: int) -> UnchainedBlockIds | None:
-        if said.hash_ids is None:
+    def _head(self, line: _AiPerfLine, tokens: int) -> PrefixKeys | None:
+        if line.hash_ids is None:
             return None
-        check_block_ids(said.hash_ids, tokens, _BLOCK)
-        return UnchainedBlockIds(said.hash_ids, tokens, _BLOCK)
+        check_block_ids(line.hash_ids, tokens, _BLOCK_TOKENS)
+        return UnchainedBlockIds(line.hash_ids, tokens, _BLOCK_TOKENS)

@@ -1,4 +1,4 @@
-"""azure: the Azure LLM inference traces (Patel et al., "Splitwise", ISCA 2024), as published: CSV, CRLF."""
+"""azure: the Azure LLM inference traces (Patel et al., "Splitwise", ISCA 2024), as published: CSV with CRLF."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @FORMATS.register("azure")
 class AzureFormat(TraceFormat):
-    """TIMESTAMP is UTC text down to 100 ns, of which whole microseconds are kept, cut and not rounded."""
+    """TIMESTAMP is UTC text with a resolution of 100 ns, truncated to whole microseconds."""
 
     description = "The Azure LLM inference traces of 2023 and 2024."
     times = "text, UTC or with a zone, to 100 ns"
@@ -39,7 +39,9 @@ class AzureFormat(TraceFormat):
         def parse(line: str) -> TraceRow:
             timestamp, prompt, answer = columns.fields(line)
             return TraceRow(
-                _parse_timestamp(timestamp), parse_tokens(prompt, "ContextTokens"), parse_tokens(answer, "GeneratedTokens")
+                _parse_timestamp(timestamp),
+                parse_tokens(prompt, "ContextTokens"),
+                parse_tokens(answer, "GeneratedTokens"),
             )
 
         return parse

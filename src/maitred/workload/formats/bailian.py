@@ -1,7 +1,7 @@
-"""bailian: the Qwen-Bailian traces (alibaba-edu, Apache-2.0; Wang et al., ATC 2025), as published: one JSON object per line.
+"""bailian: the Qwen-Bailian traces (alibaba-edu, Apache-2.0; Wang et al., ATC 2025), as published: JSON lines.
 
-Each row is a whole prompt as the service received it, history included. Its `hash_ids` stand for the content of 16 tokens each.
-Rows whose chain of `parent_chat_id` ends at the same chat are one program.
+A row is a whole prompt as the service received it, history included. An id of `hash_ids` stands for the content of 16 tokens.
+Rows whose chain of `parent_chat_id` starts at the same chat are one program.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from maitred.workload.trace_format import (
     json_row_parser,
 )
 
-_BLOCK = 16
+_BLOCK_TOKENS = 16
 _NO_PARENT = -1
 _MAX_CHATS = 1 << 18
-"""Chats whose first one we know. A follow-up that comes after so many others begins a program of its own."""
+"""Number of chats whose first chat is remembered. A follow-up after more chats than that starts a program of its own."""
 
 
 class _BailianLine(msgspec.Struct, gc=False):
@@ -51,18 +51,19 @@ class BailianFormat(TraceFormat):
         return {"chat_id", "timestamp", "input_length"} <= json_keys(first_line)
 
     def make_parser(self, lines: LineReader) -> RowParser:
-        firsts: dict[int, int] = {}
+        first_chats: dict[int, int] = {}
 
-        def row(said: _BailianLine) -> TraceRow:
-            parent = said.parent_chat_id
-            first = said.chat_id if parent == _NO_PARENT else firsts.get(parent, parent)
-            firsts[said.chat_id] = first
-            if len(firsts) > _MAX_CHATS:
-                del firsts[next(iter(firsts))]
-            if said.hash_ids is not None:
-                check_block_ids(said.hash_ids, said.input_length, _BLOCK)
-            prefix = None if said.hash_ids is None else UnchainedBlockIds(said.hash_ids, said.input_length, _BLOCK)
-            at = from_seconds(said.timestamp)
-            return TraceRow(at, said.input_length, said.output_length, prefix=prefix, program=str(first))
+        def to_row(line: _BailianLine) -> TraceRow:
+            parent = line.parent_chat_id
+            first_chat = line.chat_id if parent == _NO_PARENT else first_chats.get(parent, parent)
+            first_chats[line.chat_id] = first_chat
+            if len(first_chats) > _MAX_CHATS:
+                del first_chats[next(iter(first_chats))]
+            prefix = None
+            if line.hash_ids is not None:
+                check_block_ids(line.hash_ids, line.input_length, _BLOCK_TOKENS)
+                prefix = UnchainedBlockIds(line.hash_ids, line.input_length, _BLOCK_TOKENS)
+            at = from_seconds(line.timestamp)
+            return TraceRow(at, line.input_length, line.output_length, prefix=prefix, program=str(first_chat))
 
-        return json_row_parser(_BailianLine, self.example, row)
+        return json_row_parser(_BailianLine, self.example, to_row)

@@ -1,19 +1,18 @@
-"""The YAML header of a BLIS trace, which is a file beside its rows.
+"""blis: TraceV2 of BLIS (inference-sim): CSV of 27 columns and a few optional ones, with a YAML header in a file beside it.
 
-blis: TraceV2 of BLIS (inference-sim): CSV of 27 columns and a few optional ones, with a YAML header in a file beside it.
+The rules are those of BLIS's `replay`:
 
-The rules are those of its `replay`. A request arrives at `send_time_us`, or where that is 0 at `arrival_time_us`. Its prompt
-is `prefix_length` tokens that all of its `prefix_group` share, and `input_tokens` of its own after them; where a server said
-how long the prompt was and there is no group, `server_input_tokens` holds instead. It asks for as many tokens as it got
-(`output_tokens`), and `deadline_us` is an instant, 0 for none. Times are those of the trace and not counted from the first
-row, unless its clock is one of 1970.
+- A request arrives at `send_time_us`, or at `arrival_time_us` where `send_time_us` is 0. Times are those of the trace and do
+  not count from the first row, unless its clock is one of 1970.
+- The prompt is `prefix_length` tokens that all requests of the `prefix_group` share, followed by `input_tokens` of its own. If
+  the server reported the prompt length and there is no group, `server_input_tokens` replaces `input_tokens`.
+- The request asks for as many tokens as it got (`output_tokens`). `deadline_us` is an instant; 0 means none.
+- With `session_context_growth: accumulate` in the header, the `input_tokens` of a later round are the new tokens, and the
+  prompt is everything said before in the session followed by them. Such traces often stand session by session, each with a
+  clock of its own, so they are read to the end before the first request.
 
-Where the header says `session_context_growth: accumulate`, `input_tokens` of a later round of a session is what is new in it,
-and its prompt is all that was said before, and that. Such traces often stand session by session, each with a clock of its own,
-so they are read to the end before the first request.
-
-What only describes a past run (status, chunk times) and what a simulation has no use for (kinds of tokens) is not read. An
-adapter separates prefix caches as it does in vLLM.
+Columns that only describe a past run (status, chunk times) and columns that a simulation has no use for (kinds of tokens) are
+not read. An adapter separates prefix caches, as in vLLM.
 """
 
 from __future__ import annotations
@@ -46,47 +45,6 @@ from maitred.workload.trace_format import (
     split_header,
 )
 
-
-class BlisHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the YAML file beside the rows changes their meaning, or what is expected of who serves them."""
-
-    trace_version: int = 2
-    time_unit: str = "microseconds"
-    session_context_growth: Literal["", "accumulate"] = ""
-    goodput_slo_targets: Mapping[str, GoodputTargets] = {}
-
-
-def header_path(path: Path) -> Path:
-    """Where the header of the rows in `path` is if nobody says: NAME.yaml beside NAME.csv or NAME.csv.gz."""
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
-    return plain.with_suffix(".yaml")
-
-
-def header_beside(rows: Path) -> BlisHeader:
-    """The header beside the rows in this file; the usual one if none is there. Raises ConfigError as `read_header` does."""
-    path = header_path(rows)
-    return read_header(path) if path.is_file() else BlisHeader()
-
-
-def read_header(path: Path) -> BlisHeader:
-    """Raises ConfigError for one that cannot be read, or that we cannot follow."""
-    import yaml
-
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    try:
-        header = msgspec.convert(yaml.load(text, Loader=yaml.CSafeLoader), BlisHeader)
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise ConfigError("this is no header of a BLIS trace", where=str(path), hint="trace_version: 2") from error
-    if header.trace_version not in (2, 3):
-        raise ConfigError(f"trace_version is {header.trace_version}", where=str(path), hint="versions 2 and 3 can be read")
-    if header.time_unit not in ("microseconds", "us"):
-        raise ConfigError(f"time_unit is {header.time_unit!r}", where=str(path), hint="it must be microseconds")
-    return header
-
-
 REQUIRED_COLUMNS = ("request_id", "input_tokens", "output_tokens", "arrival_time_us")
 OPTIONAL_COLUMNS = (
     "tenant_id",
@@ -105,6 +63,7 @@ OPTIONAL_COLUMNS = (
     "adapter",
     "think_time_us",
 )
+"""Columns that are read if the file has them."""
 WRITTEN_COLUMNS = (
     "request_id",
     "client_id",
@@ -134,14 +93,55 @@ WRITTEN_COLUMNS = (
     "error_message",
     "finish_reason",
 )
+"""BLIS's 27 columns, which a written trace always has."""
 
 _UNIX_CLOCK_FROM: Micros = 10 * 365 * 86_400 * SECOND
-"""A trace that begins later than ten years after its origin has another one: a recorded one, by a clock of 1970."""
+"""A trace that begins later than ten years after its origin was recorded with a clock of 1970."""
+
+
+class BlisHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of the YAML file beside the rows that change the meaning of rows, or what counts as good."""
+
+    trace_version: int = 2
+    time_unit: str = "microseconds"
+    session_context_growth: Literal["", "accumulate"] = ""
+    goodput_slo_targets: Mapping[str, GoodputTargets] = {}
+
+
+def header_path(path: Path) -> Path:
+    """Return the default path of the header of the rows in `path`: NAME.yaml beside NAME.csv or NAME.csv.gz."""
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    return plain.with_suffix(".yaml")
+
+
+def header_beside(rows: Path) -> BlisHeader:
+    """Read the header beside the file `rows`, or return the default one if there is none. Raises ConfigError."""
+    path = header_path(rows)
+    return read_header(path) if path.is_file() else BlisHeader()
+
+
+def read_header(path: Path) -> BlisHeader:
+    """Read a header file. Raises ConfigError if it cannot be read, or has a version or a unit that is not supported."""
+    import yaml
+
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    try:
+        header = msgspec.convert(yaml.load(text, Loader=yaml.CSafeLoader), BlisHeader)
+    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        raise ConfigError("this is no header of a BLIS trace", where=str(path), hint="trace_version: 2") from error
+    if header.trace_version not in (2, 3):
+        raise ConfigError(f"trace_version is {header.trace_version}", where=str(path), hint="versions 2 and 3 can be read")
+    if header.time_unit not in ("microseconds", "us"):
+        raise ConfigError(f"time_unit is {header.time_unit!r}", where=str(path), hint="it must be microseconds")
+    return header
 
 
 @FORMATS.register("blis")
 class BlisFormat(TraceFormat):
-    """Request ids are the trace's where they are whole numbers; otherwise rows are counted, and those become client ids."""
+    """Request ids are those of the trace if they are whole numbers; otherwise rows are counted and they become client ids."""
 
     description = "TraceV2 of BLIS (inference-sim); its header, NAME.yaml, may stand beside it."
     times = "µs"
@@ -166,10 +166,8 @@ class BlisFormat(TraceFormat):
         accumulates = header.session_context_growth == "accumulate"
         if accumulates:
             self.max_disorder = sys.maxsize
-        return _BlisReader(
-            CsvColumns(next(lines), *REQUIRED_COLUMNS, optional=OPTIONAL_COLUMNS),
-            _AccumulatedHistory() if accumulates else _NoHistory(),
-        ).row
+        columns = CsvColumns(next(lines), *REQUIRED_COLUMNS, optional=OPTIONAL_COLUMNS)
+        return _BlisReader(columns, _AccumulatedHistory() if accumulates else _NoHistory()).row
 
     def companion_files(self, path: Path) -> Sequence[Path]:
         return (header_path(path) if self._header is None else self._header,)
@@ -179,100 +177,102 @@ class BlisFormat(TraceFormat):
 
 
 class _SessionHistory(Protocol):
-    """What prompts hold, row by row."""
+    """The content that prompts take over from earlier rounds."""
 
     def before(self, session: str) -> GroupPrefixKeys | None:
-        """All that was said in the session so far, answers included; None: nothing."""
+        """Return everything said in the session so far, answers included, or None if there is nothing."""
         ...
 
-    def append(self, session: str, whole: GroupPrefixKeys) -> None:
-        """This much was said when a round of it had ended."""
+    def append(self, session: str, conversation: GroupPrefixKeys) -> None:
+        """Set everything said in the session after a round."""
         ...
 
 
 class _NoHistory:
-    """Each row says its whole prompt."""
+    """Every row has its whole prompt."""
 
     def before(self, session: str) -> GroupPrefixKeys | None:
         return None
 
-    def append(self, session: str, whole: GroupPrefixKeys) -> None:
+    def append(self, session: str, conversation: GroupPrefixKeys) -> None:
         pass
 
 
 class _AccumulatedHistory:
-    """Rows of a session say what is new in their prompts."""
+    """The rows of a session have the new tokens of their prompts."""
 
     def __init__(self) -> None:
-        self._said: dict[str, GroupPrefixKeys] = {}
+        self._conversations: dict[str, GroupPrefixKeys] = {}
 
     def before(self, session: str) -> GroupPrefixKeys | None:
-        return self._said.get(session)
+        return self._conversations.get(session)
 
-    def append(self, session: str, whole: GroupPrefixKeys) -> None:
+    def append(self, session: str, conversation: GroupPrefixKeys) -> None:
         if session:
-            self._said[session] = whole
+            self._conversations[session] = conversation
 
 
 class _BlisReader:
-    def __init__(self, columns: CsvColumns, content: _SessionHistory) -> None:
+    def __init__(self, columns: CsvColumns, history: _SessionHistory) -> None:
         self._columns = columns
-        self._content = content
-        self._number = count()
-        self._groups = _group_numbering()
+        self._history = history
+        self._owners = count()
+        self._group_number = _group_numbering()
 
     def row(self, line: str) -> TraceRow:
-        name, suffix, answer, arrival, tenant, slo, session, group, length, *rest = self._columns.fields(line)
-        streaming, model, deadline, server_input, sent, urgency, target, asked_as, adapter, think = rest
-        before = self._content.before(session)
-        shares = group and length not in ("", "0")
-        own = parse_tokens_or_zero(suffix, "input_tokens") if before or shares else parse_tokens(suffix, "input_tokens")
+        name, own_text, answer, arrival, tenant, slo, session, group, shared, *rest = self._columns.fields(line)
+        streaming, model, deadline, server_input, sent, vllm_priority, target, client_id, adapter, think_time = rest
+        before = self._history.before(session)
+        # Only a prompt that begins with tokens of its session or group may have none of its own.
+        may_add_nothing = before or (group and shared not in ("", "0"))
+        own = (parse_tokens_or_zero if may_add_nothing else parse_tokens)(own_text, "input_tokens")
         if not group:
             own = parse_tokens_or_zero(server_input, "server_input_tokens") or own
         output = parse_tokens(answer, "output_tokens")
-        prefix = self._prefix(before, group, model, parse_tokens_or_zero(length, "prefix_length"), own)
-        whole = replace(prefix, tokens=prefix.tokens + output)
-        self._content.append(session, whole)
-        numbered = name.isdecimal() and name.isascii()
+        prefix = self._prefix(before, group, model, parse_tokens_or_zero(shared, "prefix_length"), own)
+        conversation = replace(prefix, tokens=prefix.tokens + output)
+        self._history.append(session, conversation)
+        is_numbered = name.isdecimal() and name.isascii()
         return TraceRow(
             parse_micros(sent, "send_time_us") or parse_micros(arrival, "arrival_time_us"),
             prefix.tokens,
             output,
             priority_class_of(slo),
             prefix,
-            self._content.before(session) and whole,
+            self._history.before(session) and conversation,
             tenant=tenant,
             max_output_tokens=output,
             stream=_parse_streaming(streaming),
-            id=int(name) if numbered else None,
-            client_id=asked_as or ("" if numbered else name),
+            id=int(name) if is_numbered else None,
+            client_id=client_id or ("" if is_numbered else name),
             model=model,
             program=session,
             cache_namespace=adapter,
             slo_class=slo,
             slo_target=parse_micros(target, "slo_target_us") or None,
             deadline=parse_micros(deadline, "deadline_us") or None,
-            priority=_parse_vllm_priority(urgency),
-            think_time=parse_micros(think, "think_time_us") if think else None,
+            priority=_parse_vllm_priority(vllm_priority),
+            think_time=parse_micros(think_time, "think_time_us") if think_time else None,
         )
 
-    def _prefix(self, before: GroupPrefixKeys | None, group: str, model: str, length: int, own: int) -> GroupPrefixKeys:
+    def _prefix(self, before: GroupPrefixKeys | None, group: str, model: str, shared: int, own: int) -> GroupPrefixKeys:
         if before:
             return replace(before, tokens=before.tokens + own)
-        shared = length if group else 0
-        return GroupPrefixKeys(self._groups(group, model), shared, next(self._number), shared + own)
+        shared = shared if group else 0
+        return GroupPrefixKeys(self._group_number(group, model), shared, next(self._owners), shared + own)
 
 
 def _group_numbering() -> Callable[[str, str], int]:
-    last: tuple[str, str, int] = ("", "", 0)
+    """Return a function from group and model to a number, which keeps the latest one: rows of a group often come together."""
+    latest: tuple[str, str, int] = ("", "", 0)
 
-    def of(group: str, model: str) -> int:
-        nonlocal last
-        if last[:2] != (group, model):
-            last = (group, model, group_number(group, model) if group else 0)
-        return last[2]
+    def number_of(group: str, model: str) -> int:
+        nonlocal latest
+        if latest[:2] != (group, model):
+            latest = (group, model, group_number(group, model) if group else 0)
+        return latest[2]
 
-    return of
+    return number_of
 
 
 def _parse_streaming(text: str) -> bool:
@@ -282,7 +282,7 @@ def _parse_streaming(text: str) -> bool:
 
 
 def _parse_vllm_priority(text: str) -> float:
-    """vLLM's priorities say the contrary of ours: smaller is more urgent."""
+    """Return the priority. For vLLM smaller is more urgent, in `Request` larger."""
     try:
         return -float(text) if text else 0.0
     except ValueError as error:

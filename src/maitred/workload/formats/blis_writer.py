@@ -1,8 +1,8 @@
-"""TraceV2 for BLIS to read, or us: its 27 columns, and of the optional ones those that are needed.
+"""Writing TraceV2 for BLIS and maitred: its 27 columns, and the optional ones that are needed.
 
-A header has to come before the rows, so the first jobs say which optional columns there are. Of what prompts share, it can be
-said what is the prefix of a group (which name that had is not known any more, and does not matter), and not what they repeat
-of earlier rounds.
+The header comes before the rows, so the first jobs decide which optional columns the file has. Of shared prefixes the format
+can hold the prefix of a group (under a new name, since jobs do not have the old one), but not what a prompt repeats of
+earlier rounds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from maitred.workload.job import Job
 from maitred.workload.prefix_keys import GroupPrefixKeys, PieceChain
 from maitred.workload.trace_writer import WRITERS, LostField, RequestMeasurement, TraceWriter, csv_line
 
+# Where BLIS puts the optional columns: after these, and one at the end.
 _OPTIONAL_AFTER = {"slo_class": "vllm_priority", "deadline_us": "slo_target_us", "finish_reason": "x_request_id"}
 _LAST_COLUMN = "adapter"
 _LOST_FIELDS = {
@@ -31,7 +32,7 @@ _LOST_FIELDS = {
 
 @WRITERS.register("blis")
 class BlisWriter(TraceWriter):
-    """BLIS's TraceV2, with its header beside it. A deadline at 0 cannot be written, since 0 means none."""
+    """BLIS's TraceV2, with its header beside it. A deadline at time 0 cannot be written, because 0 means no deadline."""
 
     companion_file = (".yaml", "trace_version: 2\ntime_unit: microseconds\nmode: generated\nwarm_up_requests: 0\n")
 
@@ -100,7 +101,7 @@ _ZERO_COLUMNS = (
 
 
 def _measured_columns(found: RequestMeasurement, streams: bool) -> dict[str, object]:
-    """A chunk is a token, or the whole answer at once."""
+    """Return the columns of a measurement. A streamed answer has one chunk per token, any other answer has one chunk."""
     completed = found.outcome == "completed"
     first = found.first_token if streams else found.finished if completed else -1
     return {
@@ -113,7 +114,7 @@ def _measured_columns(found: RequestMeasurement, streams: bool) -> dict[str, obj
 
 
 def _prefix_group(prefix: PrefixKeys | None) -> tuple[str, int]:
-    """Its name for the group with whose prefix a prompt begins, and the tokens of that; empty and 0: none."""
+    """Return the name of the group whose prefix the prompt begins with, and the tokens of that prefix; empty and 0 if none."""
     if isinstance(prefix, GroupPrefixKeys) and prefix.shared_tokens:
         return f"g{prefix.group}", prefix.shared_tokens
     if isinstance(prefix, PieceChain) and prefix.shared_piece:
@@ -122,7 +123,7 @@ def _prefix_group(prefix: PrefixKeys | None) -> tuple[str, int]:
 
 
 def _optional_columns(job: Job) -> dict[str, object]:
-    """vLLM's priorities say the contrary of ours: smaller is more urgent."""
+    """Return the optional columns. For vLLM a smaller priority is more urgent, in `Request` a larger one."""
     request = job.request
     priority = -request.priority if request.priority else ""
     return {

@@ -1,7 +1,7 @@
-"""burstgpt: the BurstGPT traces (Wang et al., 2024, HPMLL/BurstGPT), as published: CSV, six columns or eight (`Session ID`).
+"""burstgpt: the BurstGPT traces (Wang et al., 2024, HPMLL/BurstGPT), as published: CSV of six or eight columns (`Session ID`).
 
-`Timestamp` is in seconds; the later files begin far from 0. A row with no response tokens is a request that failed: as in
-vLLM's loader it is not replayed, and the rows left out are counted. The files `..._without_fails_...` have none.
+`Timestamp` is in seconds; the later files begin far from 0. A row with 0 response tokens is a request that failed. It is not
+replayed but counted, as in vLLM's loader. The files `..._without_fails_...` have no such rows.
 """
 
 from __future__ import annotations

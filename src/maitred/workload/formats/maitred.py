@@ -1,13 +1,13 @@
-"""maitred: our own plain trace, for samples and for whoever writes a workload by hand: CSV with a header.
+"""maitred: maitred's own plain trace, for samples and for workloads written by hand: CSV with a header.
 
-`arrival_secs` (seconds, to the microsecond; only differences count), `class` (`system`, `interactive`, `default` or
-`bulk`), `prompt_tokens`, `output_tokens`. And where they are known: `tenant`, as policies name it (`auth:acme`;
-empty: nobody knows), `max_output_tokens`, what the client allowed (empty: it did not say), `stream` (`true`, `false`;
-empty: true), `model`, `program` (the session or agent that it belongs to) and `slo_class_of`, in BLIS's words.
+The columns are `arrival_secs` (seconds, to the microsecond; only differences count), `class` (`system`, `interactive`,
+`default` or `bulk`), `prompt_tokens` and `output_tokens`. Optional columns are `tenant`, as tenant policies name it
+(`auth:acme`; empty: unknown), `max_output_tokens`, the limit that the client gave (empty: none), `stream` (`true` or `false`;
+empty: true), `model`, `program` (the session or agent), and `slo_class` in BLIS's words.
 
-`maitred serve --record` writes such a file, with the `outcome` of each request besides: `completed`, or why not. Those that
-did not complete are not replayed, for nobody knows how long their answers would have been; they are counted. Its rows are
-written as requests end, so they may stand 65,536 places behind where their arrival belongs.
+`maitred serve --record` writes such a file with one more column, the `outcome` of each request: `completed`, or why not.
+Requests that did not complete are counted and not replayed, because the full length of their answers is unknown. Rows are
+written as requests end, so a row may stand 65,536 places behind its place in the order of arrival.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from maitred.workload.trace_writer import WRITERS, LostField, TraceWriter, csv_l
 
 REQUIRED_COLUMNS = ("arrival_secs", "class", "prompt_tokens", "output_tokens")
 OPTIONAL_COLUMNS = ("tenant", "max_output_tokens", "stream", "model", "program", "slo_class", "outcome")
+ALL_COLUMNS = (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS)
 COMPLETED = "completed"
 
 
@@ -76,7 +77,7 @@ class MaitredFormat(TraceFormat):
 
 @WRITERS.register("maitred")
 class MaitredWriter(TraceWriter):
-    """Our own CSV. A tenant that our policies cannot name is named as if a header had: `acme` as `header:acme`."""
+    """maitred's own CSV. A tenant that tenant policies cannot name is written as if a header named it: `acme` as `header:acme`."""
 
     companion_file = None
 
@@ -98,18 +99,15 @@ class MaitredWriter(TraceWriter):
 
 
 def _shares_prefix(job: Job) -> bool:
-    """Whether it is known of its prompt that others begin like it; a member of no group is known to be alone."""
+    """Return whether the prompt may share its prefix with others. A prompt without a group is known to be alone."""
     prefix = job.request.prefix
     return prefix is not None and not (
         isinstance(prefix, GroupPrefixKeys) and not prefix.shared_tokens and job.conversation_prefix is None
     )
 
 
-ALL_COLUMNS = (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS)
-
-
 def format_row(request: Request, prompt_tokens: int, output_tokens: int, outcome: str) -> str:
-    """A row, with its newline."""
+    """Return a row with its newline."""
     tenant, most = request.tenant, request.max_output_tokens
     return csv_line(
         (
@@ -144,7 +142,7 @@ def _parse_tenant(text: str) -> str:
 
 
 def _parse_stream(text: str) -> bool:
-    said = text.strip().lower()
-    if said not in ("", "true", "false"):
+    flag = text.strip().lower()
+    if flag not in ("", "true", "false"):
         raise RowError(f"stream is {text!r}", "it must be true or false")
-    return said != "false"
+    return flag != "false"

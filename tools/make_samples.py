@@ -1,8 +1,8 @@
-"""Makes the sample traces: `python -m maitred.workload.samples.make`. Same seed, same bytes.
+"""Makes the sample traces of maitred: `python tools/make_samples.py`. The same seed gives the same bytes.
 
-`mixed.csv` is one minute of interactive chats (short prompts, short answers, two a second) over a bulk flood that comes in
-waves: 20 requests a second for 6 seconds, far more than two engines with 16 slots each can hold, then silence in which they
-catch up. All of it is our own making, drawn from the distributions below; no recorded traffic is in it.
+`mixed.csv` is one minute of interactive chats (short prompts and answers, two a second) over bulk requests that come in waves:
+20 requests a second for 6 seconds, far more than two engines with 16 slots each can hold, then a pause in which they catch up.
+All of it is drawn from the distributions below; it contains no recorded traffic.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from maitred.workload.formats.maitred import REQUIRED_COLUMNS
 from maitred.workload.job import Job
 from maitred.workload.synthetic import synthetic
 
+SAMPLES = Path(__file__).parents[1] / "src" / "maitred" / "workload" / "samples"
+
 _DURATION: Micros = 60 * SECOND
 _WAVE_STARTS: tuple[Micros, ...] = (1 * SECOND, 21 * SECOND, 41 * SECOND)
 
 
 def mixed_lines() -> Iterator[str]:
-    """The lines of `mixed.csv`."""
+    """Yield the lines of `mixed.csv`."""
     chats = synthetic(2, 200, seed=1, input_tokens="lognormal:120,80", output_tokens="normal:40,12", class_mix="interactive:1")
     waves = [_shift(start, _wave(seed)) for seed, start in enumerate(_WAVE_STARTS, start=2)]
     yield ",".join(REQUIRED_COLUMNS)
@@ -43,4 +45,4 @@ def _shift(start: Micros, jobs: Iterator[Job]) -> Iterator[tuple[Micros, Job]]:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("mixed.csv").write_text("".join(f"{line}\n" for line in mixed_lines()), encoding="utf-8")
+    (SAMPLES / "mixed.csv").write_text("".join(f"{line}\n" for line in mixed_lines()), encoding="utf-8")
