@@ -77,7 +77,8 @@ class MaitredFormat(TraceFormat):
 
 @WRITERS.register("maitred")
 class MaitredWriter(TraceWriter):
-    """maitred's own CSV. A tenant that tenant policies cannot name is written as if a header named it: `acme` as `header:acme`."""
+    """The CSV of maitred itself. A tenant that tenant policies cannot name is written as a header tenant: `acme` as
+    `header:acme`."""
 
     companion_file = None
 
