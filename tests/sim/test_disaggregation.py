@@ -188,7 +188,7 @@ def test_what_cannot_be_says_so() -> None:
         DisaggregationConfig(prefill_instances=1)
     with pytest.raises(ConfigError, match="1 prefill and 1 decode instances are not num_instances 3"):
         simulate([], msgspec.structs.replace(cluster(), num_instances=3), INSTANCE)
-    with pytest.raises(ConfigError, match="nobody says how large the KV of a token is"):
+    with pytest.raises(ConfigError, match="the size of the KV of a token is not known"):
         simulate([], cluster(kv_bytes_per_token=None), INSTANCE)
     with pytest.raises(ConfigError, match="flavour blis is not for prefill and decode"):
         simulate([], cluster(), msgspec.structs.replace(INSTANCE, flavour="blis"))

@@ -18,7 +18,7 @@ from maitred.core.request import PriorityClass, Request
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
-from maitred.sim.admission_driver import ModelAdmission
+from maitred.sim.admission_driver import AdmissionDriver
 from maitred.workload import Job
 
 TENANTS = ("auth:acme", "auth:globex", "ip:::1", "")
@@ -135,14 +135,14 @@ def test_the_crowd_is_one_in_which_all_of_this_happens() -> None:
 
 @pytest.mark.parametrize("on_preempt", ["reject", "retry"])
 def test_the_outcomes_are_those_in_the_books_of_admission(on_preempt: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[ModelAdmission] = []
-    keep = ModelAdmission.__init__
+    made: list[AdmissionDriver] = []
+    keep = AdmissionDriver.__init__
 
-    def keeping(entrance: ModelAdmission, *arguments: Any) -> None:
-        keep(entrance, *arguments)
-        made.append(entrance)
+    def keeping(driver: AdmissionDriver, *arguments: Any) -> None:
+        keep(driver, *arguments)
+        made.append(driver)
 
-    monkeypatch.setattr(ModelAdmission, "__init__", keeping)
+    monkeypatch.setattr(AdmissionDriver, "__init__", keeping)
     config = msgspec.convert({"mode": "priority", "on_overcommit": "clamp", "on_preempt": on_preempt}, AdmissionConfig)
     results, _ = run(crowd(7, 2000), config, ClusterConfig(num_instances=2, capacity=5))
     core: Admission = made[0].core

@@ -1,26 +1,23 @@
-"""The virtual world: the same cores, driven by one heap of events instead of clocks and sockets.
+"""The simulator: the cores of the live system, driven by one heap of events instead of clocks and sockets.
 
-    config.py          ClusterConfig: how many instances, how many slots in front of them, how long the way to them takes
-    world.py           simulate: the event loop
-    agenda.py          what is due when, and the order of things at one instant
-    arrivals.py        who is expected
-    journey.py         a request on its way
-    pipeline.py        that way: admission, routing, entry, end
-    delays.py          how long it takes
-    entrance.py        the admission in front of the router
-    fleet.py           the instances, and who is to be asked when
-    replica.py         one of them, as it is
-    snapshots.py       what routers see of them, when that is not what they are
-    disaggregation.py  prompts in some of them, answers in others
-    gaps.py            whose the gaps between tokens were
-    columns.py         Results: one row per request, in columns
-    rows.py            results in the making
-    samples.py         what instances are like at regular instants
+    simulator.py         simulate: the event loop
+    event_queue.py       the heap, the order of events at one instant, the arrivals
+    pipeline.py          the path of a request: admission, routing, entry, end
+    request_state.py     a request on this path, and the delays that it spends
+    admission_driver.py  the admission core in front of the router
+    fleet.py             the instances, and when each is due next
+    replica.py           one of them, as routers see it
+    snapshots.py         the same when routers see a stale state
+    disaggregation.py    prefill and decode in separate instances
+    rows.py              the rows of a run under way
+    results.py           Results: one row per request, in columns
+    samples.py           the state of the instances at regular instants
+    config.py            ClusterConfig: instances, slots, delays, P/D
 
-Time is an integer number of microseconds and events at one instant have a fixed order, so that the same seed gives the same
-bytes, with skipping on or off.
+Time is an integer number of microseconds, and events at one instant have a fixed order. So one seed gives one result, byte for
+byte, with skipped steps or without.
 
-What needs numpy is imported when it is asked for: a gateway reads the same configuration, and starts without it.
+Modules that need numpy are imported on first use, because a gateway reads the same configuration and starts without numpy.
 """
 
 from __future__ import annotations
@@ -46,6 +43,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name on its first use."""
     if name not in _HOMES:
         raise AttributeError(f"module 'maitred.sim' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

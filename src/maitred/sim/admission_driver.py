@@ -1,11 +1,11 @@
-"""The entrance of the virtual world: the live admission core, told what a gateway would have told it.
+"""Admission driver: the live admission core in virtual time, with the inputs that a gateway would give it.
 
-Each model has as many slots as `cluster.capacity` says, or else as many as the batches of all instances hold, which is what
-live backends report. A workload's classes are effective ones, as a gateway's log has them; the cap of a tenant applies to
-tenants that a policy names. What a request costs is known only as far as a gateway knows it: the prompt, and what the client
-allowed. How long its answer will really be stays the workload's secret.
+The driver submits requests, carries out the decisions of the core, and keeps the timer of the core in the event queue.
 
-The gate: admission in the way of requests. It asks the core, does what the core decides, and sees to its timer.
+Each model has `cluster.capacity` slots, or else as many as the batches of all instances hold, which is what live backends
+report. The classes of a workload are effective classes, as in the log of a gateway. The class cap of a tenant applies to
+tenants that a policy names. The cost of a request is computed from what a gateway knows: the prompt, and the output limit that
+the client set. The true length of the answer stays the secret of the workload.
 """
 
 from __future__ import annotations
@@ -38,46 +38,143 @@ from maitred.sim.request_state import RequestState
 from maitred.sim.results import NEVER, Outcome
 from maitred.workload import Job
 
+_ADMIT, _REJECT, _PREEMPT = Action.ADMIT, Action.REJECT, Action.PREEMPT_SLOT
 
-class ModelAdmission:
-    """A core, and who comes before it."""
 
-    def __init__(self, config: AdmissionConfig, capacity: int, log: DecisionLog | None, load_probe: LoadProbe) -> None:
+class RequestLifecycle(Protocol):
+    """The effects of admission's decisions on requests. The pipeline implements it."""
+
+    live: dict[RequestId, RequestState]
+    """The requests that have arrived and not ended."""
+
+    def on_admitted(self, state: RequestState, now: Micros) -> None:
+        """Send an admitted request on to routing."""
+        ...
+
+    def withdraw(self, state: RequestState, now: Micros) -> None:
+        """Stop the work on a request. It has not ended by that."""
+        ...
+
+    def finish(
+        self,
+        state: RequestState,
+        outcome: Outcome,
+        at: Micros,
+        seq: SequenceState | None = None,
+        replica: Replica | None = None,
+    ) -> None:
+        """End a request, and write its row."""
+        ...
+
+
+class AdmissionDriver:
+    """The admission core, and everything that a driver of it does."""
+
+    def __init__(
+        self,
+        config: AdmissionConfig,
+        capacity: int,
+        log: DecisionLog | None,
+        load_probe: LoadProbe,
+        event_queue: EventQueue,
+    ) -> None:
         """`capacity` is in slots, for each model."""
         self.core = Admission(config, {}, load_probe) if log is None else RecordedAdmission(config, {}, log, load_probe)
         self._load_probe = load_probe
         self._config = config
         self._capacity = capacity
+        self._event_queue = event_queue
         self._known_models: set[str] = set()
         self._capped_tenants = config.tenant_policies if config.uses_classes else {}
+        self._timer_at: Micros | None = None
+        """The instant of the valid ADMISSION entry in the event queue."""
+        self._lifecycle: RequestLifecycle
+
+    def attach(self, lifecycle: RequestLifecycle) -> None:
+        """Set the object that carries out the effects of decisions. Call this once, before any request arrives."""
+        self._lifecycle = lifecycle
 
     def with_effective_class(self, job: Job) -> Job:
-        """`job` with its effective class."""
+        """Return `job` with the class that the cap of its tenant allows."""
         request = job.request
         if request.tenant not in self._capped_tenants:
             return job
         effective = min(request.priority_class, self._config.class_cap(request.tenant))
         return Job(msgspec.structs.replace(request, priority_class=effective), job.output_tokens)
 
-    def submit(self, request: Request, now: Micros) -> Sequence[Decision]:
-        """It asks for a slot of its model."""
+    def submit(self, request: Request, now: Micros) -> None:
+        """Ask for a slot for a request, and carry out the decisions."""
+        core = self.core
         if request.model not in self._known_models:
             self._known_models.add(request.model)
-            self.core.resize(request.model, self._capacity, now)
+            core.resize(request.model, self._capacity, now)
         cost = request.prompt_tokens + (request.max_output_tokens or 0)
-        load = self._load_probe(request.model, now) if self.core.reads_load else EMPTY_LOAD
-        return self.core.submit(self.core.make_ticket(request, cost), now, load)
+        load = self._load_probe(request.model, now) if core.reads_load else EMPTY_LOAD
+        self._apply(core.submit(core.make_ticket(request, cost), now, load), now)
+
+    def first_byte(self, request: Request, now: Micros) -> None:
+        """Report the first token of a request. The client of a streamed response has seen it, so no retry is possible."""
+        if request.stream:
+            self.core.first_byte(request.id, now)
+
+    def release(self, request_id: RequestId, end: ReleaseReason, now: Micros) -> None:
+        """Report the end of a request, and carry out the decisions that follow, such as the admission of the next one."""
+        self._apply(self.core.release(request_id, end, now), now)
+
+    def on_timer(self, now: Micros) -> None:
+        """Let the core do what is due at `now`, such as queue timeouts."""
+        self._timer_at = None
+        self._apply(self.core.advance(now), now)
+
+    def _apply(self, decisions: Sequence[Decision], now: Micros) -> None:
+        """Carry out the decisions in their order, and then the decisions that follow from them; set the timer."""
+        while decisions:
+            after: list[Decision] = []
+            for decision in decisions:
+                state = self._lifecycle.live.get(decision.subject)
+                if state is None:
+                    continue  # the request has ended at this very instant
+                action = decision.action
+                if action is _ADMIT:
+                    self._lifecycle.on_admitted(state, now)
+                elif action is _REJECT:
+                    self._lifecycle.finish(state, Outcome.REJECTED, now)
+                elif action is _PREEMPT:
+                    after += self._preempt(state, now)
+            decisions = after
+        due = self.core.next_deadline()
+        if due is not None and (self._timer_at is None or due < self._timer_at):
+            self._timer_at = due
+            self._event_queue.push(due, SimEventKind.ADMISSION)
+
+    def _preempt(self, state: RequestState, now: Micros) -> Sequence[Decision]:
+        """Stop a request whose slot is taken back, and return the decisions that follow.
+
+        A decision about the request itself means that it may try again. Otherwise it ends as PREEMPTED.
+        """
+        request_id, replica = state.job.request.id, state.replica
+        self._lifecycle.withdraw(state, now)
+        decisions = self.core.release(request_id, ReleaseReason.SLOT_PREEMPTED, now)
+        if any(decision.subject == request_id for decision in decisions):
+            state.retries += 1
+            state.admitted_at = state.queued_at = NEVER
+        else:
+            self._lifecycle.finish(state, Outcome.PREEMPTED, now, None, replica)
+        return decisions
 
 
-def make_admission(
+def make_admission_driver(
     cluster: ClusterConfig,
     instance: InstanceConfig,
     admission: AdmissionConfig | None,
     log: DecisionLog | None,
     load_probe: LoadProbe,
-) -> ModelAdmission | None:
-    """What stands before the router; None: nothing, all may enter. `admission` is None when nobody said anything of it: then
-    there are classes if there is a capacity, and else nothing. `look` tells how loaded the instances are.
+    event_queue: EventQueue,
+) -> AdmissionDriver | None:
+    """Return the driver of the configured admission, or None if every request may enter.
+
+    If `admission` is None, the default classes apply if `cluster.capacity` is set, and otherwise every request may enter.
+    `load_probe` returns the load of the instances.
 
     Raises ConfigError for limits that contradict each other, and for reservations that do not fit.
     """
@@ -86,16 +183,16 @@ def make_admission(
         return None
     capacity = cluster.capacity or cluster.num_instances * instance.max_num_seqs
     if config.mode == "legacy":
-        return ModelAdmission(_with_global_limit(config, cluster.capacity), capacity, log, load_probe)
+        config = _with_global_limit(config, cluster.capacity)
     problem = overcommit_problem(config, capacity) if config.mode == "priority" else None
     if problem and config.on_overcommit == "legacy" and config.flavour != "smg":
         hint = "on_overcommit: clamp scales them down; a live gateway would serve without classes"
         raise ConfigError(problem, where="admission", hint=hint)
-    return ModelAdmission(config, capacity, log, load_probe)
+    return AdmissionDriver(config, capacity, log, load_probe, event_queue)
 
 
 def _with_global_limit(config: AdmissionConfig, capacity: int | None) -> AdmissionConfig:
-    """Without classes, one limit is for all models."""
+    """Return the configuration of mode legacy with `capacity` as its one limit for all models."""
     legacy = config.legacy
     if capacity is None or legacy.max_concurrent_requests == capacity:
         return config
@@ -104,94 +201,3 @@ def _with_global_limit(config: AdmissionConfig, capacity: int | None) -> Admissi
         raise ConfigError(f"{what} are two limits for one thing", where="admission", hint="give one of them")
     limit = msgspec.structs.replace(legacy, max_concurrent_requests=capacity)
     return msgspec.structs.replace(config, legacy=limit)
-
-
-_ADMIT, _REJECT, _PREEMPT = Action.ADMIT, Action.REJECT, Action.PREEMPT_SLOT
-
-
-class RequestLifecycle(Protocol):
-    """What can be done with those who ask."""
-
-    live: dict[RequestId, RequestState]
-
-    def on_admitted(self, journey: RequestState, now: Micros) -> None: ...
-
-    def withdraw(self, journey: RequestState, now: Micros) -> None:
-        """Its work ends at once; it has not ended yet."""
-        ...
-
-    def finish(
-        self,
-        journey: RequestState,
-        outcome: Outcome,
-        at: Micros,
-        seq: SequenceState | None = None,
-        replica: Replica | None = None,
-    ) -> None: ...
-
-
-class AdmissionDriver:
-    """See the module."""
-
-    def __init__(self, entrance: ModelAdmission, agenda: EventQueue, way: RequestLifecycle) -> None:
-        self._admission = entrance
-        self._core = entrance.core
-        self._agenda = agenda
-        self._lifecycle = way
-        self._timer_at: Micros | None = None
-        """When the timer rings for which there is an entry in the agenda."""
-
-    def with_effective_class(self, job: Job) -> Job:
-        """`job` with its effective class."""
-        return self._admission.with_effective_class(job)
-
-    def submit(self, request: Request, now: Micros) -> None:
-        """May it enter?"""
-        self._apply(self._admission.submit(request, now), now)
-
-    def first_byte(self, request: Request, now: Micros) -> None:
-        """Its first token is out: whoever streams has seen it."""
-        if request.stream:
-            self._core.first_byte(request.id, now)
-
-    def release(self, request_id: RequestId, end: ReleaseReason, now: Micros) -> None:
-        """It has ended, in whatever way."""
-        self._apply(self._core.release(request_id, end, now), now)
-
-    def on_timer(self, now: Micros) -> None:
-        """It is up."""
-        self._timer_at = None
-        self._apply(self._core.advance(now), now)
-
-    def _apply(self, decisions: Sequence[Decision], now: Micros) -> None:
-        """Each in its turn. What obeying brings about is decided anew, and obeyed after the rest."""
-        while decisions:
-            after: list[Decision] = []
-            for decision in decisions:
-                journey = self._lifecycle.live.get(decision.subject)
-                if journey is None:
-                    continue  # it gave up at this very instant
-                action = decision.action
-                if action is _ADMIT:
-                    self._lifecycle.on_admitted(journey, now)
-                elif action is _REJECT:
-                    self._lifecycle.finish(journey, Outcome.REJECTED, now)
-                elif action is _PREEMPT:
-                    after += self._preempt(journey, now)
-            decisions = after
-        due = self._core.next_deadline()
-        if due is not None and (self._timer_at is None or due < self._timer_at):
-            self._timer_at = due
-            self._agenda.push(due, SimEventKind.ADMISSION)
-
-    def _preempt(self, journey: RequestState, now: Micros) -> Sequence[Decision]:
-        """Its slot is wanted: its work ends here and now. What is decided next, of itself too if it may try again."""
-        number, replica = journey.job.request.id, journey.replica
-        self._lifecycle.withdraw(journey, now)
-        decisions = self._core.release(number, ReleaseReason.SLOT_PREEMPTED, now)
-        if any(decision.subject == number for decision in decisions):
-            journey.retries += 1
-            journey.admitted_at = journey.queued_at = NEVER
-        else:
-            self._lifecycle.finish(journey, Outcome.PREEMPTED, now, None, replica)
-        return decisions

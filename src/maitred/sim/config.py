@@ -1,7 +1,4 @@
-"""The cluster that is simulated.
-
-Delays: how long a request is on its way to a wait queue, and where it is checked whether it can run at all.
-"""
+"""The configuration of the simulated cluster, and the delays of a request that follow from it."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from maitred.instance import InstanceConfig
 from maitred.routing import RoutingConfig
 
 MAX_INSTANCES = 10_000
-"""A guard against slips of the keyboard, beyond any fleet behind one router."""
+"""More instances than any router has; a larger number is a typing mistake."""
 _HOUR_MS = 3_600_000
 _MAX_GB_S = 1_000_000
 _MAX_BYTES = 1 << 30
@@ -25,7 +22,7 @@ _DELAY_KEYS = ("admission_latency_ms", "routing_latency_ms", "snapshot_refresh_i
 
 
 class DisaggregationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Instances for prompts and instances for answers (P/D), and the network between them."""
+    """Separate instances for prefill and decode (P/D), and the network between them."""
 
     prefill_instances: int = 0
     """Instances that compute prompts: the first ones. 0 here and in `decode_instances`: every instance does both."""
@@ -71,14 +68,13 @@ class DisaggregationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Equal instances behind one router; what each is made of says the `instance` section."""
+    """Equal instances behind one router. The section `instance` configures each of them."""
 
     num_instances: int = 1
     """Equal instances behind one router, 10,000 at most."""
     capacity: int | None = None
     """Slots per model of the admission in front of the router. Given without `admission.mode`, it means `admission.mode:
     priority`; with neither, every request enters. Null: as many as the batches of all instances hold."""
-
     admission_latency_ms: float = 0.0
     """Time from the arrival of a request until admission decides, in ms."""
     routing_latency_ms: float = 0.0
@@ -89,7 +85,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cache_signal_delay_ms: float = 0.0
     """Greatest age of what routers see of prefix caches, in ms; 0: always live."""
     disaggregation: DisaggregationConfig = DisaggregationConfig()
-    """Prompts are computed in some instances, answers in others."""
+    """Prefill in some instances, decode in others."""
 
     def __post_init__(self) -> None:
         for name in _DELAY_KEYS:
@@ -102,15 +98,18 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ServabilityCheck(Enum):
-    """When it is found out that a request can never run, or that its time is up."""
+    """Where the simulation finds out that a request is too long or that its deadline has passed."""
 
-    ON_ARRIVAL = "wherever it is"
-    IN_INSTANCE = "in its instance only, as in BLIS"
+    ON_ARRIVAL = "on arrival, and then wherever the request is"
+    IN_INSTANCE = "only in its instance, as in BLIS"
 
 
 class RequestDelays(msgspec.Struct, frozen=True):
-    """What it takes until a request stands in a wait queue. None: no time at all, and the next thing is done at once; 0: none
-    either, but what is due at this instant comes first."""
+    """The delays of a request before it is in a wait queue.
+
+    None means that the next stage follows at once, within the same event. A delay of 0 is an event of its own at the same
+    instant, so that other events of this instant come before it.
+    """
 
     admission: Micros | None = None
     routing: Micros | None = None
@@ -119,8 +118,11 @@ class RequestDelays(msgspec.Struct, frozen=True):
 
 
 def request_delays(cluster: ClusterConfig, instance: InstanceConfig) -> RequestDelays:
-    """What `cluster` and the latency model of `instance` say. In BLIS all who arrive at an instant are admitted before any of
-    them is routed, and routed before any stands in a wait queue, so there even no time at all is a station."""
+    """Return the delays that `cluster` and the latency model of `instance` state.
+
+    BLIS admits all requests that arrive at an instant before it routes any of them, and routes all before any enters a wait
+    queue. So there even a delay of 0 is an event of its own.
+    """
     entry = instance.latency_model().overheads
     before = from_ms(cluster.admission_latency_ms), from_ms(cluster.routing_latency_ms)
     if instance.flavour == "blis":

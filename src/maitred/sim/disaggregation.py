@@ -1,20 +1,20 @@
-"""Disaggregation: prompts are computed in some instances, answers in others.
+"""Disaggregation: prompts are computed in prefill instances, and their answers in decode instances (P/D).
 
-    arrival -> routing: a decode instance, then whether to part with the prompt, then a prefill instance
+    arrival -> routing: a decode instance, then the decision whether to split, then a prefill instance
             -> prefill instance, until the step that completes the prompt ends: the first token
-            -> its KV goes over the network
+            -> the KV of the prompt goes over the network
             -> wait queue of the decode instance, which needs KV blocks for it and no prefill: the other tokens
 
-The decode instance is chosen first, since what it has cached decides whether the way over another instance is worth it. From
-the choice on the request counts as in flight in both, until it leaves each of them.
+The decode instance is chosen first, because the prefix that it has cached decides whether a prefill elsewhere pays. From then
+on the request counts as in flight in both instances, until it leaves each of them.
 
-Everything follows its cause: the transfer begins when prefill has ended, and decode when the transfer has. (BLIS begins the
-transfer at the start of the last prefill step, so that each request gains a step.) KV that has come and finds no free blocks
-waits outside of them, in the order of the wait queue; BLIS drops the request.
+The transfer begins when prefill has ended, and decode begins when the transfer has ended. (BLIS begins the transfer at the
+start of the last prefill step, so each request gains a step.) Transferred KV that finds no free blocks waits outside of the
+blocks, in the order of the wait queue. (BLIS drops the request.)
 
-The handover: where a prompt goes that others compute than those who answer it, and how its KV comes from there.
+    transfer time = transfer_base_ms + KV bytes of the prompt, in whole blocks / bandwidth
 
-See `disaggregation` for who goes where. A request that is parted counts as in flight in both instances.
+    1,000 tokens of 131,072 bytes in blocks of 16 at 25 GB/s: 0.05 ms + 63 · 16 · 131,072 B / 25 B/ns = 5.335 ms
 """
 
 from __future__ import annotations
@@ -40,61 +40,84 @@ from maitred.sim.replica import Replica
 from maitred.sim.request_state import DelayLine, RequestStage, RequestState
 
 
-class Placement(msgspec.Struct, frozen=True, gc=False):
-    """Where a request goes."""
-
-    decode: Replica
-    prefill: Replica | None
-    """None: `decode` computes its prompt, too."""
-
-
-class PrefillDecodePools:
-    """The two kinds of instances, the network between them, and who goes where."""
+class Disaggregation:
+    """The prefill and the decode pool, and the network between them."""
 
     def __init__(
-        self, cluster: ClusterConfig, instance: InstanceConfig, fleet: SimulatedFleet, router: Router, seed: int
+        self,
+        cluster: ClusterConfig,
+        instance: InstanceConfig,
+        fleet: SimulatedFleet,
+        router: Router,
+        delay_line: DelayLine,
+        seed: int,
     ) -> None:
-        """`router` chooses in both pools, unless they have scorers of their own. Raises ConfigError for what cannot be."""
-        self._config = said = cluster.disaggregation
-        if said.prefill_instances + said.decode_instances != cluster.num_instances:
-            what = f"{said.prefill_instances} prefill and {said.decode_instances} decode instances"
+        """`router` chooses in pools without scorers of their own. Raises ConfigError for settings that do not go together."""
+        self._config = config = cluster.disaggregation
+        if config.prefill_instances + config.decode_instances != cluster.num_instances:
+            what = f"{config.prefill_instances} prefill and {config.decode_instances} decode instances"
             hint = "together they are all there are"
             raise ConfigError(f"{what} are not num_instances {cluster.num_instances}", where="cluster", hint=hint)
         if instance.flavour == "blis":
             hint = "its transfers would begin before prefill ends; take the flavour maitred"
             raise ConfigError("the flavour blis is not for prefill and decode instances", where="instance.flavour", hint=hint)
         self._fleet = fleet
+        self._delay_line = delay_line
         self._block_size = instance.block_size_in_tokens
         self._bytes_per_token = _bytes_per_token(cluster, instance)
-        self._active = 0
-        prefill, decode = fleet.views[: said.prefill_instances], fleet.views[said.prefill_instances :]
-        self._prefill = _RolePool(prefill, _role_router(said.prefill_scorers, "prefill", seed) or router)
-        self._decode = _RolePool(decode, _role_router(said.decode_scorers, "decode", seed) or router)
+        self._num_transfers = 0
+        """Transfers that are under way."""
+        prefill, decode = fleet.views[: config.prefill_instances], fleet.views[config.prefill_instances :]
+        self._prefill = _RolePool(prefill, _role_router(config.prefill_scorers, "prefill", seed) or router)
+        self._decode = _RolePool(decode, _role_router(config.decode_scorers, "decode", seed) or router)
 
-    def place(self, request: Request, now: Micros) -> Placement:
+    def place(self, state: RequestState, now: Micros) -> Replica:
+        """Return the instance to which a request goes first. If it is a prefill instance, also set its decode instance."""
+        request = state.job.request
         decode = self._fleet.replicas[self._decode.choose(request, now)]
-        if not self._uses_prefill_instance(request, decode):
-            return Placement(decode, None)
-        return Placement(decode, self._fleet.replicas[self._prefill.choose(request, now)])
+        if not self._needs_prefill_instance(request, decode):
+            return decode
+        prefill = self._fleet.replicas[self._prefill.choose(request, now)]
+        state.decode_replica = decode
+        decode.in_flight += 1
+        return prefill
 
     def on_request_end(self, request: Request, replica: Replica, now: Micros) -> None:
-        """It has left that instance."""
+        """Tell the router of the pool of `replica` that the request has left this instance."""
         pool = self._prefill if replica.index < self._config.prefill_instances else self._decode
         pool.router.on_request_end(request, replica.index, now)
 
-    def begin_transfer(self, request: Request) -> Micros:
-        """The KV of its prompt is sent. Returns how long that takes."""
-        self._active += 1
-        said = self._config
+    def start_transfer(self, state: RequestState, decode: Replica, seq: SequenceState, now: Micros) -> None:
+        """Send the KV of a computed prompt (`seq`) to its decode instance."""
+        prefill, request = state.replica, state.job.request
+        assert prefill is not None
+        prefill.in_flight -= 1
+        self.on_request_end(request, prefill, now)
+        state.replica, state.decode_replica, state.prefilled = decode, None, seq
+        state.stage = RequestStage.ENTERING
+        self._num_transfers += 1
+        self._delay_line.delay_until(state, now + self._transfer_time(request), SimEventKind.TRANSFER)
+
+    def finish_transfer(self, delay_id: int, now: Micros) -> None:
+        """Put a request whose KV has arrived into the wait queue of its decode instance."""
+        self._num_transfers -= 1
+        state = self._delay_line.pop(delay_id)
+        if state is None:
+            return
+        replica, job = state.replica, state.job
+        assert replica is not None
+        state.stage = RequestStage.IN_INSTANCE
+        replica.instance.enqueue(job.request, job.output_tokens, now, job.conversation_prefix, transferred=state.prefilled)
+        self._fleet.dirty[replica] = None
+
+    def _transfer_time(self, request: Request) -> Micros:
+        config = self._config
         size = -(-request.prompt_tokens // self._block_size) * self._block_size * self._bytes_per_token
-        share = said.transfer_bandwidth_gb_s / (self._active if said.transfer_contention else 1)
-        return max(1, ceil(said.transfer_base_ms * MILLISECOND + size / (share * 1000)))
+        bandwidth = config.transfer_bandwidth_gb_s / (self._num_transfers if config.transfer_contention else 1)
+        return max(1, ceil(config.transfer_base_ms * MILLISECOND + size / (bandwidth * 1000)))
 
-    def end_transfer(self) -> None:
-        self._active -= 1
-
-    def _uses_prefill_instance(self, request: Request, decode: Replica) -> bool:
-        """Whether another instance computes its prompt."""
+    def _needs_prefill_instance(self, request: Request, decode: Replica) -> bool:
+        """Return whether a prefill instance computes the prompt."""
         if self._config.decider != "prefix-threshold":
             return self._config.decider == "always"
         cached = self._fleet.views[decode.index].cached_blocks(request) * self._block_size
@@ -102,6 +125,8 @@ class PrefillDecodePools:
 
 
 class _RolePool(msgspec.Struct, gc=False):
+    """The instances of one role, and the router that chooses among them."""
+
     views: Sequence[InstanceView]
     router: Router
 
@@ -109,63 +134,20 @@ class _RolePool(msgspec.Struct, gc=False):
         return self.router.choose(request, self.views, now).instance
 
 
-def _role_router(scorers: str, pool: str, seed: int) -> Router | None:
-    """A router of its own, if scorers are said for it."""
+def _role_router(scorers: str, role: str, seed: int) -> Router | None:
+    """Return a router for one pool by its own scorers, or None if it has none."""
     if not scorers:
         return None
-    return RoutingConfig(policy="weighted", scorers=scorers).router(Random(f"{seed}/routing/{pool}"))
+    return RoutingConfig(policy="weighted", scorers=scorers).router(Random(f"{seed}/routing/{role}"))
 
 
 def _bytes_per_token(cluster: ClusterConfig, instance: InstanceConfig) -> float:
-    said = cluster.disaggregation.kv_bytes_per_token
-    if said is not None:
-        return said
+    """Return the size of the KV of one token, as configured or computed from the model."""
+    configured = cluster.disaggregation.kv_bytes_per_token
+    if configured is not None:
+        return configured
     if not (instance.model or instance.model_config_folder):
-        hint = "say kv_bytes_per_token, or which model the instances run"
-        raise ConfigError("nobody says how large the KV of a token is", where="cluster.disaggregation", hint=hint)
+        hint = "give kv_bytes_per_token, or the model that the instances run"
+        raise ConfigError("the size of the KV of a token is not known", where="cluster.disaggregation", hint=hint)
     model = find_deployment(instance).model
     return model.num_layers * model.kv_width * model.bytes_per_element
-
-
-class KvTransfer:
-    """See the module."""
-
-    def __init__(self, pools: PrefillDecodePools, stations: DelayLine, fleet: SimulatedFleet) -> None:
-        self._pools = pools
-        self._delay_line = stations
-        self._fleet = fleet
-
-    def place(self, journey: RequestState, now: Micros) -> Replica:
-        """Where it goes first."""
-        way = self._pools.place(journey.job.request, now)
-        if way.prefill is None:
-            return way.decode
-        journey.decode_replica = way.decode
-        way.decode.in_flight += 1
-        return way.prefill
-
-    def on_request_end(self, request: Request, replica: Replica, now: Micros) -> None:
-        """Whoever chose `replica` for it is told that it has left."""
-        self._pools.on_request_end(request, replica, now)
-
-    def start(self, journey: RequestState, then: Replica, seq: SequenceState, now: Micros) -> None:
-        """Its prompt is computed: its KV goes where the rest is."""
-        here, request = journey.replica, journey.job.request
-        assert here is not None
-        here.in_flight -= 1
-        self.on_request_end(request, here, now)
-        journey.replica, journey.decode_replica, journey.prefilled = then, None, seq
-        journey.stage = RequestStage.ENTERING
-        self._delay_line.delay_until(journey, now + self._pools.begin_transfer(request), SimEventKind.TRANSFER)
-
-    def finish(self, station: int, now: Micros) -> None:
-        """KV has come."""
-        self._pools.end_transfer()
-        journey = self._delay_line.pop(station)
-        if journey is None:
-            return
-        replica, job = journey.replica, journey.job
-        assert replica is not None
-        journey.stage = RequestStage.IN_INSTANCE
-        replica.instance.enqueue(job.request, job.output_tokens, now, job.conversation_prefix, transferred=journey.prefilled)
-        self._fleet.dirty[replica] = None

@@ -1,18 +1,22 @@
-"""The agenda of the virtual world: what is due when, as one heap of (time, kind, whom).
+"""Event queue: everything that is due in the simulation, as one heap of (time, kind, target), and the arrivals that feed it.
 
-At one instant the kinds come in this order, and within a kind whom it concerns: never the order in which entries were pushed,
-for that depends on how many steps were skipped.
+At one instant events come in the order of their kind, then of their target:
 
-    arrival  <  admission decides  <  routing  <  deadline of one on the way  <  admission's timer
-             <  KV has come  <  enters its wait queue  <  an instance's event  <  a sample is taken  <  steps begin
+    arrival  <  admission decides  <  routing  <  deadline in front of an instance  <  timer of admission
+             <  KV transfer ends  <  entry into a wait queue  <  event of an instance  <  sample  <  steps begin
 
-So whatever enters an instance at t joins the step that begins at t, and a step that ends at t has freed its room by then. What
-decides about requests (all that comes before the instances) precedes what happens in instances at that instant, as in BLIS.
+The order never depends on the order of the pushes, because that depends on the number of skipped steps. A request that enters
+an instance at t joins the step that begins at t, and a step that ends at t has freed its KV and slots by then. All decisions
+about requests precede the events of instances at the same instant, as in BLIS.
 
-Arrivals: the jobs of a workload as they come, those that follow from others' ends among them.
+    heap                                        at t = 260
+    (260, INSTANCE, 1)                          1. request 7 arrives, and finds the wait queue of admission full
+    (260, ARRIVAL, 7)                           2. the step of instance 1 ends, and frees a slot
+                                                3. the next step of instance 1 begins
 
-The workload is read one job ahead. What a reactive workload adds is merged by (arrival, id): each has an entry of its own in
-the agenda.
+The workload is read one job ahead. Jobs that a reactive workload adds when a request ends are merged by (arrival, id).
+
+This module is compiled (`[tool.maitred]` in pyproject.toml).
 """
 
 from __future__ import annotations
@@ -29,30 +33,35 @@ from maitred.workload import Job, ReactiveWorkload
 
 
 class SimEventKind(IntEnum):
-    """What is due, and whom the entry names."""
+    """The kinds of events, in their order at one instant. The comment of each says what its target is."""
 
     ARRIVAL = 0
-    """A request, by its id."""
+    """A request arrives. The target is its id."""
     DECISION = 1
-    """A request on its way, by the number of its station; ROUTING, TRANSFER and ENTRY likewise."""
+    """The admission latency is over. The target is a `DelayLine` id, as for ROUTING, TRANSFER and ENTRY."""
     ROUTING = 2
+    """The routing latency is over."""
     DEADLINE = 3
-    """A request, by its id."""
+    """The deadline of a request that is in no instance yet. The target is its id."""
     ADMISSION = 4
+    """The timer of the admission core. The target is 0."""
     TRANSFER = 5
+    """The KV of a prompt has reached its decode instance."""
     ENTRY = 6
+    """The queueing delay is over: the request enters the wait queue of its instance."""
     INSTANCE = 7
-    """By its index."""
+    """Something happens in an instance. The target is its index."""
     SAMPLE = 8
+    """A sample of all instances is due. The target is 0."""
 
 
 ARRIVAL: Final = SimEventKind.ARRIVAL
 INSTANCE: Final = SimEventKind.INSTANCE
-"""The two that come for every request: members of enums are slow to look up."""
+"""The two kinds that every request needs, as constants: looking up a member of an enum is slow."""
 
 
 class EventQueue:
-    """The heap, and the time."""
+    """The heap of events, and the current time."""
 
     __slots__ = ("heap", "last_instance_turn", "now")
 
@@ -60,39 +69,39 @@ class EventQueue:
         self.heap: list[tuple[Micros, SimEventKind, int]] = []
         self.now: Micros = 0
         self.last_instance_turn: tuple[Micros, int] = (-1, 0)
-        """When it was an instance's turn for the last time, and of those at that instant the last index."""
+        """The instant of the last INSTANCE event, and the largest index of an instance that had its turn at that instant."""
 
     def push(self, at: Micros, kind: SimEventKind, target: int = 0) -> None:
         heappush(self.heap, (at, kind, target))
 
 
 _PROGRESS_EVERY: Final = 1_000
+"""Requests between two calls of `progress`."""
 _YEAR = 365 * 86_400 * SECOND
 _LATEST_ARRIVAL: Final = 10_000 * _YEAR
-"""What is later is in another unit, or beyond what columns hold."""
+"""A later arrival has been given in a wrong unit, or does not fit into the columns of the results."""
 
 
 class ArrivalFeed:
-    """Who is expected."""
+    """The jobs that have not arrived yet: the next one of the workload, and those that a reactive workload has added."""
 
-    def __init__(self, jobs: Iterable[Job], agenda: EventQueue, progress: Callable[[int], None] | None) -> None:
-        """`progress` is told now and then how many have arrived."""
+    def __init__(self, jobs: Iterable[Job], event_queue: EventQueue, progress: Callable[[int], None] | None) -> None:
+        """`progress` is called from time to time with the number of arrived requests."""
         self._jobs = iter(jobs)
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._scheduled: dict[RequestId, Job] = {}
         self._last_read_id: RequestId | None = None
-        """Whose arrival makes us read the next job."""
+        """The request whose arrival makes the feed read the next job; None at the end of the workload."""
         self._progress = progress
         self.num_arrived = 0
-        """How many have arrived."""
         self.reactive = jobs if isinstance(jobs, ReactiveWorkload) else None
 
     def __bool__(self) -> bool:
-        """Whether anybody is expected."""
+        """Return whether any request is still to arrive."""
         return bool(self._scheduled)
 
     def read_next(self, now: Micros) -> None:
-        """Expect the next job of the workload. Raises ConfigError if it comes too late."""
+        """Schedule the next job of the workload. Raises ConfigError if its arrival lies before `now`."""
         job = next(self._jobs, None)
         if job is None:
             self._last_read_id = None
@@ -106,7 +115,7 @@ class ArrivalFeed:
         self._schedule(job)
 
     def pop_arrival(self, request_id: RequestId, now: Micros) -> Job:
-        """The job that arrives at `now`."""
+        """Return the job that arrives at `now`, and schedule the next one of the workload if this was the last one read."""
         job = self._scheduled.pop(request_id)
         if self._progress is not None and self.num_arrived % _PROGRESS_EVERY == 0:
             self._progress(self.num_arrived)
@@ -116,7 +125,10 @@ class ArrivalFeed:
         return job
 
     def on_request_end(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> None:
-        """Tell a reactive workload, and expect what follows. Raises ConfigError if that lies in the past."""
+        """Report the end of a request to the reactive workload, and schedule the jobs that follow from it.
+
+        Raises ConfigError if one of them arrives before `now`.
+        """
         assert self.reactive is not None
         for job in self.reactive.on_request_end(request, completed, output_tokens, now):
             if job.request.arrival < now:
@@ -132,4 +144,4 @@ class ArrivalFeed:
             what = f"request {request.id} arrives at {request.arrival} µs, in {request.arrival // _YEAR:,} years"
             raise ConfigError(what, hint="arrivals are µs since the start of the run")
         self._scheduled[request.id] = job
-        heappush(self._agenda.heap, (request.arrival, ARRIVAL, request.id))
+        heappush(self._event_queue.heap, (request.arrival, ARRIVAL, request.id))

@@ -1,15 +1,20 @@
-"""The pipeline: the way of a request from its arrival to an instance, and back out.
+"""Pipeline: the path of a request from its arrival to an instance, and to its end.
 
     arrival -> [admission latency] -> admission -> [routing latency] -> routing -> [queueing delay] -> wait queue
 
-What takes no time happens at once and costs no entry in the agenda. A request counts as in flight in its instance from
-routing on; what the instance's latency model says of queueing delays (tokenising, say) then passes before it waits there. Its
-deadline ends it wherever it is.
+A stage without a delay follows at once, within the same event. A request counts as in flight in its instance from routing on.
+The queueing delay (tokenisation, for example) comes from the latency model of the instance. A deadline ends the request at
+any stage. Admission and the router each see the instances as of the instant at which they decide.
 
-Admission and the router each look at the instances at the instant at which they decide.
+A request whose slot is taken back at t loses everything that its instance made of it at t, its first token or its end included.
+These would have been events of the instance, and at one instant decisions of admission precede the events of instances.
 
-A request whose slot is taken back at t has lost all that its instance made of it at t, its first token or its end included:
-these would have been events of the instance, and whoever took the slot was there before them.
+    t = 0     request 0 arrives, is admitted, routed and enqueued, all in one event; then the step of instance 0 begins
+    t = 150   instance 0 is due: FIRST_TOKEN of request 0 goes to admission
+    t = 260   instance 0 is due: FINISHED. The router is told, the row is written, and admission releases the slot, which
+              admits request 1: it is routed and enqueued within the same event, and joins the step that begins at 260
+
+This module is compiled (`[tool.maitred]` in pyproject.toml).
 """
 
 from __future__ import annotations
@@ -23,9 +28,9 @@ from maitred.core.request import Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance import EventKind, InstanceEvent
-from maitred.sim.admission_driver import AdmissionDriver, ModelAdmission
+from maitred.sim.admission_driver import AdmissionDriver
 from maitred.sim.config import RequestDelays, ServabilityCheck
-from maitred.sim.disaggregation import KvTransfer, PrefillDecodePools
+from maitred.sim.disaggregation import Disaggregation
 from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.replica import Replica
@@ -40,31 +45,34 @@ _OUTCOMES: Final = {
     EventKind.REFUSED: Outcome.REFUSED,
 }
 _FIRST_TOKEN: Final = EventKind.FIRST_TOKEN
-_LOST_KV: Final = EventKind.KV_PREEMPTED
+_KV_PREEMPTED: Final = EventKind.KV_PREEMPTED
 _FINISHED: Final = EventKind.FINISHED
 _ENTERING: Final = RequestStage.ENTERING
-_INSIDE: Final = RequestStage.IN_INSTANCE
-_FRONT: Final = RequestStage.BEFORE_ROUTING
+_IN_INSTANCE: Final = RequestStage.IN_INSTANCE
+_BEFORE_ROUTING: Final = RequestStage.BEFORE_ROUTING
 
 
 class Pipeline:
-    """Who is on which way. Every request that arrived is here until it has ended."""
+    """All requests that have arrived and not ended, and the handlers of their events."""
 
     def __init__(
         self,
-        agenda: EventQueue,
+        event_queue: EventQueue,
         arrivals: ArrivalFeed,
-        entrance: ModelAdmission | None,
+        admission: AdmissionDriver | None,
         router: Router,
         fleet: SimulatedFleet,
         rows: ResultRows,
         delays: RequestDelays,
-        pools: PrefillDecodePools | None,
+        delay_line: DelayLine,
+        disaggregation: Disaggregation | None,
     ) -> None:
-        """`pools`: which instances do what; None: all do everything."""
-        self._event_queue = agenda
+        """Without `admission` every request may enter; without `disaggregation` every instance does prefill and decode."""
+        self._event_queue = event_queue
         self._arrivals = arrivals
-        self._admission_driver = None if entrance is None else AdmissionDriver(entrance, agenda, self)
+        self._admission = admission
+        if admission is not None:
+            admission.attach(self)
         self._router = router
         self._fleet = fleet
         self._dirty = fleet.dirty
@@ -72,59 +80,60 @@ class Pipeline:
         self._rows = rows
         self._delays = delays
         self._checks_on_arrival = delays.check is ServabilityCheck.ON_ARRIVAL
-        self._delay_line = DelayLine(agenda)
-        self._kv_transfer = None if pools is None else KvTransfer(pools, self._delay_line, fleet)
-        self._has_delays = entrance is not None or pools is not None or delays != RequestDelays()
+        self._delay_line = delay_line
+        self._disaggregation = disaggregation
+        self._may_wait = admission is not None or disaggregation is not None or delays != RequestDelays()
+        """Whether a request may spend time before it is in an instance, so that its deadline needs an event."""
         self.live: dict[RequestId, RequestState] = {}
         self.last_end: Micros = 0
         """When the last request ended."""
 
     def on_arrival(self, request_id: RequestId, now: Micros) -> None:
         job = self._arrivals.pop_arrival(request_id, now)
-        if self._admission_driver is not None:
-            job = self._admission_driver.with_effective_class(job)
+        if self._admission is not None:
+            job = self._admission.with_effective_class(job)
         request = job.request
         if request.id in self.live:
             raise ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
-        journey = self.live[request.id] = RequestState(job, self._rows.reserve())
+        state = self.live[request.id] = RequestState(job, self._rows.reserve())
         if self._checks_on_arrival:
             outcome = self._early_outcome(request, now)
             if outcome is not None:
-                self.finish(journey, outcome, now)
+                self.finish(state, outcome, now)
                 return
-            if request.deadline is not None and self._has_delays:
+            if request.deadline is not None and self._may_wait:
                 self._event_queue.push(request.deadline, SimEventKind.DEADLINE, request.id)
-        if not self._has_delays:
-            journey.admitted_at = now
-            self._route(journey, now)
+        if not self._may_wait:
+            state.admitted_at = now
+            self._route(state, now)
         elif self._delays.admission is None:
-            self._request_admission(journey, now)
+            self._request_admission(state, now)
         else:
-            self._delay_line.delay_until(journey, now + self._delays.admission, SimEventKind.DECISION)
+            self._delay_line.delay_until(state, now + self._delays.admission, SimEventKind.DECISION)
 
     def _early_outcome(self, request: Request, now: Micros) -> Outcome | None:
-        """What becomes of a request that need not be admitted, since it could never run."""
+        """Return the outcome of a request that could never run, so that it needs no admission; None if it could."""
         if request.deadline is not None and request.deadline <= now:
             return Outcome.TIMED_OUT
         return None if self._fleet.replicas[0].instance.rejection_reason(request) is None else Outcome.REFUSED
 
-    def on_admission_due(self, station: int, now: Micros) -> None:
-        journey = self._delay_line.pop(station)
-        if journey is not None:
-            self._request_admission(journey, now)
+    def on_admission_due(self, delay_id: int, now: Micros) -> None:
+        state = self._delay_line.pop(delay_id)
+        if state is not None:
+            self._request_admission(state, now)
 
-    def on_routing_due(self, station: int, now: Micros) -> None:
-        journey = self._delay_line.pop(station)
-        if journey is not None:
-            self._route(journey, now)
+    def on_routing_due(self, delay_id: int, now: Micros) -> None:
+        state = self._delay_line.pop(delay_id)
+        if state is not None:
+            self._route(state, now)
 
-    def on_entry_due(self, station: int, now: Micros) -> None:
-        journey = self._delay_line.pop(station)
-        if journey is not None:
-            self._enqueue(journey, now)
+    def on_entry_due(self, delay_id: int, now: Micros) -> None:
+        state = self._delay_line.pop(delay_id)
+        if state is not None:
+            self._enqueue(state, now)
 
     def on_instance_due(self, index: int, now: Micros) -> None:
-        """The turn of an instance has come, unless its entry is obsolete."""
+        """Handle the events of an instance at its turn. Obsolete entries of the event queue are dropped here."""
         replica = self._fleet.replicas[index]
         if replica.next_due != now:
             return
@@ -134,72 +143,70 @@ class Pipeline:
         for event in replica.drain_events(now) if replica.deferred_events else replica.instance.advance(now):
             kind = event.kind
             if kind is _FIRST_TOKEN:
-                if self._admission_driver is not None:
-                    self._admission_driver.first_byte(event.seq.request, now)
-            elif kind is not _LOST_KV:
+                if self._admission is not None:
+                    self._admission.first_byte(event.seq.request, now)
+            elif kind is not _KV_PREEMPTED:
                 self._on_instance_done(event, replica, now)
 
-    def on_transfer_due(self, station: int, now: Micros) -> None:
-        """KV has come."""
-        assert self._kv_transfer is not None
-        self._kv_transfer.finish(station, now)
+    def on_transfer_due(self, delay_id: int, now: Micros) -> None:
+        assert self._disaggregation is not None
+        self._disaggregation.finish_transfer(delay_id, now)
 
     def on_admission_timer(self, _: int, now: Micros) -> None:
-        """Admission's timer is up."""
-        assert self._admission_driver is not None
-        self._admission_driver.on_timer(now)
+        assert self._admission is not None
+        self._admission.on_timer(now)
 
     def on_deadline(self, request_id: RequestId, now: Micros) -> None:
-        """The deadline of a request has come; in an instance, that is the instance's affair."""
-        journey = self.live.get(request_id)
-        if journey is None or journey.stage is _INSIDE:
+        """End a request whose deadline has passed, unless it is in an instance, which does that itself."""
+        state = self.live.get(request_id)
+        if state is None or state.stage is _IN_INSTANCE:
             return
-        replica = journey.replica
-        self._detach(journey, now)
-        self.finish(journey, Outcome.TIMED_OUT, now, None, replica)
-        if self._admission_driver is not None:
-            self._admission_driver.release(request_id, ReleaseReason.CLIENT_GONE, now)
+        replica = state.replica
+        self._detach(state, now)
+        self.finish(state, Outcome.TIMED_OUT, now, None, replica)
+        if self._admission is not None:
+            self._admission.release(request_id, ReleaseReason.CLIENT_GONE, now)
 
-    def _request_admission(self, journey: RequestState, now: Micros) -> None:
-        """May it enter?"""
+    def _request_admission(self, state: RequestState, now: Micros) -> None:
         if self._fleet.has_snapshots:
             self._fleet.refresh_views(now)
-        if self._admission_driver is None:
-            self.on_admitted(journey, now)
+        if self._admission is None:
+            self.on_admitted(state, now)
         else:
-            self._admission_driver.submit(journey.job.request, now)
+            self._admission.submit(state.job.request, now)
 
-    def on_admitted(self, journey: RequestState, now: Micros) -> None:
-        """It may enter."""
-        journey.admitted_at = now
+    def on_admitted(self, state: RequestState, now: Micros) -> None:
+        """Send an admitted request on to routing."""
+        state.admitted_at = now
         if self._delays.routing is None:
-            self._route(journey, now)
+            self._route(state, now)
         else:
-            self._delay_line.delay_until(journey, now + self._delays.routing, SimEventKind.ROUTING)
+            self._delay_line.delay_until(state, now + self._delays.routing, SimEventKind.ROUTING)
 
-    def _route(self, journey: RequestState, now: Micros) -> None:
-        request, fleet = journey.job.request, self._fleet
+    def _route(self, state: RequestState, now: Micros) -> None:
+        request, fleet = state.job.request, self._fleet
         if fleet.has_snapshots:
             fleet.refresh_views(now)
-        if self._kv_transfer is None:
+        if self._disaggregation is None:
             replica = fleet.replicas[self._router.choose(request, fleet.views, now).instance]
         else:
-            replica = self._kv_transfer.place(journey, now)
-        journey.replica = replica
+            replica = self._disaggregation.place(state, now)
+        state.replica = replica
         replica.in_flight += 1
         overheads = self._delays.entry
         if overheads is None:
-            self._enqueue(journey, now)
+            self._enqueue(state, now)
         else:
-            journey.stage = _ENTERING
-            self._delay_line.delay_until(journey, now + overheads.queueing_delay(request.prompt_tokens), SimEventKind.ENTRY)
+            state.stage = _ENTERING
+            self._delay_line.delay_until(state, now + overheads.queueing_delay(request.prompt_tokens), SimEventKind.ENTRY)
 
-    def _enqueue(self, journey: RequestState, now: Micros) -> None:
-        replica, job, tokens = journey.replica, journey.job, 1
+    def _enqueue(self, state: RequestState, now: Micros) -> None:
+        """Put a request into the wait queue of its instance. A prefill instance makes only the first token."""
+        replica, job, tokens = state.replica, state.job, 1
         assert replica is not None
-        journey.stage = _INSIDE
-        journey.queued_at = now
-        if journey.decode_replica is None:
+        state.stage = _IN_INSTANCE
+        state.queued_at = now
+        if state.decode_replica is None:
             tokens = job.output_tokens
         if self._blis_step_order:
             replica.settle()
@@ -210,84 +217,82 @@ class Pipeline:
             self._dirty[replica] = None
 
     def _on_instance_done(self, event: InstanceEvent, replica: Replica, now: Micros) -> None:
-        """An instance has done its part of a request."""
+        """Handle the end of a request in an instance: its KV moves on to its decode instance, or it ends altogether."""
         kind, request = event.kind, event.seq.request
-        journey = self.live[request.id]
-        then = journey.decode_replica
-        if then is not None and kind is _FINISHED and replica.instance.output_length(request, journey.job.output_tokens) > 1:
-            assert self._kv_transfer is not None
-            self._kv_transfer.start(journey, then, event.seq, now)
+        state = self.live[request.id]
+        decode = state.decode_replica
+        if decode is not None and kind is _FINISHED and replica.instance.output_length(request, state.job.output_tokens) > 1:
+            assert self._disaggregation is not None
+            self._disaggregation.start_transfer(state, decode, event.seq, now)
             return
-        if then is None:
+        if decode is None:
             replica.in_flight -= 1
             self._notify_router(request, replica, now)
         else:
-            self._detach(journey, now)
-        self.finish(journey, _OUTCOMES[kind], event.at, event.seq, replica)
-        if self._admission_driver is not None:
-            self._admission_driver.release(
-                request.id, ReleaseReason.DRAINED if kind is _FINISHED else ReleaseReason.FAILED, now
-            )
+            self._detach(state, now)
+        self.finish(state, _OUTCOMES[kind], event.at, event.seq, replica)
+        if self._admission is not None:
+            self._admission.release(request.id, ReleaseReason.DRAINED if kind is _FINISHED else ReleaseReason.FAILED, now)
 
-    def _detach(self, journey: RequestState, now: Micros) -> None:
-        """It is on its way no more, and in no instance."""
-        here, then = journey.replica, journey.decode_replica
-        journey.replica = journey.decode_replica = None
-        journey.delay_id, journey.stage = 0, _FRONT
-        if here is not None:
-            here.in_flight -= 1
-            self._notify_router(journey.job.request, here, now)
-        if then is not None:
-            then.in_flight -= 1
-            self._notify_router(journey.job.request, then, now)
+    def _detach(self, state: RequestState, now: Micros) -> None:
+        """Take a request out of the delay line and out of the counts of its instances, and tell their routers."""
+        replica, decode = state.replica, state.decode_replica
+        state.replica = state.decode_replica = None
+        state.delay_id, state.stage = 0, _BEFORE_ROUTING
+        if replica is not None:
+            replica.in_flight -= 1
+            self._notify_router(state.job.request, replica, now)
+        if decode is not None:
+            decode.in_flight -= 1
+            self._notify_router(state.job.request, decode, now)
 
-    def withdraw(self, journey: RequestState, now: Micros) -> None:
-        """Its work ends here and now, and what came of it is lost."""
-        replica = journey.replica
-        if replica is not None and journey.stage is _INSIDE:
-            if replica.withdraw(journey.job.request.id, now):
+    def withdraw(self, state: RequestState, now: Micros) -> None:
+        """Stop the work on a request, and drop its output."""
+        replica = state.replica
+        if replica is not None and state.stage is _IN_INSTANCE:
+            if replica.withdraw(state.job.request.id, now):
                 self._fleet.schedule_now(replica, now)
             elif self._blis_step_order:
                 self._fleet.resume(replica)
             self._dirty[replica] = None
-        self._detach(journey, now)
-        journey.prefilled = None
+        self._detach(state, now)
+        state.prefilled = None
 
     def _notify_router(self, request: Request, replica: Replica, now: Micros) -> None:
-        """Its router is told."""
-        if self._kv_transfer is None:
+        """Tell the router that chose `replica` that the request has left it."""
+        if self._disaggregation is None:
             self._router.on_request_end(request, replica.index, now)
         else:
-            self._kv_transfer.on_request_end(request, replica, now)
+            self._disaggregation.on_request_end(request, replica, now)
 
     def finish(
         self,
-        journey: RequestState,
+        state: RequestState,
         outcome: Outcome,
         at: Micros,
         seq: SequenceState | None = None,
         replica: Replica | None = None,
     ) -> None:
-        """It is over, and has its row; `seq`: what it came to in an instance."""
-        job = journey.job
+        """End a request and write its row. `seq` is the final state of its sequence; None if it was in no instance."""
+        job = state.job
         del self.live[job.request.id]
-        if journey.prefilled is not None:
-            seq = journey.with_prefill_counts(seq)
-        over = self._rows.write(journey, outcome, at, seq, replica)
-        self.last_end = max(self.last_end, over)
+        if state.prefilled is not None:
+            seq = state.with_prefill_counts(seq)
+        ended_at = self._rows.write(state, outcome, at, seq, replica)
+        self.last_end = max(self.last_end, ended_at)
         if self._arrivals.reactive is not None:
             tokens = 0 if seq is None else seq.num_output_tokens
             self._arrivals.on_request_end(job.request, outcome is Outcome.COMPLETED, tokens, at)
 
     def record_unfinished(self, end: Micros) -> None:
-        """The rows of those who are still here at `end`, before which nothing is due any more."""
+        """Write the rows of all requests that are left at the horizon `end`."""
         for replica in self._fleet.replicas:
             replica.instance.advance(end)
-        for journey in self.live.values():
-            at, seq = journey.replica, None
-            if at is not None and journey.stage is _INSIDE:
-                seq = at.instance.sequence(journey.job.request.id)
-            if journey.prefilled is not None:
-                seq = journey.with_prefill_counts(seq)
-            self._rows.write(journey, Outcome.UNFINISHED, NEVER, seq, at)
+        for state in self.live.values():
+            at, seq = state.replica, None
+            if at is not None and state.stage is _IN_INSTANCE:
+                seq = at.instance.sequence(state.job.request.id)
+            if state.prefilled is not None:
+                seq = state.with_prefill_counts(seq)
+            self._rows.write(state, Outcome.UNFINISHED, NEVER, seq, at)
         self.last_end = end

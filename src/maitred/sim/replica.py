@@ -1,8 +1,12 @@
-"""Replica: an instance in its place in the cluster, as routers and the event loop see it.
+"""Replica: an instance in its place in the cluster, as the event loop drives it and routers see it.
 
-Routers see it as of the steps that ended before this instant; once its turn in the order of this instant has come or gone by,
-of those that end now, too, whether or not it had anything to tell. The event loop asks it for events when its turn has come,
-and not before: what comes up early, because somebody was withdrawn, is kept until then.
+Routers see the instance as of the steps that ended before the current instant. Steps that end at the current instant become
+visible when the turn of the instance has come, or gone by, in the order of this instant, even if it had no event.
+
+The event loop takes events from the instance only at its turn. If a request is withdrawn before that, events of other requests
+may come up early; they are deferred until the turn.
+
+This module is compiled (`[tool.maitred]` in pyproject.toml).
 """
 
 from __future__ import annotations
@@ -20,17 +24,17 @@ from maitred.sim.results import InstanceTotals
 
 
 class BlockHashMemo:
-    """The keys of a prompt, made once while one router asks every instance for them."""
+    """The block hashes of the last prompt, so that a router which asks every instance computes them once."""
 
     def __init__(self) -> None:
         self._request: Request | None = None
-        self._chain: Sequence[int] = ()
+        self._block_hashes: Sequence[int] = ()
 
     def get(self, request: Request, cache: PrefixCacheView) -> Sequence[int]:
-        """All caches that ask have blocks of one size."""
+        """Return the block hashes of a prompt. All caches that are passed must have the same block size."""
         if request is not self._request:
-            self._request, self._chain = request, cache.block_hashes(request)
-        return self._chain
+            self._request, self._block_hashes = request, cache.block_hashes(request)
+        return self._block_hashes
 
 
 class Replica:
@@ -51,25 +55,26 @@ class Replica:
         self,
         index: int,
         instance: Instance,
-        agenda: EventQueue,
-        chains: BlockHashMemo,
+        event_queue: EventQueue,
+        block_hash_memo: BlockHashMemo,
         latency: LatencyModel,
-        gap_log: ItlLog | None = None,
+        itl_log: ItlLog | None = None,
     ) -> None:
-        self._event_queue = agenda
-        self._block_hash_memo = chains
+        self._event_queue = event_queue
+        self._block_hash_memo = block_hash_memo
         self.index = index
         self.instance = instance
         self.in_flight = 0
+        """Requests that were routed here and have not ended."""
         self.next_due: Micros | None = None
-        """When its entry in the heap says that something happens; others are obsolete."""
+        """The instant of its valid entry in the event queue; entries at other instants are obsolete."""
         self.deferred_events: list[InstanceEvent] = []
-        """Events that came up before their turn."""
-        instance.itl_log = gap_log
-        self._meter = instance.meter = StepMeter(latency, gap_log)
+        """Events that came up before the turn of the instance."""
+        instance.itl_log = itl_log
+        self._meter = instance.meter = StepMeter(latency, itl_log)
 
     def totals(self, requests: int, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> InstanceTotals:
-        """What it did; the counts are of those who came here."""
+        """Return the totals of the instance, with these counts of the requests that were routed to it."""
         instance, meter = self.instance, self._meter
         return InstanceTotals(
             steps=instance.num_steps,
@@ -84,7 +89,7 @@ class Replica:
         )
 
     def drain_events(self, now: Micros) -> Sequence[InstanceEvent]:
-        """What happened there up to `now`."""
+        """Advance the instance to `now`, and return its events, the deferred ones first."""
         events = self.instance.advance(now)
         if self.deferred_events:
             events = [*self.deferred_events, *events]
@@ -92,8 +97,10 @@ class Replica:
         return events
 
     def withdraw(self, request_id: RequestId, now: Micros) -> bool:
-        """Stop the work on a request, and forget what came of it at this instant. Whether events of others came up, which are
-        kept until their turn."""
+        """Stop the work on a request, and drop its events of this instant.
+
+        Returns whether events of other requests are now deferred until the turn of the instance.
+        """
         self.settle()
         self.instance.abort(request_id, now)
         self.deferred_events += (event for event in self.instance.drain_events() if event.seq.request.id != request_id)
@@ -113,6 +120,7 @@ class Replica:
         return self.instance.kv_usage
 
     def cached_blocks(self, request: Request) -> int:
+        """Return how many leading blocks of the prompt are in the prefix cache."""
         cache = self.instance.cache
         if cache is None:
             return 0
@@ -120,12 +128,12 @@ class Replica:
         return cache.num_cached_blocks(self.block_hashes(request))
 
     def block_hashes(self, request: Request) -> Sequence[int]:
-        """The keys of its prompt here."""
+        """Return the block hashes of the prompt in the cache of this instance; none without a prefix cache."""
         cache = self.instance.cache
         return () if cache is None else self._block_hash_memo.get(request, cache)
 
     def settle(self) -> None:
-        """Blocks and caches are as of the steps that routers know to be over."""
-        agenda = self._event_queue
-        now = agenda.now
-        self.instance.commit_ended_steps(now if (now, self.index) <= agenda.last_instance_turn else now - 1)
+        """Commit the steps that have ended, as far as routers may see them at this instant."""
+        event_queue = self._event_queue
+        now = event_queue.now
+        self.instance.commit_ended_steps(now if (now, self.index) <= event_queue.last_instance_turn else now - 1)

@@ -1,6 +1,12 @@
-"""Journey: a request in the cluster, from its arrival until it has ended.
+"""Request state: a request in the cluster from its arrival to its end, and the delay line in which it spends delays.
 
-Stations: who is on the way for some time, and when it goes on.
+A request passes three stages:
+
+    BEFORE_ROUTING  ->  ENTERING (an instance is chosen)  ->  IN_INSTANCE (in its wait queue or batch)
+
+It skips ENTERING if it enters the wait queue at once. A request that loses its slot goes back to BEFORE_ROUTING.
+
+This module is compiled (`[tool.maitred]` in pyproject.toml).
 """
 
 from __future__ import annotations
@@ -17,68 +23,72 @@ from maitred.workload import Job
 
 
 class RequestStage(IntEnum):
-    """Where a request is."""
+    """How far a request has come."""
 
     BEFORE_ROUTING = 0
-    """Before the router, or on the way to it."""
+    """No instance is chosen yet."""
     ENTERING = 1
-    """An instance is chosen, where it counts as in flight; it does not stand in the wait queue yet."""
+    """An instance is chosen and counts the request as in flight. The request is not in the wait queue yet."""
     IN_INSTANCE = 2
-    """The instance has it: its deadline and its end are the instance's affair."""
+    """The instance has the request, and also handles its deadline and its end."""
 
 
-_FRONT: Final = RequestStage.BEFORE_ROUTING
+_BEFORE_ROUTING: Final = RequestStage.BEFORE_ROUTING
 
 
 class RequestState:
     """A request that has arrived and not ended."""
 
     delay_id: int = 0
-    """Names the entry of the agenda by which it goes on; older ones are obsolete."""
+    """The id of its current stay in the delay line; 0 if there is none. Older ids are obsolete."""
     replica: Replica | None = None
+    """The chosen instance; None before routing."""
     decode_replica: Replica | None = None
-    """Where it goes on when its prompt is computed; None: where it is."""
+    """The instance that decodes the request after `replica` has computed its prompt; None if `replica` does both."""
     prefilled: SequenceState | None = None
-    """What it came to where its prompt was computed."""
+    """The final state of its sequence in the prefill instance; None if there was none."""
     retries: int = 0
     """How often admission took its slot back and let it wait for another."""
 
     def __init__(self, job: Job, row: int) -> None:
         self.job = job
         self.row = row
-        self.stage: RequestStage = _FRONT
+        self.stage: RequestStage = _BEFORE_ROUTING
         self.admitted_at: Micros = NEVER
         self.queued_at: Micros = NEVER
 
-    def with_prefill_counts(self, after: SequenceState | None) -> SequenceState | None:
-        """What it came to in two instances, one after the other; `after`: in the second one."""
-        before = self.prefilled
-        if before is None or after is None:
-            return before or after
-        after.num_cached_tokens = before.num_cached_tokens
-        after.num_preemptions += before.num_preemptions
-        after.recomputed_tokens += before.recomputed_tokens
-        if after.scheduled_at is None:
-            after.scheduled_at = before.scheduled_at
-        return after
+    def with_prefill_counts(self, decoded: SequenceState | None) -> SequenceState | None:
+        """Return the state of the whole request: that of the decode instance with the counts of the prefill instance added.
+
+        `decoded` is None if the request did not reach its decode instance.
+        """
+        prefilled = self.prefilled
+        if prefilled is None or decoded is None:
+            return prefilled or decoded
+        decoded.num_cached_tokens = prefilled.num_cached_tokens
+        decoded.num_preemptions += prefilled.num_preemptions
+        decoded.recomputed_tokens += prefilled.recomputed_tokens
+        if decoded.scheduled_at is None:
+            decoded.scheduled_at = prefilled.scheduled_at
+        return decoded
 
 
 class DelayLine:
-    """Each stay has a number, by which the agenda names it."""
+    """Requests that are delayed until an instant. The event queue names each stay by its id."""
 
-    def __init__(self, agenda: EventQueue) -> None:
-        self._agenda = agenda
+    def __init__(self, event_queue: EventQueue) -> None:
+        self._event_queue = event_queue
         self._delayed: dict[int, RequestState] = {}
         self._count = 0
 
-    def delay_until(self, journey: RequestState, at: Micros, kind: SimEventKind) -> None:
-        """It goes on at `at`."""
+    def delay_until(self, state: RequestState, at: Micros, kind: SimEventKind) -> None:
+        """Delay a request until `at`, when an event of `kind` continues it."""
         self._count += 1
-        journey.delay_id = self._count
-        self._delayed[self._count] = journey
-        self._agenda.push(at, kind, self._count)
+        state.delay_id = self._count
+        self._delayed[self._count] = state
+        self._event_queue.push(at, kind, self._count)
 
     def pop(self, delay_id: int) -> RequestState | None:
-        """Who goes on; None: it has ended, or lost its slot, meanwhile."""
-        journey = self._delayed.pop(delay_id)
-        return journey if journey.delay_id == delay_id else None
+        """Return the request whose delay is over, or None if it has ended or lost its slot in the meantime."""
+        state = self._delayed.pop(delay_id)
+        return state if state.delay_id == delay_id else None

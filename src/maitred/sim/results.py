@@ -1,7 +1,4 @@
-"""Whose the gaps between tokens were (ITL): the logs of all instances as columns.
-
-Results: one row per request, in the order of arrival, in columns.
-"""
+"""Results: one row per request, in the order of arrival, in columns (numpy), and what is known beside the rows."""
 
 from __future__ import annotations
 
@@ -19,162 +16,173 @@ from maitred.core.quantile_sketch import QuantileSketch
 from maitred.core.units import Micros
 from maitred.instance.itl_log import ItlLog
 
-_Ints: TypeAlias = NDArray[np.int64]
-
-
-class ItlGaps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """See `instance.itl_log`. Stretches of all instances, one instance after the other; all gaps as clients see them."""
-
-    steps: _Ints
-    """By stretch: how many steps it had, ..."""
-    spans: _Ints
-    """... and the gaps of one sequence in it together, µs."""
-    request_id: _Ints
-    """By time of decoding: whose it was; one that was preempted has several, ..."""
-    first_stretch: _Ints
-    """... its first stretch, ..."""
-    end_stretch: _Ints
-    """... and that after its last one."""
-    pause_request_id: _Ints
-    """By pause between two tokens: whose it was, ..."""
-    pauses: _Ints
-    """... and how far apart these were, µs."""
-
-
-def itl_gaps_of(logs: Iterable[ItlLog], overhead: Micros) -> ItlGaps:
-    """At the end of a run; every token takes `overhead` to the client, which is part of each gap."""
-    logs = list(logs)
-    for log in logs:
-        log.close()
-    first = list(accumulate((len(log.stretch_steps) for log in logs), initial=0))
-    steps, ids = _joined(log.stretch_steps for log in logs), _joined(log.request_ids for log in logs)
-    since = _joined((log.first_stretches for log in logs), first)
-    until = _joined((log.end_stretches for log in logs), first)
-    decoded = since < until
-    return ItlGaps(
-        steps=steps,
-        spans=_joined(log.stretch_times for log in logs) + steps * overhead,
-        request_id=ids[decoded],
-        first_stretch=since[decoded],
-        end_stretch=until[decoded],
-        pause_request_id=_joined(log.paused_request_ids for log in logs),
-        pauses=_joined(log.pauses for log in logs) + overhead,
-    )
-
-
-def _joined(parts: Iterable[array[int]], more: Iterable[int] = repeat(0)) -> _Ints:
-    """One after the other, `more` added to each."""
-    return np.concatenate([np.array(part, dtype=np.int64) + add for part, add in zip(parts, more, strict=False)])
-
-
 Ints: TypeAlias = NDArray[np.int64]
 
 NEVER = -1
-"""The instant of what did not happen, and the index of no instance."""
+"""Stands for the instant of an event that did not happen, and for the index of no instance."""
 
 
 class Outcome(IntEnum):
-    """What became of a request."""
+    """How a request ended."""
 
     COMPLETED = 0
     REJECTED = 1
-    """Admission turned it away, at once or after waiting."""
+    """Admission rejected it, at once or after it had waited."""
     PREEMPTED = 6
-    """Admission took its slot back, for a request of a higher class; what had come out of it was lost."""
+    """Admission took its slot back for a request of a higher class; its output is lost."""
     REFUSED = 2
-    """It can never run: longer than the model length."""
+    """It can never run, because it is longer than the model length."""
     TIMED_OUT = 3
     """Its deadline passed."""
     ABORTED = 4
+    """Its instance stopped it."""
     UNFINISHED = 5
-    """The simulation ended before it did."""
+    """It was still in the cluster at the horizon."""
 
 
 class InstanceTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What one instance did. Counts of requests and tokens are of those whose row names it (`Results.on_instance_due`),
-    finished or
-    not: a prompt that was computed elsewhere (P/D) counts where its answer was."""
+    """The totals of one instance.
+
+    Counts of requests and tokens cover the requests whose row names the instance (`Results.instance`), finished or not. With
+    separate prefill instances a prompt counts in the instance that decoded its answer.
+    """
 
     steps: int
     busy: Micros
-    """The time that its steps took."""
+    """Total time of its steps."""
     preemptions: int
-    """How often it took the KV of a sequence."""
+    """How often it preempted a sequence, that is, freed its KV."""
     requests: int
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompts, those that were in the prefix cache when they first ran."""
+    """Prompt tokens that were in the prefix cache when the prompt first ran."""
     output_tokens: int
     fetched_blocks: int = 0
-    """KV blocks that came back from main memory."""
+    """KV blocks fetched from main memory."""
     itl: QuantileSketch
-    """Between one token and the next of the same request (ITL), as the client sees them."""
+    """Gaps between consecutive tokens of a request, as the client sees them, in µs."""
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster at regular instants. Arrays are by instant and instance; a run's end has none."""
+    """The state of the cluster at regular instants. Two-dimensional arrays are by instant and instance."""
 
     at: Ints
-    """By instant, µs."""
+    """The instants, in µs."""
     waiting: NDArray[np.int32]
     running: NDArray[np.int32]
     blocks_used: NDArray[np.int32]
-    """KV blocks that are held."""
+    """KV blocks in use."""
     total_blocks: int
-    """Of each instance."""
+    """KV blocks of each instance."""
     outside_instances: NDArray[np.int32]
-    """By instant: requests that have arrived and are in no instance yet, such as those that wait for admission."""
+    """By instant: requests that have arrived and are in no instance yet, for example because they wait for admission."""
+
+
+class ItlGaps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The gaps between the tokens of each request (ITL), as clients see them: the logs of all instances one after the other.
+
+    A stretch is a series of steps in which the same sequences decode and whose gaps are about equal (`instance.itl_log`). A
+    sequence that decodes through a stretch has one gap for each of its steps. A gap that spans a preemption or a transfer is
+    recorded singly, as a pause.
+    """
+
+    steps: Ints
+    """By stretch: the number of its steps."""
+    spans: Ints
+    """By stretch: the sum of the gaps that one sequence has in it, in µs."""
+    request_id: Ints
+    """By decoding period: the request. A request that was preempted has several periods."""
+    first_stretch: Ints
+    """By decoding period: the index of its first stretch."""
+    end_stretch: Ints
+    """By decoding period: the index after its last stretch."""
+    pause_request_id: Ints
+    """By pause: the request."""
+    pauses: Ints
+    """By pause: its length in µs."""
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of equal length. Instants are µs since the start of the run, -1 where there was none.
+    """The results of a run: columns of equal length, and figures beside them.
 
-    If the rows went to a sink, the columns here are empty; the rest is said all the same.
+    Instants are µs since the start of the run, or -1 if the event did not happen. If the rows went to a sink, the columns are
+    empty, and the other fields are set all the same.
     """
 
     request_id: Ints
     arrival: Ints
     admitted: Ints
-    """When admission let it pass, to be routed."""
+    """When admission let it pass."""
     queued: Ints
     """When it entered the wait queue of its instance."""
     scheduled: Ints
     """When it last entered a running batch."""
     first_token: Ints
-    """When it reached the client, with the latency model's overhead per output token."""
+    """When the first token reached the client, including the overhead per output token of the latency model."""
     finished: Ints
-    """When it ended, whatever its outcome; if it completed, with the latency model's overheads; -1 for UNFINISHED."""
+    """When it ended, whatever its outcome; -1 for UNFINISHED. For COMPLETED it includes the overheads of the latency model."""
     prompt_tokens: Ints
     output_tokens: Ints
-    """Tokens that came out."""
+    """Tokens that were generated."""
     cached_tokens: Ints
-    """Of the prompt, those that were in the prefix cache when it first ran."""
+    """Prompt tokens that were in the prefix cache when the prompt first ran."""
     wasted_tokens: Ints
-    """Tokens whose KV was computed again because a preemption had lost it."""
+    """Tokens whose KV was computed again after a preemption."""
     outcome: NDArray[np.int8]
     priority_class: NDArray[np.int8]
     tenant: NDArray[np.int32]
-    """An index into `tenants`; likewise `model` and `slo_class_of`."""
+    """An index into `tenants`."""
     model: NDArray[np.int32]
+    """An index into `models`."""
     slo_class: NDArray[np.int32]
+    """An index into `slo_classes`."""
     instance: NDArray[np.int32]
-    """Where it was sent; -1: it never came that far."""
+    """The index of the instance to which it was routed; -1 if it never was."""
     preemptions: NDArray[np.int32]
-    """How often it lost its KV in its instance."""
+    """How often its instance freed its KV."""
     retries: NDArray[np.int32]
-    """How often admission took its slot back and let it wait for another. The other columns are of its last attempt."""
+    """How often admission took its slot back and let it wait for another. The other columns describe its last attempt."""
     tenants: tuple[str, ...] = ("",)
-    """The names that requests bear; the first is that of those without one."""
+    """Names of tenants. The first one stands for requests without a tenant."""
     models: tuple[str, ...] = ("",)
     slo_classes: tuple[str, ...] = ("",)
     end: Micros
-    """When the last request ended; the horizon, if some had not."""
+    """When the last request ended, or the horizon if some requests are unfinished."""
     instances: tuple[InstanceTotals, ...] = ()
-    """What each instance did, by index."""
+    """The totals of each instance, by index."""
     samples: Samples | None = None
-    """What instances were like in between, if it was asked for."""
+    """The samples, if `sample_every` asked for them."""
     itl_gaps: ItlGaps | None = None
-    """Whose the gaps between tokens were, if it was asked for."""
+    """The gaps between tokens per request, if `log_itl` asked for them."""
 
     def __len__(self) -> int:
         return len(self.request_id)
+
+
+def itl_gaps_of(logs: Iterable[ItlLog], overhead: Micros) -> ItlGaps:
+    """Close the logs of all instances at the end of a run, and join them.
+
+    `overhead` is the time that each token needs to reach the client; it is part of every gap.
+    """
+    logs = list(logs)
+    for log in logs:
+        log.close()
+    offsets = list(accumulate((len(log.stretch_steps) for log in logs), initial=0))
+    steps, ids = _concatenated(log.stretch_steps for log in logs), _concatenated(log.request_ids for log in logs)
+    first = _concatenated((log.first_stretches for log in logs), offsets)
+    end = _concatenated((log.end_stretches for log in logs), offsets)
+    decoded = first < end
+    return ItlGaps(
+        steps=steps,
+        spans=_concatenated(log.stretch_times for log in logs) + steps * overhead,
+        request_id=ids[decoded],
+        first_stretch=first[decoded],
+        end_stretch=end[decoded],
+        pause_request_id=_concatenated(log.paused_request_ids for log in logs),
+        pauses=_concatenated(log.pauses for log in logs) + overhead,
+    )
+
+
+def _concatenated(parts: Iterable[array[int]], offsets: Iterable[int] = repeat(0)) -> Ints:
+    """Return the parts one after the other, with its offset added to each."""
+    return np.concatenate([np.array(part, dtype=np.int64) + offset for part, offset in zip(parts, offsets, strict=False)])

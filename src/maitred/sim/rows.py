@@ -1,7 +1,9 @@
-"""Rows: results in the making. A row is reserved when its request arrives and written, at once and whole, when it ends.
+"""Rows: the results of a run under way. A row is reserved when its request arrives, and written as a whole when it ends.
 
-Rows lie one after the other in blocks of memory, 114 bytes each however many tokens a request had, and become columns when the
-run is over.
+Rows lie one after the other in blocks of memory and become columns at the end of the run. A row takes 114 bytes, however many
+tokens its request has.
+
+This module is compiled (`[tool.maitred]` in pyproject.toml).
 """
 
 from __future__ import annotations
@@ -46,18 +48,17 @@ _FIELDS = {
 _ROW: Final = struct.Struct("=" + "".join(_FIELDS.values()))
 _SIZE: Final = _ROW.size
 _TYPE = np.dtype(list(_FIELDS.items()))
-_COMPLETED: Final = Outcome.COMPLETED  # members of enums are slow to look up
+_COMPLETED: Final = Outcome.COMPLETED  # a constant, because looking up a member of an enum is slow
 _LARGEST: Final = (1 << 63) - 1
 _BLOCK: Final = 4096
-"""Rows are made so many at a time."""
-
+"""Rows in a block of memory."""
 
 ResultSink: TypeAlias = Callable[[Results], object]
-"""Receives rows in blocks, in the order in which requests ended; `end` is when the last of them did."""
+"""Receives rows in blocks, in the order in which requests ended. `Results.end` is the end of the last request in the block."""
 
 
 class NameIndex(dict[str, int]):
-    """Numbers for names, in the order in which they come up; 0 is for those without one."""
+    """The indices of names, in the order of their first use. The empty name has index 0."""
 
     def __init__(self) -> None:
         super().__init__({"": 0})
@@ -68,11 +69,11 @@ class NameIndex(dict[str, int]):
 
 
 class ResultRows:
-    """See the module."""
+    """The rows of a run, all of which are kept."""
 
-    def __init__(self, overheads: Overheads, instances: int) -> None:
-        """`overheads` reach the client, and do not hold the engine up; `instances`: how many there are."""
-        self._instances = instances
+    def __init__(self, overheads: Overheads, num_instances: int) -> None:
+        """`overheads` are delays that reach the client without holding up the engine."""
+        self._num_instances = num_instances
         self._overhead_per_token, self._overhead_at_end = overheads.per_output_token, overheads.after_last_token
         self._blocks: list[bytearray] = []
         self._count = 0
@@ -82,7 +83,7 @@ class ResultRows:
         return self._count
 
     def reserve(self) -> int:
-        """The number of a new row."""
+        """Return the index of a new row."""
         row = self._count
         self._count += 1
         if row == len(self._blocks) * _BLOCK:
@@ -90,11 +91,14 @@ class ResultRows:
         return row
 
     def write(
-        self, journey: RequestState, outcome: Outcome, at: Micros, seq: SequenceState | None, replica: Replica | None
+        self, state: RequestState, outcome: Outcome, at: Micros, seq: SequenceState | None, replica: Replica | None
     ) -> Micros:
-        """What became of it, `seq` in its instance. Returns when the client knows that it is over."""
-        request = journey.job.request
-        queued, scheduled, first_token = journey.queued_at, NEVER, NEVER
+        """Write the row of a request that ended at `at`, and return the instant at which its client knows that.
+
+        `seq` is the final state of its sequence; None if the request was in no instance.
+        """
+        request = state.job.request
+        queued, scheduled, first_token = state.queued_at, NEVER, NEVER
         emitted = cached = wasted = preemptions = 0
         if seq is not None:
             emitted, cached, wasted, preemptions = (
@@ -111,14 +115,14 @@ class ResultRows:
                 first_token = seq.first_token_at + self._overhead_per_token
             if outcome is _COMPLETED:
                 at += self._overhead_per_token * emitted + self._overhead_at_end - seq.stall_time
-        row = journey.row
+        row = state.row
         try:
             _ROW.pack_into(
                 self._blocks[row // _BLOCK],
                 row % _BLOCK * _SIZE,
                 request.id,
                 request.arrival,
-                journey.admitted_at,
+                state.admitted_at,
                 queued,
                 scheduled,
                 first_token,
@@ -132,7 +136,7 @@ class ResultRows:
                 self._slo_classes[request.slo_class],
                 NEVER if replica is None else replica.index,
                 preemptions,
-                journey.retries,
+                state.retries,
                 outcome,
                 request.priority_class,
             )
@@ -141,15 +145,15 @@ class ResultRows:
         return at
 
     def totals_by_instance(self) -> Ints:
-        """By instance: how many requests came there, and how many prompt, cached and output tokens they had."""
+        """Return, by instance, the number of its requests and of their prompt, cached and output tokens."""
         rows = self._written()
-        came = rows[rows["instance"] >= 0]
-        where, most = came["instance"], self._instances
-        tokens = [np.bincount(where, came[f"{kind}_tokens"], most) for kind in ("prompt", "cached", "output")]
-        return np.column_stack([np.bincount(where, minlength=most), *tokens]).astype(np.int64)
+        routed, count = rows[rows["instance"] >= 0], self._num_instances
+        instance = routed["instance"]
+        tokens = [np.bincount(instance, routed[f"{kind}_tokens"], count) for kind in ("prompt", "cached", "output")]
+        return np.column_stack([np.bincount(instance, minlength=count), *tokens]).astype(np.int64)
 
     def results(self, end: Micros) -> Results:
-        """All rows, of a run that ended at `end`."""
+        """Return all rows as the results of a run that ended at `end`."""
         rows = self._written()
         columns: dict[str, Any] = {name: np.ascontiguousarray(rows[name]) for name in _FIELDS}
         return Results(
@@ -165,23 +169,23 @@ class ResultRows:
 
 
 class StreamedRows(ResultRows):
-    """Rows that are handed on block by block, in the order in which requests ended, and not kept."""
+    """Rows that go to a sink block by block, in the order in which requests ended, and are not kept."""
 
-    def __init__(self, overheads: Overheads, instances: int, sink: ResultSink) -> None:
-        super().__init__(overheads, instances)
+    def __init__(self, overheads: Overheads, num_instances: int, sink: ResultSink) -> None:
+        super().__init__(overheads, num_instances)
         self._sink = sink
         self._flushed_totals = super().totals_by_instance()
 
     def reserve(self) -> int:
-        """Its number is known when it ends."""
+        """Return a placeholder, because the index of the row is known only when the request ends."""
         return NEVER
 
     def write(
-        self, journey: RequestState, outcome: Outcome, at: Micros, seq: SequenceState | None, replica: Replica | None
+        self, state: RequestState, outcome: Outcome, at: Micros, seq: SequenceState | None, replica: Replica | None
     ) -> Micros:
-        journey.row = super().reserve()
-        at = super().write(journey, outcome, at, seq, replica)
-        if self._count >= _BLOCK and outcome is not Outcome.UNFINISHED:  # those go together, with the end of the run
+        state.row = super().reserve()
+        at = super().write(state, outcome, at, seq, replica)
+        if self._count >= _BLOCK and outcome is not Outcome.UNFINISHED:  # unfinished rows go together, with the end of the run
             self._flush(at)
         return at
 
@@ -189,7 +193,7 @@ class StreamedRows(ResultRows):
         return self._flushed_totals + super().totals_by_instance()
 
     def results(self, end: Micros) -> Results:
-        """None: the last ones are handed on."""
+        """Send the last rows to the sink, and return results without rows."""
         if self._count:
             self._flush(end)
         return super().results(end)
@@ -201,7 +205,7 @@ class StreamedRows(ResultRows):
 
 
 def _unwritable_row(request: Request, error: struct.error) -> ConfigError:
-    """Numbers that columns do not hold; those that the workload gives are looked at."""
+    """Return the error for a number that does not fit into its column, with its name if the workload gave it."""
     for name in ("id", "prompt_tokens", "deadline", "priority_class"):
         number = getattr(request, name)
         if number is not None and not (isinstance(number, int) and abs(number) <= _LARGEST):

@@ -1,11 +1,13 @@
-"""Samples: what the cluster is like at regular instants.
+"""Samples: the state of the cluster at regular instants, for charts.
 
-A sample is taken when all has happened at its instant, before steps begin. It changes nothing: runs that it looks into are
-counted as far as they have come, and go on.
+A sample is taken after everything at its instant has happened, before steps begin. It changes no result: a run of steps into
+which it falls is counted up to this instant, and goes on.
 
-Nobody knows beforehand how long a run will be. So samples are close at first, and whenever there are too many, every other one
-is dropped and those to come are twice as far apart: there are always between half of `_MOST` and all of it, evenly spread, from
-a run of a second or of a week.
+The length of a run is not known in advance. So samples are close at first. Whenever there are more than `_MAX_SAMPLES`, every
+other one is dropped, and the distance of later samples doubles. So a run of a second and a run of a week both end with between
+half of `_MAX_SAMPLES` and all of them, evenly spread (a very short run has fewer).
+
+    _MAX_SAMPLES = 4, every 5 ms:   0 5 10 15 20  ->  0 10 20  ->  30 40 are added at a distance of 10  ->  0 20 40
 """
 
 from __future__ import annotations
@@ -23,29 +25,29 @@ from maitred.sim.pipeline import Pipeline
 from maitred.sim.results import Samples
 
 _MAX_SAMPLES = 256
-"""More than a chart can show."""
+"""More samples than a chart can show."""
 
 
 class Sampler:
-    """Takes a sample every so often, from 0 on, while anybody is here or expected; less often as the run goes on."""
+    """Takes samples at a growing distance, from 0 on, until no request is left or still to arrive."""
 
     def __init__(
-        self, every: Micros, agenda: EventQueue, arrivals: ArrivalFeed, pipeline: Pipeline, fleet: SimulatedFleet
+        self, every: Micros, event_queue: EventQueue, arrivals: ArrivalFeed, pipeline: Pipeline, fleet: SimulatedFleet
     ) -> None:
-        """`every` is the distance at first. Raises ConfigError unless it is at least 1."""
+        """`every` is the first distance, in µs. Raises ConfigError unless it is at least 1."""
         if every < 1:
             raise ConfigError(f"samples cannot be taken every {every} µs", hint="1 or more")
         self._every = every
-        self._event_queue = agenda
+        self._event_queue = event_queue
         self._arrivals = arrivals
         self._pipeline = pipeline
         self._fleet = fleet
         self._at = array("q")
         self._waiting, self._running, self._blocks, self._outside_instances = array("i"), array("i"), array("i"), array("i")
-        agenda.push(0, SimEventKind.SAMPLE)
+        event_queue.push(0, SimEventKind.SAMPLE)
 
     def on_sample_due(self, _: int, now: Micros) -> None:
-        """The next one is due then."""
+        """Take a sample of all instances, and schedule the next one."""
         in_flight = 0
         for replica in self._fleet.replicas:
             instance = replica.instance
@@ -62,7 +64,7 @@ class Sampler:
             self._event_queue.push(self._at[-1] + self._every, SimEventKind.SAMPLE)
 
     def _decimate(self) -> None:
-        """Keep the first, the third and so on: the last is kept, as their number is odd."""
+        """Keep the first sample, the third and so on. Their number is odd, so the last one is kept."""
         self._every *= 2
         self._at, self._outside_instances = self._at[::2], self._outside_instances[::2]
         for column in (self._waiting, self._running, self._blocks):
@@ -83,7 +85,7 @@ class Sampler:
 
 
 def _keep_every_other(column: array[int], width: int) -> None:
-    """Rows of `width` values."""
+    """Keep every other row of `column`, which holds rows of `width` values, in place."""
     kept = array(column.typecode)
     for start in range(0, len(column), 2 * width):
         kept += column[start : start + width]

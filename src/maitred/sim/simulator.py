@@ -1,7 +1,9 @@
-"""The event loop of the virtual world: what is due next, until nothing is, or the horizon has passed.
+"""Simulator: the event loop. It takes the next event from the event queue until none is left, or the horizon has passed.
 
-The order of things at one instant is that of `agenda`; what happens to a request is `pipeline`'s affair, what happens in an
-instance its own.
+`event_queue` has the order of events at one instant, `pipeline` the path of a request, `instance` what happens in an instance.
+Steps begin last at every instant: when the next event lies later, the fleet resumes all dirty instances.
+
+This module is compiled (`[tool.maitred]` in pyproject.toml).
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ from maitred.core.units import Micros
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue import resolve_instance
 from maitred.routing import RoutingConfig
-from maitred.sim.admission_driver import make_admission
+from maitred.sim.admission_driver import make_admission_driver
 from maitred.sim.config import ClusterConfig, request_delays
-from maitred.sim.disaggregation import PrefillDecodePools
+from maitred.sim.disaggregation import Disaggregation
 from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.pipeline import Pipeline
+from maitred.sim.request_state import DelayLine
 from maitred.sim.results import Results
 from maitred.sim.rows import ResultRows, ResultSink, StreamedRows
 from maitred.sim.samples import Sampler
@@ -32,6 +35,7 @@ from maitred.workload import Job
 
 _NO_HORIZON: Micros = 1 << 62
 _Handler: TypeAlias = Callable[[int, Micros], None]
+"""Handles an event, given its target and the time."""
 
 
 def simulate(
@@ -49,31 +53,34 @@ def simulate(
     sample_every: Micros | None = None,
     log_itl: bool = False,
 ) -> Results:
-    """Run `jobs`, given in the order of arrival, through a cluster, until all have ended or `horizon` (µs) has passed.
+    """Run `jobs` through a cluster until all requests have ended or `horizon` (µs) has passed.
 
-    `admission` stands before the router, in the mode that it says; None: with the usual classes if `cluster.capacity` is
-    given, else nothing does. `progress` is told now and then how many have arrived; `log` receives admission's inputs and
-    decisions. Jobs are read one at a time; a reactive workload (`workload.ReactiveWorkload`) is told of every end. `sink`
-    receives the
-    rows, block by block as requests end, and none is kept: memory does not grow with their number. `sample_every` (µs): take
-    samples of the instances. `log_gaps`: keep whose the gaps between tokens were (`Results.itl_gaps`), which costs 3 to 12 %
-    of its time. Raises ConfigError for unknown policies, for limits and reservations that cannot be, and for jobs out of
-    order.
+    Args:
+        jobs: Jobs in the order of arrival, read one at a time. A reactive workload (`workload.ReactiveWorkload`) is told of the
+            end of every request.
+        admission: What stands in front of the router. None: the default classes if `cluster.capacity` is set, else nothing.
+        progress: Called from time to time with the number of arrived requests.
+        log: Receives the inputs and decisions of admission.
+        sink: Receives the rows block by block as requests end. The rows are not kept then, so memory does not grow with them.
+        sample_every: First distance of the samples of the instances, in µs. None: no samples.
+        log_itl: Record the gaps between tokens per request (`Results.itl_gaps`). This takes 3 to 12 % more time.
+
+    Raises ConfigError for unknown policies, for impossible limits and reservations, and for jobs out of order.
     """
     cluster, instance = cluster or ClusterConfig(), resolve_instance(instance or InstanceConfig())
-    agenda = EventQueue()
-    arrivals = ArrivalFeed(jobs, agenda, progress)
-    fleet = SimulatedFleet(cluster, instance, seed, agenda, log_itl=log_itl)
-    overheads = instance.latency_model().overheads
-    count = cluster.num_instances
+    event_queue = EventQueue()
+    arrivals = ArrivalFeed(jobs, event_queue, progress)
+    fleet = SimulatedFleet(cluster, instance, seed, event_queue, log_itl=log_itl)
+    overheads, count = instance.latency_model().overheads, cluster.num_instances
     rows = ResultRows(overheads, count) if sink is None else StreamedRows(overheads, count, sink)
-    gate = make_admission(cluster, instance, admission, log, fleet.load)
+    driver = make_admission_driver(cluster, instance, admission, log, fleet.load, event_queue)
     router = (routing or RoutingConfig()).router(Random(f"{seed}/routing"))
-    pools = PrefillDecodePools(cluster, instance, fleet, router, seed) if cluster.disaggregation else None
-    pipeline = Pipeline(agenda, arrivals, gate, router, fleet, rows, request_delays(cluster, instance), pools)
-    sampler = None if sample_every is None else Sampler(sample_every, agenda, arrivals, pipeline, fleet)
+    delays, line = request_delays(cluster, instance), DelayLine(event_queue)
+    pools = Disaggregation(cluster, instance, fleet, router, line, seed) if cluster.disaggregation else None
+    pipeline = Pipeline(event_queue, arrivals, driver, router, fleet, rows, delays, line, pools)
+    sampler = None if sample_every is None else Sampler(sample_every, event_queue, arrivals, pipeline, fleet)
     arrivals.read_next(0)
-    _run(agenda, fleet, _handlers(pipeline, sampler), _NO_HORIZON if horizon is None else horizon)
+    _run(event_queue, fleet, _handlers(pipeline, sampler), _NO_HORIZON if horizon is None else horizon)
     if arrivals or pipeline.live:
         assert horizon is not None
         pipeline.record_unfinished(horizon)
@@ -84,19 +91,20 @@ def simulate(
     return replace(results, instances=totals, samples=samples, itl_gaps=fleet.itl_gaps())
 
 
-def _run(agenda: EventQueue, fleet: SimulatedFleet, acts: Sequence[_Handler], last: Micros) -> None:
-    """All that is due by `last`; `acts`: what is then done, by kind."""
-    heap, touched = agenda.heap, fleet.dirty
+def _run(event_queue: EventQueue, fleet: SimulatedFleet, handlers: Sequence[_Handler], last: Micros) -> None:
+    """Handle all events up to and including `last`. `handlers` are by event kind."""
+    heap, dirty = event_queue.heap, fleet.dirty
     while heap and heap[0][0] <= last:
-        now, kind, whom = heappop(heap)
-        agenda.now = now
-        acts[kind](whom, now)
-        if touched and not (heap and heap[0][0] == now):
+        now, kind, target = heappop(heap)
+        event_queue.now = now
+        handlers[kind](target, now)
+        if dirty and not (heap and heap[0][0] == now):
             fleet.resume_dirty()
 
 
 def _handlers(pipeline: Pipeline, sampler: Sampler | None) -> Sequence[_Handler]:
-    acts: dict[SimEventKind, _Handler] = {
+    """Return the handlers, by event kind."""
+    handlers: dict[SimEventKind, _Handler] = {
         SimEventKind.ARRIVAL: pipeline.on_arrival,
         SimEventKind.DECISION: pipeline.on_admission_due,
         SimEventKind.ROUTING: pipeline.on_routing_due,
@@ -107,5 +115,5 @@ def _handlers(pipeline: Pipeline, sampler: Sampler | None) -> Sequence[_Handler]
         SimEventKind.INSTANCE: pipeline.on_instance_due,
     }
     if sampler is not None:
-        acts[SimEventKind.SAMPLE] = sampler.on_sample_due
-    return [acts[kind] for kind in sorted(acts)]
+        handlers[SimEventKind.SAMPLE] = sampler.on_sample_due
+    return [handlers[kind] for kind in sorted(handlers)]

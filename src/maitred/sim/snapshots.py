@@ -1,16 +1,22 @@
-"""Snapshots: what routers and admission see of the instances, when that is not what they are at this instant.
+"""Snapshots: the state of the instances as routers and admission see it, when that state is stale.
 
-A router reads gauges that were scraped some time ago, and learns of caches by events that take their time. So there are two
-clocks, and both stand still until somebody decides something (BLIS):
+A router reads gauges that were scraped some time ago, and learns about caches from events that take time to arrive. So there
+are two refresh timers. Both are checked only when a decision is made, as in BLIS:
 
     waiting, running, kv_usage   copied from all instances at the first decision at least `refresh` after the last copy
-    cached_blocks                likewise, at least `cache_delay` after the last copy of all caches
-    in_flight                    never stale: the router's own driver counts it
+    cached_blocks                copied from all caches at the first decision at least `cache_delay` after the last copy
+    in_flight                    never stale, because the driver of the router counts it itself
 
-The first decision finds everything as it is. (BLIS finds nothing, everywhere, until the first interval is over: `BLANK`.)
+The first decision sees the live state. (In BLIS it sees empty instances until the first interval is over: `BLANK`.)
 
-A cache is not copied. From the instant of a copy on it is noted which keys it has gained and lost since, and a key that was
-neither is there if it is there now. So a copy costs nothing but forgetting the notes, and a look what it costs in the cache.
+A cache is not really copied. Its snapshot only notes which block hashes the cache has gained and lost since the refresh. A hash
+without a note was cached at the refresh if it is cached now. So a refresh costs no more than clearing the notes, and a look-up
+costs what it costs in the live cache.
+
+    refresh at t=0      cache {a, b}        notes {}
+    b is evicted        cache {a}           notes {b: True}
+    c is stored         cache {a, c}        notes {b: True, c: False}
+    cached_blocks of the prompt a, b, c: a is cached now and has no note, b was cached, c was not: 2
 """
 
 from __future__ import annotations
@@ -21,30 +27,32 @@ from typing import Any
 
 from maitred.core.contracts import InstanceLoad, InstanceView
 from maitred.core.request import Request
-from maitred.core.units import Micros
+from maitred.core.units import Micros, from_ms
+from maitred.instance import InstanceConfig
 from maitred.kv import PrefixCache
+from maitred.sim.config import ClusterConfig
 from maitred.sim.replica import Replica
 
 
 class InitialView(Enum):
-    """What the first decisions see."""
+    """The state that decisions see before the first interval is over."""
 
     LIVE = "everything as it is"
     BLANK = "nothing, until the first interval is over"
 
 
 class RefreshTimer:
-    """When to copy."""
+    """Says at which decisions a copy is due."""
 
     __slots__ = ("_interval", "_last")
 
-    def __init__(self, interval: Micros, first: InitialView) -> None:
-        """`interval` 0: never, for nothing is stale."""
+    def __init__(self, interval: Micros, initial: InitialView) -> None:
+        """With an `interval` of 0 no copy is ever due, because nothing is stale."""
         self._interval = interval
-        self._last: Micros | None = None if first is InitialView.LIVE else 0
+        self._last: Micros | None = None if initial is InitialView.LIVE else 0
 
     def poll(self, now: Micros) -> bool:
-        """Whether it is time for a copy, which is made then."""
+        """Return whether a copy is due, and start the next interval if so."""
         if not self._interval or (self._last is not None and now - self._last < self._interval):
             return False
         self._last = now
@@ -52,7 +60,7 @@ class RefreshTimer:
 
 
 class CacheSnapshot:
-    """A prefix cache as it was at some instant. It is the `PrefixCacheListener` of the cache as it is."""
+    """A prefix cache as it was at the last refresh. It is a `PrefixCacheListener` of the live cache."""
 
     __slots__ = ("_cache", "_replica", "_was_cached")
 
@@ -60,40 +68,41 @@ class CacheSnapshot:
         self._replica = replica
         self._cache = cache
         self._was_cached: dict[int, bool] = {}
-        """Whether a key that has come or gone since was here then."""
+        """For each block hash that was stored or removed since the refresh: whether it was cached at the refresh."""
         cache.subscribe(self)
 
-    def on_stored(self, key: int) -> None:
-        self._was_cached.setdefault(key, False)
+    def on_stored(self, block_hash: int) -> None:
+        self._was_cached.setdefault(block_hash, False)
 
-    def on_removed(self, key: int) -> None:
-        self._was_cached.setdefault(key, True)
+    def on_removed(self, block_hash: int) -> None:
+        self._was_cached.setdefault(block_hash, True)
 
     def refresh(self) -> None:
-        """From now on it is as the cache is now."""
+        """Take the present state of the cache as the snapshot."""
         self._replica.settle()
         self._cache.apply_evictions()
         self._was_cached.clear()
 
     def cached_blocks(self, request: Request) -> int:
+        """Return how many leading blocks of the prompt were cached at the last refresh."""
         self._replica.settle()
-        chain, was_here, holds = self._replica.block_hashes(request), self._was_cached.get, self._cache.contains
-        for position, key in enumerate(chain):
-            here = was_here(key)
-            if not (holds(key) if here is None else here):
+        hashes, was_cached, is_cached = self._replica.block_hashes(request), self._was_cached.get, self._cache.contains
+        for position, block_hash in enumerate(hashes):
+            noted = was_cached(block_hash)
+            if not (is_cached(block_hash) if noted is None else noted):
                 return position
-        return len(chain)
+        return len(hashes)
 
 
 class InstanceSnapshot(InstanceView):
-    """An instance as of the last copies."""
+    """An instance as of the last refreshes; what is not stale is read from the replica itself."""
 
     __slots__ = ("_replica", "cache_source", "load_source")
 
-    def __init__(self, replica: Replica, load: Replica | InstanceLoad, memory: Replica | CacheSnapshot) -> None:
+    def __init__(self, replica: Replica, load_source: Replica | InstanceLoad, cache_source: Replica | CacheSnapshot) -> None:
         self._replica = replica
-        self.load_source = load
-        self.cache_source = memory
+        self.load_source = load_source
+        self.cache_source = cache_source
 
     @property
     def index(self) -> int:
@@ -120,26 +129,34 @@ class InstanceSnapshot(InstanceView):
 
 
 class FleetSnapshots:
-    """Of all instances."""
+    """The snapshots of all instances."""
 
-    def __init__(self, replicas: Sequence[Replica], refresh: Micros, cache_delay: Micros, first: InitialView) -> None:
-        """Intervals in µs; 0: as it is."""
+    def __init__(self, replicas: Sequence[Replica], refresh: Micros, cache_delay: Micros, initial: InitialView) -> None:
+        """Both intervals are in µs; 0 means that this part of the state is live."""
         self._replicas = replicas
-        self._load_timer, self._cache_timer = RefreshTimer(refresh, first), RefreshTimer(cache_delay, first)
+        self._load_timer, self._cache_timer = RefreshTimer(refresh, initial), RefreshTimer(cache_delay, initial)
         self._cache_snapshots: list[CacheSnapshot] = []
         self.views: list[InstanceSnapshot] = []
         for replica in replicas:
-            cache, memory = replica.instance.cache, None
+            cache, snapshot = replica.instance.cache, None
             if cache_delay and cache is not None:
-                memory = CacheSnapshot(replica, cache)
-                self._cache_snapshots.append(memory)
-            self.views.append(InstanceSnapshot(replica, InstanceLoad() if refresh else replica, memory or replica))
+                snapshot = CacheSnapshot(replica, cache)
+                self._cache_snapshots.append(snapshot)
+            self.views.append(InstanceSnapshot(replica, InstanceLoad() if refresh else replica, snapshot or replica))
 
     def refresh(self, now: Micros) -> None:
-        """Somebody decides at `now`."""
+        """Copy what is due. Call this before every decision."""
         if self._load_timer.poll(now):
             for view, replica in zip(self.views, self._replicas, strict=True):
                 view.load_source = InstanceLoad(0, replica.waiting, replica.running, replica.kv_usage)
         if self._cache_timer.poll(now):
-            for past in self._cache_snapshots:
-                past.refresh()
+            for snapshot in self._cache_snapshots:
+                snapshot.refresh()
+
+
+def make_snapshots(replicas: Sequence[Replica], cluster: ClusterConfig, instance: InstanceConfig) -> FleetSnapshots | None:
+    """Return the snapshots that `cluster` asks for, or None if the whole state is live."""
+    refresh, delay = from_ms(cluster.snapshot_refresh_interval_ms), from_ms(cluster.cache_signal_delay_ms)
+    if not (refresh or delay):
+        return None
+    return FleetSnapshots(replicas, refresh, delay, InitialView.BLANK if instance.flavour == "blis" else InitialView.LIVE)
