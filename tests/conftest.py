@@ -1,11 +1,57 @@
-"""Hypothesis looks for new examples on a developer's machine, and repeats the same in CI: a change fails for what it did."""
+"""Settings of Hypothesis, and the command `maitred` run in this process.
+
+Hypothesis looks for new examples on a developer's machine, and repeats the same in CI: a change fails for what it did.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
+import msgspec
+import pytest
 from hypothesis import settings
+
+from maitred.cli import main
 
 settings.register_profile("search", deadline=None)
 settings.register_profile("repeat", deadline=None, derandomize=True)
 settings.load_profile("repeat" if os.environ.get("CI") else "search")
+
+
+class CommandResult(msgspec.Struct):
+    """The exit code of a command, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+RunMaitred = Callable[..., CommandResult]
+
+
+@pytest.fixture
+def maitred(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> RunMaitred:
+    """Run a command line in this process, in an empty folder, without the variables of the one who runs the tests.
+
+    Results are those of a process: the exit code, and everything written to the descriptors of stdout and stderr.
+    """
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("MAITRED_")]:
+        monkeypatch.delenv(name)
+
+    def run(*arguments: object, env: Mapping[str, str] | None = None) -> CommandResult:
+        with monkeypatch.context() as patch:
+            for name, value in (env or {}).items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", ["maitred", *map(str, arguments)])
+            with pytest.raises(SystemExit) as ended:
+                main()
+        code: Any = ended.value.code
+        out, err = capfd.readouterr()
+        return CommandResult(code, out, err)
+
+    return run

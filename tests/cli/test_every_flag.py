@@ -7,13 +7,12 @@ the figures that it wrote, and which other files there are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from maitred.cli.simulate.flags import Flags
+from maitred.cli import simulate
 
 TIMED: Final = "--beta-coeffs 1000,10,100"
 """A step takes 1000 µs, 10 more per prefill token, 100 more per decode."""
@@ -211,7 +210,7 @@ def outcome(maitred: Any, line: str) -> dict[str, str]:
 
 
 def test_every_flag_is_here() -> None:
-    assert {*EFFECTS, *ELSEWHERE} == {field.name for field in fields(Flags)}
+    assert {*EFFECTS, *ELSEWHERE} == {*simulate.run.parameters}
 
 
 @pytest.mark.parametrize("name", EFFECTS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from maitred.cli.engine import EngineFlags, _is_timed
-from maitred.cli.model_flags import ModelFlags, latency
+from maitred.cli.engine import EngineFlags, names_real_model
+from maitred.cli.instance_flags import InstanceFlags, latency
 from maitred.core.errors import ConfigError
 from maitred.instance.latency import LatencyConfig, LinearLatency, RooflineLatency, TrainedPhysicsLatency
 
@@ -30,7 +30,7 @@ PURELY_LINEAR = TrainedPhysicsLatency((1000.0, 500.0, 20.0), (0, 0, 0, 0, 0, 50,
     ],
 )
 def test_a_latency_model_and_its_coefficients(flags: dict[str, str], said: LatencyConfig | None) -> None:
-    assert latency(ModelFlags(**flags)) == said
+    assert latency(InstanceFlags(**flags)) == said
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,11 @@ def test_a_latency_model_and_its_coefficients(flags: dict[str, str], said: Laten
 )
 def test_what_does_not_go_together(flags: dict[str, str], wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
-        latency(ModelFlags(**flags))
+        latency(InstanceFlags(**flags))
 
 
 def test_the_name_of_an_emulated_engine_is_only_a_name_until_hardware_is_said() -> None:
-    assert not _is_timed(EngineFlags(model="meta-llama/llama-3.1-8b-instruct"))
-    assert _is_timed(EngineFlags(model="meta-llama/llama-3.1-8b-instruct", hardware="H100"))
-    assert _is_timed(EngineFlags(model="meta-llama/llama-3.1-8b-instruct", latency_model="roofline"))
+    model = {"engine.model": "meta-llama/llama-3.1-8b-instruct"}
+    assert not names_real_model(EngineFlags(values=model))
+    assert names_real_model(EngineFlags(values={**model, "instance.hardware": "H100"}))
+    assert names_real_model(EngineFlags(values=model, latency_model="roofline"))

@@ -8,45 +8,39 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from maitred import __version__
-from maitred.cli import app
-from maitred.cli.serve_flags import Flags, said
+from maitred.cli.serve import ServeFlags, values_of
 
 MAITRED = [sys.executable, "-m", "maitred"]
 ENV = {k: v for k, v in os.environ.items() if not k.startswith("MAITRED_")}
 
 
-def maitred(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*MAITRED, *arguments], capture_output=True, text=True, timeout=30, check=False, env={**ENV, **(env or {})}
-    )
-
-
-def refused(*arguments: str, env: dict[str, str] | None = None) -> str:
-    """What is said on stderr, without the prefix; asserts that it is one line, and the exit code."""
-    done = maitred(*arguments, env=env)
-    assert (done.returncode, done.stdout) == (2, "")
-    prefix, *rest = done.stderr.splitlines()
+def refused(maitred: Any, *arguments: str) -> str:
+    """Return what is printed on stderr, without the prefix; assert that it is one line, and the exit code."""
+    result = maitred(*arguments)
+    assert (result.code, result.out) == (2, "")
+    prefix, *rest = result.err.splitlines()
     assert not rest
     assert prefix.startswith("maitred: error: ")
-    return prefix.removeprefix("maitred: error: ")
+    return str(prefix).removeprefix("maitred: error: ")
 
 
-def test_version_and_help() -> None:
-    assert maitred("--version").stdout == f"maitred {__version__}\n"
+def test_version_and_help(maitred: Any) -> None:
+    assert maitred("--version").out == f"maitred {__version__}\n"
     bare = maitred()
-    assert bare.returncode == 0
+    assert bare.code == 0
     for command in ("serve", "engine", "simulate", "demo", "check"):
-        assert command in bare.stdout
-        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+        assert command in bare.out
+        assert maitred(command, "--help").code == 0
 
 
 def test_the_flag_for_a_class_is_read_as_the_header_is() -> None:
-    assert said(Flags(default_max_class=" Interactive"))["admission.default_max_class"] == "interactive"
+    flags = ServeFlags(values={"admission.default_max_class": " Interactive"})
+    assert values_of(flags)["admission.default_max_class"] == "interactive"
 
 
 @pytest.mark.parametrize(
@@ -60,25 +54,25 @@ def test_the_flag_for_a_class_is_read_as_the_header_is() -> None:
         (["serve", "--config", "nowhere.yaml"], "nowhere.yaml: cannot be read: no such file or directory"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
-    assert message in refused(*arguments)
+def test_a_mistake_on_the_command_line_is_one_line_and_exit_code_2(maitred: Any, arguments: list[str], message: str) -> None:
+    assert message in refused(maitred, *arguments)
 
 
-def checked(*arguments: str) -> list[str]:
-    """What `maitred check` says of what is right, without the columns."""
-    done = maitred("check", *arguments)
-    assert (done.returncode, done.stderr) == (0, "")
-    return [" ".join(line.split()) for line in done.stdout.splitlines()]
+def checked(maitred: Any, *arguments: str) -> list[str]:
+    """Return what `maitred check` prints of a valid configuration, without the columns."""
+    result = maitred("check", *arguments)
+    assert (result.code, result.err) == (0, "")
+    return [" ".join(line.split()) for line in result.out.splitlines()]
 
 
-def test_check_says_what_a_good_file_amounts_to(tmp_path: Path) -> None:
+def test_check_says_what_a_good_file_amounts_to(maitred: Any, tmp_path: Path) -> None:
     path = tmp_path / "maitred.yaml"
     path.write_text(
         "gateway: {backends: [http://a:1, http://b:1], slots_per_backend: 10}\n"
         "admission: {mode: priority}\nrouting: {policy: round-robin}\n"
     )
 
-    lines = checked(str(path))
+    lines = checked(maitred, str(path))
 
     assert lines[0] == f"{path}: ok"
     assert "gateway 127.0.0.1:8080, 2 backends, 10 slots on each" in lines
@@ -89,24 +83,24 @@ def test_check_says_what_a_good_file_amounts_to(tmp_path: Path) -> None:
     assert "routing round-robin" in lines
 
 
-def test_check_says_what_admission_without_classes_amounts_to(tmp_path: Path) -> None:
+def test_check_says_what_admission_without_classes_amounts_to(maitred: Any, tmp_path: Path) -> None:
     path = tmp_path / "maitred.yaml"
     path.write_text("")
-    assert "admission legacy: no limit, 100 may wait, 60 s at most" in checked(str(path))
+    assert "admission legacy: no limit, 100 may wait, 60 s at most" in checked(maitred, str(path))
     path.write_text("admission: {legacy: {max_concurrent_requests: 8, rate_limit_tokens_per_second: 2.5}}")
-    assert "admission legacy: 8 in flight, 2.5 per second, 100 may wait, 60 s at most" in checked(str(path))
+    assert "admission legacy: 8 in flight, 2.5 per second, 100 may wait, 60 s at most" in checked(maitred, str(path))
     path.write_text("admission: {mode: 'off'}")
-    assert "admission off" in checked(str(path))
+    assert "admission off" in checked(maitred, str(path))
 
 
-def test_check_of_an_admission_file_alone_and_with_another(tmp_path: Path) -> None:
+def test_check_of_an_admission_file_alone_and_with_another(maitred: Any, tmp_path: Path) -> None:
     main, admission = tmp_path / "maitred.yaml", tmp_path / "smg.yaml"
     main.write_text("gateway: {backends: [http://a:1], slots_per_backend: 40}\nadmission: {mode: priority}\n")
     admission.write_text("classes:\n  bulk:\n    queue_size: 7\n")
 
-    assert "bulk 0 reserved, 7 may wait, 300 s at most" in checked(str(main), "--admission-config", str(admission))
+    assert "bulk 0 reserved, 7 may wait, 300 s at most" in checked(maitred, str(main), "--admission-config", str(admission))
     admission.write_text("mode: priority\nclases: {}\n")
-    said = refused("check", "--priority-scheduler-config", str(admission))
+    said = refused(maitred, "check", "--priority-scheduler-config", str(admission))
     assert said == f"{admission}:2: unknown key 'admission.clases' (did you mean 'classes'?)"
 
 
@@ -120,18 +114,18 @@ def test_check_of_an_admission_file_alone_and_with_another(tmp_path: Path) -> No
         ),
     ],
 )
-def test_check_says_what_flow_control_goes_by(tmp_path: Path, keys: str, said: str) -> None:
+def test_check_says_what_flow_control_goes_by(maitred: Any, tmp_path: Path, keys: str, said: str) -> None:
     path = tmp_path / "maitred.yaml"
     path.write_text(f"admission: {{{keys}, policy: token-bucket}}\n")
 
-    lines = checked(str(path))
+    lines = checked(maitred, str(path))
 
     assert f"admission {said}" in lines
     assert "policy token-bucket" in lines
     assert not any("reserved" in line for line in lines)
 
 
-def test_check_warns_of_what_is_probably_not_meant(tmp_path: Path) -> None:
+def test_check_warns_of_what_is_probably_not_meant(maitred: Any, tmp_path: Path) -> None:
     path = tmp_path / "maitred.yaml"
     path.write_text(
         "gateway: {backends: [http://a:1], slots_per_backend: 8}\n"
@@ -139,14 +133,14 @@ def test_check_warns_of_what_is_probably_not_meant(tmp_path: Path) -> None:
         "  classes: {system: {reserved_floor: 6}, interactive: {reserved_floor: 6}}\n"
     )
 
-    done = maitred("check", str(path))
+    result = maitred("check", str(path))
 
-    assert done.returncode == 0
-    assert done.stderr.splitlines() == [
+    assert result.code == 0
+    assert result.err.splitlines() == [
         "maitred: warning: default_max_class is system: every tenant can use the class meant for the control plane",
         "maitred: warning: sum of class reservations (12) exceeds capacity (8): maitred serve would use legacy admission",
     ]
-    assert [" ".join(line.split()) for line in done.stdout.splitlines()][3:5] == [
+    assert [" ".join(line.split()) for line in result.out.splitlines()][3:5] == [
         "system 3 reserved (of 6 wished), 64 may wait, 30 s at most, may preempt",
         "interactive 4 reserved (of 6 wished), 256 may wait, 30 s at most, may preempt",
     ]
@@ -163,37 +157,37 @@ def test_check_warns_of_what_is_probably_not_meant(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_check_says_what_becomes_of_reservations_that_do_not_fit(tmp_path: Path, more: str, warning: str) -> None:
+def test_check_says_what_becomes_of_reservations_that_do_not_fit(maitred: Any, tmp_path: Path, more: str, warning: str) -> None:
     """SMG compares with the 1,024 slots that it assumes at the start, and scales down later. Its `default` reserves a tenth."""
     path = tmp_path / "admission.yaml"
     whole = "reserved_floor: 10, queue_size: 1, queue_timeout_secs: 1, starvation_threshold_secs: 1, can_preempt: true"
     path.write_text(f"mode: priority\nclasses: {{system: {{{whole}}}, interactive: {{{whole}}}}}\n{more}")
 
-    done = maitred("check", "--admission-config", str(path), env={"MAITRED_GATEWAY__SLOTS_PER_BACKEND": "16"})
+    result = maitred("check", "--admission-config", str(path), env={"MAITRED_GATEWAY__SLOTS_PER_BACKEND": "16"})
 
-    assert (done.returncode, done.stderr) == (0, f"maitred: warning: {warning}\n")
+    assert (result.code, result.err) == (0, f"maitred: warning: {warning}\n")
 
 
-def test_check_lists_every_problem(tmp_path: Path) -> None:
+def test_check_lists_every_problem(maitred: Any, tmp_path: Path) -> None:
     path = tmp_path / "maitred.yaml"
     path.write_text("gateway:\n  prot: 1\n  host: 7\n")
 
-    done = maitred("check", str(path), env={"MAITRED_ENGINE__PORT": "x"})
+    result = maitred("check", str(path), env={"MAITRED_ENGINE__PORT": "x"})
 
-    assert (done.returncode, done.stdout) == (2, "")
-    assert sorted(done.stderr.splitlines()) == [
+    assert (result.code, result.out) == (2, "")
+    assert sorted(result.err.splitlines()) == [
         f"maitred: error: {path}:2: unknown key 'gateway.prot' (did you mean 'port'?)",
         f"maitred: error: {path}:3: gateway.host: expected text, found 7",
         "maitred: error: MAITRED_ENGINE__PORT: engine.port: expected a whole number, found 'x'",
     ]
 
 
-def test_broken_yaml_is_one_line(tmp_path: Path) -> None:
+def test_broken_yaml_is_one_line(maitred: Any, tmp_path: Path) -> None:
     path = tmp_path / "maitred.yaml"
     path.write_text("gateway: [1\nengine: 2")
 
     for command in (["check", str(path)], ["serve", "--config", str(path)]):
-        assert refused(*command).startswith(f"{path}:2:7: not YAML: ")
+        assert refused(maitred, *command).startswith(f"{path}:2:7: not YAML: ")
 
 
 def test_ctrl_c_is_130_without_a_traceback(tmp_path: Path) -> None:
@@ -258,10 +252,10 @@ def test_what_a_terminal_cannot_show_is_a_question_mark(env: dict[str, str]) -> 
     assert refused.stderr.count("\n") == 1
 
 
-def test_control_characters_in_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_in_names_do_not_reach_the_terminal(maitred: Any, tmp_path: Path) -> None:
     name = str(tmp_path / "a\x1b[31mb")
 
-    assert refused("check", name).startswith(f"{tmp_path}/a\\x1b[31mb: cannot be read")
+    assert refused(maitred, "check", name).startswith(f"{tmp_path}/a\\x1b[31mb: cannot be read")
     Path(name).touch()
-    assert maitred("check", name).stdout.startswith(f"{tmp_path}/a\\x1b[31mb: ok\n")
-    assert refused("check", "") == "FILE: '' names no file (name the YAML file to check)"
+    assert maitred("check", name).out.startswith(f"{tmp_path}/a\\x1b[31mb: ok\n")
+    assert refused(maitred, "check", "") == "FILE: '' names no file (name the YAML file to check)"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import typer
-
 import maitred
-from maitred.cli import serve
+from maitred.cli import command_named
 from maitred.gateway import proxy
 from maitred.gateway.reload import RELOADABLE_KEYS
 from maitred.gateway.request_fields import ROUTES
@@ -23,9 +21,7 @@ def section(heading: str) -> str:
 
 
 def test_flags() -> None:
-    app = typer.Typer(add_completion=False)
-    app.command()(serve.run)
-    flags = {name for option in typer.main.get_command(app).params for name in option.opts} - {"--help"}
+    flags = {name for option in command_named("serve").params for name in option.opts} - {"--help"}
 
     assert set(re.findall(r"`(--[a-z-]+)", section("Flags"))) == flags
 

@@ -15,28 +15,18 @@ import errno
 import io
 import os
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Annotated, Final, cast
+from functools import lru_cache
+from typing import Annotated, Any, Final, cast
 
 import typer
+from typer.core import TyperGroup
 
 from maitred import __version__, is_compiled
-from maitred.cli import (
-    calibrate,
-    check,
-    compare,
-    convert,
-    demo,
-    engine,
-    formats,
-    models,
-    policies,
-    serve,
-    simulate,
-    sweep,
-    validate,
-)
-from maitred.cli.printable import printable
+from maitred.cli import calibrate, check, compare, convert, demo, engine, models, policies, serve, simulate, sweep, validate
+from maitred.cli.flags import Command
+from maitred.cli.terminal import printable
 from maitred.core.errors import MaitredError
 
 USER_ERROR: Final = 2
@@ -44,21 +34,51 @@ INTERRUPTED: Final = 130  # 128 + SIGINT
 NO_READER: Final = 1
 CANNOT_WRITE: Final = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
 
-app = typer.Typer(name="maitred", add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+_COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
+    "serve": serve.run,
+    "engine": engine.run,
+    "simulate": simulate.run,
+    "compare": compare.run,
+    "sweep": sweep.run,
+    "demo": demo.run,
+    "convert": convert.run,
+    "formats": convert.formats,
+    "policies": policies.run,
+    "models": models.run,
+    "check": check.run,
+    "calibrate": calibrate.run,
+    "validate": validate.run,
+}
 
-app.command("serve")(serve.run)
-app.command("engine")(engine.run)
-app.command("simulate")(simulate.run)
-app.command("compare")(compare.run)
-app.command("sweep")(sweep.run)
-app.command("demo")(demo.run)
-app.command("convert")(convert.run)
-app.command("formats")(formats.run)
-app.command("policies")(policies.run)
-app.command("models")(models.run)
-app.command("check")(check.run)
-app.command("calibrate")(calibrate.run)
-app.command("validate")(validate.run)
+
+class _LazyCommands(TyperGroup):
+    """The commands, each with its name and its help; the one that is called gets its flags, which import what they describe."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, command_named(str(name)), rest
+
+
+@lru_cache
+def command_named(name: str) -> Any:
+    """Return the command `name` with all its flags, as typer makes it."""
+    run = _COMMANDS[name]
+    single = _typer()
+    single.command(name)(run.callback() if isinstance(run, Command) else run)
+    return typer.main.get_command(single)
+
+
+def _typer(**settings: Any) -> typer.Typer:
+    return typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False, **settings)
+
+
+def _listed() -> None:
+    """Stand for a command in the list of all."""
+
+
+app = _typer(name="maitred", cls=_LazyCommands)
+for _name, _run in _COMMANDS.items():
+    app.command(_name, help=_run.__doc__)(_listed)
 
 
 def _show_version(wanted: bool) -> None:

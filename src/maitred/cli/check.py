@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.cli.printable import printable
+from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from maitred.cli.config_flags import WORKLOAD
 from maitred.cli.flags import NO_VALUE, command, flag
-from maitred.cli.runs_bar import runs_bar
-from maitred.cli.simulate.objective import horizon, slo
-from maitred.cli.simulate.objective_flags import ObjectiveFlags
-from maitred.cli.simulate.synthetic_flags import SyntheticFlags
-from maitred.cli.simulate.workload import load_of
-from maitred.cli.simulate.workload_flags import WorkloadFlags
-from maitred.cli.unwinding import unwinding
+from maitred.cli.run_flags import RunFlags, horizon, slo
+from maitred.cli.signal_handling import exit_on_signals
+from maitred.cli.terminal import progress_bar
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,8 +27,8 @@ _STUDY = "The comparison"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareFlags(ObjectiveFlags, SyntheticFlags, WorkloadFlags):
-    """What the user said."""
+class CompareFlags(RunFlags):
+    """The flags that stand for no single key."""
 
     configs: Annotated[
         list[Path] | None,
@@ -41,7 +38,9 @@ class CompareFlags(ObjectiveFlags, SyntheticFlags, WorkloadFlags):
             show_default=False,
         ),
     ] = None
-    seeds: Annotated[int, flag(_STUDY, "--seeds", "So many runs of each, from --seed on. Default: 10.", "N")] = 10
+    seeds: Annotated[
+        int, flag(_STUDY, "--seeds", "Runs of each configuration, with the seeds from --seed on. Default: 10.", "N")
+    ] = 10
     metric: Annotated[
         list[str] | None,
         flag(_STUDY, "--metric", "A key of --metrics-path, or of a class: interactive.ttft_p99_ms. Repeat it.", "NAME"),
@@ -51,13 +50,13 @@ class CompareFlags(ObjectiveFlags, SyntheticFlags, WorkloadFlags):
     quiet: Annotated[bool | None, flag(_STUDY, "--quiet", "No table, no progress bar.", NO_VALUE)] = None
 
 
-@command(CompareFlags)
+@command(CompareFlags, *WORKLOAD)
 def run(flags: CompareFlags) -> None:
     """Compare configurations on the same workloads: paired differences, and how sure they are.
 
     Each seed makes one workload, which all of them serve. The workload is said as with maitred simulate.
     """
-    with unwinding(), ExitStack() as stack:
+    with exit_on_signals(), ExitStack() as stack:
         comparison = _compared(flags, stack)
     if not flags.quiet:
         from rich.console import Console
@@ -73,21 +72,21 @@ def _compared(flags: CompareFlags, stack: ExitStack) -> Comparison:
     from maitred.study.runs import FIRST_SEED, parse_seeds
     from maitred.workload.load import as_flag, describe, make_self_contained, read_workload_spec
 
-    sides, said = _sides(flags), load_of(flags)
-    targets = slo(flags, read_workload_spec(said, as_flag))
-    load = make_self_contained(said, as_flag)
+    sides = _sides(flags)
+    targets = slo(flags, read_workload_spec(flags.load, as_flag))
+    load = make_self_contained(flags.load, as_flag)
     file = stack.enter_context(OutputFile(flags.json, where="--json")) if flags.json else None
-    with nullcontext() if flags.quiet else runs_bar() as progress:
+    with progress_bar(quiet=bool(flags.quiet)) as show:
         comparison = compare_candidates(
             sides,
             load,
             parse_seeds(flags.seeds, FIRST_SEED if flags.seed is None else flags.seed, where="--seeds"),
-            workload=describe(said),
+            workload=describe(flags.load),
             metrics=_metrics(flags) or DEFAULT_METRICS,
             slo=targets,
             horizon=horizon(flags),
             jobs=flags.jobs,
-            progress=progress,
+            progress=lambda done, total: show(done / total, f"{done} of {total} runs"),
         )
     if file:
         import msgspec

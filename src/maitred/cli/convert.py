@@ -1,4 +1,4 @@
-"""`maitred convert`: a trace in another format."""
+"""`maitred convert`: a trace in another format. `maitred formats`: the formats that there are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from maitred.cli.flags import NO_VALUE
-from maitred.cli.skipped_rows import report_skipped
-from maitred.cli.trace_target import TraceTarget
+from maitred.cli.terminal import printable
+from maitred.cli.trace_output import TraceTarget, report_skipped
 from maitred.core.errors import ConfigError
 
 
@@ -43,3 +43,16 @@ def run(
     report_skipped(trace)
     written.report_losses()
     typer.echo(f"{rows:,} requests", err=True)
+
+
+def formats() -> None:
+    """List the trace formats, each with what it is and how a file of it begins.
+
+    A trace is named as FORMAT:FILE, or as FILE where its first line tells the format. It may be gzipped.
+    """
+    from maitred.workload import FORMATS
+
+    for name in FORMATS:
+        trace_format = FORMATS.create(name)
+        typer.echo(printable(f"{name}: {trace_format.description}"))
+        typer.echo(printable(f"    {trace_format.example}"))

@@ -10,54 +10,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.cli import instance_flags, model_flags
+from maitred.cli.config_flags import ENGINE, HARDWARE, INSTANCE
 from maitred.cli.flags import command, flag
-from maitred.cli.instance_flags import InstanceFlags
-from maitred.cli.model_flags import ModelFlags
-from maitred.cli.printable import printable
+from maitred.cli.instance_flags import InstanceFlags, instance_values
+from maitred.cli.terminal import printable
 
 if TYPE_CHECKING:
     from maitred.config import Config
     from maitred.instance import InstanceConfig
 
-_SERVER = "Server"
+_FOLDER = "instance.model_config_folder"
+_NEED_MODEL = ("roofline", "trained-physics")
 _DRAIN_SECS = 5.0
-"""How long answers may go on after the first signal: nobody minds if an emulated engine breaks off."""
+"""How long responses may go on after the first signal: an emulated engine may break off."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ServerFlags:
-    port: Annotated[int | None, flag(_SERVER, "--port", "Default 9001; 0 takes any free one.", "PORT")] = None
-    host: Annotated[str | None, flag(_SERVER, "--host", "Address to listen on. Default 127.0.0.1.", "HOST")] = None
-    output_tokens: Annotated[
-        str | None,
-        flag(_SERVER, "--output-tokens", "How long answers are that nobody cuts. Default lognormal:200,150.", "LENGTHS"),
-    ] = None
-    seed: Annotated[int | None, flag(_SERVER, "--seed", "Of the lengths of answers. Default 42.", "SEED")] = None
-    speed: Annotated[
-        float | None, flag(_SERVER, "--speed", "Twice as fast with 2. Default 1: as the latency model says.", "FACTOR")
-    ] = None
+class EngineFlags(InstanceFlags):
+    """The flags that stand for no single key."""
+
     config: Annotated[
-        Path | None, flag(_SERVER, "--config", "A file with the sections engine and instance; flags win.", "FILE")
+        Path | None, flag(ENGINE.panel, "--config", "A file with the sections engine and instance; flags win.", "FILE")
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineFlags(ModelFlags, InstanceFlags, _ServerFlags):
-    """What the user said."""
-
-    model: Annotated[
-        str | None,
-        flag(
-            _SERVER,
-            "--model",
-            "The name of its model. Default 'emulated'. With --hardware its steps take what they do there.",
-            "NAME",
-        ),
-    ] = None
-
-
-@command(EngineFlags)
+@command(EngineFlags, ENGINE, HARDWARE, INSTANCE)
 def run(flags: EngineFlags) -> None:
     """Serve OpenAI's API with tokens that come when a real engine's would, and need no model.
 
@@ -65,18 +42,16 @@ def run(flags: EngineFlags) -> None:
     """
     from maitred.config import load
 
-    said = {f"engine.{name}": getattr(flags, name) for name in ("port", "host", "model", "output_tokens", "seed", "speed")}
-    said |= {key: getattr(flags, name) for name, key in model_flags.KEYS.items()} | instance_flags.said(flags)
-    said["instance.latency"] = model_flags.latency(flags)
-    if not _is_timed(flags):
-        said["instance.model"] = None
-    _serve(load(flags.config, flags=said, flag_names={"instance.latency": "--latency-model"}, env=os.environ))
+    values = instance_values(flags)
+    if names_real_model(flags):
+        values["instance.model"] = values.get("engine.model")
+    names = {**run.flag_names, "instance.model": "--model", "instance.latency": "--latency-model"}
+    _serve(load(flags.config, flags=values, flag_names=names, env=os.environ))
 
 
-def _is_timed(flags: EngineFlags) -> bool:
-    """Whether the model is more than a name: something is said that only counts with its figures."""
-    figures = (flags.hardware, flags.hardware_config, flags.tensor_parallel_size, flags.data_parallel_size)
-    return any(said is not None for said in figures) or flags.latency_model in ("roofline", "trained-physics")
+def names_real_model(flags: EngineFlags) -> bool:
+    """Whether --model is more than a name: another flag needs the figures of that model."""
+    return any(row.key in flags.values for row in HARDWARE.flags if row.key != _FOLDER) or flags.latency_model in _NEED_MODEL
 
 
 def _about_overheads(instance: InstanceConfig) -> Iterator[str]:

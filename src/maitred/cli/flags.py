@@ -1,60 +1,206 @@
-"""A command's flags as a typed record: declared once, read by typer from a signature made of them."""
+"""How a command declares its flags.
+
+A flag that stands for a key of the configuration is a `KeyFlag`, a row of the tables in `config_flags`: its type, its default
+and its text come from the field of the config struct. Every other flag is a field of the command's own frozen dataclass,
+annotated with `flag(...)`. `command` makes one signature of both, which typer reads; the config structs are imported only when
+that signature is asked for, so that other commands start without them.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, Final, TypeVar, get_type_hints
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar, get_origin, get_type_hints
 
 import typer
-from typer.models import OptionInfo
+from typer.models import OptionInfo, ParameterInfo
 
 from maitred.core.errors import ConfigError
+from maitred.core.units import to_ms
 
-F = TypeVar("F")
 NO_VALUE: Final = ""
-"""The metavar of a flag that is on when it is there."""
+"""The metavar of a flag that is on when it is given."""
+_SENTENCE_END: Final = re.compile(r"(?<=\.) (?=[A-Z0-9`])")
 
 
 def flag(panel: str, name: str, text: str, metavar: str | None = None, *, alias: str = "") -> Any:
-    """A flag under a heading of the help, perhaps with a second name."""
+    """Return the annotation of a flag under a heading of the help, perhaps with a second name."""
     return typer.Option(*filter(None, (name, alias)), help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
 
 
-def of_flag(name: str, error: ConfigError) -> ConfigError:
-    """`error`, said of a flag."""
+def as_flag_error(name: str, error: ConfigError) -> ConfigError:
+    """Return `error` with the flag `name` as its place."""
     return ConfigError(error.problem, where=name, hint=error.hint)
 
 
-def command(kind: type[F]) -> Callable[[Callable[[F], None]], Callable[..., None]]:
-    """Decorator: make a function of a dataclass `kind`, whose fields are annotated with `flag`s, a command for typer."""
+class KeyFlag(NamedTuple):
+    """A flag that stands for one key."""
 
-    def decorate(act: Callable[[F], None]) -> Callable[..., None]:
+    key: str
+    """Dotted path in the configuration; below `workload` the keys of a `Load`."""
+    metavar: str = NO_VALUE
+    name: str = ""
+    """Empty: the last part of the key."""
+    alias: str = ""
+    in_micros: bool = False
+    """Whether the flag is in µs, as in BLIS, for a key in ms."""
+    default: str = ""
+    """What holds without the flag, where it is not the default of the key."""
+
+    @property
+    def option(self) -> str:
+        """The flag's name, with its dashes."""
+        return self.name or f"--{self.key.rpartition('.')[2].replace('_', '-')}"
+
+    @property
+    def parameter(self) -> str:
+        """The name of its parameter."""
+        return self.option.strip("-").replace("-", "_")
+
+
+class FlagGroup:
+    """Flags under one heading of the help."""
+
+    def __init__(self, panel: str, *flags: KeyFlag) -> None:
+        self.panel, self.flags = panel, flags
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandFlags:
+    """The flags of a command line. A command adds its own as fields."""
+
+    values: Mapping[str, object] = field(default_factory=dict)
+    """Given flags that stand for keys: by dotted key, in the unit of the key."""
+    command_line: str = ""
+    """The flags and arguments as one types them, in canonical order."""
+
+
+F = TypeVar("F", bound=CommandFlags)
+
+
+class Command(Generic[F]):
+    """A command with flags from config structs."""
+
+    def __init__(self, act: Callable[[F], None], kind: type[F], groups: Sequence[FlagGroup]) -> None:
+        self._act, self._kind = act, kind
+        self._groups = groups
+        self.__doc__ = act.__doc__
+
+    def callback(self) -> Callable[..., None]:
+        """Return the command as a function that typer can read."""
+
         def run(**given: Any) -> None:
-            act(kind(**given))
+            self._act(self._flags(given))
 
-        hints = get_type_hints(kind, include_extras=True)
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [inspect.Parameter(f.name, keyword, default=f.default, annotation=hints[f.name]) for f in fields(kind)]  # type: ignore[arg-type]
-        )
-        run.__annotations__ = dict(hints)
-        run.__doc__ = act.__doc__
+        run.__signature__ = inspect.Signature([*self.parameters.values()])  # type: ignore[attr-defined]
+        run.__annotations__ = {name: parameter.annotation for name, parameter in self.parameters.items()}
+        run.__doc__ = self.__doc__
         return run
 
-    return decorate
+    @cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """Its flags by parameter name, those under one heading together."""
+        sections = _sections()
+        known = {row.key.rpartition(".")[2]: row.option for row in self.key_flags.values()}
+        declared = [
+            (group.panel, _key_parameter(sections, group.panel, row, known)) for group in self._groups for row in group.flags
+        ]
+        declared += [(_info(p).rich_help_panel or "", p) for p in _own_parameters(self._kind)]
+        panels = list(dict.fromkeys(panel for panel, _ in declared))
+        declared.sort(key=lambda each: panels.index(each[0]))
+        return {parameter.name: parameter for _, parameter in declared}
+
+    @cached_property
+    def key_flags(self) -> Mapping[str, KeyFlag]:
+        """Its flags that stand for keys, by dotted key."""
+        return {row.key: row for group in self._groups for row in group.flags}
+
+    @property
+    def flag_names(self) -> dict[str, str]:
+        """What the flag for a key is called, by dotted key."""
+        return {key: row.option for key, row in self.key_flags.items()}
+
+    def _flags(self, given: Mapping[str, Any]) -> F:
+        own = {p.name: given[p.name] for p in _own_parameters(self._kind)}
+        said = {key: (row, given[row.parameter]) for key, row in self.key_flags.items()}
+        values = {
+            key: to_ms(value) if row.in_micros else value for key, (row, value) in said.items() if value not in (None, [])
+        }
+        return self._kind(**own, values=values, command_line=shlex.join(self._words(given)))
+
+    def _words(self, given: Mapping[str, Any]) -> Iterator[str]:
+        for name, parameter in self.parameters.items():
+            value = given[name]
+            if value is None or value is False:
+                continue
+            info = _info(parameter)
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(info, OptionInfo):
+                    yield str(info.default)  # where typer keeps the first name
+                if each is not True:
+                    yield str(each)
 
 
-def spelled(command: str, flags: Any) -> str:
-    """The command line that says the same as `flags`, whatever the order and the second names in which it was said."""
-    words = ["maitred", command]
-    for field, hint in get_type_hints(type(flags), include_extras=True).items():
-        value = getattr(flags, field)
-        if value is None or value is False:
-            continue
-        name = next(each for each in hint.__metadata__ if isinstance(each, OptionInfo)).default  # so typer keeps the first one
-        for each in value if isinstance(value, list) else [value]:
-            words += [str(name)] if each is True else [str(name), str(each)]
-    return shlex.join(words)
+def command(kind: type[F], *groups: FlagGroup) -> Callable[[Callable[[F], None]], Command[F]]:
+    """Decorate a function of a dataclass `kind`, whose fields are flags, to be a command with these flags and `groups`."""
+    return lambda act: Command(act, kind, groups)
+
+
+def _own_parameters(kind: type) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    for own in fields(kind):
+        if get_origin(hints[own.name]) is Annotated:
+            yield _parameter(own.name, hints[own.name], own.default)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _info(parameter: inspect.Parameter) -> ParameterInfo:
+    found: ParameterInfo = next(each for each in parameter.annotation.__metadata__ if isinstance(each, ParameterInfo))
+    return found
+
+
+def _sections() -> Mapping[str, Any]:
+    """Sections by name: those of the configuration, and the workload."""
+    from maitred.config import Config
+    from maitred.workload.load import Load
+
+    return {**get_type_hints(Config), "workload": Load}
+
+
+def _key_parameter(sections: Mapping[str, Any], panel: str, row: KeyFlag, known: Mapping[str, str]) -> inspect.Parameter:
+    from maitred.config.root import config_key
+
+    section, _, below = row.key.partition(".")
+    key = config_key(sections[section], below)
+    text = _help(key.text, row.default or key.default, known)
+    if row.in_micros:
+        text = text.replace(" in ms", " in µs")
+    kind = int if row.in_micros else _flag_type(key.type)
+    return _parameter(row.parameter, Annotated[kind | None, flag(panel, row.option, text, row.metavar, alias=row.alias)], None)
+
+
+def _flag_type(kind: Any) -> Any:
+    """Return the type that the flag for a key of type `kind` takes: text wherever the key does."""
+    from maitred.core.yaml_schema import literal_choices, union_members
+
+    members = [type(value) for value in literal_choices(kind)] or union_members(kind)
+    if any(get_origin(member) is tuple for member in members) and str not in members:
+        return list[str]
+    return next(each for each in (str, float, int, bool) if each in members)
+
+
+def _help(text: str, default: object, known: Mapping[str, str]) -> str:
+    """Return what the help says of a key: the first sentence of its text, and its default."""
+    first, *others = _SENTENCE_END.split(text)
+    null = next((each.removeprefix("Null: ").rstrip(".") for each in others if each.startswith("Null: ")), "")
+    shown = f"{default:,}" if isinstance(default, int) else f"{default:,g}" if isinstance(default, float) else default
+    without = null if default is None else "" if isinstance(default, (bool, tuple)) else shown
+    whole = f"{first} Default: {without}." if without else first
+    return re.sub(r"`([^`]*)`", lambda quoted: known.get(quoted[1], quoted[1]), whole).replace("[", r"\[")

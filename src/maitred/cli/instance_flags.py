@@ -1,132 +1,101 @@
-"""Flags that say what an instance is made of: the same for `maitred simulate` and `maitred engine`."""
+"""Flags of an instance that stand for no single key: the same for `maitred simulate` and `maitred engine`.
+
+Their names are BLIS's and vLLM's. Coefficients belong to `linear` or to `trained-physics`; where `--latency-model` does not say
+which, their number does: 7 or more β are those of trained-physics.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from maitred.cli.flags import NO_VALUE, flag
+from maitred.cli.config_flags import HARDWARE, INSTANCE
+from maitred.cli.flags import NO_VALUE, CommandFlags, as_flag_error, flag
 from maitred.core.errors import ConfigError
 
-_INSTANCE = "Instance: order, caching, limits"
+if TYPE_CHECKING:
+    from maitred.instance.latency import LatencyConfig
+
+_LATENCY: Final = "--latency-model"
+_CACHING: Final = "instance.enable_prefix_caching"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstanceFlags:
-    """Order, caching and limits."""
+class InstanceFlags(CommandFlags):
+    """Latency model, and prefix caching turned off."""
 
-    scheduler: Annotated[
+    latency_model: Annotated[
         str | None,
         flag(
-            _INSTANCE,
-            "--scheduler",
-            "Order of the wait queue, such as lpm or bounded(lpm, max_wait=5): see maitred policies.",
-            "POLICY",
-            alias="--schedule-policy",
+            HARDWARE.panel,
+            _LATENCY,
+            "Time of a step: linear:β0,β1,β2 (µs per step, prefill token, decode; blackbox), roofline, trained-physics "
+            "(default with --model), table:FILE, or module:Class.",
+            "NAME",
+            alias="--latency",
         ),
     ] = None
-    priority_policy: Annotated[
+    alpha_coeffs: Annotated[
+        str | None, flag(HARDWARE.panel, "--alpha-coeffs", "Overheads of a request, in µs, as BLIS has them.", "α0,α1,α2")
+    ] = None
+    beta_coeffs: Annotated[
         str | None,
-        flag(
-            _INSTANCE,
-            "--priority-policy",
-            "For priority-fcfs: constant, slo-based, inverted-slo, static-slo-class.",
-            "POLICY",
-        ),
-    ] = None
-    enable_priority_scheduling: Annotated[
-        bool | None, flag(_INSTANCE, "--enable-priority-scheduling", "The client's priority first.", NO_VALUE)
-    ] = None
-    schedule_low_priority_values_first: Annotated[
-        bool | None,
-        flag(_INSTANCE, "--schedule-low-priority-values-first", "Then, lower numbers are more urgent.", NO_VALUE),
-    ] = None
-    enable_prefix_caching: Annotated[
-        bool | None, flag(_INSTANCE, "--enable-prefix-caching", "Prompts that begin alike share KV blocks.", NO_VALUE)
+        flag(HARDWARE.panel, "--beta-coeffs", "Coefficients: 3 for linear, 7 to 11 for trained-physics.", "β0,β1,..."),
     ] = None
     no_enable_prefix_caching: Annotated[
         bool | None,
         flag(
-            _INSTANCE,
+            INSTANCE.panel,
             "--no-enable-prefix-caching",
-            "They do not, whatever the file says.",
+            "Turn prefix caching off, whatever the file says.",
             NO_VALUE,
             alias="--no-prefix-caching",
         ),
     ] = None
-    prefix_cache: Annotated[
-        str | None, flag(_INSTANCE, "--prefix-cache", "How they are kept: blocks (vLLM), radix (SGLang).", "KIND")
-    ] = None
-    radix_eviction_policy: Annotated[
-        str | None, flag(_INSTANCE, "--radix-eviction-policy", "Which leaf of a radix tree goes first.", "NAME")
-    ] = None
-    preemption_policy: Annotated[
-        str | None,
-        flag(_INSTANCE, "--preemption-policy", "Who gives way when KV runs out: fcfs (the last admitted), priority.", "NAME"),
-    ] = None
-    max_num_seqs: Annotated[
-        int | None,
-        flag(_INSTANCE, "--max-num-seqs", "Most requests in the running batch.", "N", alias="--max-num-running-reqs"),
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None,
-        flag(
-            _INSTANCE,
-            "--max-num-batched-tokens",
-            "Token budget of a step.",
-            "TOKENS",
-            alias="--max-num-scheduled-tokens",
-        ),
-    ] = None
-    long_prefill_token_threshold: Annotated[
-        int | None,
-        flag(_INSTANCE, "--long-prefill-token-threshold", "Largest chunk of one prompt in a step; 0: no limit.", "TOKENS"),
-    ] = None
-    total_kv_blocks: Annotated[
-        int | None, flag(_INSTANCE, "--total-kv-blocks", "KV blocks. Default: what fits beside --model, else 27,000.", "N")
-    ] = None
-    gpu_memory_utilization: Annotated[
-        float | None,
-        flag(_INSTANCE, "--gpu-memory-utilization", "Of the GPUs' memory, what is used. Default: 0.9.", "SHARE"),
-    ] = None
-    block_size_in_tokens: Annotated[
-        int | None, flag(_INSTANCE, "--block-size-in-tokens", "Tokens in a KV block.", "TOKENS")
-    ] = None
-    kv_cpu_blocks: Annotated[
-        int | None, flag(_INSTANCE, "--kv-cpu-blocks", "KV blocks in main memory with --flavour blis. Default: none.", "N")
-    ] = None
-    kv_transfer_bandwidth: Annotated[
-        float | None,
-        flag(_INSTANCE, "--kv-transfer-bandwidth", "How fast they come back from there, in tokens per µs.", "RATE"),
-    ] = None
-    kv_transfer_base_latency: Annotated[
-        int | None, flag(_INSTANCE, "--kv-transfer-base-latency", "What each of them takes besides, in µs.", "µs")
-    ] = None
-    max_model_len: Annotated[
-        int | None, flag(_INSTANCE, "--max-model-len", "Longest prompt and answer together.", "TOKENS")
-    ] = None
-    flavour: Annotated[
-        str | None,
-        flag(_INSTANCE, "--flavour", "maitred (default), or blis: its rules of a step, to compare with its results.", "NAME"),
-    ] = None
-    async_scheduling: Annotated[
-        bool | None,
-        flag(_INSTANCE, "--async-scheduling", "Plan the next step while one runs, as vLLM does since 0.14.", NO_VALUE),
-    ] = None
 
 
-_NO_CACHE: Final = "no_enable_prefix_caching"
-KEYS: Final = {name: f"instance.{name}" for name in InstanceFlags.__annotations__ if name != _NO_CACHE}
-"""The keys of the configuration that flags stand for."""
-
-
-def said(flags: InstanceFlags) -> dict[str, object]:
-    """By key, what the flags say. Raises ConfigError for what contradicts itself."""
-    values: dict[str, object] = {key: getattr(flags, name) for name, key in KEYS.items()}
+def instance_values(flags: InstanceFlags) -> dict[str, object]:
+    """Return the values that `flags` give, by key. Raises ConfigError for flags that contradict each other."""
+    values = {**flags.values, "instance.latency": latency(flags)}
     if flags.no_enable_prefix_caching:
-        if flags.enable_prefix_caching:
+        if _CACHING in values:
             raise ConfigError(
                 "contradicts --enable-prefix-caching", where="--no-enable-prefix-caching", hint="give one of them"
             )
-        values[KEYS["enable_prefix_caching"]] = False
+        values[_CACHING] = False
     return values
+
+
+def latency(flags: InstanceFlags) -> LatencyConfig | str | None:
+    """Return the latency model that `flags` give, or None if they give none. Raises ConfigError, naming the flag."""
+    if (flags.latency_model, flags.alpha_coeffs, flags.beta_coeffs) == (None, None, None):
+        return None
+    from maitred.instance.latency import parse_latency, with_coefficients
+
+    alpha = _numbers("--alpha-coeffs", flags.alpha_coeffs)
+    beta = _numbers("--beta-coeffs", flags.beta_coeffs)
+    if flags.latency_model is None and beta is None:
+        hint = "give both, or say which model they are for: --latency-model linear"
+        raise ConfigError("without --beta-coeffs it has no effect", where="--alpha-coeffs", hint=hint)
+    if flags.latency_model is not None and set(":(") & set(flags.latency_model) and beta is not None:
+        hint = f"{_LATENCY} {flags.latency_model.partition(':')[0]}, or without --beta-coeffs"
+        raise ConfigError("--latency-model with numbers and --beta-coeffs are two names for one thing", hint=hint)
+    default = "linear" if beta is None or len(beta) < 7 else "trained-physics"
+    try:
+        model = parse_latency(default if flags.latency_model is None else flags.latency_model)
+    except ConfigError as error:
+        raise as_flag_error(_LATENCY, error) from error
+    try:
+        return with_coefficients(model, alpha, beta)
+    except ConfigError as error:
+        about_alpha = beta is None or error.problem.startswith("--alpha-coeffs")
+        raise as_flag_error("--alpha-coeffs" if about_alpha else "--beta-coeffs", error) from error
+
+
+def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
+    from maitred.instance.latency import numbers
+
+    try:
+        return None if text is None else numbers(text)
+    except ConfigError as error:
+        raise as_flag_error(name, error) from error

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.cli.printable import printable
+from maitred.cli.terminal import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from maitred.cli.printable import printable
+from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError, nearest_name_hint
 
 if TYPE_CHECKING:

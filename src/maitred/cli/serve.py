@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.cli.flags import command
-from maitred.cli.printable import printable
-from maitred.cli.serve_flags import NAMES, Flags, said
+from maitred.cli.config_flags import CALLERS, GATEWAY_ADMISSION, SERVE, SERVER
+from maitred.cli.flags import NO_VALUE, CommandFlags, command, flag
+from maitred.cli.terminal import printable
+from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from maitred.config import ConfigSources, LoadedConfig
@@ -20,8 +24,36 @@ if TYPE_CHECKING:
 log = logging.getLogger("maitred.gateway")
 
 
-@command(Flags)
-def run(flags: Flags) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ServeFlags(CommandFlags):
+    """The flags that stand for no single key."""
+
+    config: Annotated[Path | None, flag(SERVER.panel, "--config", "A YAML file; flags win over it.", "FILE")] = None
+    strict_config: Annotated[
+        bool | None, flag(SERVER.panel, "--strict-config", "Refuse to start with a configuration that is wrong.", NO_VALUE)
+    ] = None
+    priority_scheduler_enabled: Annotated[
+        bool | None,
+        flag(GATEWAY_ADMISSION.panel, "--priority-scheduler-enabled", "The same as --admission priority.", NO_VALUE),
+    ] = None
+    admission_config: Annotated[
+        Path | None,
+        flag(
+            GATEWAY_ADMISSION.panel,
+            "--admission-config",
+            "The section admission as a YAML file: SMG's is one.",
+            "FILE",
+            alias="--priority-scheduler-config",
+        ),
+    ] = None
+    tenant_api_key: Annotated[
+        list[str] | None,
+        flag(CALLERS.panel, "--tenant-api-key", "The key of one tenant, or sha256:HEX. Repeatable.", "ID:KEY"),
+    ] = None
+
+
+@command(ServeFlags, *SERVE)
+def run(flags: ServeFlags) -> None:
     """Serve OpenAI's API in front of engines: classes, queues, routing.
 
     Starts with backends down and serves as soon as one is up; see /ready, /metrics and /maitred/state. With a configuration
@@ -32,7 +64,11 @@ def run(flags: Flags) -> None:
     from maitred.wire.server import run_server
 
     sources = ConfigSources(
-        file=flags.config, admission_file=flags.admission_config, env=dict(os.environ), flags=said(flags), flag_names=NAMES
+        file=flags.config,
+        admission_file=flags.admission_config,
+        env=dict(os.environ),
+        flags=values_of(flags),
+        flag_names={**run.flag_names, "gateway.tenant_api_keys": "--tenant-api-key"},
     )
     loaded = _loaded(sources, strict=bool(flags.strict_config))
     config, problem = loaded.config.gateway, None if loaded.problem is None else str(loaded.problem)
@@ -52,6 +88,35 @@ def run(flags: Flags) -> None:
         on_ready=ready,
         on_hangup=gateway.request_reload,
     )
+
+
+def values_of(flags: ServeFlags) -> dict[str, object]:
+    """Return the values of configuration keys that `flags` give. Raises ConfigError for flags that contradict each other, and
+    for a --tenant-api-key that is no ID:KEY."""
+    values = dict(flags.values)
+    if flags.tenant_api_key:
+        values["gateway.tenant_api_keys"] = _tenant_keys(flags.tenant_api_key)
+    max_class, mode = values.get("admission.default_max_class"), values.get("admission.mode")
+    if isinstance(max_class, str):  # SMG reads it as it reads the header
+        values["admission.default_max_class"] = max_class.strip().lower()
+    if flags.priority_scheduler_enabled:
+        if mode not in (None, "priority"):
+            raise ConfigError(f"contradicts --admission {mode}", where="--priority-scheduler-enabled", hint="give one")
+        values["admission.mode"] = "priority"
+    return values
+
+
+def _tenant_keys(given: Sequence[str]) -> dict[str, str]:
+    """Return the keys by tenant. No error message repeats a key."""
+    keys: dict[str, str] = {}
+    for pair in given:
+        tenant, colon, key = pair.partition(":")
+        if not (tenant and colon and key):
+            raise ConfigError("this is no ID:KEY", where="--tenant-api-key", hint="as in --tenant-api-key acme:KEY")
+        if tenant in keys:
+            raise ConfigError(f"two keys for {tenant!r}", where="--tenant-api-key", hint="give each tenant one")
+        keys[tenant] = key
+    return keys
 
 
 def _loaded(sources: ConfigSources, *, strict: bool) -> LoadedConfig:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.cli.flags import NO_VALUE, command, flag
-from maitred.cli.printable import printable
-from maitred.cli.runs_bar import Progress, runs_bar
-from maitred.cli.unwinding import unwinding
+from maitred.cli.flags import NO_VALUE, CommandFlags, command, flag
+from maitred.cli.signal_handling import exit_on_signals
+from maitred.cli.terminal import ShowProgress, printable, progress_bar
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,8 +22,8 @@ _FILES = "What is shown and written"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepFlags:
-    """What the user said."""
+class SweepFlags(CommandFlags):
+    """The flags of `maitred sweep`."""
 
     spec: Annotated[
         Path | None,
@@ -59,7 +57,7 @@ def run(flags: SweepFlags) -> None:
     if flags.spec is None:
         raise ConfigError("there is nothing to sweep", hint="maitred sweep SPEC.yaml")
     out = flags.out or Path(f"{flags.spec.stem}.sweep")
-    with unwinding():
+    with exit_on_signals():
         swept = _swept(flags, flags.spec, out)
     if flags.quiet:
         return
@@ -79,9 +77,9 @@ def _swept(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
         raise ConfigError("--jobs does not go with --ray", hint="a cluster runs as many as it has CPUs")
     if flags.plot is not None:
         check_plot_path(flags.plot, where="--plot")
-    counted = _Counted()
+    progress = _Progress()
     try:
-        with nullcontext() if flags.quiet else runs_bar() as bar:
+        with progress_bar(quiet=bool(flags.quiet)) as progress.show:
             swept = sweep(
                 spec,
                 out=out,
@@ -89,10 +87,10 @@ def _swept(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
                 jobs=flags.jobs,
                 ray=flags.ray,
                 env=os.environ,
-                progress=counted.over(bar),
+                progress=progress.update,
             )
     except (KeyboardInterrupt, SystemExit):
-        counted.say_how_to_go_on(spec, out)
+        progress.print_resume_hint(spec, out)
         raise
     written = write_sweep(swept, out)
     if flags.plot is not None:
@@ -105,20 +103,17 @@ def _swept(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
     return swept
 
 
-class _Counted:
-    """How many runs are done, for those who stop."""
+class _Progress:
+    """How many runs of a sweep are done: shown while it runs, and printed when it is stopped."""
 
     def __init__(self) -> None:
         self._done = self._total = 0
+        self.show: ShowProgress
 
-    def over(self, bar: Progress | None) -> Progress:
-        def progress(done: int, total: int) -> None:
-            self._done, self._total = done, total
-            if bar is not None:
-                bar(done, total)
+    def update(self, done: int, total: int) -> None:
+        self._done, self._total = done, total
+        self.show(done / max(total, 1), f"{done} of {total} runs")
 
-        return progress
-
-    def say_how_to_go_on(self, spec: Path, out: Path) -> None:
+    def print_resume_hint(self, spec: Path, out: Path) -> None:
         where = f"{self._done} of {self._total} runs are in {out}; " if self._total else ""
         typer.echo(printable(f"maitred: stopped: {where}go on with: maitred sweep {spec} --out {out} --resume"), err=True)

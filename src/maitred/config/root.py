@@ -1,15 +1,27 @@
-"""The whole configuration: the structs of rooms and worlds, by section."""
+"""The whole configuration: its sections, and the keys of each as users see them.
+
+A section is a struct that lives beside the code it configures. The text of a key is the docstring below its field, so each key
+is described once; help texts of flags and the tables of docs/config.md are made of it. It begins with a sentence that says what
+the key is, with its unit. More sentences may follow for the documentation. If the default is null, the last one says what holds
+then: "Null: the port that the engine reports."
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from maitred.admission import POLICIES, AdmissionConfig
 from maitred.core.registry import Registry
 from maitred.core.yaml_document import KeyPath
+from maitred.core.yaml_schema import struct_types
 from maitred.emulator.config import EngineConfig
 from maitred.gateway.config import GatewayConfig
 from maitred.instance import InstanceConfig
@@ -55,3 +67,53 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     instance: InstanceConfig = InstanceConfig()
     engine: EngineConfig = EngineConfig()
     cluster: ClusterConfig = ClusterConfig()
+
+
+class ConfigKey(NamedTuple):
+    """One key of a section."""
+
+    type: Any
+    default: Any
+    text: str
+    """Empty if the field has no docstring, or the source is not there."""
+
+
+def config_key(root: type[msgspec.Struct], path: str) -> ConfigKey:
+    """Return the key at the dotted `path` below `root`. Raises KeyError if there is none."""
+    section, _, below = path.partition(".")
+    for kind in struct_types(root):
+        for field in msgspec.structs.fields(kind):
+            if field.encode_name != section:
+                continue
+            if below:
+                return config_key(field.type, below)
+            default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+            return ConfigKey(field.type, default, field_docs(kind).get(field.name, ""))
+    raise KeyError(path)
+
+
+def field_docs(struct: type) -> Mapping[str, str]:
+    """Return the docstrings of the fields of `struct`, inherited ones included, each in one line."""
+    docs: dict[str, str] = {}
+    for kind in reversed(struct.__mro__):
+        docs |= _docs_by_class(kind.__module__).get(kind.__name__, {})
+    return docs
+
+
+@lru_cache
+def _docs_by_class(module: str) -> Mapping[str, Mapping[str, str]]:
+    """Return the field docstrings of each class of a module, parsed from its source: Python does not keep them."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):  # built in, or installed without its source
+        return {}
+    return {node.name: dict(_documented(node.body)) for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _documented(body: list[ast.stmt]) -> list[tuple[str, str]]:
+    return [
+        (field.target.id, " ".join(doc.value.value.split()))
+        for field, doc in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant) and isinstance(doc.value.value, str)
+    ]

@@ -36,7 +36,7 @@ def type_at(root: Any, path: KeyPath) -> Any:
 def section_keys(kind: Any) -> dict[str, Any]:
     """The keys of a section with their types, and the one that tells its alternatives apart; empty for other kinds."""
     keys: dict[str, Any] = {}
-    for section in _struct_types(kind):
+    for section in struct_types(kind):
         tag_field, tag = section.__struct_config__.tag_field, section.__struct_config__.tag
         if tag_field:
             keys[tag_field] = keys[tag_field] | Literal[tag] if tag_field in keys else Literal[tag]
@@ -46,42 +46,42 @@ def section_keys(kind: Any) -> dict[str, Any]:
 
 def is_section(kind: Any) -> bool:
     """Whether it has keys of its own."""
-    return bool(_struct_types(kind))
+    return bool(struct_types(kind))
 
 
 def accepts_keys(kind: Any) -> bool:
     """Whether there may be keys below it: a section, or a mapping with keys of the user's own."""
-    origins = (get_origin(k) for k in _union_members(kind))
+    origins = (get_origin(k) for k in union_members(kind))
     return is_section(kind) or any(isinstance(origin, type) and issubclass(origin, Mapping) for origin in origins)
 
 
 def literal_choices(kind: Any) -> list[Any]:
     """The values of a closed set; empty for other kinds."""
-    return [value for k in _union_members(kind) if get_origin(k) is Literal for value in get_args(k)]
+    return [value for k in union_members(kind) if get_origin(k) is Literal for value in get_args(k)]
 
 
 def accepts_null(kind: Any) -> bool:
-    return type(None) in _union_members(kind)
+    return type(None) in union_members(kind)
 
 
-def _struct_types(kind: Any) -> list[type[msgspec.Struct]]:
-    return [k for k in _union_members(kind) if isinstance(k, type) and issubclass(k, msgspec.Struct)]
+def struct_types(kind: Any) -> list[type[msgspec.Struct]]:
+    return [k for k in union_members(kind) if isinstance(k, type) and issubclass(k, msgspec.Struct)]
 
 
 def _item_type(kind: Any) -> Any:
     """What a list or a free mapping of this kind holds; None for other kinds."""
-    for k in _union_members(kind):
+    for k in union_members(kind):
         origin = get_origin(k)
         if isinstance(origin, type) and issubclass(origin, (Sequence, Mapping)):
             return next(item for item in reversed(get_args(k)) if item is not Ellipsis)
     return None
 
 
-def _union_members(kind: Any) -> tuple[Any, ...]:
+def union_members(kind: Any) -> tuple[Any, ...]:
     if get_origin(kind) in (Union, UnionType):
         return get_args(kind)
     if get_origin(kind) is Annotated:
-        return _union_members(get_args(kind)[0])
+        return union_members(get_args(kind)[0])
     return (kind,)
 
 

@@ -1,21 +1,28 @@
-"""A trace that a command writes: `blis:FILE` or `maitred:FILE`, with whatever belongs beside it."""
+"""Traces that commands write: a file `blis:FILE` or `maitred:FILE` with its companion, and the recording of a run.
+
+A run is recorded while it happens: its requests go to a temporary file as they arrive, and to the trace with their measured
+times when the run is over.
+"""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
 import typer
 
+from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError, nearest_name_hint
 
 if TYPE_CHECKING:
     from maitred.report import OutputFile
-    from maitred.workload import TraceWriter
+    from maitred.sim import Results
+    from maitred.workload import Job, Trace, TraceWriter
 
 
 class TraceTarget:
@@ -89,3 +96,43 @@ def _named(spec: str, where: str) -> tuple[TraceWriter, Path]:
         near = nearest_name_hint(name, WRITERS) if path else ""
         raise ConfigError(what, where=where, hint=f"{near} {hint}" if near.startswith("did") else hint)
     return WRITERS.create(name), Path(path)
+
+
+class Recording:
+    """The requests of a run, which are recorded or not."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self.jobs = jobs
+        """The jobs to simulate."""
+        self.results: Results | None = None
+        """What came of them; to be set before the block ends."""
+
+
+@contextmanager
+def recorded_run(jobs: Iterable[Job], target: TraceTarget | None, *, summary_only: bool) -> Iterator[Recording]:
+    """Write `jobs` to `target`, if there is one, while they are simulated. The file is there when the block ends well."""
+    recording = Recording(jobs)
+    if target is None:
+        yield recording
+        return
+    from maitred.report import measured_lookup
+    from maitred.workload import RecordingWorkload, RequestMeasurement
+
+    missing = None if summary_only else RequestMeasurement(-1, -1, 0, "not_arrived")
+    with target, TemporaryFile("w+", encoding="utf-8", errors="surrogatepass", newline="\n") as rows:
+        recording.jobs = kept = RecordingWorkload(jobs, target.writer, rows.write)
+        yield recording
+        kept.close()
+        assert recording.results is not None
+        happened = measured_lookup(recording.results)
+        rows.seek(0)
+        for row in rows:
+            target.write(target.writer.with_measurement(row, lambda number: happened(number) or missing))
+    target.report_losses()
+
+
+def report_skipped(trace: Trace) -> None:
+    """Print how many rows of `trace` were left out, and what was wrong with the first of them."""
+    if trace.first_skipped:
+        rows = "1 row was" if trace.num_skipped == 1 else f"{trace.num_skipped:,} rows were"
+        typer.echo(f"maitred: {rows} skipped; the first: {printable(str(trace.first_skipped))}", err=True)

@@ -1,27 +1,60 @@
-"""The service level objective and the horizon that flags state, in µs."""
+"""Flags that `maitred simulate` and `maitred compare` share: workload, service level objective, seed and horizon."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from msgspec.structs import asdict
-
-from maitred.cli.simulate.objective_flags import ObjectiveFlags
+from maitred.cli.flags import CommandFlags, flag
 from maitred.core.errors import ConfigError
 from maitred.core.units import MILLISECOND, SECOND, Micros, from_ms, from_seconds
 
 if TYPE_CHECKING:
     from maitred.report import Slo, Targets
     from maitred.workload import Trace, Workload
+    from maitred.workload.load import Load
 
+_SLO: Final = "Service level objective (default: TTFT within 2,000 ms, TPOT within 200 ms)"
+RUN: Final = "The run"
+_OF_CLASSES: Final = "{} by class, as critical=100ms,standard=2s."
+_TARGETS: Final = "CLASS=TIME,..."
 _LONGEST = 1e11
 """Of a span that a flag gives, in whatever unit: three thousand years of seconds."""
 _UNITS: Final = {"us": 1, "µs": 1, "ms": MILLISECOND, "s": SECOND}
 
 
-def slo(flags: ObjectiveFlags, workload: Workload | Trace | None) -> Slo:
+@dataclass(frozen=True, kw_only=True)
+class RunFlags(CommandFlags):
+    """The workload of a run, what the run is judged by, and when it ends."""
+
+    slo_ttft_ms: Annotated[float | None, flag(_SLO, "--slo-ttft-ms", "Longest time to first token, in ms.", "MS")] = None
+    slo_tpot_ms: Annotated[float | None, flag(_SLO, "--slo-tpot-ms", "Longest mean gap between tokens, in ms.", "MS")] = None
+    slo_e2e_ms: Annotated[float | None, flag(_SLO, "--slo-e2e-ms", "Longest time to last token, in ms.", "MS")] = None
+    slo_ttft: Annotated[str | None, flag(_SLO, "--slo-ttft", _OF_CLASSES.format("TTFT"), _TARGETS)] = None
+    slo_itl: Annotated[str | None, flag(_SLO, "--slo-itl", _OF_CLASSES.format("Mean gap"), _TARGETS)] = None
+    slo_e2e: Annotated[str | None, flag(_SLO, "--slo-e2e", _OF_CLASSES.format("E2E"), _TARGETS)] = None
+
+    seed: Annotated[int | None, flag(RUN, "--seed", "Same seed, same results. Default: 42.", "SEED")] = None
+    horizon: Annotated[
+        int | None, flag(RUN, "--horizon", "End of the run in simulated µs; the rest counts as unfinished.", "µs")
+    ] = None
+    horizon_secs: Annotated[float | None, flag(RUN, "--horizon-secs", "The same in seconds.", "SECONDS")] = None
+
+    @property
+    def load(self) -> Load:
+        """The workload that the flags describe."""
+        from maitred.workload.load import Load
+
+        prefix = "workload."
+        given: dict[str, Any] = {
+            key.removeprefix(prefix): value for key, value in self.values.items() if key.startswith(prefix)
+        }
+        return Load(**given)
+
+
+def slo(flags: RunFlags, workload: Workload | Trace | None) -> Slo:
     """What flags ask of all; of classes, what the workload says and flags over it."""
     from maitred.report import DEFAULT_SLO, Slo
 
@@ -34,17 +67,19 @@ def slo(flags: ObjectiveFlags, workload: Workload | Trace | None) -> Slo:
     return said or DEFAULT_SLO
 
 
-def _of_classes(flags: ObjectiveFlags, workload: Workload | Trace | None) -> dict[str, Targets]:
+def _of_classes(flags: RunFlags, workload: Workload | Trace | None) -> dict[str, Targets]:
+    from msgspec.structs import asdict
+
     from maitred.report import Targets, workload_targets
 
     classes = {name: asdict(targets) for name, targets in workload_targets(workload).items()}
-    for flag, target, text in (
+    for name, target, text in (
         ("--slo-ttft", "ttft", flags.slo_ttft),
         ("--slo-itl", "tpot", flags.slo_itl),
         ("--slo-e2e", "e2e", flags.slo_e2e),
     ):
-        for name, limit in _parsed(flag, text):
-            classes.setdefault(name, {})[target] = limit
+        for slo_class, limit in _parsed(name, text):
+            classes.setdefault(slo_class, {})[target] = limit
     return {name: Targets(**targets) for name, targets in classes.items()}
 
 
@@ -61,7 +96,7 @@ def _parsed(flag: str, text: str | None) -> Iterator[tuple[str, Micros]]:
         yield parts[1], limit
 
 
-def horizon(flags: ObjectiveFlags) -> Micros | None:
+def horizon(flags: RunFlags) -> Micros | None:
     """When the run ends, whatever is left."""
     if flags.horizon is None:
         return _positive("--horizon-secs", flags.horizon_secs, from_seconds)
@@ -73,7 +108,7 @@ def horizon(flags: ObjectiveFlags) -> Micros | None:
     return flags.horizon
 
 
-def short_horizon(flags: ObjectiveFlags) -> Iterator[str]:
+def short_horizon(flags: RunFlags) -> Iterator[str]:
     """A warning for those who meant seconds."""
     if flags.horizon is not None and flags.horizon < SECOND:
         yield f"--horizon is in µs, as in BLIS: the run ends after {flags.horizon / SECOND:g} s (--horizon-secs takes seconds)"

@@ -1,0 +1,200 @@
+"""The flags that stand for keys of the configuration, a row each: key, metavar, and second names.
+
+A flag is called after its key unless the row names it. Second names are those of SMG, SGLang, vLLM and BLIS. What a flag takes,
+its default and its text are those of the key: change them there.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from maitred.cli.flags import FlagGroup, KeyFlag
+
+_SCORERS: Final = "NAME:WEIGHT,..."
+
+BACKENDS: Final = FlagGroup(
+    "Backends",
+    KeyFlag("gateway.backends", "URL", name="--backend"),
+    KeyFlag("gateway.slots_per_backend", "N"),
+    KeyFlag("routing.policy", "POLICY", name="--routing-policy", alias="--router"),
+    KeyFlag("routing.scorers", _SCORERS, name="--routing-scorers"),
+    KeyFlag("gateway.max_attempts", "N"),
+)
+SERVER: Final = FlagGroup(
+    "Server",
+    KeyFlag("gateway.host", "HOST"),
+    KeyFlag("gateway.port", "PORT"),
+    KeyFlag("gateway.max_body_bytes", "BYTES"),
+    KeyFlag("gateway.sse_keepalive_secs", "SECS"),
+    KeyFlag("gateway.drain_secs", "SECS"),
+    KeyFlag("gateway.decision_log", "FILE"),
+    KeyFlag("gateway.record", "FILE"),
+)
+GATEWAY_ADMISSION: Final = FlagGroup(
+    "Admission: who may be in flight",
+    KeyFlag("admission.mode", "MODE", name="--admission"),
+    KeyFlag("admission.flavour", "NAME"),
+    KeyFlag("admission.default_max_class", "CLASS", alias="--priority-scheduler-default-max-class"),
+    KeyFlag("admission.on_overcommit", "WHAT"),
+    KeyFlag("admission.on_preempt", "WHAT"),
+    KeyFlag("gateway.queue_timeout_status", "STATUS"),
+)
+LEGACY_ADMISSION: Final = FlagGroup(
+    "Admission without classes, and the gate before them",
+    KeyFlag("admission.legacy.max_concurrent_requests", "N"),
+    KeyFlag("admission.legacy.rate_limit_tokens_per_second", "RATE"),
+    KeyFlag("admission.legacy.queue_size", "N"),
+    KeyFlag("admission.legacy.queue_timeout_secs", "SECS"),
+)
+CALLERS: Final = FlagGroup(
+    "Who may ask, and as whom",
+    KeyFlag("gateway.api_key", "KEY"),
+    KeyFlag("gateway.trust_tenant_header"),
+    KeyFlag("gateway.tenant_header_name", "NAME"),
+    KeyFlag("gateway.tenant_metric_top_n", "N", alias="--priority-scheduler-tenant-metric-top-n"),
+)
+SERVE: Final = (BACKENDS, SERVER, GATEWAY_ADMISSION, LEGACY_ADMISSION, CALLERS)
+"""Of `maitred serve`. SMG's flags work under their names."""
+
+ENGINE: Final = FlagGroup(
+    "Server",
+    KeyFlag("engine.port", "PORT"),
+    KeyFlag("engine.host", "HOST"),
+    KeyFlag("engine.model", "NAME"),
+    KeyFlag("engine.output_tokens", "LENGTHS"),
+    KeyFlag("engine.seed", "SEED"),
+    KeyFlag("engine.speed", "FACTOR"),
+)
+"""Of `maitred engine`, whose `--model` may also be that of the instance."""
+
+HARDWARE: Final = FlagGroup(
+    "Model and hardware (default: none; a step takes what linear says)",
+    KeyFlag("instance.model_config_folder", "FOLDER"),
+    KeyFlag("instance.hardware", "GPU"),
+    KeyFlag("instance.hardware_config", "FILE"),
+    KeyFlag("instance.tensor_parallel_size", "N", alias="--tp"),
+    KeyFlag("instance.data_parallel_size", "N", alias="--dp"),
+)
+INSTANCE: Final = FlagGroup(
+    "Instance: order, caching, limits",
+    KeyFlag("instance.scheduler", "POLICY", alias="--schedule-policy"),
+    KeyFlag("instance.priority_policy", "POLICY"),
+    KeyFlag("instance.enable_priority_scheduling"),
+    KeyFlag("instance.schedule_low_priority_values_first"),
+    KeyFlag("instance.enable_prefix_caching"),
+    KeyFlag("instance.prefix_cache", "KIND"),
+    KeyFlag("instance.radix_eviction_policy", "NAME"),
+    KeyFlag("instance.preemption_policy", "NAME"),
+    KeyFlag("instance.max_num_seqs", "N", alias="--max-num-running-reqs"),
+    KeyFlag("instance.max_num_batched_tokens", "TOKENS", alias="--max-num-scheduled-tokens"),
+    KeyFlag("instance.long_prefill_token_threshold", "TOKENS"),
+    KeyFlag("instance.total_kv_blocks", "N"),
+    KeyFlag("instance.gpu_memory_utilization", "SHARE"),
+    KeyFlag("instance.block_size_in_tokens", "TOKENS"),
+    KeyFlag("instance.kv_cpu_blocks", "N"),
+    KeyFlag("instance.kv_transfer_bandwidth", "RATE"),
+    KeyFlag("instance.kv_transfer_base_latency", "µs"),
+    KeyFlag("instance.max_model_len", "TOKENS"),
+    KeyFlag("instance.flavour", "NAME"),
+    KeyFlag("instance.async_scheduling"),
+)
+
+WORKLOAD: Final = (
+    FlagGroup(
+        "Workload: a recorded trace",
+        KeyFlag("workload.trace", "FORMAT:FILE", alias="--trace-data"),
+        KeyFlag("workload.trace_header", "FILE"),
+        KeyFlag("workload.max_requests", "N"),
+        KeyFlag("workload.skip_bad_rows"),
+        KeyFlag("workload.session_mode", "MODE"),
+        KeyFlag("workload.think_time_ms", "MS"),
+        KeyFlag("workload.concurrent_sessions", "N"),
+    ),
+    FlagGroup(
+        "Workload: synthetic",
+        KeyFlag("workload.rate", "RATE"),
+        KeyFlag("workload.num_requests", "N"),
+        KeyFlag("workload.input_tokens", "LENGTHS", alias="--prompt-tokens"),
+        KeyFlag("workload.output_tokens", "LENGTHS"),
+        KeyFlag("workload.class_mix", "MIX"),
+        KeyFlag("workload.tenant_mix", "MIX"),
+        KeyFlag("workload.workload_spec", "FILE"),
+        KeyFlag("workload.workload", "KIND"),
+        KeyFlag("workload.concurrency", "N"),
+        KeyFlag("workload.arrival", "PROCESS"),
+        KeyFlag("workload.prefix_tokens", "TOKENS"),
+        KeyFlag("workload.prompt_tokens_stdev", "TOKENS"),
+        KeyFlag("workload.prompt_tokens_min", "TOKENS"),
+        KeyFlag("workload.prompt_tokens_max", "TOKENS"),
+        KeyFlag("workload.output_tokens_stdev", "TOKENS"),
+        KeyFlag("workload.output_tokens_min", "TOKENS"),
+        KeyFlag("workload.output_tokens_max", "TOKENS"),
+    ),
+    FlagGroup(
+        "Any workload",
+        KeyFlag("workload.timeout_secs", "SECONDS", alias="--timeout"),
+        KeyFlag("workload.rate_scale", "FACTOR"),
+        KeyFlag("workload.time_scale", "FACTOR"),
+    ),
+)
+"""Of `maitred simulate` and `maitred compare`: the keys of a `Load`."""
+
+CLUSTER: Final = FlagGroup(
+    "Cluster",
+    KeyFlag("cluster.num_instances", "N"),
+    KeyFlag("routing.policy", "POLICY", name="--routing-policy"),
+    KeyFlag("routing.scorers", _SCORERS, name="--routing-scorers"),
+    KeyFlag("cluster.admission_latency_ms", "µs", name="--admission-latency", in_micros=True),
+    KeyFlag("cluster.routing_latency_ms", "µs", name="--routing-latency", in_micros=True),
+    KeyFlag("cluster.snapshot_refresh_interval_ms", "µs", name="--snapshot-refresh-interval", in_micros=True),
+    KeyFlag("cluster.cache_signal_delay_ms", "µs", name="--cache-signal-delay", in_micros=True),
+)
+DISAGGREGATION: Final = FlagGroup(
+    "Prefill and decode instances: prompts are computed in some, answers in others",
+    KeyFlag("cluster.disaggregation.prefill_instances", "N"),
+    KeyFlag("cluster.disaggregation.decode_instances", "N"),
+    KeyFlag("cluster.disaggregation.decider", "NAME", name="--pd-decider"),
+    KeyFlag("cluster.disaggregation.prefix_threshold", "TOKENS", name="--pd-prefix-threshold"),
+    KeyFlag("cluster.disaggregation.transfer_bandwidth_gb_s", "GB/S", name="--pd-transfer-bandwidth"),
+    KeyFlag("cluster.disaggregation.transfer_base_ms", "MS", name="--pd-transfer-base-latency"),
+    KeyFlag("cluster.disaggregation.transfer_contention", name="--pd-transfer-contention"),
+    KeyFlag("cluster.disaggregation.kv_bytes_per_token", "BYTES", name="--pd-kv-bytes-per-token"),
+    KeyFlag("cluster.disaggregation.prefill_scorers", _SCORERS, name="--prefill-routing-scorers"),
+    KeyFlag("cluster.disaggregation.decode_scorers", _SCORERS, name="--decode-routing-scorers"),
+)
+ADMISSION: Final = FlagGroup(
+    "Admission, in front of the router (default: none)",
+    KeyFlag("admission.mode", "MODE", name="--admission", default="off"),
+    KeyFlag("cluster.capacity", "SLOTS"),
+    KeyFlag("admission.policy", "POLICY", name="--admission-policy"),
+    KeyFlag("admission.token_bucket_capacity", "TOKENS"),
+    KeyFlag("admission.token_bucket_refill_rate", "TOKENS"),
+)
+FLOW_CONTROL: Final = FlagGroup(
+    "Flow control: requests wait before the router while the instances are saturated",
+    KeyFlag("admission.flow_control.saturation_detector", "NAME"),
+    KeyFlag("admission.flow_control.max_concurrency", "N"),
+    KeyFlag("admission.flow_control.queue_depth_threshold", "N"),
+    KeyFlag("admission.flow_control.kv_cache_util_threshold", "SHARE"),
+    KeyFlag("admission.flow_control.usage_limit_threshold", "SHARE"),
+    KeyFlag("admission.flow_control.dispatch_order", "ORDER"),
+    KeyFlag("admission.flow_control.fairness_policy", "NAME"),
+    KeyFlag("admission.flow_control.dispatch", "HOW"),
+    KeyFlag("admission.flow_control.dispatch_tick_interval_us", "µs", name="--dispatch-tick-interval"),
+    KeyFlag("admission.flow_control.max_gateway_queue_depth", "N"),
+    KeyFlag("admission.flow_control.per_band_capacity", "N"),
+    KeyFlag("admission.flow_control.queue_shedding"),
+    KeyFlag("admission.flow_control.request_ttl_us", "µs", name="--request-ttl"),
+    KeyFlag("admission.flow_control.in_flight_eviction"),
+)
+SIMULATE: Final = (
+    *WORKLOAD,
+    CLUSTER,
+    DISAGGREGATION,
+    ADMISSION,
+    FLOW_CONTROL,
+    FlagGroup(HARDWARE.panel, KeyFlag("instance.model", "NAME"), *HARDWARE.flags),
+    INSTANCE,
+    FlagGroup("The run", KeyFlag("instance.step_by_step")),
+)
+"""Of `maitred simulate`."""

@@ -1,0 +1,152 @@
+"""The files that a simulated run writes: opened before it begins, so that a mistake is found then, and filled at its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+
+from maitred.cli.flags import NO_VALUE, flag
+from maitred.cli.run_flags import RUN, RunFlags
+from maitred.cli.trace_output import TraceTarget
+from maitred.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from maitred.report import Fitness, OutputFile, RunSetup, Summary
+    from maitred.sim import Results
+    from maitred.workload import Trace
+
+_FILES: Final = "What is shown and written of it"
+_FileUse: TypeAlias = tuple[str, Path]
+"""A flag, and a file that it names."""
+_NEED_REQUESTS: Final = ("results_path", "plot", "report")
+"""Flags whose files need every request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags(RunFlags):
+    """What is shown and written of a run."""
+
+    quiet: Annotated[bool | None, flag(RUN, "--quiet", "No table, no progress bar: files and warnings only.", NO_VALUE)] = None
+    summary_only: Annotated[
+        bool | None,
+        flag(RUN, "--summary-only", "Keep no requests, in memory that does not grow; percentiles within 0.5 %.", NO_VALUE),
+    ] = None
+
+    per: Annotated[
+        str | None, flag(_FILES, "--per", "Break the table down by class, slo-class, tenant, model or instance.", "WHAT")
+    ] = None
+    fitness_weights: Annotated[
+        str | None,
+        flag(_FILES, "--fitness-weights", "One score, as in BLIS: throughput:0.5,p99_ttft:0.3, ...", "COMPONENT:WEIGHT,..."),
+    ] = None
+    results_path: Annotated[
+        Path | None,
+        flag(_FILES, "--results-path", "The requests: completed ones as JSON; all, all columns: .parquet, .csv.", "FILE"),
+    ] = None
+    metrics_path: Annotated[Path | None, flag(_FILES, "--metrics-path", "The figures of the run as JSON.", "FILE")] = None
+    report: Annotated[
+        Path | None, flag(_FILES, "--report", "The run as a web page: figures, charts, configuration.", "FILE.html")
+    ] = None
+    plot: Annotated[Path | None, flag(_FILES, "--plot", "The charts alone: .png, .svg or .pdf.", "FILE")] = None
+    trace_output: Annotated[
+        str | None,
+        flag(_FILES, "--trace-output", "What arrived, as a trace: NAME for BLIS's NAME.csv and NAME.yaml.", "FORMAT:FILE"),
+    ] = None
+    decision_log: Annotated[
+        Path | None, flag(_FILES, "--decision-log", "Every decision and its reason as JSON lines.", "FILE")
+    ] = None
+
+    @property
+    def trace_target(self) -> TraceTarget | None:
+        """The trace that --trace-output names, or None without that flag. Raises ConfigError."""
+        if self.trace_output is None:
+            return None
+        return TraceTarget(_trace_spec(self.trace_output), where="--trace-output")
+
+
+def _trace_spec(given: str) -> str:
+    """Return `given` with its format. BLIS names its two files without their endings."""
+    if ":" in given or not given:
+        return given
+    return f"blis:{given}" if given.endswith((".csv", ".csv.gz")) else f"blis:{given}.csv"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The open files of a run; None for those that are not wanted."""
+
+    results: OutputFile | None
+    metrics: OutputFile | None
+    plot: OutputFile | None
+    report: OutputFile | None
+    decisions: OutputFile | None
+
+    @property
+    def has_charts(self) -> bool:
+        """Whether any of them needs samples over time."""
+        return self.plot is not None or self.report is not None
+
+    def write(self, flags: OutputFlags, results: Results, summary: Summary, setup: RunSetup, score: Fitness | None) -> None:
+        """Write all but the decisions, which were written one by one."""
+        from maitred.report import write_metrics, write_page, write_plot, write_results
+
+        if self.results and flags.results_path:
+            write_results(results, flags.results_path, self.results.write)
+        if self.metrics:
+            write_metrics(summary, self.metrics.write, score)
+        if self.plot and flags.plot:
+            write_plot(results, summary.slo, flags.plot, self.plot.write)
+        if self.report:
+            write_page(results, summary, setup, self.report.write)
+
+
+def open_outputs(flags: OutputFlags, inputs: Mapping[str, Path | None], trace: Trace | None, stack: ExitStack) -> Outputs:
+    """Open the files that `flags` name, until `stack` is closed. `inputs` are files that the run reads, by flag.
+
+    Raises ConfigError for files that cannot be written, that are also read, or for which a library is missing.
+    """
+    from maitred.report import OutputFile
+
+    _check_kinds(flags)
+    named = {
+        "--results-path": flags.results_path,
+        "--metrics-path": flags.metrics_path,
+        "--plot": flags.plot,
+        "--report": flags.report,
+        "--decision-log": flags.decision_log,
+    }
+    target = flags.trace_target
+    written = [*(("--trace-output", path) for path in (target.files if target else ())), *_present(named)]
+    read = [*_present(inputs), *(("--trace", path) for path in (trace.files if trace else ()))]
+    _check_overlap(written, read)
+    return Outputs(*(stack.enter_context(OutputFile(path, where=name)) if path else None for name, path in named.items()))
+
+
+def _check_kinds(flags: OutputFlags) -> None:
+    from maitred.report import check_plot_path, check_rows_path
+
+    for name in _NEED_REQUESTS if flags.summary_only else ():
+        if getattr(flags, name) is not None:
+            hint = "it keeps no requests; --metrics-path goes with it"
+            raise ConfigError(f"--{name.replace('_', '-')} does not go with --summary-only", hint=hint)
+    if flags.results_path is not None:
+        check_rows_path(flags.results_path, where="--results-path")
+    if flags.plot is not None:
+        check_plot_path(flags.plot, where="--plot")
+
+
+def _present(named: Mapping[str, Path | None]) -> Iterator[_FileUse]:
+    return ((name, path) for name, path in named.items() if path is not None)
+
+
+def _check_overlap(outputs: Iterable[_FileUse], inputs: Iterable[_FileUse]) -> None:
+    taken = {os.path.realpath(path): f"{name} reads" for name, path in inputs if path.is_file()}
+    for name, path in outputs:
+        use = f"{name} writes to"
+        other = taken.setdefault(os.path.realpath(path), use)
+        if other != use:
+            raise ConfigError(f"{path} is already what {other}", where=name, hint="name another file")

@@ -1,0 +1,295 @@
+"""`maitred simulate`: a workload on a simulated cluster.
+
+Flags become a configuration, a workload and open output files, in this order, so that a mistake is found before the first
+event. Then the simulation runs, and its results are written and printed. Standard output carries results only, the same bytes
+for the same run; progress and wall-clock time go to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from maitred.cli.config_flags import ADMISSION, CLUSTER, FLOW_CONTROL, SIMULATE
+from maitred.cli.flags import NO_VALUE, as_flag_error, command, flag
+from maitred.cli.instance_flags import InstanceFlags, instance_values
+from maitred.cli.outputs import OutputFlags, open_outputs
+from maitred.cli.run_flags import horizon, short_horizon, slo
+from maitred.cli.signal_handling import exit_on_signals
+from maitred.cli.terminal import ShowProgress, printable, progress_bar
+from maitred.cli.trace_output import recorded_run, report_skipped
+from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.units import MILLISECOND, Micros
+
+if TYPE_CHECKING:
+    from maitred.config import Config
+    from maitred.report import By, RunSetup, Summary
+    from maitred.workload import Trace
+
+_DEFAULT_SEED: Final = 42
+_SAMPLE_EVERY: Final = 5 * MILLISECOND
+_FLOW_CONTROL: Final = "admission.flow_control."
+_TURN_ON: Final = "--admission priority, or --capacity SLOTS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateFlags(OutputFlags, InstanceFlags):
+    """The flags that stand for no single key."""
+
+    config: Annotated[
+        Path | None,
+        flag(CLUSTER.panel, "--config", "A file with the sections cluster, instance, routing, admission; flags win.", "FILE"),
+    ] = None
+    admission_config: Annotated[
+        Path | None,
+        flag(
+            ADMISSION.panel,
+            "--admission-config",
+            "The section `admission` as a file of its own, such as SMG's.",
+            "FILE",
+            alias="--priority-scheduler-config",
+        ),
+    ] = None
+    policy_config: Annotated[
+        Path | None,
+        flag(ADMISSION.panel, "--policy-config", "A policy bundle of BLIS: admission, routing, scheduler, ...", "FILE"),
+    ] = None
+    flow_control: Annotated[
+        bool | None, flag(FLOW_CONTROL.panel, "--flow-control", "The same as --admission flow-control.", NO_VALUE)
+    ] = None
+    slo_targets: Annotated[
+        str | None,
+        flag(
+            FLOW_CONTROL.panel,
+            "--slo-targets",
+            "Longest TTFT in µs by SLO class: critical=100000,standard=500000.",
+            "CLASS=µs,...",
+        ),
+    ] = None
+
+    @property
+    def run_seed(self) -> int:
+        """The seed of the run, and of its workload if that names none."""
+        return _DEFAULT_SEED if self.seed is None else self.seed
+
+
+@command(SimulateFlags, *SIMULATE)
+def run(flags: SimulateFlags) -> None:
+    """Simulate a cluster under a workload, and print what its users would see.
+
+    The workload is a recorded trace (--trace), a file that describes clients (--workload-spec), or one stream of requests
+    (--rate and --num-requests).
+    """
+    from maitred.core.decisions import DecisionLog
+    from maitred.report import By, StreamingSummary, fitness, parse_weights, summarise
+    from maitred.sim import simulate
+    from maitred.workload.load import as_flag, build_jobs, open_load_trace, read_workload_spec
+
+    load, last, per = flags.load, horizon(flags), _breakdown(flags)
+    config, workload = configured(flags), read_workload_spec(load, as_flag)
+    weights = None if flags.fitness_weights is None else parse_weights(flags.fitness_weights, where="--fitness-weights")
+    _warn([*_warnings(flags, config), *short_horizon(flags)])
+    with exit_on_signals(), ExitStack() as stack:
+        trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
+        targets = slo(flags, trace or workload)
+        tally = StreamingSummary(targets, [*By] if flags.metrics_path else [per]) if flags.summary_only else None
+        jobs = build_jobs(load, flags.seed, trace, workload, as_flag)
+        files = open_outputs(flags, _inputs(flags), trace, stack)
+        recording = stack.enter_context(recorded_run(jobs, flags.trace_target, summary_only=bool(flags.summary_only)))
+        began = monotonic()
+        with progress_bar(quiet=bool(flags.quiet)) as show:
+            results = recording.results = simulate(
+                recording.jobs,
+                config.cluster,
+                config.instance,
+                config.routing,
+                config.admission,
+                seed=flags.run_seed,
+                horizon=last,
+                progress=_arrival_progress(flags, trace, show),
+                log=DecisionLog(files.decisions.write) if files.decisions else None,
+                sink=tally.add if tally else None,
+                sample_every=_SAMPLE_EVERY if files.has_charts else None,
+                log_itl=tally is None,
+            )
+        took = monotonic() - began
+        by = [*By] if flags.metrics_path or flags.report else [per]
+        summary = tally.summary(results) if tally else summarise(results, targets, by)
+        score = None if weights is None else fitness(summary, weights)
+        files.write(flags, results, summary, _setup(flags, config, last), score)
+    _print(flags, trace, summary, per, took)
+    if score is not None and not flags.quiet:
+        components = ", ".join(f"{name} {value:.4f}" for name, value in score.components.items())
+        typer.echo(f"fitness {score.score:.4f} ({components})")
+
+
+def configured(flags: SimulateFlags) -> Config:
+    """Return the configuration of the flags, with the files and the environment beneath them. Raises ConfigError."""
+    from maitred.config import ConfigSources
+    from maitred.config.sources import with_simulation_defaults
+
+    sources = ConfigSources(
+        file=flags.config,
+        admission_file=flags.admission_config,
+        policy_file=flags.policy_config,
+        env=os.environ,
+        flags=_values(flags),
+        flag_names={**run.flag_names, "admission.slo_targets": "--slo-targets", "instance.latency": "--latency-model"},
+    )
+    merged = sources.merged()
+    config = _resolved(with_simulation_defaults(merged), flags)
+    if not merged.is_given("admission", "mode"):
+        _check_admission_config(config, flags)
+    if config.admission.mode != "flow-control":
+        _check_no_flow_control(flags)
+    if flags.decision_log is not None and config.admission.admits_all:
+        hint = f"turn admission on with {_TURN_ON}"
+        raise ConfigError("without admission there are no decisions to log", where="--decision-log", hint=hint)
+    return config
+
+
+def _values(flags: SimulateFlags) -> dict[str, object]:
+    """Return the values of configuration keys that the flags give. Raises ConfigError for flags that contradict each other."""
+    values = {key: value for key, value in instance_values(flags).items() if not key.startswith("workload.")}
+    mode = values.get("admission.mode")
+    if flags.flow_control and mode not in (None, "flow-control"):
+        raise ConfigError(f"contradicts --admission {mode}", where="--flow-control", hint="give one of them")
+    if flags.flow_control:
+        values["admission.mode"] = "flow-control"
+    if flags.slo_targets is not None:
+        values["admission.slo_targets"] = _parsed_targets(flags.slo_targets)
+    return values
+
+
+def _parsed_targets(text: str) -> dict[str, int]:
+    targets: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, micros = (word.strip() for word in part.partition("="))
+        if not (name and equals and micros.isdecimal()):
+            hint = "as critical=100000,standard=500000"
+            raise ConfigError(f"{part!r} is no CLASS=µs", where="--slo-targets", hint=hint)
+        targets[name] = int(micros)
+    return targets
+
+
+def _resolved(config: Config, flags: SimulateFlags) -> Config:
+    """Return `config` with what follows from the names of model and hardware. Raises ConfigError, naming the flag if a flag
+    gave the name."""
+    from msgspec.structs import replace
+
+    from maitred.instance.catalogue import resolve_instance
+
+    try:
+        return replace(config, instance=resolve_instance(config.instance))
+    except ConfigError as error:
+        key = f"instance.{error.where}"
+        if key not in flags.values:
+            raise
+        raise as_flag_error(run.flag_names[key], error) from error
+
+
+def _check_admission_config(config: Config, flags: SimulateFlags) -> None:
+    """Raise ConfigError for an admission file that would have no effect, because nothing turns admission on."""
+    if config.cluster.capacity is None and flags.admission_config is not None and config.admission.never_refuses:
+        hint = f"turn it on with {_TURN_ON}"
+        raise ConfigError("without admission it has no effect", where="--admission-config", hint=hint)
+
+
+def _check_no_flow_control(flags: SimulateFlags) -> None:
+    """Raise ConfigError for a flag that has no effect without flow control."""
+    given = [run.flag_names[key] for key in run.key_flags if key.startswith(_FLOW_CONTROL) and key in flags.values]
+    given += ["--slo-targets"] if flags.slo_targets is not None else []
+    if given:
+        raise ConfigError("without flow control it has no effect", where=given[0], hint="turn it on with --flow-control")
+
+
+def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:
+    """What works and is hardly meant, a line each."""
+    from maitred.routing import Signals
+
+    caching, load = config.instance.enable_prefix_caching, flags.load
+    yield from config.admission.policy_warnings()
+    if config.admission.mode == "flow-control" and config.cluster.capacity is not None and not config.admission.tenant_budgets:
+        yield "a capacity has no effect: flow control goes by how loaded the instances are"
+    yield from config.instance.warnings(prefix_cache=caching)
+    if flags.values.keys() >= {"instance.gpu_memory_utilization", "instance.total_kv_blocks"}:
+        yield "--gpu-memory-utilization has no effect beside --total-kv-blocks, which it is to find"
+    unknown = Signals.NOTHING if caching else Signals.CACHES
+    if load.rate is not None:  # requests drawn one by one: what do they say, and to whose run do they belong?
+        unknown |= Signals.NOTHING if load.prefix_tokens else Signals.PROMPT
+        unknown |= Signals.NOTHING if load.tenant_mix else Signals.SESSION
+    yield from config.routing.warnings(unknown)
+
+
+def _breakdown(flags: SimulateFlags) -> By:
+    from maitred.report import By
+
+    if flags.per is None:
+        return By.CLASS
+    if flags.per not in [*By]:
+        hint = nearest_name_hint(flags.per, [by.value for by in By])
+        raise ConfigError(f"there is no breakdown {flags.per!r}", where="--per", hint=hint)
+    return By(flags.per)
+
+
+def _inputs(flags: SimulateFlags) -> dict[str, Path | None]:
+    """Return the files that a run reads beside its trace, by flag."""
+    spec = flags.load.workload_spec
+    return {
+        "--workload-spec": Path(spec) if isinstance(spec, str) else None,
+        "--config": flags.config,
+        "--admission-config": flags.admission_config,
+        "--policy-config": flags.policy_config,
+    }
+
+
+def _setup(flags: SimulateFlags, config: Config, last: Micros | None) -> RunSetup:
+    from maitred.instance.catalogue import resolve_instance
+    from maitred.report import RunSetup
+    from maitred.workload.load import describe
+
+    sections = {name: getattr(config, name) for name in ("cluster", "instance", "routing", "admission")}
+    return RunSetup(
+        workload=describe(flags.load),
+        command=f"maitred simulate {flags.command_line}",
+        seed=flags.run_seed,
+        horizon=last,
+        sections={**sections, "instance": resolve_instance(config.instance)},
+    )
+
+
+def _arrival_progress(flags: SimulateFlags, trace: Trace | None, show: ShowProgress) -> Callable[[int], None]:
+    expected = flags.load.num_requests or flags.load.max_requests
+
+    def progress(arrived: int) -> None:
+        share = arrived / expected if expected else 0.0
+        show(max(share, trace.fraction_read) if trace else share, f"{arrived:,} requests")
+
+    return progress
+
+
+def _warn(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        typer.echo(f"maitred: warning: {printable(warning)}", err=True)
+
+
+def _print(flags: SimulateFlags, trace: Trace | None, summary: Summary, per: By, took: float) -> None:
+    _warn(summary.warnings)
+    if trace:
+        report_skipped(trace)
+    if flags.quiet:
+        return
+    from rich.console import Console
+
+    from maitred.report import print_summary
+
+    print_summary(summary, Console(), per)
+    arrived = summary.total.arrived
+    typer.echo(f"{arrived:,} requests in {took:.1f} s ({arrived / max(took, 1e-3):,.0f}/s)", err=True)
