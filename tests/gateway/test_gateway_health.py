@@ -70,7 +70,7 @@ def test_a_host_that_cannot_be_a_name_harms_nobody_else(monkeypatch: pytest.Monk
             return await connect(pool)
 
         bad, good = Backend(), Backend()
-        monkeypatch.setattr(ConnectionPool, "take", take)
+        monkeypatch.setattr(ConnectionPool, "acquire", take)
         async with world(bad, good, ready=False) as w:
             await w.until(lambda: "idna" in w.state.backends[0].problem and w.state.backends[1].healthy)
             await good.stop()

@@ -272,7 +272,7 @@ def test_what_is_wrong_with_a_body_is_said(body: bytes, words: str) -> None:
 def test_our_own_mistakes_are_answered_in_openais_form(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> tuple[int, str]:
         async with world() as w:
-            monkeypatch.setattr("maitred.gateway.request_intake.read_fields", lambda body, route: 1 / 0)
+            monkeypatch.setattr("maitred.gateway.request_intake.parse_body_fields", lambda body, route: 1 / 0)
             status, headers, body = await w.ask()
             assert msgspec.json.decode(body)["error"]["type"] == "server_error"
             return status, headers["x-smg-error-code"]

@@ -22,18 +22,18 @@ from maitred.wire.server import open_listener, running_server
 SERVER = """
 import asyncio
 from maitred.wire import asgi
-from maitred.wire.server import serve
+from maitred.wire.server import run_server
 
 async def say(what): print(what, flush=True)
 
 async def app(scope, receive, send):
     if scope["type"] == "lifespan":
-        return await asgi.lifespan(receive, send, lambda: say("start"), lambda: say("stop"))
+        return await asgi.run_lifespan(receive, send, lambda: say("start"), lambda: say("stop"))
     await say("asked")
     await asyncio.sleep(float(scope["path"].strip("/")))
     await asgi.send_json(send, 200, "done")
 
-serve(app, host="127.0.0.1", port=0, drain_secs=DRAIN, ready=lambda url: print(url, flush=True))
+run_server(app, host="127.0.0.1", port=0, drain_secs=DRAIN, on_ready=lambda url: print(url, flush=True))
 print("after", flush=True)
 """
 

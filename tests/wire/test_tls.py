@@ -19,17 +19,17 @@ from maitred.wire.errors import ConnectError
 
 CASES = r"""
 import asyncio, sys
-from maitred.wire.client import Client, Origin
+from maitred.wire.client import Origin, UpstreamClient
 from maitred.wire.errors import ConnectError, Truncated
 
 async def main(port):
-    client, origin = Client(), Origin("localhost", port, tls=True)
+    client, origin = UpstreamClient(), Origin("localhost", port, tls=True)
     response = await client.request(origin, "POST", "/echo?a=%20b", [(b"x-a", b"b")], b"body")
-    print(response.status, dict(response.headers)[b"x-head"], await response.read(), await response.read())
+    print(response.status, dict(response.headers)[b"x-head"], await response.read_piece(), await response.read())
     response = await client.request(origin, "POST", "/cut")
     try:
         async for piece in response: print(piece)
-    except Truncated as error: print("cut", response.complete)
+    except Truncated as error: print("cut", response.is_complete)
     response = await client.request(origin, "POST", "/mute")
     response.close()
     asking = asyncio.create_task(client.request(origin, "POST", "/nothing"))
@@ -37,7 +37,7 @@ async def main(port):
     asking.cancel()
     pieces = []
     response = await client.request(origin, "POST", "/echo", (), b"piped")
-    await response.pipe(lambda piece, more: pieces.append((piece, more)))
+    await response.pipe_body(lambda piece, more: pieces.append((piece, more)))
     print(b"".join(piece for piece, _ in pieces), pieces[-1][1])
     try: await client.request(Origin("127.0.0.2", port, tls=True), "POST", "/")
     except ConnectError: print("not trusted")

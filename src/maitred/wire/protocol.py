@@ -205,7 +205,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if cycle is not None:  # its body is what was wrong: for the app the client has left
             cycle.disconnected = True
             cycle.message_event.set()
-        self.transport.end(_encode_error(error))
+        self.transport.write_last(_encode_error(error))
         self.timeout_keep_alive_task = self.loop.call_later(LINGER_SECS, self.timeout_keep_alive_handler)
 
 
