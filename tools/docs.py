@@ -9,7 +9,8 @@ A table stands between two marks, and a count between two others:
     | scorer | score, from 0 to 1 | ...
     <!-- end -->
 
-The marks name a kind as messages do. Nothing else in a page is touched.
+The marks name a kind as messages do, or a section of the configuration ("keys of gateway.upstream"). Nothing else in a page is
+touched.
 """
 
 from __future__ import annotations
@@ -22,28 +23,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from key_tables import key_table
 from maitred.config.root import KINDS
 from maitred.core.registry import Registry
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _TABLE = re.compile(r"(<!-- made by make docs: ([^>]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_KEYS_OF = "keys of "
 _COUNT = re.compile(r"(<!-- count: ([^>]+) -->)(.*?)(<!-- end -->)")
 
 
 def made_anew(page: str) -> str:
     """Return the page with its tables and counts as the code has them. Raises KeyError for a kind that there is not."""
     kinds = {registry.kind: registry for registry in KINDS}
-    page = _TABLE.sub(lambda found: f"{found[1]}\n{table(kinds[found[2]])}\n\n{found[4]}", page)
+
+    def table_of(name: str) -> str:
+        section = name.removeprefix(_KEYS_OF)
+        return table(kinds[name]) if section == name else "\n".join(_rows(key_table(section)))
+
+    page = _TABLE.sub(lambda found: f"{found[1]}\n{table_of(found[2])}\n\n{found[4]}", page)
     return _COUNT.sub(lambda found: f"{found[1]}{len(list(own(kinds[found[2]])))}{found[4]}", page)
 
 
 def table(registry: Registry[Any]) -> str:
     """Return the table of one kind."""
-    lines = [_row(registry.kind, *registry.headings.values()), _row(*["---"] * (len(registry.headings) + 1))]
-    for name in own(registry):
-        lines.append(_row(f"`{registry.usage(name)}`", *registry.describe(name).values()))
-    return "\n".join(lines)
+    lines = [[registry.kind, *registry.headings.values()]]
+    lines += ([f"`{registry.usage(name)}`", *registry.describe(name).values()] for name in own(registry))
+    return "\n".join(_rows(lines))
 
 
 def own(registry: Registry[Any]) -> Iterator[str]:
@@ -51,8 +58,10 @@ def own(registry: Registry[Any]) -> Iterator[str]:
     return (name for name in registry if registry.find(name).__module__.startswith("maitred."))
 
 
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+def _rows(lines: list[list[str]]) -> Iterator[str]:
+    heading, *others = lines
+    for cells in (heading, ["---"] * len(heading), *others):
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def main() -> int:

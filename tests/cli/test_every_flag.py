@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from maitred.cli import simulate
+from maitred.cli import command_named, simulate
 
 TIMED: Final = "--beta-coeffs 1000,10,100"
 """A step takes 1000 µs, 10 more per prefill token, 100 more per decode."""
@@ -211,6 +211,11 @@ def outcome(maitred: Any, line: str) -> dict[str, str]:
 
 def test_every_flag_is_here() -> None:
     assert {*EFFECTS, *ELSEWHERE} == {*simulate.run.parameters}
+
+
+@pytest.mark.parametrize("command", ["serve", "engine", "simulate", "compare", "sweep"])
+def test_every_flag_has_a_help_text(command: str) -> None:
+    assert not [option.name for option in command_named(command).params if not option.help]
 
 
 @pytest.mark.parametrize("name", EFFECTS)

@@ -76,7 +76,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_parked_body_bytes: int = 1024 * 1024 * 1024
     """Limit for all request bodies that are being read or kept, together, in bytes; at least `max_body_bytes`."""
     forward_priority: ForwardPriority = "off"
-    """Engine in whose polarity the class is written into the body's `priority`, in place of the client's own."""
+    """`vllm` or `sglang`: write the class into the body's `priority` in the polarity of that engine, in place of the client's
+    own; `off`: pass it on."""
     health_interval_secs: float = 1.0
     """Seconds between two polls of a backend's health and models."""
     health_timeout_secs: float = 3.0
@@ -87,7 +88,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_attempts: int = 2
     """Backends that may fail one request before its response begins. A backend that refuses the connection does not count."""
     queue_timeout_status: Literal[408, 503] = 408
-    """Status of the response when a request has waited too long (408 as SMG documents it). Some proxies repeat a 408 at
+    """Status of the response when a request has waited too long: 408, as SMG documents it, or 503. Some proxies repeat a 408 at
     once."""
     sse_keepalive_secs: float = 0.0
     """Seconds of silence on a stream after which a comment is sent; 0: never. From the first comment on, the request cannot be

@@ -27,7 +27,7 @@ class DisaggregationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     prefill_instances: int = 0
     """Instances that compute prompts: the first ones. 0 here and in `decode_instances`: every instance does both."""
     decode_instances: int = 0
-    """Instances that decode: the rest, so that both together are `num_instances`."""
+    """Instances that decode: the others, so that both together are `num_instances`."""
     decider: Literal["never", "always", "prefix-threshold"] = "always"
     """Which prompts a prefill instance computes: `always`, `never`, or `prefix-threshold`."""
     prefix_threshold: int = 16
@@ -73,8 +73,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_instances: int = 1
     """Equal instances behind one router, 10,000 at most."""
     capacity: int | None = None
-    """Slots per model of the admission in front of the router. Given without `admission.mode`, it means `admission.mode:
-    priority`; with neither, every request enters. Null: as many as the batches of all instances hold."""
+    """Slots per model of the admission in front of the router; without `admission.mode` it means `priority`. With neither,
+    every request enters. Null: as many as the batches of all instances hold."""
     admission_latency_ms: float = 0.0
     """Time from the arrival of a request until admission decides, in ms."""
     routing_latency_ms: float = 0.0
