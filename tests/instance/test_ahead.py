@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from instance_timeline import ABORTED, FINISHED, FIRST, request, run
 from test_skipping import drive, workloads
 
+from maitred.compat.instance_rules import new_instance
 from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.instance import Instance, InstanceConfig, LinearLatency, new_instance
+from maitred.instance import Instance, InstanceConfig, LinearLatency
 
 
 def ahead(**config: Any) -> Instance:
@@ -128,7 +129,7 @@ def test_who_came_while_the_batch_was_full_is_known_when_a_deadline_makes_room()
 def test_who_stood_in_the_queue_is_judged_by_what_was_known_then(step_by_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An order by predicted length, learned from whoever has finished, is told of an arrival before it is told of that end."""
     engine, told = ahead(max_num_seqs=1, step_by_step=step_by_step), []
-    queue = engine._waiting
+    queue = engine._core.waiting
     add, finished = queue.add, queue.on_finished
 
     def adding(seq: SequenceState, now: Micros, **more: bool) -> None:

@@ -10,8 +10,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from test_skipping_prefixes import Job, workload
 
+from maitred.compat.instance_rules import new_instance
 from maitred.core.request import Request
-from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency, new_instance
+from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency
 from maitred.kv import PromptTokenIds
 
 FIRST, PREEMPTED, FINISHED = EventKind.FIRST_TOKEN, EventKind.KV_PREEMPTED, EventKind.FINISHED

@@ -29,8 +29,9 @@ def test_the_priority_of_a_request_stays_with_its_blocks(eviction: str, kept: li
     for asked in requests:
         engine.enqueue(asked, output_tokens=1, now=1000 * asked.id)
         run(engine)
-    assert engine.cache is not None
-    assert [asked.id for asked in requests if engine.cache.num_cached_blocks(request_block_hashes(asked, 4)) == 2] == kept
+    cache = engine.prefix_cache
+    assert cache is not None
+    assert [asked.id for asked in requests if cache.num_cached_blocks(request_block_hashes(asked, 4)) == 2] == kept
 
 
 @pytest.mark.parametrize(

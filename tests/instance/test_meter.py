@@ -41,7 +41,8 @@ class Growing(msgspec.Struct, frozen=True):
 def metered(jobs: list[tuple[int, int, int]], config: InstanceConfig) -> StepMeter:
     """Jobs are (arrival, prompt, output)."""
     instance = Instance(config, Random(0))
-    meter = instance.meter = StepMeter(config.latency_model())
+    meter = StepMeter(config.latency_model())
+    instance.observe(meter)
     for number, (arrival, prompt, output) in enumerate(jobs):
         instance.enqueue(Request(id=number, arrival=arrival, prompt_tokens=prompt), output, arrival)
         instance.commit_ended_steps(arrival)

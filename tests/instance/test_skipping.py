@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from maitred.compat.instance_rules import new_instance
 from maitred.core.request import Request
-from maitred.instance import InstanceConfig, InstanceEvent, LinearLatency, new_instance
+from maitred.instance import InstanceConfig, InstanceEvent, LinearLatency
 
 Seen = list[tuple[int, int, int, int]]
 

@@ -13,9 +13,10 @@ from instance_timeline import request
 from test_skipping import drive, workloads
 
 from maitred.batching.limits import context_spread
+from maitred.compat.instance_rules import new_instance
 from maitred.core.contracts import UNIFORM_CONTEXTS, BatchShape, ContextSpread, LatencyModel, Overheads
 from maitred.core.request import Request
-from maitred.instance import Instance, InstanceConfig, LinearLatency, engine, new_instance
+from maitred.instance import Instance, InstanceConfig, LinearLatency, engine_core
 from maitred.instance.latency import Grid, Skew, SpreadAwareModel, StepTable, TableLatency
 from maitred.instance.latency.affine import AffineCost, Envelope, envelope
 from maitred.sim import ClusterConfig, DisaggregationConfig, simulate
@@ -172,7 +173,7 @@ def test_who_stands_still_is_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
         looked.append(contexts)
         return context_spread(contexts)
 
-    monkeypatch.setattr(engine, "context_spread", noted)
+    monkeypatch.setattr(engine_core, "context_spread", noted)
     for seed in range(40):
         random = Random(seed)
         config = InstanceConfig(

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kv_models import DEEPEST, LONGEST, PATHS, Listener, NaivePool, chain
 
+from maitred.compat.blis.block_pool import BlisPool
 from maitred.core.errors import InvariantError
-from maitred.kv import BlisPool, BlockPool, PrefixCache
+from maitred.kv import BlockPool, PrefixCache
 from maitred.kv.block_pool import RunLock
 
 

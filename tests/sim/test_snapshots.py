@@ -174,7 +174,7 @@ def test_a_past_cache_is_what_a_copy_of_all_its_keys_would_be(
 ) -> None:
     config = msgspec.structs.replace(CACHED, total_kv_blocks=8, prefix_cache=kind)
     replica = Replica(0, Instance(config, Random(0)), EventQueue(), BlockHashMemo(), config.latency_model())
-    cache = replica.instance.cache
+    cache = replica.instance.prefix_cache
     assert cache is not None
     past, copied = CacheSnapshot(replica, cache), set[int]()
     known: set[int] = set(asked)

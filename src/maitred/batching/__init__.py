@@ -7,14 +7,11 @@ the token budget, the sequence limit and the KV blocks go. It owns the running b
 
 from __future__ import annotations
 
-from maitred.batching.blis import BlisBatch, BlisStepPlan
 from maitred.batching.continuous import ContinuousBatch, StepPlan
 from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk, context_spread
 
 __all__ = [
     "BatchLimits",
-    "BlisBatch",
-    "BlisStepPlan",
     "ContinuousBatch",
     "PreemptionPolicy",
     "PrefillChunk",

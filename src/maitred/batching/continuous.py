@@ -33,6 +33,11 @@ class StepPlan:
     """What one step does: a token for every decoding sequence, and these chunks. It may run `repeat` times unchanged."""
 
     preempted: Sequence[SequenceState] = ()
+    """Sequences that have lost their KV for it."""
+    stalled: Sequence[SequenceState] = ()
+    """Sequences that decode and emit nothing in this step."""
+    fetch_time: Micros = 0
+    """µs that it takes longer because KV blocks are fetched for it. Then it does not repeat itself."""
 
     def __init__(self, max_repeats: int, chunks: Sequence[PrefillChunk] = (), prefill_tokens: int = 0) -> None:
         """`prefill`: tokens of the chunks, summed."""
@@ -193,17 +198,12 @@ class ContinuousBatch:
         seq.num_computed_tokens = held = seq.request.prompt_tokens + emitted - 1
         self.num_decodes -= 1
         self.context_tokens -= held
-        self._blocks.release_decoding(seq, held - seq.unowned_kv_tokens)
+        self._blocks.release_decoding(seq, held)
 
     def check(self) -> None:
         """Raises InvariantError if the sums do not follow from the sequences."""
         held = {seq: self._kv_tokens(seq) for seq in self.sequences.values()}
-        self._blocks.check(
-            sum(
-                self._blocks.blocks_for(tokens + seq.num_scheduled_tokens - seq.unowned_kv_tokens)
-                for seq, tokens in held.items()
-            )
-        )
+        self._blocks.check(sum(self._blocks.blocks_held(seq, kv + seq.num_scheduled_tokens) for seq, kv in held.items()))
         decoding = [seq for seq in held if seq.is_decoding]
         if len(decoding) != self.num_decodes or sum(held[seq] for seq in decoding) != self.context_tokens:
             raise InvariantError(

@@ -31,8 +31,6 @@ class SequenceState:
     """Tokens of KV it holds (valid while not decoding)."""
     num_cached_tokens: int = 0
     """Tokens of its prompt that were in the prefix cache when it was first admitted."""
-    unowned_kv_tokens: int = 0
-    """Tokens of KV at its beginning that it uses and does not own (BLIS, a prompt that is cached as a whole)."""
     num_scheduled_tokens: int = 0
     """Tokens of its prompt that the step in progress computes; their blocks are taken."""
     num_output_tokens: int = 0

@@ -11,6 +11,7 @@ from random import Random
 
 import msgspec
 
+from maitred.compat.instance_rules import instance_rules
 from maitred.core.request import Request, RequestId
 from maitred.emulator.config import EngineConfig
 from maitred.emulator.finish_reasons import FinishReason, FinishSampler, PlannedFinish
@@ -41,7 +42,8 @@ class EmulatedEngine:
         """Raises ConfigError for an unknown scheduler."""
         self.model = config.model
         self._model_len = instance.model_len
-        self._instance = Instance(msgspec.structs.replace(instance, step_by_step=True), Random(f"{config.seed}/instance"))
+        paced = msgspec.structs.replace(instance, step_by_step=True, async_scheduling=False)
+        self._instance = Instance(paced, Random(f"{config.seed}/instance"), instance_rules(paced).new_parts(paced))
         self.metrics = EngineMetrics(config.model, instance, self._instance, speed=config.speed)
         self._pacer = Pacer(self._instance, clock, self.metrics, speed=config.speed)
         self._finish_sampler = FinishSampler(config.output_tokens, config.seed)

@@ -1,24 +1,23 @@
 """One inference instance: queueing, batching and KV blocks, composed, with a latency model for its clock.
 
-Whoever owns the time steps it: the simulator in virtual time, the emulated engine in real time. It decides nothing itself.
+The owner of the time steps it: the simulator in virtual time, the emulated engine in real time. It decides nothing itself.
+
+    instance.py            when steps start and end; time skipping
+    engine_core.py         the sequences, and what a run of steps does to them
+    async_scheduling.py    planning one step ahead
+    completion_heap.py     which sequence completes after which step
+    config.py, events.py   what goes in, what comes out
+    step_meter.py          how busy it was, and the gaps between tokens
+    itl_log.py             which request had which gaps
+    latency/               how long a step takes
+    catalogue/             models and GPUs as data
 """
 
 from __future__ import annotations
 
-from random import Random
-
-from maitred.instance.async_scheduling import AsyncScheduledInstance
-from maitred.instance.blis import BlisInstance
 from maitred.instance.config import InstanceConfig
-from maitred.instance.engine import Instance
 from maitred.instance.events import EventKind, InstanceEvent
+from maitred.instance.instance import Instance
 from maitred.instance.latency import LinearLatency, parse_latency
 
-__all__ = ["EventKind", "Instance", "InstanceConfig", "InstanceEvent", "LinearLatency", "new_instance", "parse_latency"]
-
-
-def new_instance(config: InstanceConfig, rng: Random) -> Instance:
-    """An instance of the flavour that `config` says. Raises ConfigError for an unknown scheduler."""
-    if config.async_scheduling:
-        return AsyncScheduledInstance(config, rng)
-    return BlisInstance(config, rng) if config.flavour == "blis" else Instance(config, rng)
+__all__ = ["EventKind", "Instance", "InstanceConfig", "InstanceEvent", "LinearLatency", "parse_latency"]

@@ -1,95 +1,78 @@
-"""An instance that plans one step ahead, as vLLM does with async scheduling (its default since 0.14).
+"""UnseenArrivals: planning one step ahead, as vLLM does with async scheduling (its default since 0.14).
 
-While a step runs the next one is planned already, so that the GPU never waits for the scheduler. So whoever comes during step n
-is picked up when it ends, too late for the plan of step n + 1, and joins step n + 2; and the slot of one that ends with step n
-is filled in step n + 2.
+While a step runs, the next one has been planned already, so that the GPU never waits for the scheduler. So an arrival during
+step n is seen when step n ends, too late for the plan of step n + 1, and joins step n + 2; and the slot of a sequence that
+completes with step n is filled in step n + 2.
 
     arrival (during n)  →  in the wait queue (n ends)  →  admitted at the earliest (n + 1 ends)
 
-Nobody is late in an instance that runs nothing. The KV blocks of those that end are free for step n + 1 already: a step earlier
-than in vLLM, where it matters only when blocks, not slots, are scarce.
+Example: steps of 100 µs begin at t = 0, 100 and 200. A request that arrives at t = 30 is in the wait queue at t = 100. The step
+that begins then was planned without it, so its first chunk is in the step that begins at t = 200.
+
+An engine that runs nothing has planned nothing, so its arrivals are seen at once. The KV blocks of completed sequences are free
+for step n + 1 already: a step earlier than in vLLM, which matters only where blocks, not slots, are scarce.
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
 
-from random import Random
-
-from maitred.core.errors import InvariantError
+from maitred.batching import ContinuousBatch
+from maitred.core.contracts import WaitQueue
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.instance.config import InstanceConfig
-from maitred.instance.engine import Instance, StepRun
-from maitred.instance.events import EventKind
 
 
-class AsyncScheduledInstance(Instance):
-    """`Instance`, but for when arrivals are seen. `SequenceState.queued_at` says when."""
+class UnseenArrivals:
+    """The arrivals that the scheduler has not seen yet, and that are not in the wait queue therefore."""
 
-    def __init__(self, config: InstanceConfig, rng: Random) -> None:
-        super().__init__(config, rng)
-        self._unseen: dict[RequestId, SequenceState] = {}
-        """Who came while a step was running, and does not stand in the wait queue yet."""
+    __slots__ = ("_batch", "_sequences", "_waiting")
 
-    def check(self) -> None:
-        self._batch.check()
-        waiting = len(self._waiting) + len(self._unseen)
-        if waiting + self.running != len(self._sequences):
-            raise InvariantError(f"{waiting} wait + {self.running} run, but {len(self._sequences)} sequences are here")
+    def __init__(self, waiting: WaitQueue, batch: ContinuousBatch) -> None:
+        self._waiting = waiting
+        self._batch = batch
+        self._sequences: dict[RequestId, SequenceState] = {}
 
-    def _add_waiting(self, seq: SequenceState, now: Micros) -> None:
-        run = self._run
-        if run is None:
-            seq.queued_at = now
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def add(self, seq: SequenceState, seen_at: Micros, *, is_idle: bool) -> None:
+        """`seq` arrives, and is seen at `seen_at`: when the step in progress ends. `is_idle`: no step is in progress."""
+        seq.queued_at = seen_at
+        self._sequences[seq.request.id] = seq
+        if is_idle and not self._batch.running:
+            self._reveal_all()  # arrivals while the batch was full are before it
+
+    def before_planning(self, now: Micros) -> None:
+        """A step that begins at `now` is about to be planned."""
+        if self._batch.running:
+            self.reveal_before(now)
         else:
-            begun = self._latency.steps_within(run.shape, max(now - run.starts_at, 1) - 1, run.steps - 1)
-            seq.queued_at = run.starts_at + self._latency.run_time(run.shape, begun + 1)
-        if run is None and not self._batch.running:
-            self._see_arrivals()  # who came while the batch was full stands before it
-            self._waiting.add(seq, now)
-        else:
-            self._unseen[seq.request.id] = seq
+            self._reveal_all()  # nothing ran, so nothing was planned ahead
 
-    def _start_run(self, now: Micros) -> StepRun:
-        if not self._batch.running:  # there was nothing to plan
-            self._see_arrivals()
-        else:
-            self._see_arrivals_before(now)
-        run = super()._start_run(now)
-        if self._unseen or self._batch.pending_free_slots:
-            self._see_arrivals()
-            if run.steps > 1 and len(self._waiting) and not self._batch.is_full:
-                run.steps = 1
-                self._set_run_end(run)
-        return run
+    def after_planning(self) -> bool:
+        """The plan is made, so what happened in the step before is known from now on. Return whether anything had happened."""
+        if not (self._sequences or self._batch.pending_free_slots):
+            return False
+        self._reveal_all()
+        return True
 
-    def _withdraw(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
-        self._see_arrivals_before(now)
-        super()._withdraw(seq, now, kind)
-
-    def _remove_running(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
-        self._see_arrivals_before(now)  # they stood in the queue before it learns from who leaves
-        super()._remove_running(seq, now, kind)
-        if kind is EventKind.FINISHED:
-            self._batch.pending_free_slots += 1
-
-    def _see_arrivals(self) -> None:
-        """What has happened in the step that is over is known now."""
-        self._batch.pending_free_slots = 0
-        for seq in self._unseen.values():
-            assert seq.queued_at is not None
-            self._waiting.add(seq, seq.queued_at)
-        self._unseen.clear()
-
-    def _see_arrivals_before(self, now: Micros) -> None:
-        """Who came before the step that has just ended was known when this one was planned: nobody asked while the batch was
-        full."""
-        for seq in list(self._unseen.values()):
+    def reveal_before(self, now: Micros) -> None:
+        """Put the arrivals that were seen before `now` into the wait queue. They may be many if the batch was full."""
+        for seq in list(self._sequences.values()):
             assert seq.queued_at is not None
             if seq.queued_at < now:
                 self._waiting.add(seq, seq.queued_at)
-                del self._unseen[seq.request.id]
+                del self._sequences[seq.request.id]
 
-    def _forget(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
-        self._unseen.pop(seq.request.id, None)
-        super()._forget(seq, now, kind)
+    def forget(self, request_id: RequestId) -> None:
+        """Drop the arrival of a request that has ended, if it is here."""
+        self._sequences.pop(request_id, None)
+
+    def _reveal_all(self) -> None:
+        self._batch.pending_free_slots = 0
+        for seq in self._sequences.values():
+            assert seq.queued_at is not None
+            self._waiting.add(seq, seq.queued_at)
+        self._sequences.clear()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil, inf
+from math import inf
 from typing import Any, Literal
 
+import msgspec
 from msgspec.structs import force_setattr
 
 from maitred.core.contracts import LatencyModel
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 from maitred.instance.latency import LATENCY_MODELS, AnyLatency, LinearLatency, parse_latency
-from maitred.kv import EVICTIONS, BlisPool, BlockPool, HostMemory, PrefixCache, RadixCache
+from maitred.kv import EVICTIONS, BlockPool, PrefixCache, RadixCache
 from maitred.queueing import QueueingConfig
 
 _DEFAULT_KV_BLOCKS = 27_000
@@ -27,6 +28,19 @@ _MAX_GPUS = 4096
 _MIN_BANDWIDTH = 1e-6
 _HOUR: Micros = 3_600_000_000
 _MAX_LATENCY_SCALE = 1_000_000
+
+
+class _Flavour(msgspec.Struct, frozen=True):
+    """The keys that a flavour takes. Its rules are in `compat`."""
+
+    async_scheduling: bool
+    host_memory: bool
+
+
+_FLAVOURS = {
+    "maitred": _Flavour(async_scheduling=True, host_memory=False),
+    "blis": _Flavour(async_scheduling=False, host_memory=True),
+}
 
 
 class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,7 +117,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}")
         self._check_host_memory()
-        if self.async_scheduling and self.flavour == "blis":
+        if self.async_scheduling and not _FLAVOURS[self.flavour].async_scheduling:
             raise ValueError("async_scheduling is not BLIS's: leave out one of async_scheduling and flavour blis")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len must be at least 2 (a token in and a token out), not {self.max_model_len}")
@@ -126,7 +140,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     def _check_host_memory(self) -> None:
         if not 0 <= self.kv_cpu_blocks <= _UPPER_LIMITS["total_kv_blocks"]:
             raise ValueError(f"kv_cpu_blocks must be from 0 to {_UPPER_LIMITS['total_kv_blocks']:,}, not {self.kv_cpu_blocks}")
-        if self.kv_cpu_blocks and self.flavour != "blis":
+        if self.kv_cpu_blocks and not _FLAVOURS[self.flavour].host_memory:
             raise ValueError("kv_cpu_blocks must be 0 unless flavour is blis, whose second tier of KV memory it is")
         if not _MIN_BANDWIDTH <= self.kv_transfer_bandwidth < inf:
             raise ValueError(f"kv_transfer_bandwidth must be a number above 0, not {self.kv_transfer_bandwidth}")
@@ -203,21 +217,12 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         return _DEFAULT_KV_BLOCKS if self.total_kv_blocks is None else self.total_kv_blocks
 
     def new_prefix_cache(self) -> PrefixCache[Any] | None:
-        """An empty one; None: without prefix caching. Raises ConfigError for an unknown eviction policy."""
-        if self.flavour == "blis":
-            return BlisPool(self.kv_blocks, self.block_size_in_tokens)
+        """Return an empty one, or None without prefix caching. Raises ConfigError for an unknown eviction policy."""
         if not self.enable_prefix_caching:
             return None
         if self.prefix_cache == "blocks":
             return BlockPool(self.kv_blocks, self.block_size_in_tokens)
         return RadixCache(self.block_size_in_tokens, self.kv_blocks, EVICTIONS.create(self.radix_eviction_policy))
-
-    def new_host_memory(self) -> HostMemory | None:
-        """The second tier, empty; None: there is none."""
-        if not self.kv_cpu_blocks:
-            return None
-        transfer = ceil(self.block_size_in_tokens / self.kv_transfer_bandwidth)
-        return HostMemory(self.kv_cpu_blocks, self.kv_transfer_base_latency + transfer)
 
     @property
     def model_len(self) -> int:

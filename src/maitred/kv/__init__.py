@@ -3,16 +3,12 @@
 KV memory is cut into blocks of a fixed number of tokens. As long as nothing reads their content, blocks are counts
 (`BlockManager`). A `PrefixCache` remembers what they held, in one of two ways:
 
-* `BlockPool`: block by block, as vLLM does; the least recently used goes first (`BlisPool`: as BLIS does, which may have main
-  memory below it: `HostMemory`).
+* `BlockPool`: block by block, as vLLM does; the least recently used goes first.
 * `RadixCache`: in a tree of runs, as SGLang does; a leaf at a time, by one of the `EVICTIONS`.
 """
 
 from __future__ import annotations
 
-from maitred.kv.blis import BlisBlockManager
-from maitred.kv.blis_pool import BlisPool
-from maitred.kv.blis_tiered import TieredBlockManager
 from maitred.kv.block_hashes import (
     PromptTokenIds,
     apply_namespace,
@@ -24,7 +20,6 @@ from maitred.kv.block_hashes import (
 from maitred.kv.block_manager import BlockManager
 from maitred.kv.block_pool import BlockPool
 from maitred.kv.eviction import EVICTIONS, EvictionPolicy
-from maitred.kv.host import HostMemory
 from maitred.kv.prefix_block_manager import PrefixBlockManager
 from maitred.kv.prefix_cache import CacheLock, PrefixCache
 from maitred.kv.prefix_hit import NO_HIT
@@ -34,19 +29,15 @@ from maitred.kv.reuse import Reuse, reuse
 __all__ = [
     "EVICTIONS",
     "NO_HIT",
-    "BlisBlockManager",
-    "BlisPool",
     "BlockManager",
     "BlockPool",
     "CacheLock",
     "EvictionPolicy",
-    "HostMemory",
     "PrefixBlockManager",
     "PrefixCache",
     "PromptTokenIds",
     "RadixCache",
     "Reuse",
-    "TieredBlockManager",
     "apply_namespace",
     "extend_block_hashes",
     "make_namespace",

@@ -38,9 +38,18 @@ class BlockManager:
         """What is free as of the steps that are over."""
         return self.free
 
+    @property
+    def num_fetched_blocks(self) -> int:
+        """Blocks that were fetched from another tier of memory so far."""
+        return 0
+
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)
+
+    def blocks_held(self, seq: SequenceState, tokens: int) -> int:
+        """Blocks of `seq`, which is running and has `tokens` tokens of KV."""
+        return self.blocks_for(tokens)
 
     def reserve(self, blocks: int) -> None:
         self.free -= blocks

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from maitred.admission.config import MAX_SLOTS
+from maitred.compat.instance_rules import instance_rules
 from maitred.core.contracts import Overheads
 from maitred.core.units import Micros, from_ms
 from maitred.instance import InstanceConfig
@@ -125,7 +126,7 @@ def request_delays(cluster: ClusterConfig, instance: InstanceConfig) -> RequestD
     """
     entry = instance.latency_model().overheads
     before = from_ms(cluster.admission_latency_ms), from_ms(cluster.routing_latency_ms)
-    if instance.flavour == "blis":
+    if instance_rules(instance).every_delay_queues:
         return RequestDelays(*before, entry, ServabilityCheck.IN_INSTANCE)
     takes_time = entry.queueing or entry.queueing_per_token
     return RequestDelays(before[0] or None, before[1] or None, entry if takes_time else None)

@@ -25,6 +25,7 @@ from random import Random
 
 import msgspec
 
+from maitred.compat.instance_rules import instance_rules
 from maitred.core.contracts import InstanceView, Router
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request
@@ -58,9 +59,10 @@ class Disaggregation:
             what = f"{config.prefill_instances} prefill and {config.decode_instances} decode instances"
             hint = "together they are all there are"
             raise ConfigError(f"{what} are not num_instances {cluster.num_instances}", where="cluster", hint=hint)
-        if instance.flavour == "blis":
-            hint = "its transfers would begin before prefill ends; take the flavour maitred"
-            raise ConfigError("the flavour blis is not for prefill and decode instances", where="instance.flavour", hint=hint)
+        problem = instance_rules(instance).disaggregation_problem
+        if problem:
+            what = f"the flavour {instance.flavour} is not for prefill and decode instances"
+            raise ConfigError(what, where="instance.flavour", hint=f"{problem}; take the flavour maitred")
         self._fleet = fleet
         self._delay_line = delay_line
         self._block_size = instance.block_size_in_tokens

@@ -15,9 +15,10 @@ from heapq import heappush
 from random import Random
 
 from maitred.admission import fleet_load
+from maitred.compat.instance_rules import instance_rules
 from maitred.core.contracts import FleetLoad, InstanceView
 from maitred.core.units import Micros
-from maitred.instance import InstanceConfig, new_instance
+from maitred.instance import InstanceConfig
 from maitred.instance.itl_log import ItlLog
 from maitred.sim.config import ClusterConfig
 from maitred.sim.event_queue import INSTANCE, EventQueue
@@ -35,18 +36,18 @@ class SimulatedFleet:
         """`log_itl`: record the gaps between tokens per request (`itl_gaps`)."""
         self._event_queue = event_queue
         memo, latency = BlockHashMemo(), instance.latency_model()
-        count = cluster.num_instances
+        count, rules = cluster.num_instances, instance_rules(instance)
         self._overhead = latency.overheads.per_output_token
         self._itl_logs = [ItlLog() for _ in range(count)] if log_itl else None
         self.dirty: dict[Replica, None] = {}
         """Instances to which something happened at this instant, in that order; their next event must be found again."""
         self.replicas = [
-            Replica(index, new_instance(instance, Random(f"{seed}/instance/{index}")), event_queue, memo, latency, log)
+            Replica(index, rules.new_instance(instance, Random(f"{seed}/instance/{index}")), event_queue, memo, latency, log)
             for index, log in enumerate(self._itl_logs or [None] * count)
         ]
-        self.blis_step_order = instance.flavour == "blis"
-        """Steps begin at the turn of the instance (see `instance.blis`), so its next event is found at once."""
-        self._snapshots = make_snapshots(self.replicas, cluster, instance)
+        self.starts_in_turn = rules.starts_in_turn
+        """Whether steps begin at the turn of the instance, so that its next event must be found at once."""
+        self._snapshots = make_snapshots(self.replicas, cluster, rules)
         self.views: Sequence[InstanceView] = self.replicas if self._snapshots is None else self._snapshots.views
         """What routers and admission see of the instances."""
         self.has_snapshots = self._snapshots is not None

@@ -76,7 +76,7 @@ class Pipeline:
         self._router = router
         self._fleet = fleet
         self._dirty = fleet.dirty
-        self._blis_step_order = fleet.blis_step_order
+        self._starts_in_turn = fleet.starts_in_turn
         self._rows = rows
         self._delays = delays
         self._checks_on_arrival = delays.check is ServabilityCheck.ON_ARRIVAL
@@ -208,10 +208,10 @@ class Pipeline:
         state.queued_at = now
         if state.decode_replica is None:
             tokens = job.output_tokens
-        if self._blis_step_order:
+        if self._starts_in_turn:
             replica.settle()
         replica.instance.enqueue(job.request, tokens, now, job.conversation_prefix)
-        if self._blis_step_order:
+        if self._starts_in_turn:
             self._fleet.resume(replica)
         else:
             self._dirty[replica] = None
@@ -252,7 +252,7 @@ class Pipeline:
         if replica is not None and state.stage is _IN_INSTANCE:
             if replica.withdraw(state.job.request.id, now):
                 self._fleet.schedule_now(replica, now)
-            elif self._blis_step_order:
+            elif self._starts_in_turn:
                 self._fleet.resume(replica)
             self._dirty[replica] = None
         self._detach(state, now)

@@ -70,8 +70,8 @@ class Replica:
         """The instant of its valid entry in the event queue; entries at other instants are obsolete."""
         self.deferred_events: list[InstanceEvent] = []
         """Events that came up before the turn of the instance."""
-        instance.itl_log = itl_log
-        self._meter = instance.meter = StepMeter(latency, itl_log)
+        self._meter = StepMeter(latency, itl_log)
+        instance.observe(self._meter, itl_log)
 
     def totals(self, requests: int, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> InstanceTotals:
         """Return the totals of the instance, with these counts of the requests that were routed to it."""
@@ -121,7 +121,7 @@ class Replica:
 
     def cached_blocks(self, request: Request) -> int:
         """Return how many leading blocks of the prompt are in the prefix cache."""
-        cache = self.instance.cache
+        cache = self.instance.prefix_cache
         if cache is None:
             return 0
         self.settle()
@@ -129,7 +129,7 @@ class Replica:
 
     def block_hashes(self, request: Request) -> Sequence[int]:
         """Return the block hashes of the prompt in the cache of this instance; none without a prefix cache."""
-        cache = self.instance.cache
+        cache = self.instance.prefix_cache
         return () if cache is None else self._block_hash_memo.get(request, cache)
 
     def settle(self) -> None:

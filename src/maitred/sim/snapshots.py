@@ -25,10 +25,10 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
+from maitred.compat.instance_rules import InstanceRules
 from maitred.core.contracts import InstanceLoad, InstanceView
 from maitred.core.request import Request
 from maitred.core.units import Micros, from_ms
-from maitred.instance import InstanceConfig
 from maitred.kv import PrefixCache
 from maitred.sim.config import ClusterConfig
 from maitred.sim.replica import Replica
@@ -138,7 +138,7 @@ class FleetSnapshots:
         self._cache_snapshots: list[CacheSnapshot] = []
         self.views: list[InstanceSnapshot] = []
         for replica in replicas:
-            cache, snapshot = replica.instance.cache, None
+            cache, snapshot = replica.instance.prefix_cache, None
             if cache_delay and cache is not None:
                 snapshot = CacheSnapshot(replica, cache)
                 self._cache_snapshots.append(snapshot)
@@ -154,9 +154,9 @@ class FleetSnapshots:
                 snapshot.refresh()
 
 
-def make_snapshots(replicas: Sequence[Replica], cluster: ClusterConfig, instance: InstanceConfig) -> FleetSnapshots | None:
+def make_snapshots(replicas: Sequence[Replica], cluster: ClusterConfig, rules: InstanceRules) -> FleetSnapshots | None:
     """Return the snapshots that `cluster` asks for, or None if the whole state is live."""
     refresh, delay = from_ms(cluster.snapshot_refresh_interval_ms), from_ms(cluster.cache_signal_delay_ms)
     if not (refresh or delay):
         return None
-    return FleetSnapshots(replicas, refresh, delay, InitialView.BLANK if instance.flavour == "blis" else InitialView.LIVE)
+    return FleetSnapshots(replicas, refresh, delay, InitialView.BLANK if rules.first_views_are_blank else InitialView.LIVE)

@@ -12,21 +12,11 @@ Blocks are taken sequence by sequence in the order of admission, since in BLIS's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from maitred.batching.continuous import ContinuousBatch, StepPlan
-from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk
+from maitred.batching import BatchLimits, ContinuousBatch, PreemptionPolicy, PrefillChunk, StepPlan
+from maitred.compat.blis.block_manager import BlisBlockManager
 from maitred.core.contracts import BatchShape, WaitQueue
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.kv import BlisBlockManager
-
-
-class BlisStepPlan(StepPlan):
-    stalled: Sequence[SequenceState] = ()
-    """Who decodes, and stands still in this step."""
-    fetch_time: Micros = 0
-    """How much longer it takes because KV blocks are fetched for it; it does not repeat itself then."""
 
 
 class BlisBatch(ContinuousBatch):
@@ -39,20 +29,20 @@ class BlisBatch(ContinuousBatch):
         self._kv = blocks
         self._stalled: list[SequenceState] = []
 
-    def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> BlisStepPlan:
+    def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
         step = self._schedule_unfetched(waiting, now, max_repeats)
         step.fetch_time = self._kv.take_fetch_time()
         if step.fetch_time:
             step.max_repeats = 1
         return step
 
-    def _schedule_unfetched(self, waiting: WaitQueue | None, now: Micros, limit: int) -> BlisStepPlan:
+    def _schedule_unfetched(self, waiting: WaitQueue | None, now: Micros, limit: int) -> StepPlan:
         memory, open_to = self._kv, None if self.is_full else waiting
         if open_to is None and not (self._prefilling or memory.must_form_step):
             repeat = memory.max_steps(limit)
             if repeat:
-                return BlisStepPlan(repeat)
-        step = BlisStepPlan(1)
+                return StepPlan(repeat)
+        step = StepPlan(1)
         budget = self._schedule_running(step)
         if step.preempted or step.stalled:
             return step
@@ -87,7 +77,7 @@ class BlisBatch(ContinuousBatch):
         self._kv.try_open_block(seq, self._owned_tokens(seq))
         self.remove(seq)
 
-    def _schedule_running(self, step: BlisStepPlan) -> int:
+    def _schedule_running(self, step: StepPlan) -> int:
         """Those that run take their tokens and blocks in turn; what whoever is preempted had serves those after it. Returns
         what is left of the token budget."""
         order, served, budget = list(self.sequences.values()), 0, self._limits.max_num_batched_tokens
@@ -139,7 +129,7 @@ class BlisBatch(ContinuousBatch):
         for seq in self._stalled:
             self._kv.pause_decode(self._owned_tokens(seq))
 
-    def _admit_first_chunks(self, waiting: WaitQueue, step: BlisStepPlan, budget: int, now: Micros) -> None:
+    def _admit_first_chunks(self, waiting: WaitQueue, step: StepPlan, budget: int, now: Micros) -> None:
         chunks = list(step.chunks)
         while budget > 0 and not self.is_full and (seq := waiting.peek()) is not None:
             found = self._kv.find_cached(seq)
@@ -155,18 +145,17 @@ class BlisBatch(ContinuousBatch):
 
     def _start_decode(self, seq: SequenceState) -> None:
         super()._start_decode(seq)
-        if seq.unowned_kv_tokens:
+        if self._kv.unowned_tokens(seq):
             self._kv.pause_decode(seq.num_computed_tokens)
             self._kv.start_decode(self._owned_tokens(seq))
 
     def _owned_tokens(self, seq: SequenceState) -> int:
         """Tokens of KV for which `seq` has blocks of its own."""
-        return self._kv_tokens(seq) - seq.unowned_kv_tokens
+        return self._kv_tokens(seq) - self._kv.unowned_tokens(seq)
 
     def _preempt(self, seq: SequenceState) -> SequenceState:
         super()._preempt(seq)
         seq.num_tokens_to_prefill = seq.request.prompt_tokens
-        seq.unowned_kv_tokens = 0
         return seq
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from maitred.compat.blis.block_pool import BlisPool
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.kv.blis_pool import BlisPool
 from maitred.kv.block_manager import BlockManager
 from maitred.kv.prefix_block_manager import PrefixBlockManager, SequenceBlocks, private_block_hashes
 from maitred.kv.prefix_hit import NO_HIT, PrefixHit
@@ -22,13 +22,22 @@ from maitred.kv.prefix_hit import NO_HIT, PrefixHit
 class BlisBlockManager(PrefixBlockManager):
     """The KV blocks of one instance, as BLIS keeps its books."""
 
-    __slots__ = ("_opened_for", "_pool")
+    __slots__ = ("_opened_for", "_pool", "_unowned")
 
     def __init__(self, cache: BlisPool) -> None:
         super().__init__(cache)
         self._pool = cache
         self._opened_for: set[RequestId] = set()
-        """Who has opened a block for the step about to be formed."""
+        """Sequences that have opened a block for the step about to be formed."""
+        self._unowned: dict[RequestId, int] = {}
+        """Tokens of KV at the beginning of a sequence that it uses and has no blocks for."""
+
+    def unowned_tokens(self, seq: SequenceState) -> int:
+        """Tokens of KV that `seq` uses and has no blocks for; negative if it has room for more tokens than it has computed."""
+        return self._unowned.get(seq.request.id, 0)
+
+    def blocks_held(self, seq: SequenceState, tokens: int) -> int:
+        return self.blocks_for(tokens - self.unowned_tokens(seq))
 
     @property
     def must_form_step(self) -> bool:
@@ -49,7 +58,7 @@ class BlisBlockManager(PrefixBlockManager):
             self._fill_blocks(seq, found.num_tokens + tokens)
             return True
         self._blocks_of(seq).lock = self._pool.lock(())
-        seq.unowned_kv_tokens = seq.num_tokens_to_prefill
+        self._unowned[seq.request.id] = seq.num_tokens_to_prefill
         if not seq.num_preemptions:
             seq.num_cached_tokens = seq.num_tokens_to_prefill
         return True
@@ -112,27 +121,29 @@ class BlisBlockManager(PrefixBlockManager):
         opened = int(seq.request.id in self._opened_for)
         self._opened_for.discard(seq.request.id)
         self._num_opened -= opened
+        tokens -= self.unowned_tokens(seq)
         BlockManager.release_decoding(self, seq, tokens)
         self._release(seq, tokens, opened)
 
     def release_prefilling(self, seq: SequenceState, tokens: int) -> None:
-        super().release_prefilling(seq, tokens - seq.unowned_kv_tokens)
+        super().release_prefilling(seq, tokens - self.unowned_tokens(seq))
 
     def keep_for_return(self, seq: SequenceState) -> None:
         pass  # what it has emitted is lost
 
     def _has_known_content(self, seq: SequenceState) -> bool:
         """Whether its blocks say what its tokens are."""
-        return not seq.unowned_kv_tokens
+        return not self.unowned_tokens(seq)
 
     def _release(self, seq: SequenceState, tokens: int, opened: int) -> None:
         if self._has_known_content(seq):
             super()._release(seq, tokens, opened)
-            return
-        content = self._blocks_of(seq)
-        lock, content.lock = self._assigned_lock(content, self.blocks_for(tokens) + opened), None
-        self.cache.release_private(lock, tokens // self.block_size - lock.num_committed, list)
-        self.free = self.cache.free
+        else:
+            content = self._blocks_of(seq)
+            lock, content.lock = self._assigned_lock(content, self.blocks_for(tokens) + opened), None
+            self.cache.release_private(lock, tokens // self.block_size - lock.num_committed, list)
+            self.free = self.cache.free
+        self._unowned.pop(seq.request.id, None)
 
     def _prompt_hashes(self, seq: SequenceState) -> list[int]:
         """The keys of its full blocks."""

@@ -9,7 +9,7 @@ and becomes the last to go. Then, by BLIS's rules, which are not those of a real
   what was found by its places, whatever is in them by now.
 * A chunk that ends within a fetched block holds it as a whole, and the next one goes on in another block.
 
-So a sequence may have room for other tokens than those it has computed: `SequenceState.unowned_kv_tokens` says how many it
+So a sequence may have room for other tokens than those it has computed: `unowned_tokens` says how many it
 lacks, negative if it
 has too many. What it then computes goes astray: such blocks have keys of their own, which only who goes the same way can find.
 
@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from maitred.compat.blis.block_manager import BlisBlockManager
+from maitred.compat.blis.block_pool import BlisLock, BlisPool
+from maitred.compat.blis.host_memory import HostMemory
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.kv.blis import BlisBlockManager
-from maitred.kv.blis_pool import BlisLock, BlisPool
-from maitred.kv.host import HostMemory
 from maitred.kv.prefix_hit import PrefixHit
 
 _MISPLACED_SALT = 0x617374726179
@@ -198,7 +198,7 @@ class TieredBlockManager(BlisBlockManager):
 
     def _set_computed(self, seq: SequenceState, computed: int) -> None:
         """`computed` tokens will be computed when the step is over."""
-        seq.unowned_kv_tokens = computed - self._owned_tokens[seq.request.id]
+        self._unowned[seq.request.id] = computed - self._owned_tokens[seq.request.id]
 
     def _block_hash(self, seq: SequenceState, before: int, start: int) -> int:
         """Of a block with the tokens of its prompt from `start` on, behind one of key `before` (0: none)."""

@@ -1,0 +1,58 @@
+"""The rules of instances, by flavour: the one place where `InstanceConfig.flavour` is looked at.
+
+What a driver of instances must know of a flavour is here as data, so that nothing else asks which flavour it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Final
+
+import msgspec
+
+from maitred.compat.blis.instance import BlisInstance, blis_parts
+from maitred.instance import Instance, InstanceConfig
+from maitred.instance.engine_core import EngineParts, standard_parts
+
+
+class InstanceRules(msgspec.Struct, frozen=True):
+    """How the instances of one flavour are made, and how their driver treats them."""
+
+    new_instance: Callable[[InstanceConfig, Random], Instance]
+    """Makes an instance with the clock of its flavour. Raises ConfigError for an unknown scheduler."""
+    new_parts: Callable[[InstanceConfig], EngineParts]
+    """Makes the batch former and the KV memory, for an instance that is stepped in real time."""
+    starts_in_turn: bool = False
+    """Whether a step begins when it is the instance's turn at an instant, and not when all inputs of the instant are in. Then
+    its next event must be asked for after each input."""
+    first_views_are_blank: bool = False
+    """Whether routers see idle instances until the first interval between two snapshots has passed."""
+    every_delay_queues: bool = False
+    """Whether a request passes admission, routing and the way to its wait queue as an event each, even where that takes no
+    time; and whether only its instance finds out that it can never run."""
+    disaggregation_problem: str = ""
+    """Why prompts and answers cannot be computed in different instances; empty if they can."""
+
+
+_RULES: Final[Mapping[str, InstanceRules]] = {
+    "maitred": InstanceRules(Instance, standard_parts),
+    "blis": InstanceRules(
+        BlisInstance,
+        blis_parts,
+        starts_in_turn=True,
+        first_views_are_blank=True,
+        every_delay_queues=True,
+        disaggregation_problem="its transfers would begin before prefill ends",
+    ),
+}
+
+
+def instance_rules(config: InstanceConfig) -> InstanceRules:
+    """Return the rules of the flavour of `config`."""
+    return _RULES[config.flavour]
+
+
+def new_instance(config: InstanceConfig, rng: Random) -> Instance:
+    """Return an instance of the flavour of `config`. Raises ConfigError for an unknown scheduler."""
+    return instance_rules(config).new_instance(config, rng)

@@ -1,0 +1,366 @@
+"""EngineCore: the sequences of one engine, and what a run of steps does to them.
+
+A *run* is one step and its repetitions: between two instants that matter nothing tells one step from the next, so the core
+plans k steps at once, and the latency model says exactly how long they take. The life of a run:
+
+    start_run      the batch former plans the step, which may repeat until the next completion, or until time alone could
+                   change the order of the wait queue (`WaitQueue.next_order_change`)
+    truncate       an arrival ends the run at the next step boundary
+    commit_part    the first steps are counted; the rest stays a run
+    commit_run     the run has ended: prompts are complete, sequences end
+
+When any of this happens is decided by the clock of the engine: `Instance`, or `compat.blis.BlisInstance`.
+
+Example: a step takes 100 µs and 10 µs for each sequence that decodes. Two sequences decode and have 30 and 50 tokens to go. The
+run that starts at t = 0 has 30 steps and ends at t = 3,600. A request arrives at t = 250: the batch has room, so the run
+is truncated to the 3 steps that end by t = 360, and the step that starts then has a chunk of its prompt.
+
+Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from random import Random
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from maitred.batching import BatchLimits, ContinuousBatch, PreemptionPolicy, StepPlan, context_spread
+from maitred.core.contracts import BatchShape
+from maitred.core.errors import InvariantError
+from maitred.core.request import PrefixKeys, Request, RequestId
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
+from maitred.instance.async_scheduling import UnseenArrivals
+from maitred.instance.completion_heap import CompletionHeap
+from maitred.instance.config import InstanceConfig
+from maitred.instance.events import EventKind, InstanceEvent
+from maitred.instance.itl_log import ItlLog
+from maitred.instance.latency import SpreadAwareModel
+from maitred.instance.step_meter import StepMeter
+from maitred.kv import BlockManager, PrefixBlockManager, PrefixCache
+
+_FIRST_TOKEN: Final = EventKind.FIRST_TOKEN  # members of enums are slow to look up
+_FINISHED: Final = EventKind.FINISHED
+
+
+class EngineParts:
+    """The parts of an engine in which another system may have rules of its own."""
+
+    def __init__(self, prefix_cache: PrefixCache[Any] | None, blocks: BlockManager, batch: ContinuousBatch) -> None:
+        """`prefix_cache` is None without prefix caching. Otherwise `blocks` are those of the cache."""
+        self.prefix_cache = prefix_cache
+        self.blocks = blocks
+        self.batch = batch
+
+
+def standard_parts(config: InstanceConfig) -> EngineParts:
+    """Return the parts that work by vLLM's rules. Raises ConfigError for an unknown eviction policy."""
+    cache = config.new_prefix_cache()
+    blocks = BlockManager(config.kv_blocks, config.block_size_in_tokens) if cache is None else PrefixBlockManager(cache)
+    return EngineParts(cache, blocks, ContinuousBatch(batch_limits(config), blocks, PreemptionPolicy(config.preemption_policy)))
+
+
+def batch_limits(config: InstanceConfig) -> BatchLimits:
+    """Return what one step of an instance may hold."""
+    return BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.long_prefill_token_threshold)
+
+
+class StepRun:
+    """The step in progress and its repetitions."""
+
+    ends_at: Micros = 0
+    """End of its last step."""
+    outcome_at: Micros = 0
+    """Instant at which its tokens, completions and free blocks are there: its end, unless the clock of the engine has it
+    otherwise."""
+    departed_decodes: int = 0
+    """Sequences that decoded in it and have left since. Their tokens reach no client."""
+    partially_committed: bool = False
+    """Whether steps before `starts_at` have been counted already. Then the next step has not begun at `starts_at` itself."""
+    truncated: bool = False
+    """Whether it ends before anything comes of it."""
+
+    def __init__(self, starts_at: Micros, steps: int, plan: StepPlan, shape: BatchShape) -> None:
+        self.starts_at = starts_at
+        self.steps = steps
+        self.plan = plan
+        self.shape = shape
+
+
+class EngineCore:
+    """The state of one engine. Each method acts at the instant that it is given; see the module for their order."""
+
+    def __init__(self, config: InstanceConfig, rng: Random, parts: EngineParts) -> None:
+        """Raises ConfigError for an unknown scheduler."""
+        self.latency = config.latency_model()
+        self._is_spread_aware = isinstance(self.latency, SpreadAwareModel)
+        self._max_model_len = config.model_len
+        self._max_repeats = 1 if config.step_by_step else 1 << 60
+        self._prefix_blocks = parts.blocks if isinstance(parts.blocks, PrefixBlockManager) else None
+        self.batch = parts.batch
+        self.waiting = config.policy().make_queue(parts.prefix_cache, rng)
+        self._unseen = UnseenArrivals(self.waiting, self.batch) if config.async_scheduling else None
+        """Arrivals that the scheduler has not seen yet; None unless it plans one step ahead."""
+        self.sequences: dict[RequestId, SequenceState] = {}
+        """Every sequence that waits or runs here."""
+        self._output_lengths: dict[RequestId, int] = {}
+        """Tokens of each answer. The engine uses it only to know when an answer ends."""
+        self._completions = CompletionHeap()
+        self._next_completion_step = -1
+        """No sequence completes before this step; -1: no sequence decodes."""
+        self.deadlines: list[tuple[Micros, int, SequenceState]] = []
+        """Heap of deadlines. Those of sequences that have left are dropped when they come up."""
+        self.events: list[InstanceEvent] = []
+        """Events that the driver has not fetched yet, in the order of time."""
+        self.run: StepRun | None = None
+        """The run in progress."""
+        self.next_start: Micros = 0
+        """Without a run: the instant at which the next step begins, if there is work."""
+        self._num_arrivals = 0
+        self.num_preemptions = 0
+        self.meter: StepMeter | None = None
+        """Receives every run; None: nothing is measured."""
+        self.itl_log: ItlLog | None = None
+        """Is told which sequences decode; None: nothing is logged."""
+
+    def check(self) -> None:
+        """Raise InvariantError if the sums do not follow from the sequences."""
+        self.batch.check()
+        running, waiting = len(self.batch.sequences), len(self.waiting) + (len(self._unseen) if self._unseen is not None else 0)
+        if waiting + running != len(self.sequences) or self.sequences.keys() != self._output_lengths.keys():
+            raise InvariantError(f"{waiting} wait + {running} run, but {len(self.sequences)} sequences are here")
+
+    def rejection_reason(self, request: Request) -> str | None:
+        """Return why `request` could never run here, or None if it could."""
+        limit = self._max_model_len
+        if request.prompt_tokens < 1:
+            return "the prompt has no tokens"
+        if request.prompt_tokens + (request.max_output_tokens or 1) > limit:
+            asked = f"{request.prompt_tokens} prompt and {request.max_output_tokens or 1} output tokens"
+            return f"{asked} are more than the model length of {limit} tokens"
+        return None
+
+    def output_length(self, request: Request, output_tokens: int) -> int:
+        """Return the length of an answer that would end by itself after `output_tokens`, within the limits of the request and
+        the model."""
+        longest = self._max_model_len - request.prompt_tokens
+        if request.max_output_tokens is not None:
+            longest = min(longest, request.max_output_tokens)
+        return max(1, min(output_tokens, longest))
+
+    def add(
+        self,
+        request: Request,
+        output_tokens: int,
+        now: Micros,
+        conversation_prefix: PrefixKeys | None,
+        transferred: SequenceState | None,
+    ) -> bool:
+        """Let `request` wait; see `Instance.enqueue`. Return False if it can never run or its deadline has come."""
+        seq = SequenceState(request, self._num_arrivals, request.prompt_tokens, request.priority)
+        self._num_arrivals += 1
+        if self.rejection_reason(request) is not None:
+            self.events.append(InstanceEvent(now, EventKind.REFUSED, seq))
+            return False
+        if request.deadline is not None:
+            if request.deadline <= now:
+                self.events.append(InstanceEvent(now, EventKind.TIMED_OUT, seq))
+                return False
+            heappush(self.deadlines, (request.deadline, seq.arrival_index, seq))
+        if transferred is not None:
+            _resume_transferred(seq, transferred)
+        self.sequences[request.id] = seq
+        self._output_lengths[request.id] = self.output_length(request, output_tokens)
+        if conversation_prefix is not None and self._prefix_blocks is not None:
+            self._prefix_blocks.expect_continuation(seq, conversation_prefix)
+        if self._unseen is None:
+            self.waiting.add(seq, now)
+        else:
+            run = self.run
+            seen_at = now if run is None else run.starts_at + self.latency.run_time(run.shape, self._steps_until(run, now))
+            self._unseen.add(seq, seen_at, is_idle=run is None)
+        return True
+
+    def start_run(self) -> StepRun:
+        """Plan the step that begins at `next_start`, and find out how often it may repeat."""
+        now, batch, unseen = self.next_start, self.batch, self._unseen
+        if unseen is not None:
+            unseen.before_planning(now)
+        limit = self._next_completion_step - batch.step_index if batch.num_decodes else 1
+        waiting = self.waiting if len(self.sequences) > len(batch.sequences) else None
+        plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
+        for seq in plan.preempted:
+            self._requeue_preempted(seq, now)
+        if not (plan.chunks or batch.num_decodes or plan.preempted):
+            raise InvariantError(f"{len(self.waiting)} sequences wait and none fits an empty instance")
+        run = self.run = StepRun(now, plan.max_repeats, plan, self._batch_shape(plan))
+        self._set_end(run)
+        if run.steps > 1 and waiting is not None and not batch.is_full:  # a full batch admits nothing, whatever the order
+            changes_at = waiting.next_order_change(now)
+            if changes_at is not None:
+                self.truncate(run, changes_at)
+        if unseen is not None and unseen.after_planning() and run.steps > 1 and len(self.waiting) and not batch.is_full:
+            run.steps = 1  # the plan of the next step may admit what was seen only now
+            self._set_end(run)
+        return run
+
+    def truncate(self, run: StepRun, now: Micros) -> None:
+        """End `run` at the first step boundary at or after `now`, and not before its first step has ended."""
+        if run.steps == 1 or run.ends_at <= now:
+            return
+        steps = self._steps_until(run, now)
+        if steps < run.steps:
+            run.steps, run.truncated = steps, True
+            self._set_end(run)
+
+    def commit_part(self, run: StepRun, steps: int) -> None:
+        """Count the first `steps` steps of `run`, which have ended. The rest stays a run."""
+        time = self.latency.run_time(run.shape, steps)
+        if self.meter is not None:
+            self.meter.add_run(run.shape, steps, time)
+        self.batch.run_steps(steps)
+        run.starts_at += time
+        run.steps -= steps
+        run.partially_committed = True
+        run.shape = self._batch_shape(run.plan)
+
+    def discard_rest(self, run: StepRun) -> None:
+        """The steps of `run` that are not counted yet have not begun: plan them anew."""
+        self.run, self.next_start = None, run.starts_at
+
+    def commit_run(self, run: StepRun) -> None:
+        """Count the steps of `run`, which has ended: prompts may be complete, sequences may end."""
+        now, batch, stalled = run.ends_at, self.batch, run.plan.stalled
+        if stalled:
+            self._pause(stalled, now - run.starts_at)
+        if self.meter is not None:
+            self.meter.add_run(run.shape, run.steps, now - run.starts_at, batch.num_transferred + run.departed_decodes)
+        batch.run_steps(run.steps)
+        self.run, self.next_start = None, now
+        if run.plan.chunks:
+            self._commit_chunks(run.plan, now)
+        while (step := self._completions.first_step()) == batch.step_index:
+            self._remove_running(self._completions.pop(), now, _FINISHED)
+        self._next_completion_step = step
+        if stalled:
+            self._resume(stalled)
+
+    def withdraw(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
+        """Remove `seq`, wherever it is, before its answer is complete."""
+        if self._unseen is not None:
+            self._unseen.reveal_before(now)
+        if seq.request.id in self.batch.sequences:
+            self._remove_running(seq, now, kind)
+        else:
+            self.waiting.remove(seq.request.id)
+            self._forget(seq, now, kind)
+
+    def next_deadline(self) -> Micros | None:
+        """Return the first deadline of a sequence that is still here, or None."""
+        deadlines = self.deadlines
+        while deadlines:
+            due, _, seq = deadlines[0]
+            if self.sequences.get(seq.request.id) is seq:
+                return due
+            heappop(deadlines)
+        return None
+
+    def _steps_until(self, run: StepRun, now: Micros) -> int:
+        """Return the number of steps of `run` up to its first step boundary at or after `now`; at least 1."""
+        return 1 + self.latency.steps_within(run.shape, max(now - run.starts_at, 1) - 1, run.steps - 1)
+
+    def _set_end(self, run: StepRun) -> None:
+        run.outcome_at = run.ends_at = run.starts_at + self.latency.run_time(run.shape, run.steps) + run.plan.fetch_time
+
+    def _batch_shape(self, plan: StepPlan) -> BatchShape:
+        """Return the work of `plan`, as the latency model wants to see it."""
+        shape = self.batch.batch_shape(plan)
+        if self._is_spread_aware and shape.num_decodes > 1:
+            return replace(shape, context_spread=context_spread(self.batch.context_lengths(plan)))
+        return shape
+
+    def _requeue_preempted(self, seq: SequenceState, now: Micros) -> None:
+        self.num_preemptions += 1
+        if seq.num_output_tokens > seq.num_accounted_output_tokens:  # it was decoding: prefill emits nothing
+            self._completions.invalidate()
+            seq.preempted_at = now
+            if self.itl_log is not None:
+                self.itl_log.on_decode_end(seq.request.id)
+        self._account_decode(seq, now)
+        self.waiting.add(seq, now, front=True)
+        self.events.append(InstanceEvent(now, EventKind.KV_PREEMPTED, seq))
+
+    def _commit_chunks(self, plan: StepPlan, now: Micros) -> None:
+        for chunk in plan.chunks:
+            self.waiting.on_served(chunk.seq, chunk.num_tokens, 0, now)
+        for seq in self.batch.complete_chunks(plan):
+            if seq.first_token_at is None:
+                seq.first_token_at = now
+                self.events.append(InstanceEvent(now, _FIRST_TOKEN, seq))
+            elif self.meter is not None:
+                self.meter.add_pause(seq.request.id, now - seq.preempted_at)
+            self._completions.add(seq, seq.decode_origin_step + self._output_lengths[seq.request.id])
+            if self.itl_log is not None:
+                self.itl_log.on_decode_start(seq.request.id)
+
+    def _pause(self, stalled: Sequence[SequenceState], time: Micros) -> None:
+        """`stalled` decode and have stood still in the step that has ended, so their completions come a step later."""
+        for seq in stalled:
+            seq.stall_time += time
+            self._completions.invalidate()
+            if self.itl_log is not None:
+                self.itl_log.on_decode_end(seq.request.id)
+
+    def _resume(self, stalled: Sequence[SequenceState]) -> None:
+        for seq in stalled:
+            if self.itl_log is not None:
+                self.itl_log.on_decode_start(seq.request.id)
+            self._completions.add(seq, seq.decode_origin_step + self._output_lengths[seq.request.id])
+            self._next_completion_step = self._completions.first_step()
+
+    def _remove_running(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
+        """Remove `seq` from the running batch for good."""
+        if self._unseen is not None:
+            self._unseen.reveal_before(now)  # they stood in the queue before it learns from the sequence that leaves
+            if kind is _FINISHED:
+                self.batch.pending_free_slots += 1
+        if self.itl_log is not None and seq.is_decoding:
+            self.itl_log.on_decode_end(seq.request.id)
+        if kind is _FINISHED:
+            self.batch.finish(seq)
+        else:
+            if seq.is_decoding:
+                self._completions.invalidate()
+                if self.run is not None:
+                    self.run.departed_decodes += 1
+            self.batch.remove(seq)
+        self._account_decode(seq, now)
+        if kind is _FINISHED:
+            self.waiting.on_finished(seq, now)
+        self._forget(seq, now, kind)
+
+    def _forget(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
+        if self._unseen is not None:
+            self._unseen.forget(seq.request.id)
+        del self.sequences[seq.request.id], self._output_lengths[seq.request.id]
+        if self._prefix_blocks is not None:
+            self._prefix_blocks.forget(seq)
+        self.waiting.on_sequence_end(seq, now)
+        self.events.append(InstanceEvent(now, kind, seq))
+
+    def _account_decode(self, seq: SequenceState, now: Micros) -> None:
+        """Tell the wait queue of the tokens of `seq`, which has stopped decoding."""
+        self.waiting.on_served(seq, 0, seq.num_output_tokens - seq.num_accounted_output_tokens, now)
+        seq.num_accounted_output_tokens = seq.num_output_tokens
+
+
+def _resume_transferred(seq: SequenceState, transferred: SequenceState) -> None:
+    """Let `seq` go on where `transferred` ended, which is the same request in the instance that computed its prompt."""
+    seq.transferred_kv_tokens = seq.request.prompt_tokens
+    seq.num_output_tokens = seq.num_accounted_output_tokens = transferred.num_output_tokens
+    seq.num_tokens_to_prefill += transferred.num_output_tokens
+    seq.first_token_at = transferred.first_token_at
+    seq.preempted_at = transferred.first_token_at or 0

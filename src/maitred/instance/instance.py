@@ -1,0 +1,246 @@
+"""Instance: an inference engine, stepped by the owner of the clock, which skips the steps that nothing distinguishes.
+
+Steps follow each other without a gap while there is work. Between two instants that matter (an arrival, the end of a
+sequence or of a chunk, KV blocks running out) a step repeats itself, so the engine makes a *run* of it (`engine_core`): k steps
+at once, whose time the latency model knows exactly. The run ends at the first instant that matters. An input in between
+truncates it at the next step boundary: an arrival joins the step that begins there; a sequence that is aborted leaves at once,
+and the step in progress takes as long as it would have. Results are the same, to the microsecond, as of one step after the
+other.
+
+At equal times inputs precede the step that begins then, and completions precede cancellations:
+
+    commit (a step has ended)  <  timeout, abort  <  enqueue  <  start (the next step)
+
+So `advance(t)` commits the steps that ended by t and starts none at t. `next_event()` starts the step that is due, hence the
+driver asks it when all inputs of this instant are in.
+
+Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop
+from random import Random
+
+from maitred.core.request import PrefixKeys, Request, RequestId
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
+from maitred.instance.config import InstanceConfig
+from maitred.instance.engine_core import EngineCore, EngineParts, StepRun, standard_parts
+from maitred.instance.events import EventKind, InstanceEvent
+from maitred.instance.itl_log import ItlLog
+from maitred.instance.step_meter import StepMeter
+
+
+class Instance:
+    """One inference instance. Inputs (`enqueue`, `abort`, `advance`) come in the order of time.
+
+    A subclass has another clock: it decides when the runs of `_core` start and when their outcome is there.
+    """
+
+    def __init__(self, config: InstanceConfig, rng: Random, parts: EngineParts | None = None) -> None:
+        """`parts` None: those that work by vLLM's rules. Raises ConfigError for an unknown scheduler."""
+        parts = parts or standard_parts(config)
+        self.prefix_cache = parts.prefix_cache
+        """What the KV memory remembers; None without prefix caching."""
+        self._core = EngineCore(config, rng, parts)
+        self._blocks = parts.blocks
+        self._batch = parts.batch
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait."""
+        return len(self._core.sequences) - len(self._batch.sequences)
+
+    @property
+    def running(self) -> int:
+        """Sequences in the running batch."""
+        return len(self._batch.sequences)
+
+    @property
+    def total_blocks(self) -> int:
+        """All KV blocks."""
+        return self._blocks.total
+
+    @property
+    def free_blocks(self) -> int:
+        """Free KV blocks, as of the steps that had ended at the last `advance` or `commit_ended_steps`."""
+        return self._blocks.free_committed
+
+    @property
+    def kv_usage(self) -> float:
+        """Used share of the KV blocks, 0..1, as of the steps that `free_blocks` is about."""
+        return (self._blocks.total - self._blocks.free_committed) / self._blocks.total
+
+    @property
+    def fetched_blocks(self) -> int:
+        """KV blocks that were fetched from main memory so far."""
+        return self._blocks.num_fetched_blocks
+
+    @property
+    def num_steps(self) -> int:
+        """Steps made so far."""
+        return self._batch.step_index
+
+    @property
+    def num_preemptions(self) -> int:
+        """Sequences that have lost their KV so far; one that loses it twice counts twice."""
+        return self._core.num_preemptions
+
+    def observe(self, meter: StepMeter, itl_log: ItlLog | None = None) -> None:
+        """Tell `meter` of every run from now on, and `itl_log` which sequences decode."""
+        self._core.meter, self._core.itl_log = meter, itl_log
+
+    def rejection_reason(self, request: Request) -> str | None:
+        """Return why `request` could never run here, or None if it could."""
+        return self._core.rejection_reason(request)
+
+    def output_length(self, request: Request, output_tokens: int) -> int:
+        """Return the length of an answer that would end by itself after `output_tokens`."""
+        return self._core.output_length(request, output_tokens)
+
+    def enqueue(
+        self,
+        request: Request,
+        output_tokens: int,
+        now: Micros,
+        conversation_prefix: PrefixKeys | None = None,
+        *,
+        transferred: SequenceState | None = None,
+    ) -> None:
+        """Let `request` wait. Its answer ends after `output_tokens` tokens, or where the request or the model length limits it.
+
+        `conversation_prefix` is the content of prompt and answer together, if later requests may continue it
+        (`workload.Job.conversation_prefix`). `transferred` is the sequence of this request in the instance that computed its
+        prompt: its KV comes along, and the answer goes on after the tokens emitted there.
+
+        Raises ValueError for an id that is here already.
+        """
+        core = self._core
+        if request.id in core.sequences:
+            raise ValueError(f"request {request.id} is here already")
+        run = core.run
+        if run is None or run.outcome_at < now or core.deadlines:
+            self._process_due(now, now - 1)
+            run = core.run
+        if run is not None and run.partially_committed:
+            self._reopen_boundary(now)
+            run = core.run
+        if not core.add(request, output_tokens, now, conversation_prefix, transferred):
+            return
+        if run is None:
+            if core.next_start < now and len(core.sequences) == 1:
+                core.next_start = now
+        elif run.steps > 1 and not core.batch.is_full:
+            core.truncate(run, now)
+
+    def abort(self, request_id: RequestId, now: Micros) -> bool:
+        """Remove a request whose answer is not wanted any more. Return False if it is not here."""
+        self._process_due(now, now)
+        seq = self._core.sequences.get(request_id)
+        if seq is None:
+            return False
+        self._withdraw(seq, now, EventKind.ABORTED)
+        return True
+
+    def advance(self, now: Micros) -> Sequence[InstanceEvent]:
+        """Return what happened up to `now`, in the order of time. Call it before looking at blocks or output tokens."""
+        core = self._core
+        run = core.run
+        if run is not None and run.outcome_at == now and not core.deadlines:
+            core.commit_run(run)
+        else:
+            self._process_due(now, now)
+            self._commit_to_boundary(now)
+        return self.drain_events() if core.events else ()
+
+    def drain_events(self) -> Sequence[InstanceEvent]:
+        """Return the events of the calls so far that have not been returned yet."""
+        core = self._core
+        events, core.events = core.events, []
+        return events
+
+    def next_event(self) -> Micros | None:
+        """Return when to call `advance` next, or None if nothing will happen by itself.
+
+        It starts the step that is due, so ask when all inputs of this instant are in. An instant that has come already means
+        that there are events to be fetched first.
+        """
+        core = self._core
+        run = core.run
+        if run is None and core.sequences and not core.events:
+            run = core.start_run()
+        if core.events:
+            return core.events[0].at
+        if run is None:
+            return None
+        due = core.next_deadline() if core.deadlines else None
+        return run.outcome_at if due is None or run.outcome_at <= due else due
+
+    def commit_ended_steps(self, now: Micros) -> None:
+        """Count the steps of the run in progress that ended by `now`, but not its last one.
+
+        `free_blocks` and `num_output_tokens` are as of then. The rest stays a run, so an observer need not ask for the next
+        event anew. The last step is counted, too, if the run was truncated to end at `now`: nothing comes of it.
+        """
+        run = self._core.run
+        if run is None or run.starts_at >= now:
+            return
+        if run.truncated and run.ends_at == now:
+            self._core.commit_run(run)
+        elif run.steps > 1:
+            steps = self._core.latency.steps_within(run.shape, now - run.starts_at, run.steps - 1)
+            if steps:
+                self._core.commit_part(run, steps)
+
+    def num_output_tokens(self, request_id: RequestId) -> int:
+        """Return the tokens that a request has emitted, as of the last `advance`. Raises KeyError if it is not here."""
+        return self._batch.num_output_tokens(self._core.sequences[request_id])
+
+    def sequence(self, request_id: RequestId) -> SequenceState:
+        """Return the sequence of a request, to be read, as of the last `advance`. Raises KeyError if it is not here."""
+        seq = self._core.sequences[request_id]
+        seq.num_output_tokens = self._batch.num_output_tokens(seq)
+        return seq
+
+    def check(self) -> None:
+        """Raise InvariantError if the sums do not follow from the sequences."""
+        self._core.check()
+
+    def _process_due(self, now: Micros, last: Micros) -> None:
+        """Start the steps that begin before `now`, and do what ends or expires by `last`, which is `now` or just before."""
+        core = self._core
+        while True:
+            run = core.run
+            due = core.next_deadline() if core.deadlines else None
+            if run is not None and run.outcome_at <= last and (due is None or run.outcome_at <= due):
+                core.commit_run(run)
+            elif run is None and core.sequences and core.next_start < (now if due is None or due > last else due):
+                core.start_run()
+            elif due is not None and due <= last:
+                self._withdraw(heappop(core.deadlines)[2], due, EventKind.TIMED_OUT)
+            else:
+                return
+
+    def _withdraw(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
+        """Remove `seq` at `now`, wherever it is. The step in progress goes on and is the last of its run: the free room, or the
+        free place at the head of the queue, may let another sequence in."""
+        core = self._core
+        self._commit_to_boundary(now)
+        run: StepRun | None = core.run
+        if run is not None:
+            core.truncate(run, now)
+        core.withdraw(seq, now, kind)
+
+    def _commit_to_boundary(self, now: Micros) -> None:
+        """Commit what has ended by `now`, and let inputs at this instant join the step that begins at `now`, if one does."""
+        if self._core.run is not None:
+            self.commit_ended_steps(now)
+            self._reopen_boundary(now)
+
+    def _reopen_boundary(self, now: Micros) -> None:
+        """If a step of the run in progress ends at `now`, the next one has not begun, even if an observer has looked."""
+        run = self._core.run
+        if run is not None and run.partially_committed and run.starts_at == now:
+            self._core.discard_rest(run)
