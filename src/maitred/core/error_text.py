@@ -1,4 +1,7 @@
-"""What msgspec finds wrong, in plain words: people who write a file know numbers and lists, not `int` and `array`."""
+"""Messages of msgspec in plain words: a person who writes a file knows numbers and lists, not `int` and `array`.
+
+"Expected `int | null`, got `str`"    ->  "expected a whole number, or nothing, found text"
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ _TYPE_NAMES: Final = {
 
 
 def describe_expected(expected: str) -> str:
-    """msgspec's "`int | null`" or "`int` >= 1" as "a whole number, or nothing" and "a whole number >= 1"."""
+    """Return the types that msgspec quotes in plain words: "`int` >= 1" becomes "a whole number >= 1"."""
     quoted = re.sub(r"`([^`]*)`", lambda m: " or ".join(_TYPE_NAMES.get(kind, kind) for kind in m[1].split(" | ")), expected)
     return quoted.replace(" or nothing", ", or nothing")
 
 
 def describe_json_error(message: str) -> str:
-    """A whole message about a piece of JSON: where it is, what was expected, what was found."""
-    message, _, at = message.partition(" - at `$.")
-    if message == "Input data was truncated":
+    """Return msgspec's message about a piece of JSON in plain words: where, what was expected, what was found."""
+    problem, _, at = message.partition(" - at `$.")
+    if problem == "Input data was truncated":
         return "it ends in the middle of its JSON"
-    if message.startswith("JSON is malformed"):
-        return f"not JSON{message.removeprefix('JSON is malformed')}"
-    if missing := re.fullmatch(r"Object missing required field `(.*)`", message):
+    if problem.startswith("JSON is malformed"):
+        return f"not JSON{problem.removeprefix('JSON is malformed')}"
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
         return f"it has no {missing[1]}"
-    words = describe_expected(message[:1].lower() + message[1:]).replace(", got ", ", found ")
+    words = describe_expected(problem[:1].lower() + problem[1:]).replace(", got ", ", found ")
     return f"{at.rstrip('`')}: {words}" if at else words

@@ -1,7 +1,7 @@
-"""Errors for the person who reads them: what was wrong, where, what would be right.
+"""Errors for the person who reads them: what was wrong, where, and what would be right.
 
-One root, `MaitredError`. The command line prints the message and exits with 2; the gateway turns it into an OpenAI error
-object. A bare traceback is a defect of ours, never the answer to a user's mistake.
+All errors that maitred raises on purpose derive from `MaitredError`. The command line prints the message and exits with 2; the
+gateway turns it into an OpenAI error object. A traceback is never the answer to a user's mistake: it shows a defect of maitred.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class MaitredError(Exception):
 class ConfigError(MaitredError):
     """Input that cannot be used: a file, key, flag, row or name.
 
-    `where` is the place as the user would point at it (`maitred.yaml:12`, `--rate`); `hint` is what would be right.
+    `problem` says what is wrong. `where` is the place in the user's terms (`maitred.yaml:12`, `--rate`), and `hint` says what
+    would be right; both may be empty.
     """
 
     def __init__(self, problem: str, *, where: str = "", hint: str = "") -> None:
@@ -31,11 +32,11 @@ class ConfigError(MaitredError):
 
 
 class InvariantError(MaitredError):
-    """A core's own books do not balance: always a defect of ours. Raised by `check_fit()` only."""
+    """The state of a core contradicts itself: always a defect of maitred. Raised by `check()` only."""
 
 
 def nearest_name_hint(name: str, valid: Iterable[str]) -> str:
-    """What to say beside an unknown name: the nearest valid one, or the whole choice when nothing is near."""
+    """Return the hint for an unknown name: the nearest valid name, or all valid names if none is near."""
     names = sorted(valid)
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     if close:

@@ -1,8 +1,10 @@
-"""A sketch of a distribution: how many values there were of about this size, in memory that does not grow with their number.
+"""A DDSketch: the quantiles of a distribution within half a percent, in memory that does not grow with the number of values.
 
-A value lies in the bucket floor(log(value) / log(γ)), so all values of a bucket are within a factor γ of each other, and the
-middle of it is at most (γ - 1) / 2 away from each of them: half a percent. Counts, sum, least and greatest are exact
-(DDSketch: C. Masson et al., VLDB 2019).
+A value lies in the bucket floor(log(value) / log(γ)) with γ = 1.01. All values of a bucket are within a factor γ of each other,
+so the middle of the bucket is at most (γ - 1) / 2 away from each of them, relatively. Only the count of each bucket is kept;
+the number of values, their sum, minimum and maximum are exact. (C. Masson et al., DDSketch, VLDB 2019.)
+
+    values 100, 100.4 and 250 µs   ->   buckets {462: 1, 463: 1, 554: 1}, total 450.4, minimum 100, maximum 250
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-
 _GAMMA = 1.01
 _BUCKETS_PER_E = 1 / log(_GAMMA)
 _BELOW_ONE = -1
@@ -23,7 +24,7 @@ _BELOW_ONE = -1
 
 
 class QuantileSketch:
-    """Of durations in µs, which are at least 0."""
+    """A sketch of durations in µs, which are at least 0."""
 
     __slots__ = ("_counts", "count", "maximum", "minimum", "total")
 
@@ -31,59 +32,62 @@ class QuantileSketch:
         self._counts: dict[int, int] = {}
         self.count = 0
         self.total: float = 0
-        """The sum of all values: an int as long as they are."""
+        """The sum of all values: an int if all values are."""
         self.minimum: float = 0
         self.maximum: float = 0
 
     @property
     def bucket_counts(self) -> Mapping[int, int]:
-        """How many values are in each bucket."""
+        """The number of values in each bucket, by bucket index."""
         return self._counts
 
     @property
     def mean(self) -> float:
-        """Raises ZeroDivisionError without values."""
+        """The mean of all values. Raises ZeroDivisionError without values."""
         return self.total / self.count
 
     def add(self, value: float, count: int = 1) -> None:
-        """So many values of this size."""
+        """Add `value`, `count` times."""
         self._add_to_bucket(bucket_index(value), count)
         self._update_totals(value * count, count, value, value)
 
     def add_all(self, values: NDArray[Any]) -> None:
-        """Every one of `values`."""
+        """Add each of `values` once."""
         if not len(values):
             return
         import numpy as np
 
-        for number, times in zip(*map(np.ndarray.tolist, np.unique(bucket_indices(values), return_counts=True)), strict=True):
-            self._add_to_bucket(number, times)
+        for index, count in zip(*map(np.ndarray.tolist, np.unique(bucket_indices(values), return_counts=True)), strict=True):
+            self._add_to_bucket(index, count)
         self._update_totals(values.sum().item(), len(values), values.min().item(), values.max().item())
 
     def add_counts(self, counts: Mapping[int, int]) -> None:
-        """Each value so many times."""
+        """Add each key of `counts` as often as its value says."""
         if not counts:
             return
         import numpy as np
 
-        numbers = bucket_indices(np.fromiter(counts, dtype=np.int64, count=len(counts)))
-        for number, count in zip(numbers.tolist(), counts.values(), strict=True):
-            self._add_to_bucket(number, count)
+        indices = bucket_indices(np.fromiter(counts, dtype=np.int64, count=len(counts)))
+        for index, count in zip(indices.tolist(), counts.values(), strict=True):
+            self._add_to_bucket(index, count)
         self._update_totals(sum(map(mul, counts, counts.values())), sum(counts.values()), min(counts), max(counts))
 
     def add_buckets(self, bucket_counts: Mapping[int, int], total: float, minimum: float, maximum: float) -> None:
-        """Values that somebody has sorted into buckets already."""
-        for number, times in bucket_counts.items():
-            self._add_to_bucket(number, times)
+        """Add values whose counts by bucket, sum, minimum and maximum are known."""
+        for index, count in bucket_counts.items():
+            self._add_to_bucket(index, count)
         self._update_totals(total, sum(bucket_counts.values()), minimum, maximum)
 
     def merge(self, other: QuantileSketch) -> None:
-        """All values of `other`, too."""
+        """Add all values of `other`."""
         if other.count:
             self.add_buckets(other._counts, other.total, other.minimum, other.maximum)
 
     def percentile(self, percent: float) -> float:
-        """As numpy does it, between the two nearest ranks, each within half a percent. Raises ValueError without values."""
+        """Return a percentile, interpolated between the two nearest ranks as numpy does, each within half a percent.
+
+        Raises ValueError without values.
+        """
         if not self.count:
             raise ValueError("of no values there is no percentile")
         rank = percent / 100 * (self.count - 1)
@@ -100,46 +104,46 @@ class QuantileSketch:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Sketch({self.count} values, {self.minimum}..{self.maximum})"
+        return f"QuantileSketch({self.count} values, {self.minimum}..{self.maximum})"
 
-    def _add_to_bucket(self, number: int, times: int) -> None:
-        self._counts[number] = self._counts.get(number, 0) + times
+    def _add_to_bucket(self, index: int, count: int) -> None:
+        self._counts[index] = self._counts.get(index, 0) + count
 
-    def _update_totals(self, total: float, times: int, least: float, greatest: float) -> None:
-        self.minimum = min(self.minimum, least) if self.count else least
-        self.maximum = max(self.maximum, greatest)
-        self.count += times
+    def _update_totals(self, total: float, count: int, minimum: float, maximum: float) -> None:
+        self.minimum = min(self.minimum, minimum) if self.count else minimum
+        self.maximum = max(self.maximum, maximum)
+        self.count += count
         self.total += total
 
     def _value_at_rank(self, rank: int) -> float:
-        """About the value of this rank, from 0."""
+        """Return the value of this rank (from 0), within half a percent; exactly for the first and the last."""
         if rank == 0:
             return self.minimum
         if rank == self.count - 1:
             return self.maximum
         so_far = 0
-        for number in sorted(self._counts):
-            so_far += self._counts[number]
+        for index in sorted(self._counts):
+            so_far += self._counts[index]
             if so_far > rank:
-                return min(max(bucket_midpoint(number), self.minimum), self.maximum)
+                return min(max(bucket_midpoint(index), self.minimum), self.maximum)
         raise AssertionError(f"rank {rank} of {self.count}")
 
 
 def bucket_indices(values: NDArray[Any]) -> NDArray[Any]:
-    """`bucket` of each."""
+    """Return `bucket_index` of each value."""
     import numpy as np
 
-    buckets = np.full(len(values), _BELOW_ONE, dtype=np.int64)
+    indices = np.full(len(values), _BELOW_ONE, dtype=np.int64)
     large = values >= 1
-    buckets[large] = np.floor(np.log(values[large]) * _BUCKETS_PER_E)
-    return buckets
+    indices[large] = np.floor(np.log(values[large]) * _BUCKETS_PER_E)
+    return indices
 
 
 def bucket_index(value: float) -> int:
-    """The number of the bucket of `value`."""
+    """Return the index of the bucket in which `value` lies."""
     return floor(log(value) * _BUCKETS_PER_E) if value >= 1 else _BELOW_ONE
 
 
 def bucket_midpoint(index: int) -> float:
-    """The value in the middle of a bucket."""
+    """Return the value in the middle of a bucket."""
     return 0.0 if index == _BELOW_ONE else exp(index / _BUCKETS_PER_E) * (1 + _GAMMA) / 2

@@ -1,8 +1,8 @@
-"""Request: the one frozen record that every room sees.
+"""The request as every package sees it: one frozen record.
 
-It says what a server knows when a request comes in, and nothing else: the true length of the answer is in `workload.Job`,
-where no policy can look. What changes during a request's life belongs to the room that owns it (admission's `Ticket`, the
-instance's `SequenceState`).
+It holds what a server knows when a request arrives, and nothing else. The true length of the output is in `workload.Job`, which
+no policy can see. State that changes during the life of a request belongs to the package that changes it: `admission.Ticket`,
+`core.sequence.Sequence`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from maitred.core.units import Micros
 
 RequestId: TypeAlias = int
-"""Unique within a run, given by us. A client's own id may repeat, so it is never a key."""
+"""Unique within a run, assigned by maitred. A client's own id may repeat, so it is never used as a key."""
 
 
 class PriorityClass(IntEnum):
@@ -34,29 +34,29 @@ class PriorityClass(IntEnum):
 
     @classmethod
     def from_label(cls, label: str) -> PriorityClass | None:
-        """The class called `label`, in any case and with any white space around it; None if there is none."""
+        """Return the class named `label`, in any case and with any surrounding white space, or None if there is none."""
         return cls.__members__.get(label.strip().upper())
 
 
 class PrefixKeys(Protocol):
-    """The content of a prompt as a chain of keys, made only when a prefix cache asks for it.
+    """The content of a prompt as a chain of keys, which is made only when a prefix cache asks for it.
 
     Two prompts share their first n blocks if and only if their first n keys are equal.
     """
 
     def block_keys(self, block_size: int) -> Sequence[int]:
-        """One key per full block of `block_size` tokens."""
+        """Return one key for each full block of `block_size` tokens."""
         ...
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is asked, by whom, and since when."""
+    """A request for one output: its prompt, its limits, and who sent it."""
 
     id: RequestId
     arrival: Micros
     prompt_tokens: int
     max_output_tokens: int | None = None
-    """What the client allows, in tokens; None: up to the model's length."""
+    """The client's limit for the output, in tokens; None: only the model's context length limits it."""
     client_id: str = ""
     model: str = ""
     priority_class: PriorityClass = PriorityClass.DEFAULT
@@ -64,13 +64,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     program: str = ""
     stream: bool = True
     priority: float = 0.0
-    """Within the class; larger is more urgent, whatever the engine behind thinks."""
+    """The client's priority within the class; larger is more urgent, whatever the engine behind has."""
     routing_key: str = ""
     cache_namespace: str = ""
     deadline: Micros | None = None
-    """The instant from which nobody wants the answer any more."""
+    """The instant from which the response is of no use any more."""
     slo_class: str = ""
     """The SLO class that a workload or client names, in BLIS's words: critical, standard, batch, sheddable, background."""
     slo_target: Micros | None = None
-    """Within which time of its arrival its first token should come; None: its class says."""
+    """The target for the time from arrival to the first token; None: that of the SLO class."""
     prefix: PrefixKeys | None = None

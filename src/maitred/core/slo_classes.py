@@ -1,15 +1,15 @@
-"""SLO classes: how urgent a request is in BLIS's words, which are also those of GAIE (llm-d), and what they are in ours.
+"""SLO classes: how urgent a request is in the words of BLIS and GAIE (llm-d), and the priority class of each.
 
-| SLO class | priority | class | |
+| SLO class | priority | priority class | |
 |---|---|---|---|
 | critical | 4 | interactive | |
-| standard | 3 | default | also any name that is not known |
+| standard | 3 | default | also any unknown name |
 | batch | -1 | bulk | sheddable, as are all below 0 |
 | sheddable | -2 | bulk | |
 | background | -3 | bulk | |
 
-Larger is more urgent. The names of BLIS's first workload format, realtime and interactive, mean critical and standard. Who
-names no SLO class has that of his priority class.
+A larger priority is more urgent. `realtime` and `interactive`, the names of BLIS's first workload format, mean critical and
+standard. A request without an SLO class has that of its priority class.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_SLO_PRIORITY: Final = 100
 STANDARD: Final = "standard"
 
 FORMER_SLO_NAMES: Final[Mapping[str, str]] = {"realtime": "critical", "interactive": STANDARD}
-"""What the classes of BLIS's first workload format are called today."""
+"""Today's names of the classes of BLIS's first workload format."""
 _SLO_CLASS_OF: Final = {
     PriorityClass.SYSTEM: "critical",
     PriorityClass.INTERACTIVE: "critical",
@@ -44,20 +44,23 @@ _PRIORITY_CLASS_OF: Final = {
 
 
 def slo_class_of(request: Request) -> str:
-    """The SLO class that it names, in today's words; else that of its priority class."""
+    """Return the SLO class that the request names, by today's name; else that of its priority class."""
     named = request.slo_class
     return FORMER_SLO_NAMES.get(named, named) if named else _SLO_CLASS_OF[request.priority_class]
 
 
 def slo_priority(request: Request, overrides: Mapping[str, int] | None = None) -> int:
-    """How urgent its SLO class is; less than 0: sheddable. `overrides` by class, also for names of one's own."""
+    """Return the priority of the request's SLO class; less than 0 means sheddable.
+
+    `overrides` are priorities by SLO class, also for classes that are not in the table.
+    """
     if not (request.slo_class or overrides):
         return _DEFAULT_PRIORITIES[request.priority_class]
     return priority_of_slo_class(slo_class_of(request), overrides)
 
 
 def priority_of_slo_class(name: str, overrides: Mapping[str, int] | None = None) -> int:
-    """How urgent an SLO class is. One that nobody knows is as urgent as `standard`."""
+    """Return the priority of an SLO class. An unknown class has that of `standard`."""
     if overrides:
         if name in overrides:
             return overrides[name]
@@ -67,5 +70,5 @@ def priority_of_slo_class(name: str, overrides: Mapping[str, int] | None = None)
 
 
 def priority_class_of(slo_class: str) -> PriorityClass:
-    """The priority class that an SLO class stands for."""
+    """Return the priority class of an SLO class."""
     return _PRIORITY_CLASS_OF.get(FORMER_SLO_NAMES.get(slo_class, slo_class), PriorityClass.DEFAULT)

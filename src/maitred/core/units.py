@@ -1,7 +1,7 @@
-"""Time is an integer number of microseconds inside; seconds and milliseconds exist only at the edge.
+"""Time is an integer number of microseconds inside; seconds and milliseconds exist only in input and output.
 
-This is the one place where they become each other. Integers make two runs equal byte for byte, and let k equal steps be
-added up exactly.
+This module is the only place that converts between them. With integers, two runs are equal byte for byte, and k equal steps
+add up exactly.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ MILLISECOND: Micros = 1_000
 
 
 def from_seconds(seconds: float) -> Micros:
-    """Seconds to the nearest microsecond. Raises OverflowError or ValueError for inf and nan."""
+    """Return `seconds` as the nearest microsecond. Raises OverflowError or ValueError for inf and nan."""
     return round(seconds * SECOND)
 
 
 def to_seconds(span: Micros) -> float:
+    """Return `span` in seconds."""
     return span / SECOND
 
 
 def from_ms(milliseconds: float) -> Micros:
-    """Milliseconds to the nearest microsecond. Raises OverflowError or ValueError for inf and nan."""
+    """Return `milliseconds` as the nearest microsecond. Raises OverflowError or ValueError for inf and nan."""
     return round(milliseconds * MILLISECOND)
 
 
 def to_ms(span: Micros | float) -> float:
+    """Return `span` in milliseconds."""
     return span / MILLISECOND

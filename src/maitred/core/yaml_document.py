@@ -1,17 +1,11 @@
-"""Files that people write: YAML as frozen structs, every mistake with its file and line.
+"""One YAML file as plain values, and the line of each of them.
 
-    document.py  one YAML file as plain values, and where each of them stands
-    schema.py    what keys there are: a walk over the structs
-    problems.py  what is wrong, said for the person who wrote it
-    structs.py   all three: a file as a struct
+Files that people write are read in two steps: this module turns text into values that know their lines, and `yaml_schema`
+turns the values into frozen structs. Nothing is ignored: an unknown key, or a duplicate one, is an error with file and line.
 
-Nothing is ignored: an unknown key, or one given twice, is an error.
-
-One YAML file as plain values, and where each of them stands.
-
-Text becomes values by the core schema of YAML 1.2, as JSON has it: `yes`, `on` and `010` are text. A key that wants
-something else says so, where YAML 1.1 would quietly read true, true and eight. Aliases work; tags and merge keys (`<<`)
-do not. A key given twice is an error, never "the last one wins".
+Text becomes values by the core schema of YAML 1.2, as in JSON: `yes`, `on` and `010` are text. A key of another type reports
+them, where YAML 1.1 would silently read true, true and eight. Aliases work; tags and merge keys (`<<`) do not. A duplicate key
+is an error, never "the last one wins".
 """
 
 from __future__ import annotations
@@ -19,8 +13,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import yaml
 
@@ -30,7 +23,7 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 """From the root: keys of mappings and indices of lists."""
 
 MAX_VALUES: Final = 100_000
-"""Aliases of aliases make a short file say endlessly much."""
+"""A limit against aliases of aliases, with which a short file describes exponentially many values."""
 
 _TAG: Final = "tag:yaml.org,2002:"
 _SYNTAX: Final = {
@@ -47,7 +40,15 @@ _SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {
     "str": str,
 }
 _KEYS: Final = (_TAG + "str", _TAG + "int")
-"""Tags that a key may have. A whole number is the text that it is written as: `{128: 0.5}`."""
+"""Tags that a key may have. A number as a key is the text of its digits: `{128: 0.5}` has the key "128"."""
+
+
+class ReadableFile(Protocol):
+    """A file, such as a `pathlib.Path`; its text is its name."""
+
+    def read_bytes(self) -> bytes:
+        """Return its content. Raises OSError."""
+        ...
 
 
 class _Loader(yaml.SafeLoader):
@@ -62,11 +63,11 @@ for _tag, _words in _SYNTAX.items():
 class YamlDocument:
     """A YAML document: `value` as dicts, lists and scalars, and the line of every key in it.
 
-    One that holds a `section` only has the values of that section, and is asked for places by their whole path.
+    A document of one `section` has the values of that section only, but is asked for places by their whole path.
     """
 
     def __init__(self, text: str, name: str, section: str | None = None) -> None:
-        """`name` is what the user calls it. Raises ConfigError with `name`, line and column for what is not YAML."""
+        """`name` is what error messages call it. Raises ConfigError with `name`, line and column if the text is not YAML."""
         self.name = name
         self.section = section
         self._num_values = 0
@@ -82,31 +83,31 @@ class YamlDocument:
             raise ConfigError("nested too deeply", where=name) from None
 
     @classmethod
-    def read(cls, path: Path, section: str | None = None) -> YamlDocument:
-        """Raises ConfigError if the file cannot be read."""
+    def read(cls, file: ReadableFile, section: str | None = None) -> YamlDocument:
+        """Return the document in `file`. Raises ConfigError if it cannot be read, or is not YAML."""
         try:
-            return cls(path.read_bytes().decode("utf-8-sig"), str(path), section)
+            return cls(file.read_bytes().decode("utf-8-sig"), str(file), section)
         except OSError as error:
-            raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(path)) from error
+            raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(file)) from error
         except UnicodeDecodeError as error:
-            raise ConfigError(f"not UTF-8 text (byte {error.start})", where=str(path), hint="is it the right file?") from error
+            raise ConfigError(f"not UTF-8 text (byte {error.start})", where=str(file), hint="is it the right file?") from error
 
     @property
     def tree(self) -> Any:
-        """`value` at its place in the whole."""
+        """`value` at its place in the whole configuration."""
         return self.value if self.section is None else {self.section: self.value}
 
     def keep_keys(self, section: str, keys: Collection[str]) -> YamlDocument:
-        """The same document with no more than these keys in `section`."""
-        less = copy.copy(self)
+        """Return the same document without all keys in `section` but `keys`."""
+        reduced = copy.copy(self)
         if isinstance(self.value, dict) and section in self.value:
-            held = self.value[section]
-            kept = {key: held[key] for key in held if key in keys} if isinstance(held, dict) else {}
-            less.value = {**self.value, section: kept}
-        return less
+            given = self.value[section]
+            kept = {key: given[key] for key in given if key in keys} if isinstance(given, dict) else {}
+            reduced.value = {**self.value, section: kept}
+        return reduced
 
     def where(self, path: KeyPath) -> str | None:
-        """`name:line` of the key at `path`; None if the document does not have it."""
+        """Return `name:line` of the key at `path`, or None if the document does not have it."""
         if self.section is not None:
             if path[:1] != (self.section,):
                 return None
@@ -121,6 +122,7 @@ class YamlDocument:
         return f"{self.name}:{line}"
 
     def _to_value(self, node: yaml.Node, above: tuple[yaml.Node, ...]) -> Any:
+        """Return the value of `node`. `above` are the nodes that contain it: an alias to one of them would never end."""
         if node in above:
             raise self._error(node, "an alias that contains itself")
         self._num_values += 1
@@ -154,7 +156,7 @@ class YamlDocument:
         return value
 
     def _reject_lone_surrogates(self, scalar: yaml.Node) -> None:
-        """An escape may write half of a surrogate pair, which nobody can encode."""
+        """Raise ConfigError for half of a surrogate pair, which an escape may write and no encoding can."""
         half = re.search("[\ud800-\udfff]", scalar.value)
         if half:
             raise self._error(scalar, f"a character that text does not have (U+{ord(half[0]):04X})")
@@ -165,12 +167,12 @@ class YamlDocument:
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> ConfigError:
         mark = error.problem_mark or error.context_mark
         place = f"{self.name}:{mark.line + 1}:{mark.column + 1}" if mark else self.name
-        said = ", ".join(part for part in (error.context, error.problem) if part)
-        return ConfigError(f"not YAML: {said}", where=place)
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        return ConfigError(f"not YAML: {problem}", where=place)
 
 
 def _child(node: yaml.Node | None, step: str | int) -> tuple[yaml.Mark, yaml.Node] | None:
-    """Where a key or a list item starts, and its value."""
+    """Return where a key or a list item of `node` starts, and its value; None if there is no such child."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if key.value == step:

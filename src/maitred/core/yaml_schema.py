@@ -1,18 +1,19 @@
-"""What keys there are: a walk over the configuration structs, by path.
+"""Values of a YAML file as a frozen struct, or one clear line that says what is wrong with them and where.
 
-What is wrong with a configuration, said for the person who wrote it.
+msgspec validates the values and describes the first mistake in its own words, with a path into the values. From that this
+module makes a ConfigError for the person who wrote the file: the place (file and line, variable or flag), the key, what was
+found, what was expected, and the nearest valid name.
 
-msgspec does the validation and says what it expected, in its own words and at a path into the values. This turns one such
-error into a ConfigError: the place in the file (or the variable, or the flag), the key, what was found, what was wanted.
+    msgspec       Expected `int`, got `str` - at `$.gateway.port`
+    ConfigError   maitred.yaml:3: gateway.port: expected a whole number, found 'x'
 
-A YAML file as a struct, or one clear line that says what is wrong with it and where.
+It also answers which keys there are, by a walk over the types of the structs.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
@@ -20,11 +21,42 @@ import msgspec
 
 from maitred.core.error_text import describe_expected
 from maitred.core.errors import ConfigError, nearest_name_hint
-from maitred.core.yaml_document import KeyPath, YamlDocument
+from maitred.core.yaml_document import KeyPath, ReadableFile, YamlDocument
+
+T = TypeVar("T", bound=msgspec.Struct)
+Locator: TypeAlias = Callable[[KeyPath], str]
+"""Returns the place of the value at a path in the user's terms: file and line, variable or flag."""
+
+_SECRET_SUFFIXES: Final = ("api_key", "api_keys")
+"""Ends of the keys whose values no message shows."""
+_MISSING_FIELD: Final = "Object missing required field"
+_ANY_KEY: Final = "[...]"
+_STEP: Final = re.compile(r"\.(\w+)|\[(\d+)\]")
+
+
+def read_struct(file: ReadableFile, root: type[T]) -> T:
+    """Return the content of a YAML file as a `root`. Raises ConfigError with file, line and the nearest valid name."""
+    return document_to_struct(YamlDocument.read(file), root)
+
+
+def document_to_struct(document: YamlDocument, root: type[T]) -> T:
+    """Return the document as a `root`. Raises ConfigError with its name, the line and the nearest valid name."""
+    if not isinstance(document.value, dict):
+        found = "nothing" if document.value is None else "something else"
+        raise ConfigError(f"there should be keys with values, and there is {found}", where=document.name)
+
+    def place(at: KeyPath) -> str:
+        """Return the line of the key, or of the nearest key above it that the file has."""
+        return next((found for end in range(len(at), -1, -1) if (found := document.where(at[:end]))), document.name)
+
+    problem = first_problem(document.value, root, place)
+    if problem:
+        raise problem.error
+    return msgspec.convert(document.value, root)
 
 
 def type_at(root: Any, path: KeyPath) -> Any:
-    """The type of the value at `path`; None if there is no such key."""
+    """Return the type of the value at `path`, or None if there is no such key."""
     kind = root
     for step in path:
         kind = _item_type(kind) or section_keys(kind).get(str(step))
@@ -34,7 +66,7 @@ def type_at(root: Any, path: KeyPath) -> Any:
 
 
 def section_keys(kind: Any) -> dict[str, Any]:
-    """The keys of a section with their types, and the one that tells its alternatives apart; empty for other kinds."""
+    """Return the keys of a section with their types, its tag included; no keys for a type that is no section."""
     keys: dict[str, Any] = {}
     for section in struct_types(kind):
         tag_field, tag = section.__struct_config__.tag_field, section.__struct_config__.tag
@@ -45,31 +77,33 @@ def section_keys(kind: Any) -> dict[str, Any]:
 
 
 def is_section(kind: Any) -> bool:
-    """Whether it has keys of its own."""
+    """Whether the type is a section, with keys of its own."""
     return bool(struct_types(kind))
 
 
 def accepts_keys(kind: Any) -> bool:
-    """Whether there may be keys below it: a section, or a mapping with keys of the user's own."""
+    """Whether there may be keys below: the type is a section, or a mapping whose keys the user chooses."""
     origins = (get_origin(k) for k in union_members(kind))
     return is_section(kind) or any(isinstance(origin, type) and issubclass(origin, Mapping) for origin in origins)
 
 
 def literal_choices(kind: Any) -> list[Any]:
-    """The values of a closed set; empty for other kinds."""
+    """Return the values of a closed set; none for other types."""
     return [value for k in union_members(kind) if get_origin(k) is Literal for value in get_args(k)]
 
 
 def accepts_null(kind: Any) -> bool:
+    """Whether null is a value of the type."""
     return type(None) in union_members(kind)
 
 
 def struct_types(kind: Any) -> list[type[msgspec.Struct]]:
+    """Return the structs among the members of a type: the alternatives of a section."""
     return [k for k in union_members(kind) if isinstance(k, type) and issubclass(k, msgspec.Struct)]
 
 
 def _item_type(kind: Any) -> Any:
-    """What a list or a free mapping of this kind holds; None for other kinds."""
+    """Return the type of the items of a list or of a free mapping, or None for other types."""
     for k in union_members(kind):
         origin = get_origin(k)
         if isinstance(origin, type) and issubclass(origin, (Sequence, Mapping)):
@@ -78,6 +112,7 @@ def _item_type(kind: Any) -> Any:
 
 
 def union_members(kind: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the type itself if it is none."""
     if get_origin(kind) in (Union, UnionType):
         return get_args(kind)
     if get_origin(kind) is Annotated:
@@ -85,25 +120,15 @@ def union_members(kind: Any) -> tuple[Any, ...]:
     return (kind,)
 
 
-Locator: TypeAlias = Callable[[KeyPath], str]
-"""Where the value at a path came from, as the user would point at it."""
-
-_SECRET_SUFFIXES: Final = ("api_key", "api_keys")
-"""How the keys end whose values are shown to nobody."""
-_MISSING_FIELD: Final = "Object missing required field"
-_ANY_KEY: Final = "[...]"
-_STEP: Final = re.compile(r"\.(\w+)|\[(\d+)\]")
-
-
 class ConfigProblem(msgspec.Struct, frozen=True):
-    """An error, and the path of the value that is to blame."""
+    """An error, and the path of the value that causes it."""
 
     path: KeyPath
     error: ConfigError
 
 
 def first_problem(tree: Any, root: type[msgspec.Struct], locate: Locator) -> ConfigProblem | None:
-    """What msgspec finds wrong first; None when `tree` is a valid `root`."""
+    """Return the first mistake that msgspec finds, or None if `tree` is a valid `root`."""
     try:
         msgspec.convert(tree, root)
     except msgspec.ValidationError as error:
@@ -112,15 +137,15 @@ def first_problem(tree: Any, root: type[msgspec.Struct], locate: Locator) -> Con
 
 
 def dotted_key(path: KeyPath) -> str:
-    """As users write it: `gateway.backends[0]`."""
+    """Return a path as users write it: `gateway.backends[0]`."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
-def _explain(said: str, tree: Any, root: type[msgspec.Struct], locate: Locator) -> ConfigProblem:
-    if said.startswith(("Object contains unknown field", _MISSING_FIELD)) and (blamed := _unknown_key(tree, root, ())):
-        hint = nearest_name_hint(str(blamed[-1]), section_keys(type_at(root, blamed[:-1])))
-        return _problem(blamed, f"unknown key {dotted_key(blamed)!r}", locate, hint)
-    message, _, at = said.partition(" - at `")
+def _explain(text: str, tree: Any, root: type[msgspec.Struct], locate: Locator) -> ConfigProblem:
+    if text.startswith(("Object contains unknown field", _MISSING_FIELD)) and (unknown := _unknown_key(tree, root, ())):
+        hint = nearest_name_hint(str(unknown[-1]), section_keys(type_at(root, unknown[:-1])))
+        return _problem(unknown, f"unknown key {dotted_key(unknown)!r}", locate, hint)
+    message, _, at = text.partition(" - at `")
     path = _error_path(at, tree, root)
     found = _value_at(tree, path)
     if wrong := re.fullmatch(r"Expected (.*), got `.*`", message):
@@ -144,7 +169,10 @@ def _explain(said: str, tree: Any, root: type[msgspec.Struct], locate: Locator) 
 
 
 def _error_path(at: str, tree: Any, root: Any) -> KeyPath:
-    """Where msgspec says that it is. Among keys of the user's own it does not say at which: at the first that is wrong."""
+    """Return the path that msgspec gives as `at`.
+
+    Among keys that the user chooses, msgspec does not say at which: it is the first whose value is not valid.
+    """
     before, among, _ = at.partition(_ANY_KEY)
     path: KeyPath = tuple(name or int(index) for name, index in _STEP.findall(before))
     mapping = _value_at(tree, path)
@@ -160,8 +188,10 @@ def _error_path(at: str, tree: Any, root: Any) -> KeyPath:
 
 
 def _unknown_key(tree: Any, root: Any, path: KeyPath) -> KeyPath | None:
-    """The first key that its section does not have, in msgspec's order. Looked for in the values and not in what msgspec
-    says, because a key may read like anything."""
+    """Return the path of the first key that its section does not have, in msgspec's order, or None.
+
+    It is searched in the values, not in msgspec's message: the text of a key may look like any message.
+    """
     known = section_keys(type_at(root, path))
     steps = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for step, below in steps:
@@ -174,19 +204,19 @@ def _unknown_key(tree: Any, root: Any, path: KeyPath) -> KeyPath | None:
 
 
 def _explain_section_error(path: KeyPath, section: dict[str, Any], message: str, locate: Locator) -> ConfigProblem:
-    """What a struct raised of itself. It names the key that it is about; that one's place is the one to show."""
+    """Explain what a struct raised of itself (`__post_init__`). The place is that of the key that the message names."""
     inside, value = _keys_named_in(section, message)
     if not inside:
         return _problem(path, f"{_display_path(path)}: {message}", locate)
-    blamed, shown = (*path, *inside), _display_value(value, (*path, *inside))
+    cause, shown = (*path, *inside), _display_value(value, (*path, *inside))
     what = message if message.startswith(inside[0]) else f"{inside[0]}: {message}"
-    said = message.endswith(f"not {shown}") or (isinstance(value, str) and shown in message)
-    found = "" if said or isinstance(value, (dict, list)) or _is_secret(blamed) else f", found {shown}"
-    return _problem(blamed, ".".join(filter(None, (dotted_key(path), f"{what}{found}"))), locate)
+    is_shown = message.endswith(f"not {shown}") or (isinstance(value, str) and shown in message)
+    found = "" if is_shown or isinstance(value, (dict, list)) or _is_secret(cause) else f", found {shown}"
+    return _problem(cause, ".".join(filter(None, (dotted_key(path), f"{what}{found}"))), locate)
 
 
 def _keys_named_in(section: dict[str, Any], message: str) -> tuple[tuple[str, ...], Any]:
-    """The keys that `message` names, each below the one before, and the value there."""
+    """Return the keys that `message` names, each below the one before, and the value there."""
     path: list[str] = []
     value: Any = section
     for quoted, word in re.findall(r"'([^']*)'|(\w+)", message):
@@ -227,27 +257,3 @@ def _display_value(value: Any, path: KeyPath) -> str:
         case list():
             return "a list"
     return repr(value)
-
-
-T = TypeVar("T", bound=msgspec.Struct)
-
-
-def read_struct(path: Path, root: type[T]) -> T:
-    """What the file says, as a `root`. Raises ConfigError with file, line and the nearest valid name."""
-    return document_to_struct(YamlDocument.read(path), root)
-
-
-def document_to_struct(document: YamlDocument, root: type[T]) -> T:
-    """What the document says, as a `root`. Raises ConfigError with its name, line and the nearest valid name."""
-    if not isinstance(document.value, dict):
-        found = "nothing" if document.value is None else "something else"
-        raise ConfigError(f"there should be keys with values, and there is {found}", where=document.name)
-
-    def place(at: KeyPath) -> str:
-        """The line of the key, or of the nearest one above it that the file has."""
-        return next((found for end in range(len(at), -1, -1) if (found := document.where(at[:end]))), document.name)
-
-    problem = first_problem(document.value, root, place)
-    if problem:
-        raise problem.error
-    return msgspec.convert(document.value, root)
