@@ -1,15 +1,17 @@
-"""What came of a run: figures, a table for people, files for programs, charts, a page.
+"""The report of a run: figures, a table for the terminal, files for programs, charts, an HTML page.
 
-    result     maitred.simulate, and the Result that it returns
-    summary    figures of all requests and of groups of them (breakdown, counts, spread, slo); tally: of requests nobody keeps
-    table      figures for the terminal
-    export     figures and requests as JSON; frame: requests as data frame, Parquet, CSV
-    panels     what there is to be seen of a run (over_time); figure draws it with matplotlib, page as HTML
-    measured   what became of each request, for a trace
-    fitness    one score for a run, as BLIS weighs it
-    files      output files that exist whole or not at all
+    result              maitred.simulate, and the Result that it returns
+    summary             the figures of all requests and of groups of them, from kept rows or from rows that stream by
+    request_statistics  counts and latencies of requests
+    breakdown           groups of requests, and the gaps between tokens of each group
+    slo                 latency targets
+    fitness             one score for a run, as BLIS weighs it
+    table               the figures for the terminal
+    export              figures as JSON; requests as JSON, data frame, Parquet, CSV
+    panels              the charts of a run as curves; figure draws them with matplotlib, page as HTML
+    output_file         output files that exist complete or not at all
 
-Nothing here decides anything, and all that is random or wall-clock stays out of it: the same results give the same bytes.
+The report decides nothing and uses neither random numbers nor clocks: the same results give the same bytes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
-"""Breakdowns: the requests of a run, class by class, tenant by tenant, and so on.
+"""Breakdown: groups of requests by class, tenant and so on, and the gaps between tokens (ITL) of each group.
 
-The gaps between tokens (ITL) of each group of requests, as exactly as the instances' sketches have those of all.
+The ITL of a group is as exact as the sketches that the instances keep of all requests. A request has one gap for every step of
+the stretches through which it decoded (`instance.itl_log`). So the histogram of a group is the sum over all stretches, each
+multiplied by the number of members that decoded in it. The histograms of all groups add up to that of the run.
 
-A request has one gap for every step of the stretches through which it decoded (`instance.itl_log`). So the histogram of a group
-is that of the stretches, each as often as members of it decoded there, and those of all groups add up to that of the run.
+    stretch                 0          1          2        (steps 10, 4, 6)
+    request 7 decodes in    x          x
+    request 9 decodes in               x          x
+    both in one group       10 gaps    2·4 gaps   6 gaps
 """
 
 from __future__ import annotations
@@ -22,11 +26,11 @@ from maitred.sim import Results
 from maitred.sim.results import ItlGaps
 
 UNNAMED = "–"
-"""Requests that name no tenant, model or SLO class."""
+"""The label of requests without a tenant, model or SLO class."""
 
 
 class By(StrEnum):
-    """What requests have in common."""
+    """The property by which requests are grouped."""
 
     CLASS = "class"
     SLO_CLASS = "slo-class"
@@ -36,8 +40,11 @@ class By(StrEnum):
 
 
 def split_by(results: Results, by: By) -> Iterator[tuple[str, Results]]:
-    """Each group that has a request, by its label: the most urgent class first, names in the order in which they first came,
-    instances by number. Requests that came to no instance are in none of these."""
+    """Yield the label and the requests of each group that has any.
+
+    The most urgent class comes first, names come in the order of their first use, and instances by index. Requests that reached
+    no instance are in no group of instances.
+    """
     codes = group_codes(results, by)
     order = np.argsort(codes, kind="stable")
     present, starts = np.unique(codes[order], return_index=True)
@@ -47,7 +54,7 @@ def split_by(results: Results, by: By) -> Iterator[tuple[str, Results]]:
 
 
 def select_rows(results: Results, rows: NDArray[Any]) -> Results:
-    """Only these rows (numbers, or a mask)."""
+    """Return only these rows, given as indices or as a mask."""
     columns = {name: getattr(results, name) for name in results.__struct_fields__}
     return msgspec.structs.replace(
         results, **{name: column[rows] for name, column in columns.items() if isinstance(column, np.ndarray)}
@@ -55,7 +62,7 @@ def select_rows(results: Results, rows: NDArray[Any]) -> Results:
 
 
 def group_codes(results: Results, by: By) -> NDArray[Any]:
-    """Of each request, the number of its group."""
+    """Return the number of its group for each request."""
     if by is By.CLASS:
         return -results.priority_class
     columns = {By.SLO_CLASS: results.slo_class, By.TENANT: results.tenant, By.MODEL: results.model}
@@ -63,7 +70,7 @@ def group_codes(results: Results, by: By) -> NDArray[Any]:
 
 
 def group_label(results: Results, by: By, code: int) -> str:
-    """The name of a group."""
+    """Return the name of a group."""
     if by is By.CLASS:
         return PriorityClass(-code).label
     if by is By.INSTANCE:
@@ -74,11 +81,11 @@ def group_label(results: Results, by: By, code: int) -> str:
 
 Ints: TypeAlias = NDArray[np.int64]
 _FIRST_BUCKET = -1
-"""The least number of a bucket."""
+"""The smallest number of a bucket."""
 
 
 def itl_by_group(results: Results, codes: NDArray[np.integer]) -> dict[int, QuantileSketch]:
-    """By code of a group, as far as they have gaps; `codes`: of each request. Nothing, if nobody kept whose the gaps were."""
+    """Return the sketch of the gaps of each group that has any, by its code. Empty if the gaps were not recorded."""
     gaps = results.itl_gaps
     if gaps is None or not len(results):
         return {}
@@ -91,7 +98,7 @@ def itl_by_group(results: Results, codes: NDArray[np.integer]) -> dict[int, Quan
 
 
 def _entries_by_group(of: Ints, request_ids: Ints, codes: NDArray[np.integer]) -> dict[int, Ints]:
-    """Which entries are of requests of which group; `of`: whose each is."""
+    """Return the indices of the entries of each group, given the request of each entry (`of`)."""
     order = np.argsort(request_ids, kind="stable")
     row = order[np.minimum(np.searchsorted(request_ids, of, sorter=order), len(order) - 1)]
     known = np.flatnonzero(request_ids[row] == of)
@@ -102,7 +109,7 @@ def _entries_by_group(of: Ints, request_ids: Ints, codes: NDArray[np.integer]) -
 
 
 def _sketch(gaps: ItlGaps, numbers: Ints, decoded: Ints, paused: Ints) -> QuantileSketch:
-    """Of these entries; `numbers`: the bucket of each stretch."""
+    """Return the sketch of these decoding periods and pauses, given the bucket of each stretch (`numbers`)."""
     sketch = QuantileSketch()
     sketch.add_all(gaps.pauses[paused])
     if len(decoded):
@@ -117,7 +124,7 @@ def _sketch(gaps: ItlGaps, numbers: Ints, decoded: Ints, paused: Ints) -> Quanti
 
 
 def _covered_stretches(since: Ints, until: Ints) -> tuple[Ints, Ints]:
-    """The stretches in which any of these decoded, and how many of them did."""
+    """Return the stretches in which any of these periods lies, and how many periods each of them has."""
     ends, place = np.unique(np.concatenate([since, until]), return_inverse=True)
     began, stopped = (np.bincount(places, minlength=len(ends)) for places in np.split(place, 2))
     members = np.cumsum(began - stopped)[:-1]

@@ -1,15 +1,12 @@
-"""The requests of a run as a table for data tools: a row per request in the order of arrival, names instead of numbers.
+"""Export: the results of a run for programs, under BLIS's names where it has them.
 
-The first columns are those that BLIS writes. Times are integers in µs: latencies from the arrival, instants (`..._at_us`) from
-the start of the run; null where there was none. `tpot_us` is a mean and so has a fraction.
+    figures    one JSON object (`--metrics-path`)
+    requests   JSON as BLIS's `--results-path`: an object per completed request, by request id
+    requests   data frame, Parquet, CSV: all requests in the order of arrival, all columns, names instead of indices
 
-What became of each request of a run, by its id, for who writes it down beside the request.
-
-Results for programs: the requests one by one, and the figures of the run, under BLIS's keys where it has them.
-
-Requests as JSON are what BLIS's `--results-path` is: an object per completed request, by request id. They are written in
-slices, so that writing a million needs no more memory than writing ten thousand. As Parquet or CSV they are all requests with
-all columns (`frame`).
+JSON is written in slices, so a million requests need no more memory than ten thousand. The first columns of a data frame are
+those that BLIS writes. Times are integers in µs: latencies from the arrival, instants (`..._at_us`) from the start of the run,
+null if the event did not happen. `tpot_us` is a mean and has a fraction.
 """
 
 from __future__ import annotations
@@ -44,8 +41,10 @@ _UNSUPPORTED_SUFFIXES: Final = (".arrow", ".feather", ".gz", ".jsonl", ".ndjson"
 
 
 def check_rows_path(path: Path, *, where: str = "") -> None:
-    """Raises ConfigError if the name of this file says Parquet or CSV, and polars is not installed, or something else that we
-    do not write. A name that says nothing means JSON."""
+    """Check that rows can be written to this file.
+
+    Raises ConfigError for Parquet or CSV without polars, and for other known formats. An unknown suffix means JSON.
+    """
     if path.suffix in _UNSUPPORTED_SUFFIXES:
         raise ConfigError(f"{path} says a kind of file that is not written", where=where, hint=".json, .parquet or .csv")
     if path.suffix in (PARQUET, CSV):
@@ -61,7 +60,7 @@ def require_polars(where: str) -> None:
 
 
 def to_frame(results: Results) -> pl.DataFrame:
-    """Raises ConfigError without polars."""
+    """Return all requests as a data frame. Raises ConfigError without polars."""
     require_polars("a data frame")
     import polars as pl
 
@@ -97,7 +96,7 @@ def to_frame(results: Results) -> pl.DataFrame:
 
 
 def write_frame(results: Results, suffix: str, write: Callable[[bytes], object]) -> None:
-    """As `.parquet` or `.csv`. Raises ConfigError without polars."""
+    """Write all requests as `.parquet` or `.csv`. Raises ConfigError without polars."""
     frame, buffer = to_frame(results), BytesIO()
     if suffix == PARQUET:
         frame.write_parquet(buffer)
@@ -107,7 +106,7 @@ def write_frame(results: Results, suffix: str, write: Callable[[bytes], object])
 
 
 def _null_unless(there: NDArray[np.bool_], values: NDArray[Any]) -> pl.Series:
-    """Null where it is not there."""
+    """Return the values as a series, null where `there` is false."""
     import polars as pl
 
     return pl.select(pl.when(pl.lit(pl.Series(there))).then(pl.lit(pl.Series(values)))).to_series()
@@ -127,7 +126,7 @@ MeasuredLookup: TypeAlias = Callable[[RequestId], RequestMeasurement | None]
 
 
 def measured_lookup(results: Results) -> MeasuredLookup:
-    """Of a request that did not arrive, or of which no row was kept, None."""
+    """Return a function from request id to what became of the request: None if it did not arrive, or if its row was not kept."""
     order = np.argsort(results.request_id, kind="stable")
     ids = results.request_id[order]
 
@@ -167,7 +166,7 @@ class _Completed(msgspec.Struct):
 
 
 def write_results(results: Results, path: Path, write: WriteBytes) -> None:
-    """In the format that the name of the file says: `.parquet`, `.csv`, or else JSON."""
+    """Write the requests in the format of the suffix: `.parquet`, `.csv`, or otherwise JSON."""
     if path.suffix in (PARQUET, CSV):
         write_frame(results, path.suffix, write)
     else:
@@ -175,7 +174,7 @@ def write_results(results: Results, path: Path, write: WriteBytes) -> None:
 
 
 def write_requests(results: Results, write: WriteBytes) -> None:
-    """A JSON list, one object per line and completed request, by request id. Times in µs from the arrival."""
+    """Write a JSON list with one completed request per line, by request id. Times are in µs from the arrival."""
     rows = np.flatnonzero(results.outcome == Outcome.COMPLETED)
     rows = rows[np.argsort(results.request_id[rows], kind="stable")]
     encode = msgspec.json.Encoder().encode
@@ -197,7 +196,7 @@ def write_requests(results: Results, write: WriteBytes) -> None:
 
 
 def write_metrics(summary: Summary, write: WriteBytes, fitness: Fitness | None = None) -> None:
-    """The figures of the run (`metrics`) as a JSON object, with its score if it has one."""
+    """Write the figures of the run (`metrics`) as a JSON object, with its fitness score if there is one."""
     figures = metrics(summary)
     if fitness is not None:
         figures["fitness"] = {"score": fitness.score, **fitness.components}
@@ -205,8 +204,10 @@ def write_metrics(summary: Summary, write: WriteBytes, fitness: Fitness | None =
 
 
 def metrics(summary: Summary) -> dict[str, Any]:
-    """The run's figures, those of each class under `per_class`, and so on for the breakdowns of the summary. None: nothing to
-    compute it from."""
+    """Return the figures of the run, those of classes under `per_class`, and so on for each breakdown of the summary.
+
+    A figure without any request is None.
+    """
     duration = to_seconds(summary.duration)
     return {
         "simulated_duration_s": duration,

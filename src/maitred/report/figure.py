@@ -1,4 +1,4 @@
-"""The panels of a run as one matplotlib figure: for papers, slides and notebooks."""
+"""Figure: the panels of a run as one matplotlib figure, for papers, slides and notebooks."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ PLOT_STYLE: dict[Any, Any] = {
 
 
 def check_plot_path(path: Path, *, where: str = "") -> None:
-    """Raises ConfigError if the name of this file says no kind of picture, and if matplotlib is not installed."""
+    """Check that a plot can be written to this file. Raises ConfigError for an unknown suffix, and without matplotlib."""
     plot_format(path, where=where)
     _require_matplotlib(where)
 
 
 def write_plot(results: Results, slo: Slo, path: Path, write: Callable[[bytes], object]) -> None:
-    """The figure (`draw`), as the name of the file says; the same run gives the same bytes."""
+    """Write the figure (`draw_run`) in the format of the suffix. The same run gives the same bytes."""
     save_figure(draw_run(results, slo), plot_format(path), write)
 
 
@@ -57,7 +57,7 @@ def _require_matplotlib(where: str) -> None:
 
 
 def plot_format(path: Path, *, where: str = "") -> str:
-    """What kind of picture the name of a file says. Raises ConfigError for others."""
+    """Return the format that the suffix names. Raises ConfigError if it names none."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in PLOT_FORMATS:
         what = f"{path.name} says no kind of picture that can be drawn"
@@ -68,7 +68,7 @@ def plot_format(path: Path, *, where: str = "") -> str:
 
 
 def draw_run(results: Results, slo: Slo) -> Figure:
-    """Latencies by class, then what happened over time. Raises ConfigError without matplotlib."""
+    """Draw the latencies by class, then the panels over time. Raises ConfigError without matplotlib."""
     _require_matplotlib("a plot")
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -87,7 +87,7 @@ def draw_run(results: Results, slo: Slo) -> Figure:
 
 
 def save_figure(figure: Figure, kind: str, write: Callable[[bytes], object]) -> None:
-    """As one of `PLOT_FORMATS`; the same figure gives the same bytes."""
+    """Write the figure in one of `PLOT_FORMATS`. The same figure gives the same bytes."""
     import matplotlib as mpl
 
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}

@@ -1,11 +1,11 @@
 """Fitness: one score for a run, as BLIS weighs it (`--fitness-weights`).
 
-    throughput      x / (x + 100),     x in requests completed per second
+    throughput      x / (x + 100),     x in completed requests per second
     tokens_per_sec  x / (x + 10,000),  x in output tokens per second
     p99_ttft, ...   1 / (1 + x),       x in ms: p99, p50 or mean of ttft or e2e
 
-The score is the weighted sum. Latencies weigh little in it: 1 / (1 + ms) is near 0 for any that a model really has. To choose
-between clusters, attainment and goodput say more; this is for those who compare with BLIS.
+The score is the weighted sum. Latencies have little weight in it, because 1 / (1 + ms) is near 0 for any real latency.
+Attainment and goodput say more about a cluster; the score is here for comparisons with BLIS.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ COMPONENTS = ("throughput", "tokens_per_sec", *_LATENCIES)
 
 
 class Fitness(msgspec.Struct, frozen=True):
-    """A score, and what it is made of."""
+    """A score and its components."""
 
     score: float
     components: Mapping[str, float]
-    """By name, before they are weighted: 0..1, larger is better."""
+    """By name, before weighting: 0..1, larger is better."""
 
 
 def parse_weights(text: str, *, where: str = "") -> dict[str, float]:
-    """`throughput:0.5,p99_ttft:0.3`. Raises ConfigError."""
+    """Parse weights such as `throughput:0.5,p99_ttft:0.3`. Raises ConfigError."""
     weights: dict[str, float] = {}
     for part in text.split(","):
         name, _, said = (word.strip() for word in part.partition(":"))
@@ -52,7 +52,7 @@ def parse_weights(text: str, *, where: str = "") -> dict[str, float]:
 
 
 def fitness(summary: Summary, weights: Mapping[str, float]) -> Fitness:
-    """The score of a run by `weights`, whose names are of `COMPONENTS`. What has no requests to be computed from counts 0."""
+    """Return the score of a run by `weights`, whose keys are in `COMPONENTS`. A component without any request counts 0."""
     components = {name: _component(summary, name) for name in weights}
     return Fitness(sum(weights[name] * value for name, value in components.items()), components)
 

@@ -1,4 +1,4 @@
-"""Figures and objectives as people read them."""
+"""Figures and objectives in the form in which they are printed."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from maitred.core.units import to_ms
 from maitred.report.slo import Slo, Targets
 
 NO_VALUE = "–"
-"""There is no such figure."""
+"""Printed in place of a figure that does not exist."""
 
 
 def format_number(value: float | None) -> str:
-    """Three digits or more: enough to compare, few enough to read."""
+    """Return the value with at least three digits."""
     if value is None:
         return NO_VALUE
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}" if value >= 10 else f"{value:,.2f}"
 
 
 def format_share(value: float | None) -> str:
-    """In percent, of a share of 1."""
+    """Return a share of 1 in percent."""
     return NO_VALUE if value is None else f"{value:.1%}"
 
 
 def format_slo(slo: Slo) -> str:
-    """An SLO: for all, then for the classes that have targets of their own."""
+    """Return an SLO in words: the targets for all, then those of classes."""
     own = [f"{name}: {_targets(targets)}" for name, targets in slo.classes.items()]
     return "; ".join(filter(None, (_targets(slo), *own)))
 

@@ -1,10 +1,10 @@
-"""Output files that exist whole or not at all.
+"""Output files that exist complete or not at all.
 
-A file is opened before the work that fills it, so that a bad path is known before an hour of simulation, and takes its name
-only when it is complete. Until then it is a hidden file beside it. It keeps the permissions of the file that it replaces.
+A file is opened before the work that fills it, so a wrong path is reported before an hour of simulation. It gets its name only
+when it is complete; until then it is a hidden file in the same folder. It keeps the permissions of the file that it replaces.
 
-Devices and pipes are written to as they are, and nothing that is in them already is cut off: `/dev/stdout` is the descriptor
-that the shell gave us, which may well be a file that it is appending to.
+Devices and pipes are written to directly, and never truncated: `/dev/stdout` is the descriptor that the shell opened, which may
+be a file to which the shell appends.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _DESCRIPTORS: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
 
 
 class OutputFile:
-    """To be used in a `with`: kept when the block ends well, discarded when it raises."""
+    """A file to be used in a `with`: it is kept if the block succeeds, and discarded if the block raises."""
 
     def __init__(self, path: Path, *, where: str = "") -> None:
-        """Raises ConfigError if nothing can be written there; `where` is the flag that named it."""
+        """Raises ConfigError if the file cannot be written. `where` is the flag that named it."""
         self._path, self._where = path, where
         self._target = self._partial = path
         try:
@@ -56,7 +56,7 @@ class OutputFile:
         return opened
 
     def write(self, data: bytes) -> int:
-        """Raises ConfigError when the disk is full or gone."""
+        """Write the data. Raises ConfigError if the disk is full or gone."""
         try:
             return self._file.write(data)
         except BrokenPipeError:
@@ -95,7 +95,7 @@ class OutputFile:
 
 
 def _own_descriptor(path: Path) -> int | None:
-    """Which of our own descriptors is meant; None: none."""
+    """Return which of our own descriptors the path names, or None."""
     numbered = re.fullmatch(r"/dev/fd/(\d{1,9})", str(path))
     return int(numbered[1]) if numbered else _DESCRIPTORS.get(str(path))
 

@@ -1,8 +1,7 @@
-"""What there is to be seen of a run: panels of curves, drawn by whoever can draw (`figure` with matplotlib, `page` as HTML).
+"""Panels: the charts of a run as curves. `figure` draws them with matplotlib, `page` as HTML.
 
-Curves are thinned to what an eye can tell apart, so that a million requests make no larger a picture than a thousand.
-
-What happened when: panels over the time of the run, from the instants in its rows and from samples if any were taken.
+Panels over time come from the instants in the rows, and from the samples if any were taken. Curves have at most some hundred
+points, so a million requests make no larger a chart than a thousand.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from maitred.sim import Outcome, Results
 Floats: TypeAlias = NDArray[np.float64]
 
 _RANKS = np.concatenate([np.linspace(0, 0.9, 110), np.linspace(0.9, 0.99, 30)[1:], np.linspace(0.99, 1, 22)[1:]])
-"""At which the curve of a distribution is drawn: closely where the tail is."""
+"""The ranks at which the curve of a distribution is drawn; they are close together in the tail."""
 _ALL = "all"
 _MAX_TARGET_RATIO = 4
-"""A target further off than so many times the largest value is not shown: there would be nothing else to see."""
+"""A target beyond this many times the largest value is not shown, because it would dwarf the curves."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A line through points, perhaps with a band around it."""
+    """A line through points, with an optional band around it."""
 
     label: str
     x: Floats
@@ -40,23 +39,23 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Panel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A chart."""
+    """One chart."""
 
     title: str
     about: str
-    """What it says, for those who do not see it."""
+    """A description in words, for screen readers."""
     x_label: str
     y_label: str
     curves: tuple[Curve, ...]
     log_x: bool = False
     shares: bool = False
-    """The values are shares from 0 to 1, to be shown in percent."""
+    """Whether the values are shares from 0 to 1, to be shown in percent."""
     target: float | None = None
-    """What the SLO asks of all, on the x axis."""
+    """The SLO target for all requests, on the x axis."""
 
 
 def latency_panels(results: Results, slo: Slo) -> list[Panel]:
-    """How TTFT, TPOT and E2E are distributed in each class, as far as any request has one."""
+    """Return the distributions of TTFT, TPOT and E2E by class, each if any request has one."""
     classes = [*split_by(results, By.CLASS)]
     parts = classes if len(classes) > 1 else [(_ALL, results)]
     panels = []
@@ -101,7 +100,7 @@ def _distribution(label: str, values: Floats) -> Curve:
 
 
 def _shown_target(target: Micros | None, curves: tuple[Curve, ...]) -> float | None:
-    """In ms."""
+    """Return the target in ms, or None if there is none or if it lies too far away."""
     if target is None or target / MILLISECOND > _MAX_TARGET_RATIO * max(float(curve.x[-1]) for curve in curves):
         return None
     return max(target / MILLISECOND, 1 / MILLISECOND)
@@ -116,11 +115,11 @@ def _latency_at(curve: Curve, rank: float) -> str:
 
 
 _POINTS = 120
-"""Of a curve. A chart is some 500 pixels wide."""
+"""Points of a curve over time. A chart is some 500 pixels wide."""
 
 
 def time_panels(results: Results) -> list[Panel]:
-    """What there is to be seen; nothing of a run that took no time."""
+    """Return the panels over time; none for a run that took no time."""
     if not results.end or not len(results):
         return []
     edges = np.linspace(0, results.end, _POINTS + 1)
@@ -138,7 +137,7 @@ def _requests(results: Results, edges: Floats) -> Panel:
 
 
 def _tokens(results: Results, edges: Floats) -> Panel:
-    """As if each answer came evenly between its first and its last token."""
+    """Chart the output tokens per second, as if each answer came evenly between its first and its last token."""
     tokens, first = results.output_tokens, results.first_token
     last = np.where(results.finished >= 0, results.finished, results.end)
     came = (tokens > 0) & (first >= 0)
@@ -185,7 +184,7 @@ def _sampled(results: Results) -> Iterator[Panel]:
 
 
 def _by_instance(what: str, at: Floats, values: NDArray[Any]) -> Curve:
-    """The mean over the instances, and between which of them the least and the most had."""
+    """Return the mean over the instances, with a band from the least to the greatest."""
     if values.shape[1] == 1:
         return Curve(label=what, x=at, y=values[:, 0].astype(np.float64))
     low, high = values.min(axis=1).astype(np.float64), values.max(axis=1).astype(np.float64)
@@ -198,7 +197,7 @@ def _per_second(label: str, instants: NDArray[np.int64], edges: Floats) -> Curve
 
 
 def _midpoints_s(edges: Floats) -> Floats:
-    """Of the intervals, in seconds."""
+    """Return the midpoints of the intervals, in seconds."""
     return (edges[1:] + edges[:-1]) / (2 * SECOND)
 
 

@@ -1,8 +1,6 @@
-"""How a latency is distributed: its mean and percentiles, exactly from all values, or nearly from a sketch of them.
+"""Statistics of requests: counts and latencies, of all requests at once or part by part.
 
-Percentiles interpolate linearly between the two nearest ranks, as numpy and BLIS do.
-
-What can be counted of requests, and what their latencies are: of all of them at once, or part by part.
+Percentiles interpolate linearly between the two nearest ranks, as in numpy and BLIS. From a sketch they are within 0.5 %.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ _PERCENTILES = (50, 90, 95, 99)
 
 
 class LatencyStatistics(msgspec.Struct, frozen=True):
-    """How a latency is distributed, in µs."""
+    """Mean and percentiles of a latency, in µs."""
 
     mean: float
     p50: float
@@ -33,47 +31,47 @@ class LatencyStatistics(msgspec.Struct, frozen=True):
 
 
 def latency_statistics(latencies: NDArray[Any]) -> LatencyStatistics | None:
-    """Of all these values, in µs; None: of none."""
+    """Return the statistics of these latencies (µs), or None if there are none."""
     if not len(latencies):
         return None
     return LatencyStatistics(float(latencies.mean()), *np.percentile(latencies, _PERCENTILES).tolist())
 
 
 def sketch_statistics(sketch: QuantileSketch) -> LatencyStatistics | None:
-    """Of the values of `sketch`: the mean exactly, percentiles within half a percent."""
+    """Return the statistics of a sketch, or None if it is empty. The mean is exact, percentiles are within 0.5 %."""
     if not sketch.count:
         return None
     return LatencyStatistics(sketch.mean, *map(sketch.percentile, _PERCENTILES))
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Of some requests, or of all."""
+    """Everything that can be counted of some requests."""
 
     arrived: int
     outcomes: Mapping[Outcome, int]
-    """A count for every outcome; they add up to `arrived`."""
+    """A count for every outcome. They add up to `arrived`."""
     still_running: int
-    """Of those unfinished, how many had been scheduled."""
+    """Unfinished requests that had been scheduled."""
     prompt_tokens: int
-    """Of the requests that were let in: neither rejected nor refused."""
+    """Prompt tokens of all requests that were neither rejected nor refused."""
     cached_tokens: int
-    """Of their prompts, what was in the prefix cache when they first ran."""
+    """Prompt tokens that were in the prefix cache when the prompt first ran."""
     output_tokens: int
-    """All that came out, also of requests that did not complete."""
+    """Generated tokens, including those of requests that did not complete."""
     wasted_tokens: int
-    """Computed again, because a preemption had lost their KV."""
+    """Tokens whose KV was computed again after a preemption."""
     num_gaps: int
-    """Between tokens of the completed requests: one less than tokens."""
+    """Gaps between tokens of completed requests: one less than tokens for each request."""
     gap_time: Micros
-    """What these took together."""
+    """Sum of these gaps."""
     preemptions: int
-    """How often their instances took the KV of one of them."""
+    """How often instances freed the KV of these requests."""
     retries: int
-    """How often admission took the slot of one of them back and let it wait for another."""
+    """How often admission took a slot back and let the request wait for another."""
     longest_wait: Micros
-    """The longest that one of them waited to run for the first time, also of those who never did."""
+    """The longest time from an arrival until the request ran for the first time, or ended without having run."""
     within_slo: int | None
-    """Requests within the SLO; None when there is none."""
+    """Requests that met their SLO; None if there is no SLO."""
 
     @property
     def completed(self) -> int:
@@ -81,7 +79,7 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def completed_itl_mean(self) -> float | None:
-        """Of all gaps between their tokens, in µs."""
+        """Mean gap between tokens of completed requests, in µs."""
         return self.gap_time / self.num_gaps if self.num_gaps else None
 
     @property
@@ -91,18 +89,18 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waste(self) -> float | None:
-        """Share of the tokens that were computed which had been computed before, 0..1."""
+        """Share of the computed tokens that had been computed before, 0..1."""
         computed = self.prompt_tokens - self.cached_tokens + self.output_tokens + self.wasted_tokens
         return self.wasted_tokens / computed if computed > 0 else None
 
     @property
     def attainment(self) -> float | None:
-        """0..1."""
+        """Share of the arrived requests that met their SLO, 0..1."""
         return None if self.within_slo is None or not self.arrived else self.within_slo / self.arrived
 
 
 def count_requests(results: Results, slo: Slo) -> RequestCounts:
-    """Of all rows of `results`."""
+    """Return the counts of all rows of `results`."""
     outcome = results.outcome
     let_in = (outcome != Outcome.REJECTED) & (outcome != Outcome.REFUSED)
     several = _has_gaps(results)
@@ -124,7 +122,7 @@ def count_requests(results: Results, slo: Slo) -> RequestCounts:
 
 
 def add_counts(first: RequestCounts, second: RequestCounts) -> RequestCounts:
-    """The counts of the requests of both."""
+    """Return the counts of the requests of both."""
     added = {
         name: getattr(first, name) + getattr(second, name)
         for name in RequestCounts.__struct_fields__
@@ -139,7 +137,7 @@ def add_counts(first: RequestCounts, second: RequestCounts) -> RequestCounts:
 
 
 def request_latencies(results: Results) -> dict[str, NDArray[Any]]:
-    """Those there are, in µs, by name: ttft, tpot, e2e, scheduling_delay."""
+    """Return the latencies in µs by name (ttft, tpot, e2e, scheduling_delay), each of the requests that have one."""
     arrival, first, finished = results.arrival, results.first_token, results.finished
     tokens, scheduled = results.output_tokens, results.scheduled
     completed = results.outcome == Outcome.COMPLETED
@@ -153,13 +151,14 @@ def request_latencies(results: Results) -> dict[str, NDArray[Any]]:
 
 
 def _has_gaps(results: Results) -> NDArray[np.bool_]:
-    """Completed, with more than one token."""
+    """Return which requests completed with more than one token."""
     several: NDArray[np.bool_] = (results.outcome == Outcome.COMPLETED) & (results.output_tokens > 1)
     return several
 
 
 def _longest_wait(results: Results) -> Micros:
-    """Who was preempted has run by its first token at the latest, whenever it was scheduled again."""
+    """Return the longest wait. `scheduled` is the last entry into a batch, so the first token bounds the first entry from
+    above."""
     if not len(results):
         return 0
     ended = np.where(results.finished >= 0, results.finished, results.end)

@@ -1,4 +1,4 @@
-"""`maitred.simulate`, and what it returns: a run as people work with it in a program or a notebook.
+"""`maitred.simulate`, and the result that it returns, for use in programs and notebooks.
 
 import maitred
 
@@ -40,26 +40,28 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """A simulated run: its rows, and what can be made of them. It never changes."""
+    """A simulated run: its rows, and methods that derive figures, tables and charts from them. It never changes."""
 
     def __init__(self, rows: Results, setup: RunSetup, slo: Slo) -> None:
-        """`slo` is meant wherever no other is given."""
+        """`slo` is the default for all methods that take an SLO."""
         self.rows = rows
-        """One row per request, in columns (numpy): instants in µs."""
+        """One row per request, in columns (numpy). Instants are in µs."""
         self.setup = setup
-        """What was simulated."""
+        """The configuration of the run."""
         self.slo = slo
 
     def summary(self, slo: Slo | None = None, by: Iterable[By] = By) -> Summary:
-        """The figures of the run and of its breakdowns; those of classes are always there."""
+        """Return the figures of the run and of its breakdowns. That by class is always included."""
         return summarise(self.rows, self.slo if slo is None else slo, by)
 
     def to_frame(self) -> pl.DataFrame:
-        """A row per request, in the order of arrival; columns as in `report.frame`. Raises ConfigError without polars."""
+        """Return a row per request, in the order of arrival, with the columns of `report.export`. Raises ConfigError without
+        polars."""
         return export.to_frame(self.rows)
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Latencies and what happened over time; also written to `path` (png, svg or pdf, by its suffix), if given.
+        """Draw the latencies and the panels over time, and write them to `path` (png, svg or pdf, by its suffix) if it is
+        given.
 
         Raises ConfigError without matplotlib, and for a path that cannot be written.
         """
@@ -73,7 +75,7 @@ class Result:
         return figure
 
     def report(self, path: str | Path) -> None:
-        """Write the run as one HTML page that needs nothing else. Raises ConfigError for a path that cannot be written."""
+        """Write the run as one self-contained HTML page. Raises ConfigError for a path that cannot be written."""
         with OutputFile(Path(path)) as file:
             write_page(self.rows, self.summary(), self.setup, file.write)
 
@@ -86,7 +88,7 @@ class Result:
         return f"<Result: {total.completed:,} of {total.arrived:,} requests completed, {ttft}{met}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML that a notebook shows."""
         from maitred.report.page import notebook_html
 
         return notebook_html(self.summary(by=()))
@@ -106,16 +108,16 @@ def simulate(
     progress: Callable[[int], None] | None = None,
     log: DecisionLog | None = None,
 ) -> Result:
-    """Run a workload through a simulated cluster, until all requests have ended or `horizon` (µs) has passed.
+    """Run a workload through a simulated cluster until all requests have ended or `horizon` (µs) has passed.
 
-    `workload` is jobs in the order of arrival (`synthetic(...)`, a trace), a `Workload` (by its own seed; for another one give
-    its `jobs(seed=...)`), or a trace as the command line names it (`"azure:FILE"`). What is None has its defaults; `admission`
-    None means the usual classes if `cluster.capacity` is given, and else that all may enter. `slo` is what `summary` judges by
-    if nothing else is said. `sample_every` (µs) is how close samples for charts are at first: they grow further apart as the
-    run goes on; None: take none. `progress` is told now and then how many requests have arrived; `log` receives admission's
-    decisions. The same arguments give the same result.
+    `workload` is an iterable of jobs in the order of arrival (`synthetic(...)`, a trace), a `Workload` (with its own seed; use
+    its `jobs(seed=...)` for another), or a trace as the command line names it (`"azure:FILE"`). Sections that are None have
+    their defaults. If `admission` is None, the default classes apply if `cluster.capacity` is set, and otherwise every request
+    may enter. `slo` is the default of the result's methods. `sample_every` (µs) is the first distance of the samples for
+    charts, which grows during the run; None takes no samples. `progress` is called from time to time with the number of arrived
+    requests. `log` receives the decisions of admission. The same arguments give the same result.
 
-    Raises ConfigError for unknown policies, limits that cannot be, jobs out of order, and a trace that cannot be read.
+    Raises ConfigError for unknown policies, impossible limits, jobs out of order, and a trace that cannot be read.
     """
     name = workload if isinstance(workload, str) else ""
     setup = RunSetup(workload=name, seed=seed, horizon=horizon, sections=_sections(cluster, instance, routing, admission))
@@ -150,7 +152,7 @@ def _sections(
     routing: RoutingConfig | None,
     admission: AdmissionConfig | None,
 ) -> dict[str, msgspec.Struct]:
-    """What a run was made with, defaults filled in."""
+    """Return the configuration of a run by section, with the defaults filled in."""
     cluster = cluster or ClusterConfig()
     mode: AdmissionMode = "off" if cluster.capacity is None else "priority"
     return {

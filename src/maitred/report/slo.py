@@ -1,10 +1,10 @@
-"""Service level objectives: which latencies are good enough, for whom.
+"""Service level objectives: latency targets for all requests and for classes.
 
-A request is good if it completed within every target that it has; a single token has no gap, so it meets any TPOT target.
-The targets of a class come before those for all, each by itself. A class is the SLO class of requests that name one, and the
-priority class of those that do not:
+A request meets its SLO if it completed within every target that applies to it. A single token has no gap, so it meets any TPOT
+target. A target of a class replaces the target for all, each latency by itself. The class of a request is its SLO class if it
+names one, and otherwise its priority class:
 
-    Slo(ttft=500_000, classes={"batch": Targets(ttft=60_000_000)})    # a minute for batch, half a second for everybody else
+    Slo(ttft=500_000, classes={"batch": Targets(ttft=60_000_000)})    # a minute for batch, half a second for all others
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_CLASSES: Final[Mapping[str, Targets]] = MappingProxyType({})
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency targets; None: not one."""
+    """Latency targets; None means no target."""
 
     ttft: Micros | None = None
     tpot: Micros | None = None
@@ -39,7 +39,7 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slo(Targets, frozen=True, kw_only=True):
-    """Targets for all, and for classes that have their own."""
+    """Targets for all requests, and for classes that have their own."""
 
     classes: Mapping[str, Targets] = _NO_CLASSES
 
@@ -48,11 +48,11 @@ class Slo(Targets, frozen=True, kw_only=True):
 
 
 DEFAULT_SLO = Slo(ttft=2 * SECOND, tpot=200 * MILLISECOND)
-"""For those who state none: what MLPerf Inference asks of its "server" scenario with Llama 2 70B."""
+"""The SLO if none is stated: what MLPerf Inference asks of its "server" scenario with Llama 2 70B."""
 
 
 def workload_targets(workload: Workload | Trace | None) -> dict[str, Targets]:
-    """Those of classes that the workload itself states; none of none."""
+    """Return the targets that the workload itself states, by class."""
     said = {} if workload is None else workload.goodput_slo_targets
     return {name: Targets(ttft=_us(of.ttft_ms), tpot=_us(of.itl_ms), e2e=_us(of.e2e_ms)) for name, of in said.items()}
 
@@ -62,7 +62,7 @@ def _us(milliseconds: float | None) -> Micros | None:
 
 
 def meets_slo(results: Results, slo: Slo) -> Mask:
-    """Which requests met it."""
+    """Return which requests meet their SLO."""
     gaps = np.maximum(results.output_tokens - 1, 1)
     tpot = (results.finished - results.first_token) / gaps
     tpot[results.output_tokens <= 1] = 0
@@ -76,7 +76,7 @@ def meets_slo(results: Results, slo: Slo) -> Mask:
 
 
 def classes_without_requests(results: Results, slo: Slo) -> list[str]:
-    """The classes that have targets and no request: perhaps a slip of the keyboard."""
+    """Return the classes that have targets and no request. Their names may be misspelled."""
     return [name for name in slo.classes if not _members(results, name).any()]
 
 
@@ -94,7 +94,7 @@ def _within(latency: npt.NDArray[np.int64] | npt.NDArray[np.float64], target: st
 
 
 def _members(results: Results, name: str) -> Mask:
-    """The requests of a class. Of a priority class, those that name no SLO class."""
+    """Return which requests are of a class. A priority class has only those that name no SLO class."""
     of_slo = results.slo_class == results.slo_classes.index(name) if name in results.slo_classes else None
     priority_class = PriorityClass.from_label(name)
     if priority_class is None:

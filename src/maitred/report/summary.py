@@ -1,23 +1,22 @@
-"""The figures of a run, of all requests and of each group of them.
+"""Summary: the figures of a run, for all requests and for groups of them.
 
-    TTFT        first token - arrival, of every request that got a first token, whatever became of it (as BLIS counts)
-    TPOT        (finished - first token) / (output tokens - 1), of completed requests with at least 2 output tokens
-    E2E         finished - arrival, of completed requests
-    ITL         the gaps between tokens, one by one, whatever became of the request; kept as a sketch by the instances, so its
-                percentiles are within 1 %; of classes, tenants and models, if nobody kept whose the gaps were, only the mean,
-                over the gaps of their completed requests
-    starvation  the longest that anybody waited to run for the first time, also of those who never did
+    TTFT          first token - arrival, of every request that got a first token, whatever its outcome (as in BLIS)
+    TPOT          (finished - first token) / (output tokens - 1), of completed requests with at least 2 output tokens
+    E2E           finished - arrival, of completed requests
+    ITL           every single gap between tokens, whatever the outcome of the request. The instances keep the gaps in sketches,
+                  so percentiles are within 0.5 %. If gaps were not recorded per request, groups have only the mean, over the
+                  gaps of their completed requests.
+    longest wait  the longest time from an arrival until the request first ran, or ended without having run
 
-What has no requests to be computed from is None, never NaN and never 0.
+A figure without any request is None, never NaN and never 0.
 
-Goodput is good requests (`slo`) per simulated second; attainment is good requests over all that arrived, so that turning
-requests away does not look like serving them well. Fairness is Jain's index of the tokens that tenants got, (Σx)² / (n·Σx²):
-1 if all got the same, 1/n if one got everything (R. Jain et al., A quantitative measure of fairness, 1984).
+Goodput is the number of requests within their SLO per simulated second. Attainment is the same number divided by all requests
+that arrived, so rejecting requests does not improve it. Fairness is Jain's index of the tokens that tenants got, (Σx)² /
+(n·Σx²): 1 if all got the same, 1/n if one of n got everything (R. Jain et al., A quantitative measure of fairness, 1984).
 
-Tally: the figures of requests that nobody keeps, in memory that does not grow with their number.
-
-Rows come block by block as requests end (`sim.simulate(sink=tally.add)`). What can be counted is counted exactly; latencies go
-into sketches, so their means are exact and their percentiles within half a percent.
+`summarise` reads rows that were kept. `StreamingSummary` adds up rows that come block by block and are not kept
+(`sim.simulate(sink=summary.add)`): its counts and means are exact, its percentiles within 0.5 %, and its memory does not grow
+with the number of requests.
 """
 
 from __future__ import annotations
@@ -46,33 +45,33 @@ from maitred.report.slo import Slo, classes_without_requests
 from maitred.sim import InstanceTotals, Results
 
 THRASHING = 0.1
-"""If more than this share of the tokens that were computed had been computed before, KV is too small for the load."""
+"""If more than this share of the computed tokens had been computed before, the KV memory is too small for the load."""
 
 
 class GroupSummary(RequestCounts, frozen=True, kw_only=True):
-    """The figures of some requests, or of all."""
+    """The figures of some requests."""
 
     ttft: LatencyStatistics | None
     tpot: LatencyStatistics | None
     e2e: LatencyStatistics | None
     scheduling_delay: LatencyStatistics | None
     itl: LatencyStatistics | None = None
-    """Of all gaps between tokens; None: there are none, or nobody kept whose they were."""
+    """Of all gaps between tokens; None if there are none, or if the gaps were not recorded per request."""
 
     @property
     def itl_mean(self) -> float | None:
-        """Of all gaps, or else of those of completed requests, in µs."""
+        """Mean of all gaps in µs, or of those of completed requests if that is all that is known."""
         return self.completed_itl_mean if self.itl is None else self.itl.mean
 
 
 class InstanceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instance did, or all of them."""
+    """The figures of one instance, or of all instances together."""
 
     steps: int
     fetched_blocks: int
-    """KV blocks that came back from main memory."""
+    """KV blocks fetched from main memory."""
     utilisation: float | None
-    """Share of the run in which it made steps, 0..1; of several, the mean."""
+    """Share of the run in which it ran steps, 0..1; the mean if there are several instances."""
     itl: LatencyStatistics | None
 
 
@@ -80,31 +79,31 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a run."""
 
     duration: Micros
-    """Simulated, from 0 to the end of the run."""
+    """Simulated time from 0 to the end of the run."""
     slo: Slo
     total: GroupSummary
     by: Mapping[By, Mapping[str, GroupSummary]]
-    """Breakdowns, as far as they were asked for; those of classes always."""
+    """The requested breakdowns, and always that by class."""
     all_instances: InstanceSummary
     """All instances together."""
     instances: Mapping[str, InstanceSummary]
-    """By instance, as in `by[By.INSTANCE]`."""
+    """By the label of the instance, as in `by[By.INSTANCE]`."""
     fairness: float | None
-    """Among tenants, 0..1; None if there are not several."""
+    """Jain's index among tenants, 0..1; None if there are not several."""
     warnings: Sequence[str] = ()
 
     @property
     def classes(self) -> dict[PriorityClass, GroupSummary]:
-        """Only classes of which a request arrived, the most urgent first."""
+        """The priority classes of which a request arrived, the most urgent first."""
         return {PriorityClass[label.upper()]: group for label, group in self.by[By.CLASS].items()}
 
     def per_second(self, count: int | None) -> float | None:
-        """`count` per simulated second; None if there is no count or no time passed."""
+        """Return `count` per simulated second, or None if there is no count or no time passed."""
         return None if count is None or not self.duration else count / to_seconds(self.duration)
 
 
 def summarise(results: Results, slo: Slo | None = None, by: Iterable[By] = By) -> Summary:
-    """`by`: the breakdowns that are wanted."""
+    """Return the summary of a run whose rows were kept, with the breakdowns `by`."""
     targets = slo or Slo()
     tokens = np.bincount(results.tenant, weights=results.output_tokens) if len(results) else np.zeros(0)
     return build_summary(
@@ -129,8 +128,10 @@ def build_summary(
     tokens: Sequence[float],
     empty_classes: Sequence[str],
 ) -> Summary:
-    """What requests say (`tokens`: that tenants got; `without`: classes with targets and no request), and what `results` says
-    beside them."""
+    """Return a summary of the figures of requests, and of what `results` says beside its rows.
+
+    `tokens` are the output tokens of each tenant, `empty_classes` the classes that have targets and no request.
+    """
     engine = _instance_summary(results.instances, results.end)
     engines = {str(index): _instance_summary([totals], results.end) for index, totals in enumerate(results.instances)}
     return Summary(
@@ -155,7 +156,7 @@ def _with_itl(
     engine: InstanceSummary,
     engines: Mapping[str, InstanceSummary],
 ) -> Iterator[tuple[str, GroupSummary]]:
-    """Instances know their gaps, and a group that is alone has all of them."""
+    """Yield each group with its ITL: that of its instance, that of the run for a single group, or that of its requests."""
     if by is By.INSTANCE:
         known = {label: engines[label].itl for label in groups if label in engines}
     elif len(groups) == 1:
@@ -168,13 +169,13 @@ def _with_itl(
 
 
 def requested_breakdowns(by: Iterable[By]) -> list[By]:
-    """These breakdowns, in our order, and that of classes."""
+    """Return these breakdowns in the order of `By`, and always that by class."""
     asked = {By.CLASS, *by}
     return [each for each in By if each in asked]
 
 
 def summarise_group(results: Results, slo: Slo) -> GroupSummary:
-    """The figures of all rows of `results`."""
+    """Return the figures of all rows of `results`."""
     return build_group(
         count_requests(results, slo), {name: latency_statistics(values) for name, values in request_latencies(results).items()}
     )
@@ -212,10 +213,10 @@ def _thrashing(total: GroupSummary) -> list[str]:
 
 
 class StreamingSummary:
-    """Add up, then ask for the summary."""
+    """The summary of rows that are not kept: call `add` for each block of rows, then `summary`."""
 
     def __init__(self, slo: Slo, by: Iterable[By] = (By.CLASS,)) -> None:
-        """`by`: the breakdowns that are wanted."""
+        """`by` are the wanted breakdowns."""
         self._slo = slo
         self._by = requested_breakdowns(by)
         self._total = _StreamedGroup()
@@ -224,7 +225,7 @@ class StreamingSummary:
         self._empty_classes = [*slo.classes]
 
     def add(self, part: Results) -> None:
-        """These requests, too."""
+        """Add these requests."""
         self._total.add(part, self._slo)
         for by in self._by:
             for label, members in split_by(part, by):
@@ -235,7 +236,7 @@ class StreamingSummary:
         self._empty_classes = [name for name in self._empty_classes if name in missing]
 
     def summary(self, results: Results) -> Summary:
-        """With what `results`, a run without rows, says of its instances."""
+        """Return the summary. `results` is the result of the run, without rows."""
         if self._total.counts is None:
             self._total.add(results, self._slo)
         return build_summary(
@@ -252,7 +253,7 @@ class StreamingSummary:
 
 
 class _StreamedGroup:
-    """The requests of one group."""
+    """The counts and latency sketches of one group."""
 
     def __init__(self) -> None:
         self.counts: RequestCounts | None = None
@@ -270,7 +271,7 @@ class _StreamedGroup:
 
 
 def _in_group_order(by: By, labels: Iterable[str]) -> list[str]:
-    """As `groups` gives them; they came up in any order."""
+    """Return the labels in the order of `split_by`. They may have come up in any order."""
     if by is By.CLASS:
         return [kind.label for kind in sorted(PriorityClass, reverse=True) if kind.label in labels]
     return sorted(labels, key=int) if by is By.INSTANCE else [*labels]

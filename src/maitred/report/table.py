@@ -1,4 +1,4 @@
-"""The figures of a run as a person reads them: latencies by class, what became of the requests, and perhaps a breakdown."""
+"""Table: the figures of a run for the terminal: latencies by class, outcomes, and a breakdown if one is asked for."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _LATENCIES: tuple[tuple[str, Callable[[GroupSummary], LatencyStatistics | None]]
 
 
 def print_summary(summary: Summary, console: Console, per: By = By.CLASS) -> None:
-    """Tables within 80 columns and a line below them; plain text where the console is no terminal.
+    """Print tables within 80 columns and a line below them, as plain text if the console is no terminal.
 
-    Classes have columns of their own; another breakdown has a table with a line for each group, the 20 with the most requests.
-    No figure is ever cut or left out: on a console that is narrower than a table, its lines run on as they are.
+    Classes have columns of their own. Another breakdown has a table with a row for each group, for the 20 groups with the most
+    requests. No figure is ever cut or left out: on a console narrower than a table, the lines are longer than the console.
     """
     several = per is By.CLASS and len(summary.by[By.CLASS]) > 1
     groups = {**summary.by[By.CLASS], _ALL: summary.total} if several else {_ALL: summary.total}
@@ -88,7 +88,7 @@ def _arrived(group: GroupSummary) -> str:
 
 
 def _outcomes(summary: Summary) -> list[TableRow]:
-    """Completed, and whatever else happened to any request."""
+    """Return a row for completed requests, and for every other outcome that occurred."""
 
     def line(kind: Outcome) -> TableRow:
         return f"  {kind.name.lower().replace('_', ' ')}", lambda group: f"{group.outcomes[kind]:,}"
@@ -97,7 +97,7 @@ def _outcomes(summary: Summary) -> list[TableRow]:
 
 
 def _work(summary: Summary) -> list[TableRow]:
-    """What it cost, as far as there is anything to say."""
+    """Return rows for retries, waits, prefix hits, preemptions and wasted tokens, as far as there are any."""
     total = summary.total
     lines: list[tuple[bool | int, TableRow]] = [
         (total.retries, ("retries", lambda group: f"{group.retries:,}")),

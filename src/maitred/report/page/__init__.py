@@ -1,15 +1,10 @@
-"""What was simulated: everything that it takes to do it again.
+"""Page: a run as one HTML page that needs no network, no server and no library; and as a small table for notebooks.
 
-A run at a glance, as a notebook shows it: a small table that wears the notebook's own colours.
-
-A run as one HTML page that needs nothing else: no network, no server, no library.
-
-    page      what stands where
+    __init__  the parts of the page, the configuration of the run, the table for notebooks
     tables    figures
-    chart     a panel of curves
-    ticks     axes
+    chart     a panel of curves, and its axes
 
-Style and script are files beside this one and are copied into the page. The same run gives the same bytes.
+Style and script are files in this folder that are copied into the page. The same run gives the same bytes.
 """
 
 from __future__ import annotations
@@ -33,20 +28,20 @@ from maitred.sim import Results
 
 
 class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """Beside the workload itself."""
+    """Everything that is needed to repeat a run, beside the workload itself."""
 
     workload: str = ""
-    """In words, such as the name of a trace; empty: nobody said."""
+    """The workload in words, such as the name of a trace; empty if it is not known."""
     command: str = ""
-    """The command line, if that is where it came from."""
+    """The command line, if there was one."""
     seed: int
     horizon: Micros | None = None
     sections: dict[str, msgspec.Struct]
     """The configuration by section: cluster, instance, routing, admission."""
 
     def flat_sections(self) -> dict[str, dict[str, tuple[Any, bool]]]:
-        """Every key of the sections, with its value as a file would say it and whether it is the default. Keys within keys are
-        joined by dots."""
+        """Return every key of the sections, with its value as in a file and whether it is the default. Nested keys are joined
+        by dots."""
         return {name: dict(_keys(section, type(section))) for name, section in self.sections.items()}
 
 
@@ -67,7 +62,7 @@ _NOTEBOOK_FIGURES = ("mean", "p50", "p90", "p99")
 
 
 def notebook_html(summary: Summary) -> str:
-    """HTML."""
+    """Return a small table of latencies as HTML, in the colours of the notebook."""
     classes = summary.by[By.CLASS]
     groups = {**(classes if len(classes) > 1 else {}), "all": summary.total}
     rows = [
@@ -109,7 +104,7 @@ _TERMS = {
 
 
 def write_page(results: Results, summary: Summary, setup: RunSetup, write: Callable[[bytes], object]) -> None:
-    """The whole, as UTF-8. Charts of queues and KV need the samples of `results`."""
+    """Write the whole page as UTF-8. Charts of queues and KV need the samples of `results`."""
     write("".join(_page_parts(results, summary, setup)).encode())
 
 

@@ -1,10 +1,8 @@
-"""Where an axis has its ticks, and how they are labelled.
+"""Chart: a panel as HTML, with curves as SVG that stretches to any width and labels as text that does not, and its axes.
 
-A panel as HTML: curves as SVG that stretches to any width, labels as text that does not.
-
-The drawing has coordinates from 0 to 1000 both ways and is stretched to its place (`preserveAspectRatio="none"`), so a
-telephone shows the same chart, narrower, with letters of the same size. What a pointer reads is in `data-chart`, for
-`script.js`.
+The drawing has coordinates from 0 to 1000 in both directions and is stretched to its place (`preserveAspectRatio="none"`). So a
+phone shows the same chart, narrower, with letters of the same size. `data-chart` holds the values that `script.js` shows under
+the pointer.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ _CLOSE = 8
 
 
 def linear_ticks(low: float, high: float, about: int) -> list[float]:
-    """About so many multiples of a neat step, between `low` and `high`."""
+    """Return about `about` multiples of a round step between `low` and `high`."""
     if not high > low:
         return [low]
     rough = (high - low) / about
@@ -34,7 +32,7 @@ def linear_ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, about: int) -> list[float]:
-    """Powers of ten between `low` and `high`, both above 0, with 2 and 5 between them if there is room; or neat steps."""
+    """Return powers of ten between `low` and `high`, both above 0, with 2 and 5 between them if there is room; or linear ticks."""
     if high < low * _CLOSE:
         return linear_ticks(low, high, about)
     first, last = floor(log10(low)), ceil(log10(high))
@@ -48,7 +46,7 @@ def log_ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def tick_label(value: float) -> str:
-    """Short: 12, 0.5, 20k, 3M."""
+    """Return a short label, such as 12, 0.5, 20k, 3M."""
     for unit, name in ((_THOUSAND**3, "G"), (_THOUSAND**2, "M"), (_THOUSAND, "k")):
         if abs(value) >= unit:
             return f"{value / unit:.3g}{name}"
@@ -56,7 +54,7 @@ def tick_label(value: float) -> str:
 
 
 def percent_label(value: float) -> str:
-    """Of a share of 1."""
+    """Return a share of 1 in percent."""
     return f"{value * 100:.3g} %"
 
 
@@ -68,7 +66,7 @@ _TINY = 1e-3
 
 
 class _Axis(msgspec.Struct, frozen=True, kw_only=True):
-    """From `low` to `high`, and where its ticks are."""
+    """An axis from `low` to `high`, with its ticks."""
 
     low: float
     high: float
@@ -76,7 +74,7 @@ class _Axis(msgspec.Struct, frozen=True, kw_only=True):
     log: bool = False
 
     def at(self, values: Floats) -> Floats:
-        """Where these are, 0 to 1."""
+        """Return the places of these values on the axis, 0 to 1."""
         if self.log:
             low, high = log10(self.low), log10(self.high)
             return np.asarray((np.log10(np.maximum(values, self.low)) - low) / (high - low))
@@ -87,7 +85,7 @@ class _Axis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chart_html(panel: Panel) -> str:
-    """A `figure`."""
+    """Return the panel as a `figure` element."""
     x, y = _x_axis(panel), _y_axis(panel)
     shown = percent_label if panel.shares else tick_label
     return "".join(
@@ -172,7 +170,7 @@ def _labels(axis: str, side: str, scale: _Axis, shown: Callable[[float], str]) -
 
 
 def _data(panel: Panel, x: _Axis) -> str:
-    """As JSON within single quotes."""
+    """Return the curves as JSON for use within single quotes."""
     curves = [{"label": curve.label, "x": _rounded(curve.x), "y": _rounded(curve.y)} for curve in panel.curves]
     data = {"low": x.low, "high": x.high, "log": panel.log_x, "shares": panel.shares, "unit": panel.x_label, "curves": curves}
     return escape(msgspec.json.encode(data).decode(), quote=True)

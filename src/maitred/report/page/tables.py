@@ -1,4 +1,4 @@
-"""The figures of a run as HTML: tiles for the run, a table for each breakdown."""
+"""Tables: the figures of a run as HTML, with tiles for the run and a table for each breakdown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TITLES = {
 
 
 class HeadlineTile(msgspec.Struct, frozen=True):
-    """One figure."""
+    """One figure with its name and a note."""
 
     name: str
     value: str
@@ -34,7 +34,7 @@ class HeadlineTile(msgspec.Struct, frozen=True):
 
 
 class _Column(msgspec.Struct, frozen=True):
-    """`above` stands over neighbours that have it in common."""
+    """A column. `above` is a heading over neighbouring columns that have it in common."""
 
     title: str
     of: Callable[[str, GroupSummary], str]
@@ -42,7 +42,7 @@ class _Column(msgspec.Struct, frozen=True):
 
 
 def headline_tiles(summary: Summary) -> str:
-    """A `dl`."""
+    """Return the headline figures as a `dl` element."""
     return f'<dl class="tiles">{"".join(map(_tile, _headlines(summary)))}</dl>\n'
 
 
@@ -80,7 +80,7 @@ def _time(us: float) -> str:
 
 
 def breakdown_tables(summary: Summary) -> str:
-    """A table for each that has several groups; without any, one of the whole."""
+    """Return a table for each breakdown with several groups, or one table of the whole run if there is none."""
     shown = {by: groups for by, groups in summary.by.items() if len(groups) > 1}
     return "".join(_table(summary, by, groups) for by, groups in (shown or {By.CLASS: {}}).items())
 
@@ -101,7 +101,7 @@ def _table(summary: Summary, by: By, groups: Mapping[str, GroupSummary]) -> str:
 
 
 def _head(columns: list[_Column], by: By) -> str:
-    """Two lines: what neighbours have in common, and the rest."""
+    """Return the head of a table in two rows: the common headings of neighbours, and the headings of columns."""
     above = "".join(
         f'<th colspan="{len([*same])}" scope="colgroup">{escape(name)}</th>' if name else "<td></td>" * len([*same])
         for name, same in groupby(columns, lambda column: column.above)
