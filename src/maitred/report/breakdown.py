@@ -90,32 +90,33 @@ def itl_by_group(results: Results, codes: NDArray[np.integer]) -> dict[int, Quan
     if gaps is None or not len(results):
         return {}
     decoded, paused = (_entries_by_group(ids, results.request_id, codes) for ids in (gaps.request_id, gaps.pause_request_id))
-    numbers = bucket_indices(gaps.spans / gaps.steps)
-    none = np.zeros(0, dtype=np.int64)
+    stretch_buckets = bucket_indices(gaps.spans / gaps.steps)
+    no_entries = np.zeros(0, dtype=np.int64)
     return {
-        code: _sketch(gaps, numbers, decoded.get(code, none), paused.get(code, none)) for code in sorted({*decoded, *paused})
+        code: _sketch(gaps, stretch_buckets, decoded.get(code, no_entries), paused.get(code, no_entries))
+        for code in sorted({*decoded, *paused})
     }
 
 
-def _entries_by_group(of: Ints, request_ids: Ints, codes: NDArray[np.integer]) -> dict[int, Ints]:
-    """Return the indices of the entries of each group, given the request of each entry (`of`)."""
+def _entries_by_group(entry_ids: Ints, request_ids: Ints, codes: NDArray[np.integer]) -> dict[int, Ints]:
+    """Return the indices of the entries of each group, given the request of each entry (`entry_ids`)."""
     order = np.argsort(request_ids, kind="stable")
-    row = order[np.minimum(np.searchsorted(request_ids, of, sorter=order), len(order) - 1)]
-    known = np.flatnonzero(request_ids[row] == of)
+    row = order[np.minimum(np.searchsorted(request_ids, entry_ids, sorter=order), len(order) - 1)]
+    known = np.flatnonzero(request_ids[row] == entry_ids)
     group = codes[row[known]]
     order = np.argsort(group, kind="stable")
     present, starts = np.unique(group[order], return_index=True)
     return dict(zip(present.tolist(), np.split(known[order], starts[1:]), strict=False))
 
 
-def _sketch(gaps: ItlGaps, numbers: Ints, decoded: Ints, paused: Ints) -> QuantileSketch:
-    """Return the sketch of these decoding periods and pauses, given the bucket of each stretch (`numbers`)."""
+def _sketch(gaps: ItlGaps, stretch_buckets: Ints, decoded: Ints, paused: Ints) -> QuantileSketch:
+    """Return the sketch of these decoding periods and pauses, given the bucket of each stretch."""
     sketch = QuantileSketch()
     sketch.add_all(gaps.pauses[paused])
     if len(decoded):
         stretches, members = _covered_stretches(gaps.first_stretch[decoded], gaps.end_stretch[decoded])
         steps, spans = gaps.steps[stretches], gaps.spans[stretches]
-        times = np.bincount(numbers[stretches] - _FIRST_BUCKET, steps * members).astype(np.int64)
+        times = np.bincount(stretch_buckets[stretches] - _FIRST_BUCKET, steps * members).astype(np.int64)
         present = np.flatnonzero(times)
         counts = dict(zip((present + _FIRST_BUCKET).tolist(), times[present].tolist(), strict=True))
         least, greatest = int((spans // steps).min()), int((-(-spans // steps)).max())
@@ -125,10 +126,10 @@ def _sketch(gaps: ItlGaps, numbers: Ints, decoded: Ints, paused: Ints) -> Quanti
 
 def _covered_stretches(since: Ints, until: Ints) -> tuple[Ints, Ints]:
     """Return the stretches in which any of these periods lies, and how many periods each of them has."""
-    ends, place = np.unique(np.concatenate([since, until]), return_inverse=True)
-    began, stopped = (np.bincount(places, minlength=len(ends)) for places in np.split(place, 2))
+    ends, position = np.unique(np.concatenate([since, until]), return_inverse=True)
+    began, stopped = (np.bincount(positions, minlength=len(ends)) for positions in np.split(position, 2))
     members = np.cumsum(began - stopped)[:-1]
-    anybody = members > 0
-    first, length, members = ends[:-1][anybody], np.diff(ends)[anybody], members[anybody]
+    covered = members > 0
+    first, length, members = ends[:-1][covered], np.diff(ends)[covered], members[covered]
     offset = np.repeat(first - np.cumsum(length) + length, length)
     return offset + np.arange(len(offset)), np.repeat(members, length)

@@ -126,7 +126,7 @@ MeasuredLookup: TypeAlias = Callable[[RequestId], RequestMeasurement | None]
 
 
 def measured_lookup(results: Results) -> MeasuredLookup:
-    """Return a function from request id to what became of the request: None if it did not arrive, or if its row was not kept."""
+    """Return a look-up of measurements by request id. It gives None for a request that did not arrive or has no row."""
     order = np.argsort(results.request_id, kind="stable")
     ids = results.request_id[order]
 

@@ -37,11 +37,11 @@ def parse_weights(text: str, *, where: str = "") -> dict[str, float]:
     """Parse weights such as `throughput:0.5,p99_ttft:0.3`. Raises ConfigError."""
     weights: dict[str, float] = {}
     for part in text.split(","):
-        name, _, said = (word.strip() for word in part.partition(":"))
+        name, _, value = (word.strip() for word in part.partition(":"))
         if name not in COMPONENTS:
             raise ConfigError(f"there is no component {name!r}", where=where, hint=nearest_name_hint(name, COMPONENTS))
         try:
-            weight = float(said)
+            weight = float(value)
         except ValueError:
             weight = math.nan
         if not 0 <= weight < math.inf or name in weights:

@@ -59,12 +59,12 @@ def latency_panels(results: Results, slo: Slo) -> list[Panel]:
     classes = [*split_by(results, By.CLASS)]
     parts = classes if len(classes) > 1 else [(_ALL, results)]
     panels = []
-    for name, about, of, target in (
+    for name, about, latency_of, target in (
         ("TTFT", "time to first token", _ttft, slo.ttft),
         ("TPOT", "time per output token", _tpot, slo.tpot),
         ("E2E", "time to last token", _e2e, slo.e2e),
     ):
-        curves = tuple(_distribution(label, of(part)) for label, part in parts if len(of(part)))
+        curves = tuple(_distribution(label, latency_of(part)) for label, part in parts if len(latency_of(part)))
         if curves:
             panels.append(
                 Panel(
@@ -140,9 +140,9 @@ def _tokens(results: Results, edges: Floats) -> Panel:
     """Chart the output tokens per second, as if each answer came evenly between its first and its last token."""
     tokens, first = results.output_tokens, results.first_token
     last = np.where(results.finished >= 0, results.finished, results.end)
-    came = (tokens > 0) & (first >= 0)
-    first, last = first[came].astype(np.float64), last[came].astype(np.float64)
-    slope = tokens[came] / np.maximum(last - first, 1)
+    has_output = (tokens > 0) & (first >= 0)
+    first, last = first[has_output].astype(np.float64), last[has_output].astype(np.float64)
+    slope = tokens[has_output] / np.maximum(last - first, 1)
     at = np.concatenate([first, np.maximum(last, first + 1)])
     order = np.argsort(at, kind="stable")
     at, slopes = at[order], np.cumsum(np.concatenate([slope, -slope])[order])

@@ -53,8 +53,8 @@ DEFAULT_SLO = Slo(ttft=2 * SECOND, tpot=200 * MILLISECOND)
 
 def workload_targets(workload: Workload | Trace | None) -> dict[str, Targets]:
     """Return the targets that the workload itself states, by class."""
-    said = {} if workload is None else workload.goodput_slo_targets
-    return {name: Targets(ttft=_us(of.ttft_ms), tpot=_us(of.itl_ms), e2e=_us(of.e2e_ms)) for name, of in said.items()}
+    stated = {} if workload is None else workload.goodput_slo_targets
+    return {name: Targets(ttft=_us(of.ttft_ms), tpot=_us(of.itl_ms), e2e=_us(of.e2e_ms)) for name, of in stated.items()}
 
 
 def _us(milliseconds: float | None) -> Micros | None:
@@ -81,14 +81,14 @@ def classes_without_requests(results: Results, slo: Slo) -> list[str]:
 
 
 def _within(latency: npt.NDArray[np.int64] | npt.NDArray[np.float64], target: str, results: Results, slo: Slo) -> Mask:
-    everyone: Micros | None = getattr(slo, target)
-    limits = np.full(len(results), np.inf if everyone is None else everyone)
+    for_all: Micros | None = getattr(slo, target)
+    limits = np.full(len(results), np.inf if for_all is None else for_all)
     for name, targets in sorted(
         slo.classes.items(), key=lambda item: PriorityClass.from_label(item[0]) is None
     ):  # SLO classes last
-        own: Micros | None = getattr(targets, target)
-        if own is not None:
-            limits[_members(results, name)] = own
+        of_class: Micros | None = getattr(targets, target)
+        if of_class is not None:
+            limits[_members(results, name)] = of_class
     within: Mask = latency <= limits
     return within
 

@@ -106,7 +106,7 @@ def _work(summary: Summary) -> list[TableRow]:
         (True, ("KV preemptions", lambda group: f"{group.preemptions:,}")),
         (total.wasted_tokens, ("wasted tokens", lambda group: f"{group.wasted_tokens:,}")),
     ]
-    return [line for said, line in lines if said]
+    return [line for is_shown, line in lines if is_shown]
 
 
 def _rates(summary: Summary) -> list[TableRow]:

@@ -46,9 +46,9 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _keys(section: msgspec.Struct, kind: type[msgspec.Struct]) -> list[tuple[str, tuple[Any, bool]]]:
-    usual = dict(_flat(msgspec.to_builtins(kind(), str_keys=True)))
-    said = _flat(msgspec.to_builtins(section, str_keys=True))
-    return [(name, (value, name in usual and value == usual[name])) for name, value in said]
+    defaults = dict(_flat(msgspec.to_builtins(kind(), str_keys=True)))
+    values = _flat(msgspec.to_builtins(section, str_keys=True))
+    return [(name, (value, name in defaults and value == defaults[name])) for name, value in values]
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -80,10 +80,10 @@ def notebook_html(summary: Summary) -> str:
 
 def _notebook_sentence(summary: Summary) -> str:
     total = summary.total
-    said = (
+    sentence = (
         f"{total.completed:,} of {total.arrived:,} requests completed in {to_seconds(summary.duration):,.1f} simulated seconds"
     )
-    return said + (f"; {format_share(total.attainment)} within {format_slo(summary.slo)}" if summary.slo else "")
+    return sentence + (f"; {format_share(total.attainment)} within {format_slo(summary.slo)}" if summary.slo else "")
 
 
 def _notebook_values(spread: LatencyStatistics | None) -> list[str]:
@@ -129,12 +129,12 @@ def _page_parts(results: Results, summary: Summary, setup: RunSetup) -> Iterator
 def _subtitle(summary: Summary, setup: RunSetup) -> str:
     total = summary.total
     done = f"{total.arrived:,} requests" if total.completed < total.arrived else f"all of {total.arrived:,} requests completed"
-    said = [f"{done}, {to_seconds(summary.duration):,.1f} s simulated, seed {setup.seed}"]
+    parts = [f"{done}, {to_seconds(summary.duration):,.1f} s simulated, seed {setup.seed}"]
     if setup.horizon is not None:
-        said.append(f"ended after {to_seconds(setup.horizon):,g} s")
+        parts.append(f"ended after {to_seconds(setup.horizon):,g} s")
     if summary.slo:
-        said.append(f"SLO: {format_slo(summary.slo)}")
-    return " · ".join(said)
+        parts.append(f"SLO: {format_slo(summary.slo)}")
+    return " · ".join(parts)
 
 
 def _charts(title: str, panels: Sequence[Panel]) -> Iterator[str]:
@@ -150,14 +150,14 @@ def _setup(setup: RunSetup) -> Iterator[str]:
         yield f"<pre>{escape(setup.command)}</pre>\n"
     yield '<div class="config">\n'
     for name, keys in setup.flat_sections().items():
-        lines = "\n".join(_config_line(key, value, usual) for key, (value, usual) in keys.items())
+        lines = "\n".join(_config_line(key, value, is_default) for key, (value, is_default) in keys.items())
         yield f"<pre>{escape(name)}:\n{lines}</pre>\n"
     yield "</div></section>\n"
 
 
-def _config_line(key: str, value: Any, usual: bool) -> str:
-    said = escape(f"  {key}: {value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
-    return said if usual else f"<b>{said}</b>"
+def _config_line(key: str, value: Any, is_default: bool) -> str:
+    line = escape(f"  {key}: {value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
+    return line if is_default else f"<b>{line}</b>"
 
 
 def _file(name: str) -> str:

@@ -32,7 +32,7 @@ def linear_ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, about: int) -> list[float]:
-    """Return powers of ten between `low` and `high`, both above 0, with 2 and 5 between them if there is room; or linear ticks."""
+    """Return powers of ten between `low` and `high`, both above 0, with 2 and 5 between if there is room; or linear ticks."""
     if high < low * _CLOSE:
         return linear_ticks(low, high, about)
     first, last = floor(log10(low)), ceil(log10(high))
