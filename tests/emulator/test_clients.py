@@ -61,7 +61,7 @@ def test_arrivals_wait_for_no_answer_and_giving_up_frees_the_engine():
     [
         (429, [], b"{}", ClientOutcome.REJECTED),
         (503, [], b"{}", ClientOutcome.REJECTED),
-        (503, [(b"x-smg-preempted", b"true")], b"{}", ClientOutcome.PREEMPTED),
+        (503, [(b"x-smg-preempted", b"true")], b"{}", ClientOutcome.SLOT_PREEMPTED),
         (408, [], b"{}", ClientOutcome.REJECTED),
         (400, [], b"{}", ClientOutcome.FAILED),
         (200, [], b"data: {}\n\ndata: [DONE]\n\n", ClientOutcome.COMPLETED),

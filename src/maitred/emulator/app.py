@@ -1,8 +1,8 @@
-"""An emulated engine as clients see it: OpenAI's endpoints, vLLM's metrics, what gateways ask of SGLang's `/server_info`,
-and `/emulator/state` for tests.
+"""The HTTP endpoints of an emulated engine: OpenAI's API, vLLM's metrics, the part of SGLang's `/server_info` that gateways
+read, and `/emulator/state` for tests.
 
-The head of a streamed answer leaves at once, the first event with the first token. A client who leaves, whether queued or
-being served, streaming or not, has its sequences aborted at once.
+The head of a streamed response is sent at once, the first event with the first token. When a client disconnects, its sequences
+are aborted at once, whether they wait or run, and whether the response streams or not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from maitred import __version__
-from maitred.emulator import embeddings, metrics
+from maitred.emulator import metrics
 from maitred.emulator.config import EngineConfig
 from maitred.emulator.engine import EmulatedEngine
 from maitred.emulator.pacer import LoopClock
@@ -22,6 +22,7 @@ from maitred.emulator.responses import (
     EndpointFormat,
     ResponseProgress,
     StreamedResponse,
+    embedding_response,
 )
 from maitred.emulator.schemas import ChatBody, CompletionBody, EmbeddingBody, GenerationBody, parse_body
 from maitred.instance import InstanceConfig
@@ -42,9 +43,9 @@ from maitred.wire.asgi import (
 
 Handler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Route: TypeAlias = tuple[tuple[str, ...], Handler]
-"""The methods it takes, and who answers."""
+"""The methods of an endpoint, and its handler."""
 
-_GET, _POST = ("GET", "HEAD"), ("POST",)  # the server sends no body in answer to HEAD
+_GET, _POST = ("GET", "HEAD"), ("POST",)  # the server drops the body of a response to HEAD
 _ONE_MODEL = "/v1/models/"
 ROUTING_KEY = b"x-smg-routing-key"
 
@@ -56,7 +57,7 @@ _STREAM_HEAD = {
 
 
 def _routing_key_of(scope: Scope, body: GenerationBody) -> str:
-    """Of the header, else of the body, else the adapter."""
+    """Return the routing key of the header, else of the body, else the adapter."""
     for name, value in scope["headers"]:
         if name == ROUTING_KEY and value:
             key: str = value.decode("latin-1")
@@ -65,10 +66,10 @@ def _routing_key_of(scope: Scope, body: GenerationBody) -> str:
 
 
 class EngineApp:
-    """A raw ASGI app with its engine."""
+    """A raw ASGI app with one engine."""
 
     def __init__(self, config: EngineConfig, instance: InstanceConfig) -> None:
-        """Raises ConfigError for an unknown scheduler."""
+        """Raise ConfigError for an unknown scheduler."""
         self._config = config
         self._instance = resolve_instance(instance)
         self._engine = EmulatedEngine(config, self._instance, LoopClock())
@@ -97,7 +98,7 @@ class EngineApp:
             return
 
     def _handler(self, scope: Scope) -> Handler:
-        """Raises ApiError 404 and 405."""
+        """Return the handler of a request. Raises ApiError 404 and 405."""
         path, method = scope["path"], scope["method"]
         route = self._one_model if path.startswith(_ONE_MODEL) else self._routes.get(path)
         if route is None:
@@ -110,39 +111,39 @@ class EngineApp:
         return handler
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ask = parse_body(await read_body(scope, receive, self._config.max_body_bytes), ChatBody)
-        await self._generate(ask, ChatFormat(), scope, receive, send)
+        body = parse_body(await read_body(scope, receive, self._config.max_body_bytes), ChatBody)
+        await self._generate(body, ChatFormat(), scope, receive, send)
 
     async def _completion(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ask = parse_body(await read_body(scope, receive, self._config.max_body_bytes), CompletionBody)
-        await self._generate(ask, CompletionFormat(), scope, receive, send)
+        body = parse_body(await read_body(scope, receive, self._config.max_body_bytes), CompletionBody)
+        await self._generate(body, CompletionFormat(), scope, receive, send)
 
     async def _generate(
         self, body: GenerationBody, endpoint_format: EndpointFormat, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Raises ApiError, and ClientDisconnected when nobody is left to answer."""
-        reply, requests = self._engine.plan(body, endpoint_format, _routing_key_of(scope, body))
-        answer: ResponseProgress
+        """Generate a response. Raises ApiError, and ClientDisconnected if the client disconnects before the end."""
+        plan, requests = self._engine.plan(body, endpoint_format, _routing_key_of(scope, body))
+        response: ResponseProgress
         if body.stream:
             await send(_STREAM_HEAD)
-            answer = StreamedResponse(reply, send)
+            response = StreamedResponse(plan, send)
         else:
-            answer = BufferedResponse(reply)
-        departure = DisconnectWatcher(receive, lambda: _on_client_gone(answer))
+            response = BufferedResponse(plan)
+        departure = DisconnectWatcher(receive, lambda: _on_client_gone(response))
         try:
-            self._engine.start(reply, requests, answer)
-            await answer.done
+            self._engine.start(plan, requests, response)
+            await response.done
         finally:
             departure.stop()
             self._engine.abort(requests)
         if not body.stream:
-            await send_json(send, 200, reply.complete())
+            await send_json(send, 200, plan.complete())
 
     async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Not paced: answered at once."""
-        ask = parse_body(await read_body(scope, receive, self._config.max_body_bytes), EmbeddingBody)
-        self._engine.check_model(ask.model)
-        payload, prompt_tokens = embeddings.embedding_response(ask, self._engine.model)
+        """Answer at once: embeddings are not paced."""
+        body = parse_body(await read_body(scope, receive, self._config.max_body_bytes), EmbeddingBody)
+        self._engine.check_model(body.model)
+        payload, prompt_tokens = embedding_response(body, self._engine.model)
         self._engine.metrics.count_prompt_tokens(prompt_tokens)
         await send_json(send, 200, payload)
 
@@ -179,7 +180,7 @@ class EngineApp:
 
 
 async def _do_nothing() -> None:
-    """An engine has nothing to prepare, and when the server stops every answer has ended."""
+    """Do nothing: an engine needs no preparation, and when the server stops every response has ended."""
 
 
 def _on_client_gone(response: ResponseProgress) -> None:

@@ -1,9 +1,11 @@
-"""What clients saw, counted per class. Whatever was sent is waiting, in flight, or has ended in exactly one way.
+"""Emulated clients: a workload replayed over HTTP in an open loop, and what the clients saw, counted per class.
 
-Emulated clients: a workload replayed over HTTP, open loop.
+Each job is sent at its arrival, whether or not earlier jobs have their answers. A closed loop would slow down with the server
+and hide its queue. An answer has exactly the length of the job.
 
-Each job is sent at its arrival whether or not the ones before it have been answered, as users do it; a closed loop would
-slow down with the server and hide its queue. An answer has exactly the length that the job names.
+A request that was sent is waiting, in flight, or has ended with exactly one outcome:
+
+    num_sent  =  num_waiting  +  num_in_flight  +  sum of num_ended
 """
 
 from __future__ import annotations
@@ -27,21 +29,21 @@ from maitred.workload import Job
 
 
 class ClientOutcome(Enum):
-    """How a request ended, as its client sees it."""
+    """The end of a request, as its client sees it."""
 
     COMPLETED = "completed"
     REJECTED = "rejected"
-    """Refused by a server that had no room for it (429, 503) or none in time (408)."""
-    PREEMPTED = "preempted"
-    """Its slot was taken back for a request of a higher class (503, and a header says so)."""
+    """The server had no room for the request (429, 503), or none in time (408)."""
+    SLOT_PREEMPTED = "preempted"
+    """The slot went to a request of a higher class (503 with `x-smg-preempted`)."""
     FAILED = "failed"
-    """Any other error, or an answer that broke off."""
+    """Any other error, or an incomplete answer."""
     CANCELLED = "cancelled"
-    """By the client itself."""
+    """The client cancelled the request."""
 
 
 class ClassOutcomes(msgspec.Struct, frozen=True):
-    """One class at the end. Times are milliseconds, over completed requests; None without any."""
+    """The outcomes of one class. Times are in ms, over completed requests; None if there are none."""
 
     completed: int
     rejected: int
@@ -59,17 +61,19 @@ class ClassStats:
     def __init__(self) -> None:
         self.num_sent = 0
         self.num_waiting = 0
-        """Sent, and no token has come yet."""
+        """Requests that were sent and have no token yet."""
         self.num_in_flight = 0
-        """Tokens are coming."""
+        """Requests whose tokens are coming."""
         self.num_ended = dict.fromkeys(ClientOutcome, 0)
         self._ttft = array("d")
         self._e2e = array("d")
 
     def ttft_ms(self, percent: float) -> float | None:
+        """Return the percentile of the times to the first token."""
         return percentile_ms(self._ttft, percent)
 
     def outcomes(self) -> ClassOutcomes:
+        """Return the counts and percentiles so far."""
         return ClassOutcomes(
             **{outcome.value: number for outcome, number in self.num_ended.items()},
             ttft_p50_ms=self.ttft_ms(50),
@@ -79,54 +83,57 @@ class ClassStats:
 
 
 class SentRequest:
-    """One request on its way, from `send` to `end`. All times are seconds of one clock."""
+    """One request from `ClientStats.on_send` to `on_end`. All times are seconds of one clock."""
 
     __slots__ = ("_class", "_first_token_at", "_sent_at")
 
-    def __init__(self, tally: ClassStats, now: float) -> None:
-        self._class = tally
+    def __init__(self, stats: ClassStats, now: float) -> None:
+        self._class = stats
         self._sent_at = now
         self._first_token_at: float | None = None
-        tally.num_sent += 1
-        tally.num_waiting += 1
+        stats.num_sent += 1
+        stats.num_waiting += 1
 
     def on_token(self, now: float) -> None:
-        """There are tokens; only the first time counts."""
+        """Note that tokens have come; only the first call counts."""
         if self._first_token_at is None:
             self._first_token_at = now
             self._class.num_waiting -= 1
             self._class.num_in_flight += 1
 
     def on_end(self, outcome: ClientOutcome, now: float) -> None:
-        """Call it once."""
-        tally = self._class
+        """Note the end of the request. Called once."""
+        stats = self._class
         if self._first_token_at is None:
-            tally.num_waiting -= 1
+            stats.num_waiting -= 1
         else:
-            tally.num_in_flight -= 1
-        tally.num_ended[outcome] += 1
+            stats.num_in_flight -= 1
+        stats.num_ended[outcome] += 1
         if outcome is ClientOutcome.COMPLETED and self._first_token_at is not None:
-            tally._ttft.append(self._first_token_at - self._sent_at)
-            tally._e2e.append(now - self._sent_at)
+            stats._ttft.append(self._first_token_at - self._sent_at)
+            stats._e2e.append(now - self._sent_at)
 
 
 class ClientStats:
-    """All classes that sent something."""
+    """The requests of all classes."""
 
     def __init__(self, classes: Sequence[PriorityClass] = ()) -> None:
-        """`classes` are listed from the start, in this order."""
+        """`classes` come first, in this order, even without requests."""
         self.classes = {priority_class: ClassStats() for priority_class in classes}
 
     @property
     def num_sent(self) -> int:
-        return sum(tally.num_sent for tally in self.classes.values())
+        """Requests sent, of all classes."""
+        return sum(stats.num_sent for stats in self.classes.values())
 
     def on_send(self, priority_class: PriorityClass, now: float) -> SentRequest:
+        """Note that a request was sent, and return what notes its course."""
         return SentRequest(self.classes.setdefault(priority_class, ClassStats()), now)
 
 
 def percentile_ms(seconds: Sequence[float], percent: float) -> float | None:
-    """The smallest of the values that `percent` of them do not exceed (nearest rank), in ms to a tenth; None of nothing."""
+    """Return the smallest value that `percent` of the values do not exceed (nearest rank), in ms to a tenth, or None if there
+    are no values."""
     if not seconds:
         return None
     rank = max(1, -(-len(seconds) * percent // 100))
@@ -140,7 +147,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def repeat_jobs(jobs: Iterable[Job], period: Micros) -> Iterator[Job]:
-    """`jobs` for ever, each round `period` after the one before; they must all arrive within it."""
+    """Yield `jobs` again and again, each round `period` after the previous one. All of them must arrive within `period`."""
     kept = list(jobs)
     start: Micros = 0
     while kept:
@@ -150,7 +157,7 @@ def repeat_jobs(jobs: Iterable[Job], period: Micros) -> Iterator[Job]:
 
 
 class WorkloadClients:
-    """As many clients as it takes, of one server."""
+    """Clients of one server, as many as the workload needs."""
 
     def __init__(self, client: UpstreamClient, server: Origin, model: str, stats: ClientStats) -> None:
         self._client = client
@@ -160,45 +167,46 @@ class WorkloadClients:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def send_jobs(self, jobs: Iterable[Job]) -> None:
-        """Send every job when it is due, counted from now. Ends with the last one sent; cancel it to send no more."""
+        """Send every job when it is due, counted from now. Returns when the last job has been sent; cancel the call to stop
+        earlier."""
         start = monotonic()
         for job in jobs:
             early = start + to_seconds(job.request.arrival) - monotonic()
             if early > 0:
                 await asyncio.sleep(early)
-            flight = asyncio.create_task(self._send(job))
-            self._tasks.add(flight)
-            flight.add_done_callback(self._tasks.discard)
+            task = asyncio.create_task(self._send(job))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def wait_until_done(self) -> None:
-        """Until every answer that is on its way has come."""
+        """Wait until every request that was sent has ended."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def cancel_open(self) -> None:
-        """Cancel whatever is still on its way."""
-        flights = tuple(self._tasks)
-        for flight in flights:
-            flight.cancel()
-        await asyncio.gather(*flights, return_exceptions=True)
+        """Cancel the requests that have not ended."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _send(self, job: Job) -> None:
-        flight = self._stats.on_send(job.request.priority_class, monotonic())
+        sent = self._stats.on_send(job.request.priority_class, monotonic())
         outcome = ClientOutcome.CANCELLED
         try:
-            outcome = await self._exchange(job, flight)
+            outcome = await self._exchange(job, sent)
         except UpstreamError:
             outcome = ClientOutcome.FAILED
         finally:
-            flight.on_end(outcome, monotonic())
+            sent.on_end(outcome, monotonic())
 
     async def _exchange(self, job: Job, sent: SentRequest) -> ClientOutcome:
-        """Raises UpstreamError."""
+        """Send one request, read its response, and return the outcome. Raises UpstreamError."""
         headers = [(b"content-type", b"application/json"), (b"x-smg-priority", job.request.priority_class.label.encode())]
         response = await self._client.request(self._server, "POST", "/v1/chat/completions", headers, self._body(job))
         tail = b""
 
-        def heard(piece: bytes, _more: bool) -> None:
+        def on_piece(piece: bytes, _more: bool) -> None:
             nonlocal tail
             sent.on_token(monotonic())
             tail = (tail + piece)[-len(sse.DONE) :]
@@ -208,7 +216,7 @@ class WorkloadClients:
                 while await response.read_piece():
                     pass
                 return _outcome_of_error(response)
-            await response.pipe_body(heard)
+            await response.pipe_body(on_piece)
         finally:
             response.close()
         return ClientOutcome.COMPLETED if tail == sse.DONE else ClientOutcome.FAILED
@@ -227,11 +235,12 @@ class WorkloadClients:
 
 def _outcome_of_error(response: UpstreamResponse) -> ClientOutcome:
     if _PREEMPTED_HEADER in response.headers:
-        return ClientOutcome.PREEMPTED
+        return ClientOutcome.SLOT_PREEMPTED
     return ClientOutcome.REJECTED if response.status in _REJECTIONS else ClientOutcome.FAILED
 
 
 def _prompt_text(request: Request) -> str:
-    """So long that, with what the chat template adds, it has the tokens that the job names (or the fewest there can be)."""
+    """Return a text that has the tokens of the job's prompt together with what the chat template adds, or one token if that
+    alone is more."""
     added = tokens.CHAT_TOKENS_PER_MESSAGE + tokens.CHAT_TOKENS_FOR_ANSWER
     return tokens.filler(max(1, request.prompt_tokens - added))

@@ -1,4 +1,4 @@
-"""What an emulated engine is told beside its `instance` section."""
+"""The configuration of an emulated engine, beside its `instance` section."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from maitred.workload.lengths import parse_lengths
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The `engine` section. Raises ValueError for values that make no sense."""
+    """The `engine` section. Raises ValueError for values that are out of range."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""

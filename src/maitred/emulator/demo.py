@@ -1,11 +1,13 @@
-"""The demo: two emulated engines, the gateway in front of them, and a mixed load that it has to sort.
+"""The demo: two emulated engines, the gateway in front of them, and a mixed load.
 
     bulk flood ──┐                                  ┌── engine, 16 slots
                  ├── gateway (slots, class queues) ─┤
     chats ───────┘                                  └── engine, 16 slots
 
-The gateway gives out as many slots as the engines run sequences, so whoever waits, waits at the gateway, where classes
-count. The flood needs more than there are; chats must not notice, even if that costs a bulk request its slot now and then.
+The gateway has as many slots as the engines run sequences, so requests wait at the gateway, where classes count, and not in the
+engines. The flood needs more slots than there are. Chats should not notice it, even if a bulk request loses its slot for them.
+
+Errors of a process, signals and the end of the load all end in the same place: the `async with` of the processes.
 """
 
 from __future__ import annotations
@@ -28,44 +30,45 @@ from maitred.workload import sample_jobs
 
 MODEL = "emulated"
 SLOTS_PER_ENGINE = 16
-"""Per engine."""
+"""Slots, and sequences that run at once."""
 LATENCY = "linear:14000,8,500"
-"""A full batch of 16 takes 22 ms a step: 1,450 tokens/s for both engines, which two shared cores carry with ease."""
+"""A full batch of 16 takes 22 ms per step: 1,450 tokens/s for both engines, which two shared cores can pace."""
 
 SAMPLE_PERIOD: Micros = 60 * SECOND
-"""The sample `mixed` is one minute."""
+"""The duration of the sample `mixed`."""
 
 DRAIN_SECS = 15.0
-"""For the answers that are on their way when the load ends: a whole wave of the flood needs less."""
+"""Time for the requests that are open when the load ends. A whole wave of the flood needs less."""
 
 T = TypeVar("T")
 
 _LEAK_GRACE_SECS = 3.0
-"""How long after the last client has left a slot may still be held before it counts as leaked."""
+"""Time after the last request in which a slot may still be held before it counts as leaked."""
 
 
 class DemoSummary(msgspec.Struct, frozen=True):
-    """What came of it. Every arrival is in one of the counts of its class."""
+    """The result of a demo. Every arrival is in one of the counts of its class."""
 
     seconds: float
-    """How long requests were sent."""
+    """Time in which requests were sent."""
     arrivals: int
     classes: dict[str, ClassOutcomes]
     leaked_slots: int
-    """Held at the gateway although nobody waits for anything any more."""
+    """Slots held at the gateway after all requests have ended."""
 
 
 class DemoObserver(Protocol):
-    """Who watches the demo."""
+    """What a demo shows its state to."""
 
     refresh_secs: float
+    """Time between two calls of `on_progress`."""
 
     def on_start(self, url: str) -> None:
-        """The gateway at `url` is ready and the load begins."""
+        """Called when the gateway at `url` is ready and the load begins."""
         ...
 
     def on_progress(self, stats: ClientStats, seconds: float) -> None:
-        """What it is like after so many seconds; called again and again."""
+        """Called again and again with the requests so far, `seconds` after the start of the load."""
         ...
 
 
@@ -73,7 +76,7 @@ class Demo:
     """One run of the demo."""
 
     def __init__(self, observer: DemoObserver, seconds: float | None) -> None:
-        """`seconds`: how long to send requests; None: until a signal."""
+        """`seconds` is the time in which requests are sent, or None for until a signal."""
         self._observer = observer
         self._seconds = seconds
         self._stats = ClientStats((PriorityClass.INTERACTIVE, PriorityClass.BULK))
@@ -81,15 +84,18 @@ class Demo:
         self._stop = asyncio.Event()
 
     async def run(self) -> DemoSummary:
-        """The first SIGINT, SIGTERM or SIGHUP ends the load early; another one, or one before the load has begun, cancels
-        this. Raises DemoProcessError if a child process fails."""
-        async with contextlib.AsyncExitStack() as ends:
-            ends.enter_context(self._signal_handlers())
-            stage = await ends.enter_async_context(DemoProcesses())
+        """Run the demo and return its result.
+
+        The first SIGINT, SIGTERM or SIGHUP ends the load early. Another one, or one before the load has begun, cancels the
+        call. Raises DemoProcessError if a process fails.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(self._signal_handlers())
+            processes = await stack.enter_async_context(DemoProcesses())
             client = UpstreamClient()
-            ends.push_async_callback(client.close)
-            url = await _start_processes(stage)
-            return await _run_unless_process_exits(stage, self._run_load(client, url))
+            stack.push_async_callback(client.close)
+            url = await _start_processes(processes)
+            return await _run_unless_process_exits(processes, self._run_load(client, url))
 
     async def _run_load(self, client: UpstreamClient, url: str) -> DemoSummary:
         gateway = Origin.parse(url)
@@ -97,21 +103,20 @@ class Demo:
         self._observer.on_start(url)
         seconds = await self._send_load(WorkloadClients(client, gateway, MODEL, self._stats))
         leaked = await _leaked_slots(client, gateway)
-        classes = {priority_class.label: tally.outcomes() for priority_class, tally in self._stats.classes.items()}
+        classes = {priority_class.label: stats.outcomes() for priority_class, stats in self._stats.classes.items()}
         return DemoSummary(round(seconds, 1), self._stats.num_sent, classes, leaked)
 
     async def _send_load(self, clients: WorkloadClients) -> float:
-        """Send requests for as long as is wanted, and let the answers come in. Returns how long it was, in seconds."""
+        """Send the load, wait for the answers, and return how long requests were sent, in seconds."""
         start, self._load_running = monotonic(), True
-        looking = asyncio.create_task(self._report_progress(start))
+        reporting = asyncio.create_task(self._report_progress(start))
+        jobs = repeat_jobs(sample_jobs("mixed"), SAMPLE_PERIOD)
         try:
-            await _wait_for_first(
-                self._seconds, clients.send_jobs(repeat_jobs(sample_jobs("mixed"), SAMPLE_PERIOD)), self._stop.wait()
-            )
+            await _wait_for_first(self._seconds, clients.send_jobs(jobs), self._stop.wait())
             seconds = monotonic() - start
             await _wait_for_first(DRAIN_SECS, clients.wait_until_done(), self._stop.wait())
         finally:
-            looking.cancel()
+            reporting.cancel()
             await clients.cancel_open()
         self._observer.on_progress(self._stats, monotonic() - start)
         return seconds
@@ -126,7 +131,7 @@ class Demo:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 
-        def heed() -> None:
+        def on_signal() -> None:
             if self._load_running and not self._stop.is_set():
                 self._stop.set()
             else:
@@ -134,7 +139,7 @@ class Demo:
 
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         for number in numbers:
-            loop.add_signal_handler(number, heed)
+            loop.add_signal_handler(number, on_signal)
         try:
             yield
         finally:
@@ -142,32 +147,32 @@ class Demo:
                 loop.remove_signal_handler(number)
 
 
-async def _start_processes(stage: DemoProcesses) -> str:
-    """Start the engines, then the gateway; its URL. Raises DemoProcessError."""
+async def _start_processes(processes: DemoProcesses) -> str:
+    """Start the engines, then the gateway, and return the URL of the gateway. Raises DemoProcessError."""
     engine = ("engine", "--port", "0", "--model", MODEL, "--max-num-seqs", str(SLOTS_PER_ENGINE), "--latency", LATENCY)
-    engines = [await stage.start(f"{nth} engine", *engine) for nth in ("first", "second")]
-    backends = [f"--backend={await child.wait_until_listening()}" for child in engines]
+    engines = [await processes.start(f"{nth} engine", *engine) for nth in ("first", "second")]
+    backends = [f"--backend={await process.wait_until_listening()}" for process in engines]
     classes = ("--admission", "priority", "--default-max-class", "interactive")
-    gateway = await stage.start(
+    gateway = await processes.start(
         "gateway", "serve", "--port", "0", "--slots-per-backend", str(SLOTS_PER_ENGINE), *classes, *backends
     )
     return await gateway.wait_until_listening()
 
 
-async def _run_unless_process_exits(stage: DemoProcesses, performance: Coroutine[Any, Any, T]) -> T:
-    """Raises DemoProcessError if a child ends by itself meanwhile."""
-    performing, dying = asyncio.create_task(performance), asyncio.create_task(stage.wait_for_exit())
+async def _run_unless_process_exits(processes: DemoProcesses, run: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `run`. Raises DemoProcessError if a process ends by itself meanwhile."""
+    running, exiting = asyncio.create_task(run), asyncio.create_task(processes.wait_for_exit())
     try:
-        await asyncio.wait({performing, dying}, return_when=asyncio.FIRST_COMPLETED)
-        if dying.done():
-            raise dying.result()
-        return performing.result()
+        await asyncio.wait({running, exiting}, return_when=asyncio.FIRST_COMPLETED)
+        if exiting.done():
+            raise exiting.result()
+        return running.result()
     finally:
-        await _cancel_and_wait(performing, dying)
+        await _cancel_and_wait(running, exiting)
 
 
 async def _wait_for_first(seconds: float | None, *awaited: Coroutine[Any, Any, object]) -> None:
-    """Wait for the first of them to end, at most `seconds`, and cancel the rest. Raises what it raised."""
+    """Wait at most `seconds` until the first of them ends, and cancel the others. Raises what the first one raised."""
     tasks = [asyncio.create_task(each) for each in awaited]
     try:
         done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -188,20 +193,20 @@ class _BackendState(msgspec.Struct):
 
 
 class _ReadyPage(msgspec.Struct):
-    """Of the gateway's /ready, what we look at."""
+    """The part of the gateway's `/ready` that the demo reads."""
 
     backends: list[_BackendState]
 
 
 class _StatePage(msgspec.Struct):
-    """Of its /maitred/state."""
+    """The part of the gateway's `/maitred/state` that the demo reads."""
 
     in_flight: int
     waiting: int
 
 
 async def _until_ready(client: UpstreamClient, gateway: Origin) -> None:
-    """Until the gateway has found all its backends healthy."""
+    """Wait until the gateway has found all its backends healthy."""
     while True:
         ready = msgspec.json.decode(await _get(client, gateway, "/ready"), type=_ReadyPage)
         if all(backend.healthy for backend in ready.backends):
@@ -210,17 +215,18 @@ async def _until_ready(client: UpstreamClient, gateway: Origin) -> None:
 
 
 async def _leaked_slots(client: UpstreamClient, gateway: Origin) -> int:
-    """Slots still held when every client has left. A disconnect takes a moment to be noticed: that is no leak."""
-    patience = monotonic() + _LEAK_GRACE_SECS
+    """Return the slots that are still held after all requests have ended. The gateway notices a disconnect a moment later,
+    which is no leak, hence the grace time."""
+    give_up_at = monotonic() + _LEAK_GRACE_SECS
     while True:
         state = msgspec.json.decode(await _get(client, gateway, "/maitred/state"), type=_StatePage)
-        if not (state.in_flight or state.waiting) or monotonic() > patience:
+        if not (state.in_flight or state.waiting) or monotonic() > give_up_at:
             return state.in_flight
         await asyncio.sleep(0.05)
 
 
 async def _get(client: UpstreamClient, server: Origin, path: str) -> bytes:
-    """Raises UpstreamError, and DemoProcessError unless it is answered with 200, or with 503 by a gateway that is not ready."""
+    """Return the body of a page. Raises UpstreamError, and DemoProcessError for a status other than 200 and 503 (not ready)."""
     response = await client.request(server, "GET", path)
     try:
         body = b"".join([piece async for piece in response])

@@ -1,11 +1,12 @@
-"""A stage of child processes: servers of this program, each started as a user would start it, and surely ended.
+"""Child processes of the demo: servers of this program, each started as a user would start it, and always stopped.
 
-    start     a child is begun; `listening` waits until it has said its URL, or is an error that repeats what it said
-    died      a child that ends before it is told to is to take the whole stage down, with its last words
-    leave     all are told to end; those that do not in time are killed
+    start                   starts a process; `wait_until_listening` returns its URL, or raises an error that quotes its stderr
+    wait_for_exit           returns when a process ends before it is told to, with its last line
+    leaving the `async with` terminates all processes, and kills those that do not end in time
 
-Children have a session of their own, so that Ctrl-C in the terminal reaches the parent alone, which then ends them in order.
-Where the parent cannot (SIGKILL), their standard input ends with it, and they with that (`maitred.cli.demo_child`).
+Each process has a session of its own, so that Ctrl-C in the terminal reaches the parent only, which then stops them in order.
+If the parent cannot do that (SIGKILL), the standard input of the processes ends with the parent, and the processes end with
+their standard input (`maitred.cli.demo_child`).
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _URL = re.compile(r"^maitred: \w+ on (http://[^\s,]+)")
 
 
 class DemoProcessError(MaitredError):
-    """A child process did not come up, or ended before its time."""
+    """A process did not start listening, or ended before it was told to."""
 
 
 class DemoProcess:
-    """A child process. What it says on stderr is read to the end, so that it never waits for us; the last line is kept,
-    unless it only says the URL."""
+    """A child process. Its stderr is read to the end, so that it never blocks; the last line is kept, except the one that names
+    the URL."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self._name = name
@@ -41,14 +42,14 @@ class DemoProcess:
         self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._last_line = ""
         self.reader = asyncio.create_task(self._read_stderr())
-        """Ends with the process."""
+        """The task that reads stderr. It ends with the process."""
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     async def wait_until_listening(self) -> str:
-        """Wait until it accepts connections, and return its URL. Raises DemoProcessError."""
+        """Wait until the process accepts connections, and return its URL. Raises DemoProcessError."""
         awaited: set[asyncio.Future[Any]] = {self._url, self.reader}
         await asyncio.wait(awaited, timeout=START_SECS, return_when=asyncio.FIRST_COMPLETED)
         if self._url.done():
@@ -58,12 +59,13 @@ class DemoProcess:
         raise DemoProcessError(f"the {self._name} did not come up within {START_SECS:.0f} s: {self._last_line}")
 
     def exit_error(self) -> DemoProcessError:
-        """What to say of a child that ended by itself."""
+        """Return the error for a process that ended by itself."""
         status = self._process.returncode or 0
         how = f"was ended by signal {-status}" if status < 0 else f"ended with exit code {status}"
         return DemoProcessError(f"the {self._name} {how}" + (f": {self._last_line}" if self._last_line else ""))
 
     async def stop(self) -> None:
+        """Terminate the process, and kill it after `STOP_SECS`."""
         self._signal(self._process.terminate)
         await asyncio.wait({self.reader}, timeout=STOP_SECS)
         self.kill()
@@ -80,35 +82,36 @@ class DemoProcess:
     async def _read_stderr(self) -> None:
         assert self._process.stderr is not None
         async for line in self._process.stderr:
-            said = line.decode(errors="replace").strip()
-            found = _URL.search(said)
+            text = line.decode(errors="replace").strip()
+            found = _URL.search(text)
             if found and not self._url.done():
                 self._url.set_result(found[1])
-            elif said:
-                self._last_line = said
+            elif text:
+                self._last_line = text
         await self._process.wait()
 
 
 class DemoProcesses:
-    """Use it in an `async with`: whatever happens, no child survives the block."""
+    """The processes of a demo. Use it in an `async with` block; no process survives the block."""
 
     def __init__(self) -> None:
         self._processes: list[DemoProcess] = []
 
     async def start(self, name: str, *arguments: str) -> DemoProcess:
-        """Begin `maitred ARGUMENTS`; errors will call it `name`. It does not see our MAITRED_* variables."""
+        """Start `maitred ARGUMENTS` without the MAITRED_* variables of this process. Errors call the process `name`."""
         spawning = asyncio.create_task(_spawn(arguments))
         try:
             await asyncio.shield(spawning)
-        finally:  # if this is cancelled, the process is begun all the same, and has to be ended
-            child = DemoProcess(name, await spawning)
-            self._processes.append(child)
-        return child
+        finally:
+            # A cancellation does not keep the process from starting, so it is registered and stopped all the same.
+            process = DemoProcess(name, await spawning)
+            self._processes.append(process)
+        return process
 
     async def wait_for_exit(self) -> DemoProcessError:
-        """Wait until a child ends by itself, and say which."""
-        await asyncio.wait({child.reader for child in self._processes}, return_when=asyncio.FIRST_COMPLETED)
-        return next(child.exit_error() for child in self._processes if child.reader.done())
+        """Wait until a process ends by itself, and return its error."""
+        await asyncio.wait({process.reader for process in self._processes}, return_when=asyncio.FIRST_COMPLETED)
+        return next(process.exit_error() for process in self._processes if process.reader.done())
 
     async def __aenter__(self) -> Self:
         return self
@@ -117,10 +120,10 @@ class DemoProcesses:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await asyncio.gather(*(child.stop() for child in self._processes))
+            await asyncio.gather(*(process.stop() for process in self._processes))
         except asyncio.CancelledError:
-            for child in self._processes:
-                child.kill()
+            for process in self._processes:
+                process.kill()
             raise
 
 

@@ -1,4 +1,4 @@
-"""The engine behind the endpoints: from what a client asks to sequences in the instance, and back."""
+"""The engine behind the endpoints: from a request body to sequences in the instance, and back to the response."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from random import Random
 import msgspec
 
 from maitred.compat.instance_rules import instance_rules
-from maitred.core.request import Request, RequestId
+from maitred.core.request import Request
 from maitred.emulator.config import EngineConfig
-from maitred.emulator.finish_reasons import FinishReason, FinishSampler, PlannedFinish
+from maitred.emulator.finish_reasons import FinishSampler, PlannedFinish
 from maitred.emulator.metrics import EngineMetrics
 from maitred.emulator.pacer import PacedAnswer, Pacer, PacerClock
 from maitred.emulator.responses import EndpointFormat, ResponsePlan, ResponseProgress
@@ -24,7 +24,7 @@ from maitred.wire.asgi import ApiError
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """What /emulator/state says. Counts of sequences, in all but for those that are there now."""
+    """The body of `/emulator/state`: counts of sequences. `waiting` and `running` are current, the others are totals."""
 
     waiting: int
     running: int
@@ -39,7 +39,7 @@ class EmulatedEngine:
     """One emulated engine."""
 
     def __init__(self, config: EngineConfig, instance: InstanceConfig, clock: PacerClock) -> None:
-        """Raises ConfigError for an unknown scheduler."""
+        """Raise ConfigError for an unknown scheduler."""
         self.model = config.model
         self._model_len = instance.model_len
         paced = msgspec.structs.replace(instance, step_by_step=True, async_scheduling=False)
@@ -49,12 +49,12 @@ class EmulatedEngine:
         self._finish_sampler = FinishSampler(config.output_tokens, config.seed)
         self._ids = itertools.count()
         self._id_suffix = secrets.token_hex(4)
-        """Makes the ids of two engines differ."""
+        """A part of response ids that differs between engines."""
         self._num_accepted = 0
         self._num_aborted = 0
 
     def check_model(self, model: str | None) -> None:
-        """Raises ApiError 404 unless it is the one served. A request that names none means it."""
+        """Raise ApiError 404 unless `model` is the one that is served. A request without a model means that one."""
         if model is not None and model != self.model:
             message = f"the model {model!r} does not exist; this engine serves {self.model!r}"
             raise ApiError(404, message, kind="invalid_request_error", param="model", code="model_not_found")
@@ -62,11 +62,11 @@ class EmulatedEngine:
     def plan(
         self, body: GenerationBody, endpoint_format: EndpointFormat, routing_key: str = ""
     ) -> tuple[ResponsePlan, list[Request]]:
-        """What will be answered, and the sequences that will answer it. Raises ApiError 400 and 404."""
+        """Return the plan of the response, and the requests that will generate it. Raises ApiError 400 and 404."""
         self.check_model(body.model)
         body.reject_unsupported()
         requests = [self._make_request(body, prompt, routing_key) for prompt in body.prompts()]
-        reply = ResponsePlan(
+        plan = ResponsePlan(
             endpoint_format=endpoint_format,
             id=f"{endpoint_format.id_prefix}{self._id_suffix}-{requests[0].id}",
             created=int(datetime.now(UTC).timestamp()),
@@ -75,21 +75,22 @@ class EmulatedEngine:
             finishes=tuple(self._plan_finish(body, request) for request in requests),
             include_usage=body.include_usage,
         )
-        return reply, requests
+        return plan, requests
 
     def start(self, plan: ResponsePlan, requests: Sequence[Request], response: ResponseProgress) -> None:
-        """Enqueue them, all at once; `answer` is told of each choice's progress."""
+        """Enqueue the requests of a plan together. `response` is told of the progress of each choice."""
         self._num_accepted += len(requests)
-        each = enumerate(zip(requests, plan.finishes, strict=True))
+        finishes = enumerate(zip(requests, plan.finishes, strict=True))
         self._pacer.submit(
-            *(PacedAnswer(request, ending, partial(response.on_progress, index)) for index, (request, ending) in each)
+            *(PacedAnswer(request, finish, partial(response.on_progress, index)) for index, (request, finish) in finishes)
         )
 
     def abort(self, requests: Sequence[Request]) -> None:
-        """Take out those that are still there. Idempotent."""
+        """Abort those of the requests that have not ended. Idempotent."""
         self._num_aborted += sum(self._pacer.abort(request.id) for request in requests)
 
     def state(self) -> EngineState:
+        """Return the current state."""
         waiting, running = self._instance.waiting, self._instance.running
         return EngineState(
             waiting=waiting,
@@ -102,9 +103,9 @@ class EmulatedEngine:
         )
 
     def _make_request(self, body: GenerationBody, prompt: EmulatedPrompt, routing_key: str) -> Request:
-        """Raises ApiError 400 if it could never run."""
+        """Return the request for one prompt. Raises ApiError 400 if the instance could never run it."""
         request = Request(
-            id=self._next_id(),
+            id=next(self._ids),
             arrival=self._pacer.now(),
             prompt_tokens=prompt.tokens,
             prefix=prompt.prefix,
@@ -114,17 +115,14 @@ class EmulatedEngine:
             stream=bool(body.stream),
             priority=-(body.priority or 0.0),
         )
-        refusal = self._instance.rejection_reason(request)
-        if refusal is not None:
-            raise bad_request(refusal, code="context_length_exceeded")
+        rejection = self._instance.rejection_reason(request)
+        if rejection is not None:
+            raise bad_request(rejection, code="context_length_exceeded")
         return request
-
-    def _next_id(self) -> RequestId:
-        return next(self._ids)
 
     def _plan_finish(self, body: GenerationBody, request: Request) -> PlannedFinish:
         room = self._model_len - request.prompt_tokens
-        most = room if body.token_limit is None else body.token_limit
+        max_tokens = room if body.token_limit is None else body.token_limit
         if body.ignore_eos:
-            return PlannedFinish(most, FinishReason.LENGTH)
-        return self._finish_sampler.draw(max_tokens=most, min_tokens=body.min_tokens or 0)
+            return self._finish_sampler.exactly(max_tokens)
+        return self._finish_sampler.draw(max_tokens=max_tokens, min_tokens=body.min_tokens or 0)

@@ -1,8 +1,8 @@
-"""How long will an answer be, and why does it end there?
+"""Finish reasons: how long an answer is, and why it ends.
 
-An engine finds out when the model says "end of sequence" or the limit is reached; an emulated one draws the length in
-advance, from a seeded stream: the n-th prompt of a run has the same length in every run. With `ignore_eos` the model never
-ends by itself, so an answer has exactly as many tokens as it may.
+A real engine learns this when the model emits "end of sequence" or the limit is reached. An emulated engine draws the length in
+advance from a seeded stream, so the n-th prompt has the same answer length in every run. With `ignore_eos` the model never ends
+by itself, so an answer has exactly as many tokens as its limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from maitred.workload.lengths import parse_lengths
 
 
 class FinishReason(StrEnum):
-    """Why a request ended, in vLLM's words; clients see the first two."""
+    """The reason why a request ended, in vLLM's words. Clients see the first two."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -24,26 +24,27 @@ class FinishReason(StrEnum):
 
 
 class PlannedFinish(msgspec.Struct, frozen=True):
-    """An answer ends after `tokens` (at least 1), for this reason."""
+    """The length of an answer, at least 1, and the reason why it ends there."""
 
     output_tokens: int
     reason: FinishReason
 
 
 class FinishSampler:
-    """Draws endings."""
+    """Draws the lengths of answers."""
 
     def __init__(self, lengths: str | int, seed: int) -> None:
-        """Raises ConfigError unless `lengths` is a length distribution."""
+        """Raise ConfigError unless `lengths` is a length distribution."""
         self._lengths = parse_lengths(lengths)
         self._uniform = Random(f"{seed}/answers").random
 
     def draw(self, *, max_tokens: int, min_tokens: int = 0) -> PlannedFinish:
-        """For a model that ends by itself after at least `least` tokens, and is cut after `most` (at least 1)."""
+        """Return the finish of a model that ends by itself after at least `min_tokens`, and is cut after `max_tokens` (at least
+        1)."""
         drawn = max(min_tokens, self._lengths.draw(self._uniform))
         return PlannedFinish(drawn, FinishReason.STOP) if drawn <= max_tokens else self.exactly(max_tokens)
 
     @staticmethod
     def exactly(max_tokens: int) -> PlannedFinish:
-        """For a model that never ends by itself."""
+        """Return the finish of a model that never ends by itself."""
         return PlannedFinish(max_tokens, FinishReason.LENGTH)

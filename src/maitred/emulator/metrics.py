@@ -1,6 +1,6 @@
-"""What vLLM's dashboards and routers read, under vLLM's names: only what an emulated engine can fill truthfully.
+"""Metrics under vLLM's names, for vLLM's dashboards and routers: those that an emulated engine can fill truthfully.
 
-Times are those of who scrapes: virtual time divided by the engine's speed. There is one engine, "0".
+Times are in real time: virtual time divided by the speed of the engine. There is one engine, "0".
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
 
 class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request went that got its whole answer. Virtual times."""
+    """The course of a request that finished, in virtual time."""
 
     scheduled: Micros
-    """When it entered the running batch, to get its first token."""
+    """When the request entered the running batch."""
     first_token: Micros
     last_token: Micros
     output_tokens: int
@@ -61,7 +61,7 @@ class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceGauges(Protocol):
-    """What is read of the instance at each scrape."""
+    """The values that are read from the instance at each scrape."""
 
     @property
     def running(self) -> int: ...
@@ -72,7 +72,7 @@ class InstanceGauges(Protocol):
 
 
 class EngineMetrics:
-    """The metrics of one engine, in a registry of their own."""
+    """The metrics of one engine, in their own registry."""
 
     def __init__(self, model: str, config: InstanceConfig, load: InstanceGauges, *, speed: float = 1.0) -> None:
         self._registry = CollectorRegistry()
@@ -110,7 +110,8 @@ class EngineMetrics:
         self._cache_info(config)
 
     def on_first_token(self, request: Request, at: Micros, scheduled: Micros, cached: int) -> None:
-        """`scheduled`: when it entered the running batch, where `cached` tokens of its prompt were found."""
+        """Count a first token. The request entered the running batch at `scheduled`, with `cached` tokens of its prompt in the
+        prefix cache."""
         if self._caching:
             self._queries.inc(request.prompt_tokens)
             self._hits.inc(cached)
@@ -150,7 +151,7 @@ class EngineMetrics:
         self._num_ended[reason].inc()
 
     def exposition(self) -> bytes:
-        """The exposition text, of content type `EVENT_STREAM_TYPE`."""
+        """Return the exposition text, of the type `CONTENT_TYPE`."""
         return generate_latest(self._registry)
 
     def _seconds(self, span: Micros) -> float:
@@ -168,7 +169,7 @@ class EngineMetrics:
         Gauge(f"vllm:{name}", what, labels, registry=self._registry).labels(**labels).set_function(read)
 
     def _cache_info(self, config: InstanceConfig) -> None:
-        """A gauge of 1 that says all in its labels."""
+        """Set a gauge of 1 whose labels are the configuration of the KV cache."""
         labels = {
             **self._labels,
             "block_size": str(config.block_size_in_tokens),
@@ -180,7 +181,7 @@ class EngineMetrics:
 
 
 def _one_two_five(limit: int) -> Iterator[int]:
-    """1, 2, 5, 10, 20, 50, ... up to `limit`."""
+    """Yield 1, 2, 5, 10, 20, 50, ... up to `limit`."""
     power = 1
     while power <= limit:
         yield from (digit * power for digit in (1, 2, 5) if digit * power <= limit)

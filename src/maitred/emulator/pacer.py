@@ -1,15 +1,14 @@
-"""The clock of an event loop, as fine as a pacer needs it.
+"""The pacer: it ends the steps of an instance in virtual time when a real clock says so.
 
-The pacer: lets an instance's virtual steps end when the clock says so.
+The pacer owns the instance, the translation of clock time into virtual time, and one timer, set at the end of the step in
+progress. When the timer fires, every step that is due ends at the instant at which it was due, however late the timer is, and
+the next step begins there. So lateness never adds up, and a process that was held up catches up. Example with steps of 11 ms: a
+timer that should fire at 11 ms fires at 30 ms; the steps end at 11 and 22 ms, and the timer is set at 33 ms.
 
-It alone owns the instance, the translation of the clock into virtual time and one timer, set at the end of the step in
-progress. When the timer goes off, every step that is due by then ends at the instant that *it* was due, however late the
-timer is: the next step begins there too, so lateness never adds up, and a process that was held up catches up. What comes
-in from outside (a request, a client who leaves) comes in at the instant that it is; the steps that ended before are made
-up first.
+A new request or an abort takes effect at the instant at which it comes, after the steps that ended before.
 
-Whoever wants tokens is told how many there are by now, once per wake-up however many steps it made up, and makes the text
-itself. There is no task, no queue and no timer per request or token.
+A listener learns the number of its tokens once per wake-up, however many steps that were, and makes the text itself. There is
+no task, no queue and no timer per request or token.
 """
 
 from __future__ import annotations
@@ -26,23 +25,10 @@ from maitred.emulator.metrics import EngineMetrics, RequestTimes
 from maitred.instance import EventKind, Instance, InstanceEvent
 
 TIMER_GRAIN_SECS = 0.001
-"""uvloop's timers, and its `loop.time()`, are whole milliseconds."""
-
-
-class LoopClock:
-    """Monotonic time in full resolution, and the running loop's timers, which go off late rather than early: a timer that
-    goes off a fraction too early would be set again for nothing, over and over until the instant has come."""
-
-    def time(self) -> float:
-        return time.monotonic()
-
-    def call_at(self, when: float, callback: Callable[[], object], /) -> asyncio.TimerHandle:
-        delay = when - time.monotonic()
-        return asyncio.get_running_loop().call_later(delay + TIMER_GRAIN_SECS / 2 if delay > 0 else 0, callback)
-
+"""Resolution of uvloop's timers and of its `loop.time()`."""
 
 ProgressListener: TypeAlias = Callable[[int], object]
-"""Is told how many tokens of an answer are out, whenever there are more. It must not call the pacer back."""
+"""A function that is called with the number of tokens of an answer when it has grown. It must not call the pacer."""
 
 
 class PacerTimer(Protocol):
@@ -53,14 +39,28 @@ class PacerClock(Protocol):
     """What the pacer needs of an event loop."""
 
     def time(self) -> float:
-        """Seconds, never running backwards."""
+        """Return monotonic time in seconds."""
         ...
 
     def call_at(self, when: float, callback: Callable[[], object], /) -> PacerTimer: ...
 
 
+class LoopClock:
+    """Monotonic time in full resolution, with the timers of the running loop, which fire late rather than early.
+
+    A timer that fires a fraction too early would be set again for nothing, again and again until the instant has come.
+    """
+
+    def time(self) -> float:
+        return time.monotonic()
+
+    def call_at(self, when: float, callback: Callable[[], object], /) -> asyncio.TimerHandle:
+        delay = when - time.monotonic()
+        return asyncio.get_running_loop().call_later(delay + TIMER_GRAIN_SECS / 2 if delay > 0 else 0, callback)
+
+
 class PacedAnswer:
-    """An answer on its way, and how far it is."""
+    """An answer that is being generated."""
 
     __slots__ = (
         "first_token_at",
@@ -73,20 +73,20 @@ class PacedAnswer:
         "scheduled_at",
     )
 
-    def __init__(self, request: Request, ending: PlannedFinish, listener: ProgressListener) -> None:
+    def __init__(self, request: Request, planned_finish: PlannedFinish, listener: ProgressListener) -> None:
         self.request = request
-        self.planned_finish = ending
+        self.planned_finish = planned_finish
         self.listener = listener
         self.num_output_tokens = 0
         self.num_reported_tokens = 0
-        """The part of `emitted` that the listener knows of."""
+        """Tokens that the listener has been told of."""
         self.scheduled_at: Micros = 0
         self.first_token_at: Micros = 0
         self.last_token_at: Micros = 0
 
 
 class Pacer:
-    """Drives one instance (made with `step_by_step`) by a clock; `speed` virtual seconds pass per second."""
+    """Drives one instance, made with `step_by_step`, by a clock; `speed` virtual seconds pass per second."""
 
     def __init__(self, instance: Instance, clock: PacerClock, metrics: EngineMetrics, *, speed: float = 1.0) -> None:
         self._instance = instance
@@ -96,16 +96,16 @@ class Pacer:
         self._origin = clock.time()
         self._answers: dict[RequestId, PacedAnswer] = {}
         self._decoding: dict[RequestId, PacedAnswer] = {}
-        """Those that have had their first token: only they can have new ones."""
+        """Answers that have their first token. Only these can have new tokens."""
         self._timer: PacerTimer | None = None
 
     def now(self) -> Micros:
-        """Virtual time."""
+        """Return the virtual time."""
         return from_seconds((self._clock.time() - self._origin) * self._speed)
 
     def submit(self, *answers: PacedAnswer) -> None:
-        """Their requests enter the wait queue in the same instant. The instance must not refuse them, and `now()` must be
-        their arrival."""
+        """Enqueue the requests of the answers at the same instant. Their arrival must be `now()`, and the instance must not
+        reject them."""
         now = self._catch_up()
         for answer in answers:
             self._answers[answer.request.id] = answer
@@ -113,15 +113,15 @@ class Pacer:
         self._set_timer()
 
     def abort(self, request_id: RequestId) -> bool:
-        """Nobody wants the answer any more: it leaves the queue, or the running batch, at once. False: it is not here."""
+        """Take a request out of the queue or the running batch. Return whether it was there."""
         now = self._catch_up()
-        here = self._instance.abort(request_id, now)
-        if here:
+        found = self._instance.abort(request_id, now)
+        if found:
             del self._answers[request_id]
             self._decoding.pop(request_id, None)
             self._metrics.on_end(FinishReason.ABORT)
         self._set_timer()
-        return here
+        return found
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -131,22 +131,22 @@ class Pacer:
             self._set_timer()
 
     def _catch_up(self) -> Micros:
-        """End every step that is due, tell the listeners, and say what time it is."""
+        """End every step that is due, call the listeners, and return the virtual time."""
         now = self.now()
-        ended: list[PacedAnswer] = []
+        finished: list[PacedAnswer] = []
         while (due := self._instance.next_event()) is not None and due <= now:
-            self._end_step(due, ended)
-        self._report_progress(ended)
+            self._end_step(due, finished)
+        self._report_progress(finished)
         return now
 
-    def _end_step(self, due: Micros, ended: list[PacedAnswer]) -> None:
+    def _end_step(self, due: Micros, finished: list[PacedAnswer]) -> None:
         for event in self._instance.advance(due):
             if event.kind is EventKind.FIRST_TOKEN:
                 self._on_first_token(event)
             elif event.kind is EventKind.KV_PREEMPTED:
                 self._metrics.on_kv_preempted()
             elif event.kind is EventKind.FINISHED:
-                ended.append(self._on_finished(event))
+                finished.append(self._on_finished(event))
         for request_id, answer in self._decoding.items():
             self._count_tokens(answer, self._instance.num_output_tokens(request_id), due)
 
@@ -161,33 +161,33 @@ class Pacer:
         answer = self._answers.pop(event.seq.request.id)
         del self._decoding[event.seq.request.id]
         self._count_tokens(answer, event.seq.num_output_tokens, event.at)
-        course = RequestTimes(
+        times = RequestTimes(
             scheduled=answer.scheduled_at,
             first_token=answer.first_token_at,
             last_token=event.at,
             output_tokens=answer.num_output_tokens,
             preemptions=event.seq.num_preemptions,
         )
-        self._metrics.on_finished(answer.request, course, answer.planned_finish.reason)
+        self._metrics.on_finished(answer.request, times, answer.planned_finish.reason)
         return answer
 
-    def _count_tokens(self, answer: PacedAnswer, emitted: int, at: Micros) -> None:
-        fresh = emitted - answer.num_output_tokens
-        if not fresh:
+    def _count_tokens(self, answer: PacedAnswer, num_output_tokens: int, at: Micros) -> None:
+        num_new = num_output_tokens - answer.num_output_tokens
+        if not num_new:
             return
         if answer.num_output_tokens:
             self._metrics.observe_token_gap(at - answer.last_token_at)
-        self._metrics.count_output_tokens(fresh)
-        answer.num_output_tokens, answer.last_token_at = emitted, at
+        self._metrics.count_output_tokens(num_new)
+        answer.num_output_tokens, answer.last_token_at = num_output_tokens, at
 
-    def _report_progress(self, ended: list[PacedAnswer]) -> None:
-        for answer in (*self._decoding.values(), *ended):
+    def _report_progress(self, finished: list[PacedAnswer]) -> None:
+        for answer in (*self._decoding.values(), *finished):
             if answer.num_output_tokens > answer.num_reported_tokens:
                 answer.num_reported_tokens = answer.num_output_tokens
                 answer.listener(answer.num_output_tokens)
 
     def _set_timer(self) -> None:
-        """Set the timer at the end of the step in progress; this begins the step that is due."""
+        """Set the timer at the end of the step in progress. `next_event` begins the step that is due."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,19 +1,30 @@
-"""Answers as OpenAI's clients read them: chunks of an event stream, or one JSON object at the end.
+"""Response bodies: the chunks of an event stream, one JSON object at the end, or embeddings, in OpenAI's shapes.
 
-A pacer says how many tokens of each choice are out; the words follow from the count (`tokens.piece`).
+The pacer says how many tokens of each choice exist; the words follow from the count (`tokens.piece`).
+
+    ResponsePlan        what is known before the first token, and the bodies that follow from it
+    BufferedResponse    waits until every choice is complete
+    StreamedResponse    sends tokens as they come
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 from typing import Protocol, TypeAlias
 
 import msgspec
+import numpy as np
 
 from maitred.emulator import tokens
 from maitred.emulator.finish_reasons import PlannedFinish
+from maitred.emulator.schemas import EmbeddingBody, PromptItem, count_item, split_items
 from maitred.wire import sse
 from maitred.wire.asgi import Send, send_eagerly
+
+DIMENSIONS = 256
+"""Default dimensions of an embedding."""
 
 Json: TypeAlias = dict[str, object]
 
@@ -21,22 +32,28 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EndpointFormat(Protocol):
-    """The shape of an endpoint's answers. `None` in place of a text: there is nothing more to say."""
+    """The shape of an endpoint's responses."""
 
     id_prefix: str
     response_object: str
     chunk_object: str
 
     def opening_delta(self) -> Json | None:
-        """What a stream says of a choice before its first token."""
+        """Return what a stream says of a choice before its first token, or None."""
         ...
 
-    def delta(self, text: str | None) -> Json: ...
+    def delta(self, text: str | None) -> Json:
+        """Return what a stream says of a choice with more text; None: with its end."""
+        ...
 
-    def complete(self, text: str) -> Json: ...
+    def complete(self, text: str) -> Json:
+        """Return what a response that does not stream says of a choice."""
+        ...
 
 
 class ChatFormat:
+    """The shape of `/v1/chat/completions`."""
+
     id_prefix = "chatcmpl-"
     response_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -52,6 +69,8 @@ class ChatFormat:
 
 
 class CompletionFormat:
+    """The shape of `/v1/completions`."""
+
     id_prefix = "cmpl-"
     response_object = "text_completion"
     chunk_object = "text_completion"
@@ -67,7 +86,7 @@ class CompletionFormat:
 
 
 class ResponsePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an answer before its first token; one ending per choice."""
+    """What is known of a response before its first token."""
 
     endpoint_format: EndpointFormat
     id: str
@@ -76,71 +95,76 @@ class ResponsePlan(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     prompt_tokens: int
     finishes: tuple[PlannedFinish, ...]
+    """One for each choice."""
     include_usage: bool = False
-    """As a last chunk of the stream."""
+    """Whether the last chunk of a stream has the usage."""
 
     def usage(self) -> Json:
-        completion_tokens = sum(ending.output_tokens for ending in self.finishes)
+        """Return the token counts of the response."""
+        completion_tokens = sum(finish.output_tokens for finish in self.finishes)
         total = self.prompt_tokens + completion_tokens
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
     def complete(self) -> Json:
-        """The complete answer of a request that does not stream."""
+        """Return the whole body of a response that does not stream."""
         choices = [
-            self._choice(index, self.endpoint_format.complete(tokens.filler(ending.output_tokens)), ending.reason)
-            for index, ending in enumerate(self.finishes)
+            self._choice(index, self.endpoint_format.complete(tokens.filler(finish.output_tokens)), finish.reason)
+            for index, finish in enumerate(self.finishes)
         ]
         return {**self._head(self.endpoint_format.response_object), "choices": choices, "usage": self.usage()}
 
     def choice_events(self, index: int, num_sent: int, num_output_tokens: int) -> bytes:
-        """The events of one choice from after its token `sent` to `emitted`, with what opens and closes it."""
+        """Return the events of one choice for the tokens from `num_sent` to before `num_output_tokens`, with its opening before
+        the first token and its end after the last one."""
         events = []
         if num_sent == 0 and (opening := self.endpoint_format.opening_delta()) is not None:
             events.append(self._chunk(index, opening))
-        events += [
-            self._chunk(index, self.endpoint_format.delta(tokens.piece(position)))
-            for position in range(num_sent, num_output_tokens)
-        ]
+        for position in range(num_sent, num_output_tokens):
+            events.append(self._chunk(index, self.endpoint_format.delta(tokens.piece(position))))
         if num_output_tokens == self.finishes[index].output_tokens:
             events.append(self._chunk(index, self.endpoint_format.delta(None), self.finishes[index].reason))
         return b"".join(events)
 
     def closing_events(self) -> bytes:
-        """The events after those of all choices."""
+        """Return the events after those of all choices."""
         usage = {**self._head(self.endpoint_format.chunk_object), "choices": [], "usage": self.usage()}
         return (sse.encode_event(_encode(usage)) if self.include_usage else b"") + sse.DONE
 
-    def _chunk(self, index: int, said: Json, finish_reason: str | None = None) -> bytes:
-        chunk: Json = {**self._head(self.endpoint_format.chunk_object), "choices": [self._choice(index, said, finish_reason)]}
+    def _chunk(self, index: int, delta: Json, finish_reason: str | None = None) -> bytes:
+        chunk: Json = {
+            **self._head(self.endpoint_format.chunk_object),
+            "choices": [self._choice(index, delta, finish_reason)],
+        }
         if self.include_usage:
             chunk["usage"] = None
         return sse.encode_event(_encode(chunk))
 
     @staticmethod
-    def _choice(index: int, said: Json, finish_reason: str | None) -> Json:
-        return {"index": index, **said, "logprobs": None, "finish_reason": finish_reason}
+    def _choice(index: int, content: Json, finish_reason: str | None) -> Json:
+        return {"index": index, **content, "logprobs": None, "finish_reason": finish_reason}
 
     def _head(self, kind: str) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 class ResponseProgress(Protocol):
-    """An answer in the making. `done` ends when the last of it has been handed to the server."""
+    """A response that is being generated."""
 
     done: asyncio.Future[None]
+    """Completes when the last part has been handed to the server."""
 
     def on_progress(self, index: int, num_output_tokens: int) -> None:
-        """So many tokens of the choice `index` are out."""
+        """Note that the choice `index` has `num_output_tokens` tokens now."""
         ...
 
 
 class BufferedResponse:
-    """Waits until every choice is complete; what to send is `ResponsePlan.complete`."""
+    """Waits until every choice is complete. The body to send then is `ResponsePlan.complete`."""
 
-    def __init__(self, reply: ResponsePlan) -> None:
+    def __init__(self, plan: ResponsePlan) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._finishes = reply.finishes
-        self._num_open_choices = len(reply.finishes)
+        self._finishes = plan.finishes
+        self._num_open_choices = len(plan.finishes)
 
     def on_progress(self, index: int, num_output_tokens: int) -> None:
         if num_output_tokens == self._finishes[index].output_tokens:
@@ -152,14 +176,14 @@ class BufferedResponse:
 class StreamedResponse:
     """Sends tokens as they come. While the client is too slow to take them they are only counted: an engine does not wait."""
 
-    def __init__(self, reply: ResponsePlan, send: Send) -> None:
+    def __init__(self, plan: ResponsePlan, send: Send) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._plan = reply
+        self._plan = plan
         self._send = send
-        self._num_output_tokens = [0] * len(reply.finishes)
-        self._num_sent_tokens = [0] * len(reply.finishes)
-        self._num_unsent_tokens = sum(ending.output_tokens for ending in reply.finishes)
-        """Tokens not sent yet, of all choices."""
+        self._num_output_tokens = [0] * len(plan.finishes)
+        self._num_sent_tokens = [0] * len(plan.finishes)
+        self._num_unsent_tokens = sum(finish.output_tokens for finish in plan.finishes)
+        """Tokens of all choices that are still to be sent, those that do not exist yet included."""
         self._send_task: asyncio.Task[None] | None = None
 
     def on_progress(self, index: int, num_output_tokens: int) -> None:
@@ -168,10 +192,10 @@ class StreamedResponse:
             self._send_choice(index)
 
     def _send_choice(self, index: int) -> None:
-        sent, emitted = self._num_sent_tokens[index], self._num_output_tokens[index]
-        self._num_sent_tokens[index] = emitted
-        self._num_unsent_tokens -= emitted - sent
-        events = self._plan.choice_events(index, sent, emitted)
+        num_sent, num_output_tokens = self._num_sent_tokens[index], self._num_output_tokens[index]
+        self._num_sent_tokens[index] = num_output_tokens
+        self._num_unsent_tokens -= num_output_tokens - num_sent
+        events = self._plan.choice_events(index, num_sent, num_output_tokens)
         if not self._num_unsent_tokens:
             events += self._plan.closing_events()
         message = {"type": "http.response.body", "body": events, "more_body": self._num_unsent_tokens > 0}
@@ -181,13 +205,13 @@ class StreamedResponse:
         elif not self._num_unsent_tokens:
             self._finish()
 
-    def _on_sent(self, sending: asyncio.Task[None]) -> None:
+    def _on_sent(self, task: asyncio.Task[None]) -> None:
         self._send_task = None
-        if sending.cancelled() or sending.exception() is not None:
+        if task.cancelled() or task.exception() is not None:
             self._finish()
             return
-        for index, emitted in enumerate(self._num_output_tokens):
-            if emitted > self._num_sent_tokens[index] and self._send_task is None:
+        for index, num_output_tokens in enumerate(self._num_output_tokens):
+            if num_output_tokens > self._num_sent_tokens[index] and self._send_task is None:
                 self._send_choice(index)
         if not self._num_unsent_tokens and self._send_task is None:
             self._finish()
@@ -195,3 +219,35 @@ class StreamedResponse:
     def _finish(self) -> None:
         if not self.done.done():
             self.done.set_result(None)
+
+
+def embedding_vector(item: PromptItem, dimensions: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """Return a unit vector of shape (dimensions,) made from a hash of the text. Equal texts have equal vectors."""
+    text = item.encode("utf-8", "surrogatepass") if isinstance(item, str) else _encode(item)
+    noise = np.frombuffer(hashlib.shake_128(text).digest(2 * dimensions), dtype="<i2") + 0.5
+    unit: np.ndarray[tuple[int], np.dtype[np.float32]] = (noise / np.linalg.norm(noise)).astype(np.float32)
+    return unit
+
+
+def embedding_response(body: EmbeddingBody, model: str) -> tuple[Json, int]:
+    """Return the body of the response and its prompt tokens. Raises ApiError 400."""
+    inputs = split_items(body.input, "input")
+    dimensions = body.dimensions or DIMENSIONS
+    prompt_tokens = sum(map(count_item, inputs))
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": _encode_vector(embedding_vector(item, dimensions), body.encoding_format),
+        }
+        for index, item in enumerate(inputs)
+    ]
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    return {"object": "list", "data": data, "model": model, "usage": usage}, prompt_tokens
+
+
+def _encode_vector(unit: np.ndarray[tuple[int], np.dtype[np.float32]], encoding: str | None) -> str | list[float]:
+    if encoding == "base64":
+        return base64.b64encode(unit.astype("<f4").tobytes()).decode()
+    floats: list[float] = unit.tolist()
+    return floats

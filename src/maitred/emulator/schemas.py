@@ -1,7 +1,8 @@
-"""What clients ask for: the bodies of OpenAI's endpoints, as far as an emulated engine cares.
+"""Request bodies: the schemas of OpenAI's endpoints, as far as an emulated engine needs them.
 
-Fields that change only the words of an answer (temperature, stop, seed, ...) are ignored like any unknown one; those that
-would change its shape and are not emulated are refused, so that nobody takes the answer for what it is not.
+Fields that change only the words of an answer (temperature, stop, seed, ...) are ignored, as unknown fields are. Fields that
+would change the shape of an answer and are not emulated are rejected with 400, so that an answer is never mistaken for
+something else.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from maitred.kv import PromptTokenIds
 from maitred.wire.asgi import ApiError, describe_json_error
 
 MAX_PROMPTS = 2048
-"""Prompts or embedding inputs in one request; OpenAI's own limit for embeddings."""
+"""The most prompts or embedding inputs in one request; OpenAI's limit for embeddings."""
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""The `max_tokens` of a completion that names none, as in OpenAI's API and in vLLM."""
+"""The default `max_tokens` of a completion, as in OpenAI's API and in vLLM."""
 
 _Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 _NotNegative: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _PromptContent: TypeAlias = str | list[str | int | list[int]]
 PromptItem: TypeAlias = str | list[int]
-"""One text to read: as text, or as token ids."""
+"""One prompt or embedding input: a text, or token ids."""
 
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = False
 
 
-class _GenerationBody(msgspec.Struct, kw_only=True):
-    """What chat and text completions have in common. Tokens throughout."""
+class _BodyFields(msgspec.Struct, kw_only=True):
+    """The fields that chat and text completions share. All lengths are in tokens."""
 
     model: str | None = None
     stream: bool | None = False
@@ -42,17 +43,17 @@ class _GenerationBody(msgspec.Struct, kw_only=True):
     min_tokens: _NotNegative | None = 0
     ignore_eos: bool | None = False
     priority: float | None = 0
-    """As vLLM has it: smaller is sooner."""
+    """vLLM's priority: smaller is more urgent."""
     routing_key: str | None = None
     lora_path: str | None = None
-    """The adapter it wants, as SGLang has it: the routing key of those that name none."""
+    """The LoRA adapter, in SGLang's field: the routing key of a request that has no other."""
     n: int | None = 1
     best_of: int | None = 1
     logprobs: Any = None
 
     @property
     def token_limit(self) -> int | None:
-        """The most output tokens that the client allows; None: what fits the model."""
+        """The most output tokens that the client allows, or None for as many as fit the model."""
         return self.max_tokens
 
     @property
@@ -60,7 +61,7 @@ class _GenerationBody(msgspec.Struct, kw_only=True):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def reject_unsupported(self) -> None:
-        """Raises ApiError 400."""
+        """Raise ApiError 400 if a field asks for something that is not emulated."""
         for name in ("n", "best_of"):
             if getattr(self, name) not in (None, 1):
                 raise bad_request(f"{name} must be 1: an emulated engine gives one answer per prompt", name)
@@ -76,7 +77,7 @@ class _MessagePart(msgspec.Struct):
 
 
 class EmulatedPrompt(msgspec.Struct, frozen=True):
-    """One prompt, to be answered once."""
+    """One prompt, which gets one answer."""
 
     tokens: int
     prefix: PrefixKeys
@@ -88,7 +89,8 @@ class ChatMessage(msgspec.Struct):
     role: Any = None
 
     def to_bytes(self) -> bytes:
-        """As it is in memory, behind what the chat template says of its role. Raises ApiError 400 for what is not text."""
+        """Return the message as token bytes, behind the head that a chat template adds for its role. Raises ApiError 400 for
+        parts that are not text."""
         head = tokens.to_token_bytes(f"{self.role}".encode("utf-8", "surrogatepass")[:_MESSAGE_HEAD_BYTES]).ljust(
             _MESSAGE_HEAD_BYTES, b"\1"
         )
@@ -105,8 +107,8 @@ _MESSAGE_HEAD_BYTES = tokens.CHAT_TOKENS_PER_MESSAGE * tokens.BYTES_PER_TOKEN
 _ANSWER_HEAD = b"\1" * (tokens.CHAT_TOKENS_FOR_ANSWER * tokens.BYTES_PER_TOKEN)
 
 
-class ChatBody(_GenerationBody):
-    """The body of /v1/chat/completions."""
+class ChatBody(_BodyFields):
+    """The body of `/v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
     max_completion_tokens: _Positive | None = None
@@ -117,15 +119,14 @@ class ChatBody(_GenerationBody):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def prompts(self) -> list[EmulatedPrompt]:
-        """One answer each: a chat is a single one. Tools come first, as chat templates have it."""
-        keys = tokens.PromptTextBytes(
-            b"".join((_raw_to_bytes(self.tools), *(m.to_bytes() for m in self.messages), _ANSWER_HEAD))
-        )
+        """Return the prompt of the chat. Tools come first, as in chat templates."""
+        messages = [message.to_bytes() for message in self.messages]
+        keys = tokens.PromptTextBytes(b"".join((_raw_to_bytes(self.tools), *messages, _ANSWER_HEAD)))
         return [EmulatedPrompt(keys.tokens, keys)]
 
 
-class CompletionBody(_GenerationBody):
-    """The body of /v1/completions."""
+class CompletionBody(_BodyFields):
+    """The body of `/v1/completions`."""
 
     prompt: _PromptContent
     echo: bool | None = False
@@ -136,7 +137,7 @@ class CompletionBody(_GenerationBody):
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     def prompts(self) -> list[EmulatedPrompt]:
-        """One answer each."""
+        """Return the prompts; each gets one answer."""
         return [EmulatedPrompt(count_item(item), _item_prefix(item)) for item in split_items(self.prompt, "prompt")]
 
     def reject_unsupported(self) -> None:
@@ -148,11 +149,11 @@ class CompletionBody(_GenerationBody):
 
 
 GenerationBody: TypeAlias = ChatBody | CompletionBody
-"""The body of a request that is answered with tokens."""
+"""The body of a request that generates tokens."""
 
 
 class EmbeddingBody(msgspec.Struct, kw_only=True):
-    """The body of /v1/embeddings."""
+    """The body of `/v1/embeddings`."""
 
     input: _PromptContent
     model: str | None = None
@@ -160,11 +161,11 @@ class EmbeddingBody(msgspec.Struct, kw_only=True):
     dimensions: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
 
 
-A = TypeVar("A", ChatBody, CompletionBody, EmbeddingBody)
+Body = TypeVar("Body", ChatBody, CompletionBody, EmbeddingBody)
 
 
-def parse_body(body: bytes, kind: type[A]) -> A:
-    """Raises ApiError 400 that says which field is wrong."""
+def parse_body(body: bytes, kind: type[Body]) -> Body:
+    """Return the body as a struct. Raises ApiError 400 that names the wrong field."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -174,13 +175,13 @@ def parse_body(body: bytes, kind: type[A]) -> A:
 
 
 def _field_of(message: str) -> str | None:
-    """The field that a validation error is about, where it says so (`... - at `$.n``)."""
+    """Return the field that a validation error names (`... - at `$.n``), or None."""
     _, found, path = message.rpartition("`$.")
     return path.rstrip("`") if found else None
 
 
 def split_items(content: _PromptContent, param: str) -> list[PromptItem]:
-    """The texts in a text, a list of texts, a list of token ids, or a list of such lists. Raises ApiError 400."""
+    """Return the items of a text, a list of texts, a list of token ids, or a list of such lists. Raises ApiError 400."""
     if isinstance(content, str):
         return [content]
     kinds = set(map(type, content))
@@ -194,7 +195,7 @@ def split_items(content: _PromptContent, param: str) -> list[PromptItem]:
 
 
 def count_item(item: PromptItem) -> int:
-    """In tokens."""
+    """Return the number of tokens."""
     return tokens.count(item) if isinstance(item, str) else len(item)
 
 
@@ -203,7 +204,7 @@ def _item_prefix(item: PromptItem) -> PrefixKeys:
 
 
 def _raw_to_bytes(raw: msgspec.Raw) -> bytes:
-    """A part of the body that is read as the text it is."""
+    """Return a part of the body that is not parsed as the bytes of its tokens."""
     text = bytes(raw)
     return b"" if text == b"null" else tokens.to_token_bytes(text)
 
