@@ -1,4 +1,4 @@
-"""A prefix cache of a few lines, which does as it is told and counts who looks."""
+"""A prefix cache of a few lines, which holds what a test says and counts the lookups."""
 
 from __future__ import annotations
 
@@ -10,97 +10,97 @@ from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
 
 
-class Said:
-    """`PrefixKeys` of a prompt that is written as one letter per block: equal beginnings have equal keys."""
+class LetterPrompt:
+    """The `PrefixKeys` of a prompt that is written as one letter per block: equal beginnings have equal hashes."""
 
     def __init__(self, letters: str) -> None:
         self.letters = letters
 
     def block_keys(self, block_size: int) -> Sequence[int]:
-        return [key(prefix) for prefix in accumulate(self.letters)]
+        return [block_hash(prefix) for prefix in accumulate(self.letters)]
 
 
-def key(prefix: str) -> int:
-    """Of the block that ends `prefix`."""
+def block_hash(prefix: str) -> int:
+    """Return the hash of the block that ends `prefix`."""
     return int.from_bytes(prefix.encode())
 
 
 class FakeCache:
-    """What is cached is what was said, in any order and with any gaps."""
+    """A `PrefixCacheView` whose blocks come and go as a test says, in any order and with any gaps."""
 
     def __init__(self, block_size: int = 16) -> None:
         self._block_size = block_size
         self.blocks: set[int] = set()
-        self.looks = 0
-        """How often somebody asked for a block."""
-        self.chains = 0
-        """How often somebody asked for a chain."""
-        self._watchers: list[PrefixCacheListener] = []
+        self.num_lookups = 0
+        """How many blocks were looked up."""
+        self.num_hash_requests = 0
+        """How often the block hashes of a prompt were asked for."""
+        self._listeners: list[PrefixCacheListener] = []
 
     @property
     def block_size(self) -> int:
         return self._block_size
 
     def block_hashes(self, request: Request) -> Sequence[int]:
-        self.chains += 1
+        self.num_hash_requests += 1
         return () if request.prefix is None else request.prefix.block_keys(self._block_size)
 
-    def contains(self, key: int) -> bool:
-        self.looks += 1
-        return key in self.blocks
+    def contains(self, block_hash: int) -> bool:
+        self.num_lookups += 1
+        return block_hash in self.blocks
 
-    def num_cached_blocks(self, chain: Sequence[int]) -> int:
-        self.looks += len(chain)
-        return depth(self, chain)
+    def num_cached_blocks(self, block_hashes: Sequence[int]) -> int:
+        self.num_lookups += len(block_hashes)
+        return cached_depth(self, block_hashes)
 
     def num_cached_tokens(self, request: Request) -> int:
-        return depth(self, self.block_hashes(request)) * self._block_size
+        return cached_depth(self, self.block_hashes(request)) * self._block_size
 
-    def subscribe(self, watcher: PrefixCacheListener) -> None:
-        self._watchers.append(watcher)
+    def subscribe(self, listener: PrefixCacheListener) -> None:
+        self._listeners.append(listener)
 
-    def publish(self, *prefixes: str) -> None:
-        """Each of them, its own beginning included."""
+    def store(self, *prefixes: str) -> None:
+        """Store all blocks of each prefix."""
         for prefix in prefixes:
-            for block in Said(prefix).block_keys(self._block_size):
-                self.publish_block(block)
+            for block in LetterPrompt(prefix).block_keys(self._block_size):
+                self.store_block(block)
 
-    def publish_block(self, block: int) -> None:
+    def store_block(self, block: int) -> None:
         if block not in self.blocks:
             self.blocks.add(block)
-            for watcher in self._watchers:
-                watcher.on_stored(block)
+            for listener in self._listeners:
+                listener.on_stored(block)
 
     def evict(self, *prefixes: str) -> None:
-        """The last block of each."""
+        """Remove the last block of each prefix."""
         for prefix in prefixes:
-            self.evict_block(key(prefix))
+            self.evict_block(block_hash(prefix))
 
     def evict_block(self, block: int) -> None:
         if block in self.blocks:
             self.blocks.remove(block)
-            for watcher in self._watchers:
-                watcher.on_removed(block)
+            for listener in self._listeners:
+                listener.on_removed(block)
 
 
-def depth(cache: FakeCache, chain: Sequence[int]) -> int:
-    """How many of its blocks are cached without a gap, looked at one by one."""
-    return next((i for i, block in enumerate(chain) if block not in cache.blocks), len(chain))
+def cached_depth(cache: FakeCache, block_hashes: Sequence[int]) -> int:
+    """Return how many leading blocks are cached without a gap, looked at one by one."""
+    return next((i for i, block in enumerate(block_hashes) if block not in cache.blocks), len(block_hashes))
 
 
-def seq(order: int, letters: str, *, extra: int = 4, arrival: int | None = None) -> SequenceState:
-    """A prompt of one block per letter, and `extra` tokens."""
+def seq(number: int, letters: str, *, extra: int = 4, arrival: int | None = None) -> SequenceState:
+    """Return a sequence with a prompt of one block per letter and `extra` tokens, which arrived at `arrival` or `number`."""
     request = Request(
-        id=order,
-        arrival=order if arrival is None else arrival,
+        id=number,
+        arrival=number if arrival is None else arrival,
         prompt_tokens=16 * len(letters) + extra,
-        prefix=Said(letters),
+        prefix=LetterPrompt(letters),
     )
-    return SequenceState(request, order, request.prompt_tokens)
+    return SequenceState(request, number, request.prompt_tokens)
 
 
-class Idle:
-    """A step of an instance where nothing runs."""
+class IdleStep:
+    """The step of an instance in which nothing runs."""
 
     step_index = 0
     running = 0

@@ -1,4 +1,4 @@
-"""Policies to hold every property to, and what they are tried on."""
+"""The policies that every property is tried on, and the sequences that it is tried with."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from maitred.core.units import SECOND, Micros
 from maitred.queueing import SCHEDULERS
 
 
-class Moody(PriorityPolicy):
+class TimeVarying(PriorityPolicy):
     """A user's own priority policy, of which nothing is known: its order turns with time."""
 
     def compute(self, request: Request, now: Micros) -> float:
         return float((request.id * 7 + now // 130) % 11)
 
 
-SPELLED = [
+COMPOSED = [
     "priority-fcfs(slo-based)",
     "priority-fcfs(inverted-slo(age_weight=0.5))",
     "reverse-priority(slo-based)",
-    "priority-fcfs(queue_samples:Moody)",
+    "priority-fcfs(queue_samples:TimeVarying)",
     "by-priority(sjf)",
     "by-priority(routing-key)",
     "by-priority(bounded(random, max_wait=0.0005), values=low-first)",
@@ -46,12 +46,12 @@ SPELLED = [
     "bounded(priority-fcfs(inverted-slo), max_displacement=2)",
     "bounded(priority-fcfs(inverted-slo), max_wait=0.0005)",
     "bounded(random, max_displacement=3)",
-    "bounded(priority-fcfs(queue_samples:Moody), max_wait=0.0005)",
+    "bounded(priority-fcfs(queue_samples:TimeVarying), max_wait=0.0005)",
 ]
-"""Spellings of composed policies, and of those whose parameters change what kind of queue they are. The spans are short
-enough for the microseconds of the timelines in which they are tried."""
+"""Specs of composed policies, and of those whose parameters change what kind of queue they are. The spans are short enough
+for the microseconds of the timelines in which they are tried."""
 
-ALL = [*SCHEDULERS, *SPELLED]
+ALL = [*SCHEDULERS, *COMPOSED]
 
 
 class Step(msgspec.Struct):
@@ -67,24 +67,26 @@ class Step(msgspec.Struct):
 
 
 _A_STEP: StepView = Step()
+"""For the type checker: a `Step` is a `StepView`."""
 
 
-def queue(spelling: str, seed: int = 0) -> WaitQueue:
-    return SCHEDULERS.get(spelling)().make_queue(None, Random(seed))
+def queue(spec: str, seed: int = 0) -> WaitQueue:
+    """Return a queue of the policy `spec`, without a prefix cache."""
+    return SCHEDULERS.get(spec)().make_queue(None, Random(seed))
 
 
 def seq(
-    number: int, prompt: int = 100, *, arrival: Micros | None = None, seconds: float | None = None, **said: object
+    number: int, prompt: int = 100, *, arrival: Micros | None = None, seconds: float | None = None, **fields: object
 ) -> SequenceState:
-    """The `number`-th to come, which arrived at `arrival` µs (or `seconds`); `number` µs if neither is said."""
+    """Return a sequence that arrived at `arrival` µs, or `seconds`, or else at `number` µs; `fields` are the request's."""
     if seconds is not None:
         arrival = round(seconds * SECOND)
-    request = Request(id=number, arrival=number if arrival is None else arrival, prompt_tokens=prompt, **said)  # type: ignore[arg-type]
+    request = Request(id=number, arrival=number if arrival is None else arrival, prompt_tokens=prompt, **fields)  # type: ignore[arg-type]
     return SequenceState(request, number, prompt)
 
 
-def mixed(rng: Random, number: int, now: Micros) -> SequenceState:
-    """A request that has a bit of everything by which policies order."""
+def random_seq(rng: Random, number: int, now: Micros) -> SequenceState:
+    """Return a sequence that has a bit of everything that policies order by."""
     return seq(
         number,
         rng.randint(1, 200),
@@ -99,11 +101,12 @@ def mixed(rng: Random, number: int, now: Micros) -> SequenceState:
     )
 
 
-def begun(waiting: WaitQueue, now: Micros = 0, **step: object) -> WaitQueue:
+def started(waiting: WaitQueue, now: Micros = 0, **step: object) -> WaitQueue:
+    """Start a step in `waiting`, and return it."""
     waiting.on_step_start(Step(**step), now)  # type: ignore[arg-type]
     return waiting
 
 
 def drained(waiting: WaitQueue) -> list[int]:
-    """The numbers of those that wait, in order."""
+    """Pop everything, and return the numbers of the sequences in this order."""
     return [waiting.pop().arrival_index for _ in range(len(waiting))]

@@ -1,11 +1,11 @@
-"""On a list that nobody has sorted yet, ours and SGLang's cannot differ: there, ties are arrival."""
+"""On a list that no pass has sorted yet, our policies order as SGLang's do: there, ties go by arrival for both."""
 
 from __future__ import annotations
 
 from random import Random
 
 import pytest
-from fake_cache import FakeCache, Idle, Said
+from fake_cache import FakeCache, IdleStep, LetterPrompt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ def prompts(random: Random, count: int, block: int) -> list[SequenceState]:
             client_id=f"r{order:04}",  # SGLang's hrrn breaks ties by id
             arrival=order,
             prompt_tokens=block * len(letters) + random.randrange(1, 3 * block),
-            prefix=Said(letters),
+            prefix=LetterPrompt(letters),
         )
         seqs.append(SequenceState(request, order, request.prompt_tokens))
     return seqs
@@ -51,9 +51,9 @@ def test_the_first_pass_is_sglangs(name: str, seed: int, block: int, count: int,
             waiting.add(seq, seq.request.arrival)
             waiting.on_served(seq, random.randrange(20), 0, seq.request.arrival)
             if random.random() < 0.3:
-                cache.publish("".join(random.choices("ab", k=random.randrange(1, 8))))
+                cache.store("".join(random.choices("ab", k=random.randrange(1, 8))))
             if random.random() < 0.1:
                 cache.evict("".join(random.choices("ab", k=random.randrange(1, 4))))
-        waiting.on_step_start(Idle(), count)
+        waiting.on_step_start(IdleStep(), count)
         orders.append([waiting.pop().arrival_index for _ in range(count)])
     assert orders[0] == orders[1]

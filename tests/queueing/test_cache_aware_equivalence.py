@@ -1,4 +1,4 @@
-"""Kept up to date, each order is what it would be if everything were looked at anew."""
+"""The order of each cache-aware policy, kept up to date, is the one computed from scratch in each pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from fake_cache import FakeCache, Idle, depth, key, seq
+from fake_cache import FakeCache, IdleStep, block_hash, cached_depth, seq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ BLOCK = 16
 
 
 class Naive:
-    """What a queue would know if it looked at everybody in every pass: slow, and short enough to be believed."""
+    """What a queue would know if it looked at all requests in every pass: slow, and short enough to be believed."""
 
     def __init__(self, cache: FakeCache, check: int, deprioritize: int) -> None:
         self.cache = cache
@@ -27,32 +27,34 @@ class Naive:
         self.shared = -(-deprioritize // BLOCK)
         self.waiting: dict[int, SequenceState] = {}
         self.computing: dict[int, int] = {}
-        """Who was admitted when the beginning of his prompt was not cached, and which beginning it is."""
+        """The requests that were admitted while the beginning of their prompt was not cached, with that beginning."""
         self.depths: dict[int, int] = {}
-        """How many blocks of each were cached when it was added, or when the pass began."""
+        """How many blocks of each request were cached when it was added, or when the pass began."""
         self.clock = 0
         self.since: dict[int, int] = {}
 
     def add(self, seq: SequenceState) -> None:
         self.forget(seq.request.id)
         self.waiting[seq.request.id] = seq
-        self.depths[seq.request.id] = depth(self.cache, self.chain(seq))
+        self.depths[seq.request.id] = cached_depth(self.cache, self.block_hashes(seq))
         self.since.setdefault(seq.request.id, self.clock)
 
     def forget(self, request_id: int) -> None:
         self.computing.pop(request_id, None)
 
     def begin(self) -> None:
-        self.computing = {who: begin for who, begin in self.computing.items() if begin not in self.cache.blocks}
-        self.depths = {seq.request.id: depth(self.cache, self.chain(seq)) for seq in self.waiting.values()}
+        self.computing = {
+            request_id: beginning for request_id, beginning in self.computing.items() if beginning not in self.cache.blocks
+        }
+        self.depths = {seq.request.id: cached_depth(self.cache, self.block_hashes(seq)) for seq in self.waiting.values()}
 
     def admit(self, seq: SequenceState) -> None:
         del self.waiting[seq.request.id]
-        begin = self.beginning(seq)
-        if begin is not None and self.considered(seq):
-            self.computing[seq.request.id] = begin
+        beginning = self.beginning(seq)
+        if beginning is not None and self.considered(seq):
+            self.computing[seq.request.id] = beginning
 
-    def chain(self, seq: SequenceState) -> Sequence[int]:
+    def block_hashes(self, seq: SequenceState) -> Sequence[int]:
         assert seq.request.prefix is not None
         return seq.request.prefix.block_keys(BLOCK)
 
@@ -63,62 +65,66 @@ class Naive:
         return min(self.depth(seq) * BLOCK, seq.num_tokens_to_prefill - 1)
 
     def beginning(self, seq: SequenceState) -> int | None:
-        chain = self.chain(seq)
-        return chain[self.shared - 1] if len(chain) >= self.shared else None
+        block_hashes = self.block_hashes(seq)
+        return block_hashes[self.shared - 1] if len(block_hashes) >= self.shared else None
 
     def considered(self, seq: SequenceState) -> bool:
         return self.depth(seq) * BLOCK <= self.check
 
-    def held_back(self) -> set[int]:
-        held, led = set(), set(self.computing.values())
-        for each in sorted(self.waiting.values(), key=tie):
-            begin = self.beginning(each)
-            if begin is not None and self.considered(each):
-                if begin in led:
-                    held.add(each.request.id)
-                led.add(begin)
-        return held
+    def deprioritized(self) -> set[int]:
+        behind, led = set(), set(self.computing.values())
+        for each in sorted(self.waiting.values(), key=arrival_rank):
+            beginning = self.beginning(each)
+            if beginning is not None and self.considered(each):
+                if beginning in led:
+                    behind.add(each.request.id)
+                led.add(beginning)
+        return behind
 
 
-def tie(seq: SequenceState) -> tuple[int, int]:
+def arrival_rank(seq: SequenceState) -> tuple[int, int]:
     return seq.request.arrival, seq.arrival_index
 
 
 def lpm(naive: Naive) -> list[SequenceState]:
-    held = naive.held_back()
+    behind = naive.deprioritized()
 
     def rank(seq: SequenceState) -> tuple[bool, int, tuple[int, int]]:
-        back = seq.request.id in held
-        return (back, 0 if back else -naive.matched(seq), tie(seq))
+        is_behind = seq.request.id in behind
+        return (is_behind, 0 if is_behind else -naive.matched(seq), arrival_rank(seq))
 
     return sorted(naive.waiting.values(), key=rank)
 
 
 def shortest(naive: Naive) -> list[SequenceState]:
-    held = naive.held_back()
+    behind = naive.deprioritized()
     return sorted(
         naive.waiting.values(),
-        key=lambda seq: (seq.request.id in held, seq.num_tokens_to_prefill - naive.matched(seq), tie(seq)),
+        key=lambda seq: (seq.request.id in behind, seq.num_tokens_to_prefill - naive.matched(seq), arrival_rank(seq)),
     )
 
 
 def hrrn(naive: Naive) -> list[SequenceState]:
-    held = naive.held_back()
+    behind = naive.deprioritized()
 
     def rank(seq: SequenceState) -> tuple[bool, Fraction, tuple[int, int]]:
-        back = seq.request.id in held
+        is_behind = seq.request.id in behind
         waited = naive.clock - naive.since[seq.request.id]
-        return (back, Fraction(0 if back else -waited, seq.num_tokens_to_prefill - naive.matched(seq)), tie(seq))
+        return (
+            is_behind,
+            Fraction(0 if is_behind else -waited, seq.num_tokens_to_prefill - naive.matched(seq)),
+            arrival_rank(seq),
+        )
 
     return sorted(naive.waiting.values(), key=rank)
 
 
 def dfs(naive: Naive) -> list[SequenceState]:
-    held = naive.held_back()
-    paths = {seq: tuple(naive.chain(seq)[: naive.depth(seq)]) for seq in naive.waiting.values()}
+    behind = naive.deprioritized()
+    paths = {seq: tuple(naive.block_hashes(seq)[: naive.depth(seq)]) for seq in naive.waiting.values()}
 
     def age(seq: SequenceState) -> tuple[bool, tuple[int, int]]:
-        return (seq.request.id in held, tie(seq))
+        return (seq.request.id in behind, arrival_rank(seq))
 
     def below(path: tuple[int, ...]) -> list[SequenceState]:
         inside = [seq for seq, its in paths.items() if its[: len(path)] == path]
@@ -148,7 +154,7 @@ STEMS = ("", "a", "ab", "abcd", "abce", "bbbb")
 
 
 class World:
-    """A queue, and beside it what it should do. What happens is drawn: `random` holds the dice."""
+    """A queue, and beside it the order that it should have. Events are drawn from `random`."""
 
     def __init__(self, name: str, check: int, deprioritize: int, random: Random) -> None:
         self.cache = FakeCache(BLOCK)
@@ -164,11 +170,11 @@ class World:
 
     def change_the_cache(self) -> None:
         letters = self.letters() + "a"
-        happens = self.random.randrange(4)
-        if happens == 0:
-            self.cache.publish(letters)
-        elif happens == 1:
-            self.cache.publish_block(key(letters))
+        event = self.random.randrange(4)
+        if event == 0:
+            self.cache.store(letters)
+        elif event == 1:
+            self.cache.store_block(block_hash(letters))
         else:
             self.cache.evict(letters[: self.random.randrange(len(letters)) + 1])
 
@@ -183,7 +189,7 @@ class World:
         removed = self.queue.remove(request_id)
         assert removed is self.naive.waiting.pop(request_id, None)
         if removed is not None:
-            self.left(removed)
+            self.end_sequence(removed)
 
     def serve(self) -> None:
         tokens = self.random.randrange(200)
@@ -192,9 +198,9 @@ class World:
 
     def end(self) -> None:
         if self.running:
-            self.left(self.running.pop(self.random.choice(list(self.running))))
+            self.end_sequence(self.running.pop(self.random.choice(list(self.running))))
 
-    def left(self, seq: SequenceState) -> None:
+    def end_sequence(self, seq: SequenceState) -> None:
         self.queue.on_sequence_end(seq, 0)
         self.naive.forget(seq.request.id)
         self.naive.since.pop(seq.request.id, None)
@@ -208,12 +214,12 @@ class World:
             self.naive.add(victim)
 
     def begin(self) -> list[SequenceState]:
-        self.queue.on_step_start(Idle(), 0)
+        self.queue.on_step_start(IdleStep(), 0)
         self.naive.begin()
         return self.order(self.naive)
 
     def schedule(self) -> None:
-        """Admit some. The cache changes meanwhile, others end and are served, and the order of this pass does not change."""
+        """Admit some requests. Meanwhile the cache changes and others end or are served; the order of this pass stays."""
         for expected in self.begin()[: self.random.randrange(5)]:
             assert self.queue.peek() is expected
             assert self.queue.pop() is expected
@@ -227,7 +233,7 @@ class World:
         assert self.queue.peek() is None
 
 
-HAPPENS = (World.add, World.add, World.add, World.change_the_cache, World.remove, World.serve, World.end, World.preempt)
+EVENTS = (World.add, World.add, World.add, World.change_the_cache, World.remove, World.serve, World.end, World.preempt)
 
 
 @pytest.mark.parametrize("name", list(ORDERS))
@@ -236,7 +242,7 @@ HAPPENS = (World.add, World.add, World.add, World.change_the_cache, World.remove
 def test_the_order_is_the_one_from_scratch(name: str, random: Random, limits: tuple[int, int], events: int) -> None:
     world = World(name, *limits, random)
     for _ in range(events):
-        random.choice(HAPPENS)(world)
+        random.choice(EVENTS)(world)
         if random.randrange(4) == 0:
             world.schedule()
         assert len(world.queue) == len(world.naive.waiting)

@@ -1,11 +1,11 @@
-"""Policies that look at the prefix cache: their orders, worked out by hand, and what looking costs."""
+"""Policies that order by the prefix cache: their orders, worked out by hand, and how many lookups a pass makes."""
 
 from __future__ import annotations
 
 from random import Random
 
 import pytest
-from fake_cache import FakeCache, Idle, seq
+from fake_cache import FakeCache, IdleStep, seq
 
 from maitred.core.contracts import WaitQueue
 from maitred.core.errors import ConfigError
@@ -25,13 +25,13 @@ def queue(name: str, cache: FakeCache, *seqs: SequenceState) -> WaitQueue:
 
 
 def drained(waiting: WaitQueue) -> list[int]:
-    waiting.on_step_start(Idle(), 0)
+    waiting.on_step_start(IdleStep(), 0)
     return [waiting.pop().arrival_index for _ in range(len(waiting))]
 
 
 def test_lpm_goes_by_what_is_cached_then_by_arrival() -> None:
     cache = FakeCache()
-    cache.publish("abc", "x")
+    cache.store("abc", "x")
     waiting = queue("lpm", cache, seq(0, "uv"), seq(1, "xy"), seq(2, "abcd"), seq(3, "xz"), seq(4, "ab"))
     assert drained(waiting) == [2, 4, 1, 3, 0]
 
@@ -39,20 +39,20 @@ def test_lpm_goes_by_what_is_cached_then_by_arrival() -> None:
 def test_lpm_follows_the_cache_from_pass_to_pass() -> None:
     cache = FakeCache()
     waiting = queue("lpm", cache, seq(0, "abcd"), seq(1, "wxyz"), seq(2, "w"))
-    cache.publish("ab", "w")
+    cache.store("ab", "w")
     assert first(waiting) == 0
-    cache.publish("wxy")
+    cache.store("wxy")
     head = waiting.peek()
     assert head is not None
-    assert head.arrival_index == 0, "nobody moves within a pass"
+    assert head.arrival_index == 0, "nothing moves within a pass"
     assert first(waiting) == 1
-    cache.evict("w")  # what is behind the gap is of no use
+    cache.evict("w")  # blocks behind the gap are of no use
     assert drained(waiting) == [0, 1, 2]
 
 
 def first(waiting: WaitQueue) -> int:
-    """Who goes first in the next pass."""
-    waiting.on_step_start(Idle(), 0)
+    """Start a pass, and return the number of the head."""
+    waiting.on_step_start(IdleStep(), 0)
     head = waiting.peek()
     assert head is not None
     return head.arrival_index
@@ -60,24 +60,24 @@ def first(waiting: WaitQueue) -> int:
 
 def test_what_comes_back_closes_the_gap() -> None:
     cache = FakeCache()
-    cache.publish("abcd", "x")
+    cache.store("abcd", "x")
     waiting = queue("lpm", cache, seq(0, "x"), seq(1, "abcde"))
     cache.evict("ab")
     assert first(waiting) == 0
-    cache.publish_block(int.from_bytes(b"ab"))  # c and d are still there
+    cache.store_block(int.from_bytes(b"ab"))  # c and d are still there
     assert first(waiting) == 1
 
 
 def test_one_token_must_be_left_to_compute() -> None:
     cache = FakeCache()
-    cache.publish("ab", "xy")
+    cache.store("ab", "xy")
     whole, longer = seq(0, "ab", extra=0), seq(1, "xyz")  # 32 tokens cached of each, but only 31 count of the first
     assert drained(queue("lpm", cache, whole, longer)) == [1, 0]
 
 
 def test_shortest_prefill_first_counts_what_is_left_to_compute() -> None:
     cache = FakeCache()
-    cache.publish("abcdef")
+    cache.store("abcdef")
     long_cached, short, middle = seq(0, "abcdefg"), seq(1, "u", extra=8), seq(2, "vw")  # 20, 24 and 36 tokens left
     assert drained(queue("shortest-prefill-first", cache, middle, long_cached, short)) == [0, 1, 2]
 
@@ -98,14 +98,14 @@ def test_hrrn_lets_a_long_one_pass_when_its_turn_has_come() -> None:
     assert order_after(waiting, 20) == [0, 1]  # 140/120 against 20/20
     assert order_after(waiting, 4) == [0, 1]  # 144/120 = 24/20: the first to arrive
     assert order_after(waiting, 1) == [1, 0]  # 145/120 < 25/20
-    cache.publish("abcdef")
+    cache.store("abcdef")
     assert order_after(waiting, 0) == [0, 1]  # 145/24 > 25/20
 
 
 def order_after(waiting: WaitQueue, prefilled: int) -> list[int]:
-    """The order when so many tokens more have been prefilled. Those who wait go on waiting, and keep their age."""
+    """Return the order after so many tokens more have been prefilled. The requests go on waiting, and keep their age."""
     waiting.on_served(seq(-1, ""), prefilled, 0, 0)
-    waiting.on_step_start(Idle(), 0)
+    waiting.on_step_start(IdleStep(), 0)
     taken = [waiting.pop() for _ in range(len(waiting))]
     for each in taken:
         waiting.add(each, 0, front=True)
@@ -129,7 +129,7 @@ def test_hrrn_keeps_the_age_of_a_preempted_one_and_forgets_one_that_is_gone() ->
 
 def test_dfs_weight_goes_where_most_wait_and_deepest_first() -> None:
     cache = FakeCache()
-    cache.publish("abc", "abd", "xy")
+    cache.store("abc", "abd", "xy")
     seqs = [seq(0, "u"), seq(1, "xyz"), seq(2, "ab"), seq(3, "abcc"), seq(4, "abda"), seq(5, "abdb"), seq(6, "xz")]
     #    root: u | ab (4 wait): abd (2), abc (1), then ab itself | x (2): xy, then x itself
     assert drained(queue("dfs-weight", cache, *seqs)) == [4, 5, 3, 2, 1, 6, 0]
@@ -137,36 +137,36 @@ def test_dfs_weight_goes_where_most_wait_and_deepest_first() -> None:
 
 def test_dfs_weight_takes_the_weights_of_a_pass_at_its_beginning() -> None:
     cache = FakeCache()
-    cache.publish("a", "x")
+    cache.store("a", "x")
     waiting = queue("dfs-weight", cache, *(seq(i, "ab") for i in range(3)), *(seq(i, "xy") for i in range(3, 5)))
-    waiting.on_step_start(Idle(), 0)
-    assert [waiting.pop().arrival_index for _ in range(3)] == [0, 1, 2], "though after two of them more wait at x"
+    waiting.on_step_start(IdleStep(), 0)
+    assert [waiting.pop().arrival_index for _ in range(3)] == [0, 1, 2], "although more wait at x after two of them"
     waiting.add(seq(5, "ac"), 0)
     assert drained(waiting) == [3, 4, 5]
 
 
 def test_of_equal_branches_the_one_with_the_first_to_arrive_goes_first() -> None:
     cache = FakeCache()
-    cache.publish("a", "x")
+    cache.store("a", "x")
     assert drained(queue("dfs-weight", cache, seq(0, "xy"), seq(1, "ab"), seq(2, "ac"), seq(3, "xz"))) == [0, 3, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["lpm", "hrrn", "shortest-prefill-first", "dfs-weight"])
-def test_one_computes_what_several_begin_with(name: str) -> None:
+def test_one_request_computes_what_several_begin_with(name: str) -> None:
     cache = FakeCache()
     waiting = queue(name, cache, *(seq(i, "abcd") for i in range(3)), seq(3, "xyzuvw"), seq(4, "abcx"))
-    waiting.on_step_start(Idle(), 0)
+    waiting.on_step_start(IdleStep(), 0)
     assert waiting.pop().arrival_index == 0
     assert drained(waiting)[0] == 3, "the others wait for it, even behind the longest"
 
 
-def test_the_others_wait_until_the_beginning_is_published() -> None:
+def test_the_others_wait_until_the_beginning_is_stored() -> None:
     cache = FakeCache()
     waiting = queue("lpm", cache, seq(0, "abcd"), seq(1, "abce"), seq(2, "xyz"))
-    waiting.on_step_start(Idle(), 0)
+    waiting.on_step_start(IdleStep(), 0)
     leader = waiting.pop()
     assert first(waiting) == 2, "a chunk of the leader's prompt is computed, but not its first two blocks"
-    cache.publish("abc")
+    cache.store("abc")
     assert first(waiting) == 1
     waiting.on_sequence_end(leader, 0)
     assert drained(waiting) == [1, 2]
@@ -175,23 +175,23 @@ def test_the_others_wait_until_the_beginning_is_published() -> None:
 def test_if_the_leader_is_gone_the_next_one_leads() -> None:
     cache = FakeCache()
     waiting = queue("lpm", cache, seq(0, "abcd"), seq(1, "abce"), seq(2, "xyz"), seq(3, "abcf"))
-    waiting.on_step_start(Idle(), 0)
+    waiting.on_step_start(IdleStep(), 0)
     waiting.on_sequence_end(waiting.pop(), 0)  # aborted
     assert drained(waiting) == [1, 2, 3]
 
 
-def test_a_leader_who_is_preempted_leads_again() -> None:
+def test_a_leader_that_is_preempted_leads_again() -> None:
     cache = FakeCache()
     waiting = queue("lpm", cache, seq(0, "abcd"), seq(1, "abce"), seq(2, "xyz"))
-    waiting.on_step_start(Idle(), 0)
+    waiting.on_step_start(IdleStep(), 0)
     waiting.add(waiting.pop(), 0, front=True)
     assert drained(waiting) == [0, 2, 1]
 
 
-def test_the_thresholds_say_who_is_held_back() -> None:
+def test_the_thresholds_say_which_requests_are_deprioritized() -> None:
     def order(name: str, cached: str = "") -> list[int]:
         cache = FakeCache()
-        cache.publish(cached)
+        cache.store(cached)
         return drained(queue(name, cache, seq(0, "abcd"), seq(1, "abxy"), seq(2, "u")))
 
     assert order("lpm") == [0, 2, 1]  # two blocks are 32 tokens
@@ -220,7 +220,7 @@ def test_a_threshold_below_one_token_is_an_error(name: str) -> None:
 
 
 def letters(number: int) -> str:
-    """A prompt of its own in one of eight families."""
+    """Return a prompt of its own in one of eight families."""
     return chr(0x100 + number % 8) * 12 + chr(0x400 + number) * 4
 
 
@@ -228,44 +228,44 @@ def letters(number: int) -> str:
 @pytest.mark.parametrize("waiters", [100, 2_000])
 def test_a_pass_looks_at_what_was_admitted_or_changed_however_many_wait(name: str, waiters: int) -> None:
     cache = FakeCache()
-    cache.publish(*(letters(family)[:12] for family in range(8)))
+    cache.store(*(letters(family)[:12] for family in range(8)))
     waiting = queue(name, cache, *(seq(number, letters(number)) for number in range(waiters)))
     for number in range(waiters, waiters + 10):
-        cache.looks = cache.chains = 0
-        waiting.on_step_start(Idle(), 0)
+        cache.num_lookups = cache.num_hash_requests = 0
+        waiting.on_step_start(IdleStep(), 0)
         admitted = [waiting.pop() for _ in range(8)]
         for each in admitted:
-            cache.publish(letters(each.arrival_index))
+            cache.store(letters(each.arrival_index))
             cache.evict(letters(each.arrival_index))
             waiting.on_served(each, 68, 0, 0)
             waiting.on_sequence_end(each, 0)
         waiting.add(seq(number, letters(number)), 0)
-        waiting.on_step_start(Idle(), 0)
+        waiting.on_step_start(IdleStep(), 0)
         assert waiting.peek() is not None
-        assert cache.chains == 1, "of the one who came"
-        assert cache.looks <= 2 + 17 + 8 * 17, "of the one who came, and where something was published"
+        assert cache.num_hash_requests == 1, "of the request that came"
+        assert cache.num_lookups <= 2 + 17 + 8 * 17, "of the request that came, and where something was stored"
 
 
-def test_whose_prefix_is_published_is_looked_at_once() -> None:
+def test_a_prefix_that_is_stored_is_looked_up_once_for_a_whole_family() -> None:
     cache = FakeCache()
     waiting = queue("lpm", cache, *(seq(number, letters(number)) for number in range(800)))
-    cache.looks = 0
-    cache.publish(letters(3)[:12])
-    waiting.on_step_start(Idle(), 0)
-    assert cache.looks <= 100 + 12 + 2, "the way of the family once, and what is beyond it for each of its 100"
+    cache.num_lookups = 0
+    cache.store(letters(3)[:12])
+    waiting.on_step_start(IdleStep(), 0)
+    assert cache.num_lookups <= 100 + 12 + 2, "the way of the family once, and what is beyond it for each of its 100"
 
 
-def test_a_block_that_nobody_wants_or_stands_on_is_not_even_looked_at() -> None:
+def test_a_block_that_concerns_no_request_is_not_even_looked_up() -> None:
     cache = FakeCache()
     waiting = queue("lpm", cache, *(seq(number, letters(number)) for number in range(50)))
-    cache.publish("xyz", "uvw")
+    cache.store("xyz", "uvw")
     cache.evict("xyz")
-    cache.looks = 0
-    waiting.on_step_start(Idle(), 0)
-    assert cache.looks == 1, "which lets a cache that evicts lazily tell"
+    cache.num_lookups = 0
+    waiting.on_step_start(IdleStep(), 0)
+    assert cache.num_lookups == 1, "which makes a cache that evicts lazily tell its listeners"
 
 
-def test_the_tree_of_places_is_as_small_as_it_can_be() -> None:
+def test_the_tree_is_as_small_as_it_can_be() -> None:
     random = Random(1)
     cache = FakeCache()
     index = PrefixIndex(cache, 32, 32)
@@ -274,7 +274,7 @@ def test_the_tree_of_places_is_as_small_as_it_can_be() -> None:
         here.append(index.add(seq(number, "".join(random.choices("ab", k=6)))))
         if number > 20:
             index.remove(here.pop(random.randrange(len(here))))
-        cache.publish("".join(random.choices("ab", k=5)))
+        cache.store("".join(random.choices("ab", k=5)))
         cache.evict("".join(random.choices("ab", k=random.randrange(1, 6))))
         index.apply_updates()
         index.tree.check()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from fake_cache import Idle
+from fake_cache import IdleStep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ def tree() -> PrefixCache:
     return RadixCache(BLOCK, total=TOTAL)
 
 
-def asked(random: Random, order: int) -> SequenceState:
+def random_seq(random: Random, order: int) -> SequenceState:
     tokens = [token for _ in range(random.randrange(1, 7)) for token in [random.randrange(2)] * BLOCK]
     tokens += [7] * random.randrange(1, 6)
     namespace = random.choice(["", "", "other"])
@@ -36,10 +36,10 @@ def asked(random: Random, order: int) -> SequenceState:
 
 
 def compute(cache: PrefixCache, seq: SequenceState) -> None:
-    """Its prompt goes through the cache, if there is room, and stays in it as long as there is."""
-    chain = cache.block_hashes(seq.request)
-    lock = cache.lock(chain)
-    rest = chain[lock.num_committed :]
+    """Put the prompt of `seq` through the cache, if there is room; it stays cached as long as there is."""
+    block_hashes = cache.block_hashes(seq.request)
+    lock = cache.lock(block_hashes)
+    rest = block_hashes[lock.num_committed :]
     if len(rest) <= cache.free:
         cache.reserve(len(rest))
         cache.assign(lock, len(rest))
@@ -55,14 +55,14 @@ def test_lpm_is_by_what_is_cached_now(make: type[PrefixCache], seed: int, events
     waiting = SCHEDULERS.get("lpm(check=-1)")().make_queue(cache, Random(0))
     here: dict[int, SequenceState] = {}
     for order in range(events):
-        here[order] = asked(random, order)
+        here[order] = random_seq(random, order)
         waiting.add(here[order], order)
         if random.random() < 0.5:
-            compute(cache, asked(random, order))
+            compute(cache, random_seq(random, order))
         if random.random() < 0.2:
             cache.evict(random.randrange(6))
         if random.random() < 0.4:
-            waiting.on_step_start(Idle(), order)
+            waiting.on_step_start(IdleStep(), order)
             head = waiting.pop()
             expected = sorted(
                 here.values(),
@@ -70,7 +70,7 @@ def test_lpm_is_by_what_is_cached_now(make: type[PrefixCache], seed: int, events
             )
             assert head is expected[0]
             compute(cache, here.pop(head.arrival_index))
-    waiting.on_step_start(Idle(), events)
+    waiting.on_step_start(IdleStep(), events)
     expected = sorted(
         here.values(),
         key=lambda seq: (-min(cache.num_cached_tokens(seq.request), seq.num_tokens_to_prefill - 1), seq.arrival_index),
@@ -88,8 +88,8 @@ def test_what_is_evicted_lazily_is_known_when_the_pass_begins() -> None:
     waiting = SCHEDULERS.get("lpm")().make_queue(cache, Random(0))
     for seq in (cold, hot):
         waiting.add(seq, 0)
-    waiting.on_step_start(Idle(), 0)
+    waiting.on_step_start(IdleStep(), 0)
     assert waiting.peek() is hot
-    cache.reserve(4)  # somebody decodes: nobody has looked since
-    waiting.on_step_start(Idle(), 0)
+    cache.reserve(4)  # a sequence decodes, and no lookup follows
+    waiting.on_step_start(IdleStep(), 0)
     assert waiting.peek() is cold

@@ -1,4 +1,4 @@
-"""Policies around policies that look at the cache, and aged-sjf: their order follows the cache as a new queue's would."""
+"""Policies around cache-aware policies, and aged-sjf: their order follows the cache as that of a new queue would."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from itertools import product
 from random import Random
 
 import pytest
-from fake_cache import FakeCache, Said
+from fake_cache import FakeCache, LetterPrompt
 from hypothesis import given
 from hypothesis import strategies as st
-from queue_samples import begun, drained, seq
+from queue_samples import drained, seq, started
 
 from maitred.core.sequence import SequenceState
 from maitred.queueing import SCHEDULERS
@@ -40,47 +40,47 @@ def test_the_order_is_the_one_that_a_new_queue_would_have(spelling: str, seed: i
             number,
             16 * len(letters) + rng.randint(1, 20),
             arrival=now,
-            prefix=Said(letters),
+            prefix=LetterPrompt(letters),
             tenant=rng.choice("xyz"),
             priority=float(rng.choice([1, 2])),
         )
         waiting.add(here[number], now)
         if rng.random() < 0.5:
-            cache.publish(rng.choice(PROMPTS))
+            cache.store(rng.choice(PROMPTS))
         if rng.random() < 0.5:
             cache.evict(rng.choice(PROMPTS))
         if rng.random() < 0.4:
-            assert begun(waiting, now).peek() is not None
+            assert started(waiting, now).peek() is not None
         if rng.random() < 0.3 and (gone := rng.choice([None, *here])) is not None:
             assert waiting.remove(gone) is here[gone]
             waiting.on_sequence_end(here.pop(gone), now)
     made_now = SCHEDULERS.get(spelling)().make_queue(cache, Random(0))
     for s in here.values():
         made_now.add(s, s.request.arrival)
-    assert drained(begun(waiting, now)) == drained(begun(made_now, now))
+    assert drained(started(waiting, now)) == drained(started(made_now, now))
 
 
-def test_lanes_that_are_gone_are_told_nothing() -> None:
+def test_subqueues_that_are_dropped_are_told_nothing() -> None:
     cache = FakeCache()
     waiting = SCHEDULERS.get("vtc(lpm)")().make_queue(cache, Random(0))
     for number in range(200):
-        s = seq(number, 20, tenant=str(number), prefix=Said("a"))
+        s = seq(number, 20, tenant=str(number), prefix=LetterPrompt("a"))
         waiting.add(s, now=number)
-        assert begun(waiting).pop() is s
+        assert started(waiting).pop() is s
         waiting.on_sequence_end(s, number)
-    assert len(cache._watchers) == 1
+    assert len(cache._listeners) == 1
     assert len(waiting.subqueues._listener.listeners) == 64  # type: ignore[attr-defined]
 
 
-def test_one_look_at_the_cache_for_each_that_is_admitted() -> None:
-    """vtc asks once what the cache has, and nobody asks again for those who wait."""
+def test_one_match_with_the_cache_for_each_admitted_request() -> None:
+    """vtc matches a request when it is admitted; the waiting ones are not matched again."""
     cache = FakeCache()
-    cache.publish("a" * 20)
+    cache.store("a" * 20)
     waiting = SCHEDULERS.get("vtc(lpm, slack=1000)")().make_queue(cache, Random(0))
     for number in range(300):
-        waiting.add(seq(number, 400, tenant=str(number % 10), prefix=Said("a" * 20)), now=0)
-    begun(waiting)
-    cache.chains = 0
+        waiting.add(seq(number, 400, tenant=str(number % 10), prefix=LetterPrompt("a" * 20)), now=0)
+    started(waiting)
+    cache.num_hash_requests = 0
     for _ in range(8):
         waiting.pop()
-    assert cache.chains == 8
+    assert cache.num_hash_requests == 8

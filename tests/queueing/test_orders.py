@@ -1,4 +1,4 @@
-"""The order of each policy that looks at no cache, in small scenes with numbers by hand."""
+"""The order of each policy that does not look at the cache, in small scenes with numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter
 from random import Random
 from typing import ClassVar
 
-from fake_cache import FakeCache, Said
-from queue_samples import Step, begun, drained, queue, seq
+from fake_cache import FakeCache, LetterPrompt
+from queue_samples import Step, drained, queue, seq, started
 
 from maitred.core.contracts import PrefixCacheView, SortKey, WaitQueue
 from maitred.core.request import PriorityClass
@@ -24,7 +24,7 @@ def filled(spelling: str, *seqs: object) -> WaitQueue:
     return waiting
 
 
-def test_lof_serves_who_may_have_the_longest_answer() -> None:
+def test_lof_serves_the_request_that_allows_the_longest_answer() -> None:
     waiting = filled("lof", *(seq(n, max_output_tokens=most) for n, most in enumerate([50, None, 200, 50])))
     assert drained(waiting) == [1, 2, 0, 3]
 
@@ -49,7 +49,7 @@ def test_random_depends_on_the_seed_and_the_step_and_on_nothing_before() -> None
     assert order(1, [5]) != order(2, [5])
 
 
-def test_random_gives_everybody_the_same_chance() -> None:
+def test_random_gives_all_requests_the_same_chance() -> None:
     heads = Counter[int]()
     waiting = queue("random")
     for number in range(4):
@@ -62,10 +62,10 @@ def test_random_gives_everybody_the_same_chance() -> None:
     assert all(900 < heads[number] < 1100 for number in range(4))
 
 
-def test_routing_key_serves_whom_the_running_batch_knows_best_and_the_rest_by_arrival() -> None:
+def test_routing_key_serves_the_keys_that_run_most_and_the_rest_by_arrival() -> None:
     keys = ["z", "a", "", "b", "a", "b", "c"]
     waiting = filled("routing-key", *(seq(n, routing_key=key) for n, key in enumerate(keys)))
-    begun(waiting, keys={"a": 2, "b": 3, "c": 2, "x": 9})
+    started(waiting, keys={"a": 2, "b": 3, "c": 2, "x": 9})
     assert drained(waiting) == [3, 5, 1, 4, 6, 0, 2]
 
 
@@ -73,18 +73,18 @@ def test_routing_key_without_running_keys_is_the_order_of_arrival_with_the_preem
     waiting = filled("routing-key", *(seq(n, routing_key=key) for n, key in enumerate("ba")))
     waiting.add(seq(9, routing_key="c"), now=50, front=True)
     waiting.add(seq(8), now=50, front=True)
-    assert drained(begun(waiting)) == [8, 9, 0, 1]
+    assert drained(started(waiting)) == [8, 9, 0, 1]
 
 
-def test_by_priority_puts_the_policy_inside_among_equals_only() -> None:
-    said = [(1, 30), (2, 50), (1, 10), (2, 40), (-0.5, 1)]
-    high = filled("by-priority(sjf)", *(seq(n, prompt, priority=float(p)) for n, (p, prompt) in enumerate(said)))
-    low = filled("by-priority(sjf, low-first)", *(seq(n, prompt, priority=float(p)) for n, (p, prompt) in enumerate(said)))
+def test_by_priority_uses_the_inner_policy_among_equals_only() -> None:
+    requests = [(1, 30), (2, 50), (1, 10), (2, 40), (-0.5, 1)]
+    high = filled("by-priority(sjf)", *(seq(n, prompt, priority=float(p)) for n, (p, prompt) in enumerate(requests)))
+    low = filled("by-priority(sjf, low-first)", *(seq(n, prompt, priority=float(p)) for n, (p, prompt) in enumerate(requests)))
     assert drained(high) == [3, 1, 2, 0, 4]
     assert drained(low) == [4, 2, 0, 3, 1]
 
 
-def test_by_priority_keeps_few_of_the_lanes_that_nobody_uses() -> None:
+def test_by_priority_keeps_few_of_the_idle_subqueues() -> None:
     waiting = queue("by-priority")
     for number in range(500):
         s = seq(number, priority=float(number))
@@ -96,8 +96,8 @@ def test_by_priority_keeps_few_of_the_lanes_that_nobody_uses() -> None:
     assert drained(waiting) == [600]
 
 
-class Begun(KeyPolicy):
-    """Notes each pass."""
+class Recording(KeyPolicy):
+    """Records the start of each step."""
 
     passes: ClassVar[list[int]] = []
 
@@ -110,17 +110,17 @@ class Begun(KeyPolicy):
         return waiting
 
 
-def test_a_lane_begins_once_in_a_pass_and_only_if_it_is_looked_at() -> None:
-    waiting = queue("by-priority(test_orders:Begun)")
+def test_a_step_starts_once_in_a_subqueue_and_only_if_it_is_looked_at() -> None:
+    waiting = queue("by-priority(test_orders:Recording)")
     for number in range(6):
         waiting.add(seq(number, priority=float(number // 3)), now=0)
     for now in (1, 2):
-        begun(waiting, now)
+        started(waiting, now)
         assert [waiting.peek(), waiting.pop()]
-    assert Begun.passes == [1, 2]
+    assert Recording.passes == [1, 2]
     waiting.pop()
-    waiting.pop()  # of the other lane
-    assert Begun.passes == [1, 2, 2]
+    waiting.pop()  # of the other subqueue
+    assert Recording.passes == [1, 2, 2]
 
 
 # slo: a class is worth seconds of waiting
@@ -132,16 +132,16 @@ def test_slo_lets_a_lower_class_go_first_when_it_has_waited_for_the_head_start()
     before = seq(1, seconds=129, priority_class=PriorityClass.INTERACTIVE)
     after = seq(2, seconds=131, priority_class=PriorityClass.INTERACTIVE)
     system = seq(3, seconds=200, priority_class=PriorityClass.SYSTEM)
-    assert drained(begun(filled("slo", old, before, after, system), 200 * SECOND)) == [3, 1, 0, 2]
+    assert drained(started(filled("slo", old, before, after, system), 200 * SECOND)) == [3, 1, 0, 2]
 
 
-def test_slo_presses_a_request_whose_deadline_is_near() -> None:
+def test_slo_serves_a_request_earlier_whose_deadline_is_near() -> None:
     """Both default class; the one with a deadline at 50 s came 6 s later. From 40 s on it gains 3 s in a second: at 42 s it is
     level, and the other came first; a microsecond later it leads."""
     other, due = seq(0, seconds=10), seq(1, seconds=16, deadline=50 * SECOND)
     waiting = filled("slo", other, due)
     for now, head in [(17, 0), (41.9, 0), (42, 0), (42.000001, 1)]:
-        begun(waiting, round(now * SECOND))
+        started(waiting, round(now * SECOND))
         first = waiting.peek()
         assert first is not None
         assert first.arrival_index == head
@@ -149,11 +149,11 @@ def test_slo_presses_a_request_whose_deadline_is_near() -> None:
 
 def test_slo_says_when_its_head_may_change() -> None:
     waiting = filled("slo", seq(0, seconds=10), seq(1, seconds=16, deadline=50 * SECOND))
-    begun(waiting, 17 * SECOND)
-    assert waiting.next_order_change(17 * SECOND) == 40 * SECOND  # its deadline begins to press
-    begun(waiting, 40 * SECOND)
+    started(waiting, 17 * SECOND)
+    assert waiting.next_order_change(17 * SECOND) == 40 * SECOND  # from here on it is urgent
+    started(waiting, 40 * SECOND)
     assert waiting.next_order_change(40 * SECOND) == 42 * SECOND
-    begun(waiting, 42 * SECOND + 1)
+    started(waiting, 42 * SECOND + 1)
     assert waiting.next_order_change(42 * SECOND + 1) is None
 
 
@@ -167,24 +167,24 @@ def test_aged_sjf_lets_age_outweigh_length() -> None:
     assert drained(filled("aged-sjf(tokens_per_second=10)", long, fresh, late)) == [1, 2, 0]
 
 
-def test_aged_sjf_counts_what_the_cache_lacks_and_hears_of_changes() -> None:
+def test_aged_sjf_counts_what_the_cache_lacks_and_follows_its_changes() -> None:
     cache = FakeCache(16)
     waiting = SCHEDULERS.get("aged-sjf")().make_queue(cache, Random(0))
-    long, short = seq(0, 170, arrival=0, prefix=Said("abcdefghij")), seq(1, 100, arrival=0)
+    long, short = seq(0, 170, arrival=0, prefix=LetterPrompt("abcdefghij")), seq(1, 100, arrival=0)
     for s in (long, short):
         waiting.add(s, now=0)
-    assert begun(waiting).peek() is short
-    cache.publish("abcdefghij")
-    assert begun(waiting).peek() is long
+    assert started(waiting).peek() is short
+    cache.store("abcdefghij")
+    assert started(waiting).peek() is long
     cache.evict("abcd")
-    assert begun(waiting).peek() is short
+    assert started(waiting).peek() is short
 
 
 # srpt: what is known of answers
 
 
-def learnt(waiting: WaitQueue, **lengths: list[int]) -> WaitQueue:
-    """Each tenant has had answers of these lengths."""
+def taught(waiting: WaitQueue, **lengths: list[int]) -> WaitQueue:
+    """Let `waiting` know that each tenant has had answers of these lengths, and return it."""
     for tenant, known in lengths.items():
         for number, length in enumerate(known):
             s = seq(1000 + number, tenant=tenant)
@@ -195,7 +195,7 @@ def learnt(waiting: WaitQueue, **lengths: list[int]) -> WaitQueue:
 
 def test_srpt_expects_of_a_tenant_what_it_had_before() -> None:
     """The medians: 900, 40, and 70 of all twelve."""
-    waiting = learnt(queue("srpt"), long=[900] * 5, short=[10, 20, 30, 40, 50, 60, 70])
+    waiting = taught(queue("srpt"), long=[900] * 5, short=[10, 20, 30, 40, 50, 60, 70])
     for number, tenant in enumerate(["long", "unheard-of", "short"]):
         waiting.add(seq(number, tenant=tenant), now=0)
     assert drained(waiting) == [2, 1, 0]
@@ -214,7 +214,7 @@ def test_srpt_knows_programs_apart_and_keeps_to_what_the_client_allows() -> None
 
 
 def test_srpt_counts_what_a_preempted_sequence_has_left() -> None:
-    waiting = learnt(queue("srpt(quantile(q=0.5))"), t=[100, 100, 100, 100, 500])
+    waiting = taught(queue("srpt(quantile(q=0.5))"), t=[100, 100, 100, 100, 500])
     half_done, beyond, far_beyond = (seq(number, tenant="t") for number in (0, 1, 3))
     half_done.num_output_tokens, beyond.num_output_tokens, far_beyond.num_output_tokens = 95, 300, 600
     waiting.add(far_beyond, now=0, front=True)  # none was so long: as much again, 600
@@ -232,8 +232,8 @@ def test_srpt_that_knows_nothing_is_the_order_of_arrival() -> None:
         assert drained(waiting) == [0, 1, 2]
 
 
-def test_srpt_by_hint_takes_those_without_one_as_usual() -> None:
-    waiting = learnt(queue("srpt(hint)"), t=[60] * 5)
+def test_srpt_by_hint_expects_the_median_without_a_hint() -> None:
+    waiting = taught(queue("srpt(hint)"), t=[60] * 5)
     for number, allowed in enumerate([100, None, 20]):
         waiting.add(seq(number, max_output_tokens=allowed), now=0)
     assert drained(waiting) == [2, 1, 0]

@@ -56,7 +56,7 @@ def test_nothing_is_lost_and_peek_agrees_with_pop(spelling: str, operations: Ope
 
 
 @pytest.mark.parametrize("spelling", ALL)
-def test_the_order_does_not_depend_on_who_was_removed(spelling: str) -> None:
+def test_the_order_does_not_depend_on_what_was_removed(spelling: str) -> None:
     check_removal(lambda: queue(spelling))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from queue_samples import Moody, begun, drained, queue, seq
+from queue_samples import TimeVarying, drained, queue, seq, started
 
 from maitred.core.contracts import PriorityPolicy
 from maitred.core.errors import ConfigError
@@ -45,15 +45,15 @@ def test_orders_by_score_then_arrival_then_id(scheduler: str, order: list[int]) 
     waiting = queue(scheduler)
     for s in (seq(3, 20, arrival=5), seq(1, 30, arrival=5), seq(2, 10, arrival=9), seq(0, 40, arrival=2)):
         waiting.add(s, now=10)
-    assert drained(begun(waiting, 20)) == order
+    assert drained(started(waiting, 20)) == order
 
 
-def test_the_preempted_have_the_place_of_their_score() -> None:
+def test_preempted_sequences_are_ordered_by_score_too() -> None:
     waiting = queue("priority-fcfs(slo-based)")
     for number in (4, 1):
         waiting.add(seq(number), now=10)
     waiting.add(seq(2), now=20, front=True)
-    assert drained(begun(waiting, 20)) == [1, 2, 4]
+    assert drained(started(waiting, 20)) == [1, 2, 4]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_preempted_have_the_place_of_their_score() -> None:
     [("constant", 0.0), ("constant(2.5)", 2.5), ("slo-based", 3.0), ("slo-based(10, 1e-5)", 40.0), ("inverted-slo(1)", -2.0)],
 )
 @pytest.mark.parametrize("scheduler", ["fcfs", "sjf", "priority-fcfs", "reverse-priority", "bounded(sjf)"])
-def test_whoever_is_admitted_has_the_score_of_that_step_under_every_scheduler(
+def test_an_admitted_sequence_has_the_score_of_that_step_under_every_scheduler(
     scheduler: str, priority_policy: str, score: float
 ) -> None:
     waiting = QueueingConfig(scheduler=scheduler, priority_policy=priority_policy).policy().make_queue(None, Random(0))
@@ -73,14 +73,14 @@ def test_whoever_is_admitted_has_the_score_of_that_step_under_every_scheduler(
 
 
 @pytest.mark.parametrize("scheduler", ["fcfs", "priority-fcfs"])
-def test_scores_of_which_nothing_is_known_are_computed_for_all_in_each_pass(scheduler: str) -> None:
-    config = QueueingConfig(scheduler=scheduler, priority_policy="queue_samples:Moody")
+def test_scores_that_time_may_reorder_are_computed_for_all_in_each_pass(scheduler: str) -> None:
+    config = QueueingConfig(scheduler=scheduler, priority_policy="queue_samples:TimeVarying")
     waiting, seqs = config.policy().make_queue(None, Random(0)), [seq(number) for number in range(5)]
     for s in seqs:
         waiting.add(s, now=0)
     for now in (0, 500, 1000):
-        begun(waiting, now)
-        assert [s.priority for s in seqs] == [Moody().compute(s.request, now) for s in seqs]
+        started(waiting, now)
+        assert [s.priority for s in seqs] == [TimeVarying().compute(s.request, now) for s in seqs]
 
 
 def test_one_policy_computes_a_score_once_in_a_pass() -> None:
@@ -89,18 +89,18 @@ def test_one_policy_computes_a_score_once_in_a_pass() -> None:
     for number in range(5):
         waiting.add(seq(number), now=0)
     Shortest.computed = 0
-    begun(waiting, 5)
+    started(waiting, 5)
     assert Shortest.computed == 5
 
 
 def test_without_a_priority_policy_the_priority_is_the_clients() -> None:
     waiting = QueueingConfig().policy().make_queue(None, Random(0))
     waiting.add(SequenceState(Request(id=0, arrival=0, prompt_tokens=1, priority=7.0), 0, 1, priority=7.0), now=0)
-    assert begun(waiting, 9).pop().priority == 7.0
+    assert started(waiting, 9).pop().priority == 7.0
 
 
 @pytest.mark.parametrize(
-    ("said", "warnings"),
+    ("fields", "warnings"),
     [
         ({}, []),
         ({"scheduler": "priority-fcfs"}, ["priority-fcfs with constant is fcfs"]),
@@ -130,8 +130,8 @@ def test_without_a_priority_policy_the_priority_is_the_clients() -> None:
         ),
     ],
 )
-def test_combinations_that_are_something_simpler_are_reported(said: dict[str, object], warnings: list[str]) -> None:
-    config = QueueingConfig(**said)  # type: ignore[arg-type]
+def test_combinations_that_are_something_simpler_are_reported(fields: dict[str, object], warnings: list[str]) -> None:
+    config = QueueingConfig(**fields)  # type: ignore[arg-type]
     assert config.warnings(prefix_cache=False) == warnings
 
 
@@ -145,11 +145,11 @@ def test_an_unknown_priority_policy_is_told_the_nearest_name() -> None:
 
 
 def test_sglangs_flags_put_the_clients_priority_before_the_scheduler() -> None:
-    def order(**said: bool) -> list[int]:
-        waiting = QueueingConfig(scheduler="sjf", enable_priority_scheduling=True, **said).policy().make_queue(None, Random(0))
+    def order(**flags: bool) -> list[int]:
+        waiting = QueueingConfig(scheduler="sjf", enable_priority_scheduling=True, **flags).policy().make_queue(None, Random(0))
         for number, (priority, prompt) in enumerate([(1, 9), (5, 20), (1, 3), (5, 10)]):
             waiting.add(seq(number, prompt, priority=float(priority)), now=0)
-        return drained(begun(waiting))
+        return drained(started(waiting))
 
     assert order() == [3, 1, 2, 0]
     assert order(schedule_low_priority_values_first=True) == [2, 0, 3, 1]

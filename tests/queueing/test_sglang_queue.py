@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from fake_cache import FakeCache, Idle, Said, seq
+from fake_cache import FakeCache, IdleStep, LetterPrompt, seq
 
 from maitred.core.contracts import PrefixCacheView, WaitQueue
 from maitred.core.errors import ConfigError
@@ -32,16 +32,16 @@ def drained(waiting: WaitQueue) -> list[int]:
 
 
 def after_a_pass(waiting: WaitQueue) -> list[int]:
-    waiting.on_step_start(Idle(), 0)
+    waiting.on_step_start(IdleStep(), 0)
     return drained(waiting)
 
 
-def test_a_tie_goes_to_whoever_was_first_in_the_pass_before() -> None:
+def test_a_tie_goes_to_the_request_that_was_first_in_the_pass_before() -> None:
     cache = FakeCache(1)
-    cache.publish("xy")
+    cache.store("xy")
     late = seq(2, "xyz", extra=0)
     waiting = queue("sglang(lpm)", cache, seq(0, "a", extra=0), seq(1, "b", extra=0), late)
-    waiting.on_step_start(Idle(), 0)
+    waiting.on_step_start(IdleStep(), 0)
     assert waiting.peek() is late
     cache.evict("x")
     assert after_a_pass(waiting) == [2, 0, 1]
@@ -49,9 +49,9 @@ def test_a_tie_goes_to_whoever_was_first_in_the_pass_before() -> None:
 
 def test_beyond_128_nothing_is_sorted_and_what_was_stays() -> None:
     cache = FakeCache(1)
-    cache.publish("xy")
+    cache.store("xy")
     waiting = queue("sglang(lpm)", cache, *(seq(i, "a") for i in range(3)), seq(3, "xyz"))
-    waiting.on_step_start(Idle(), 0)
+    waiting.on_step_start(IdleStep(), 0)
     for order in range(4, 129):
         waiting.add(seq(order, "xyz" if order == 128 else "b"), 0)
     assert len(waiting) == 129
@@ -60,14 +60,14 @@ def test_beyond_128_nothing_is_sorted_and_what_was_stays() -> None:
 
 def test_128_are_still_sorted() -> None:
     cache = FakeCache(1)
-    cache.publish("xy")
+    cache.store("xy")
     waiting = queue("sglang(lpm)", cache, *(seq(i, "xyz" if i == 127 else "b") for i in range(128)))
     assert after_a_pass(waiting)[0] == 127
 
 
 def test_dfs_weight_has_no_such_limit() -> None:
     cache = FakeCache(1)
-    cache.publish("xy")
+    cache.store("xy")
     waiting = queue("sglang(dfs-weight)", cache, *(seq(i, "xyz" if i == 199 else "b") for i in range(200)))
     assert after_a_pass(waiting)[0] == 199
 
@@ -76,12 +76,12 @@ def test_equal_branches_go_in_the_order_in_which_they_were_cached() -> None:
     cache = FakeCache(1)
     seqs = seq(0, "ab"), seq(1, "xy")
     waiting, ours = queue("sglang(dfs-weight)", cache, *seqs), queue("dfs-weight", cache, *seqs)
-    cache.publish("x", "a")
-    waiting.on_step_start(Idle(), 0)
+    cache.store("x", "a")
+    waiting.on_step_start(IdleStep(), 0)
     assert waiting.peek() is seqs[1]
     assert after_a_pass(ours) == [0, 1], "in the order of arrival"
     cache.evict("x")
-    cache.publish("x")
+    cache.store("x")
     assert after_a_pass(waiting) == [0, 1]
 
 
@@ -89,7 +89,7 @@ def test_a_beginning_that_is_no_whole_number_of_pages_is_told_by_its_tokens() ->
     cache = FakeCache(16)
     same, other = "a" * 32 + "b" * 32, "a" * 33 + "b" * 31
     seqs = [
-        SequenceState(Request(id=i, arrival=i, prompt_tokens=64, prefix=Said(text)), i, 64)
+        SequenceState(Request(id=i, arrival=i, prompt_tokens=64, prefix=LetterPrompt(text)), i, 64)
         for i, text in enumerate([same, other])
     ]
     cache.block_hashes = lambda request: ()  # type: ignore[method-assign]
@@ -98,10 +98,10 @@ def test_a_beginning_that_is_no_whole_number_of_pages_is_told_by_its_tokens() ->
     assert after_a_pass(queue("sglang(lpm, deprioritize=31)", cache, *seqs)) == [0, 2, 1]
 
 
-def test_who_begins_alike_goes_last_in_this_pass() -> None:
+def test_a_request_that_begins_like_another_goes_last_in_this_pass() -> None:
     cache = FakeCache(16)
     waiting = queue("sglang(lpm)", cache, seq(0, "abc"), seq(1, "abd"), seq(2, "x"))
-    waiting.on_step_start(Idle(), 0)
+    waiting.on_step_start(IdleStep(), 0)
     assert waiting.pop().arrival_index == 0
     assert after_a_pass(waiting) == [2, 1], "it leads now, but the list is as it was"
 
@@ -139,15 +139,15 @@ def test_priorities_have_a_sign(name: str, expected: list[int]) -> None:
 
 
 def test_routing_keys_that_run_go_first_and_the_others_by_name() -> None:
-    class Running(Idle):
+    class Running(IdleStep):
         def running_routing_keys(self) -> dict[str, int]:
             return {"a": 1, "b": 2}
 
     keys = ["z", "a", "", "b", "c"]
     seqs = [SequenceState(Request(id=i, arrival=0, prompt_tokens=8, routing_key=key), i, 8) for i, key in enumerate(keys)]
     waiting = queue("sglang(routing-key)", None, *seqs)
-    waiting.on_step_start(Idle(), 0)
-    assert waiting.peek() is seqs[0], "nothing runs that has one"
+    waiting.on_step_start(IdleStep(), 0)
+    assert waiting.peek() is seqs[0], "no running sequence has a key"
     waiting.on_step_start(Running(), 0)
     assert drained(waiting) == [3, 1, 2, 4, 0]
 
@@ -160,15 +160,15 @@ def test_what_sglang_refuses_is_refused() -> None:
     assert after_a_pass(queue("sglang(dfs-weight)", None, seq(0, "a"), seq(1, "b"))) == [0, 1]
 
 
-def asked(case: dict[str, Any], index: int) -> SequenceState:
-    """A recorded request, as its tokens say; a letter per token."""
+def recorded_seq(case: dict[str, Any], index: int) -> SequenceState:
+    """Return the sequence of a recorded request, with a letter for each token."""
     recorded = case["requests"][index]
     request = Request(
         id=index,
         client_id=recorded["rid"],
         arrival=index,
         prompt_tokens=sum(count for _, count in recorded["prompt"]),
-        prefix=Said(letters(recorded["prompt"])),
+        prefix=LetterPrompt(letters(recorded["prompt"])),
     )
     return SequenceState(request, index, request.prompt_tokens)
 
@@ -178,7 +178,8 @@ def letters(runs: list[tuple[int, int]]) -> str:
 
 
 def plain_cases() -> list[dict[str, Any]]:
-    """Without what our requests cannot say: pages of one token, one namespace, no retracted ones or log-probabilities."""
+    """Return the cases that our requests can express: those with pages of one token, one namespace, nothing retracted and no
+    log-probabilities."""
     with gzip.open(VECTORS) as file:
         cases = [json.loads(line) for line in file]
     return [
@@ -200,8 +201,8 @@ def test_there_are_plain_cases() -> None:
 def test_the_queue_makes_the_recorded_orders(case: dict[str, Any], policy: str) -> None:
     cache = FakeCache(1)
     name = f"sglang({policy}, check={case['check_threshold']}, deprioritize={case['deprioritize_threshold']})"
-    waiting = queue(name, cache, *(asked(case, i) for i in range(len(case["requests"]))))
-    cache.publish(*(letters(entry["tokens"]) for entry in case["cache"]))
+    waiting = queue(name, cache, *(recorded_seq(case, i) for i in range(len(case["requests"]))))
+    cache.store(*(letters(entry["tokens"]) for entry in case["cache"]))
     assert after_a_pass(waiting) == case["expected"][policy]["order"]
 
 
@@ -209,6 +210,6 @@ def test_the_queue_makes_the_recorded_orders(case: dict[str, Any], policy: str) 
 def test_where_arrival_breaks_the_ties_our_lpm_makes_the_same_order(case: dict[str, Any]) -> None:
     cache = FakeCache(1)
     name = f"lpm(check={case['check_threshold']}, deprioritize={case['deprioritize_threshold']})"
-    waiting = queue(name, cache, *(asked(case, i) for i in range(len(case["requests"]))))
-    cache.publish(*(letters(entry["tokens"]) for entry in case["cache"]))
+    waiting = queue(name, cache, *(recorded_seq(case, i) for i in range(len(case["requests"]))))
+    cache.store(*(letters(entry["tokens"]) for entry in case["cache"]))
     assert after_a_pass(waiting) == case["expected"]["lpm"]["order"]

@@ -1,11 +1,11 @@
-"""No policy may see how many steps were skipped: the same events, to the microsecond, as of one step after the other."""
+"""No policy may depend on how many steps were skipped: the events are those of one step after the other, to the microsecond."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from queue_samples import ALL, begun, drained, queue, seq
+from queue_samples import ALL, drained, queue, seq, started
 
 from maitred.testing.queueing import check_skipping
 
@@ -19,14 +19,14 @@ def test_skipping_changes_nothing(spelling: str, seed: int, seqs: int, blocks: i
 
 @pytest.mark.parametrize("spelling", ["by-priority(sglang(random))", "vtc(sglang(random))", "vtc(sglang(random), slack=9)"])
 def test_asking_how_long_the_head_stays_changes_no_order(spelling: str) -> None:
-    """In a step without room nobody is asked for, but whoever skips steps asks until when that stays so."""
+    """In a step without room the head is not asked for, but an instance that skips steps asks how long the head stays."""
     orders = []
     for asking in (False, True):
         waiting = queue(spelling)
         for number in range(20):
             waiting.add(seq(number), 0)
         for step in range(4):
-            begun(waiting, step, step_index=step)
+            started(waiting, step, step_index=step)
             if asking:
                 waiting.next_order_change(step)
         orders.append(drained(waiting))

@@ -1,4 +1,4 @@
-"""Policies as they are written, and what is said when they are written wrongly."""
+"""How policies are written, and the error for each mistake."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from maitred.queueing.base import KeyPolicy
 
 
 def test_a_policy_is_a_name_or_a_call_with_values_and_named_values() -> None:
-    said = parse_spec(" bounded( vtc(lpm, slack=2e4) , max_wait=5)", "scheduler")
+    parsed = parse_spec(" bounded( vtc(lpm, slack=2e4) , max_wait=5)", "scheduler")
     vtc = PolicySpec("vtc", (PolicySpec("lpm"),), {"slack": PolicySpec("2e4")})
-    assert said == PolicySpec("bounded", (vtc,), {"max_wait": PolicySpec("5")})
+    assert parsed == PolicySpec("bounded", (vtc,), {"max_wait": PolicySpec("5")})
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_policy_is_a_name_or_a_call_with_values_and_named_values() -> None:
         ("test_spelling:nowhere", "cannot load scheduler"),
     ],
 )
-def test_what_is_wrong_is_said_when_it_is_looked_up(written: str, complaint: str) -> None:
+def test_a_mistake_is_an_error_when_the_policy_is_looked_up(written: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         SCHEDULERS.get(written)
 
@@ -66,7 +66,7 @@ class Strict:
         raise AssertionError
 
 
-def test_a_class_of_ones_own_takes_parameters_too() -> None:
+def test_a_users_class_takes_parameters_too() -> None:
     made = SCHEDULERS.get("test_spelling:Strict(limit=7)")()
     assert isinstance(made, Strict)
     assert made.limit == 7
@@ -98,6 +98,6 @@ class Unfinished(KeyPolicy):
         ("Unfinished", "cannot be made: TypeError: Can't instantiate abstract class Unfinished"),
     ],
 )
-def test_what_is_wrong_with_a_policy_of_ones_own_is_one_line(name: str, complaint: str) -> None:
+def test_a_mistake_in_a_users_policy_is_one_line(name: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         SCHEDULERS.get(f"test_spelling:{name}")

@@ -1,13 +1,13 @@
-"""vtc: what each tenant is charged, and that nobody with work waiting is left behind by more than the paper says."""
+"""vtc: what each tenant is charged, and that no tenant with work waiting is left behind by more than the paper says."""
 
 from __future__ import annotations
 
 from random import Random
 
-from fake_cache import FakeCache, Said
+from fake_cache import FakeCache, LetterPrompt
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from queue_samples import begun, drained, queue, seq
+from queue_samples import drained, queue, seq, started
 
 from maitred.core.contracts import PrefixCacheView, QueuePolicy, StepView, WaitQueue
 from maitred.core.request import Request
@@ -27,33 +27,33 @@ def filled(waiting: WaitQueue, *tenants: str, prompt: int = 100) -> WaitQueue:
 
 def test_tenants_take_turns_however_many_requests_they_send() -> None:
     waiting = filled(queue("vtc"), "a", "a", "a", "a", "b", "c", "b")
-    assert drained(begun(waiting)) == [0, 4, 5, 1, 6, 2, 3]
+    assert drained(started(waiting)) == [0, 4, 5, 1, 6, 2, 3]
 
 
 def test_a_long_prompt_costs_its_tenant_the_turns_of_many_short_ones() -> None:
     waiting = queue("vtc")
     for number, (tenant, prompt) in enumerate([("a", 250), ("a", 10), ("b", 100), ("b", 100), ("b", 100), ("b", 100)]):
         waiting.add(seq(number, prompt, tenant=tenant), now=0)
-    assert drained(begun(waiting)) == [0, 2, 3, 4, 1, 5]  # 250 | 100, 200, 300 | 260 | 400
+    assert drained(started(waiting)) == [0, 2, 3, 4, 1, 5]  # 250 | 100, 200, 300 | 260 | 400
 
 
 def run(waiting: WaitQueue, s: SequenceState, *, began: int) -> None:
-    """It has been popped, is prefilled, and decodes since step `began`."""
+    """Let the popped `s` be prefilled, and decode since step `began`."""
     waiting.on_served(s, s.num_tokens_to_prefill, 0, 0)
     s.is_decoding, s.decode_origin_step = True, began
 
 
 def test_output_is_charged_as_it_comes_out_at_twice_the_price() -> None:
     waiting = filled(queue("vtc"), "a", "b", "a", "b")
-    begun(waiting, step_index=1)
+    started(waiting, step_index=1)
     first, second = waiting.pop(), waiting.pop()
     assert (first.request.tenant, second.request.tenant) == ("a", "b")
     run(waiting, second, began=1)
-    begun(waiting, step_index=1)
+    started(waiting, step_index=1)
     assert waiting.peek().request.tenant == "a"  # type: ignore[union-attr]
     waiting.on_served(first, 100, 0, 0)
     run(waiting, first, began=11)
-    begun(waiting, step_index=20)  # b has emitted 19 tokens and a 9
+    started(waiting, step_index=20)  # b has emitted 19 tokens and a 9
     assert waiting.peek().request.tenant == "b"  # type: ignore[union-attr]
 
 
@@ -62,62 +62,62 @@ def test_output_from_before_a_preemption_is_charged_once() -> None:
     waiting = queue("vtc")
     again = seq(0, 100, tenant="a")
     waiting.add(again, now=0)
-    begun(waiting).pop()
+    started(waiting).pop()
     again.num_output_tokens, again.num_tokens_to_prefill = 50, 150
     waiting.on_served(again, 0, 50, 0)
     again.num_accounted_output_tokens = 50
     waiting.add(again, now=1, front=True)
-    begun(waiting, step_index=50).pop()
+    started(waiting, step_index=50).pop()
     run(waiting, again, began=10)
-    begun(waiting, step_index=70)
+    started(waiting, step_index=70)
     assert waiting._counters.counter(waiting._counters._account("a")) == 100 + 150 + 20  # type: ignore[attr-defined]
 
 
 def test_what_the_cache_had_is_not_charged() -> None:
     cache = FakeCache(16)
-    cache.publish("abcde")
+    cache.store("abcde")
     waiting = SCHEDULERS.get("vtc")().make_queue(cache, Random(0))
     for number, (tenant, letters) in enumerate(
         [("a", "abcde"), ("a", "abcde"), ("b", "xyzuv"), ("b", "xyzuv"), ("a", "abcde")]
     ):
-        waiting.add(seq(number, 90, tenant=tenant, prefix=Said(letters)), now=number)
-    assert drained(begun(waiting)) == [0, 2, 1, 4, 3]  # a pays 10 for each, b pays 90
+        waiting.add(seq(number, 90, tenant=tenant, prefix=LetterPrompt(letters)), now=number)
+    assert drained(started(waiting)) == [0, 2, 1, 4, 3]  # a pays 10 for each, b pays 90
 
 
-def test_who_comes_back_has_saved_nothing_up() -> None:
+def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
     waiting = filled(queue("vtc"), "a", "a", "a", "a", "a", "a")
-    begun(waiting)
+    started(waiting)
     for _ in range(3):
         waiting.pop()
     for number in (10, 11, 12):
         waiting.add(seq(number, 100, tenant="idle"), now=number)
-    assert drained(begun(waiting)) == [3, 10, 4, 11, 5, 12]
+    assert drained(started(waiting)) == [3, 10, 4, 11, 5, 12]
 
 
-def test_who_comes_to_an_empty_queue_starts_where_the_last_one_stood() -> None:
+def test_a_tenant_that_comes_to_an_empty_queue_starts_where_the_last_one_was() -> None:
     waiting = filled(queue("vtc"), "a", "a")
-    assert drained(begun(waiting)) == [0, 1]
+    assert drained(started(waiting)) == [0, 1]
     for number, tenant in [(2, "new"), (3, "a"), (4, "new"), (5, "a")]:
         waiting.add(seq(number, 100, tenant=tenant), now=number)
-    assert drained(begun(waiting)) == [2, 3, 4, 5]
+    assert drained(started(waiting)) == [2, 3, 4, 5]
 
 
-def test_of_several_who_come_to_an_empty_queue_the_later_are_lifted_to_the_first() -> None:
-    """a has been given 300 and b 100 when the queue is empty, last by b. a comes first, then c, who starts at 300 like it."""
+def test_of_several_that_come_to_an_empty_queue_the_later_are_raised_to_the_first() -> None:
+    """a was given 300 and b 100 when the queue becomes empty, last by b. a comes first, then c, which starts at 300 like a."""
     waiting = queue("vtc")
     for number, (tenant, prompt) in enumerate([("a", 300), ("b", 100)]):
         waiting.add(seq(number, prompt, tenant=tenant), now=number)
-    assert drained(begun(waiting)) == [0, 1]
+    assert drained(started(waiting)) == [0, 1]
     for number, tenant in [(2, "a"), (3, "c"), (4, "c"), (5, "a")]:
         waiting.add(seq(number, 10, tenant=tenant), now=number)
-    assert drained(begun(waiting)) == [2, 3, 4, 5]  # at 300 both; at 310 c's 4 came before a's 5
+    assert drained(started(waiting)) == [2, 3, 4, 5]  # at 300 both; at 310 c's 4 came before a's 5
 
 
-def test_within_a_tenant_the_policy_inside_decides() -> None:
+def test_within_a_tenant_the_inner_policy_decides() -> None:
     waiting = queue("vtc(sjf)")
     for number, (tenant, prompt) in enumerate([("a", 30), ("a", 20), ("b", 90), ("b", 80)]):
         waiting.add(seq(number, prompt, tenant=tenant), now=0)
-    assert drained(begun(waiting)) == [1, 3, 0, 2]
+    assert drained(started(waiting)) == [1, 3, 0, 2]
 
 
 def test_within_slack_the_better_head_goes_first() -> None:
@@ -126,29 +126,29 @@ def test_within_slack_the_better_head_goes_first() -> None:
     waiting.add(seq(0, 500, tenant="b"), now=0)
     for number in range(1, 7):
         waiting.add(seq(number, 10, tenant="a"), now=0)
-    assert drained(begun(waiting)) == [1, 2, 3, 4, 0, 5, 6]
+    assert drained(started(waiting)) == [1, 2, 3, 4, 0, 5, 6]
 
 
 def test_lpm_within_a_deficit() -> None:
     """b has the cached prefix, and goes first as long as a is not left behind by more than the slack."""
     cache = FakeCache(16)
-    cache.publish("abcde")
+    cache.store("abcde")
     waiting = SCHEDULERS.get("vtc(lpm, slack=15)")().make_queue(cache, Random(0))
     for number in range(3):
-        waiting.add(seq(number, 90, tenant="a", prefix=Said("vwxyz")), now=number)
+        waiting.add(seq(number, 90, tenant="a", prefix=LetterPrompt("vwxyz")), now=number)
     for number in range(3, 7):
-        waiting.add(seq(number, 90, tenant="b", prefix=Said("abcde")), now=number)
-    assert drained(begun(waiting)) == [3, 4, 0, 5, 6, 1, 2]  # b pays 10 each time
+        waiting.add(seq(number, 90, tenant="b", prefix=LetterPrompt("abcde")), now=number)
+    assert drained(started(waiting)) == [3, 4, 0, 5, 6, 1, 2]  # b pays 10 each time
 
 
 def test_it_says_whether_steps_may_bring_another_tenant_to_the_head() -> None:
     """a decodes and gains two in each step, b nothing. Who gains least stays at the head, unless others are within slack."""
     for spelling, changes in [("vtc", None), ("vtc(sjf, slack=1000)", 11)]:
         waiting = filled(queue(spelling), "a", "a", "b", "b")
-        assert begun(waiting).next_order_change(10) is None  # nobody decodes
+        assert started(waiting).next_order_change(10) is None  # nothing decodes
         first = waiting.pop()
         run(waiting, first, began=0)
-        begun(waiting, step_index=2)
+        started(waiting, step_index=2)
         assert waiting.next_order_change(10) == changes
         waiting.remove(2)
         waiting.remove(3)
@@ -160,19 +160,19 @@ def test_accounts_of_tenants_that_are_gone_are_closed() -> None:
     for number in range(5000):
         s = seq(number, 10, tenant=str(number))
         waiting.add(s, now=number)
-        begun(waiting, now=number)
+        started(waiting, now=number)
         assert waiting.pop() is s
         if number % 2:  # it is preempted, and admitted again
             waiting.add(s, now=number, front=True)
-            assert begun(waiting, now=number).pop() is s
+            assert started(waiting, now=number).pop() is s
         waiting.on_served(s, 10, 0, number)
         waiting.on_sequence_end(s, number)
     assert len(waiting._counters) < 2500  # type: ignore[attr-defined]
 
 
 # The bound of the paper (theorem 4.4): while two tenants have requests waiting, what they are given differs by at most 2 U,
-# where U = max(price of the longest prompt, price of as many output tokens as the running batch can hold). Nobody is preempted:
-# what is lost and computed again is given twice, and no counter can know it before.
+# where U = max(price of the longest prompt, price of as many output tokens as the running batch can hold). It holds without
+# preemptions: what is computed again is charged twice, and no counter can know it before.
 
 
 class Metered(QueuePolicy):

@@ -1,4 +1,4 @@
-"""Instances as routers see them, and a driver that counts as drivers do."""
+"""Instances as routers see them, and a driver that counts requests in flight."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def router(policy: str, scorers: str = "", seed: int = 0) -> Router:
 
 @dataclass
 class Driver:
-    """Sends, and counts what is in flight, as a gateway or simulator does."""
+    """Sends requests and counts them in flight, as a gateway or simulator does."""
 
     router: Router
     views: Sequence[View]
     there: dict[RequestId, tuple[Request, View]] = field(default_factory=dict)
     number: RequestId = 0
 
-    def send(self, fleet: FleetView | None = None, said: Request | None = None) -> int:
+    def send(self, fleet: FleetView | None = None, sent: Request | None = None) -> int:
         self.number += 1
-        sent = said or request(self.number)
+        sent = sent or request(self.number)
         chosen = self.router.choose(sent, self.views if fleet is None else fleet, now=0).instance
         view = next(view for view in self.views if view.index == chosen)
         view.in_flight += 1
@@ -71,6 +71,6 @@ class Driver:
 
 
 def least(fleet: Sequence[InstanceView]) -> set[int]:
-    """Who has the fewest in flight, found by looking at all."""
+    """Return the indices of the instances with the fewest in flight, found by looking at all."""
     fewest = min(view.in_flight for view in fleet)
     return {view.index for view in fleet if view.in_flight == fewest}

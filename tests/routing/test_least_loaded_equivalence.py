@@ -1,4 +1,4 @@
-"""least-loaded looks at few instances, and chooses as if it had looked at all."""
+"""least-loaded looks at few instances, and chooses as if it looked at all of them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ def test_it_is_always_one_with_the_fewest(seed: int, size: int, ends: float, fle
         if driver.there and dice.random() < ends:
             driver.end(dice.choice(list(driver.there)))
             continue
-        place = dice.randrange(fleets)
+        which = dice.randrange(fleets)
         if dice.random() < 0.05:
-            shown[place] = [view for view in views if dice.random() < 0.7] or views
-        allowed = least(shown[place])
-        assert driver.send(shown[place]) in allowed
+            shown[which] = [view for view in views if dice.random() < 0.7] or views
+        allowed = least(shown[which])
+        assert driver.send(shown[which]) in allowed
 
 
 @given(seed=st.integers(0, 10**9), size=st.integers(1, 6))
 @settings(max_examples=60, deadline=None)
-def test_what_rises_without_a_word_is_never_chosen_and_what_falls_is_found_within_a_round(seed: int, size: int) -> None:
+def test_a_count_that_rises_unannounced_is_never_chosen_and_one_that_falls_is_found_within_a_round(
+    seed: int, size: int
+) -> None:
     dice = Random(seed)
     views = [View(index) for index in range(size)]
     driver = Driver(router("least-loaded"), views)
@@ -47,18 +49,18 @@ def test_what_rises_without_a_word_is_never_chosen_and_what_falls_is_found_withi
 
 
 def least_before(driver: Driver, views: list[View]) -> set[int]:
-    """As it was before the request that was sent last."""
+    """Return what `least` was before the request that was sent last."""
     _, chosen = driver.there[driver.number]
     return least([View(view.index, view.in_flight - (view is chosen)) for view in views])
 
 
 @dataclass
 class Watched(View):
-    looks: int = 0
+    num_looks: int = 0
 
     def __getattribute__(self, name: str) -> object:
         if name == "in_flight":
-            object.__setattr__(self, "looks", object.__getattribute__(self, "looks") + 1)
+            object.__setattr__(self, "num_looks", object.__getattribute__(self, "num_looks") + 1)
         return object.__getattribute__(self, name)
 
 
@@ -69,11 +71,11 @@ def looks_per_choice(size: int) -> float:
     for _ in range(5 * size):
         driver.send()
     for view in views:
-        view.looks = 0
+        view.num_looks = 0
     for number in dice.sample(range(1, 5 * size), 2 * size):
         driver.end(number)
         driver.send()
-    return sum(view.looks for view in views) / (2 * size)
+    return sum(view.num_looks for view in views) / (2 * size)
 
 
 def test_a_choice_looks_at_few_however_many_there_are() -> None:
@@ -102,5 +104,5 @@ def test_fleets_that_are_shown_once_are_forgotten() -> None:
     assert made.choose(request(), first, now=0).instance == 1
 
 
-def test_standings_begin_with_what_is_there() -> None:
+def test_the_heap_begins_with_what_is_in_flight() -> None:
     assert InFlightHeap([View(4, in_flight=2), View(5, in_flight=1)]).least_loaded().index == 5

@@ -1,4 +1,4 @@
-"""Routers: whom each policy chooses, among what it is shown."""
+"""Routers: which instance each policy chooses among those that it is shown."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def chosen(policy: str, fleet: list[View], times: int = 1) -> list[int]:
 
 
 @pytest.mark.parametrize("policy", list(ROUTERS))
-def test_no_instance_is_the_callers_mistake(policy: str) -> None:
+def test_an_empty_fleet_is_an_error(policy: str) -> None:
     with pytest.raises(ValueError, match="no instance"):
         router(policy).choose(request(), [], now=0)
 
 
 @pytest.mark.parametrize("policy", list(ROUTERS))
-def test_a_choice_names_the_index_of_the_view_not_its_place(policy: str) -> None:
+def test_a_choice_names_the_index_of_the_view_not_its_position(policy: str) -> None:
     assert chosen(policy, [View(7)]) == [7]
 
 
@@ -65,7 +65,8 @@ def test_power_of_two_never_takes_the_worst_and_draws_all_others() -> None:
     fleet = [View(0), View(1), View(2, in_flight=1), View(3, in_flight=5)]
     drawn = chosen("power-of-two", fleet, 600)
     assert set(drawn) == {0, 1, 2}
-    # Of 12 ordered pairs of different instances 0 wins (0,1), (0,2), (0,3), (2,0), (3,0); 1 likewise; 2 wins (2,3), (3,2).
+    # Of 12 ordered pairs of different instances 0 wins (0,1), (0,2), (0,3), (2,0), (3,0); 1 wins five as well;
+    # 2 wins (2,3), (3,2).
     assert drawn.count(0) == pytest.approx(250, abs=50)
     assert drawn.count(2) == pytest.approx(100, abs=40)
 
@@ -93,9 +94,9 @@ def test_the_same_seed_makes_the_same_choices() -> None:
         assert first == again != other
 
 
-def test_what_a_router_reads_is_known_before_it_is_driven() -> None:
-    reads = {policy: signals_read(router(policy)) for policy in ROUTERS}
-    assert reads == {
+def test_the_signals_of_a_router_are_known_before_it_is_driven() -> None:
+    signals = {policy: signals_read(router(policy)) for policy in ROUTERS}
+    assert signals == {
         "always-busiest": Signals.LOAD,
         "least-loaded": Signals.NOTHING,
         "power-of-two": Signals.NOTHING,
@@ -110,7 +111,7 @@ def test_what_a_router_reads_is_known_before_it_is_driven() -> None:
 
 
 class Last(Router):
-    """A router of one's own."""
+    """A user's own router."""
 
     def __init__(self, rng: Random, offset: int = 1) -> None:
         self._offset = offset
@@ -122,7 +123,7 @@ class Last(Router):
         pass
 
 
-def test_a_router_of_ones_own_has_parameters_as_well() -> None:
+def test_a_users_router_has_parameters_as_well() -> None:
     fleet = [View(0), View(1), View(2)]
     assert chosen(f"{__name__}:Last", fleet) == [2]
     assert chosen(f"{__name__}:Last(offset=2)", fleet) == [1]
@@ -140,7 +141,7 @@ def test_a_router_of_ones_own_has_parameters_as_well() -> None:
         ("session-affinity(sessions=0)", "routing policy 'session-affinity': sessions must be at least 1, not 0"),
     ],
 )
-def test_a_policy_that_cannot_be_is_one_line(policy: str, message: str) -> None:
+def test_a_mistake_in_a_policy_is_one_line(policy: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         router(policy)
     assert str(caught.value) == message

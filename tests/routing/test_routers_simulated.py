@@ -1,4 +1,4 @@
-"""Every router in the simulator: the same choices with and without skipping, and nobody is lost."""
+"""Every router in the simulator: the same choices with and without skipping, and no request is lost."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ CASES = [case for case in CASES if case[1] != "active-requests:1, active-request
 def jobs() -> list[Job]:
     """Eight families of prompts, which share the first 64 tokens, and ten sessions."""
     made = synthetic(60, 150, seed=3, input_tokens="uniform:70,200", output_tokens="uniform:5,60")
-    return [msgspec.structs.replace(job, request=_known(job)) for job in made]
+    return [msgspec.structs.replace(job, request=_with_prompt(job)) for job in made]
 
 
-def _known(job: Job) -> object:
+def _with_prompt(job: Job) -> object:
     number, length = job.request.id, job.request.prompt_tokens
     tokens = [*(1000 * (number % 8) + n for n in range(64)), *(100_000 * (1 + number) + n for n in range(length - 64))]
     return msgspec.structs.replace(job.request, prefix=PromptTokenIds(tuple(tokens)), program=f"p{number % 10}")
 
 
 @pytest.mark.parametrize(("policy", "scorers"), CASES)
-def test_every_router_places_everybody_alike_whether_or_not_steps_are_skipped(policy: str, scorers: str) -> None:
+def test_every_router_chooses_alike_whether_or_not_steps_are_skipped(policy: str, scorers: str) -> None:
     routing = RoutingConfig(policy=policy, scorers=scorers)
     fast = simulate(jobs(), CLUSTER, INSTANCE, routing)
     slow = simulate(jobs(), CLUSTER, msgspec.structs.replace(INSTANCE, step_by_step=True), routing)
@@ -50,7 +50,7 @@ def test_affinity_computes_what_a_family_shares_only_once() -> None:
 
 def test_a_session_is_on_one_instance() -> None:
     results = simulate(jobs(), CLUSTER, INSTANCE, RoutingConfig(policy="session-affinity"))
-    places: dict[int, set[int]] = {}
+    instances: dict[int, set[int]] = {}
     for number, instance in enumerate(results.instance.tolist()):
-        places.setdefault(number % 10, set()).add(instance)
-    assert all(len(place) == 1 for place in places.values())
+        instances.setdefault(number % 10, set()).add(instance)
+    assert all(len(used) == 1 for used in instances.values())

@@ -1,4 +1,4 @@
-"""How routers and scorers are written, and what is said about it."""
+"""How routers and scorers are written, and the errors and warnings about it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_scorers_in_one_text_or_as_a_list_or_as_bliss_list() -> None:
     assert text.normalized() == [2 / 4.5, 2 / 4.5, 0.5 / 4.5]
 
 
-def test_nothing_said_is_the_usual() -> None:
+def test_without_scorers_the_default_ones_are_used() -> None:
     assert parse_scorer_weights(()) == parse_scorer_weights("") == DEFAULT_WEIGHTS
     made = router("weighted")
     assert isinstance(made, WeightedRouter)
@@ -34,8 +34,8 @@ def test_nothing_said_is_the_usual() -> None:
 
 
 def test_scorers_reach_weighted_wherever_it_is() -> None:
-    inside = router("session-affinity(weighted)", "load-aware:1").inner  # type: ignore[attr-defined]
-    assert list(inside.scorers) == ["load-aware"]
+    weighted = router("session-affinity(weighted)", "load-aware:1").inner  # type: ignore[attr-defined]
+    assert list(weighted.scorers) == ["load-aware"]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_scorers_reach_weighted_wherever_it_is() -> None:
         ("prefix-affinity(most=0):1", "scorer 'prefix-affinity': block and most must be at least 1, not 0"),
     ],
 )
-def test_scorers_that_cannot_be(scorers: str, message: str) -> None:
+def test_a_mistake_in_the_scorers_is_one_line(scorers: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(f'scorers: {message}')}$"):
         RoutingConfig(scorers=scorers)
 
@@ -65,7 +65,7 @@ def test_scorers_that_cannot_be_read_are_told_how_to_write_them(scorers: str) ->
         RoutingConfig(scorers=scorers)
 
 
-def test_what_has_no_effect_is_said() -> None:
+def test_what_has_no_effect_is_a_warning() -> None:
     assert RoutingConfig(scorers="load-aware:1").warnings() == [
         "routing scorers have no effect with least-loaded: they are those of weighted"
     ]

@@ -1,4 +1,4 @@
-"""Scorers: the formulas, by hand; and what weighted makes of them."""
+"""Scorers: the formulas, worked out by hand, and what weighted makes of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from routing_views import View, request, router
 
 from maitred.core.contracts import FleetView, InstanceView
 from maitred.core.request import Request
-from maitred.routing import SCORERS, BaseScorer
+from maitred.routing import SCORERS, BaseScorer, RoutingConfig
 
 FLEET = [
     View(0, in_flight=4, waiting=3, running=1, kv_usage=0.25, cached=2),
@@ -64,7 +64,7 @@ def test_where_all_are_equal(scorer: str, expected: float) -> None:
     assert list(SCORERS.get(scorer)().scores(request(), fleet)) == [expected] * 3
 
 
-def test_nobody_in_flight_is_best() -> None:
+def test_with_nothing_in_flight_all_are_best() -> None:
     assert list(SCORERS.get("active-requests")().scores(request(), [View(0), View(1)])) == [1.0, 1.0]
 
 
@@ -89,7 +89,7 @@ def test_prefix_affinity_remembers_what_was_sent_where() -> None:
     assert scorer.scores(long, fleet) == [0.0, 1.0]
     assert scorer.scores(short, fleet) == [0.0, 2 / 3]
     assert scorer.scores(other, fleet) == [0.0, 0.0]
-    assert scorer.scores(request(), fleet) == [0.0, 0.0], "nothing is known of it"
+    assert scorer.scores(request(), fleet) == [0.0, 0.0], "nothing is known of its prompt"
 
 
 def test_prefix_affinity_forgets_the_blocks_that_were_sent_least_recently() -> None:
@@ -109,7 +109,7 @@ def test_prefix_affinity_forgets_the_blocks_that_were_sent_least_recently() -> N
 
 
 def test_of_a_prompt_that_is_longer_than_its_memory_prefix_affinity_remembers_the_beginning() -> None:
-    """Else it would keep the end, of which nothing can be found without the beginning."""
+    """Otherwise it would keep the end, which is never found without the beginning."""
     scorer = SCORERS.get("prefix-affinity(block=1, most=4)")()
     fleet = [View(0), View(1)]
     scorer.scores(request(tokens=range(10)), fleet)
@@ -127,18 +127,19 @@ def test_prefix_affinity_is_an_lru_of_blocks_for_each_instance(sent: list[tuple[
     scorer = SCORERS.get(f"prefix-affinity(block=1, most={most})")()
     fleet = [View(index) for index in range(4)]
     memories: list[list[tuple[int, ...]]] = [[] for _ in fleet]
-    for place, tokens in sent:
-        chain = [tuple(tokens[: end + 1]) for end in range(min(len(tokens), most))]
+    for position, tokens in sent:
+        prefixes = [tuple(tokens[: end + 1]) for end in range(min(len(tokens), most))]
         shares = [
-            next((n for n, prefix in enumerate(chain) if prefix not in memory), len(chain)) / len(tokens) for memory in memories
+            next((n for n, prefix in enumerate(prefixes) if prefix not in memory), len(prefixes)) / len(tokens)
+            for memory in memories
         ]
         assert scorer.scores(request(tokens=tokens), fleet) == shares
-        scorer.on_chosen(request(tokens=tokens), fleet[place])
-        for prefix in chain:
-            memories[place] = [*(kept for kept in memories[place] if kept != prefix), prefix][-most:]
+        scorer.on_chosen(request(tokens=tokens), fleet[position])
+        for prefix in prefixes:
+            memories[position] = [*(kept for kept in memories[position] if kept != prefix), prefix][-most:]
 
 
-def test_no_hit_lru_spreads_what_nobody_has_cached() -> None:
+def test_no_hit_lru_spreads_what_is_cached_nowhere() -> None:
     scorer = SCORERS.get("no-hit-lru")()
     fleet = [View(0), View(1), View(2)]
     assert scorer.scores(request(), fleet) == [1.0, 0.5, 0.0]
@@ -168,17 +169,17 @@ class TooMuch(BaseScorer):
 class Best(BaseScorer):
     """The instance `index`, by however little."""
 
-    told: list[int]
+    chosen: list[int]
 
     def __init__(self, index: int, by: float = 1.0) -> None:
-        Best.told = []
+        Best.chosen = []
         self._index, self._by = index, by
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
         return [self._by * (view.index == self._index) for view in fleet]
 
     def on_chosen(self, request: Request, view: InstanceView) -> None:
-        self.told.append(view.index)
+        self.chosen.append(view.index)
 
 
 def best(scorers: str, times: int = 1) -> list[int]:
@@ -205,30 +206,28 @@ def test_equal_sums_are_drawn_and_the_least_difference_decides() -> None:
     assert set(best(f"{__name__}:Best(0):1, {__name__}:Best(1, by=0.9999999999999999):1", times=50)) == {0}
 
 
-def test_all_scorers_are_told_who_was_chosen() -> None:
+def test_all_scorers_are_told_which_instance_was_chosen() -> None:
     made = router("weighted", f"queue-depth:5, {__name__}:Best(0, by=0.1):1")
     made.choose(request(), FLEET, now=0)
-    assert Best.told == [1]
+    assert Best.chosen == [1]
 
 
 def test_ties_are_broken_in_one_place() -> None:
     offered: list[list[int]] = []
 
-    def first(said: Request, tied: Sequence[InstanceView]) -> InstanceView:
+    def last(request: Request, tied: Sequence[InstanceView]) -> InstanceView:
         offered.append([view.index for view in tied])
         return tied[-1]
 
     for policy, scorers in (("least-loaded(load=effective)", ""), ("weighted", "queue-depth:1")):
         made = router(policy, scorers)
-        made._break_tie = first  # type: ignore[attr-defined]
+        made._break_tie = last  # type: ignore[attr-defined]
         assert made.choose(request(), [View(0), View(1, waiting=1), View(2)], now=0).instance == 2
     assert offered == [[0, 2], [0, 2]]
 
 
 def test_nothing_is_drawn_where_nothing_is_tied() -> None:
     rng = Random(3)
-    from maitred.routing import RoutingConfig
-
     made = RoutingConfig(policy="weighted", scorers="queue-depth:1").router(rng)
     before = rng.getstate()
     made.choose(request(), FLEET, now=0)

@@ -1,4 +1,4 @@
-"""session-affinity: who stays where, and what happens when that is not to be had."""
+"""session-affinity: where a session stays, and what happens when its instance is gone."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from maitred.core.contracts import Choice
 
 def test_a_session_stays_where_its_first_request_was_placed() -> None:
     driver = Driver(router("session-affinity"), [View(0), View(1), View(2)])
-    placed = {name: driver.send(said=request(program=name)) for name in ("a", "b", "c")}
+    placed = {name: driver.send(sent=request(program=name)) for name in ("a", "b", "c")}
     assert sorted(placed.values()) == [0, 1, 2]
     for name in ("c", "a", "a", "a", "b"):
-        assert driver.send(said=request(program=name)) == placed[name]
+        assert driver.send(sent=request(program=name)) == placed[name]
 
 
 def test_a_program_is_a_closer_bond_than_a_routing_key_and_that_than_a_tenant() -> None:
     driver = Driver(router("session-affinity(round-robin)"), [View(0), View(1), View(2), View(3)])
-    assert driver.send(said=request(program="p", key="k", tenant="t")) == 0
-    assert driver.send(said=request(key="k", tenant="t")) == 1
-    assert driver.send(said=request(tenant="t")) == 2
-    assert driver.send(said=request(tenant="p")) == 3, "a tenant of the same name is another session"
-    assert driver.send(said=request(program="p", key="x")) == 0
-    assert driver.send(said=request(key="k", tenant="x")) == 1
+    assert driver.send(sent=request(program="p", key="k", tenant="t")) == 0
+    assert driver.send(sent=request(key="k", tenant="t")) == 1
+    assert driver.send(sent=request(tenant="t")) == 2
+    assert driver.send(sent=request(tenant="p")) == 3, "a tenant of the same name is another session"
+    assert driver.send(sent=request(program="p", key="x")) == 0
+    assert driver.send(sent=request(key="k", tenant="x")) == 1
 
 
-def test_requests_without_a_session_are_placed_by_the_policy_inside() -> None:
+def test_requests_without_a_session_are_placed_by_the_inner_policy() -> None:
     driver = Driver(router("session-affinity(round-robin)"), [View(0), View(1)])
     assert [driver.send() for _ in range(4)] == [0, 1, 0, 1]
 
@@ -33,13 +33,13 @@ def test_requests_without_a_session_are_placed_by_the_policy_inside() -> None:
 def test_a_session_whose_instance_is_gone_moves_and_does_not_go_back() -> None:
     both = [View(0), View(1)]
     driver = Driver(router("session-affinity(round-robin)"), both)
-    said = request(program="a")
-    assert driver.send(said=said) == 0
-    assert driver.send([both[1]], said) == 1
-    assert [driver.send(said=said) for _ in range(3)] == [1, 1, 1]
+    sent = request(program="a")
+    assert driver.send(sent=sent) == 0
+    assert driver.send([both[1]], sent) == 1
+    assert [driver.send(sent=sent) for _ in range(3)] == [1, 1, 1]
 
 
-def test_each_model_of_a_session_has_its_own_place() -> None:
+def test_each_model_of_a_session_has_its_own_instance() -> None:
     views = [View(0), View(1)]
     driver = Driver(router("session-affinity"), views)
     for _ in range(3):
@@ -47,30 +47,30 @@ def test_each_model_of_a_session_has_its_own_place() -> None:
         assert driver.send(views[1:], request(program="a", model="y")) == 1
 
 
-def test_the_quietest_session_is_forgotten_first() -> None:
+def test_the_session_that_was_idle_for_longest_is_forgotten_first() -> None:
     driver = Driver(router("session-affinity(round-robin, sessions=2)"), [View(0), View(1), View(2), View(3)])
     a, b, c = (request(program=name) for name in "abc")
-    assert [driver.send(said=said) for said in (a, b, a, c)] == [0, 1, 0, 2]
-    assert driver.send(said=a) == 0
-    assert driver.send(said=b) == 3, "b was quiet for longest when c came"
+    assert [driver.send(sent=sent) for sent in (a, b, a, c)] == [0, 1, 0, 2]
+    assert driver.send(sent=a) == 0
+    assert driver.send(sent=b) == 3, "b was idle for longest when c came"
 
 
-def test_the_policy_inside_knows_what_the_others_carry() -> None:
+def test_the_inner_policy_knows_the_load_of_all_requests() -> None:
     driver = Driver(router("session-affinity(least-loaded)"), [View(0), View(1)])
-    assert [driver.send(said=request(program="a")) for _ in range(3)] == [0, 0, 0]
-    assert driver.send(said=request(program="b")) == 1
+    assert [driver.send(sent=request(program="a")) for _ in range(3)] == [0, 0, 0]
+    assert driver.send(sent=request(program="b")) == 1
     for number in (1, 2, 3):
         driver.end(number)
-    assert driver.send(said=request(program="c")) == 0
+    assert driver.send(sent=request(program="c")) == 0
 
 
-def test_a_session_that_had_to_move_is_not_quiet() -> None:
+def test_a_session_that_had_to_move_is_not_idle() -> None:
     views = [View(0), View(1), View(2)]
     made = router("session-affinity(least-loaded, sessions=2)")
     a, b, c = (request(program=name) for name in "abc")
-    place = made.choose(a, views, now=0).instance
+    first = made.choose(a, views, now=0).instance
     made.choose(b, views, now=0)
-    moved = made.choose(a, [view for view in views if view.index != place], now=0).instance
+    moved = made.choose(a, [view for view in views if view.index != first], now=0).instance
     made.choose(c, views, now=0)
 
-    assert made.choose(a, views, now=0) == Choice(moved, "same_session"), "it was b that was quiet for longest"
+    assert made.choose(a, views, now=0) == Choice(moved, "same_session"), "it was b that was idle for longest"
