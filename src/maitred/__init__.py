@@ -1,8 +1,8 @@
 """maitred: one scheduling stack for LLM serving.
 
-It answers five questions about a request: may it enter now (admission), may its agent program hold memory (programs),
-which instance (routing), in what order (queueing), what fits in this step (batching). The code that answers is the same
-in a live gateway, inside a real engine and in a simulator.
+It answers four questions about a request: may it enter now (admission), which instance serves it (routing), in what order
+requests are served (queueing), and what fits in one step (batching). The code that answers is the same in a live gateway and in
+a simulator.
 
     import maitred
 
@@ -18,7 +18,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_PUBLIC_NAMES = {
     "AdmissionConfig": "maitred.admission",
     "By": "maitred.report",
     "Candidate": "maitred.study.candidate",
@@ -47,19 +47,20 @@ _HOMES = {
     "sweep": "maitred.study.sweep",
     "synthetic": "maitred.workload",
 }
+"""The module of each public name."""
 
-__all__ = list(_HOMES)
+__all__ = list(_PUBLIC_NAMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, when it is asked for: `import maitred` alone stays cheap."""
-    if name not in _HOMES:
+    """Import a public name when it is used first, so that `import maitred` alone stays cheap."""
+    if name not in _PUBLIC_NAMES:
         raise AttributeError(f"module 'maitred' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_PUBLIC_NAMES[name]), name)
 
 
 def is_compiled() -> bool:
-    """Whether the modules that a simulation spends its time in are compiled (`make compile`)."""
+    """Whether the hot modules of a simulation are compiled (`make compile`)."""
     return not str(import_module("maitred.core.sequence").__file__).endswith(".py")
 
 

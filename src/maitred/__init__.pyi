@@ -30,4 +30,4 @@ __version__: str
 __all__: list[str]
 
 def is_compiled() -> bool:
-    """Whether the modules that a simulation spends its time in are compiled (`make compile`)."""
+    """Whether the hot modules of a simulation are compiled (`make compile`)."""

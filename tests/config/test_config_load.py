@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from maitred import config
-from maitred.config import Config, load, problems
+from maitred.config import Config, ConfigSources, load
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
 
@@ -237,16 +237,16 @@ def test_a_key_that_reads_like_a_message_is_an_unknown_key(write, key: str) -> N
     path = write(f'"{key}": 1\n')
 
     assert "unknown key" in error(path)
-    assert len(problems(path)) == 1
+    assert len(ConfigSources(file=path).problems()) == 1
 
 
 def test_all_problems_of_a_file_at_once(write) -> None:  # type: ignore[no-untyped-def]
     path = write("gateway:\n  prot: 1\n  host: 7\nengine: {speed: 0}\nrouting: {policy: x}\n")
 
-    found = [str(problem).removeprefix(f"{path}:").split(" ")[0] for problem in problems(path)]
+    found = [str(problem).removeprefix(f"{path}:").split(" ")[0] for problem in ConfigSources(file=path).problems()]
 
     assert sorted(found) == ["2:", "3:", "4:", "5:"]
-    assert problems(write("gateway: {port: 1}")) == []
+    assert ConfigSources(file=write("gateway: {port: 1}")).problems() == []
 
 
 def test_loading_keeps_nothing(write) -> None:  # type: ignore[no-untyped-def]

@@ -1,24 +1,22 @@
-"""One configuration for everything: YAML files, flags and the environment, composed from the structs of rooms and worlds.
+"""One configuration for all commands, from YAML files, the environment and flags.
 
-Each section is a struct that lives beside the code it configures, with a default for every key. What is said in several
-places is merged key by key: defaults < file < admission file < environment < flags. Nothing is ignored: an unknown key is an
-error.
+Each section is a struct that lives beside the code it configures, with a default for every key. The sources are merged key by
+key: defaults < file < admission file < environment < flags. An unknown key is an error.
 
-Reading has no side effects and keeps nothing, so a configuration may be read again at any time; who serves traffic keeps
-the one it has when the next one is wrong, and may begin with less than was said (see `fallback`).
+Reading has no side effects and keeps nothing, so a configuration can be read again at any time. A gateway that serves keeps its
+configuration if the next one is invalid, and may start with a part of the first one (`fallback`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from maitred.config.fallback import LoadedConfig, load_or_fall_back
 from maitred.config.root import Config
 from maitred.config.sources import NO_VALUES, ConfigSources
-from maitred.core.errors import ConfigError
 
-__all__ = ["NO_VALUES", "Config", "ConfigSources", "LoadedConfig", "load", "load_or_fall_back", "problems"]
+__all__ = ["NO_VALUES", "Config", "ConfigSources", "LoadedConfig", "load", "load_or_fall_back"]
 
 
 def load(
@@ -29,13 +27,8 @@ def load(
     env: Mapping[str, str] = NO_VALUES,
     flag_names: Mapping[str, str] = NO_VALUES,
 ) -> Config:
-    """What files, environment and flags say together; the arguments are those of `Said`.
+    """Return the configuration of files, environment and flags; the arguments are those of `ConfigSources`.
 
-    Raises ConfigError for the first thing that is wrong.
+    Raises ConfigError for the first mistake.
     """
     return ConfigSources(file=path, admission_file=admission_file, env=env, flags=flags, flag_names=flag_names).load()
-
-
-def problems(path: Path, *, admission_file: Path | None = None, env: Mapping[str, str] = NO_VALUES) -> Sequence[ConfigError]:
-    """Everything that is wrong with the files and the environment. Raises ConfigError if a file cannot be read as YAML."""
-    return ConfigSources(file=path, admission_file=admission_file, env=env).problems()

@@ -1,8 +1,8 @@
-"""A configuration that is wrong must not keep a gateway from serving: what is left of it when the wrong part is set aside.
+"""What a gateway serves with when its configuration is invalid: the rest, without the invalid part.
 
-Set aside is the section `admission`, wherever it is said, and if that does not help the whole main file. The admission that is
-left is the legacy one, with what is said of `admission.legacy` where that is right: requests flow, without classes, and the
-operator is told. A lock is never set aside: a file that may hold API keys is not replaced by a gateway that is open to all.
+The section `admission` is set aside first, in every source; if that does not help, the whole main file. Admission is then the
+legacy one, with the keys of `admission.legacy` if they are valid: requests flow without classes, and the operator is told. API
+keys are never set aside: a file that may contain them is not replaced by a gateway that is open to all.
 """
 
 from __future__ import annotations
@@ -20,64 +20,70 @@ from maitred.config.sources import ConfigSources
 from maitred.core.errors import ConfigError
 
 _ADMISSION_KEYS_KEPT: Final = (frozenset({"legacy"}), frozenset[str]())
-"""Keys of the section that are tried; the more the better."""
+"""Keys of the section `admission` that are tried, most first."""
 _API_KEY_MARKER: Final = "api_key"
-"""In the name of every key of the configuration that holds API keys."""
+"""Part of the name of every key that holds API keys."""
 
 
 class LoadedConfig(msgspec.Struct, frozen=True):
-    """What is in force, and why it is less than was said (None: it is all)."""
+    """The configuration in force."""
 
     config: Config
     problem: ConfigError | None = None
+    """Why a part was set aside, or None if everything is in force."""
 
 
-def load_or_fall_back(said: ConfigSources) -> LoadedConfig:
-    """All that was said; if that is wrong, what is left of it. Raises the ConfigError of the whole if nothing usable is."""
+def load_or_fall_back(sources: ConfigSources) -> LoadedConfig:
+    """Return the whole configuration, or what is left if it is invalid.
+
+    Raises the ConfigError of the whole if nothing usable is left.
+    """
     try:
-        return LoadedConfig(said.load())
+        return LoadedConfig(sources.load())
     except ConfigError as error:
         problem = error
-    for less in _reduced_sources(said):
+    for reduced in _reduced_sources(sources):
         with suppress(ConfigError):
-            config = less.load()
-            if config.gateway.backends and not _drops_api_keys(said, less, config):
+            config = reduced.load()
+            if config.gateway.backends and not _drops_api_keys(sources, reduced, config):
                 return LoadedConfig(config, problem)
     raise problem
 
 
-def _reduced_sources(said: ConfigSources) -> Iterator[ConfigSources]:
+def _reduced_sources(sources: ConfigSources) -> Iterator[ConfigSources]:
+    """Yield the sources without their admission, and then without the main file, too."""
     for keys in _ADMISSION_KEYS_KEPT:
-        yield _limit_admission_keys(said, keys)
-    if said.file is not None:
+        yield _limit_admission_keys(sources, keys)
+    if sources.file is not None:
         for keys in _ADMISSION_KEYS_KEPT:
-            yield msgspec.structs.replace(_limit_admission_keys(said, keys), file=None)
+            yield msgspec.structs.replace(_limit_admission_keys(sources, keys), file=None)
 
 
-def _limit_admission_keys(said: ConfigSources, keys: Collection[str]) -> ConfigSources:
-    """What was said, with no more than these keys of the section `admission`."""
+def _limit_admission_keys(sources: ConfigSources, keys: Collection[str]) -> ConfigSources:
+    """Return `sources` without the keys of the section `admission`, except `keys`."""
 
-    def counts(dotted: str) -> bool:
+    def is_kept(dotted: str) -> bool:
         section, _, below = dotted.partition(".")
         return section != "admission" or below.partition(".")[0] in keys
 
     return msgspec.structs.replace(
-        said,
+        sources,
         admission_file=None,
         admission_keys=frozenset(keys),
-        env={name: said.env[name] for name in said.env if counts(name.removeprefix(PREFIX).lower().replace("__", "."))},
-        flags={key: said.flags[key] for key in said.flags if counts(key)},
+        env={name: sources.env[name] for name in sources.env if is_kept(name.removeprefix(PREFIX).lower().replace("__", "."))},
+        flags={key: sources.flags[key] for key in sources.flags if is_kept(key)},
     )
 
 
-def _drops_api_keys(said: ConfigSources, less: ConfigSources, config: Config) -> bool:
-    """Whether the gateway would be open to all, and perhaps was not meant to be."""
-    if config.gateway.api_key or config.gateway.tenant_api_keys or said.file is None or less.file is not None:
+def _drops_api_keys(sources: ConfigSources, reduced: ConfigSources, config: Config) -> bool:
+    """Whether the gateway would be open to all although the file that is set aside may contain API keys."""
+    if config.gateway.api_key or config.gateway.tenant_api_keys or sources.file is None or reduced.file is not None:
         return False
-    return _may_contain_api_keys(said.file)
+    return _may_contain_api_keys(sources.file)
 
 
 def _may_contain_api_keys(file: Path) -> bool:
+    """Whether the file mentions API keys, or cannot be read."""
     try:
         return _API_KEY_MARKER in file.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,8 @@
-"""All that was said, merged key by key, and for each value the place where it was said."""
+"""Documents and settings merged key by key, with the place that gave each value.
+
+file      gateway: {host: 0.0.0.0, port: 80}     ->  host from maitred.yaml:1, port from --port
+flag      --port 9000
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class MergedConfig(Generic[T]):
-    """What documents and settings say together, to become a `root`. `registered` are the keys that name a policy."""
+    """The values of documents and settings together, from which a `root` is built."""
 
     def __init__(
         self,
@@ -26,7 +30,10 @@ class MergedConfig(Generic[T]):
         settings: Sequence[Setting],
         registered: Mapping[KeyPath, Registry[Any]],
     ) -> None:
-        """Later documents win over earlier ones, later settings over earlier ones, and all settings over the documents."""
+        """Later documents win over earlier ones, later settings over earlier ones, and settings over documents.
+
+        `registered` are the keys that name a policy, each with its registry.
+        """
         self._root, self._documents, self._settings, self._registered = root, documents, settings, registered
         tree: Any = {}
         for document in documents:
@@ -34,21 +41,21 @@ class MergedConfig(Generic[T]):
         self._tree = _drop_empty_sections(apply_settings(tree, settings), root)
 
     def build(self) -> T:
-        """Raises ConfigError for the first thing that is wrong."""
+        """Return the values as a `root`. Raises ConfigError for the first mistake."""
         problem = self._problem(self._tree)
         if problem:
             raise problem.error
         return msgspec.convert(self._tree, self._root)
 
     def is_given(self, *path: str) -> bool:
-        """Whether anybody says this key; for those who have a default of their own."""
+        """Whether any source gives this key a value other than null."""
         value = self._tree
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
         return value is not None
 
     def problems(self) -> list[ConfigError]:
-        """All that is wrong: each value to blame is set aside, to see whether the rest is right."""
+        """Return every mistake. After each, the wrong value is removed to validate the rest."""
         errors: list[ConfigError] = []
         tree, before = self._tree, None
         while tree != before and (problem := self._problem(tree)):
@@ -60,6 +67,7 @@ class MergedConfig(Generic[T]):
         return first_problem(tree, self._root, self._where) or self._unknown_policy(tree)
 
     def _unknown_policy(self, tree: Any) -> ConfigProblem | None:
+        """Return the first key that names no known policy, or None."""
         for path, registry in self._registered.items():
             name = tree
             for key in path:
@@ -73,7 +81,8 @@ class MergedConfig(Generic[T]):
         return None
 
     def _where(self, path: KeyPath) -> str:
-        """The setting that gave this value, or the section above it; else its line in a file; else a setting inside it."""
+        """Return the place of the value at `path`: the setting that gave it or the section above it; else its line in a file;
+        else a setting inside it."""
         latest_first = self._settings[::-1]
         above = (s.where for s in latest_first if s.path == path[: len(s.path)])
         inside = (s.where for s in latest_first if s.path[: len(path)] == path)
@@ -82,7 +91,7 @@ class MergedConfig(Generic[T]):
 
 
 def _overlay(below: Any, above: Any) -> Any:
-    """`above` where it says something, key by key; else `below`."""
+    """Return `above` where it has a value, key by key, else `below`."""
     match below, above:
         case dict(), dict():
             return {**below, **{key: _overlay(below.get(key), value) for key, value in above.items()}}
@@ -91,12 +100,12 @@ def _overlay(below: Any, above: Any) -> Any:
         case (None, _):
             return above
         case (_, dict()):
-            return below  # something else where a section belongs: let that be the error
+            return below  # no section here: validation reports that
     return above
 
 
 def _drop_empty_sections(tree: Any, kind: Any) -> Any:
-    """A section that is there but empty (all its lines commented out) says nothing: its defaults hold."""
+    """Return `tree` with `{}` for each section that is null, because all its lines are commented out: its defaults hold."""
     if tree is None and accepts_keys(kind) and not accepts_null(kind):
         return {}
     if not isinstance(tree, dict):
@@ -106,7 +115,7 @@ def _drop_empty_sections(tree: Any, kind: Any) -> Any:
 
 
 def _remove_at(tree: Any, path: KeyPath) -> Any:
-    """`tree` without the value at `path`; without the whole list, where that is in one."""
+    """Return `tree` without the value at `path`, or without the whole list if the value is in a list."""
     if not path or not isinstance(tree, dict):
         return {}
     key, below = path[0], path[1:]

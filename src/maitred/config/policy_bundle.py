@@ -1,4 +1,4 @@
-"""A policy bundle, as BLIS reads it: our keys under other headings.
+"""A policy bundle of BLIS, translated to the keys of maitred.
 
     admission:      policy and its parameters                 admission
     tenant_budgets: shares by tenant                          admission.tenant_budgets
@@ -7,7 +7,7 @@
     priority:       policy                                    instance.priority_policy
     preemption:     policy                                    instance.preemption_policy
 
-What is empty there is not said. What describes parts that are not simulated here is refused, and not ignored.
+An empty value in a bundle counts as not given. A key for a part that is not simulated is an error.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _NOT_SIMULATED: Final = {
 
 
 class PolicyBundle(YamlDocument):
-    """A bundle as a document of ours. Raises ConfigError for what is none."""
+    """A bundle as a document with the keys of maitred. Raises ConfigError for a document that is no bundle."""
 
     def __init__(self, text: str, name: str, section: str | None = None) -> None:
         super().__init__(text, name, section)
         self._places: dict[KeyPath, KeyPath] = {}
-        """Where each of our keys stands in the bundle."""
+        """The place in the bundle of each key of maitred."""
         self._tree: dict[str, Any] = {}
         if self.value is not None and not isinstance(self.value, dict):
             raise ConfigError("there should be keys with values", where=name, hint="as in admission: {policy: tier-shed}")
@@ -52,16 +52,18 @@ class PolicyBundle(YamlDocument):
 
     @property
     def tree(self) -> Any:
+        """The values under the keys of maitred."""
         return self._tree
 
     def where(self, path: KeyPath) -> str | None:
+        """Return the place in the bundle of a key of maitred, or None if the bundle does not give it."""
         for end in range(len(path), 0, -1):
             if path[:end] in self._places:
                 return super().where((*self._places[path[:end]], *path[end:]))
         return None
 
     def _translate(self, at: KeyPath, value: Any) -> None:
-        """What the bundle says at `at`, under our name for it."""
+        """Add the value of the bundle's key `at` under the name of maitred."""
         key = str(at[0])
         if key in _NOT_SIMULATED:
             raise self._bundle_error(at, f"{key} is not simulated: {_NOT_SIMULATED[key]}", "leave it out")

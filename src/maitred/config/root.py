@@ -55,11 +55,11 @@ KINDS: Final[Sequence[Registry[Any]]] = (
     ARRIVALS,
     LENGTHS,
 )
-"""Every kind of plug-in. A new kind is added here, and its plug-ins nowhere: they are found."""
+"""Every kind of plug-in. A new kind is added here; the plug-ins of a kind are found by themselves."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole. `admission`, `routing` and `instance` mean the same in every world."""
+    """The whole configuration. `admission`, `routing` and `instance` mean the same for every command."""
 
     gateway: GatewayConfig = GatewayConfig()
     admission: AdmissionConfig = AdmissionConfig()

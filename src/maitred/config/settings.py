@@ -1,9 +1,9 @@
-"""Values from the environment and from flags, and how they overlay those of the file.
+"""Values from the environment and from flags, which overlay those of the files.
 
-`MAITRED_GATEWAY__PORT=9000` sets `gateway.port`: two underscores for each dot. A key that takes text gets the value as it
-is; any other value is read as YAML (`503`, `true`, `null`, `[http://a, http://b]`, `{queue_size: 3}`). The two underscores
-tell that a variable is meant for us, and then it must be right. One without them belongs to somebody else and is left alone:
-Kubernetes sets MAITRED_GATEWAY_PORT for a service called maitred-gateway.
+`MAITRED_GATEWAY__PORT=9000` sets `gateway.port`: two underscores for each dot. A key that takes text gets the value as it is;
+any other value is read as YAML (`503`, `true`, `null`, `[http://a, http://b]`, `{queue_size: 3}`). A variable with two
+underscores is meant for maitred and must name a key. A variable without them is ignored: Kubernetes sets MAITRED_GATEWAY_PORT
+for a service called maitred-gateway.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PREFIX: Final = "MAITRED_"
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One value from outside the file, and what the user would call its place."""
+    """One value from outside the files, and its place in the user's terms: a variable or a flag."""
 
     path: KeyPath
     value: Any
@@ -29,8 +29,11 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 def environment_settings(root: Any, env: Mapping[str, str]) -> Iterator[Setting]:
-    """Raises ConfigError, naming the variable, for what is not text or not YAML. What is wrong with a section, a key or
-    its value shows when the whole is validated."""
+    """Yield the settings of the variables that are meant for maitred.
+
+    Raises ConfigError, naming the variable, for a value that is not text or not YAML. Whether the key exists and takes the
+    value is checked later, when the whole is validated.
+    """
     for name in sorted(env):
         rest = name.removeprefix(PREFIX).lower()
         if not name.startswith(PREFIX) or "__" not in rest:
@@ -42,20 +45,24 @@ def environment_settings(root: Any, env: Mapping[str, str]) -> Iterator[Setting]
 
 
 def _value_depth(root: Any, path: KeyPath) -> int:
-    """How many steps of `path` lead to a value that has no keys; all of them if it goes below none."""
+    """Return how many steps of `path` lead to the first value that has no keys, or all of them."""
     known = (depth for depth in range(1, len(path)) if (kind := type_at(root, path[:depth])) and not accepts_keys(kind))
     return next(known, len(path))
 
 
 def _nested(keys: KeyPath, value: Any) -> Any:
+    """Return `value` below `keys`: `{a: {b: value}}`."""
     for key in reversed(keys):
         value = {key: value}
     return value
 
 
 def flag_settings(flags: Mapping[str, object], names: Mapping[str, str]) -> Iterator[Setting]:
-    """A flag that was left out is None and sets nothing. Flags are called after their keys, but for those in `names`. One that
-    gives keys with values leaves the other keys there as they are."""
+    """Yield the settings of flags that are given, by dotted key; None stands for a flag that is not.
+
+    A flag has the name of its key unless `names` has another. A flag whose value is a mapping sets each key of it by itself,
+    so that other keys beside them stay.
+    """
     for key, value in flags.items():
         if value is not None:
             path = tuple(key.split("."))
@@ -68,7 +75,7 @@ def flag_settings(flags: Mapping[str, object], names: Mapping[str, str]) -> Iter
 
 
 def apply_settings(tree: Any, settings: Iterable[Setting]) -> Any:
-    """`tree` with each setting put in its place, later ones over earlier ones. `tree` itself stays as it is."""
+    """Return `tree` with each setting at its place, later ones over earlier ones. `tree` itself is not changed."""
     for setting in settings:
         tree = _set_at(tree, setting.path, setting.value)
     return tree
@@ -78,13 +85,13 @@ def _set_at(tree: Any, path: KeyPath, value: Any) -> Any:
     if not path:
         return value
     if tree is not None and not isinstance(tree, dict):
-        return tree  # the file has something else where a section belongs: let that be the error
+        return tree  # the file has no section here: validation reports that
     below = (tree or {}).get(path[0])
     return {**(tree or {}), path[0]: _set_at(below, path[1:], value)}
 
 
 def _parse_value(text: str, kind: Any, name: str) -> Any:
-    """Text where the key takes this text; else what YAML makes of it."""
+    """Return `text` itself if the key takes it as text, else its value as YAML."""
     try:
         (name + text).encode()
     except UnicodeEncodeError as error:

@@ -1,7 +1,4 @@
-"""Everywhere a configuration may be said: two files, the environment and flags, later ones over earlier ones.
-
-A configuration as a simulation reads it.
-"""
+"""The sources of a configuration: files, the environment and flags, later ones over earlier ones."""
 
 from __future__ import annotations
 
@@ -24,31 +21,31 @@ NO_VALUES: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class ConfigSources(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to look. Every `load` reads the files anew, and keeps nothing."""
+    """Where the configuration comes from. Every call reads the files anew; nothing is kept."""
 
     file: Path | None = None
     admission_file: Path | None = None
     """The section `admission` in a file of its own, as SMG has it."""
     policy_file: Path | None = None
-    """A policy bundle of BLIS's."""
+    """A policy bundle of BLIS."""
     env: Mapping[str, str] = NO_VALUES
     flags: Mapping[str, object] = NO_VALUES
-    """Values by dotted key; None: not given."""
+    """Values by dotted key; None for a flag that is not given."""
     flag_names: Mapping[str, str] = NO_VALUES
-    """What a flag is called that is not called after its key, by dotted key."""
+    """Names of flags that are not called after their key, by dotted key."""
     admission_keys: frozenset[str] | None = None
-    """Those of the section `admission` in the main file that count; None: all of them."""
+    """Keys of the section `admission` in the main file that are used; None for all."""
 
     def load(self) -> Config:
-        """What all of them say together. Raises ConfigError for the first thing that is wrong."""
+        """Return the configuration of all sources together. Raises ConfigError for the first mistake."""
         return self.merged().build()
 
     def problems(self) -> Sequence[ConfigError]:
-        """Everything that is wrong. Raises ConfigError if a file cannot be read as YAML."""
+        """Return every mistake. Raises ConfigError if a file cannot be read as YAML."""
         return self.merged().problems()
 
     def merged(self) -> MergedConfig[Config]:
-        """What is said, before it is judged. Raises ConfigError if a file cannot be read as YAML."""
+        """Return the merged values before they are validated. Raises ConfigError if a file cannot be read as YAML."""
         settings = [*environment_settings(Config, self.env), *flag_settings(self.flags, self.flag_names)]
         return MergedConfig(Config, [*self._documents()], settings, POLICY_KEYS)
 
@@ -66,9 +63,9 @@ C = TypeVar("C", bound=Config)
 
 
 def with_simulation_defaults(merged: MergedConfig[C]) -> C:
-    """Who says nothing of admission wants none; who says how many slots there are wants classes.
+    """Return the configuration with the admission mode of a simulation, where none is given.
 
-    Raises ConfigError for the first thing that is wrong.
+    Without a capacity there is no admission; with one there are classes. Raises ConfigError for the first mistake.
     """
     config = merged.build()
     if merged.is_given("admission", "mode"):
