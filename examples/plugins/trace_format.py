@@ -1,4 +1,4 @@
-"""A trace format: a log of the `usage` objects that OpenAI's API answers with, one line of JSON per request.
+"""A trace format: a log of the `usage` objects in the responses of OpenAI's API, one JSON line per request.
 
 To try it, in this folder:
 
@@ -10,9 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from maitred.core.units import from_seconds
-from maitred.workload import RowError, TraceFormat, TraceRow
-from maitred.workload.line_reader import LineReader
-from maitred.workload.trace_format import RowParser
+from maitred.workload import LineReader, RowError, RowParser, TraceFormat, TraceRow
 
 
 class _Usage(msgspec.Struct):
@@ -22,14 +20,14 @@ class _Usage(msgspec.Struct):
 
 class _Line(msgspec.Struct):
     created: float
-    """When it arrived, in seconds since 1970."""
+    """Arrival, in seconds since 1970."""
     usage: _Usage
     model: str = ""
     user: str = ""
 
 
 class UsageLog(TraceFormat):
-    """Requests without tokens are bad rows: nothing can be simulated of them."""
+    """A request without tokens is a bad row, because it cannot be simulated."""
 
     description = "A log of OpenAI usage objects, with the user as the tenant."
     example = '{"created": 1763800000.2, "model": "m", "user": "u1", "usage": {"prompt_tokens": 50, "completion_tokens": 9}}'
@@ -42,15 +40,15 @@ class UsageLog(TraceFormat):
 
         def parse(line: str) -> TraceRow:
             try:
-                said = decode(line)
+                entry = decode(line)
             except msgspec.DecodeError as error:
                 raise RowError(f"no usage object: {error}", f"write it as {self.example}") from error
-            usage = said.usage
+            usage = entry.usage
             if usage.prompt_tokens < 1 or usage.completion_tokens < 1:
                 raise RowError("a request without tokens", "leave it out")
-            tenant = f"header:{said.user}" if said.user else ""
+            tenant = f"header:{entry.user}" if entry.user else ""
             return TraceRow(
-                from_seconds(said.created), usage.prompt_tokens, usage.completion_tokens, model=said.model, tenant=tenant
+                from_seconds(entry.created), usage.prompt_tokens, usage.completion_tokens, model=entry.model, tenant=tenant
             )
 
         return parse

@@ -18,10 +18,11 @@ from __future__ import annotations
 from maitred.workload.arrivals import ARRIVALS, ArrivalProcess, parse_arrival_process
 from maitred.workload.job import Job, ReactiveWorkload
 from maitred.workload.lengths import LENGTHS, LengthDistribution, parse_lengths
+from maitred.workload.line_reader import LineReader
 from maitred.workload.spec import Client, Cohort, Workload
 from maitred.workload.synthetic import closed_loop, synthetic
 from maitred.workload.trace import BadRows, Trace, open_trace, sample_jobs, sample_names
-from maitred.workload.trace_format import FORMATS, RowError, TraceFormat, TraceRow
+from maitred.workload.trace_format import FORMATS, RowError, RowParser, TraceFormat, TraceRow
 from maitred.workload.trace_writer import WRITERS, LostField, RecordingWorkload, RequestMeasurement, TraceWriter
 from maitred.workload.transforms import (
     ClassMix,
@@ -47,12 +48,14 @@ __all__ = [
     "Cohort",
     "Job",
     "LengthDistribution",
+    "LineReader",
     "LostField",
     "Mix",
     "ReactiveWorkload",
     "RecordingWorkload",
     "RequestMeasurement",
     "RowError",
+    "RowParser",
     "TenantMix",
     "Trace",
     "TraceFormat",

@@ -104,10 +104,10 @@ class TraceFormat(Protocol):
 
     description: ClassVar[str] = ""
     """The format in one line, for `maitred formats`."""
-    times: ClassVar[str] = "as it says"
-    """The unit of times, in a few words."""
-    prompts_share: ClassVar[str] = "nothing known"
-    """What the format says of the prefixes that prompts share."""
+    times: ClassVar[str] = "unknown"
+    """The unit of times, in a few words, for the documentation."""
+    shared_prefixes: ClassVar[str] = "unknown"
+    """How the format names the prefixes that prompts share, in a few words, for the documentation."""
     example: ClassVar[str]
     """A line that users recognise: the header or a row."""
     max_disorder: int = 0
@@ -149,7 +149,7 @@ FORMATS: Registry[TraceFormat] = Registry(
     packages=["maitred.workload.formats"],
     methods=["recognises", "make_parser"],
     flag="--trace",
-    headings={"description": "what it is", "times": "times", "prompts_share": "prompts share"},
+    headings={"description": "contents", "times": "times", "shared_prefixes": "shared prefixes"},
 )
 
 

@@ -78,9 +78,9 @@ class _RecordedSession(msgspec.Struct, gc=False):
 class AgenticFormat(TraceFormat):
     """A session is a program, and so is each sub-agent (`trace_0003/1`: launched by entry 1 of the session)."""
 
-    description = "Recorded sessions of coding agents, with sub-agents and pauses (kv-cache-tester's, re-encoded)."
+    description = "Recorded sessions of coding agents, with sub-agents and think times (kv-cache-tester's, re-encoded)."
     times = "seconds"
-    prompts_share = "block ids of 64, within a session"
+    shared_prefixes = "block ids of 64 tokens, within a session"
     example = (
         '{"id": "trace_0001", "block_size": 64, "requests": [{"t": 0.0, "in": 700, "out": 52, "keep": 0, "new": [[1, 10]]}]}'
     )

@@ -56,9 +56,9 @@ class _AiPerfSession(msgspec.Struct):
 class AiPerfFormat(TraceFormat):
     """Prompts must be given as lengths: the number of tokens of a text depends on the model's tokenizer."""
 
-    description = "What AIPerf replays as mooncake_trace, with sessions and delays."
+    description = "What AIPerf reads as mooncake_trace, with sessions and delays."
     times = "ms"
-    prompts_share = "`hash_ids`, blocks of 512, and what was said before"
+    shared_prefixes = "`hash_ids`, blocks of 512 tokens, and the history of a session"
     example = '{"session_id": "s1", "timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}'
 
     has_think_times = True

@@ -44,7 +44,7 @@ class BailianFormat(TraceFormat):
 
     description = "The Qwen-Bailian traces, with chats and prefixes in blocks of 16 tokens."
     times = "seconds"
-    prompts_share = "`hash_ids`, blocks of 16"
+    shared_prefixes = "`hash_ids`, blocks of 16 tokens"
     example = '{"chat_id": 160, "parent_chat_id": 159, "timestamp": 61.1, "input_length": 20, "output_length": 9, ...}'
 
     def recognises(self, first_line: str) -> bool:

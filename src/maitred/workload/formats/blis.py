@@ -143,9 +143,9 @@ def read_header(path: Path) -> BlisHeader:
 class BlisFormat(TraceFormat):
     """Request ids are those of the trace if they are whole numbers; otherwise rows are counted and they become client ids."""
 
-    description = "TraceV2 of BLIS (inference-sim); its header, NAME.yaml, may stand beside it."
+    description = "TraceV2 of BLIS (inference-sim), with its header NAME.yaml beside it, if there is one."
     times = "µs"
-    prompts_share = "`prefix_group`, and what was said before"
+    shared_prefixes = "`prefix_group`, and the history of a session"
     example = "request_id,client_id,tenant_id,...,input_tokens,output_tokens,...,arrival_time_us,send_time_us,..."
     has_think_times = True
     max_disorder = 4_096

@@ -44,7 +44,7 @@ COMPLETED = "completed"
 
 @FORMATS.register("maitred")
 class MaitredFormat(TraceFormat):
-    description = "Our own: what maitred serve --record writes, or you by hand."
+    description = "maitred's own CSV, written by hand or by maitred serve --record."
     times = "seconds"
     example = ",".join(REQUIRED_COLUMNS)
     max_disorder = 65_536

@@ -49,7 +49,7 @@ class MooncakeFormat(TraceFormat):
 
     description = "The Mooncake traces, with prefixes in blocks of 512 tokens."
     times = "ms"
-    prompts_share = "`hash_ids`, blocks of 512"
+    shared_prefixes = "`hash_ids`, blocks of 512 tokens"
     example = '{"timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}'
 
     def recognises(self, first_line: str) -> bool:
@@ -79,9 +79,9 @@ class _TimedTraceLine(msgspec.Struct, gc=False):
 class TimedTraceFormat(TraceFormat):
     """Its first line looks like Mooncake's, so the format must be named."""
 
-    description = "What vllm bench serve --dataset-name timed_trace replays. To be named: it looks like mooncake."
+    description = "What vllm bench serve --dataset-name timed_trace reads; it must be named, because it looks like mooncake."
     times = "seconds"
-    prompts_share = "`hash_ids`, blocks of 16"
+    shared_prefixes = "`hash_ids`, blocks of 16 tokens"
     example = '{"timestamp": 0.5, "input_length": 40, "output_length": 52, "hash_ids": [7, 8, 9]}'
 
     def recognises(self, first_line: str) -> bool:
