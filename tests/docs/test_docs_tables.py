@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -27,6 +28,7 @@ TABLES = (
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "tools"))  # where the script finds its other half, as when it is run
     spec = importlib.util.spec_from_file_location("docs_tool", ROOT / "tools" / "docs.py")
     assert spec is not None
     assert spec.loader is not None
