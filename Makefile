@@ -1,6 +1,6 @@
 # make run    starts the demo (everything it needs is set up in .venv first); ARGS="--seconds 20 --quiet" are passed on
 # make test   runs the test suite; ARGS="-k admission" are passed on
-# make check  lint, types, import contracts, and whether the tables of docs/ are what the code says
+# make check  lint, types (of the Python in docs/ and examples/plugins too), import contracts, and whether the tables of docs/ are what the code says
 # make docs   the tables and counts in README.md and docs/ that follow from the code, written anew
 # make compile  the modules that a simulation spends its time in, compiled into build/compiled (needs a C compiler); then
 #             PYTHONPATH=build/compiled .venv/bin/maitred simulate ...
@@ -29,6 +29,8 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@rm -rf build/docs_python && $(BIN)/python tools/docs.py --python build/docs_python
+	$(BIN)/mypy build/docs_python/*.py examples/plugins/*.py
 	$(BIN)/lint-imports
 	$(BIN)/python tools/docs.py --check
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from maitred import ClusterConfig, InstanceConfig, Job, Results, RoutingConfig, simulate
+from maitred import ClusterConfig, InstanceConfig, Job, Results, RoutingConfig
+from maitred.sim import simulate
 from maitred.workload import open_trace
 from policies import write
 

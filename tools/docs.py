@@ -2,6 +2,7 @@
 
     python tools/docs.py            write them (`make docs`)
     python tools/docs.py --check    print what is out of date, and exit with 1
+    python tools/docs.py --python DIR    write the blocks of Python in the pages as files into DIR, for mypy
 
 A table stands between two marks, and a count between two others:
 
@@ -64,10 +65,25 @@ def _rows(lines: list[list[str]]) -> Iterator[str]:
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
+def write_python(folder: Path) -> None:
+    """Write each block of Python as a module, named after its page and its line there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in PAGES:
+        page = path.read_text(encoding="utf-8")
+        for block in re.finditer(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+            line = page.count("\n", 0, block.start(1)) + 1
+            (folder / f"{path.stem.lower()}_{line}.py").write_text(block[1], encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
-    check, stale = parser.parse_args().check, 0
+    parser.add_argument("--python", type=Path, metavar="DIR", help="write the pages' blocks of Python as files")
+    asked = parser.parse_args()
+    if asked.python is not None:
+        write_python(asked.python)
+        return 0
+    check, stale = asked.check, 0
     for path in PAGES:
         before = path.read_text(encoding="utf-8")
         after = made_anew(before)

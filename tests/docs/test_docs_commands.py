@@ -1,0 +1,207 @@
+"""Every command in README.md, CONTRIBUTING.md and docs/ is run, in a folder that holds stand-ins for the reader's own files.
+
+Commands of `maitred` and scripts of bench/ run in this process, with smaller numbers where that only saves time (`SMALLER`).
+Servers are started as processes, asked for their health, and stopped by Ctrl-C. What is not run here is in `ELSEWHERE`, each
+with its reason. A command that is new to the documents runs as it stands, or says here why not.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from docs_text import PAGES, ROOT, blocks, commands
+
+from maitred.cli import main
+
+VECTORS = ROOT / "tests" / "vectors"
+ALL = list(dict.fromkeys(command for page in PAGES for command in commands(page)))
+
+ELSEWHERE = {
+    r"\.ci/run": "it is what runs this test",
+    r"make (test|check|format|docs|bench|compile|test-compiled|stress|run)\b.*": "a target of the Makefile, which is there; "
+    "CI runs check, test, compile and test-compiled, tests/demo runs what run does, and tests/stress what stress does",
+    r"pip install .*": "it would change the environment that the tests run in; .ci/run installs the project",
+    r"python -m pytest .*": "a test of its own",
+    r"python -m tests\.conformance .*": "tests/conformance runs the same cases by the same runners",
+    r"curl .*/admin/reload": "tests/gateway/test_gateway_reload.py asks a gateway for it",
+    r"python bench/gateway\.py .*": "it compares with nginx and SMG, which need not be there",
+    r"python bench/determinism\.py .*": "it needs another Python with maitred installed",
+    r"python bench/class_effect\.py .*": "tests/stress/test_class_effect.py runs it",
+    r"python bench/field_hrrn\.py .*": "a seed takes 15 s; tests/sim/test_field_hrrn.py plays its scene",
+    r"(PYTHONPATH=build/compiled )?python bench/simulate\.py .*--million.*": "a million requests take a minute; "
+    "test_a_smaller_one_is_run runs the script without them",
+}
+"""What is not run here, and why."""
+
+SMALLER = [
+    (r"maitred simulate .*--num-requests", "--num-requests 40"),
+    (r"maitred simulate .*--workload-spec", "--num-requests 40"),
+    (r"maitred compare", "--num-requests 60 --seeds 2 --jobs 1"),
+    (r"maitred sweep", "--jobs 1"),
+    (r"python bench/policies\.py .*--by-length", "--policies fcfs sjf --max-requests 60"),
+    (r"python bench/policies\.py", "--policies fcfs hrrn --max-requests 20 --kv-blocks 2000 --processes 1"),
+    (r"python bench/router_effect\.py", "--max-requests 20 --num-instances 2"),
+    (r"python bench/routing\.py", "--rounds 1 --only round-robin"),
+    (r"python bench/admission\.py", "--rounds 1 --only off"),
+    (r"python bench/queueing\.py", "--rounds 1 --only fcfs"),
+]
+"""What is added to a command, where the expression begins it: of two values the last one counts."""
+
+QWEN = {
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151936,
+}
+READ_AS = {"FORMAT:FILE": "maitred:FILE", "azure:FILE": "azure:IN"}
+SERVER = re.compile(r"maitred (serve|engine)\b")
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory in which the files are that the documents speak of."""
+    for name in ("examples", "tests", "bench"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("images"))
+    conversation = gzip.decompress((VECTORS / "mooncake_conversation_head.jsonl.gz").read_bytes())
+    samples = ROOT / "tests" / "samples"
+    fcfs = (ROOT / "examples" / "studies" / "fcfs.yaml").read_bytes()
+    run = next((VECTORS / "vllm_timelines").glob("*Llama*"))
+    files = {
+        "IN": (samples / "azure_tiny.csv").read_bytes(),
+        "AzureLLMInferenceTrace_conv.csv": (samples / "azure_tiny.csv").read_bytes(),
+        "FILE": b"arrival_secs,class,prompt_tokens,output_tokens\n0.5,interactive,20,3\n1.5,bulk,400,90\n",
+        "conversation_trace.jsonl": conversation,
+        "conversation_trace.jsonl.gz": gzip.compress(conversation),
+        "synthetic_trace.jsonl": conversation,
+        "sessions_delta.jsonl.gz": gzip.compress((samples / "agentic_one_session.jsonl").read_bytes()),
+        "maitred.yaml": _block("config.md", "yaml").encode(),
+        "smg.yaml": b"classes: {bulk: {queue_size: 10}}\n",
+        "A.yaml": fcfs,
+        "B.yaml": fcfs.replace(b"fcfs", b"sjf"),
+        "SPEC.yaml": b"workload: {rate: 40, num_requests: 40}\ngrid: {cluster.num_instances: [1, 2]}\n",
+        "path/to/config.json": json.dumps(QWEN).encode(),
+        "requests.csv": (run / "requests.csv").read_bytes(),
+        "engine.yaml": b"instance: {latency: {model: linear}}\n",
+        "steps.csv": b"prefill_tokens,decode_tokens,step_ms\n0,1,5.05\n100,8,7.4\n500,1,15.05\n2000,64,48.2\n",
+        "my_policies.py": _block("policies.md", "python").encode(),
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.delitem(sys.modules, "my_policies", raising=False)
+    return tmp_path
+
+
+def _block(page: str, language: str) -> str:
+    return next(block.text for block in blocks(ROOT / "docs" / page) if block.language == language)
+
+
+def _is_elsewhere(command: str) -> bool:
+    return any(re.fullmatch(known, command) for known in ELSEWHERE)
+
+
+def _arguments(command: str) -> list[str]:
+    """The words of a command, with what makes it smaller, and with what its placeholders stand for."""
+    more = next((added for known, added in SMALLER if re.match(known, command)), "")
+    words = shlex.split(f"{command} {more}")
+    found: list[str] = []
+    for word in words:
+        said = READ_AS.get(word, word)
+        found += sorted(str(path) for path in Path().glob(said)) if "*" in said and "/" in said else [said]
+    return found
+
+
+@pytest.mark.parametrize("command", [c for c in ALL if not _is_elsewhere(c) and not SERVER.match(c)])
+def test_a_command_runs(command: str, scene: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    program, *arguments = _arguments(command)
+    if "--resume" in arguments:  # there must be something to go on with
+        assert _run(program, [word for word in arguments if word != "--resume"], monkeypatch) == 0
+    code = _run(program, arguments, monkeypatch)
+    out, err = capfd.readouterr()
+    assert code == 0, err
+    assert out.strip() or "--write" in arguments or arguments[0] == "convert"
+
+
+def _run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    """Run a command in this process, and return its exit code."""
+    assert program in ("maitred", "python"), f"say in ELSEWHERE why {program} is not run here, or run it"
+    try:
+        if program == "maitred":
+            monkeypatch.setattr(sys, "argv", [program, *arguments])
+            main()
+        monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
+        monkeypatch.setattr(sys, "argv", arguments)
+        runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as ended:
+        return ended.code or 0
+    return 0
+
+
+@pytest.mark.parametrize("command", [c for c in ALL if SERVER.match(c)])
+def test_a_server_starts_and_stops(command: str, scene: Path) -> None:
+    arguments = re.sub(r"--port \d+", "", command).removeprefix("maitred ")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "maitred", *shlex.split(arguments), "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))},
+    )
+    try:
+        assert process.stderr is not None
+        said = _until_ready(process.stderr)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) in (0, 130), f"{said}{process.stderr.read()}"
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def _until_ready(lines: Iterator[str]) -> str:
+    said = ""
+    for line in lines:
+        said += line
+        if re.search(r"maitred: .* on http://", line):
+            return said
+    raise AssertionError(f"it ended before it was ready: {said}")
+
+
+def test_a_smaller_one_is_run(scene: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
+    monkeypatch.setattr(sys, "argv", ["bench/simulate.py", "--requests", "60", "--rounds", "1"])
+    runpy.run_path("bench/simulate.py", run_name="__main__")
+    assert "requests" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("command", [c for c in ALL if c.startswith("make ")])
+def test_a_target_is_there(command: str) -> None:
+    target = command.split()[1]
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("known", ELSEWHERE)
+def test_what_is_run_elsewhere_is_still_in_the_documents(known: str) -> None:
+    assert any(re.fullmatch(known, command) for command in ALL), f"nothing is like {known} any more"
+
+
+def test_there_are_many() -> None:
+    assert len(ALL) > 50
