@@ -10,7 +10,7 @@ import pytest
 from world import STREAM_HEAD, Backend, Turn, chunk, run, whole, world
 
 from maitred.core.errors import ConfigError
-from maitred.core.request import PriorityClass
+from maitred.core.request import PriorityClass, Request
 from maitred.gateway.recording import RecordedResponse, TrafficRecorder
 from maitred.workload import Job, open_trace
 
@@ -120,13 +120,13 @@ def test_usage_is_found_wherever_the_answer_is_cut(cut: int) -> None:
         async def send(message: object) -> None:
             pass
 
-        answer = RecordedResponse(send, stream=False)
+        answer = RecordedResponse(Request(id=1, arrival=0, prompt_tokens=999), send)
         await answer.send({"type": "http.response.start", "status": 200})
         body = b'{"x":"' + b"y" * 20_000 + b'","usage":{"input_tokens":7,"output_tokens":8}}'
         for at in range(0, len(body), cut):
             more = at + cut < len(body)
             await answer.send({"type": "http.response.body", "body": body[at : at + cut], "more_body": more})
         assert answer.outcome == "completed"
-        return answer.count_tokens(999, None)
+        return answer.count_tokens()
 
     assert asyncio.run(scenario()) == (7, 8)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from world import Backend, run, world
 
-from maitred.gateway.engine_load import ReportedLoad, parse_reported_load
+from maitred.gateway.polling import ReportedLoad, parse_reported_load
 from maitred.gateway.request_fields import NO_HINTS, RoutingHintReader
 from maitred.routing import RoutingConfig, Signals
 

@@ -1,12 +1,17 @@
-"""Drives an admission core in real time: one clock, one timer, and a `SlotLease` for each request that is there.
+"""Drive an admission core in real time: one clock, one timer, and a `SlotLease` for each request in admission.
 
-Everything the core is told passes here, and every decision it answers with is applied here. A decision on a request that has
-gone meanwhile is nobody's: its handler releases it in any case, and the core takes a second release for none.
+Every input of the core passes through `RealTimeAdmission`, and every decision of the core is applied there. A decision on a
+request that has ended meanwhile is dropped: the task of that request releases it in any case, and a second release of a request
+has no effect.
 
-A request is stopped by cancelling its task, and a task may be told to stop by several at once: its client leaves, its backend
-goes down, it is preempted, the server shuts down. Who cancels also sets a mark of its own, and who catches the cancellation
-takes back, by `uncancel`, what was its own. Only if nothing is left may it go on; else the cancellation is somebody else's as
-well and passes on. So the marks may come together and in any order.
+A request is stopped by cancelling its task. A task may be cancelled for several reasons at once: its client disconnects, its
+backend goes down, its slot is preempted, the server shuts down. The code that cancels sets a mark as well (`_preempted`,
+`UpstreamRequest.is_abandoned`, `DisconnectWatcher.is_disconnected`). The code that catches the cancellation takes back, by
+`Task.uncancel`, the one it finds its own mark for. Only if no cancellation is left does the task go on; otherwise
+CancelledError passes on to the next handler. So the reasons may come together and in any order.
+
+    preempted only                  absorb_preemption() -> True     the request waits again, or gets its 503
+    preempted, client disconnected  absorb_preemption() -> False    CancelledError passes on; the request ends CLIENT_GONE
 """
 
 from __future__ import annotations
@@ -23,19 +28,19 @@ from maitred.core.units import Micros, to_seconds
 
 
 class AdmissionRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
-    """Admission said no."""
+    """Admission rejected a request."""
 
     def __init__(self, decision: Decision, refusal: Refusal | None = None) -> None:
         self.reason = decision.reason
         self.refusal = refusal
-        """What the admission policy has to say; None: it was not the policy."""
+        """Status and words of the admission policy that refused the request; None if no policy did."""
         self.retry_after = decision.retry_after
-        """µs; None: nothing is known."""
+        """Estimated time until a request like this one would be admitted, µs; None if unknown."""
         super().__init__(f"refused: {decision.reason}")
 
 
 class SlotLease:
-    """One request in admission, from `submit` until `release`, and the task that serves it."""
+    """A request in admission, from `submit` to `release`, and the task that serves it. It waits for a slot, then holds one."""
 
     __slots__ = ("_driver", "_granted", "_id", "_preempted", "_task", "tenant")
 
@@ -49,27 +54,29 @@ class SlotLease:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for a slot; else it holds one."""
+        """Whether the request waits for a slot; otherwise it holds one."""
         return self._granted is not None and not self._granted.done()
 
     async def wait(self) -> None:
-        """Until it holds a slot. Raises Refused."""
+        """Return when the request holds a slot. Raises AdmissionRejected if it gets none."""
         if self._granted is not None:
             await self._granted
 
     def absorb_preemption(self) -> bool:
-        """Whether the task was cancelled because its slot is wanted, and for no other reason. To be asked once; then it may go
-        on, to `vacate`."""
+        """Return whether the task was cancelled by a preemption alone, and take that cancellation back; `yield_slot` is next.
+
+        A call clears the mark, so ask once for each CancelledError.
+        """
         assert self._task is not None
         preempted, self._preempted = self._preempted, False
         return preempted and self._task.uncancel() == 0
 
     def yield_slot(self) -> bool:
-        """Give the slot up. True: it is to be tried again, in its `turn`."""
+        """Free the slot of a preempted request. Return whether the request waits for another slot, in `wait`."""
         return self._driver.yield_slot(self._id)
 
     def apply_decision(self, decision: Decision) -> None:
-        """For the driver."""
+        """Apply a decision of the core on this request."""
         if decision.action is Action.PREEMPT_SLOT:
             assert self._task is not None
             self._preempted = True
@@ -85,10 +92,10 @@ class SlotLease:
 
 
 class RealTimeAdmission:
-    """One per core; used inside one loop."""
+    """The only user of an admission core. Used inside one event loop."""
 
     def __init__(self, core: Admission, load_probe: LoadProbe = no_load) -> None:
-        """`look` tells how loaded the backends of a model are."""
+        """`load_probe` returns the load of the backends of a model."""
         self.core = core
         self._load_probe = load_probe
         self._leases: dict[RequestId, SlotLease] = {}
@@ -96,18 +103,18 @@ class RealTimeAdmission:
 
     @staticmethod
     def now() -> Micros:
-        """The monotonic clock. The loop's own would do, but uvloop's has only milliseconds."""
+        """Return the monotonic clock, µs. The clock of uvloop would do, but has a resolution of milliseconds."""
         return time.monotonic_ns() // 1000
 
     @property
     def leases(self) -> Collection[SlotLease]:
-        """Everybody who is here."""
+        """All requests that wait or hold a slot."""
         return self._leases.values()
 
     def submit(self, request: Request, cost: int) -> SlotLease:
-        """Ask for a slot, on behalf of the current task; `cost` in tokens, prompt and answer.
+        """Ask for a slot for the request of the current task. `cost` is in tokens, prompt and answer.
 
-        Raises Refused. Release it afterwards, even if it was refused.
+        Raises AdmissionRejected. Call `release` afterwards, even for a rejected request.
         """
         core, now = self.core, self.now()
         load = self._load_probe(request.model, now) if core.reads_load else EMPTY_LOAD
@@ -116,53 +123,56 @@ class RealTimeAdmission:
         if own.action is Action.REJECT:
             self._apply_decisions(decisions)
             raise AdmissionRejected(own, core.refusal(own))
-        stay = self._leases[request.id] = SlotLease(self, request)
+        lease = self._leases[request.id] = SlotLease(self, request)
         if own.action is not Action.ADMIT or len(decisions) > 1:
             self._apply_decisions(decisions)
-        return stay
+        return lease
 
     def confirm_first_byte(self, request_id: RequestId) -> bool:
-        """The first data of its body is about to go out. False: it has lost its slot, send none of it."""
+        """Tell the core that the first byte of a response is about to be sent; from then on the request is no victim.
+
+        Return False if the request has lost its slot already: send nothing then.
+        """
         return self.core.first_byte(request_id, self.now())
 
     def yield_slot(self, request_id: RequestId) -> bool:
-        """A victim's work has stopped: its slot is free. Whether it waits for another one now."""
+        """Free the slot of a preempted request whose work has stopped. Return whether the request waits for another slot."""
         decisions = self.core.release(request_id, ReleaseReason.SLOT_PREEMPTED, self.now())
         self._apply_decisions(decisions)
         return any(decision.subject == request_id and decision.action is Action.QUEUE for decision in decisions)
 
     def release(self, request_id: RequestId, end: ReleaseReason) -> None:
-        """It is over. Idempotent."""
+        """End a request: free its slot, or its place in the queue. Idempotent."""
         self._leases.pop(request_id, None)
         self._apply_decisions(self.core.release(request_id, end, self.now()))
 
     def resize_pool(self, pool: str, capacity: int) -> None:
-        """The pool has `capacity` slots now."""
+        """Set the number of slots of `pool`."""
         self._apply_decisions(self.core.resize(pool, capacity, self.now()))
 
     def reconfigure(self, config: AdmissionConfig) -> None:
-        """Other rules from now on, for those who are there as well."""
+        """Use `config` from now on, for the requests that wait or hold a slot as well."""
         self._apply_decisions(self.core.reconfigure(config, self.now()))
 
     def close(self) -> None:
-        """Set no more timers."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _apply_decisions(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            stay = self._leases.get(decision.subject)
-            if stay is not None:
-                stay.apply_decision(decision)
+            lease = self._leases.get(decision.subject)
+            if lease is not None:
+                lease.apply_decision(decision)
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """Be woken at the core's next deadline. A timer that rings earlier is left alone: it sets the next one."""
+        """Wake up at the core's next deadline. A timer that is due earlier stays: when it rings, it sets the next one."""
         deadline = self.core.next_deadline()
         if deadline is None:
             return
         loop = asyncio.get_running_loop()
-        # The loop may ring a millisecond early; and what is due at once is no timer to uvloop, which then has no `when`.
+        # One millisecond more: the loop may ring that much early, and uvloop makes no timer (no `when`) of a delay of 0.
         delay = max(0.0, to_seconds(deadline - self.now())) + 0.001
         if self._timer is not None:
             if self._timer.when() <= loop.time() + delay:

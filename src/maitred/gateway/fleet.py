@@ -26,8 +26,7 @@ from maitred.core.errors import MaitredError
 from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.gateway.config import DEFAULT_SLOTS_PER_BACKEND, GatewayConfig
-from maitred.gateway.engine_load import ReportedLoad
-from maitred.gateway.polling import BackendPoller, PollResult
+from maitred.gateway.polling import BackendPoller, PollResult, ReportedLoad
 from maitred.wire.client import Origin, UpstreamClient
 from maitred.wire.errors import ConnectError, LocalError
 

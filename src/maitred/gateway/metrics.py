@@ -1,27 +1,30 @@
-"""All that is known, in Prometheus' format. Its objects are made when somebody asks, from books and counters.
+"""The gateway's metrics in Prometheus' format, made from the state and the counters when they are scraped.
 
-Names are SMG's with the prefix `maitred_`, where it has one. One law holds at every scrape, for each class:
+Names are SMG's with the prefix `maitred_`, where SMG has one. One law holds at every scrape, for each class:
 
     arrivals_total = sum of admit_total over its outcomes + queue_depth + inflight
+
+Each function `..._families` makes the metrics of one subject.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from maitred.admission import Admission
 from maitred.core.histogram import DURATION_BOUNDS, ERROR_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
-from maitred.gateway import families
 from maitred.gateway.counters import GatewayCounters
-from maitred.gateway.families import SCHEDULER_PREFIX, counter, gauge, histogram
-from maitred.gateway.state_snapshot import GatewayState
+from maitred.gateway.state_snapshot import ClassState, GatewayState
 
+Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
+"""The values of the labels, and the value."""
+SCHEDULER_PREFIX: Final = "maitred_scheduler_"
 CLASS_HISTOGRAMS: Final = {
     "queue_wait": ("queue_wait", "Time in the queue, of those that queued.", DURATION_BOUNDS),
     "slot_hold": ("slot_hold", "Time for which slots were held.", DURATION_BOUNDS),
@@ -31,25 +34,28 @@ CLASS_HISTOGRAMS: Final = {
 
 
 class GatewayCollector(Collector):
-    def __init__(self, counts: GatewayCounters, core: Admission, state: Callable[[], GatewayState]) -> None:
-        self._counters = counts
+    """Makes all metrics at every scrape."""
+
+    def __init__(self, counters: GatewayCounters, core: Admission, take_snapshot: Callable[[], GatewayState]) -> None:
+        self._counters = counters
         self._core = core
-        self._state = state
+        self._take_snapshot = take_snapshot
 
     def render(self) -> bytes:
-        """All metrics in the text format."""
+        """Return all metrics in the text format."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         return generate_latest(registry)
 
     def collect(self) -> Iterator[Metric]:
-        state = self._state()
+        """Yield all metrics, of one snapshot and of the counters at the same instant."""
+        state = self._take_snapshot()
         for family in (
-            families.scheduler_families,
-            families.slot_families,
-            families.limiter_families,
-            families.tenant_families,
-            families.backend_families,
+            scheduler_families,
+            slot_families,
+            limiter_families,
+            tenant_families,
+            backend_families,
         ):
             yield from family(state)
         yield from self._header_families()
@@ -78,11 +84,125 @@ class GatewayCollector(Collector):
             yield histogram(f"{SCHEDULER_PREFIX}{name}_seconds", text, ((c.label, times) for c, times in by_class.items()))
 
     def _trouble_families(self) -> Iterator[Metric]:
-        counts = self._counters
-        refused = (([code], n) for code, n in counts.refused_before_admission.items())
+        counters = self._counters
+        refused = (([code], n) for code, n in counters.refused_before_admission.items())
         yield counter("maitred_refused", "Requests refused before admission.", ["code"], refused)
-        failures = (([reason], n) for reason, n in counts.upstream_failures.items())
+        failures = (([reason], n) for reason, n in counters.upstream_failures.items())
         yield counter("maitred_upstream_failures", "Failed attempts.", ["reason"], failures)
-        reloads = (([result], n) for result, n in counts.reloads.items())
+        reloads = (([result], n) for result, n in counters.reloads.items())
         yield counter("maitred_config_reload", "Reloads of the configuration.", ["result"], reloads)
-        yield counter("maitred_retries", "Requests tried on another backend.", [], [([], counts.retries)])
+        yield counter("maitred_retries", "Requests tried on another backend.", [], [([], counters.retries)])
+
+
+def scheduler_families(state: GatewayState) -> Iterator[Metric]:
+    """Yield what became of requests, and how many wait and are in flight."""
+    outcomes = (([name, outcome], n) for name, c in state.classes.items() for outcome, n in _outcome_counts(c))
+    yield counter(SCHEDULER_PREFIX + "admit", "What became of requests.", ["class", "outcome"], outcomes)
+    arrivals = _per_class(state, lambda c: c.arrived)
+    yield counter(SCHEDULER_PREFIX + "arrivals", "Requests that asked for a slot.", ["class"], arrivals)
+    victims = (([name, by], n) for name, c in state.classes.items() for by, n in c.preempted_by.items() if n)
+    yield counter(SCHEDULER_PREFIX + "preemption", "Slots taken away.", ["victim_class", "by_class"], victims)
+    promoted = _per_class(state, lambda c: c.promoted)
+    yield counter(SCHEDULER_PREFIX + "starvation_promotion", "Starved requests that went first.", ["class"], promoted)
+    yield counter(SCHEDULER_PREFIX + "retry", "Victims that waited again.", ["class"], _per_class(state, lambda c: c.retried))
+    yield gauge(SCHEDULER_PREFIX + "inflight", "Slots in use.", ["class"], _per_class(state, lambda c: c.in_flight))
+    waiting = _per_class(state, lambda c: c.waiting)
+    yield gauge(SCHEDULER_PREFIX + "queue_depth", "Requests waiting for a slot.", ["class"], waiting)
+    ends = (([name, end], n) for name, c in state.classes.items() for end, n in _end_counts(c))
+    yield counter("maitred_requests_ended", "Requests that held a slot.", ["class", "end"], ends)
+
+
+def slot_families(state: GatewayState) -> Iterator[Metric]:
+    """Yield how many slots there are, and how many are reserved."""
+    pools = state.pools.items()
+    limited = (([model], pool.capacity) for model, pool in pools if pool.capacity is not None)
+    yield gauge(SCHEDULER_PREFIX + "capacity", "Slots.", ["model"], limited)
+    used = state.in_flight / state.capacity if state.capacity else 0.0
+    yield gauge(SCHEDULER_PREFIX + "utilization", "Slots in use over capacity.", [], [([], used)])
+    if state.mode != "priority":
+        return
+    limits = _per_class(state, lambda c: c.queue_size)
+    yield gauge(SCHEDULER_PREFIX + "queue_size_limit", "Requests that may wait, over all models.", ["class"], limits)
+    pressure = _per_class(state, lambda c: c.pressure)
+    text = "0 to 1: how full its queue is, or what it may use beyond its reservation, where that is highest."
+    yield gauge(SCHEDULER_PREFIX + "class_capacity_pressure", text, ["class"], pressure)
+    reserved = (([name, model], n) for model, pool in pools for name, n in pool.reserved.items())
+    yield gauge(
+        SCHEDULER_PREFIX + "reserved_effective", "Reserved slots, scaled down if need be.", ["class", "model"], reserved
+    )
+
+
+def limiter_families(state: GatewayState) -> Iterator[Metric]:
+    """Yield the metrics of admission without classes, and those of the rate limit in front of classes."""
+    classes = state.classes.values()
+    total, text = "maitred_http_rate_limit", "Requests, by what the limiter said."
+    if state.mode != "legacy":
+        stopped = sum(c.rate_limited for c in classes)
+        yield counter(total, text, ["result"], [(["rejected"], stopped)] if stopped else [])
+        return
+    full, late = sum(c.queue_full for c in classes), sum(c.queue_timeout for c in classes)
+    results = [(["allowed"], sum(c.admitted for c in classes)), (["rejected"], full + late)]
+    yield counter(total, text, ["result"], results)
+    yield gauge("maitred_admission_queue_depth", "Requests waiting.", [], [([], state.waiting)])
+    yield gauge("maitred_admission_inflight", "Requests in flight.", [], [([], state.in_flight)])
+    has_queue = any(c.queue_size for c in classes)
+    reasons = [(["full"], full if has_queue else 0), (["timeout"], late)]
+    yield counter("maitred_admission_queue_rejected", "Requests that the queue turned away.", ["reason"], reasons)
+
+
+def tenant_families(state: GatewayState) -> Iterator[Metric]:
+    each = state.tenants.items()
+    yield gauge("maitred_tenant_inflight", "Slots in use.", ["tenant"], (([name], t.in_flight) for name, t in each))
+    yield gauge("maitred_tenant_queue_depth", "Requests waiting.", ["tenant"], (([name], t.waiting) for name, t in each))
+
+
+def backend_families(state: GatewayState) -> Iterator[Metric]:
+    each = state.backends
+    yield gauge("maitred_backend_healthy", "1 if it is.", ["backend"], (([b.url], b.healthy) for b in each))
+    yield gauge(
+        "maitred_backend_inflight", "Requests sent there and not ended.", ["backend"], (([b.url], b.in_flight) for b in each)
+    )
+
+
+def counter(name: str, help_text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    family = CounterMetricFamily(name, help_text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def gauge(name: str, help_text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    family = GaugeMetricFamily(name, help_text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def histogram(name: str, help_text: str, by_class: Iterable[tuple[str, Histogram]]) -> Metric:
+    family = HistogramMetricFamily(name, help_text, labels=["class"])
+    for label, durations in by_class:
+        buckets, total = durations.prometheus_buckets()
+        family.add_metric([label], buckets, total)
+    return family
+
+
+def _per_class(state: GatewayState, value_of: Callable[[ClassState], float]) -> Samples:
+    return (([name], value_of(c)) for name, c in state.classes.items())
+
+
+def _outcome_counts(c: ClassState) -> Iterator[tuple[str, int]]:
+    yield "admitted", c.completed + c.failed + c.client_gone
+    yield "preempted", c.preempted
+    yield "rejected_queue_full", c.queue_full
+    yield "rejected_tenant_queue_full", c.tenant_queue_full
+    yield "rejected_queue_timeout", c.queue_timeout
+    yield "client_cancelled", c.cancelled
+    for reason, n in c.refused.items():
+        yield f"rejected_{reason}", n
+
+
+def _end_counts(c: ClassState) -> Iterator[tuple[str, int]]:
+    yield "drained", c.completed
+    yield "failed", c.failed
+    yield "client_gone", c.client_gone
+    yield "preempted", c.preempted

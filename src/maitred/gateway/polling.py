@@ -1,8 +1,24 @@
-"""Ask one backend how it is: whether it is healthy, which models it serves, how many requests it can run at once, and, where
-that matters to anybody, how loaded it is.
+"""Poll one backend: whether it is healthy, which models it serves, how many requests it can run at once, and its load.
 
-The last two are optional. A backend that answers 404 does not report it, and is not asked again before it has been down; any
-other trouble with it leaves what was known, because an engine that is busy is not a smaller one.
+    /health, /v1/models                   every poll; an error means that the poll has failed
+    /server_info, or /get_server_info     slots, unless `slots_per_backend` is configured
+    /metrics                              load, if the router or the admission policy reads it
+
+The last two are optional. A backend that answers one of them with 404 is not asked for it again until it has been down. Any
+other problem keeps the last value, because a busy engine is not a smaller one.
+
+**Slots.** SGLang's `/server_info` holds its arguments beside their results: `max_running_requests` as configured, or null, and
+for each data-parallel rank an internal state whose `effective_max_running_requests_per_dp` is what that rank really runs. The
+sum over the ranks counts if all report it, otherwise what is configured. Two ranks that run 256 each make 512 slots. Other
+engines and routers report `max_running_requests` at the top, or pass their arguments on as `server_args`.
+
+**Load.** The gauges of vLLM and SGLang in Prometheus' text format:
+
+    waiting      vllm:num_requests_waiting                            sglang:num_queue_reqs
+    running      vllm:num_requests_running                            sglang:num_running_reqs
+    KV usage     vllm:kv_cache_usage_perc, vllm:gpu_cache_usage_perc  sglang:token_usage      (0 to 1)
+
+There is one series for each engine, data-parallel rank or model behind an address: counts are added up, usage is averaged.
 """
 
 from __future__ import annotations
@@ -10,36 +26,45 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from typing import Any, Final
 
 import msgspec
 
-from maitred.gateway import engine_load, server_info
+from maitred.admission.config import MAX_SLOTS
 from maitred.gateway.config import GatewayConfig
-from maitred.gateway.engine_load import ReportedLoad
 from maitred.wire.client import Origin, UpstreamClient
 from maitred.wire.errors import ProtocolError
 
 log = logging.getLogger("maitred.gateway")
 MAX_POLL_BYTES: Final = 1024 * 1024
-"""Bytes that the answer to a poll may have."""
+"""Largest answer of /health and /v1/models."""
 MAX_INFO_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of a /server_info, which repeats all arguments for each data-parallel rank, or of /metrics."""
+"""Largest answer of /metrics and of /server_info, which repeats all arguments for each data-parallel rank."""
+SERVER_INFO_PATHS: Final = ("/server_info", "/get_server_info")
+"""Where the arguments are; the second is the older path."""
+METRICS_PATH: Final = "/metrics"
+_WAITING: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+_RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
+_KV_USAGE: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
+_GAUGE_SAMPLE: Final = re.compile(
+    rf"^({'|'.join((*_WAITING, *_RUNNING, *_KV_USAGE))})(?:\{{.*\}})?[ \t]+([0-9.eE+-]+)", re.MULTILINE
+)
 
 
 class ModelList(msgspec.Struct):
-    """The answer of `/v1/models`."""
+    """The answer to `/v1/models`."""
 
     data: list[dict[str, Any]]
 
 
 class PollResult(msgspec.Struct):
-    """What a poll found."""
+    """The result of a successful poll."""
 
     models: dict[str, dict[str, Any]]
-    """By id."""
+    """The models that the backend serves, by id."""
     slots: int | None
-    """Requests that it says it can run at once."""
+    """Requests that the backend reports it can run at once; None if it does not."""
 
 
 class BackendPoller:
@@ -58,11 +83,11 @@ class BackendPoller:
         self.use_key(config.upstream_api_key)
 
     def use_key(self, key: str | None) -> None:
-        """To be sent with each poll from now on."""
+        """Send `key` with each poll from now on."""
         self._headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
 
     async def poll(self) -> PollResult:
-        """Raises UpstreamError, TimeoutError, and what decoding raises if the answer is none."""
+        """Poll once. Raises UpstreamError, TimeoutError, and what decoding raises for an answer that is not valid."""
         async with asyncio.timeout(self._timeout_secs):
             await self._get("/health")
             models = msgspec.json.decode(await self._get("/v1/models"), type=ModelList)
@@ -71,23 +96,23 @@ class BackendPoller:
         return PollResult({model["id"]: model for model in models.data if isinstance(model.get("id"), str)}, self._slots)
 
     async def fetch_load(self) -> ReportedLoad | None:
-        """How loaded it says it is, or said last; None: it does not say."""
+        """Return the load that the backend reports, or reported last; None if it does not report it."""
         if self._reports_load:
             try:
                 async with asyncio.timeout(self._timeout_secs):
                     await self._fetch_metrics()
-            except Exception as error:  # there is no end to what may be answered
+            except Exception as error:  # a backend may answer anything
                 log.debug("backend %s does not say how loaded it is: %r", self._origin, error)
         return self._load
 
     def reset_reported(self) -> None:
-        """It is down: what comes up again may be something else."""
+        """Forget what the backend has reported. Called when it is down: what comes up again may be another engine."""
         self._reports_slots, self._slots = True, None
         self._reports_load, self._load = True, None
 
     async def _fetch_metrics(self) -> None:
-        status, body = await self._fetch(engine_load.METRICS_PATH, MAX_INFO_BYTES)
-        self._load = engine_load.parse_reported_load(body) if status == 200 else self._load
+        status, body = await self._fetch(METRICS_PATH, MAX_INFO_BYTES)
+        self._load = parse_reported_load(body) if status == 200 else self._load
         self._reports_load = self._load is not None or not (status == 200 or 400 <= status < 500)
 
     async def _fetch_slots(self) -> None:
@@ -97,17 +122,17 @@ class BackendPoller:
                 await self._fetch_server_info()
         except TimeoutError:
             trouble = f"no answer within {self._timeout_secs:g} s"
-        except Exception as error:  # as with any poll, there is no end to what may be answered
+        except Exception as error:  # a backend may answer anything
             trouble = str(error)
         if trouble and trouble != self._last_problem:
             log.warning("backend %s does not say how many requests it can run: %s", self._origin, trouble)
         self._last_problem = trouble
 
     async def _fetch_server_info(self) -> None:
-        for path in server_info.SERVER_INFO_PATHS:
+        for path in SERVER_INFO_PATHS:
             status, body = await self._fetch(path, MAX_INFO_BYTES)
             if status == 200:
-                self._slots = server_info.parse_reported_slots(body)
+                self._slots = parse_reported_slots(body)
                 return
             if not 400 <= status < 500:
                 raise ProtocolError(f"{path} answered {status}")
@@ -128,3 +153,71 @@ class BackendPoller:
                 if len(body) > max_bytes:
                     raise ProtocolError(f"{path} answered with more than {max_bytes} bytes")
         return response.status, body
+
+
+class ServerArguments(msgspec.Struct):
+    """The arguments that are looked for, at the top and inside the answer."""
+
+    max_running_requests: Any = None
+    effective_max_running_requests_per_dp: Any = None
+
+
+class ServerInfo(ServerArguments):
+    internal_states: list[ServerArguments] | None = None
+    server_args: ServerArguments | None = None
+
+
+_decode_server_info = msgspec.json.Decoder(ServerInfo).decode
+
+
+def parse_reported_slots(body: bytes | bytearray) -> int | None:
+    """Return how many requests the backend can run at once, or None if it does not report it. Raises msgspec.DecodeError."""
+    info = _decode_server_info(body)
+    states = info.internal_states or []
+    ranks: list[int] = [state.effective_max_running_requests_per_dp for state in states]
+    if ranks and all(map(_is_plausible, ranks)):
+        return min(sum(ranks), MAX_SLOTS)
+    for arguments in (info, info.server_args, *states):
+        if arguments is not None and _is_plausible(arguments.max_running_requests):
+            slots: int = arguments.max_running_requests
+            return slots
+    return None
+
+
+def _is_plausible(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MAX_SLOTS
+
+
+class ReportedLoad(msgspec.Struct, frozen=True):
+    """The load of a backend when it was polled."""
+
+    waiting: int
+    running: int
+    kv_usage: float
+    """Share of the KV memory in use, 0 to 1; 0 if not reported."""
+
+
+def parse_reported_load(page: bytes | bytearray) -> ReportedLoad | None:
+    """Return the load on a `/metrics` page, or None if it has no gauge of running requests of a known engine."""
+    found: dict[str, list[float]] = {}
+    for name, value in _GAUGE_SAMPLE.findall(page.decode("utf-8", "replace")):
+        found.setdefault(name, []).append(_parse_number(value))
+    running = _first_values(found, _RUNNING)
+    if not running:
+        return None
+    usage = _first_values(found, _KV_USAGE)
+    mean = sum(usage) / len(usage) if usage else 0.0
+    return ReportedLoad(round(sum(_first_values(found, _WAITING))), round(sum(running)), min(mean, 1.0))
+
+
+def _first_values(found: dict[str, list[float]], names: tuple[str, ...]) -> list[float]:
+    """Return the values of the first of these metrics that is present."""
+    return next((found[name] for name in names if name in found), [])
+
+
+def _parse_number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if 0.0 <= value < 1e15 else 0.0

@@ -1,166 +1,218 @@
-"""Send an admitted request on, and its answer back.
+"""The life of a proxied request, from its head to the release of its slot.
 
-While nothing of an answer has been shown, a backend that fails can be replaced by the next one: by any number of those that
-could not be reached, but only by few that had the request, since it may be the request that brings them down. From there on the
-answer belongs to the client piece by piece, and if it breaks off, so must the client's connection: an answer cut short must not
-look whole.
+    proxy_request()   take the request in (`request_intake`); stop it when its client disconnects; answer every failure
+    _hold_slot()      ask admission for a slot (`driver`), wait for it, and release it exactly once
+    _try_backends()   let the router choose a backend (`fleet`); try another one while no part of a response has been sent
+    _try_backend()    send the request to one backend, and its response to the client (`response_forwarder`)
 
-One request from admission to its last byte: it waits for a slot, is answered, and gives the slot back exactly once.
+**Slots and places in a queue** are freed in one place: the `finally` of `_hold_slot`. When a client disconnects, the
+`DisconnectWatcher` cancels the task of its request, wherever that task waits: in the queue (`slot.wait`) or for a backend. The
+cancellation passes through this `finally`, which tells the core that the request has ended with CLIENT_GONE. The core frees
+what the request has: its place in the queue, or its slot.
 
-A victim of preemption is stopped wherever it is (see `driver`), which closes its connection to the backend. Its slot is free
-before anything is said to its client, who may be slow to read. Then it is refused; or, if victims are to be tried again, it
-waits for its turn once more, and its client notices nothing.
+**A preempted request** is stopped in the same way, which closes its connection to the backend. Its slot is free before anything
+is said to its client, which may be slow to read. Then the request is refused; or, with `on_preempt: retry`, it waits for a slot
+once more, and its client notices nothing.
+
+**A backend that fails** is replaced by another one while no part of a response has been sent. Any number of backends to which
+no connection can be made may be tried, but only `max_attempts` that get the request, since the request may be what brings them
+down. For example, with `max_attempts: 2` and four backends of which two refuse connections and the third disconnects, the
+fourth is still tried. Once a part has been sent, the rest must come from the same backend; if it breaks off, the connection to
+the client is cut as well, because a truncated response must not look whole.
+
+This module must never decide who is served: admission and the router do.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
+from functools import partial
 
 from maitred.admission import ReleaseReason
 from maitred.core.contracts import Router
+from maitred.core.request import Request
 from maitred.gateway import error_responses
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.counters import GatewayCounters
-from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission, SlotLease
+from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
 from maitred.gateway.fleet import Backend, BackendFleet
-from maitred.gateway.request_intake import ProxyRequest
+from maitred.gateway.recording import RecordedResponse, TrafficRecorder
+from maitred.gateway.request_fields import REQUEST_ID_HEADER
+from maitred.gateway.request_intake import ProxyRequest, RequestIntake
 from maitred.gateway.response_forwarder import ResponseForwarder
-from maitred.wire.asgi import DisconnectWatcher, Send
+from maitred.wire import asgi
+from maitred.wire.asgi import ApiError, DisconnectWatcher, Receive, Scope, Send
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ConnectError, Disconnected, Truncated, UpstreamError
 from maitred.wire.response import UpstreamResponse
 
+log = logging.getLogger("maitred.gateway")
+
 
 class BackendAbandoned(UpstreamError):  # noqa: N818
-    """The upstream was declared down before its answer began."""
+    """The backend was declared down before its response began."""
 
     reason = "abandoned"
 
 
 RETRYABLE_ERRORS = (Disconnected, Truncated, BackendAbandoned)
-"""The failures of a backend that had the request after which another is tried. After a timeout it would only be kept busy as
-well."""
+"""The failures of a backend that had the request after which another backend is tried. A timeout is not one of them: the same
+request would keep the next backend busy for as long."""
 
 
-class UpstreamRetry:
+class Proxy:
+    """Serves every route that is forwarded to a backend."""
+
     def __init__(
         self,
         config: GatewayConfig,
-        client: UpstreamClient,
+        intake: RequestIntake,
+        admission: RealTimeAdmission,
         fleet: BackendFleet,
         router: Router,
-        driver: RealTimeAdmission,
-        counts: GatewayCounters,
+        client: UpstreamClient,
+        counters: GatewayCounters,
+        recorder: TrafficRecorder | None = None,
     ) -> None:
         self._config = config
-        self._client = client
+        self._intake = intake
+        self._admission = admission
         self._fleet = fleet
         self._router = router
-        self._driver = driver
-        self._counters = counts
+        self._client = client
+        self._counters = counters
+        self._recorder = recorder
 
-    async def forward_request(self, call: ProxyRequest, send: Send, departure: DisconnectWatcher) -> ReleaseReason:
-        """Until the answer has been handed to the client whole (DRAINED), or broke off after it had begun (FAILED: the caller
-        must cut the connection). Raises ApiError when there is none, and nothing has been sent."""
-        untried: Sequence[Backend] = self._fleet.backends_serving(call.request.model)
+    async def proxy_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. An answer that breaks off is left without an end, and the server cuts the connection."""
+        proxied = await self._intake.take_in(scope, receive, send)
+        if proxied is None:
+            return
+        recorded = None
+        if self._recorder is not None and proxied.route.generates:
+            recorded = RecordedResponse(proxied.request, send)
+            send = recorded.send
+        task = asyncio.current_task()
+        assert task is not None
+        disconnect = DisconnectWatcher(receive, task.cancel)
+        try:
+            if proxied.route.needs_slot:
+                await self._hold_slot(proxied, send, disconnect)
+            else:
+                await self._try_backends(proxied, send, disconnect)
+        except ApiError as error:
+            disconnect.stop()
+            await asgi.send_error(send, error, [(REQUEST_ID_HEADER, proxied.request_id)])
+        except asyncio.CancelledError:
+            if not disconnect.is_disconnected:
+                await _send_error_or_cut(proxied, send, error_responses.shutting_down())
+                raise
+            task.uncancel()  # the disconnect was ours to catch: the task ends here, without an answer
+        except Exception:
+            log.exception("request %s failed", proxied.request_id.decode("latin-1"))
+            await _send_error_or_cut(proxied, send, error_responses.internal_error())
+        finally:
+            disconnect.stop()
+            proxied.body_lease.release()
+            if self._recorder is not None and recorded is not None:
+                self._recorder.write_row(recorded)
+
+    async def _hold_slot(self, proxied: ProxyRequest, send: Send, disconnect: DisconnectWatcher) -> None:
+        """Serve one request while it holds a slot. Raises ApiError if it gets none, loses it, or no backend answers.
+
+        The only place where the gateway frees a slot or a place in a queue.
+        """
+        request, end = proxied.request, ReleaseReason.FAILED
+        try:
+            slot = self._admission.submit(request, proxied.token_cost)
+            while True:
+                try:
+                    await slot.wait()
+                    end = await self._try_backends(proxied, send, disconnect)
+                    return
+                except asyncio.CancelledError:
+                    if not slot.absorb_preemption():
+                        raise
+                if not slot.yield_slot():
+                    raise error_responses.preempted()
+        except AdmissionRejected as rejected:
+            config = self._admission.core.config
+            raise error_responses.admission_rejected(rejected, config, self._config.queue_timeout_status) from rejected
+        except asyncio.CancelledError:
+            end = ReleaseReason.CLIENT_GONE
+            raise
+        finally:
+            self._admission.release(request.id, end)
+
+    async def _try_backends(self, proxied: ProxyRequest, send: Send, disconnect: DisconnectWatcher) -> ReleaseReason:
+        """Return DRAINED when the response has been sent whole, FAILED when it broke off. Raises ApiError if no backend
+        answers; nothing has been sent then."""
+        model = proxied.request.model
+        untried: Sequence[Backend] = self._fleet.backends_serving(model)
         tried: list[Backend] = []
         failure: UpstreamError | None = None
         attempts = 0
         while untried:
             if failure is not None:
                 self._counters.retries += 1
-            choice = self._router.choose(call.request, untried, self._driver.now())
+            choice = self._router.choose(proxied.request, untried, self._admission.now())
             backend = self._fleet.backends[choice.instance]
             try:
-                return await self._try_backend(backend, call, send, departure)
+                return await self._try_backend(backend, proxied, send, disconnect)
             except UpstreamError as error:
-                failure = self._count_failure(backend, error)
-            attempts += not isinstance(failure, ConnectError)
+                failure = error
+                self._count_failure(backend, error)
+            attempts += not isinstance(failure, ConnectError)  # a backend that was not reached has not had the request
             if attempts == self._config.max_attempts or not isinstance(failure, (ConnectError, *RETRYABLE_ERRORS)):
                 break
             tried.append(backend)
-            untried = [other for other in self._fleet.backends_serving(call.request.model) if other not in tried]
+            untried = [other for other in self._fleet.backends_serving(model) if other not in tried]
         raise error_responses.upstream_failed(failure)
 
     async def _try_backend(
-        self, backend: Backend, call: ProxyRequest, send: Send, departure: DisconnectWatcher
+        self, backend: Backend, proxied: ProxyRequest, send: Send, disconnect: DisconnectWatcher
     ) -> ReleaseReason:
-        """Raises UpstreamError only while nothing has been sent, and ApiError when nothing may be."""
-        flight = self._fleet.add_request(backend, call.request.model)
+        """Send the request to one backend and its response to the client. Raises UpstreamError while nothing has been sent,
+        and ApiError if the request loses its slot before its first byte."""
+        sent = self._fleet.add_request(backend, proxied.request.model)
         response: UpstreamResponse | None = None
         try:
-            response = await self._client.request(backend.origin, "POST", call.path, call.headers, call.body)
-            answer = ResponseForwarder(call, response, send, departure, self._config.sse_keepalive_secs)
-            await answer.wait_for_data()
-            flight.response_started = True
-            if call.route.needs_slot and not self._driver.confirm_first_byte(call.request.id):
+            response = await self._client.request(backend.origin, "POST", proxied.path, proxied.headers, proxied.body)
+            forwarder = ResponseForwarder(proxied, response, send, disconnect, self._config.sse_keepalive_secs)
+            await forwarder.wait_for_data()
+            sent.response_started = True
+            if proxied.route.needs_slot and not self._admission.confirm_first_byte(proxied.request.id):
                 raise error_responses.preempted()
-            return await self._forward_response(answer, backend, call, response)
+            try:
+                await forwarder.forward(partial(self._observe_ttft, proxied.request, response.status))
+            except UpstreamError as error:
+                self._count_failure(backend, error)
+                return ReleaseReason.FAILED
+            return ReleaseReason.DRAINED
         except asyncio.CancelledError:
-            if not flight.absorb_abandonment():
+            if not sent.absorb_abandonment():
                 raise
             raise BackendAbandoned(f"{backend.url} is down: {backend.problem}") from None
         finally:
             if response is not None:
                 response.close()
-            self._fleet.remove_request(flight)
-            self._router.on_request_end(call.request, backend.index, self._driver.now())
+            self._fleet.remove_request(sent)
+            self._router.on_request_end(proxied.request, backend.index, self._admission.now())
 
-    async def _forward_response(
-        self, answer: ResponseForwarder, backend: Backend, call: ProxyRequest, response: UpstreamResponse
-    ) -> ReleaseReason:
-        def first_data() -> None:
-            if call.request.stream and response.status == 200:
-                waited = self._driver.now() - call.request.arrival
-                self._counters.ttft[call.request.priority_class].observe(waited)
+    def _observe_ttft(self, request: Request, status: int) -> None:
+        """Record the time to first token of a streamed answer, from the arrival of its request to its first data."""
+        if request.stream and status == 200:
+            self._counters.ttft[request.priority_class].observe(self._admission.now() - request.arrival)
 
-        try:
-            await answer.forward(first_data)
-        except UpstreamError as error:
-            self._count_failure(backend, error)
-            return ReleaseReason.FAILED
-        return ReleaseReason.DRAINED
-
-    def _count_failure(self, backend: Backend, error: UpstreamError) -> UpstreamError:
+    def _count_failure(self, backend: Backend, error: UpstreamError) -> None:
         self._counters.upstream_failures[error.reason] += 1
         if isinstance(error, ConnectError):
             self._fleet.mark_down(backend, str(error))
-        return error
 
 
-class SlottedProxy:
-    def __init__(self, config: GatewayConfig, driver: RealTimeAdmission, relay: UpstreamRetry) -> None:
-        self._config = config
-        self._driver = driver
-        self._relay = relay
-
-    async def proxy_request(self, call: ProxyRequest, send: Send, departure: DisconnectWatcher) -> None:
-        """Raises ApiError when there is no answer, and nothing was sent. An answer that breaks off is left without an end."""
-        if not call.route.needs_slot:
-            await self._relay.forward_request(call, send, departure)
-            return
-        request, end = call.request, ReleaseReason.FAILED
-        try:
-            stay = self._driver.submit(request, call.token_cost)
-            end = await self._hold_slot(stay, call, send, departure)
-        except AdmissionRejected as refused:
-            raise error_responses.admission_rejected(
-                refused, self._driver.core.config, self._config.queue_timeout_status
-            ) from refused
-        except asyncio.CancelledError:
-            end = ReleaseReason.CLIENT_GONE
-            raise
-        finally:
-            self._driver.release(request.id, end)
-
-    async def _hold_slot(self, stay: SlotLease, call: ProxyRequest, send: Send, departure: DisconnectWatcher) -> ReleaseReason:
-        while True:
-            try:
-                await stay.wait()
-                return await self._relay.forward_request(call, send, departure)
-            except asyncio.CancelledError:
-                if not stay.absorb_preemption():
-                    raise
-            if not stay.yield_slot():
-                raise error_responses.preempted()
+async def _send_error_or_cut(proxied: ProxyRequest, send: Send, error: ApiError) -> None:
+    """Send an error if no response has started; otherwise return without an end, and the server cuts the connection."""
+    if not proxied.response_started:
+        await asgi.send_error(send, error, [(REQUEST_ID_HEADER, proxied.request_id)])

@@ -1,20 +1,19 @@
-"""The file behind a record of what goes on. Serving comes first: when it cannot be written any more, recording ends and serving
-goes on.
+"""The files that a gateway appends to: its decision log, and a recording of its traffic.
 
-A record with a gap is none (a decision log cannot be run again), so after the first failure nothing more is written, even if
-the disk has room again.
+**AppendFile.** Serving comes first: when a file can no longer be written, recording ends and serving goes on. After the first
+failure nothing more is written, even if the disk has space again, because a decision log with a gap cannot be replayed.
 
-Recording: the traffic that a gateway sees, as a trace that a simulation can replay.
+**TrafficRecorder.** The traffic as a trace that `maitred simulate` replays, one row for each request when it has ended:
 
-    arrival, class, tenant, model, session, stream, what the client allowed     from the request
-    prompt and output tokens                                                    from the `usage` in the answer
+    arrival, class, tenant, model, session, stream, output limit     from the request
+    prompt and output tokens                                         from the `usage` at the end of the response
 
-An answer that does not say its usage is estimated: the prompt as admission does, a stream at a token per event (and no more
-than the client allowed, for the first and the last event of a chat may hold none), any other body by its bytes. A row is
-written when a request has ended; one without a whole answer is recorded with what became of it, so that whoever reads the
-trace knows what it lacks. No text is recorded.
+Without a `usage`, the tokens are estimated: those of the prompt as in admission; those of a streamed answer as its number of
+events minus one (the last event says that it is the last), at most the client's limit; those of any other body from its size.
+A stream of 21 events with `max_tokens: 16`, say, counts as 16 tokens. A request without a whole response is recorded with
+its outcome, so that a reader of the trace knows what it lacks. No text is recorded.
 
-What passes is looked at and not changed. Times are those of the wall clock at the start, carried on by the monotonic one.
+The recorder only observes what is sent. Times are those of the wall clock at the start, advanced by the monotonic clock.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -40,29 +37,29 @@ from maitred.workload.formats.maitred import ALL_COLUMNS, COMPLETED, format_row
 from maitred.workload.trace_writer import csv_line
 
 FLUSH_SECS = 1.0
-"""How long a line may lie in the buffer."""
+"""Longest time for which a line stays in the buffer."""
 log = logging.getLogger("maitred.gateway")
 
 
 class AppendFile:
-    """Appends to `path`."""
+    """A file that lines are appended to. The first failure ends the recording, and is logged."""
 
     def __init__(self, path: str, *, where: str, what: str) -> None:
-        """`where` is the key that names the file, `what` is recorded there. Raises ConfigError if it cannot be opened."""
+        """`where` is the config key that names the file, `what` says for the log what is recorded. Raises ConfigError."""
         self.failed = False
-        """Whether recording has ended before its time."""
+        """Whether a failure has ended the recording."""
         self._path, self._what = path, what
         self._timer: asyncio.TimerHandle | None = None
         self._file: BinaryIO | None = _open_for_append(path, where)
 
     def start(self) -> None:
-        """Flush every second, from now on and inside this loop."""
+        """Flush every second from now on, inside this event loop."""
         self._flush()
         if self._file is not None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_SECS, self.start)
 
     def write(self, line: bytes) -> None:
-        """Never raises."""
+        """Append `line`. Never raises."""
         if self._file is not None:
             try:
                 self._file.write(line)
@@ -70,7 +67,7 @@ class AppendFile:
                 self._give_up(error)
 
     def close(self) -> None:
-        """What is written after this is lost."""
+        """Flush and close the file. Later lines are dropped."""
         self._flush()
         if self._timer is not None:
             self._timer.cancel()
@@ -91,7 +88,7 @@ class AppendFile:
         self.failed = True
         assert file is not None
         with contextlib.suppress(OSError):
-            file.close()  # it tries once more to write what it holds
+            file.close()  # which tries once more to write its buffer
 
 
 def _open_for_append(path: str, where: str) -> BinaryIO:
@@ -102,19 +99,21 @@ def _open_for_append(path: str, where: str) -> BinaryIO:
 
 
 _TAIL_BYTES: Final = 4_096
-"""Bytes at the end of an answer in which its usage is looked for."""
+"""Size of the end of a response in which `usage` is looked for."""
 _PROMPT: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})\b')
 _OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})\b')
 _EVENT: Final = b"\ndata:"
 
 
 class TrafficRecorder:
+    """Appends a row for each request that has ended."""
+
     def __init__(self, path: str) -> None:
-        """Raises ConfigError if `path` cannot be written, or holds something else."""
+        """Raises ConfigError if `path` cannot be written, or holds something other than a recording."""
         header = csv_line(ALL_COLUMNS).encode()
-        begun = _has_recording(path, header)
+        has_rows = _has_recording(path, header)
         self._file = AppendFile(path, where="gateway.record", what="requests")
-        if not begun:
+        if not has_rows:
             self._file.write(header)
         self._epoch: Micros = (time.time_ns() - time.monotonic_ns()) // 1000
 
@@ -124,26 +123,21 @@ class TrafficRecorder:
     def close(self) -> None:
         self._file.close()
 
-    @contextmanager
-    def record_request(self, request: Request, send: Send) -> Iterator[RecordedResponse]:
-        """Its answer goes through `RecordedResponse.send`; at the end of the block it has ended, whatever became of it."""
-        recorded = RecordedResponse(send, request.stream)
-        try:
-            yield recorded
-        finally:
-            prompt, output = recorded.count_tokens(request.prompt_tokens, request.max_output_tokens)
-            here = replace(request, arrival=request.arrival + self._epoch)
-            self._file.write(format_row(here, prompt, output, recorded.outcome).encode("utf-8", "replace"))
+    def write_row(self, recorded: RecordedResponse) -> None:
+        """Record a request that has ended, in whatever way."""
+        prompt, output = recorded.count_tokens()
+        request = replace(recorded.request, arrival=recorded.request.arrival + self._epoch)
+        self._file.write(format_row(request, prompt, output, recorded.outcome).encode("utf-8", "replace"))
 
 
 class RecordedResponse:
-    """One answer as it passes."""
+    """Stands between one response and its `send`, and observes what is sent."""
 
-    __slots__ = ("_bytes", "_complete", "_events", "_send", "_status", "_stream", "_tail")
+    __slots__ = ("_bytes", "_complete", "_events", "_send", "_status", "_tail", "request")
 
-    def __init__(self, send: Send, stream: bool) -> None:
+    def __init__(self, request: Request, send: Send) -> None:
+        self.request = request
         self._send = send
-        self._stream = stream
         self._status = 0
         self._complete = False
         self._bytes = 0
@@ -151,7 +145,7 @@ class RecordedResponse:
         self._tail = b"\n"
 
     async def send(self, message: Message) -> None:
-        """Hand it on."""
+        """Observe `message` and send it."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             await self._send(message)
@@ -162,28 +156,31 @@ class RecordedResponse:
 
     @property
     def outcome(self) -> str:
-        """`completed`, `status_NNN`, or `broken_off`: the client left, or the answer did not reach its end."""
+        """`completed`, `status_NNN`, or `broken_off` if the client disconnected or the response did not reach its end."""
         if not self._complete:
             return "broken_off"
         return COMPLETED if self._status == 200 else f"status_{self._status}"
 
-    def count_tokens(self, estimated_prompt: int, max_output: int | None) -> tuple[int, int]:
-        """Of the prompt and of the answer, at least 1 each. `most_output`: what the client allowed; None: it did not say."""
+    def count_tokens(self) -> tuple[int, int]:
+        """Return the tokens of the prompt and of the answer, at least 1 each."""
         prompt, output = _PROMPT.findall(self._tail), _OUTPUT.findall(self._tail)
-        events = self._events - 1  # the last one says that it is the last
-        seen = events if self._stream else self._bytes // BYTES_PER_TOKEN
-        estimate = seen if max_output is None else min(seen, max_output)
-        return max(1, int(prompt[-1]) if prompt else estimated_prompt), max(1, int(output[-1]) if output else estimate)
+        limit = self.request.max_output_tokens
+        seen = self._events - 1 if self.request.stream else self._bytes // BYTES_PER_TOKEN
+        estimate = seen if limit is None else min(seen, limit)
+        return (
+            max(1, int(prompt[-1]) if prompt else self.request.prompt_tokens),
+            max(1, int(output[-1]) if output else estimate),
+        )
 
     def _observe(self, piece: bytes) -> None:
         self._bytes += len(piece)
-        if self._stream:
+        if self.request.stream:
             self._events += (self._tail[1 - len(_EVENT) :] + piece).count(_EVENT)
         self._tail = (self._tail + piece)[-_TAIL_BYTES:] if len(piece) < _TAIL_BYTES else piece[-_TAIL_BYTES:]
 
 
 def _has_recording(path: str, header: bytes) -> bool:
-    """Whether there is a recording in it already."""
+    """Return whether the file at `path` is a recording already."""
     try:
         if not Path(path).is_file():
             return False

@@ -1,27 +1,20 @@
-"""The routes that are sent on to a backend, and what each of them costs.
+"""Read from a request what decisions depend on: its route, a few headers, a few fields of its body.
 
-What makes an engine generate takes a slot, and can be told to wait or be turned away. What only reads its tokenizer is
-proxied without one: it is over in a millisecond, and clients count tokens just when everything is busy.
+Everything else passes through untouched. Headers are read once, as bytes. Hop-by-hop headers (RFC 9110, 7.6.1) are not
+forwarded, nor are those meant for the gateway itself.
 
-What the gateway reads of a request: a few headers, a few fields of the body. Everything else passes through untouched.
+    route            whether the request needs a slot: what makes an engine generate does, and may have to wait; what only uses
+                     its tokenizer does not, since it takes a millisecond and clients count tokens when engines are busiest
+    routing hints    program       header x-program-id or x-session-id, else `program_id` or `session_id` in the body
+                     routing key   header x-smg-routing-key
+                     prompt        tools, system, messages, prompt, input and text of the body, as raw JSON
+    engine priority  the class as an integer `priority` in the forwarded body, for the engine's own queue
 
-Headers are gone through once, as bytes. Those of one hop (RFC 9110, 7.6.1) end here, as do the ones addressed to us.
+Routing hints need a second pass over the body, so they are read only if the router in use looks at them (`Signals`). The prompt
+is not the text that the engine builds from it, but two prompts that begin alike there begin alike here.
 
-To what a request belongs: the session and the prompt, for routers that keep together what belongs together.
-
-    program        header x-program-id or x-session-id, else the body's `program_id` or `session_id`
-    routing key    header x-smg-routing-key
-    prompt         the text of the body's tools, system, messages, prompt or input, as JSON has it
-
-Nothing of this is read unless the router in use looks at it (`Signals`): it takes a second pass over the body. What is read is
-forwarded as it came. The text of a prompt is not what the engine makes of it, but two prompts that begin alike there do so
-here.
-
-The class, passed on to the engine's own queue.
-
-vLLM and SGLang both take an integer `priority` in the body, and disagree about its sign. `default` is 0, which is what engines
-take a request without the field for. The body's own `priority` is replaced: the queue of the engine is ordered by whoever
-runs the gateway, and no client can jump it.
+vLLM and SGLang disagree about the sign of `priority`. `default` is 0, the priority of a request without the field. A `priority`
+from the client is replaced, so that no client can jump the queue of the engine.
 """
 
 from __future__ import annotations
@@ -40,14 +33,14 @@ from maitred.wire.asgi import ApiError, Headers, describe_json_error
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
-    """One path, under POST."""
+    """A path that is forwarded to a backend, under POST."""
 
     path: str
     needs_slot: bool = True
     needs_model: bool = True
-    """Whether its body must name a model. Where not, none means the only one that is served."""
+    """Whether a body must name a model. If not, a body without one means the only model that is served."""
     generates: bool = True
-    """Whether its answer is made token by token."""
+    """Whether the response is generated token by token."""
 
 
 ROUTES: Final[Mapping[str, Route]] = {
@@ -84,7 +77,7 @@ HOP_BY_HOP_HEADERS = frozenset(
     )
 )
 _COMMON_CONNECTION_VALUES = (b"keep-alive,", b"close,")
-"""The usual headers `UpstreamConnection`: they name no other header."""
+"""The usual values of a `Connection` header, with a comma behind: they name no other header."""
 PRIORITY_HEADERS = frozenset((b"x-smg-priority", b"x-maitred-priority"))
 REQUEST_ID_HEADER = b"x-request-id"
 AUTHORIZATION_HEADER = b"authorization"
@@ -92,7 +85,7 @@ _NOT_FORWARDED = HOP_BY_HOP_HEADERS | PRIORITY_HEADERS | {b"host", b"content-len
 
 
 class BodyFields(msgspec.Struct, gc=False):
-    """The body, as far as we look at it. What a value means beyond that is the backend's to judge."""
+    """The fields of a body that the gateway reads. The backend validates them."""
 
     model: Any = None
     stream: Any = None
@@ -103,7 +96,7 @@ class BodyFields(msgspec.Struct, gc=False):
 
     @property
     def output_limit(self) -> int | None:
-        """Tokens; None: the client sets no limit that we can read."""
+        """The limit that the client sets for the answer, in tokens; None if it sets none, or one that is no integer."""
         for limit in (self.max_completion_tokens, self.max_tokens, self.max_output_tokens):
             if isinstance(limit, int):
                 return limit
@@ -114,38 +107,40 @@ _decode_body_fields = msgspec.json.Decoder(BodyFields).decode
 
 
 class SortedHeaders(msgspec.Struct, gc=False):
-    """The headers of a request, sorted. Of those that are given twice the first counts."""
+    """The headers of a request: those for the backend, and those for the gateway. Of repeated ones the first counts."""
 
     forwarded: Headers
-    """For the backend; without x-request-id."""
+    """The headers for the backend, without x-request-id."""
     request_id: bytes | None = None
     priority: bytes | None = None
-    """Of the headers that name a class."""
+    """The value of the first header that names a class."""
     authorization: bytes | None = None
     tenant: bytes | None = None
 
     @property
     def requested_class(self) -> str | None:
-        """The class that is asked for. None: no header asks for one, or none that can be read as text."""
-        named = (self.priority or b"").strip()
-        return named.decode("latin-1") if named and named.isascii() and named.decode("ascii").isprintable() else None
+        """The name in the class header; None if there is no such header, or it is empty or no printable ASCII."""
+        name = (self.priority or b"").strip()
+        return name.decode("latin-1") if name and name.isascii() and name.decode("ascii").isprintable() else None
 
 
 class HeaderSorter:
-    """Sorts headers. `tenant_header` names the caller, where that is to be believed; `kept_back` are further headers that the
-    backend does not get."""
+    """Sorts the headers of requests."""
 
     def __init__(self, tenant_header: bytes | None = None, withheld: Collection[bytes] = ()) -> None:
+        """`tenant_header` is the trusted header that names the tenant, or None. `withheld` are further headers that are not
+        forwarded."""
         self._tenant = tenant_header
         self._withheld = _NOT_FORWARDED.union(withheld, [tenant_header] if tenant_header else [])
 
     def sort_headers(self, headers: Headers) -> SortedHeaders:
+        """Return the headers that are forwarded, and the values of those that the gateway reads."""
         inbound = SortedHeaders([])
-        kept_back, forward = self._withheld, inbound.forwarded
+        withheld, forward = self._withheld, inbound.forwarded
         connection = b""
         for header in headers:
             name = header[0]
-            if name not in kept_back:
+            if name not in withheld:
                 forward.append(header)
             elif name == b"connection":
                 connection += header[1] + b","
@@ -167,7 +162,7 @@ class HeaderSorter:
 
 
 def end_to_end_headers(headers: Headers) -> Headers:
-    """The headers of a response that are meant for the client."""
+    """Return the headers of a response that are meant for the client."""
     kept: Headers = []
     connection = b""
     for header in headers:
@@ -181,7 +176,7 @@ def end_to_end_headers(headers: Headers) -> Headers:
 
 
 def parse_body_fields(body: bytes, route: Route) -> BodyFields:
-    """Raises ApiError 400."""
+    """Return the fields of a JSON body. Raises ApiError 400 for a body that is none, or that lacks a required model."""
     try:
         fields = _decode_body_fields(body)
     except msgspec.ValidationError as error:
@@ -213,13 +208,13 @@ def _invalid_request(message: str, param: str | None = None) -> ApiError:
 ROUTING_KEY_HEADER: Final = b"x-smg-routing-key"
 _PROGRAM_HEADERS: Final = (b"x-program-id", b"x-session-id")
 _MAX_NAME_CHARS: Final = 128
-"""Characters of a name that is kept as it is: routers remember many."""
+"""Length in characters up to which a name is kept as it is; routers remember many names, so longer ones are hashed."""
 _MAX_PROMPT_BYTES: Final = 1024 * 1024
-"""Bytes of a prompt: a router needs no more to tell where it was, and pictures in it are large."""
+"""Size of the beginning of a prompt that is compared: enough to recognise a prompt, and images in prompts are large."""
 
 
 class RoutingHints(msgspec.Struct, frozen=True, gc=False):
-    """What is known of it; empty where nothing is."""
+    """What the router may know of a request beside its model and class; empty where nothing is known."""
 
     program: str = ""
     routing_key: str = ""
@@ -230,7 +225,7 @@ NO_HINTS: Final = RoutingHints()
 
 
 class PromptText(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys` of raw JSON, laid out when somebody asks; of its first MiB."""
+    """`PrefixKeys` of the first MiB of raw JSON, computed on request."""
 
     parts: tuple[bytes | msgspec.Raw, ...]
 
@@ -240,7 +235,7 @@ class PromptText(msgspec.Struct, frozen=True, gc=False):
 
 
 class _HintFields(msgspec.Struct, gc=False):
-    """What may be there. Tools and system prompts come first, as chat templates have it."""
+    """The fields of a body that hints come from. Tools and system prompts are first, as in chat templates."""
 
     program_id: msgspec.Raw = msgspec.Raw()
     session_id: msgspec.Raw = msgspec.Raw()
@@ -257,14 +252,14 @@ _decode_text_or_int = msgspec.json.Decoder(str | int).decode
 
 
 class RoutingHintReader:
-    """Reads what `reads` asks for."""
+    """Reads the hints that `signals` include."""
 
-    def __init__(self, reads: Signals) -> None:
-        self._session = Signals.SESSION in reads
-        self._prompt = Signals.PROMPT in reads
+    def __init__(self, signals: Signals) -> None:
+        self._session = Signals.SESSION in signals
+        self._prompt = Signals.PROMPT in signals
 
     def read_hints(self, headers: Headers, body: bytes, model: str) -> RoutingHints:
-        """`body` is a JSON object. The same text for another model is another prompt."""
+        """Return the hints of one request; `body` is a JSON object. Prompts of different models are different."""
         if not (self._session or self._prompt):
             return NO_HINTS
         fields = _decode_hint_fields(body)
@@ -279,7 +274,7 @@ class RoutingHintReader:
 
 
 def _as_text(value: msgspec.Raw) -> str:
-    """A text or a number, as text; empty for anything else."""
+    """Return a JSON string or integer as text, "" for anything else."""
     try:
         return str(_decode_text_or_int(value)) if bytes(value) else ""
     except msgspec.DecodeError:
@@ -294,18 +289,18 @@ def _shorten(name: str) -> str:
 
 
 _PRIORITY_SIGN: Final[Mapping[ForwardPriority, int]] = {"vllm": -1, "sglang": +1}
-"""The sign of what is served first."""
+"""The sign of the priority that each engine serves first."""
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode_members = msgspec.json.encode
 
 
 def engine_priority(c: PriorityClass, engine: ForwardPriority) -> int:
-    """How `engine` calls the class `c`. Raises KeyError for `off`."""
+    """Return the priority of class `c` at `engine`. Raises KeyError for `off`."""
     return _PRIORITY_SIGN[engine] * (c - PriorityClass.DEFAULT)
 
 
 def set_body_priority(body: bytes, priority: int) -> bytes:
-    """A JSON object with this `priority`, everything else as it was."""
+    """Return the JSON object `body` with this `priority`, and everything else unchanged."""
     members: dict[str, object] = dict(_decode_members(body))
     members["priority"] = priority
     return _encode_members(members)

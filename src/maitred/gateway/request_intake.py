@@ -1,21 +1,18 @@
-"""How much memory request bodies may take, all together.
+"""Request intake: from the head of a request to a `ProxyRequest` that may ask for a slot, or to the error that refuses it.
 
-A body is read before its request asks for a slot, and kept until the request has ended, because it may have to be sent again.
-So what waits is paid for in memory, and somebody may upload slowly to a thousand connections. Each piece that is read is taken
-from one budget; when that is spent, the body that needs more is refused.
+Everything that can be decided about a request by itself is decided here, before it costs a slot. In this order:
 
-One request on its way through the gateway: what it is, and what is sent on for it.
+    1. the tenant   by its API key, if keys are configured; else 401, and nothing else is read
+    2. the body     read whole, within its size limit and the budget of all bodies: a slow upload holds no slot
+    3. the fields   only those that decisions depend on are parsed; an invalid body is refused
+    4. the class    by its header, else by `service_tier`, else `default`; never above the cap of the tenant
 
-Reception: from the first byte of a request to a `ProxyRequest` that asks for a slot, or to the answer that refuses it.
+A request that is refused here is counted by its error code, and admission never sees it.
 
-All that can be said of a request by itself is said here, before it costs anyone a slot. In this order:
-
-    1. who it is from     an API key, if any are needed; else 401, and nothing else is looked at
-    2. its body           read whole, within its limit and the budget for all bodies: a slow upload holds no slot
-    3. what it asks for   only the fields that decisions depend on are parsed; an invalid body is refused
-    4. its class          by the header, else by `service_tier`, else `default`; never above the cap of its tenant
-
-What is refused here is counted by its code, and never seen by admission.
+**The body budget.** A body is kept until its request has ended, because it may have to be sent again. So waiting requests cost
+memory, and a thousand clients may upload slowly at once. Each piece that is read is charged to one budget for all bodies
+(`max_parked_body_bytes`); a body that needs more than is left is refused with 503. For example, with a budget of 100 bytes and
+two bodies of 80, the one whose next piece exceeds the remaining bytes is refused, and returns what it holds at once.
 """
 
 from __future__ import annotations
@@ -54,21 +51,24 @@ from maitred.routing import Signals
 from maitred.wire import asgi
 from maitred.wire.asgi import ApiError, Headers, Receive, Scope, Send
 
+log = logging.getLogger("maitred.gateway")
+
 
 class BodyBudget:
-    """Bytes, shared by all that is being read or kept."""
+    """Bytes that all bodies together may hold."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.parked_bytes = 0
-        """Bytes taken and not given back. More than the limit only if that was lowered meanwhile."""
+        """Bytes held now. More than `limit` only after a reload has lowered it."""
 
     def open_lease(self) -> BodyLease:
+        """Return a lease that holds no bytes yet."""
         return BodyLease(self)
 
 
 class BodyLease:
-    """What one body holds of the budget."""
+    """The bytes of the budget that one body holds."""
 
     __slots__ = ("_budget", "_held_bytes")
 
@@ -77,63 +77,60 @@ class BodyLease:
         self._held_bytes = 0
 
     def take_bytes(self, size: int) -> None:
-        """So many bytes more were read. Raises ApiError 503 if there is no room for them."""
+        """Hold `size` more bytes. Raises ApiError 503 if fewer are left in the budget."""
         if self._budget.parked_bytes + size > self._budget.limit:
             raise error_responses.body_budget_exhausted()
         self._budget.parked_bytes += size
         self._held_bytes += size
 
     def release(self) -> None:
-        """All of it. Idempotent."""
+        """Return all bytes to the budget. Idempotent."""
         self._budget.parked_bytes -= self._held_bytes
         self._held_bytes = 0
 
 
 MAX_COUNTED_OUTPUT_TOKENS: Final = 10_000_000
-"""Of an answer, when its cost is guessed: more than any model gives, whatever its client allows."""
+"""Upper limit of the answer in `token_cost`: more than any model generates, whatever limit a client sets."""
 
 
 class ProxyRequest:
-    """Made by the reception, carried through admission and relay, and handed back to the reception when it has ended."""
+    """A request that is ready to be forwarded, and what is forwarded."""
 
     __slots__ = ("body", "body_lease", "headers", "path", "request", "request_id", "response_started", "route")
 
     def __init__(
-        self, route: Route, request: Request, path: str, headers: Headers, body: bytes, request_id: bytes, lease: BodyLease
+        self, route: Route, request: Request, path: str, headers: Headers, body: bytes, request_id: bytes, body_lease: BodyLease
     ) -> None:
         self.route = route
         self.request = request
         self.path = path
-        """With its query string."""
+        """The path with its query string."""
         self.headers = headers
-        """For the backend, complete."""
+        """All headers for the backend."""
         self.body = body
-        """For the backend."""
+        """The body for the backend."""
         self.request_id = request_id
-        self.body_lease = lease
-        """What its body holds of the budget."""
+        self.body_lease = body_lease
+        """The bytes of the budget that its body holds, until the request has ended."""
         self.response_started = False
-        """Whether the head of an answer has gone out."""
+        """Whether the head of a response has been sent to the client."""
 
     @property
     def token_cost(self) -> int:
-        """Tokens of its prompt and of its answer, as far as they can be known."""
+        """Tokens of the prompt, estimated, and of the answer, as far as the client limits it; at least 1."""
         answer = min(max(0, self.request.max_output_tokens or 0), MAX_COUNTED_OUTPUT_TOKENS)
         return max(1, self.request.prompt_tokens + answer)
 
 
-log = logging.getLogger("maitred.gateway")
-
-
 class IntakeRules:
-    """What follows from one configuration. A request goes by those that were in force when it came."""
+    """What follows from one configuration. A request keeps the rules that were in force when it arrived."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
         self.keys = ApiKeys(config.api_key, config.tenant_api_keys)
         own = config.upstream_api_key
         self.authorization: Headers = [(AUTHORIZATION_HEADER, f"Bearer {own}".encode())] if own else []
-        """For the backend."""
+        """The gateway's own key, as a header for the backend."""
         self.headers = HeaderSorter(
             config.tenant_header_name.lower().encode() if config.trust_tenant_header else None,
             withheld=[AUTHORIZATION_HEADER] if self.keys or own else [],
@@ -141,22 +138,23 @@ class IntakeRules:
 
 
 class RequestIntake:
-    """`core_config` tells the admission config in force, `now` the time; `reads` is what the router looks at."""
+    """Takes in every request that is to be forwarded."""
 
     def __init__(
         self,
         config: GatewayConfig,
         core_config: Callable[[], AdmissionConfig],
         fleet: BackendFleet,
-        counts: GatewayCounters,
+        counters: GatewayCounters,
         now: Callable[[], Micros],
-        reads: Signals = Signals.NOTHING,
+        signals: Signals = Signals.NOTHING,
     ) -> None:
+        """`core_config` returns the admission config in force, `now` the time. `signals` are those that the router reads."""
         self._core_config = core_config
         self._fleet = fleet
-        self._counters = counts
+        self._counters = counters
         self._now = now
-        self._hint_reader = RoutingHintReader(reads)
+        self._hint_reader = RoutingHintReader(signals)
         self._budget = BodyBudget(config.max_parked_body_bytes)
         self._ids = itertools.count()
         self._id_prefix = f"maitred-{secrets.token_hex(6)}-".encode()
@@ -164,42 +162,41 @@ class RequestIntake:
 
     @property
     def keys(self) -> ApiKeys:
-        """Those in force."""
+        """The API keys in force."""
         return self._rules.keys
 
     @property
     def parked_bytes(self) -> int:
-        """Of all bodies that are being read or kept."""
+        """Size of all bodies that are being read or kept."""
         return self._budget.parked_bytes
 
     def apply_config(self, config: GatewayConfig) -> None:
-        """From now on by this configuration; what has come already goes on by its own."""
+        """Use this configuration for the requests that arrive from now on."""
         self._rules = IntakeRules(config)
         self._budget.limit = config.max_parked_body_bytes
 
     async def take_in(self, scope: Scope, receive: Receive, send: Send) -> ProxyRequest | None:
-        """None: it was answered already, or there is nobody to answer. A call must be handed to `done` when it has ended."""
+        """Return a request that may be forwarded, or None if it was refused, or if its client has disconnected.
+
+        Call `release` on its `body_lease` when the request has ended.
+        """
         lease = self._budget.open_lease()
-        call: ProxyRequest | None = None
+        proxied: ProxyRequest | None = None
         try:
-            call = await self._parse_request(scope, receive, lease)
-            return call
+            proxied = await self._read_request(scope, receive, lease)
+            return proxied
         except ApiError as error:
-            refused = error
+            refusal = error
         except asgi.ClientDisconnected:
             return None
         except Exception:
             log.exception("a request could not be taken in")
-            refused = error_responses.internal_error()
+            refusal = error_responses.internal_error()
         finally:
-            if call is None:
+            if proxied is None:
                 lease.release()
-        await self._send_refusal(send, refused)
+        await self._send_refusal(send, refusal)
         return None
-
-    def release_body(self, call: ProxyRequest) -> None:
-        """It has ended, and its body is kept no longer. Idempotent."""
-        call.body_lease.release()
 
     async def _send_refusal(self, send: Send, error: ApiError) -> None:
         self._counters.refused_before_admission[error.code or "invalid_request"] += 1
@@ -208,8 +205,8 @@ class RequestIntake:
         else:
             await asgi.send_error(send, error)
 
-    async def _parse_request(self, scope: Scope, receive: Receive, lease: BodyLease) -> ProxyRequest:
-        """Raises ApiError for what can be said to be wrong already, and ClientDisconnected."""
+    async def _read_request(self, scope: Scope, receive: Receive, lease: BodyLease) -> ProxyRequest:
+        """Raises ApiError for a request that cannot be forwarded, and ClientDisconnected."""
         route, rules = ROUTES[scope["path"]], self._rules
         inbound = rules.headers.sort_headers(scope["headers"])
         tenant = resolve_tenant(rules.keys.authenticate(inbound.authorization), inbound.tenant, scope)
@@ -219,7 +216,7 @@ class RequestIntake:
         if not self._fleet.backends_serving(model):
             raise error_responses.model_unavailable(self._fleet, model)
         priority_class = self._effective_class(inbound, fields, tenant) if route.needs_slot else PriorityClass.DEFAULT
-        belonging = self._hint_reader.read_hints(scope["headers"], body, model)
+        hints = self._hint_reader.read_hints(scope["headers"], body, model)
         number = next(self._ids)
         request_id = inbound.request_id or b"%b%d" % (self._id_prefix, number)
         request = Request(
@@ -231,10 +228,10 @@ class RequestIntake:
             model=model,
             priority_class=priority_class,
             tenant=tenant,
-            program=belonging.program,
+            program=hints.program,
             stream=fields.stream is True,
-            routing_key=belonging.routing_key,
-            prefix=belonging.prefix,
+            routing_key=hints.routing_key,
+            prefix=hints.prefix,
         )
         forward = [*inbound.forwarded, *rules.authorization, (REQUEST_ID_HEADER, request_id)]
         if route.needs_slot and rules.config.forward_priority != "off":
@@ -242,7 +239,7 @@ class RequestIntake:
         return ProxyRequest(route, request, _target(scope), forward, body, request_id, lease)
 
     def _model_of(self, fields: BodyFields) -> str:
-        """The one it names; the only one that is served, if it need not name one. Raises ApiError."""
+        """Return the model that the body names, or the only one that is served. Raises ApiError if there is none or several."""
         if fields.model is not None:
             return str(fields.model)
         served = self._fleet.list_models()
@@ -253,25 +250,25 @@ class RequestIntake:
         return str(served[0]["id"])
 
     def _effective_class(self, inbound: SortedHeaders, fields: BodyFields, tenant: str) -> PriorityClass:
-        """The class that it gets: what it asks for, and no more than its tenant may have. Counted where classes count."""
+        """Return the lower of the requested class and the cap of the tenant. Counts unknown and lowered classes."""
         config = self._core_config()
-        asked = self._requested_class(inbound.requested_class, fields.service_tier, config)
-        known = PriorityClass.DEFAULT if asked is None else asked
-        effective = min(known, config.class_cap(tenant))
+        named = self._requested_class(inbound.requested_class, fields.service_tier, config)
+        requested = PriorityClass.DEFAULT if named is None else named
+        effective = min(requested, config.class_cap(tenant))
         if config.mode == "priority":
             label = self._counters.tenant_label(tenant)
-            if asked is None:
+            if named is None:
                 self._counters.unknown_class[label] += 1
-            if effective < known:
-                self._counters.clamped_classes[label, known.label, effective.label] += 1
+            if effective < requested:
+                self._counters.clamped_classes[label, requested.label, effective.label] += 1
         return effective
 
     @staticmethod
-    def _requested_class(named: str | None, tier: object, config: AdmissionConfig) -> PriorityClass | None:
-        """None: the header names a class that there is not."""
-        if named is None and isinstance(tier, str) and tier in config.service_tiers:
+    def _requested_class(header: str | None, tier: object, config: AdmissionConfig) -> PriorityClass | None:
+        """Return the class that a request asks for, or None if its header names no class."""
+        if header is None and isinstance(tier, str) and tier in config.service_tiers:
             return class_from_name(config.service_tiers[tier])
-        return parse_class(named)
+        return parse_class(header)
 
 
 def _target(scope: Scope) -> str:

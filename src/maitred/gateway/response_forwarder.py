@@ -1,15 +1,16 @@
-"""Keep a client's connection alive while its stream says nothing: a comment for every so many seconds of silence.
+"""Forward the response of a backend to the client.
 
-A comment is one only between two events. So what passes is followed by its last bytes, and in the middle of an event, where an
-upstream may well fall silent, nothing is sent. Nor is it to a client that has not taken what it was sent before.
+The head of a streamed response is withheld until the first data of its body; comments that only keep the stream alive are no
+data. Until then the client has received nothing, so the request can still go to another backend, wait again, or be preempted.
 
-One answer of a backend on its way to the client.
+With `sse_keepalive_secs`, silence is filled with comments (`SseKeepalive`), which clients of server-sent events skip. If a
+stream sends no data for that long after its head, the head goes out with such a comment; that is a first byte like any other.
 
-Its head is withheld until the first data of its body: comments that only keep a stream alive do not count. Up to there the
-client has been shown nothing, and the request can be moved to another backend, tried again, or preempted.
+A comment is one only between two events. So the keepalive follows the last bytes of the body, and sends nothing in the middle
+of an event, where a backend may fall silent as well. Nor does it send to a client that has not taken what was sent before.
 
-If a keep-alive is configured and a stream has begun but says nothing for that long, the head goes out with a comment of ours.
-That is a first byte like any other. Later silences are filled in the same way.
+    b"data: {...}\\n\\n"  then silence   -> b": keepalive\\n\\n"
+    b"data: {..."        then silence   -> nothing
 """
 
 from __future__ import annotations
@@ -22,94 +23,43 @@ from maitred.gateway.request_fields import REQUEST_ID_HEADER, end_to_end_headers
 from maitred.gateway.request_intake import ProxyRequest
 from maitred.wire import sse
 from maitred.wire.asgi import DisconnectWatcher, Headers, Message, Send, send_eagerly
-from maitred.wire.response import UpstreamResponse
+from maitred.wire.response import PieceWriter, UpstreamResponse
 
+MAX_WITHHELD_BYTES: Final = 16_384
+"""Size of the comments before the first data of a stream above which the head is sent without waiting for data."""
 KEEPALIVE_COMMENT: Final = b": keepalive\n\n"
-"""Clients of server-sent events skip it."""
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _MAX_EVENT_END_BYTES: Final = 4
 _HEADERS_FIXING_BODY: Final = frozenset((b"content-length", b"content-encoding"))
 
 
-def allows_comments(headers: Headers) -> bool:
-    """Whether comments can be put into a body with this head: not where its length is given, or its bytes are encoded."""
-    return not any(name in _HEADERS_FIXING_BODY for name, _ in headers)
-
-
-class SseKeepalive:
-    """Put between an answer and its `send`. It begins with the head, and must be stopped."""
-
-    def __init__(self, send: Send, secs: float) -> None:
-        """`secs` of silence, more than 0."""
-        self._send = send
-        self._secs = secs
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._last_sent = 0.0
-        self._tail = b"\n\n"
-        self._is_sending = False
-        self._comment: asyncio.Future[None] | None = None
-
-    async def send(self, message: Message) -> None:
-        """Hand it on."""
-        if message["type"] == "http.response.start":
-            self._timer = self._loop.call_later(self._secs, self._on_timer)
-        elif not message["more_body"]:
-            self.stop()
-        else:
-            self._tail = (self._tail + message["body"][-_MAX_EVENT_END_BYTES:])[-_MAX_EVENT_END_BYTES:]
-        self._is_sending = True
-        await self._send(message)
-        self._is_sending = False
-        self._last_sent = self._loop.time()
-
-    def stop(self) -> None:
-        """Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _on_timer(self) -> None:
-        left = self._last_sent + self._secs - self._loop.time()
-        if left <= 0:
-            self._send_comment()
-            left = self._secs
-        self._timer = self._loop.call_later(left, self._on_timer)
-
-    def _send_comment(self) -> None:
-        taken = not self._is_sending and (self._comment is None or self._comment.done())
-        if taken and self._tail.endswith(_EVENT_ENDS):
-            self._last_sent = self._loop.time()
-            self._comment = send_eagerly(
-                self._send, {"type": "http.response.body", "body": KEEPALIVE_COMMENT, "more_body": True}
-            )
-
-
-MAX_WITHHELD_BYTES = 16_384
-"""Of comments before the first data of a stream; with more of them the head goes out anyway."""
-
-
 class ResponseForwarder:
-    """`open` it, and if it may be shown, `deliver` it."""
+    """One response on its way. First `wait_for_data`; then, if the client may receive it, `forward`."""
 
-    __slots__ = ("_call", "_disconnect", "_has_data", "_is_stream", "_keepalive_secs", "_response", "_send", "_withheld")
+    __slots__ = ("_disconnect", "_has_data", "_is_stream", "_keepalive_secs", "_proxied", "_response", "_send", "_withheld")
 
     def __init__(
-        self, call: ProxyRequest, response: UpstreamResponse, send: Send, departure: DisconnectWatcher, keepalive_secs: float
+        self,
+        proxied: ProxyRequest,
+        response: UpstreamResponse,
+        send: Send,
+        disconnect: DisconnectWatcher,
+        keepalive_secs: float,
     ) -> None:
-        """`keepalive_secs` in seconds; 0: never."""
-        self._call = call
+        """`keepalive_secs` is the silence, in seconds, after which a comment is sent; 0 turns comments off."""
+        self._proxied = proxied
         self._response = response
         self._send = send
-        self._disconnect = departure
-        self._is_stream = call.request.stream and _is_event_stream(response.headers)
-        comments = keepalive_secs and self._is_stream and allows_comments(response.headers)
-        self._keepalive_secs = keepalive_secs if comments else 0.0
+        self._disconnect = disconnect
+        self._is_stream = proxied.request.stream and _is_event_stream(response.headers)
+        has_comments = keepalive_secs and self._is_stream and allows_comments(response.headers)
+        self._keepalive_secs = keepalive_secs if has_comments else 0.0
         self._withheld = b""
+        """The part of the body that was received and not sent yet."""
         self._has_data = False
 
     async def wait_for_data(self) -> None:
-        """Until there is something to show. Raises UpstreamError."""
+        """Return when there is something to send: data, the end of the body, or silence to fill. Raises UpstreamError."""
         if not self._is_stream:
             self._withheld = await self._response.read_piece()
             self._has_data = True
@@ -123,70 +73,116 @@ class ResponseForwarder:
                 return
 
     async def forward(self, on_first_data: Callable[[], None]) -> None:
-        """All of it. `first_data` is called as the first data goes out. Raises UpstreamError when it breaks off."""
-        if not self._keepalive_secs:
-            await self._forward(on_first_data)
-            return
-        heartbeat = SseKeepalive(self._send, self._keepalive_secs)
-        self._send = heartbeat.send
+        """Send the whole response; call `on_first_data` as its first data goes out. Raises UpstreamError if it breaks off."""
+        response, send = self._response, self._send
+        keepalive = None
+        if self._keepalive_secs:
+            keepalive = SseKeepalive(send, self._keepalive_secs)
+            send = keepalive.send
+        head = {"type": "http.response.start", "status": response.status, "headers": self._client_headers()}
+        self._proxied.response_started = True
         try:
-            await self._forward(on_first_data)
+            if self._has_data:
+                on_first_data()
+                await send(head)
+            else:
+                await send(head)
+                await send({"type": "http.response.body", "body": KEEPALIVE_COMMENT, "more_body": True})
+                await self._read_until_data()
+                on_first_data()
+            more = not response.is_complete
+            await send({"type": "http.response.body", "body": self._withheld, "more_body": more})
+            if more:
+                await response.pipe_body(self._piece_writer(send))
         finally:
-            heartbeat.stop()
-
-    async def _forward(self, on_first_data: Callable[[], None]) -> None:
-        if self._has_data:
-            on_first_data()
-            await self._send_head()
-        else:
-            await self._send_head()
-            await self._send_body(KEEPALIVE_COMMENT, more=True)
-            await self._read_until_data()
-            on_first_data()
-        whole = self._response.is_complete
-        await self._send_body(self._withheld, more=not whole)
-        if not whole:
-            await self._pipe_rest()
+            if keepalive is not None:
+                keepalive.stop()
 
     async def _read_until_data(self) -> None:
-        """What has come of the body when there is something to show; all of it, if there is nothing at all."""
+        """Read the body up to its first data; or all of it, if it has none."""
         response = self._response
         while not (response.is_complete or sse.has_data(self._withheld) or len(self._withheld) >= MAX_WITHHELD_BYTES):
             self._withheld += await response.read_piece()
         self._has_data = True
 
-    async def _send_head(self) -> None:
-        response = self._response
-        headers = end_to_end_headers(response.headers)
-        if response.status in (204, 304):  # have no body, whatever they say of its length
+    def _client_headers(self) -> Headers:
+        """Return the headers of the response for the client, with a request id if the backend set none."""
+        headers = end_to_end_headers(self._response.headers)
+        if self._response.status in (204, 304):  # such a response has no body, whatever its head says of the length
             headers = [header for header in headers if header[0] != b"content-length"]
-        _add_request_id(headers, self._call.request_id)
-        self._call.response_started = True
-        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+        if not any(name == REQUEST_ID_HEADER for name, _ in headers):
+            headers.append((REQUEST_ID_HEADER, self._proxied.request_id))
+        return headers
 
-    async def _send_body(self, piece: bytes, *, more: bool) -> None:
-        await self._send({"type": "http.response.body", "body": piece, "more_body": more})
-
-    async def _pipe_rest(self) -> None:
-        """Write it through as it comes."""
-        send, departure = self._send, self._disconnect
+    def _piece_writer(self, send: Send) -> PieceWriter:
+        """Return what sends a piece of the body as soon as it arrives, without waking a task."""
+        disconnect = self._disconnect
 
         async def send_last(message: Message) -> None:
             await send(message)
-            departure.stop()  # what ASGI says after the end of a response is no departure
+            disconnect.stop()  # ASGI reports a disconnect after the end of a response, too
 
         def write(piece: bytes, more: bool) -> asyncio.Future[None] | None:
             message = {"type": "http.response.body", "body": piece, "more_body": more}
             return send_eagerly(send if more else send_last, message)
 
-        await self._response.pipe_body(write)
+        return write
+
+
+class SseKeepalive:
+    """Stands between a response and its `send`. Begins with the head of the response, and must be stopped."""
+
+    def __init__(self, send: Send, secs: float) -> None:
+        """`secs` is the silence in seconds after which a comment is sent, more than 0."""
+        self._send = send
+        self._secs = secs
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_sent = 0.0
+        self._tail = b"\n\n"
+        """The last bytes of the body."""
+        self._is_sending = False
+        self._comment: asyncio.Future[None] | None = None
+
+    async def send(self, message: Message) -> None:
+        """Send `message`, and measure silence from its end."""
+        if message["type"] == "http.response.start":
+            self._timer = self._loop.call_later(self._secs, self._on_timer)
+        elif not message["more_body"]:
+            self.stop()
+        else:
+            self._tail = (self._tail + message["body"][-_MAX_EVENT_END_BYTES:])[-_MAX_EVENT_END_BYTES:]
+        self._is_sending = True
+        await self._send(message)
+        self._is_sending = False
+        self._last_sent = self._loop.time()
+
+    def stop(self) -> None:
+        """Send no more comments. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        silence_left = self._last_sent + self._secs - self._loop.time()
+        if silence_left <= 0:
+            self._send_comment()
+            silence_left = self._secs
+        self._timer = self._loop.call_later(silence_left, self._on_timer)
+
+    def _send_comment(self) -> None:
+        """Send a comment if the body stands between two events and the client has taken all that was sent before."""
+        is_client_ready = not self._is_sending and (self._comment is None or self._comment.done())
+        if is_client_ready and self._tail.endswith(_EVENT_ENDS):
+            self._last_sent = self._loop.time()
+            message = {"type": "http.response.body", "body": KEEPALIVE_COMMENT, "more_body": True}
+            self._comment = send_eagerly(self._send, message)
+
+
+def allows_comments(headers: Headers) -> bool:
+    """Return whether comments can be added to a body with these headers: its length must be open and its bytes not encoded."""
+    return not any(name in _HEADERS_FIXING_BODY for name, _ in headers)
 
 
 def _is_event_stream(headers: Headers) -> bool:
     return any(name == b"content-type" and value.lower().startswith(sse.EVENT_STREAM_TYPE) for name, value in headers)
-
-
-def _add_request_id(headers: Headers, request_id: bytes) -> None:
-    """Unless the backend did."""
-    if not any(name == REQUEST_ID_HEADER for name, _ in headers):
-        headers.append((REQUEST_ID_HEADER, request_id))
