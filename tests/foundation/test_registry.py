@@ -122,7 +122,7 @@ def test_a_module_in_the_package_of_its_kind_is_found_by_itself(
     monkeypatch.setattr(evictions, "_searched", 0)
     request.addfinalizer(lambda: evictions._known.pop("mine", None))
     assert "mine" in evictions
-    assert list(evictions) == ["fifo", "filo", "lfu", "lru", "mine", "mru", "priority", "slru"]
+    assert {"lfu", "lru", "mine", "mru"} <= set(evictions)
     assert evictions.create("slru(protected_threshold=3)") is not None
 
 
