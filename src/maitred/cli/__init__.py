@@ -1,12 +1,13 @@
 """The command line: one module per command.
 
-`cli/<name>.py` holds a typed function `run`, whose signature is the command's flags and whose docstring is its help. Only
-typer and the standard library are imported at the top of these modules; what a command works with is imported inside `run`,
-so that `maitred --help` does not wait for an HTTP server.
+`cli/<name>.py` holds `run`, whose parameters are the command's flags and whose docstring is its help (see `flags`). Only typer
+and the standard library are imported at the top of these modules. What a command needs is imported inside `run`, so that
+`maitred --help` does not import an HTTP server.
 
-A mistake of the user ends in one line on stderr and exit code 2, and so does output that cannot be written (a full disk);
-Ctrl-C in 130; a reader that went away (`| head`) in silence and 1, as typer and rich have it. What the encoding of the
-terminal cannot show is shown as `?`. Any other exception is a defect of ours and shows its traceback.
+A mistake of the user ends with one line on stderr and exit code 2, and so does output that cannot be written (a full disk).
+Ctrl-C ends with 130. If the reader of the output is gone (`| head`), the command ends with 1 and prints nothing, as typer and
+rich do. A character that the encoding of the terminal does not have is printed as `?`. Any other exception is a defect of
+maitred and shows its traceback.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
 
 
 class _LazyCommands(TyperGroup):
-    """The commands, each with its name and its help; the one that is called gets its flags, which import what they describe."""
+    """The list of commands. Only the command that is called gets its flags, because these import what they describe."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
@@ -99,13 +100,13 @@ def _maitred(
         typer.echo(context.get_help())
 
 
-# typer brings its own click or uses the installed one, as its version goes; this finds UsageError in both.
+# Depending on its version, typer contains click or uses the installed one; this finds UsageError in both.
 _USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
 def main() -> None:
     """The entry point `maitred`. Always raises SystemExit."""
-    _be_lenient_with_output()
+    _tolerate_output()
     try:
         code = typer.main.get_command(app).main(prog_name="maitred", standalone_mode=False)
         sys.stdout.flush()
@@ -117,44 +118,44 @@ def main() -> None:
         code = INTERRUPTED
     except BrokenPipeError:
         code = NO_READER
-        _throw_output_away()
+        _discard_output()
     except OSError as error:
         if error.errno not in CANNOT_WRITE:
             raise
-        _throw_output_away()
+        _discard_output()
         code = complain(f"cannot write the output: {os.strerror(error.errno)}")
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def complain(message: str) -> int:
-    """Say what is wrong, in one line on stderr. Returns the exit code for it."""
-    with suppress(OSError):  # nowhere left to say it
+    """Print what is wrong, in one line on stderr. Returns the exit code for it."""
+    with suppress(OSError):  # stderr cannot be written either
         typer.echo(f"maitred: error: {printable(' '.join(message.split()))}", err=True)
     return USER_ERROR
 
 
 def _usage(error: BaseException) -> str:
     context: typer.Context | None = getattr(error, "ctx", None)
-    said: str = error.format_message() if hasattr(error, "format_message") else str(error)
+    message: str = error.format_message() if hasattr(error, "format_message") else str(error)
     command = context.command_path if context else "maitred"
-    return f"{said.rstrip('.')}; see {command} --help"
+    return f"{message.rstrip('.')}; see {command} --help"
 
 
-def _be_lenient_with_output() -> None:
-    """Output that was closed (`>&-`) goes nowhere, and no character is too much for any encoding."""
-    sys.stdout = sys.stdout or _nowhere()
-    sys.stderr = sys.stderr or _nowhere()
+def _tolerate_output() -> None:
+    """Discard output to a closed descriptor (`>&-`), and replace characters that the encoding does not have."""
+    sys.stdout = sys.stdout or _null_stream()
+    sys.stderr = sys.stderr or _null_stream()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
-def _nowhere() -> io.TextIOWrapper:
+def _null_stream() -> io.TextIOWrapper:
     return io.TextIOWrapper(io.FileIO(os.open(os.devnull, os.O_WRONLY), "w"), encoding="utf-8")
 
 
-def _throw_output_away() -> None:
-    """What is still buffered cannot be written either: without this the interpreter complains when it flushes at exit."""
+def _discard_output() -> None:
+    """Discard buffered output: it cannot be written either, and the interpreter would report that when it flushes at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,4 +1,4 @@
-"""`maitred calibrate`: a latency model from what was measured."""
+"""`maitred calibrate`: a latency model fitted to measurements."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(
         typer.Option("--out", help="Write a YAML file that --config takes.", metavar="FILE", show_default=False),
     ] = None,
 ) -> None:
-    """Fit a latency model to measurements, and say how well it fits.
+    """Fit a latency model to measurements, and print how well it fits.
 
     Steps have the columns prefill_tokens, decode_tokens, context_tokens and step_us. A timeline has input_tokens,
     output_tokens, queued_ts, scheduled_ts, first_token_ts and last_token_ts, and is for linear. A folder has meta.json,

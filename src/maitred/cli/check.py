@@ -1,4 +1,4 @@
-"""`maitred check`: is this configuration usable, and what does it amount to?"""
+"""`maitred check`: whether a configuration is valid, and a summary of it."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Check a configuration, together with the MAITRED_ variables, and show what it amounts to.
+    """Check a configuration, together with the MAITRED_ variables, and print a summary of it.
 
-    If it cannot be used, prints every error with its place, and exits with 2.
+    If it is invalid, print every error with its place, and exit with 2.
     """
     from maitred.config import ConfigSources
 
-    said = ConfigSources(
+    sources = ConfigSources(
         file=_path("FILE", file), admission_file=_path("--admission-config", admission_config), env=dict(os.environ)
     )
-    if said.file is None and said.admission_file is None:
+    if sources.file is None and sources.admission_file is None:
         raise ConfigError("there is nothing to check", hint="maitred check FILE, or --admission-config FILE, or both")
-    problems = said.problems()
+    problems = sources.problems()
     for problem in problems:
         typer.echo(f"maitred: error: {printable(str(problem))}", err=True)
     if problems:
         raise typer.Exit(2)
-    config = said.load()
-    typer.echo(f"{printable(', '.join(str(path) for path in (said.file, said.admission_file) if path))}: ok")
+    config = sources.load()
+    typer.echo(f"{printable(', '.join(str(path) for path in (sources.file, sources.admission_file) if path))}: ok")
     for line in _summary(config):
         typer.echo(f"  {printable(line)}")
     for warning in _warnings(config):
@@ -73,7 +73,7 @@ def _summary(config: Config) -> Iterator[str]:
 
 
 def _capacity(config: Config) -> int:
-    """Slots of a model that all backends serve, as far as can be known without asking them."""
+    """Return the slots of a model that all backends serve, as far as they are known without asking the backends."""
     from maitred.gateway.config import DEFAULT_SLOTS_PER_BACKEND
 
     return max(1, len(config.gateway.backends)) * (config.gateway.slots_per_backend or DEFAULT_SLOTS_PER_BACKEND)
@@ -113,7 +113,7 @@ def _flow_control(config: AdmissionConfig) -> str:
 
 
 def _classes(config: AdmissionConfig, capacity: int) -> Iterator[str]:
-    """What each class gets of the slots."""
+    """Yield a line for each class: its share of the slots, its queue, and whether it may preempt."""
     from maitred.admission import Admission
 
     for c, view in Admission(config, {"": capacity}).view("").classes.items():

@@ -13,8 +13,7 @@ import typer
 from maitred.cli.config_flags import WORKLOAD
 from maitred.cli.flags import NO_VALUE, command, flag
 from maitred.cli.run_flags import RunFlags, horizon, slo
-from maitred.cli.signal_handling import exit_on_signals
-from maitred.cli.terminal import progress_bar
+from maitred.cli.terminal import exit_on_signals, progress_bar
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,9 +51,9 @@ class CompareFlags(RunFlags):
 
 @command(CompareFlags, *WORKLOAD)
 def run(flags: CompareFlags) -> None:
-    """Compare configurations on the same workloads: paired differences, and how sure they are.
+    """Compare configurations on the same workloads: paired differences, and how certain they are.
 
-    Each seed makes one workload, which all of them serve. The workload is said as with maitred simulate.
+    Each seed makes one workload, which all configurations serve. The workload has the flags of maitred simulate.
     """
     with exit_on_signals(), ExitStack() as stack:
         comparison = _compared(flags, stack)
@@ -108,4 +107,4 @@ def _sides(flags: CompareFlags) -> dict[str, Candidate]:
 
 
 def _metrics(flags: CompareFlags) -> Sequence[str]:
-    return [name.strip() for said in flags.metric or () for name in said.split(",")]
+    return [name.strip() for names in flags.metric or () for name in names.split(",")]

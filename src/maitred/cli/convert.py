@@ -17,14 +17,14 @@ from maitred.core.errors import ConfigError
 def run(
     source: Annotated[str, typer.Argument(help="A trace, as for maitred simulate --trace.", metavar="IN")],
     target: Annotated[str, typer.Argument(help="blis:FILE or maitred:FILE; gzipped if it ends in .gz.", metavar="OUT")],
-    max_requests: Annotated[int | None, typer.Option(help="Write no more than so many.", metavar="N", min=0)] = None,
+    max_requests: Annotated[int | None, typer.Option(help="Most requests that are written.", metavar="N", min=0)] = None,
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used, and count them.", metavar=NO_VALUE)
     ] = False,
 ) -> None:
     """Write a trace in another format: BLIS's TraceV2, with its header NAME.yaml beside it, or our own.
 
-    Sessions are written as recorded. What a format cannot say is left out, and said to be.
+    Sessions are written as recorded. Information that the format cannot hold is left out, with a warning.
     """
     from maitred.workload import BadRows, open_trace
     from maitred.workload.trace_writer import trace_lines
@@ -46,7 +46,7 @@ def run(
 
 
 def formats() -> None:
-    """List the trace formats, each with what it is and how a file of it begins.
+    """List the trace formats, each with a description and the beginning of a file.
 
     A trace is named as FORMAT:FILE, or as FILE where its first line tells the format. It may be gzipped.
     """

@@ -1,7 +1,7 @@
 """A command as a child process of the demo: `python -m maitred.cli.demo_child COMMAND ...` ends when its parent is gone.
 
-The parent holds the other end of our standard input and says nothing. However the parent ends, and be it by SIGKILL, the system
-closes that end; then we stop as if told to by SIGTERM.
+The parent holds the other end of this process's standard input and writes nothing. When the parent ends, even by SIGKILL, the
+system closes that end, and this process stops as it does on SIGTERM.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class EngineFlags(InstanceFlags):
 
 @command(EngineFlags, ENGINE, HARDWARE, INSTANCE)
 def run(flags: EngineFlags) -> None:
-    """Serve OpenAI's API with tokens that come when a real engine's would, and need no model.
+    """Serve OpenAI's API with tokens that come at the times of a real engine, without a model.
 
     Chat and text completions, streaming or not, embeddings, models, and /metrics under vLLM's names.
     """
@@ -55,13 +55,16 @@ def names_real_model(flags: EngineFlags) -> bool:
 
 
 def _about_overheads(instance: InstanceConfig) -> Iterator[str]:
-    """What is said of a request's way in and out, which is a real one here. Nobody says those of trained-physics."""
+    """Yield a warning for overheads of a request that are given: here requests have real ones.
+
+    The overheads that trained-physics has by default are not given.
+    """
     from maitred.instance.latency import LinearLatency, TrainedPhysicsLatency
 
-    said, usual = instance.latency, (0.0, 0.0, 0.0)
-    if isinstance(said, TrainedPhysicsLatency):
-        usual = TrainedPhysicsLatency().alpha
-    if isinstance(said, LinearLatency | TrainedPhysicsLatency) and said.alpha not in (usual, (0.0, 0.0, 0.0)):
+    latency, default = instance.latency, (0.0, 0.0, 0.0)
+    if isinstance(latency, TrainedPhysicsLatency):
+        default = TrainedPhysicsLatency().alpha
+    if isinstance(latency, LinearLatency | TrainedPhysicsLatency) and latency.alpha not in (default, (0.0, 0.0, 0.0)):
         yield "alpha (--alpha-coeffs) has no effect here: what a request pays around an engine, a live one pays anyway"
 
 

@@ -76,7 +76,7 @@ class CommandFlags:
     values: Mapping[str, object] = field(default_factory=dict)
     """Given flags that stand for keys: by dotted key, in the unit of the key."""
     command_line: str = ""
-    """The flags and arguments as one types them, in canonical order."""
+    """The flags and arguments as they are typed, in canonical order."""
 
 
 F = TypeVar("F", bound=CommandFlags)
@@ -121,18 +121,21 @@ class Command(Generic[F]):
 
     @property
     def flag_names(self) -> dict[str, str]:
-        """What the flag for a key is called, by dotted key."""
+        """The names of its flags that stand for keys, by dotted key."""
         return {key: row.option for key, row in self.key_flags.items()}
 
     def _flags(self, given: Mapping[str, Any]) -> F:
-        own = {p.name: given[p.name] for p in _own_parameters(self._kind)}
-        said = {key: (row, given[row.parameter]) for key, row in self.key_flags.items()}
-        values = {
-            key: to_ms(value) if row.in_micros else value for key, (row, value) in said.items() if value not in (None, [])
-        }
+        """Return the flags of a command line. `given` has every parameter; None or an empty list stand for no flag."""
+        own = {parameter.name: given[parameter.name] for parameter in _own_parameters(self._kind)}
+        values: dict[str, object] = {}
+        for key, row in self.key_flags.items():
+            value = given[row.parameter]
+            if value not in (None, []):
+                values[key] = to_ms(value) if row.in_micros else value
         return self._kind(**own, values=values, command_line=shlex.join(self._words(given)))
 
     def _words(self, given: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the words of the command line that gives the same flags, each by its first name."""
         for name, parameter in self.parameters.items():
             value = given[name]
             if value is None or value is False:
@@ -151,6 +154,7 @@ def command(kind: type[F], *groups: FlagGroup) -> Callable[[Callable[[F], None]]
 
 
 def _own_parameters(kind: type) -> Iterator[inspect.Parameter]:
+    """Yield a parameter for each field of a dataclass that is annotated with `flag(...)` or as an argument."""
     hints = get_type_hints(kind, include_extras=True)
     for own in fields(kind):
         if get_origin(hints[own.name]) is Annotated:
@@ -175,6 +179,7 @@ def _sections() -> Mapping[str, Any]:
 
 
 def _key_parameter(sections: Mapping[str, Any], panel: str, row: KeyFlag, known: Mapping[str, str]) -> inspect.Parameter:
+    """Return the parameter of a flag that stands for a key. `known` are the flags for other keys, by the key's last part."""
     from maitred.config.root import config_key
 
     section, _, below = row.key.partition(".")
@@ -197,10 +202,13 @@ def _flag_type(kind: Any) -> Any:
 
 
 def _help(text: str, default: object, known: Mapping[str, str]) -> str:
-    """Return what the help says of a key: the first sentence of its text, and its default."""
+    """Return the help of a flag: the first sentence of its key's text, and the default.
+
+    "`hardware`: the kind of GPU. Null: H100." becomes "--hardware: the kind of GPU. Default: H100."
+    """
     first, *others = _SENTENCE_END.split(text)
     null = next((each.removeprefix("Null: ").rstrip(".") for each in others if each.startswith("Null: ")), "")
-    shown = f"{default:,}" if isinstance(default, int) else f"{default:,g}" if isinstance(default, float) else default
+    shown = f"{default:g}" if isinstance(default, float) else str(default)
     without = null if default is None else "" if isinstance(default, (bool, tuple)) else shown
     whole = f"{first} Default: {without}." if without else first
     return re.sub(r"`([^`]*)`", lambda quoted: known.get(quoted[1], quoted[1]), whole).replace("[", r"\[")

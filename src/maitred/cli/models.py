@@ -1,4 +1,4 @@
-"""`maitred models`: what is known by name, and how much KV there is room for."""
+"""`maitred models`: the models and GPUs in the catalogue, and how much KV fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _BLOCK_SIZE = 16
 _WIDE = 200
-"""Columns where the output is no terminal."""
+"""Columns if the output is no terminal."""
 _MOST_GPUS = 16
 
 
@@ -26,7 +26,7 @@ def run(
     tensor_parallel_size: Annotated[
         int | None,
         typer.Option(
-            "--tensor-parallel-size", "--tp", help="On so many GPUs. Default: the fewest it fits.", metavar="N", min=1
+            "--tensor-parallel-size", "--tp", help="Number of GPUs. Default: the fewest that it fits on.", metavar="N", min=1
         ),
     ] = None,
 ) -> None:
@@ -42,7 +42,7 @@ def run(
         console = Console(width=_WIDE)
     names = model_names() if model is None else [model]
     console.print(_table([find_model(name) for name in names], tensor_parallel_size))
-    typer.echo(printable("KV: thousand tokens @ GPUs, as the simulator reckons where --total-kv-blocks is not said."))
+    typer.echo(printable("KV: thousand tokens @ GPUs, as the simulator computes them without --total-kv-blocks."))
 
 
 def _table(models: list[ModelSpec], gpus: int | None) -> Table:
@@ -63,7 +63,7 @@ def _table(models: list[ModelSpec], gpus: int | None) -> Table:
 
 
 def _room(model: ModelSpec, hardware: HardwareSpec, gpus: int | None) -> str:
-    """Thousand tokens of KV on these many GPUs, or on the fewest that the model fits; "-": it does not."""
+    """Return how many thousand tokens of KV fit on `gpus` GPUs, or on the fewest that the model fits on; "-" for none."""
     from maitred.core.errors import ConfigError
     from maitred.instance.catalogue import num_kv_blocks
     from maitred.instance.latency import Deployment

@@ -71,10 +71,10 @@ def _one(name: str) -> Iterator[str]:
     yield f"  {first[1]}"
     for heading, text in others:
         yield f"  {heading.partition(',')[0]}: {text}"
-    said = inspect.getdoc(kind.find(word))
-    if said and said.rstrip(".") != first[1]:
+    doc = inspect.getdoc(kind.find(word))
+    if doc and doc.rstrip(".") != first[1]:
         yield ""
-        yield from said.splitlines()
+        yield from doc.splitlines()
 
 
 def _kind_of(word: str) -> Registry[Any] | None:

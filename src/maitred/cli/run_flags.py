@@ -21,7 +21,7 @@ RUN: Final = "The run"
 _OF_CLASSES: Final = "{} by class, as critical=100ms,standard=2s."
 _TARGETS: Final = "CLASS=TIME,..."
 _LONGEST = 1e11
-"""Of a span that a flag gives, in whatever unit: three thousand years of seconds."""
+"""The largest span that a flag may give, in any unit: three thousand years of seconds."""
 _UNITS: Final = {"us": 1, "µs": 1, "ms": MILLISECOND, "s": SECOND}
 
 
@@ -55,16 +55,16 @@ class RunFlags(CommandFlags):
 
 
 def slo(flags: RunFlags, workload: Workload | Trace | None) -> Slo:
-    """What flags ask of all; of classes, what the workload says and flags over it."""
+    """Return the objective of the flags; targets of classes are the workload's, overridden by the flags."""
     from maitred.report import DEFAULT_SLO, Slo
 
-    said = Slo(
+    targets = Slo(
         ttft=_positive("--slo-ttft-ms", flags.slo_ttft_ms, from_ms),
         tpot=_positive("--slo-tpot-ms", flags.slo_tpot_ms, from_ms),
         e2e=_positive("--slo-e2e-ms", flags.slo_e2e_ms, from_ms),
         classes=_of_classes(flags, workload),
     )
-    return said or DEFAULT_SLO
+    return targets or DEFAULT_SLO
 
 
 def _of_classes(flags: RunFlags, workload: Workload | Trace | None) -> dict[str, Targets]:
@@ -84,7 +84,7 @@ def _of_classes(flags: RunFlags, workload: Workload | Trace | None) -> dict[str,
 
 
 def _parsed(flag: str, text: str | None) -> Iterator[tuple[str, Micros]]:
-    """As BLIS writes it: `critical=100ms,standard=500ms`."""
+    """Yield class and limit of each part of `critical=100ms,standard=500ms`, as BLIS writes it."""
     for part in (text or "").split(",") if text is not None else ():
         parts = re.fullmatch(r"\s*([^=\s]+)\s*=\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(us|µs|ms|s)\s*", part)
         try:
@@ -97,7 +97,7 @@ def _parsed(flag: str, text: str | None) -> Iterator[tuple[str, Micros]]:
 
 
 def horizon(flags: RunFlags) -> Micros | None:
-    """When the run ends, whatever is left."""
+    """Return the end of the run in µs, or None if it ends with the last request. Raises ConfigError."""
     if flags.horizon is None:
         return _positive("--horizon-secs", flags.horizon_secs, from_seconds)
     if flags.horizon_secs is not None:
@@ -109,7 +109,7 @@ def horizon(flags: RunFlags) -> Micros | None:
 
 
 def short_horizon(flags: RunFlags) -> Iterator[str]:
-    """A warning for those who meant seconds."""
+    """Yield a warning if --horizon is so short that seconds are probably meant."""
     if flags.horizon is not None and flags.horizon < SECOND:
         yield f"--horizon is in µs, as in BLIS: the run ends after {flags.horizon / SECOND:g} s (--horizon-secs takes seconds)"
 

@@ -56,8 +56,8 @@ class ServeFlags(CommandFlags):
 def run(flags: ServeFlags) -> None:
     """Serve OpenAI's API in front of engines: classes, queues, routing.
 
-    Starts with backends down and serves as soon as one is up; see /ready, /metrics and /maitred/state. With a configuration
-    that is wrong it serves without classes, and says so; see --strict-config. SIGHUP reads the configuration again.
+    It starts while backends are down and serves as soon as one is up; see /ready, /metrics and /maitred/state. With an invalid
+    configuration it serves without classes, and reports that; see --strict-config. SIGHUP reads the configuration again.
     """
     from maitred.config import ConfigSources
     from maitred.gateway.app import Gateway
@@ -120,7 +120,7 @@ def _tenant_keys(given: Sequence[str]) -> dict[str, str]:
 
 
 def _loaded(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
-    """What to serve with. Raises ConfigError if there is nothing, or less than everything and that is not wanted."""
+    """Return the configuration to serve with, or a usable part of it unless `strict`. Raises ConfigError without one."""
     from maitred.config import LoadedConfig, load_or_fall_back
     from maitred.routing import Signals
 
@@ -134,7 +134,7 @@ def _loaded(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
 
 
 def _settings(sources: ConfigSources) -> GatewaySettings:
-    """As the files are now. Raises ConfigError."""
+    """Return the settings as the files are now. Raises ConfigError."""
     from maitred.gateway.reload import GatewaySettings
 
     config = sources.load()
@@ -142,7 +142,7 @@ def _settings(sources: ConfigSources) -> GatewaySettings:
 
 
 def _use_every_descriptor() -> None:
-    """Two connections for each request, and 1024 files by default: take what this process may have without asking anybody."""
+    """Raise the limit of open files to the hard limit: each request takes two connections, and the default is 1,024."""
     try:
         import resource
     except ImportError:  # not on Windows

@@ -22,8 +22,7 @@ from maitred.cli.flags import NO_VALUE, as_flag_error, command, flag
 from maitred.cli.instance_flags import InstanceFlags, instance_values
 from maitred.cli.outputs import OutputFlags, open_outputs
 from maitred.cli.run_flags import horizon, short_horizon, slo
-from maitred.cli.signal_handling import exit_on_signals
-from maitred.cli.terminal import ShowProgress, printable, progress_bar
+from maitred.cli.terminal import ShowProgress, exit_on_signals, printable, progress_bar
 from maitred.cli.trace_output import recorded_run, report_skipped
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.units import MILLISECOND, Micros
@@ -82,7 +81,7 @@ class SimulateFlags(OutputFlags, InstanceFlags):
 
 @command(SimulateFlags, *SIMULATE)
 def run(flags: SimulateFlags) -> None:
-    """Simulate a cluster under a workload, and print what its users would see.
+    """Simulate a cluster under a workload, and print the latencies and rates that its users would see.
 
     The workload is a recorded trace (--trace), a file that describes clients (--workload-spec), or one stream of requests
     (--rate and --num-requests).
@@ -211,7 +210,7 @@ def _check_no_flow_control(flags: SimulateFlags) -> None:
 
 
 def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:
-    """What works and is hardly meant, a line each."""
+    """Yield a warning for each setting that has no effect or is probably a mistake."""
     from maitred.routing import Signals
 
     caching, load = config.instance.enable_prefix_caching, flags.load
@@ -222,7 +221,7 @@ def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:
     if flags.values.keys() >= {"instance.gpu_memory_utilization", "instance.total_kv_blocks"}:
         yield "--gpu-memory-utilization has no effect beside --total-kv-blocks, which it is to find"
     unknown = Signals.NOTHING if caching else Signals.CACHES
-    if load.rate is not None:  # requests drawn one by one: what do they say, and to whose run do they belong?
+    if load.rate is not None:  # drawn requests have prompts and tenants only if the flags give them
         unknown |= Signals.NOTHING if load.prefix_tokens else Signals.PROMPT
         unknown |= Signals.NOTHING if load.tenant_mix else Signals.SESSION
     yield from config.routing.warnings(unknown)

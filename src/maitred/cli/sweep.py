@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maitred.cli.flags import NO_VALUE, CommandFlags, command, flag
-from maitred.cli.signal_handling import exit_on_signals
-from maitred.cli.terminal import ShowProgress, printable, progress_bar
+from maitred.cli.terminal import ShowProgress, exit_on_signals, printable, progress_bar
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class SweepFlags(CommandFlags):
     spec: Annotated[
         Path | None,
         typer.Argument(
-            help="What is tried: a base, a workload, and a grid or a search (docs/studies.md).",
+            help="The study: a base, a workload, and a grid or a search (docs/studies.md).",
             metavar="SPEC.yaml",
             show_default=False,
         ),
@@ -38,7 +37,8 @@ class SweepFlags(CommandFlags):
         str | None, flag(_RUNS, "--ray", "On a Ray cluster instead: auto, HOST:PORT or ray://HOST:PORT.", "ADDRESS")
     ] = None
     resume: Annotated[
-        bool | None, flag(_RUNS, "--resume", "Go on where this sweep was stopped: what is done is not done again.", NO_VALUE)
+        bool | None,
+        flag(_RUNS, "--resume", "Continue a stopped sweep: runs that are done are not repeated.", NO_VALUE),
     ] = None
     out: Annotated[
         Path | None, flag(_FILES, "--out", "A folder for every run. Default: SPEC.sweep, in the current one.", "DIR")
@@ -49,10 +49,9 @@ class SweepFlags(CommandFlags):
 
 @command(SweepFlags)
 def run(flags: SweepFlags) -> None:
-    """Simulate every candidate of a grid or a search, and say which is best.
+    """Simulate every candidate of a grid or a search, and print which is best.
 
-    Each run is on disk as soon as it is done. The results do not depend on how many processes there are, nor on
-    interruptions.
+    Each run is on disk as soon as it is done. The results depend neither on the number of processes nor on interruptions.
     """
     if flags.spec is None:
         raise ConfigError("there is nothing to sweep", hint="maitred sweep SPEC.yaml")

@@ -1,14 +1,16 @@
-"""What a terminal is given: text that prints, and one progress bar for all commands."""
+"""A command and its terminal: text that prints, one progress bar, and signals."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 ShowProgress: TypeAlias = Callable[[float, str], None]
 """Called with the share that is done, from 0 to 1, and with a count such as `12,000 requests`."""
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 def printable(text: str) -> str:
@@ -30,3 +32,24 @@ def progress_bar(*, quiet: bool) -> Iterator[ShowProgress]:
     with Progress(*what, *times, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=1.0, count="")
         yield lambda share, count: bar.update(task, completed=share, count=count)
+
+
+@contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Raise SystemExit(128 + signal) for SIGTERM and SIGHUP while the block runs; ignored signals (`nohup`) stay ignored.
+
+    So these signals end a command as Ctrl-C does: its stack is unwound, and every `with` cleans up after itself. By default
+    they end the interpreter at once, and half-written files stay behind.
+    """
+    handled = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, frame: Any) -> NoReturn:
+    raise SystemExit(128 + number)

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class TraceTarget:
-    """To be used in a `with`: the files are there when the block ends well, and else not at all."""
+    """The files of a trace, for a `with`: they exist after the block if it ends without an exception, and not otherwise."""
 
     def __init__(self, spec: str, *, where: str) -> None:
-        """Raises ConfigError for a `spec` that names no format and file; `where` is the flag or argument that it is."""
+        """`where` is the flag or argument that gave `spec`. Raises ConfigError for a `spec` that names no format and file."""
         self.writer, self.path = _named(spec, where)
         self._where = where
         self._stack = ExitStack()
@@ -37,7 +37,7 @@ class TraceTarget:
 
     @property
     def files(self) -> Sequence[Path]:
-        """All that it writes. Raises ConfigError if they are one and the same."""
+        """The files that are written. Raises ConfigError if two of them are the same file."""
         return (self.path,) if self.writer.companion_file is None else (self.path, self._beside(self.writer.companion_file[0]))
 
     def __enter__(self) -> Self:
@@ -58,11 +58,11 @@ class TraceTarget:
         self._stack.__exit__(kind, error, trace)
 
     def write(self, line: str) -> None:
-        """Raises ConfigError when the disk is full or gone."""
+        """Write a line. Raises ConfigError if the disk is full or gone."""
         self._text.write(line.encode("utf-8", "replace"))
 
     def report_losses(self) -> None:
-        """Say what the format could not."""
+        """Print a warning for each kind of information that the format cannot hold."""
         for what, count in self.writer.lost_fields.items():
             if count:
                 typer.echo(f"maitred: warning: the format cannot say of a request {what.value}: {count:,} times", err=True)
@@ -77,7 +77,7 @@ class TraceTarget:
 
 
 class _Sink:
-    """As much of a file as gzip wants to see."""
+    """The part of a file that gzip needs."""
 
     def __init__(self, file: OutputFile) -> None:
         self.write = file.write
@@ -105,7 +105,7 @@ class Recording:
         self.jobs = jobs
         """The jobs to simulate."""
         self.results: Results | None = None
-        """What came of them; to be set before the block ends."""
+        """The results of the run; to be set before the block ends."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`maitred validate`: how far a simulation is from what was measured."""
+"""`maitred validate`: how far a simulation is from measurements."""
 
 from __future__ import annotations
 

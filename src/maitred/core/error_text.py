@@ -1,4 +1,4 @@
-"""Messages of msgspec in plain words: a person who writes a file knows numbers and lists, not `int` and `array`.
+"""Messages of msgspec in plain words: users know numbers and lists, not `int` and `array`.
 
 "Expected `int | null`, got `str`"    ->  "expected a whole number, or nothing, found text"
 """

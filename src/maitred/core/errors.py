@@ -1,4 +1,4 @@
-"""Errors for the person who reads them: what was wrong, where, and what would be right.
+"""Errors that say what is wrong, where, and what would be right.
 
 All errors that maitred raises on purpose derive from `MaitredError`. The command line prints the message and exits with 2; the
 gateway turns it into an OpenAI error object. A traceback is never the answer to a user's mistake: it shows a defect of maitred.

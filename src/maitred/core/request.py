@@ -50,7 +50,7 @@ class PrefixKeys(Protocol):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A request for one output: its prompt, its limits, and who sent it."""
+    """A request for one output: its prompt, its limits and its origin."""
 
     id: RequestId
     arrival: Micros

@@ -1,7 +1,7 @@
 """Values of a YAML file as a frozen struct, or one clear line that says what is wrong with them and where.
 
 msgspec validates the values and describes the first mistake in its own words, with a path into the values. From that this
-module makes a ConfigError for the person who wrote the file: the place (file and line, variable or flag), the key, what was
+module makes a ConfigError in the user's terms: the place (file and line, variable or flag), the key, what was
 found, what was expected, and the nearest valid name.
 
     msgspec       Expected `int`, got `str` - at `$.gateway.port`

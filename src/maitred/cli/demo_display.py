@@ -1,4 +1,4 @@
-"""What the demo shows: a live table, a summary, or one JSON object."""
+"""The output of the demo: a live table, a summary, or one JSON object. rich is imported here, so `demo` imports this late."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ answer = client.chat.completions.create(
 print(answer.choices[0].message.content)"""
 
 
-class Silence:
-    """An audience that looks away."""
+class SilentObserver:
+    """An observer that shows nothing."""
 
     refresh_secs = 60.0
 
     def on_start(self, url: str) -> None:
         pass
 
-    def on_progress(self, tally: ClientStats, seconds: float) -> None:
+    def on_progress(self, stats: ClientStats, seconds: float) -> None:
         pass
 
 
 class LiveTable:
-    """An audience at a terminal. The table goes when the show is over; where there is no terminal it never comes."""
+    """An observer that shows a table on the terminal, and removes it at the end; without a terminal it shows no table."""
 
     refresh_secs = 0.25
 
@@ -60,22 +60,22 @@ class LiveTable:
         self._live.stop()
 
     def on_start(self, url: str) -> None:
-        say = self._console.print
-        say(_HEADLINE.format(slots=SLOTS_PER_ENGINE, url=url))
-        say("\nTry it meanwhile, in another terminal:\n", style="dim")
-        say(_CURL.format(url=url, model=MODEL), markup=False, soft_wrap=True)
-        say("\nor in Python:\n", style="dim")
-        say(_PYTHON.format(url=url, model=MODEL), markup=False, soft_wrap=True)
-        say()
+        print_ = self._console.print
+        print_(_HEADLINE.format(slots=SLOTS_PER_ENGINE, url=url))
+        print_("\nTry it meanwhile, in another terminal:\n", style="dim")
+        print_(_CURL.format(url=url, model=MODEL), markup=False, soft_wrap=True)
+        print_("\nor in Python:\n", style="dim")
+        print_(_PYTHON.format(url=url, model=MODEL), markup=False, soft_wrap=True)
+        print_()
 
-    def on_progress(self, tally: ClientStats, seconds: float) -> None:
-        self._live.update(live_table(tally, seconds), refresh=True)
+    def on_progress(self, stats: ClientStats, seconds: float) -> None:
+        self._live.update(live_table(stats, seconds), refresh=True)
 
 
-def live_table(tally: ClientStats, seconds: float) -> Table:
-    """What each class has got after so many seconds."""
+def live_table(stats: ClientStats, seconds: float) -> Table:
+    """Return the table of what each class has got, `seconds` after the start."""
     table = _table(f"{seconds:.0f} s · Ctrl-C ends it", "waiting", "in flight", "TTFT p50", "TTFT p99", "done", "rejected")
-    for priority_class, counts in tally.classes.items():
+    for priority_class, counts in stats.classes.items():
         done, rejected = counts.num_ended[ClientOutcome.COMPLETED], counts.num_ended[ClientOutcome.REJECTED]
         times = (_time(counts.ttft_ms(50)), _time(counts.ttft_ms(99)))
         table.add_row(
@@ -85,7 +85,7 @@ def live_table(tally: ClientStats, seconds: float) -> Table:
 
 
 def print_summary(summary: DemoSummary) -> None:
-    """The whole run as a table."""
+    """Print the whole run as a table."""
     ends, times = ("done", "rejected", "preempted", "failed", "gone"), ("TTFT\np50", "TTFT\np99", "E2E\np50")
     table = _table(f"{summary.arrivals} requests in {summary.seconds:g} s", *ends, *times)
     for label, of in summary.classes.items():
@@ -101,7 +101,7 @@ def print_json(summary: DemoSummary) -> None:
 
 
 def _table(title: str, *headings: str) -> Table:
-    """A row per class, in no more than 80 columns."""
+    """Return an empty table for one row per class, at most 80 columns wide."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("class", no_wrap=True)
     for heading in headings:
