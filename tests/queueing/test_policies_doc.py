@@ -1,4 +1,4 @@
-"""docs/policies.md names every policy, and nothing that is none."""
+"""docs/policies.md explains every policy, and recommends only what can be typed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_each_policy_is_explained() -> None:
 
 def test_what_the_decision_table_recommends_can_be_typed() -> None:
     rows = [row.split("|")[2] for row in TABLE.splitlines() if row.startswith("|")]
-    recommended = [spelling for cell in rows for spelling in re.findall(r"`([^`]+)`", cell)]
+    recommended = [spec for cell in rows for spec in re.findall(r"`([^`]+)`", cell)]
     assert len(recommended) > 15
-    for spelling in recommended:
-        SCHEDULERS.get(spelling.replace("POLICY", "sjf"))()
+    for spec in recommended:
+        SCHEDULERS.get(spec.replace("POLICY", "sjf"))()

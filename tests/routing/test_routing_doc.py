@@ -1,4 +1,4 @@
-"""docs/routing.md recommends what can be typed. (That its tables are those of the code, tests/docs holds it to.)"""
+"""What docs/routing.md recommends can be typed."""
 
 from __future__ import annotations
 
