@@ -6,7 +6,6 @@ import pytest
 
 from maitred import Candidate, ClusterConfig, ConfigError, InstanceConfig, LinearLatency, Load, Slo, Workload, compare, simulate
 from maitred.report import metrics, summarise
-from maitred.study.compare.comparison import comparison_text
 from maitred.study.metrics import RUN_METRICS
 from maitred.workload import Client
 from maitred.workload.spec import GoodputTargets
@@ -65,15 +64,15 @@ def test_model_errors_are_in_the_figures_and_alike_on_both_sides() -> None:
 
 
 def test_what_is_printed_says_what_is_in_it() -> None:
-    exact = comparison_text(compare(ONE, TWO, workload=LOAD, seeds=2))
-    assert "No model error is in these figures: nobody has said or published it" in exact
+    exact = str(compare(ONE, TWO, workload=LOAD, seeds=2))
+    assert "No model error is in these figures: it is neither configured nor published" in exact
     assert max(map(len, exact.splitlines())) <= 80
-    single = comparison_text(compare(ONE, TWO, workload=LOAD, seeds=1, metrics=["ttft_p50_ms"]))
+    single = str(compare(ONE, TWO, workload=LOAD, seeds=1, metrics=["ttft_p50_ms"]))
     assert "With one seed there is no interval" in single
     wrong = Candidate(instance=InstanceConfig(latency_error=0.05))
-    said = " ".join(comparison_text(compare(wrong, ONE, workload=LOAD, seeds=2, metrics=["ttft_p50_ms"])).split())
-    assert "A 5.0% (standard deviation; 0: exact). That of B is not" in said
-    assert "err alike" in said
+    said = " ".join(str(compare(wrong, ONE, workload=LOAD, seeds=2, metrics=["ttft_p50_ms"])).split())
+    assert "A 5.0% (standard deviation; 0: exact). They do not include that of B" in said
+    assert "share the draws" in said
 
 
 def test_a_workload_brings_its_targets() -> None:
@@ -112,7 +111,7 @@ def test_a_metric_that_is_none(metric: str, said: str) -> None:
 def test_a_class_that_happens_to_send_nothing_has_no_figures() -> None:
     found = compare(ONE, TWO, workload=LOAD, seeds=2, metrics=["system.ttft_p99_ms"])
     assert found.pairings[0].differences[0].seeds == 0
-    assert "Not all seeds of A and B have a figure: system.ttft_p99_ms (0)" in " ".join(comparison_text(found).split())
+    assert "Not all seeds of A and B have a figure: system.ttft_p99_ms (0)" in " ".join(str(found).split())
 
 
 def test_a_model_that_does_not_fit_is_named_with_its_side() -> None:

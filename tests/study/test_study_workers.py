@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from maitred.core.errors import ConfigError
-from maitred.study.workers import LostWorkersError, make_workers
-from maitred.study.workers.local import ProcessWorkers
+from maitred.study.workers import LostWorkersError, ProcessWorkers, make_workers
 
 
 def upper(task: bytes) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from sweeps import GRID
 
 from maitred import Candidate, ClusterConfig, ConfigError, InstanceConfig, Load, compare, sweep
-from maitred.study.sweep.result import CandidateResult, SweepResult, sweep_text, write_sweep
+from maitred.study.sweep.result import CandidateResult, SweepResult, write_sweep
 
 SEARCH: dict[str, Any] = {
     "workload": {"rate": 40, "num_requests": 60},
@@ -77,7 +77,7 @@ def test_the_best_is_the_cheapest_that_meets_the_constraints() -> None:
     assert swept.best is swept.candidates[2]  # of two that cost the same, the faster one
     assert [each.index for each in swept.pareto_front] == [0, 2, 3]
     assert judged((1, 900.0), (2, 700.0)).best is None
-    assert "None meets them" in sweep_text(judged((1, 900.0), (2, 700.0)))
+    assert "None meets them" in str(judged((1, 900.0), (2, 700.0)))
 
 
 def test_who_costs_more_and_is_no_faster_is_not_on_the_front() -> None:
@@ -107,7 +107,7 @@ def test_a_model_that_does_not_fit_is_said_and_the_others_are_tried() -> None:
     swept = sweep({"base": base, "workload": {"rate": 1, "num_requests": 5}, "grid": grid})
     assert [bool(each.problem) for each in swept.candidates] == [True, False]
     assert swept.best is swept.candidates[1]
-    assert "1 cannot be; the first: hardware: " in " ".join(sweep_text(swept).split())
+    assert "1 cannot be simulated; the first: hardware: " in " ".join(str(swept).split())
     with pytest.raises(ConfigError, match="none of the 1 candidates can be"):
         sweep({"base": base, "workload": {"rate": 1, "num_requests": 5}, "grid": {"instance.tensor_parallel_size": [1]}})
 
@@ -202,7 +202,7 @@ def test_runs_and_a_picture(tmp_path: Path) -> None:
     swept.plot(tmp_path / "pareto.svg")
     swept.plot(tmp_path / "again.svg")
     assert (tmp_path / "pareto.svg").read_bytes() == (tmp_path / "again.svg").read_bytes()
-    assert max(map(len, sweep_text(swept).splitlines())) <= 80
+    assert max(map(len, str(swept).splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

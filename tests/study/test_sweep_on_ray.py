@@ -13,8 +13,7 @@ import pytest
 from sweeps import GRID
 
 from maitred import ConfigError, sweep
-from maitred.study.workers import LostWorkersError
-from maitred.study.workers.cluster import RayWorkers
+from maitred.study.workers import LostWorkersError, RayWorkers
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'maitred[ray]'")
 pytestmark = [

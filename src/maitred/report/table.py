@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import StringIO
 from typing import TypeAlias
 
 from rich.box import SIMPLE_HEAD
@@ -18,6 +19,7 @@ from maitred.report.summary import GroupSummary, Summary
 from maitred.sim import Outcome
 
 _WIDEST = 1_000
+_COLUMNS = 80
 _MOST_GROUPS = 20
 _LONGEST_NAME = 18
 _ALL = "all"
@@ -43,10 +45,22 @@ def print_summary(summary: Summary, console: Console, per: By = By.CLASS) -> Non
     if per is not By.CLASS:
         tables.append(_breakdown(summary, per))
     for table in tables:
-        wide = console.options.update(max_width=_WIDEST)
-        table.width = Measurement.get(console, wide, table).maximum
-        console.print(table, no_wrap=True, crop=False, overflow="ignore")
+        print_table(table, console)
     console.print(_closing(summary), style="dim", highlight=False)
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print a table at its full width: on a narrower console its lines are longer than the console, but no figure is cut."""
+    wide = console.options.update(max_width=_WIDEST)
+    table.width = Measurement.get(console, wide, table).maximum
+    console.print(table, no_wrap=True, crop=False, overflow="ignore")
+
+
+def print_to_text(print_it: Callable[[Console], None]) -> str:
+    """Return what `print_it` prints on a console of 80 columns, without colours."""
+    out = StringIO()
+    print_it(Console(file=out, width=_COLUMNS, color_system=None))
+    return out.getvalue().rstrip()
 
 
 def _latencies(summary: Summary, groups: dict[str, GroupSummary]) -> Table:

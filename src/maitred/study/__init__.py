@@ -1,13 +1,14 @@
-"""Studies: many runs of the simulator, and what they say together.
+"""Studies: many runs of the simulator, and the conclusions from them together.
 
-    compare/       two or more candidates on the same workloads: paired differences and how sure they are
-    sweep/         candidates from a grid or a search: which is best, and which cannot be bettered
-    candidate.py   what is compared: the sections of a configuration
-    metrics.py     figures by name, and which way is better
-    residual.py    what a latency model may be wrong by
-    task.py        one run, as bytes; and what comes of it
-    workers/       where runs are made: here, in processes, on Ray
+    compare/          two or more candidates on the same workloads: paired differences with confidence intervals
+    sweep/            candidates from a grid or a search: the best one, and the Pareto front
+    calibration/      latency models from measurements, and the error of predictions
+    candidate.py      a candidate: the sections of a configuration that a simulation reads
+    runs.py           the runs of a study: tasks as bytes, and what all runs have in common
+    metrics.py        figures by name, and which direction is better
+    latency_error.py  the error of a latency model, drawn for each seed
+    workers.py        processes that make the runs: this one, several, or a Ray cluster
 
-A run depends on nothing but its task: the same task gives the same figures in any process on any machine, so that the results
-of a study do not depend on how many of them there were, or on which was lost on the way.
+A run depends on nothing but its task: the same task gives the same figures in any process on any machine. So the results of a
+study depend neither on the number of workers, nor on workers that were lost.
 """

@@ -1,4 +1,4 @@
-"""A candidate: one way to serve a workload."""
+"""Candidate: one configuration that a study compares with others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from maitred.sim.config import ClusterConfig
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a study compares: the sections of a configuration that count in a simulation."""
+    """The sections of a configuration that a simulation reads."""
 
     cluster: ClusterConfig = ClusterConfig()
     instance: InstanceConfig = InstanceConfig()
@@ -28,12 +28,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_yaml(cls, path: str | Path, *, env: Mapping[str, str] = NO_VALUES) -> Self:
-        """What a configuration file says, and the environment over it. Raises ConfigError for what is wrong."""
+        """Read a configuration file, with the environment on top. Raises ConfigError for what is wrong in it."""
         return cls.from_config(with_simulation_defaults(ConfigSources(file=Path(path), env=env).merged()))
 
     @classmethod
     def from_config(cls, config: Config) -> Self:
-        """Its part of a whole configuration."""
+        """Return the part of a whole configuration that a simulation reads."""
         return cls(
             cluster=config.cluster,
             instance=config.instance,
@@ -43,16 +43,17 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_gpus(self) -> int:
-        """Of all its instances."""
+        """GPUs of all its instances."""
         return self.cluster.num_instances * self.instance.tensor_parallel_size * self.instance.data_parallel_size
 
     def resolved(self) -> Self:
-        """The same with all that its instances derive from the catalogue, after a simulation of nothing.
+        """Return the candidate with everything that its instances derive from the catalogue, and check it by an empty
+        simulation.
 
-        Raises ConfigError for what cannot be, such as a model that does not fit.
+        Raises ConfigError for an impossible candidate, such as a model that does not fit.
         """
         from maitred.sim import simulate
 
-        whole = replace(self, instance=resolve_instance(self.instance))
-        simulate((), whole.cluster, whole.instance, whole.routing, whole.admission)
-        return whole
+        resolved = replace(self, instance=resolve_instance(self.instance))
+        simulate((), resolved.cluster, resolved.instance, resolved.routing, resolved.admission)
+        return resolved

@@ -1,11 +1,13 @@
-"""What a latency model may be wrong by: a draw for each seed.
+"""The error of a latency model, drawn for each seed.
 
-    latency_scale = stated scale · max(0.05, 1 + latency_error · z)          z ~ N(0, 1), by Box and Muller
+    latency_scale = configured scale · max(0.05, 1 + latency_error · z)          z ~ N(0, 1), by Box and Muller
 
-`latency_error` is the relative standard deviation that `maitred calibrate` found. z comes from a stream that is named after the
-seed, the latency model, the model and the hardware: candidates that share these are wrong together, and what they differ in
-does not drown in it; others are wrong each on their own. How instances are run (parallelism, batches) does not change the
-stream, for it is the same model that errs.
+`latency_error` is the relative standard deviation that `maitred calibrate` found. z comes from a random stream named after the
+seed, the latency model, the model and the hardware. So candidates that share these also share the error, and their differences
+do not drown in it; other candidates have independent errors. How instances are run (parallelism, batches) does not change the
+stream, because the same latency model errs.
+
+    latency_error 0.04, z = 0.5 for seed 42: all step times of this run are multiplied by 1.02
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _IDENTITY_KEYS: Final = ("model", "model_config_folder", "hardware", "hardware_c
 
 
 def draw_latency_scale(instance: InstanceConfig, seed: int) -> float:
-    """The `latency_scale` of one run. `instance` as it was said, before the catalogue has filled it."""
+    """Return the `latency_scale` of one run. `instance` is as configured, before the catalogue has filled it."""
     if not instance.latency_error:
         return instance.latency_scale
     uniform = Random(f"{seed}/latency_error/{latency_identity(instance)}").random
@@ -33,8 +35,8 @@ def draw_latency_scale(instance: InstanceConfig, seed: int) -> float:
 
 
 def latency_identity(instance: InstanceConfig) -> str:
-    """The same for instances whose step times come from the same latency model of the same model on the same hardware."""
-    said = {name: getattr(instance, name) for name in _IDENTITY_KEYS}
+    """Return a key that is equal for instances with the same latency model of the same model on the same hardware."""
+    identity = {name: getattr(instance, name) for name in _IDENTITY_KEYS}
     for name in ("model", "hardware"):
-        said[name] = said[name].lower()
-    return msgspec.json.encode(said).decode()
+        identity[name] = identity[name].lower()
+    return msgspec.json.encode(identity).decode()

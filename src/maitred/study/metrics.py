@@ -1,7 +1,7 @@
-"""Metrics: figures of a run by name, and which way is better.
+"""Metrics: figures of a run by name, and which direction is better.
 
-Names are those of `--metrics-path` (BLIS's keys where it has them). One of a class, an SLO class or a tenant stands behind its
-name and a dot: `interactive.ttft_p99_ms`, `batch.completed_requests`, `auth:acme.e2e_p50_ms`.
+Names are the keys of `--metrics-path` (BLIS's keys where it has them). A class, an SLO class or a tenant stands in front of the
+name with a dot: `interactive.ttft_p99_ms`, `batch.completed_requests`, `auth:acme.e2e_p50_ms`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Better(StrEnum):
-    """Which way is better."""
+    """Which direction is better."""
 
     LOWER = "lower"
     HIGHER = "higher"
@@ -33,9 +33,9 @@ class Metric(msgspec.Struct, frozen=True):
     label: str
     better: Better
     of_groups: bool = True
-    """Whether classes and tenants have one of their own."""
+    """Whether classes and tenants also have this figure."""
     is_share: bool = False
-    """Of 1, and shown in percent."""
+    """Whether it is a share of 1, shown in percent."""
 
 
 def _latencies() -> Iterator[tuple[str, Metric]]:
@@ -69,13 +69,13 @@ RUN_METRICS: Final[Mapping[str, Metric]] = {
     "utilisation": Metric("utilisation", Better.HIGHER, of_groups=False, is_share=True),
     "fairness_jain_index": Metric("fairness", Better.HIGHER, of_groups=False),
 }
-"""What a run says of itself; what it costs is known before (`cost`, `gpus`)."""
+"""The metrics that come out of a run. Those of cost (`cost`, `gpus`) are known before."""
 
 _CLASSES: Final = {kind.label for kind in PriorityClass}
 
 
 def find_metric(name: str, *, where: str = "", costs: bool = False) -> Metric:
-    """What `name` stands for, `cost` and `gpus` among them if `costs`. Raises ConfigError with the nearest name."""
+    """Return the metric called `name`, also `cost` and `gpus` if `costs`. Raises ConfigError with the nearest name."""
     known = {**RUN_METRICS, **COST_METRICS} if costs else RUN_METRICS
     group, _, plain = name.rpartition(".")
     if plain not in known:
@@ -88,32 +88,33 @@ def find_metric(name: str, *, where: str = "", costs: bool = False) -> Metric:
 
 
 def needed_breakdowns(names: Iterable[str]) -> list[By]:
-    """Those that a summary must have, for these metrics."""
+    """Return the breakdowns that a summary needs for these metrics."""
     from maitred.report import By
 
     return [By.CLASS, By.SLO_CLASS, By.TENANT] if any("." in name for name in names) else []
 
 
 def metric_values(summary: Summary, names: Iterable[str], known: Collection[str]) -> dict[str, float | None]:
-    """These metrics of a run; None: nothing to compute it from. `known`: groups that may be without a request.
+    """Return these metrics of a run; None where no request has the figure.
 
-    Raises ConfigError for a group that neither has requests nor is known: perhaps a slip of the keyboard.
+    `known` are groups that may have no request. Raises ConfigError for a group that neither has requests nor is known, because
+    its name may be misspelled.
     """
     from maitred.report import metrics
 
-    said = metrics(summary)
-    return {name: _figure(said, name, known) for name in names}
+    figures = metrics(summary)
+    return {name: _figure(figures, name, known) for name in names}
 
 
-def _figure(said: Mapping[str, Any], name: str, known: Collection[str]) -> float | None:
+def _figure(figures: Mapping[str, Any], name: str, known: Collection[str]) -> float | None:
     from maitred.report.breakdown import UNNAMED
 
     group, _, plain = name.rpartition(".")
     if not group:
-        return _number(said[plain])
+        return _number(figures[plain])
     groups: dict[str, Any] = {}
     for breakdown in ("per_tenant", "per_slo_class", "per_class"):
-        groups |= said[breakdown]
+        groups |= figures[breakdown]
     if group in groups:
         return _number(groups[group][plain])
     if group in _CLASSES or group in SLO_PRIORITIES or group in known:

@@ -1,9 +1,9 @@
-"""A task: one run of the simulator, as bytes, so that it is the same in every process and on every machine.
+"""Runs: one simulation of a study as a task in bytes, so that it is the same in every process and on every machine.
 
-What comes of it is bytes too: the figures, or the mistake of the user that it ran into. A task is named by its content
-(`Run.id`), so that a study which is stopped and begun again knows what it has.
+The result of a task is also bytes: the figures, or the user's mistake that the run found. A run is named by the content of its
+task (`StudyRun.id`), so a study that is stopped and resumed recognises the runs it has.
 
-The terms of a study: what all its runs have in common.
+`RunSettings` holds what all runs of a study have in common, and makes the runs of a candidate: one for each seed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from maitred.study.latency_error import draw_latency_scale
 from maitred.workload import Workload
 from maitred.workload.load import Load
 
+MAX_SEEDS = 1_000
+FIRST_SEED = 42
+
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """One simulation. Its field names are part of the ids of runs, and so of the journals of sweeps."""
 
     candidate: Candidate
-    """With all that it derives from the catalogue, and the `latency_scale` of this run."""
+    """The candidate with everything that it derives from the catalogue, and with the `latency_scale` of this run."""
     load: Load
-    """On its own: without files that are not named by their whole path."""
+    """The workload without references to files, except traces by their absolute path."""
     seed: int
     horizon: Micros | None
     slo: Slo
@@ -38,7 +41,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StudyRun(msgspec.Struct, frozen=True):
-    """A task, and what a reader of its results wants to know of it."""
+    """A task, and what the results say of it."""
 
     seed: int
     latency_scale: float
@@ -51,13 +54,13 @@ class StudyRun(msgspec.Struct, frozen=True):
 
 
 class TaskSucceeded(msgspec.Struct, frozen=True, tag=True):
-    """What came of a run."""
+    """The figures of a run."""
 
     figures: dict[str, float | None]
 
 
 class TaskFailed(msgspec.Struct, frozen=True, tag=True):
-    """Why it could not be made: a mistake of the user."""
+    """The user's mistake because of which a run could not be made."""
 
     what: str
     where: str
@@ -72,20 +75,20 @@ def encode_task(task: Task) -> bytes:
 
 
 def run_task(task: bytes) -> bytes:
-    """Make the run. The one function that workers call."""
+    """Run the simulation of a task. This is the function that workers call."""
     return _encoder.encode(_run(msgspec.msgpack.decode(task, type=Task)))
 
 
 def decode_figures(result: bytes) -> dict[str, float | None]:
-    """Raises ConfigError for the mistake that a run ran into."""
-    said: TaskResult = msgspec.msgpack.decode(result, type=TaskResult)
-    if isinstance(said, TaskFailed):
-        raise ConfigError(said.what, where=said.where, hint=said.hint)
-    return said.figures
+    """Return the figures of a result. Raises ConfigError for the mistake that the run found."""
+    outcome: TaskResult = msgspec.msgpack.decode(result, type=TaskResult)
+    if isinstance(outcome, TaskFailed):
+        raise ConfigError(outcome.what, where=outcome.where, hint=outcome.hint)
+    return outcome.figures
 
 
 def _encode_unknown(value: Any) -> Any:
-    """For msgspec, which wants NotImplementedError of a hook that does not know a type."""
+    """Encode a value that msgspec does not know. The hook raises NotImplementedError for unknown types, as msgspec requires."""
     if isinstance(value, Mapping):
         return dict(value)
     raise NotImplementedError(f"a {type(value).__name__} cannot be sent")
@@ -108,14 +111,14 @@ def _figures(task: Task) -> dict[str, float | None]:
     from maitred.sim import simulate
     from maitred.study.metrics import metric_values, needed_breakdowns
 
-    serving = task.candidate
+    candidate = task.candidate
     with task.load.jobs(task.seed) as jobs:
         results = simulate(
             jobs,
-            serving.cluster,
-            serving.instance,
-            serving.routing,
-            serving.admission,
+            candidate.cluster,
+            candidate.instance,
+            candidate.routing,
+            candidate.admission,
             seed=task.seed,
             horizon=task.horizon,
             log_itl=any(".itl_" in name for name in task.metrics),
@@ -125,7 +128,7 @@ def _figures(task: Task) -> dict[str, float | None]:
 
 
 def _named_groups(load: Load) -> Sequence[str]:
-    """Those that a specification names, whether or not one of their requests has arrived."""
+    """Return the classes and tenants that a specification names, whether or not one of their requests arrived."""
     workload = load.workload_spec
     if not isinstance(workload, Workload):
         return ()
@@ -133,12 +136,8 @@ def _named_groups(load: Load) -> Sequence[str]:
     return [name for sender in senders for name in (sender.slo_class, sender.tenant_id) if name]
 
 
-MAX_SEEDS = 1_000
-FIRST_SEED = 42
-
-
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How long runs last, what they are judged by, and which seeds they have."""
+    """What all runs of a study have in common: seeds, horizon, SLO and metrics."""
 
     seeds: tuple[int, ...]
     slo: Slo
@@ -146,17 +145,17 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     metrics: tuple[str, ...]
 
     def make_runs(self, candidate: Candidate, load: Load) -> list[StudyRun]:
-        """One for every seed: the same workload, the same draws, whoever serves. `load` is on its own.
+        """Return a run for every seed: the same workload and the same draws for every candidate.
 
-        Raises ConfigError for a candidate that cannot be.
+        `load` is self-contained. Raises ConfigError for an impossible candidate.
         """
-        whole = candidate.resolved()
-        return [self._make_run(candidate, whole, load, seed) for seed in self.seeds]
+        resolved = candidate.resolved()
+        return [self._make_run(candidate, resolved, load, seed) for seed in self.seeds]
 
-    def _make_run(self, said: Candidate, whole: Candidate, load: Load, seed: int) -> StudyRun:
-        scale = draw_latency_scale(said.instance, seed)
+    def _make_run(self, candidate: Candidate, resolved: Candidate, load: Load, seed: int) -> StudyRun:
+        scale = draw_latency_scale(candidate.instance, seed)
         task = Task(
-            candidate=replace(whole, instance=replace(whole.instance, latency_scale=scale)),
+            candidate=replace(resolved, instance=replace(resolved.instance, latency_scale=scale)),
             load=load,
             seed=seed,
             horizon=self.horizon,
@@ -166,11 +165,12 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
         return StudyRun(seed, scale, encode_task(task))
 
 
-def parse_seeds(said: int | Sequence[int], first: int = FIRST_SEED, *, where: str = "seeds") -> tuple[int, ...]:
-    """So many, one after the other from `first` on, or these. Raises ConfigError for none, too many, and one given twice."""
-    seeds = tuple(range(first, first + min(said, MAX_SEEDS + 1))) if isinstance(said, int) else tuple(said)
+def parse_seeds(given: int | Sequence[int], first: int = FIRST_SEED, *, where: str = "seeds") -> tuple[int, ...]:
+    """Return the given seeds, or as many as the given number from `first` on. Raises ConfigError for none, too many,
+    duplicates."""
+    seeds = tuple(range(first, first + min(given, MAX_SEEDS + 1))) if isinstance(given, int) else tuple(given)
     if not 1 <= len(seeds) <= MAX_SEEDS:
-        count = said if isinstance(said, int) else len(seeds)
+        count = given if isinstance(given, int) else len(seeds)
         raise ConfigError(f"{count} seeds cannot be used", where=where, hint=f"from 1 to {MAX_SEEDS:,}")
     twice = next((seed for index, seed in enumerate(seeds) if seed in seeds[:index]), None)
     if twice is not None:
@@ -179,7 +179,7 @@ def parse_seeds(said: int | Sequence[int], first: int = FIRST_SEED, *, where: st
 
 
 def as_load(workload: Load | Workload | str) -> Load:
-    """A workload in any of the ways in which a program may say it; a string names a trace."""
+    """Return a workload that a program gives in any form; a string names a trace."""
     if isinstance(workload, Load):
         return workload
     return Load(workload_spec=workload) if isinstance(workload, Workload) else Load(trace=workload)

@@ -1,9 +1,7 @@
-"""Comparing: candidates on the same workloads, seed by seed.
+"""Compare: candidates on the same workloads, seed by seed.
 
-run.py          compare: the runs
-comparison.py   what they say
-bootstrap.py    how sure that is
-table.py        the same for the terminal
+run.py          compare: the runs comparison.py   the differences, and their table for the terminal bootstrap.py    confidence
+intervals
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""How sure a difference is: the percentile bootstrap over seeds.
+"""Bootstrap: the confidence interval of a mean difference, by the percentile bootstrap over seeds.
 
 Seeds are drawn with replacement, as many as there are, 10,000 times; each time the differences of the drawn seeds are averaged.
-The interval lies between the 2.5th and the 97.5th percentile of these averages (B. Efron, R. Tibshirani: An Introduction to
-the Bootstrap, 1993, chapter 13). What is drawn is a seed with all that hangs on it, the workload and the error of the latency
-model, and always a pair, so that what both sides have in common cancels out.
+The interval lies between the 2.5th and the 97.5th percentile of these averages (B. Efron, R. Tibshirani: An Introduction to the
+Bootstrap, 1993, chapter 13). A draw takes a seed with everything that depends on it (the workload, the error of the latency
+model), and always a pair, so that what both sides have in common cancels out.
 
-With few seeds such intervals are somewhat too narrow: ten is a beginning, thirty is better.
+    differences of 3 seeds: 1, 2, 6     a resample: seeds 3, 1, 3     its mean: (6 + 1 + 6) / 3 = 4.33
+
+With few seeds such intervals are somewhat too narrow: ten seeds are a start, thirty are better.
 """
 
 from __future__ import annotations
@@ -24,16 +26,17 @@ CONFIDENCE: Final = 0.95
 
 
 class BootstrapInterval(msgspec.Struct, frozen=True):
-    """What resampling says of the mean of some differences."""
+    """The confidence interval of a mean, and the share of resamples above 0."""
 
     low: float
     high: float
     above: float
-    """The share of resamples whose mean is above 0, those at 0 by half."""
+    """The share of resamples whose mean is above 0; a mean of 0 counts half."""
 
 
 def bootstrap(differences: Sequence[float], seed: int) -> BootstrapInterval | None:
-    """None: of less than two differences, nothing can be said. The stream is named `seed`/bootstrap."""
+    """Return the interval of the mean difference, or None for fewer than two differences. The random stream is
+    `seed`/bootstrap."""
     if len(differences) < 2:
         return None
     means = np.asarray(differences, dtype=np.float64)[_draws(len(differences), seed)].mean(axis=1)
@@ -45,7 +48,7 @@ def bootstrap(differences: Sequence[float], seed: int) -> BootstrapInterval | No
 
 @cache
 def _draws(count: int, seed: int) -> NDArray[Any]:
-    """Which differences are in each resample: the same ones for every metric, in rows."""
+    """Return the indices of the differences in each resample, in rows. They are the same for every metric."""
     uniform = Random(f"{seed}/bootstrap").random
     drawn = np.fromiter((uniform() for _ in range(RESAMPLES * count)), dtype=np.float64, count=RESAMPLES * count)
     return (drawn * count).astype(np.int32).reshape(RESAMPLES, count)

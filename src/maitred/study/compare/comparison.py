@@ -1,21 +1,17 @@
-"""What a comparison says: for every metric, both sides, their difference, and how sure it is.
-
-A comparison as a person reads it: a table for each pair within 80 columns, and below it what its figures mean.
-"""
+"""Comparison: every metric of two sides, their difference with a confidence interval, and the table for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from io import StringIO
 from typing import TYPE_CHECKING
 
 import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from maitred.report.formatting import NO_VALUE, format_number, format_share
+from maitred.report.table import print_table, print_to_text
 from maitred.study.compare.bootstrap import CONFIDENCE, RESAMPLES, bootstrap
 from maitred.study.metrics import Better, Metric, find_metric
 
@@ -29,19 +25,20 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     better: Better
     a: float | None
-    """Mean over these seeds; None: there is no such seed."""
+    """Mean over these seeds; None if there is no such seed."""
     b: float | None
     difference: float | None
     """B - A."""
     low: float | None
-    """Bounds of its 95 % confidence interval; None: with less than two seeds there is none."""
+    """Lower bound of the 95 % confidence interval; None with fewer than two seeds."""
     high: float | None
+    """Upper bound."""
     probability: float | None
-    """That A beats B: the share of bootstrap resamples in which the mean of A is better, a tie by half."""
+    """Probability that A beats B: the share of bootstrap resamples in which the mean of A is better; a tie counts half."""
     seeds: int
-    """For which both have it."""
+    """Number of seeds for which both sides have the metric."""
     wins: int
-    """In how many of these A is better."""
+    """Number of these seeds in which A is better."""
     ties: int
 
 
@@ -59,20 +56,20 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     workload: str
     slo: str
-    """Both in words."""
+    """The SLO in words, as `workload` is the workload in words."""
     seeds: tuple[int, ...]
     latency_errors: tuple[float | None, ...]
-    """Of the sides: relative standard deviation of their latency models; None: nobody knows it, and none is drawn."""
+    """By side: the relative standard deviation of its latency model; None if it is not known and so not drawn."""
     same_residuals: tuple[bool, ...]
-    """Of each side: whether its latency model errs with that of the first."""
+    """By side: whether its latency model shares the draws of the first side."""
     confidence: float = CONFIDENCE
     resamples: int = RESAMPLES
     pairings: tuple[Pairing, ...]
     figures: tuple[tuple[dict[str, float | None], ...], ...]
-    """The metrics themselves, by side and seed."""
+    """The metrics by side and seed."""
 
     def to_frame(self) -> pl.DataFrame:
-        """A row per pairing and metric. Raises ConfigError without polars."""
+        """Return a row per pairing and metric. Raises ConfigError without polars."""
         from maitred.report.export import require_polars
 
         require_polars("a data frame")
@@ -86,12 +83,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return pl.DataFrame(rows, infer_schema_length=None)
 
     def __str__(self) -> str:
-
-        return comparison_text(self)
+        return print_to_text(lambda console: print_comparison(self, console))
 
 
 def side_label(number: int) -> str:
-    """What the sides are called for short: A, B, ..., Z, A1, ..."""
+    """Return the short name of a side: A, B, ..., Z, A1, ..."""
     return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
 
 
@@ -102,12 +98,12 @@ def make_pairing(
     metrics: Sequence[str],
     seed: int,
 ) -> Pairing:
-    """Two sides, seed by seed; `seed` is that of the bootstrap."""
+    """Return two sides, seed by seed. `seed` is that of the bootstrap."""
     return Pairing(*names, tuple(make_difference(name, _column(a, name), _column(b, name), seed) for name in metrics))
 
 
 def make_difference(name: str, a: Sequence[float | None], b: Sequence[float | None], seed: int) -> Difference:
-    """One metric of both sides, seed by seed."""
+    """Return one metric of both sides, given by seed."""
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
     better = find_metric(name).better
     gains = [y - x if better is Better.LOWER else x - y for x, y in pairs]
@@ -134,32 +130,18 @@ def _column(side: Sequence[dict[str, float | None]], name: str) -> list[float | 
     return [figures[name] for figures in side]
 
 
-def _mean(pairs: Sequence[tuple[float, float]], of: Callable[[tuple[float, float]], float]) -> float | None:
-    return sum(map(of, pairs)) / len(pairs) if pairs else None
-
-
-_WIDEST = 1_000
-_COLUMNS = 80
-
-
-def comparison_text(comparison: Comparison) -> str:
-    """What `print_comparison` prints, without colours."""
-    out = StringIO()
-    print_comparison(comparison, Console(file=out, width=_COLUMNS, color_system=None))
-    return out.getvalue().rstrip()
+def _mean(pairs: Sequence[tuple[float, float]], side: Callable[[tuple[float, float]], float]) -> float | None:
+    return sum(map(side, pairs)) / len(pairs) if pairs else None
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """No figure is ever cut: on a console that is narrower than a table, its lines run on as they are."""
+    """Print a table within 80 columns for each pair, and notes on the figures below."""
     for index, pairing in enumerate(comparison.pairings, 1):
         other = side_label(index)
         for short, name in (("A", pairing.a), (other, pairing.b)):
             if name != short:
                 console.print(f"{short} = {name}", highlight=False, markup=False, soft_wrap=True)
-        table = _table(pairing, other)
-        wide = console.options.update(max_width=_WIDEST)
-        table.width = Measurement.get(console, wide, table).maximum
-        console.print(table, no_wrap=True, crop=False, overflow="ignore")
+        print_table(_table(pairing, other), console)
     for line in _notes(comparison):
         console.print(line, style="dim", highlight=False, markup=False)
 
@@ -174,16 +156,16 @@ def _table(pairing: Pairing, other: str) -> Table:
     return table
 
 
-def _row(of: Difference) -> tuple[str, ...]:
-    kind = find_metric(of.metric)
-    wins = f"{of.wins}/{of.seeds}" if of.seeds and of.ties < of.seeds else "="
-    chance = NO_VALUE if of.probability is None or of.ties == of.seeds else f"{of.probability:.2f}"
-    interval = NO_VALUE if of.low is None or of.high is None else f"{_signed(kind, of.low)}, {_signed(kind, of.high)}"
+def _row(row: Difference) -> tuple[str, ...]:
+    kind = find_metric(row.metric)
+    wins = f"{row.wins}/{row.seeds}" if row.seeds and row.ties < row.seeds else "="
+    chance = NO_VALUE if row.probability is None or row.ties == row.seeds else f"{row.probability:.2f}"
+    interval = NO_VALUE if row.low is None or row.high is None else f"{_signed(kind, row.low)}, {_signed(kind, row.high)}"
     return (
-        _name(of.metric, kind),
-        _figure(kind, of.a),
-        _figure(kind, of.b),
-        _signed(kind, of.difference),
+        _name(row.metric, kind),
+        _figure(kind, row.a),
+        _figure(kind, row.b),
+        _signed(kind, row.difference),
         interval,
         wins,
         chance,
@@ -202,8 +184,8 @@ def _figure(kind: Metric, value: float | None) -> str:
 def _signed(kind: Metric, value: float | None) -> str:
     if value is None:
         return NO_VALUE
-    said = _figure(kind, abs(value))
-    return said if not value else f"{'+' if value > 0 else '-'}{said}"
+    text = _figure(kind, abs(value))
+    return text if not value else f"{'+' if value > 0 else '-'}{text}"
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
@@ -214,8 +196,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         yield "With one seed there is no interval: --seeds 10 shows how much is chance."
     else:
         yield (
-            f"Intervals: percentile bootstrap over seeds, {comparison.resamples:,} resamples. A wins: in so many seeds A is "
-            "better. P(A): share of the resamples in which the mean of A is better, ties by half."
+            f"Intervals: percentile bootstrap over seeds, {comparison.resamples:,} resamples. A wins: the number of seeds in "
+            "which A is better. P(A): share of the resamples in which the mean of A is better, ties by half."
         )
     yield from _latency_error_notes(comparison)
     if any(each.metric.endswith(("goodput_rps", "slo_attainment")) for each in comparison.pairings[0].differences):
@@ -228,18 +210,22 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _latency_error_notes(comparison: Comparison) -> Iterator[str]:
+    """Say which errors of latency models the intervals include."""
     errors = comparison.latency_errors
     unknown = ", ".join(side_label(index) for index, error in enumerate(errors) if error is None)
     if not any(errors):
-        why = "nobody has said or published it" if unknown else "latency_error is 0"
+        why = "it is neither configured nor published" if unknown else "latency_error is 0"
         yield f"No model error is in these figures: {why} (maitred calibrate measures it)."
         return
-    said = ", ".join(f"{side_label(index)} {error:.1%}" for index, error in enumerate(errors) if error is not None)
-    yield f"The error of the latency models is in them, drawn anew for each seed: {said} (standard deviation; 0: exact)."
+    known = ", ".join(f"{side_label(index)} {error:.1%}" for index, error in enumerate(errors) if error is not None)
+    yield (
+        f"The figures include the error of the latency models, drawn anew for each seed: {known} (standard deviation; "
+        "0: exact)."
+    )
     if unknown:
-        yield f"That of {unknown} is not: nobody has said or published it, and the intervals are too narrow for want of it."
+        yield f"They do not include that of {unknown}: it is neither configured nor published, so the intervals are too narrow."
     apart = [side_label(index) for index, same in enumerate(comparison.same_residuals) if not same]
     if apart:
-        yield f"Of {', '.join(apart)} by draws of its own, for its latency model is another one than A's."
+        yield f"{', '.join(apart)}: the error has draws of its own, because the latency model is not that of A."
     if len(apart) < len(errors) - 1:
-        yield "Sides with the same latency model on the same hardware err alike."
+        yield "Sides with the same latency model on the same hardware share the draws."

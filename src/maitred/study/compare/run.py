@@ -29,7 +29,7 @@ from maitred.workload import Workload
 from maitred.workload.load import Load, as_key, describe, make_self_contained
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Told how many runs are done, and of how many."""
+"""Called with the number of completed runs, and the number of all runs."""
 
 DEFAULT_METRICS: Final = (
     "ttft_mean_ms",
@@ -61,12 +61,12 @@ def compare(
     """Run every candidate on the same workloads, and compare each with the first.
 
     A candidate is a `Candidate`, or the path of a configuration file. `workload` is a `Load` or `Workload`, or a trace as the
-    command line names it; a seed drives all that is random in it, and in the runs. `seeds`: so many from 42 on, or these.
-    `metrics`: names of `study.metrics`. `slo` None: what the workload states, else the usual one. `horizon` in µs. `jobs`
-    processes (1: this one; None: one for each core); a script that wants several calls this below `if __name__ ==
-    "__main__"`. The result does not depend on `jobs`.
+    command line names it. A seed drives all random draws of the workload and of the runs. `seeds` is the number of seeds, from
+    42 on, or the seeds themselves. `metrics` are names of `study.metrics`. If `slo` is None, the targets of the workload apply,
+    or else the default SLO. `horizon` is in µs. `jobs` is the number of processes (1: this one; None: one for each core). A
+    script that uses several calls this below `if __name__ == "__main__"`. The result does not depend on `jobs`.
 
-    Raises ConfigError for what cannot be.
+    Raises ConfigError for impossible arguments.
     """
     sides = {_name(each, number): _candidate(each) for number, each in enumerate(candidates)}
     if len(sides) != len(candidates):
@@ -97,7 +97,7 @@ def compare_candidates(
     jobs: int | None,
     progress: Progress | None,
 ) -> Comparison:
-    """The same of candidates by name. `load` is on its own; `workload` is it in words."""
+    """Compare candidates by name. `load` is self-contained, and `workload` describes it in words."""
     if len(sides) < 2:
         raise ConfigError("one candidate is no comparison", hint="give two configuration files or more")
     sides = {name: _with_error(name, side) for name, side in sides.items()}
@@ -127,7 +127,7 @@ def compare_candidates(
 
 
 def _run(tasks: Sequence[bytes], jobs: int | None, progress: Progress | None) -> list[dict[str, float | None]]:
-    """The figures of every run, in the order of the tasks."""
+    """Return the figures of every run, in the order of the tasks."""
     figures: dict[int, dict[str, float | None]] = {}
     with make_workers(run_task, jobs=jobs) as workers:
         for done in workers.run(tasks):
@@ -138,7 +138,7 @@ def _run(tasks: Sequence[bytes], jobs: int | None, progress: Progress | None) ->
 
 
 def _with_error(name: str, side: Candidate) -> Candidate:
-    """`side`, with what is published of the error of its latency model where it says nothing itself."""
+    """Return the candidate with the published error of its latency model, unless it states one itself."""
     if side.instance.latency_error is not None:
         return side
     try:
@@ -158,9 +158,9 @@ def _with_side(name: str, error: ConfigError) -> ConfigError:
     return ConfigError(error.problem, where=f"{name}: {error.where}".removesuffix(": "), hint=error.hint)
 
 
-def _slo(said: Slo | None, load: Load) -> Slo:
-    if said is not None:
-        return said
+def _slo(slo: Slo | None, load: Load) -> Slo:
+    if slo is not None:
+        return slo
     stated = workload_targets(load.workload_spec if isinstance(load.workload_spec, Workload) else None)
     return Slo(classes=stated) if stated else DEFAULT_SLO
 
@@ -169,5 +169,5 @@ def _name(candidate: Candidate | str | Path, number: int) -> str:
     return side_label(number) if isinstance(candidate, Candidate) else str(candidate)
 
 
-def _candidate(said: Candidate | str | Path) -> Candidate:
-    return said if isinstance(said, Candidate) else Candidate.from_yaml(said)
+def _candidate(given: Candidate | str | Path) -> Candidate:
+    return given if isinstance(given, Candidate) else Candidate.from_yaml(given)

@@ -1,13 +1,9 @@
-"""Sweeping: candidates from a grid or a search, on this machine or on many.
+"""Sweep: candidates from a grid or a search, on this machine or on many.
 
-spec.py       what a file says
-document.py   where it says it
-criteria.py   costs, constraints, the objective
-points.py     candidates, each with its runs
-search.py     candidates that Optuna proposes
-journal.py    what is done, on disk
-run.py        sweep: all of it
-swept.py      what it says; table, plot and written show it
+run.py       sweep: the runs of all candidates spec.py      the file of a sweep: its keys, and where the user wrote them
+criteria.py  costs, constraints, the objective points.py    candidates, each with its runs search.py    candidates that Optuna
+proposes journal.py   the completed runs, on disk result.py    SweepResult: the best candidate, the Pareto front, table and
+files plot.py      the Pareto plot
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""By what candidates are judged: what they cost, which constraints they meet, which of two is better."""
+"""Criteria: what a candidate costs, which constraints it meets, and which of two candidates is better."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maitred.study.sweep.spec import SweepSpec
 
 Figures: TypeAlias = Mapping[str, float | None]
 KeyLocator: TypeAlias = Callable[[str], str]
-"""Where the user says a key of the sweep."""
+"""Returns the place in the user's file where a key of the sweep is written."""
 
 COST: Final = "cost"
 GPUS: Final = "gpus"
@@ -24,15 +24,16 @@ _FORM: Final = re.compile(r"\s*([^\s<>=]+)\s*(<=|>=)\s*([-+0-9.eE_]+)\s*")
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """What must hold of a metric."""
+    """A bound on a metric."""
 
     metric: str
     better: Better
-    """LOWER: at most `limit`; HIGHER: at least."""
+    """LOWER: at most `limit`. HIGHER: at least `limit`."""
     limit: float
 
     def excess(self, figures: Figures) -> float:
-        """By how much of the limit it is broken; 0 or less: it holds. A figure that is not there breaks any."""
+        """Return by which share of the limit it is violated; 0 or less if it is met. A missing figure violates every
+        constraint."""
         value = figures[self.metric]
         if value is None:
             return math.inf
@@ -41,17 +42,17 @@ class Constraint(msgspec.Struct, frozen=True):
 
 
 class Criteria(msgspec.Struct, frozen=True):
-    """Of a sweep."""
+    """The criteria of a sweep."""
 
     objective: str
     constraints: tuple[Constraint, ...]
     pareto: tuple[str, str]
     shown: tuple[str, ...]
-    """Metrics that are asked for."""
+    """The metrics that the results must contain."""
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """All that a run must say."""
+        """All metrics that a run must measure."""
         named = (*self.shown, self.objective, *self.pareto, *(each.metric for each in self.constraints))
         return tuple(name for name in dict.fromkeys(named) if name not in (COST, GPUS))
 
@@ -59,7 +60,7 @@ class Criteria(msgspec.Struct, frozen=True):
         return all(each.excess(figures) <= 0 for each in self.constraints)
 
     def loss(self, name: str, figures: Figures) -> float:
-        """The smaller, the better; infinite where there is no figure."""
+        """Return the metric as a loss: the smaller, the better; infinite if there is no figure."""
         value = figures[name]
         if value is None:
             return math.inf
@@ -67,30 +68,33 @@ class Criteria(msgspec.Struct, frozen=True):
 
 
 def parse_criteria(spec: SweepSpec, place: KeyLocator) -> Criteria:
-    """Raises ConfigError for a metric that does not exist, and for a constraint that cannot be read."""
+    """Return the criteria. Raises ConfigError for an unknown metric, and for a constraint that cannot be read."""
     for key in ("metrics", "pareto"):
         for name in getattr(spec, key):
             find_metric(name, where=place(key), costs=True)
     find_metric(spec.objective, where=place("objective"), costs=True)
     first, second = spec.pareto
-    constraints = tuple(_constraint(said, place("constraints")) for said in spec.constraints)
+    constraints = tuple(_constraint(text, place("constraints")) for text in spec.constraints)
     return Criteria(spec.objective, constraints, (first, second), tuple(spec.metrics))
 
 
-def _constraint(said: str, where: str) -> Constraint:
-    parts = _FORM.fullmatch(said)
+def _constraint(text: str, where: str) -> Constraint:
+    parts = _FORM.fullmatch(text)
     try:
         limit = float(parts[3]) if parts else math.nan
     except ValueError:
         limit = math.nan
     if parts is None or not math.isfinite(limit):
-        raise ConfigError(f"cannot read {said!r}", where=where, hint="write it as interactive.ttft_p99_ms <= 500")
+        raise ConfigError(f"cannot read {text!r}", where=where, hint="write it as interactive.ttft_p99_ms <= 500")
     find_metric(parts[1], where=where, costs=True)
     return Constraint(parts[1], Better.LOWER if parts[2] == "<=" else Better.HIGHER, limit)
 
 
 def candidate_costs(candidate: Candidate, spec: SweepSpec, place: KeyLocator) -> dict[str, float]:
-    """What it costs per hour, or without prices how many GPUs it has. Raises ConfigError for a GPU without a price."""
+    """Return the cost per hour (the number of GPUs without prices) and the number of GPUs.
+
+    Raises ConfigError for a GPU without a price.
+    """
     gpus = float(candidate.num_gpus)
     return {COST: _price(candidate, spec, place, gpus), GPUS: gpus}
 

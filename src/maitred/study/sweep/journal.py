@@ -1,10 +1,10 @@
-"""The journal: what a sweep has done, a line for each run, on disk before the next one counts.
+"""Journal: the completed runs of a sweep, a line for each run, on disk before the run counts.
 
-    DIR/sweep.json     which sweep it is: its hash
-    DIR/runs.jsonl     the runs, as they were done: {"run": ID, "point": {...}, "seed": ..., "figures": {...}}
+    DIR/sweep.json     the identity of the sweep: its hash
+    DIR/runs.jsonl     the runs in the order of completion: {"run": ID, "point": {...}, "seed": ..., "figures": {...}}
 
-A run is known by its content (`task.Run.id`), so one that was done is never done again, whatever stopped the sweep in between.
-A line that was being written when the machine went down is none.
+A run is known by its content (`StudyRun.id`), so a completed run is never repeated, whatever stopped the sweep. An incomplete
+last line, as a power failure leaves it, is ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RUNS_FILE: Final = "runs.jsonl"
 
 
 class JournalLine(msgspec.Struct, frozen=True):
-    """A run that is done."""
+    """A completed run."""
 
     run: str
     point: dict[str, Any]
@@ -35,17 +35,19 @@ class JournalLine(msgspec.Struct, frozen=True):
 
 
 class _JournalHeader(msgspec.Struct, frozen=True):
+    """The content of `sweep.json`."""
+
     maitred: str
     sweep: str
-    """Hash of all that it is made of."""
+    """Hash of everything that the sweep is made of."""
 
 
 class InMemoryJournal:
-    """For a sweep that leaves nothing behind."""
+    """The journal of a sweep that leaves no files."""
 
     def __init__(self) -> None:
         self.done: dict[str, dict[str, float | None]] = {}
-        """The figures of runs, by id."""
+        """The figures of the completed runs, by id."""
 
     def record(self, line: JournalLine) -> None:
         self.done[line.run] = line.figures
@@ -58,29 +60,29 @@ class InMemoryJournal:
 
 
 class FileJournal(InMemoryJournal):
-    """In a folder. To be used in a `with`."""
+    """A journal in a folder, to be used in a `with`."""
 
-    def __init__(self, folder: Path, said: list[Any], *, resume: bool) -> None:
-        """`said`: all that the sweep is made of. Without `resume`, the folder must not hold a sweep; with it, this one or none.
+    def __init__(self, folder: Path, content: list[Any], *, resume: bool) -> None:
+        """`content` is everything that the sweep is made of. With `resume` the folder may hold this very sweep, otherwise none.
 
-        Raises ConfigError for another one, and for a folder that cannot be read or written.
+        Raises ConfigError for another sweep, and for a folder that cannot be read or written.
         """
         super().__init__()
         self._folder = folder
-        about = _JournalHeader(__version__, hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest())
+        header = _JournalHeader(__version__, hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest())
         try:
             folder.mkdir(parents=True, exist_ok=True)
             before = self._read_header()
             if before is None:
-                (folder / _HEADER_FILE).write_bytes(msgspec.json.encode(about) + b"\n")
+                (folder / _HEADER_FILE).write_bytes(msgspec.json.encode(header) + b"\n")
             else:
-                self._check(before, about, resume)
+                self._check(before, header, resume)
             self._file = self._open_runs()
         except OSError as error:
             raise self._unusable(error) from error
 
     def _read_header(self) -> _JournalHeader | None:
-        """Which sweep is there; None: none of which anything is done."""
+        """Return the header in the folder, or None if it holds no completed run."""
         path, runs = self._folder / _HEADER_FILE, self._folder / RUNS_FILE
         if not (path.exists() and runs.exists() and runs.stat().st_size):
             return None
@@ -104,8 +106,8 @@ class FileJournal(InMemoryJournal):
         path = self._folder / RUNS_FILE
         file = path.open("a+b")
         file.seek(0)
-        whole = file.read()
-        complete = whole[: whole.rfind(b"\n") + 1]
+        written = file.read()
+        complete = written[: written.rfind(b"\n") + 1]
         for number, row in enumerate(complete.splitlines(), 1):
             try:
                 super().record(msgspec.json.decode(row, type=JournalLine))
@@ -116,7 +118,7 @@ class FileJournal(InMemoryJournal):
         return file
 
     def record(self, line: JournalLine) -> None:
-        """Raises ConfigError when the disk is full or gone."""
+        """Write a line. Raises ConfigError if the disk is full or gone."""
         try:
             self._file.write(msgspec.json.encode(line) + b"\n")
             self._file.flush()

@@ -1,4 +1,4 @@
-"""Points: the candidates of a sweep, each with the values that make it what it is."""
+"""Points: the candidates of a sweep, each with the values that define it."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from maitred.workload import Workload
 from maitred.workload.load import Load, make_self_contained
 
 MAX_POINTS: Final = 100_000
-"""Of a grid: beyond any that ends."""
+"""More points than any grid that ends."""
 
 
 class SweepPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate, and the runs that are to be made of it."""
+    """A candidate and its runs."""
 
     number: int
     values: dict[str, Any]
-    """By dotted key."""
+    """The values that define it, by dotted key."""
     costs: dict[str, float]
     runs: tuple[StudyRun, ...]
     problem: str = ""
-    """Why it cannot be, such as a model that does not fit; then there are no runs."""
+    """Why it cannot be simulated, such as a model that does not fit; it has no runs then."""
 
 
 class _PointConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A candidate's configuration, and what it serves."""
+    """The configuration of a candidate, and its workload."""
 
     workload: Load = Load()
 
 
 class SweepPlan:
-    """A sweep that has been read: makes points of values."""
+    """A sweep that has been read. It makes points of values."""
 
-    def __init__(self, said: str | Path | Mapping[str, Any], env: Mapping[str, str]) -> None:
-        """Raises ConfigError for what is wrong with it."""
-        self._document = sweep_document(said)
+    def __init__(self, spec: str | Path | Mapping[str, Any], env: Mapping[str, str]) -> None:
+        """Raises ConfigError for what is wrong with the sweep."""
+        self._document = sweep_document(spec)
         self.spec = document_to_struct(self._document, SweepSpec)
         self.criteria: Criteria = parse_criteria(self.spec, self.locate)
         base = self.spec.base
@@ -69,22 +69,22 @@ class SweepPlan:
         return self._document.name
 
     def content(self) -> list[Any]:
-        """All that it is made of."""
+        """Return everything that the sweep is made of."""
         settings = [(setting.path, setting.value) for setting in self._env]
         return [self._document.value, *(document.value for document in self._base), settings]
 
     def locate(self, *path: str) -> str:
-        """Where the sweep says a key, as the user would point at it."""
+        """Return the place in the user's file where a key is written."""
         return self._document.where(path) or self.name
 
     def points(self, first: int, all_values: Iterable[Mapping[str, Any]]) -> list[SweepPoint]:
-        """One for each, numbered from `first` on. Raises ConfigError for values that no configuration takes."""
+        """Return a point for each, numbered from `first` on. Raises ConfigError for values that no configuration takes."""
         return [self._point(number, values) for number, values in enumerate(all_values, first)]
 
     def _point(self, number: int, values: Mapping[str, Any]) -> SweepPoint:
-        whole = with_simulation_defaults(MergedConfig(_PointConfig, self._said, self._settings(values), POLICY_KEYS))
-        candidate = Candidate.from_config(whole)
-        load = self._load(whole.workload)
+        config = with_simulation_defaults(MergedConfig(_PointConfig, self._said, self._settings(values), POLICY_KEYS))
+        candidate = Candidate.from_config(config)
+        load = self._load(config.workload)
         costs = candidate_costs(candidate, self.spec, self.locate)
         try:
             runs, problem = tuple(self._terms(load).make_runs(candidate, load)), ""
@@ -105,12 +105,12 @@ class SweepPlan:
             metrics=self.criteria.measured,
         )
 
-    def _load(self, said: Load) -> Load:
-        """On its own: its files are read once, however many points share it."""
-        key = msgspec.msgpack.encode(said)
+    def _load(self, load: Load) -> Load:
+        """Return a self-contained workload. Its files are read once, however many points share it."""
+        key = msgspec.msgpack.encode(load)
         if key not in self._loads:
             try:
-                self._loads[key] = make_self_contained(said, lambda name: f"workload.{name}")
+                self._loads[key] = make_self_contained(load, lambda name: f"workload.{name}")
             except ConfigError as error:
                 raise self._located(error) from error
         return self._loads[key]
@@ -125,7 +125,7 @@ class SweepPlan:
 
 
 def grid_values(grid: Mapping[str, list[Any]], place: str) -> Iterator[dict[str, Any]]:
-    """Every combination, the last key changing fastest. Raises ConfigError for more than anybody waits for."""
+    """Return every combination, the last key changing fastest. Raises ConfigError for too many."""
     count = prod(map(len, grid.values()))
     if count > MAX_POINTS:
         raise ConfigError(f"{count:,} combinations are too many", where=place, hint=f"at most {MAX_POINTS:,}, or search")

@@ -1,9 +1,7 @@
-"""What a sweep says: every candidate with its figures, the best of them, and those that none betters.
+"""The result of a sweep: every candidate with its figures, the best one, the Pareto front, the table and the files.
 
-A sweep as a person reads it: the best candidate, and those that none betters.
-
-The runs of a sweep as files: `results.jsonl`, and `results.parquet` where polars is installed. In the order of the grid or
-the search, so that the same sweep gives the same bytes, whatever made its runs.
+The files are `results.jsonl`, and `results.parquet` where polars is installed. They have a row per run in the order of the grid
+or the search, so the same sweep gives the same bytes, however its runs were made.
 """
 
 from __future__ import annotations
@@ -11,56 +9,60 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from maitred.report.formatting import format_number, format_share
 from maitred.report.output_file import OutputFile
+from maitred.report.table import print_table, print_to_text
 from maitred.study.metrics import find_metric
 from maitred.study.sweep.criteria import Criteria, Figures
+from maitred.study.sweep.plot import draw_pareto, write_figure
 from maitred.study.sweep.points import SweepPoint
 
 if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
+_LONGEST_VALUE = 24
+_LONGEST_HEADING = 14
+
 
 class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate that has been tried."""
+    """A candidate and its figures."""
 
     index: int
     values: dict[str, Any]
-    """What makes it what it is, by dotted key."""
+    """The values that define it, by dotted key."""
     problem: str
-    """Why it cannot be; empty: it can."""
+    """Why it cannot be simulated; empty if it can."""
     figures: Figures
-    """Means over its seeds, and what it costs; None where a seed has no figure."""
+    """Means over its seeds, and its costs; None where a seed has no figure."""
     meets_constraints: bool
-    """Whether it meets the constraints."""
+    """Whether the means meet the constraints."""
     num_seeds_met: int
-    """In how many of its seeds it does."""
+    """Number of its seeds that meet the constraints by themselves."""
     num_seeds: int
 
 
 class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a sweep."""
+    """The result of a sweep."""
 
     criteria: Criteria
     candidates: tuple[CandidateResult, ...]
-    """In the order of the grid, or of the search; one that was proposed again only once."""
+    """In the order of the grid or the search, without repeated proposals."""
     runs: tuple[dict[str, Any], ...]
-    """A row for each: the point, its values, the seed, the figures."""
+    """A row per run: the point, its values, the seed, the figures."""
 
     @property
     def best(self) -> CandidateResult | None:
-        """By the objective, among those that meet the constraints; of equals, the better one by `pareto`, then the first."""
+        """The best candidate that meets the constraints, by the objective. `pareto`, then the order, decides ties."""
         order = (self.criteria.objective, *self.criteria.pareto)
         meeting = [
             each for each in self.candidates if each.meets_constraints and each.figures.get(self.criteria.objective) is not None
@@ -69,7 +71,8 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pareto_front(self) -> list[CandidateResult]:
-        """Those that none betters in one metric of `pareto` without losing in the other; the cheapest first."""
+        """Candidates to which no other is better in one metric of `pareto` without being worse in the other, by the first
+        metric."""
         first, second = self.criteria.pareto
         known = [
             each for each in self.candidates if each.figures.get(first) is not None and each.figures.get(second) is not None
@@ -83,7 +86,7 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
         return front
 
     def to_frame(self) -> pl.DataFrame:
-        """A row per run. Raises ConfigError without polars."""
+        """Return a row per run. Raises ConfigError without polars."""
         from maitred.report.export import require_polars
 
         require_polars("a data frame")
@@ -93,25 +96,28 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
         return pl.DataFrame({name: _column([row[name] for row in self.runs]) for name in names}, strict=False)
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """The two metrics of `pareto` against each other; also written to `path` (png, svg or pdf), if given.
+        """Draw the two metrics of `pareto` against each other, and write the figure to `path` (png, svg or pdf) if it is given.
 
         Raises ConfigError without matplotlib, and for a path that cannot be written.
         """
-        from maitred.study.sweep.plot import draw_pareto, write_figure
-
-        figure = draw_pareto(self)
+        figure = draw_pareto(
+            self.criteria,
+            missing=[each.figures for each in self.candidates if not each.meets_constraints],
+            meeting=[each.figures for each in self.candidates if each.meets_constraints],
+            front=[each.figures for each in self.pareto_front],
+            best=None if self.best is None else self.best.figures,
+        )
         if path is not None:
             write_figure(figure, Path(path))
         return figure
 
     def __str__(self) -> str:
-
-        return sweep_text(self)
+        return print_to_text(lambda console: print_sweep(self, console))
 
 
 def candidate_result(point: SweepPoint, figures: Sequence[Figures], criteria: Criteria) -> CandidateResult:
-    """`figures`: of its runs, seed by seed."""
-    each_seed: list[Figures] = [{**found, **point.costs} for found in figures]
+    """Return the result of a candidate, given the figures of its runs by seed."""
+    each_seed: list[Figures] = [{**of_seed, **point.costs} for of_seed in figures]
     means = {**{name: _mean(figures, name) for name in criteria.measured}, **point.costs}
     return CandidateResult(
         index=point.number,
@@ -119,13 +125,13 @@ def candidate_result(point: SweepPoint, figures: Sequence[Figures], criteria: Cr
         problem=point.problem,
         figures=means,
         meets_constraints=not point.problem and criteria.are_met(means),
-        num_seeds_met=sum(criteria.are_met(found) for found in each_seed),
+        num_seeds_met=sum(criteria.are_met(of_seed) for of_seed in each_seed),
         num_seeds=len(figures),
     )
 
 
 def run_rows(point: SweepPoint, figures: Sequence[Figures]) -> list[dict[str, Any]]:
-    """Its runs."""
+    """Return the rows of the runs of a point."""
     return [
         {
             "point": point.number,
@@ -133,53 +139,37 @@ def run_rows(point: SweepPoint, figures: Sequence[Figures]) -> list[dict[str, An
             "seed": run.seed,
             "latency_scale": run.latency_scale,
             **point.costs,
-            **found,
+            **of_run,
         }
-        for run, found in zip(point.runs, figures, strict=True)
+        for run, of_run in zip(point.runs, figures, strict=True)
     ]
 
 
 def _mean(figures: Sequence[Mapping[str, float | None]], name: str) -> float | None:
-    values = [found[name] for found in figures]
+    values = [of_run[name] for of_run in figures]
     known = [value for value in values if value is not None]
     return sum(known) / len(values) if known and len(known) == len(values) else None
 
 
 def _column(values: list[Any]) -> list[Any]:
-    """Values of one kind: what is neither a number nor text, or mixed, as JSON."""
+    """Return values of one type: anything but numbers and text, and mixed types, as JSON."""
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {int, float} or (len(kinds) == 1 and kinds <= {str, bool}):
         return values
     return [None if value is None else value if isinstance(value, str) else json.dumps(value) for value in values]
 
 
-_WIDEST = 1_000
-_COLUMNS = 80
-_LONGEST_VALUE = 24
-_LONGEST_HEADING = 14
-
-
-def sweep_text(swept: SweepResult) -> str:
-    """What `print_sweep` prints, without colours."""
-    out = StringIO()
-    print_sweep(swept, Console(file=out, width=_COLUMNS, color_system=None))
-    return out.getvalue().rstrip()
-
-
-def print_sweep(swept: SweepResult, console: Console) -> None:
-    """No figure is ever cut: on a console that is narrower than the table, its lines run on as they are."""
-    table = _table(swept)
-    wide = console.options.update(max_width=_WIDEST)
-    table.width = Measurement.get(console, wide, table).maximum
-    console.print(table, no_wrap=True, crop=False, overflow="ignore")
-    for line in _notes(swept):
+def print_sweep(result: SweepResult, console: Console) -> None:
+    """Print a table of the best candidate and the Pareto front, and notes below."""
+    print_table(_table(result), console)
+    for line in _notes(result):
         console.print(line, style="dim", highlight=False, markup=False)
 
 
-def _table(swept: SweepResult) -> Table:
-    criteria, best, front = swept.criteria, swept.best, swept.pareto_front
+def _table(result: SweepResult) -> Table:
+    criteria, best, front = result.criteria, result.best, result.pareto_front
     names = dict.fromkeys((criteria.objective, *criteria.pareto, *(each.metric for each in criteria.constraints)))
-    keys = list(swept.candidates[0].values)
+    keys = list(result.candidates[0].values)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("", style="bold")
     for key in keys:
@@ -197,13 +187,13 @@ def _table(swept: SweepResult) -> Table:
 
 
 def _short(key: str, keys: list[str]) -> str:
-    """The last part of a dotted key, if no other ends alike."""
+    """Return the last part of a dotted key, if no other key ends in it."""
     last = key.rpartition(".")[2]
     return _folded(last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key)
 
 
 def _folded(name: str) -> str:
-    """In two lines, if it is long."""
+    """Return a long name in two lines."""
     breaks = [at for at, letter in enumerate(name) if letter in "_."]
     if len(name) <= _LONGEST_HEADING or not breaks:
         return name
@@ -217,8 +207,8 @@ def _heading(name: str) -> str:
     return f"{group}\n{label}" if group else label
 
 
-def _figure(name: str, of: CandidateResult) -> str:
-    value = of.figures[name]
+def _figure(name: str, candidate: CandidateResult) -> str:
+    value = candidate.figures[name]
     return format_share(value) if find_metric(name, costs=True).is_share else format_number(value)
 
 
@@ -227,29 +217,31 @@ def _value(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
-def _notes(swept: SweepResult) -> Iterator[str]:
-    criteria, tried = swept.criteria, swept.candidates
+def _notes(result: SweepResult) -> Iterator[str]:
+    criteria, candidates = result.criteria, result.candidates
     first, second = criteria.pareto
-    could = [each for each in tried if not each.problem]
-    meeting = sum(each.meets_constraints for each in could)
-    yield f"{len(tried)} candidates, {len(swept.runs)} runs. Shown: the best, and whom none betters in {first} and {second}."
+    possible = [each for each in candidates if not each.problem]
+    meeting = sum(each.meets_constraints for each in possible)
+    runs = f"{len(candidates)} candidates, {len(result.runs)} runs."
+    yield f"{runs} Shown: the best, and the Pareto front of {first} and {second}."
     if criteria.constraints:
-        said = ", ".join(f"{c.metric} {'<=' if c.better == 'lower' else '>='} {c.limit:g}" for c in criteria.constraints)
-        yield f"{meeting} of them meet the constraints on average over their seeds ({said}); held: in so many seeds."
+        limits = ", ".join(f"{c.metric} {'<=' if c.better == 'lower' else '>='} {c.limit:g}" for c in criteria.constraints)
+        meets = f"{meeting} of them meet the constraints on average over their seeds ({limits})"
+        yield f"{meets}; held: the number of seeds that meet them."
         if not meeting:
-            yield "None meets them: nothing is best."
-    if len(could) < len(tried):
-        problem = next(each.problem for each in tried if each.problem)
-        yield f"{len(tried) - len(could)} cannot be; the first: {problem}"
+            yield "None meets them, so there is no best one."
+    if len(possible) < len(candidates):
+        problem = next(each.problem for each in candidates if each.problem)
+        yield f"{len(candidates) - len(possible)} cannot be simulated; the first: {problem}"
 
 
-def write_sweep(swept: SweepResult, folder: Path) -> list[Path]:
-    """Returns the files. Raises ConfigError for those that cannot be written."""
+def write_sweep(result: SweepResult, folder: Path) -> list[Path]:
+    """Write the files, and return them. Raises ConfigError for a file that cannot be written."""
     written = [folder / "results.jsonl"]
-    _write(written[0], b"".join(msgspec.json.encode(row) + b"\n" for row in swept.runs))
+    _write(written[0], b"".join(msgspec.json.encode(row) + b"\n" for row in result.runs))
     if find_spec("polars") is not None:
         buffer = BytesIO()
-        swept.to_frame().write_parquet(buffer)
+        result.to_frame().write_parquet(buffer)
         written.append(folder / "results.parquet")
         _write(written[1], buffer.getvalue())
     return written

@@ -2,12 +2,8 @@
 
 from maitred import sweep
 
-swept = sweep({
-    "workload": {"rate": 30, "num_requests": 1000},
-    "grid": {"cluster.num_instances": [1, 2, 4], "instance.scheduler": ["fcfs", "sjf"]},
-    "constraints": ["ttft_p99_ms <= 500"],
-})
-print(swept.best)
+result = sweep({ "workload": {"rate": 30, "num_requests": 1000}, "grid": {"cluster.num_instances": [1, 2, 4],
+"instance.scheduler": ["fcfs", "sjf"]}, "constraints": ["ttft_p99_ms <= 500"], }) print(result.best)
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from maitred.study.sweep.search import TpeSearch, boundary_values
 from maitred.study.workers import Workers, make_workers
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Told how many runs are done, and of how many at most."""
+"""Called with the number of completed runs, and the largest number that there can be."""
 
 
 def sweep(
@@ -40,23 +36,23 @@ def sweep(
     env: Mapping[str, str] = NO_VALUES,
     progress: Progress | None = None,
 ) -> SweepResult:
-    """Run every candidate that `spec` (a file, or its keys) describes; `docs/studies.md` has the keys.
+    """Run every candidate that `spec` (a file, or its keys) describes; `docs/studies.md` explains the keys.
 
-    `out` is a folder that keeps every run as soon as it is done; with `resume`, those that it holds of this very sweep are not
-    made again. `jobs` processes (1: this one; None: one for each core), or the Ray cluster at `ray` (`auto`, HOST:PORT). A
-    script that wants several processes calls this below `if __name__ == "__main__"`. `env`: variables that count as
-    configuration (MAITRED_...). The result depends neither on how many processes there are, nor on interruptions.
+    `out` is a folder that keeps every run as soon as it completes. With `resume`, the runs of this very sweep in that folder
+    are not repeated. `jobs` is the number of processes (1: this one; None: one for each core), `ray` a Ray cluster (`auto`,
+    HOST:PORT). A script that uses several processes calls this below `if __name__ == "__main__"`. `env` holds variables that
+    count as configuration (MAITRED_...). The result depends neither on the number of processes, nor on interruptions.
 
-    Raises ConfigError for what cannot be.
+    Raises ConfigError for an impossible sweep.
     """
     plan = SweepPlan(spec, env)
-    begun = _grid_points(plan) if plan.spec.grid is not None else None
+    grid = _grid_points(plan) if plan.spec.grid is not None else None
     if plan.spec.search is not None:
         plan.points(0, boundary_values(plan.spec.search.parameters))
     journal = InMemoryJournal() if out is None else FileJournal(Path(out), plan.content(), resume=resume)
     with journal, make_workers(run_task, jobs=jobs, ray=ray) as workers:
-        made = _RunningSweep(plan, journal, workers, progress)
-        return made.run_grid(begun) if begun is not None else made.run_search()
+        running = _RunningSweep(plan, journal, workers, progress)
+        return running.run_grid(grid) if grid is not None else running.run_search()
 
 
 def _grid_points(plan: SweepPlan) -> list[SweepPoint]:
@@ -78,20 +74,20 @@ class _RunningSweep:
         return self._result(points)
 
     def run_search(self) -> SweepResult:
-        said = self._plan.spec.search
-        assert said is not None
+        spec = self._plan.spec.search
+        assert spec is not None
         seeds = parse_seeds(self._plan.spec.seeds)
-        search, distinct = TpeSearch(said, self._plan.criteria, seeds[0]), dict[str, SweepPoint]()
-        for first in range(0, said.trials, said.batch):
-            proposed = self._plan.points(first, search.ask(min(said.batch, said.trials - first)))
-            self._run_missing(proposed, first * len(seeds), said.trials * len(seeds))
+        search, distinct = TpeSearch(spec, self._plan.criteria, seeds[0]), dict[str, SweepPoint]()
+        for first in range(0, spec.trials, spec.batch):
+            proposed = self._plan.points(first, search.ask(min(spec.batch, spec.trials - first)))
+            self._run_missing(proposed, first * len(seeds), spec.trials * len(seeds))
             search.tell([self._candidate_result(point).figures if not point.problem else None for point in proposed])
             for point in proposed:
                 distinct.setdefault(repr(point.values), point)
         return self._result([*distinct.values()])
 
     def _run_missing(self, points: Sequence[SweepPoint], before: int, total: int) -> None:
-        """Whatever of them is not done. `before`: runs of earlier points."""
+        """Make the runs of these points that the journal does not have. `before` is the number of runs of earlier points."""
         done = before + sum(len(point.runs) for point in points)
         missing = {run.id: (point, run) for point in points for run in point.runs if run.id not in self._journal.done}
         waiting = [*missing.values()]

@@ -1,7 +1,8 @@
-"""The search: candidates proposed by Optuna's TPE (tree-structured Parzen estimator), batch by batch.
+"""Search: candidates proposed by Optuna's TPE (tree-structured Parzen estimator), batch by batch.
 
-What it proposes depends on the seed and on what came of earlier batches, told in the order in which they were proposed; so not
-on how many processes there were. A sweep that is resumed proposes the same again and finds its runs in the journal.
+Proposals depend on the seed and on the results of earlier batches, which are reported in the order in which they were proposed.
+So they do not depend on the number of processes. A resumed sweep proposes the same candidates again and finds their runs in the
+journal.
 """
 
 from __future__ import annotations
@@ -12,22 +13,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from maitred.core.errors import ConfigError
 from maitred.study.sweep.criteria import Criteria, Figures
-from maitred.study.sweep.spec import SearchRange
-from maitred.study.sweep.spec import SearchSpec as Said
+from maitred.study.sweep.spec import SearchRange, SearchSpec
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import Trial
 
 _UNMET_EXCESS: Final = 1e9
-"""From a constraint, for a candidate that cannot be, or lacks the figure."""
+"""The excess of a constraint for a candidate that cannot be simulated, or has no figure."""
 
 
 class TpeSearch:
-    """To be asked and told by turns."""
+    """A search: call `ask` and `tell` in turn."""
 
-    def __init__(self, said: Said, criteria: Criteria, seed: int) -> None:
-        """Raises ConfigError without Optuna, and for a range that it cannot take."""
+    def __init__(self, spec: SearchSpec, criteria: Criteria, seed: int) -> None:
+        """Raises ConfigError without Optuna, and for a range that Optuna does not take."""
         try:
             import optuna
         except ImportError as error:
@@ -36,18 +36,21 @@ class TpeSearch:
             ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._criteria = criteria
-        self._parameters = said.parameters
-        self._space = {key: _distribution(of) for key, of in said.parameters.items()}
+        self._parameters = spec.parameters
+        self._space = {key: _distribution(parameter) for key, parameter in spec.parameters.items()}
         self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed % 2**32), direction="minimize")
         self._asked: list[Trial] = []
 
     def ask(self, count: int) -> list[dict[str, Any]]:
-        """The values of so many candidates."""
+        """Return the values of `count` candidates."""
         self._asked = [self._study.ask(self._space) for _ in range(count)]
-        return [{key: _parameter_value(of, trial.params[key]) for key, of in self._parameters.items()} for trial in self._asked]
+        return [
+            {key: _parameter_value(parameter, trial.params[key]) for key, parameter in self._parameters.items()}
+            for trial in self._asked
+        ]
 
     def tell(self, figures: Sequence[Figures | None]) -> None:
-        """What came of them, in the order in which they were proposed; None: it cannot be."""
+        """Report the figures of the candidates in the order of their proposal; None for one that cannot be simulated."""
         for trial, found in zip(self._asked, figures, strict=True):
             for number, constraint in enumerate(self._criteria.constraints):
                 excess = math.inf if found is None else constraint.excess(found)
@@ -56,23 +59,23 @@ class TpeSearch:
             self._study.tell(trial, loss)
 
 
-def _distribution(of: SearchRange | list[Any]) -> BaseDistribution:
+def _distribution(parameter: SearchRange | list[Any]) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if isinstance(of, list):
-        return CategoricalDistribution(range(len(of)))
-    log = of.scale == "log"
-    if of.is_integer:
-        return IntDistribution(int(of.low), int(of.high), log=log, step=int(of.step or 1))
-    return FloatDistribution(of.low, of.high, log=log, step=of.step)
+    if isinstance(parameter, list):
+        return CategoricalDistribution(range(len(parameter)))
+    log = parameter.scale == "log"
+    if parameter.is_integer:
+        return IntDistribution(int(parameter.low), int(parameter.high), log=log, step=int(parameter.step or 1))
+    return FloatDistribution(parameter.low, parameter.high, log=log, step=parameter.step)
 
 
-def _parameter_value(of: SearchRange | list[Any], drawn: Any) -> Any:
-    return of[drawn] if isinstance(of, list) else drawn
+def _parameter_value(parameter: SearchRange | list[Any], drawn: Any) -> Any:
+    return parameter[drawn] if isinstance(parameter, list) else drawn
 
 
 def boundary_values(parameters: Mapping[str, SearchRange | list[Any]]) -> list[dict[str, Any]]:
-    """Values that try every parameter at both ends, or in each of its choices: for a look at what they say."""
+    """Return values that use each parameter at both ends of its range, or in each of its choices, for checking them."""
     ends = {key: of if isinstance(of, list) else [of.low, of.high] for key, of in parameters.items()}
     longest = max(map(len, ends.values()))
     return [{key: values[min(index, len(values) - 1)] for key, values in ends.items()} for index in range(longest)]

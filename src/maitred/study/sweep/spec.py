@@ -1,7 +1,4 @@
-"""What is swept, as a file says it. `docs/studies.md` explains every key.
-
-The file of a sweep as documents: its own keys, and what it says of every candidate.
-"""
+"""The specification of a sweep: the keys of its file (`docs/studies.md`), and where the user wrote each of them."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _MOST_TRIALS = 100_000
 
 
 class TargetsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Latency targets in ms; None: not one."""
+    """Latency targets in ms; None means no target."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -37,23 +34,23 @@ class TargetsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ValueError(f"{name} must be above 0, not {value}")
 
     def targets(self) -> dict[str, Micros | None]:
-        said = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
-        return {name: None if ms is None else from_ms(ms) for name, ms in said.items()}
+        milliseconds = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
+        return {name: None if ms is None else from_ms(ms) for name, ms in milliseconds.items()}
 
 
 class SloSpec(TargetsSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Targets for all, and for classes that have their own."""
+    """Targets for all requests, and for classes that have their own."""
 
     classes: Mapping[str, TargetsSpec] = {}
 
     def slo(self, workload: Workload | None) -> Slo:
-        """With those that the workload states, where nothing is said of the class."""
-        own = {name: Targets(**said.targets()) for name, said in self.classes.items()}
+        """Return the SLO, with the targets of the workload for classes that have none here."""
+        own = {name: Targets(**targets.targets()) for name, targets in self.classes.items()}
         return Slo(**self.targets(), classes={**workload_targets(workload), **own}) or DEFAULT_SLO
 
 
 class SearchRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Numbers from `low` to `high`, both included; whole ones if both are."""
+    """Numbers from `low` to `high`, both included; integers if both are."""
 
     low: int | float
     high: int | float
@@ -74,13 +71,13 @@ class SearchRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SearchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Candidates that a search proposes, knowing what came of those before."""
+    """A search, which proposes candidates by the results of earlier ones."""
 
     parameters: Mapping[str, SearchRange | list[Any]]
-    """By dotted key: a range, or a choice."""
+    """A range or a list of choices by dotted key."""
     trials: int = 50
     batch: int = 8
-    """So many are proposed at once. More keep more processes busy; fewer know more."""
+    """Candidates proposed at once. More of them keep more processes busy; fewer use more results."""
 
     def __post_init__(self) -> None:
         if not self.parameters:
@@ -97,28 +94,28 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A sweep."""
 
     base: str | dict[str, Any] | None = None
-    """A configuration file, or its sections: what all candidates have in common."""
+    """A configuration file, or its sections, shared by all candidates."""
     workload: dict[str, Any] = {}
-    """The keys of `workload.load.Load`."""
+    """The keys of `maitred.Load`."""
     grid: Mapping[str, list[Any]] | None = None
-    """Values by dotted key: every combination is a candidate."""
+    """Values by dotted key. Every combination is a candidate."""
     search: SearchSpec | None = None
-    """In place of a grid."""
+    """Used in place of a grid."""
     seeds: int | list[int] = 1
-    """Runs of each candidate: so many from 42 on, or these."""
+    """Seeds of each candidate: their number, from 42 on, or a list."""
     horizon_secs: float | None = None
     slo: SloSpec = SloSpec()
     metrics: Sequence[str] = ("ttft_mean_ms", "ttft_p99_ms", "tpot_p99_ms", "e2e_p99_ms", "goodput_rps", "slo_attainment")
     objective: str = "cost"
-    """The metric by which the best is best, among those that meet the constraints."""
+    """The metric that the best candidate optimises, among those that meet the constraints."""
     constraints: Sequence[str] = ()
-    """As `interactive.ttft_p99_ms <= 500`; of the mean over seeds."""
+    """Constraints such as `interactive.ttft_p99_ms <= 500`, on the mean over seeds."""
     pareto: Sequence[str] = ("cost", "ttft_p99_ms")
-    """Two metrics: which candidates cannot be bettered in one without losing in the other."""
+    """The two metrics of the Pareto front."""
     price_per_hour: float | None = None
-    """Of an instance."""
+    """The price of an instance."""
     price_per_gpu_hour: float | dict[str, float] | None = None
-    """Of a GPU, or of each kind of them."""
+    """The price of a GPU, or of each kind of GPU."""
 
     def __post_init__(self) -> None:
         if self.grid is None and self.search is None:
@@ -151,20 +148,23 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("a price must be above 0")
 
 
-def sweep_document(said: str | Path | Mapping[str, Any]) -> YamlDocument:
-    """A file, or what a program says instead of one. Raises ConfigError for what cannot be read, or could stand in no file."""
-    if not isinstance(said, Mapping):
-        return YamlDocument.read(Path(said))
+def sweep_document(spec: str | Path | Mapping[str, Any]) -> YamlDocument:
+    """Return a file, or the keys that a program gives, as a document.
+
+    Raises ConfigError for what cannot be read, and for values that no file could hold.
+    """
+    if not isinstance(spec, Mapping):
+        return YamlDocument.read(Path(spec))
     import yaml
 
     try:
-        return _InlineDocument(yaml.safe_dump(msgspec.to_builtins(said), sort_keys=False, allow_unicode=True), "sweep")
+        return _InlineDocument(yaml.safe_dump(msgspec.to_builtins(spec), sort_keys=False, allow_unicode=True), "sweep")
     except (TypeError, yaml.YAMLError) as error:
         raise ConfigError(f"it holds what no file could say: {error}", where="sweep") from error
 
 
 class CandidateDocument(YamlDocument):
-    """What the file of a sweep says of every candidate: `base`, where it stands in the file itself, and `workload`."""
+    """The part of a sweep's file that applies to every candidate: `base`, if it is in the file itself, and `workload`."""
 
     def __init__(self, sweep: YamlDocument) -> None:
         self.name, self.section, self.value = sweep.name, None, sweep.value
@@ -172,16 +172,16 @@ class CandidateDocument(YamlDocument):
 
     @property
     def tree(self) -> Any:
-        said = self.value or {}
-        base = said.get("base")
-        return {**(base if isinstance(base, dict) else {}), "workload": said.get("workload")}
+        content = self.value or {}
+        base = content.get("base")
+        return {**(base if isinstance(base, dict) else {}), "workload": content.get("workload")}
 
     def where(self, path: KeyPath) -> str | None:
         return self._sweep.where(path if path[:1] == ("workload",) else ("base", *path))
 
 
 class _InlineDocument(YamlDocument):
-    """Nobody sees its lines."""
+    """A document from a program, whose lines the user does not see."""
 
     def where(self, path: KeyPath) -> str | None:
         return None if super().where(path) is None else ": ".join(filter(None, (self.name, dotted_key(path))))
