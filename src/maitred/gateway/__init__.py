@@ -1,19 +1,20 @@
 """The live world: an OpenAI-compatible reverse proxy that drives admission and routing.
 
-The life of a request:
+The life of a request, and the file for each part of it:
 
-    1. reception   who asks is found out, its body is read within a limit, and the few fields that decisions depend on are
-                   parsed. What is wrong with it by itself is refused here, before it costs anyone a slot.
-    2. admission   `driver` submits it to the core, and it waits, if it must, for its turn (`service`).
-    3. routing     a router chooses among the healthy backends that serve its model (`fleet`).
-    4. relay       the original bytes are sent on; the head of the answer is withheld until the first data of its body has
-                   come (`answer`). Until then the next backend may be tried, and a higher class may take its slot.
-    5. first byte  one question to the core, answered once: it may be shown, or it was preempted. Then the body is written
-                   through as it comes.
-    6. release     exactly once, whatever happened: drained, client gone, failed, preempted.
+    1. intake       `request_intake`, `request_fields`, `auth`: find its tenant, read its body within a limit, parse the few
+                    fields that decisions depend on. A request that is wrong by itself is refused here, before it costs a slot.
+    2. admission    `driver`: submit it to the admission core, and wait for a slot.
+    3. routing      `proxy`, `fleet`: a router chooses among the healthy backends that serve its model.
+    4. forwarding   `proxy`, `response_forwarder`: send its original bytes on; withhold the head of the response until the first
+                    data of the body. Until then another backend may be tried, and a higher class may take the slot.
+    5. first byte   ask the core once whether the response may be sent, or the slot was preempted. Then write the body through
+                    as it arrives.
+    6. release      exactly once, in `proxy`, however the request ends: drained, failed, preempted, client disconnected.
 
-Nothing here decides: the cores do, and are told everything with the time at which it happened. What they are told of the fleet
-is in `polling`, `fleet` and `capacity`; what they and the fleet look like in `observer`, `state` and `metrics`.
+The gateway itself decides nothing: the cores do, and are told everything with the time at which it happened. What they are told
+of the fleet comes from `polling`, `fleet` and `capacity`. What an operator sees is in `state_snapshot`, `metrics` and
+`admin_endpoints`; `reload` changes the configuration in service, `recording` writes what happened.
 """
 
 from __future__ import annotations

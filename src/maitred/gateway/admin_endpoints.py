@@ -1,4 +1,4 @@
-"""What the gateway says of itself and of the models behind it, and what its operator may tell it."""
+"""The paths that the gateway answers itself: its health, metrics, state and models, and what its operator may change."""
 
 from __future__ import annotations
 
@@ -21,44 +21,49 @@ from maitred.wire.asgi import ApiError, Scope, Send
 
 EndpointHandler: TypeAlias = Callable[[Scope, Send], Awaitable[None]]
 MODEL_PATH_PREFIX: Final = "/v1/models/"
-"""Before the name of one model, which may have slashes in it."""
+"""The path of one model without its name, which may contain slashes."""
 _READ_METHODS: Final = ("GET", "HEAD")
 _WRITE_METHODS: Final = ("POST",)
 
 
 class EndpointAccess(Enum):
-    """Who may see a page, once there are API keys."""
+    """What a request needs for an endpoint, once API keys are configured."""
 
     OPEN = auto()
+    """Nothing."""
     KEY = auto()
+    """Any valid key."""
     ADMIN = auto()
-    """Without any key: who asks from this machine."""
+    """The shared key; without any configured key, a connection from this machine."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
+    """One path: what answers it, under which methods, to which requests."""
+
     handler: EndpointHandler
     access: EndpointAccess
     methods: tuple[str, ...] = _READ_METHODS
 
 
 class AdminEndpoints:
-    """`settings` and `keys` are those in force, `fallback` tells why they are less than what was configured (None: they are
-    not)."""
+    """Answers every path that is not forwarded."""
 
     def __init__(
         self,
         fleet: BackendFleet,
         collector: GatewayCollector,
-        state: Callable[[], GatewayState],
-        reloading: ConfigReloader,
+        take_snapshot: Callable[[], GatewayState],
+        reloader: ConfigReloader,
         settings: Callable[[], GatewaySettings],
         keys: Callable[[], ApiKeys],
         fallback: Callable[[], str | None],
     ) -> None:
+        """`settings` and `keys` return those in force; `fallback` returns why less than the configuration is in force, or
+        None."""
         self._fleet = fleet
         self._collector = collector
-        self._take_snapshot = state
-        self._reloading = reloading
+        self._take_snapshot = take_snapshot
+        self._reloader = reloader
         self._settings = settings
         self._keys = keys
         self._fallback = fallback
@@ -74,7 +79,7 @@ class AdminEndpoints:
         self._one_model = Endpoint(self._model, EndpointAccess.KEY)
 
     async def answer_request(self, scope: Scope, send: Send) -> None:
-        """Answer, whatever the path."""
+        """Answer a request for any path that is not forwarded."""
         try:
             await self._dispatch(scope, send)
         except ApiError as error:
@@ -82,16 +87,16 @@ class AdminEndpoints:
 
     async def _dispatch(self, scope: Scope, send: Send) -> None:
         path, method = scope["path"], scope["method"]
-        page = self._one_model if path.startswith(MODEL_PATH_PREFIX) else self._endpoints.get(path)
-        if page is None:
+        endpoint = self._one_model if path.startswith(MODEL_PATH_PREFIX) else self._endpoints.get(path)
+        if endpoint is None:
             raise error_responses.no_route(path)
-        if method not in page.methods:
-            raise error_responses.method_not_allowed(method, ", ".join(page.methods))
-        if page.access is EndpointAccess.KEY:
+        if method not in endpoint.methods:
+            raise error_responses.method_not_allowed(method, ", ".join(endpoint.methods))
+        if endpoint.access is EndpointAccess.KEY:
             self._keys().authenticate(asgi.get_header(scope, AUTHORIZATION_HEADER))
-        elif page.access is EndpointAccess.ADMIN:
+        elif endpoint.access is EndpointAccess.ADMIN:
             self._keys().require_administrator(asgi.get_header(scope, AUTHORIZATION_HEADER), scope)
-        await page.handler(scope, send)
+        await endpoint.handler(scope, send)
 
     async def _models(self, scope: Scope, send: Send) -> None:
         if not self._fleet.healthy:
@@ -107,7 +112,7 @@ class AdminEndpoints:
         raise error_responses.model_unavailable(self._fleet, name)
 
     async def _health(self, scope: Scope, send: Send) -> None:
-        """200 also if it serves with less than was configured: to restart it would not help."""
+        """Answer 200 even if less than the configuration is in force: a restart would not help."""
         fallback = self._fallback()
         if fallback is None:
             await asgi.send_json(send, 200, {"status": "ok"})
@@ -129,7 +134,7 @@ class AdminEndpoints:
 
     async def _reload(self, scope: Scope, send: Send) -> None:
         try:
-            reloaded = await self._reloading.reload()
+            reloaded = await self._reloader.reload()
         except ConfigError as error:
             raise error_responses.invalid_config(str(error)) from error
         await asgi.send_json(send, 200, reloaded)

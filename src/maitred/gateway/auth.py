@@ -1,17 +1,17 @@
-"""Who may ask, and as whom: by the API key that a request shows.
+"""Authentication: whether a request may be served, and which tenant sends it.
 
-A key that was shown is hashed and looked up, so a check costs the same with one tenant and with ten thousand. The table's own
-comparisons could tell an attacker something of the hash they hit, so it is indexed by a tag that nobody outside can compute,
-and the hash found there is compared in constant time.
+**API keys.** The key of a request is hashed and looked up, so that a check costs the same with one tenant and with ten
+thousand. The comparisons inside a dict could tell an attacker something about the stored hashes. So the table is indexed by a
+tag that cannot be computed outside this process, and the hash found there is compared in constant time.
 
-Whose request is it? The first of these that there is:
+**The tenant** is the first of these that applies:
 
-    auth:ID        the caller showed the key of a tenant, or the shared one (then ID is the key's SHA-256)
+    auth:ID        the request has the key of a tenant, or the shared one (then ID is the key's SHA-256)
     header:VALUE   a header that the operator trusts names one
-    ip:ADDRESS     where the connection comes from
-    anonymous      no address is known: a request that came over no network
+    ip:ADDRESS     the address of the connection
+    anonymous      no address is known: the request came over no network
 
-A key beats the header, so whoever has one cannot pass for somebody else.
+A key beats the header, so a client with a key of its own cannot pass for another tenant.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ from maitred.wire.asgi import Scope
 
 
 class KeyRights(Enum):
+    """What a key allows."""
+
     TENANT = auto()
+    """Send requests."""
     ALL = auto()
-    """Of the key that all share: it may administrate, too."""
+    """Send requests and use `/admin/*`: the shared key."""
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """Who showed a valid key."""
+    """The owner of a valid key."""
 
     tenant: str
-    """As policies name it: `auth:ID`."""
+    """The name of the tenant in policies, `auth:ID`."""
     rights: KeyRights
 
 
@@ -49,10 +52,10 @@ _NO_CALLER: Final[tuple[bytes, Caller | None]] = (bytes(32), None)
 
 
 class ApiKeys:
-    """The keys that open the gateway. Without any, it is open to everybody."""
+    """The keys that open the gateway. Without any key it is open to every client."""
 
     def __init__(self, shared: str | None, tenants: Mapping[str, str]) -> None:
-        """`shared` and the values of `tenants` (by the tenant's id) as `hashed` has them."""
+        """`shared` and the values of `tenants`, by tenant id, are hashes as `hash_api_key` returns them."""
         self._secret = secrets.token_bytes(32)
         self._callers: dict[bytes, tuple[bytes, Caller | None]] = {}
         for tenant, key in tenants.items():
@@ -64,7 +67,7 @@ class ApiKeys:
         return bool(self._callers)
 
     def authenticate(self, authorization: bytes | None) -> Caller | None:
-        """Whose key the header `authorization` shows; None if nobody needs one. Raises ApiError 401."""
+        """Return the owner of the key in the header `authorization`, or None if no keys are configured. Raises ApiError 401."""
         if not self._callers:
             return None
         if authorization is None:
@@ -79,8 +82,8 @@ class ApiKeys:
         return caller
 
     def require_administrator(self, authorization: bytes | None, scope: Scope) -> None:
-        """Raises ApiError 401 or 403 if this request may not administrate: only the shared key may; as long as there are no
-        keys at all, whoever asks from this machine."""
+        """Raise ApiError 401 or 403 unless the request has the shared key; or, without any configured key, comes from this
+        machine."""
         caller = self.authenticate(authorization)
         if caller is None:
             if not _is_loopback(scope):
@@ -108,7 +111,7 @@ ANONYMOUS: Final = "anonymous"
 
 
 def resolve_tenant(caller: Caller | None, header_value: bytes | None, scope: Scope) -> str:
-    """As policies name it. `named` is the value of the trusted header; None: there is none, or it is not trusted."""
+    """Return the tenant of a request. `header_value` is that of the trusted header, or None if there is none."""
     if caller is not None:
         return caller.tenant
     name = (header_value or b"").strip()

@@ -1,6 +1,6 @@
-"""API keys as they are kept: of a key that clients show, only its SHA-256, in a file if one likes and in memory always.
+"""The `gateway` section of the configuration, and API keys as it keeps them.
 
-The `gateway` section.
+The config file may hold a key in clear or as `sha256:HEX`; memory holds only the hash.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from maitred.core.errors import ConfigError
 from maitred.wire.errors import UpstreamLimits
 
 HASH_PREFIX: Final = "sha256:"
-"""Before the hash of a key, in hexadecimal."""
+"""Prefix of a hashed key; 64 hexadecimal digits follow."""
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 _EMPTY_KEY_HASH: Final = HASH_PREFIX + hashlib.sha256(b"").hexdigest()
 _VISIBLE_ASCII: Final = re.compile(r"[!-~]+")
 
 
 def hash_api_key(key: str) -> str:
-    """`key` as sha256:HEX, if it is not that already. Raises ValueError for what cannot be a key; it is not repeated there."""
+    """Return `key` as sha256:HEX; it may be a hash already. Raises ValueError, without the key, for what cannot be a key."""
     if key.startswith(HASH_PREFIX):
         if not _DIGEST.fullmatch(key.removeprefix(HASH_PREFIX)):
             raise ValueError("must have 64 hexadecimal digits after sha256:")
         if key.lower() == _EMPTY_KEY_HASH:
-            raise ValueError("is the hash of an empty text")  # what a shell makes of a variable that is not set
+            raise ValueError("is the hash of an empty text")  # a shell makes this of a variable that is not set
         return key.lower()
     if not is_valid_api_key(key):
         raise ValueError("must be visible ASCII characters without spaces")
@@ -36,18 +36,18 @@ def hash_api_key(key: str) -> str:
 
 
 def is_valid_api_key(key: str) -> bool:
-    """Whether it can stand in a header."""
+    """Return whether `key` can be sent in a header."""
     return bool(_VISIBLE_ASCII.fullmatch(key))
 
 
 DEFAULT_SLOTS_PER_BACKEND: Final = 64
-"""Requests that a backend may have in flight for each model, if nothing better is known."""
+"""Requests that a backend may have in flight for each model, if it is neither configured nor reported."""
 ForwardPriority: TypeAlias = Literal["off", "vllm", "sglang"]
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The live gateway. Raises ValueError for what cannot be. Of the keys that clients show it keeps only hashes."""
+    """The configuration of the live gateway. Raises ValueError for invalid values. Keeps only hashes of clients' keys."""
 
     backends: tuple[str, ...] = ()
     """Base URLs of OpenAI-compatible engines, as `http://host:port`."""

@@ -1,4 +1,4 @@
-"""Every answer by which the gateway refuses, with its stable code (SMG's where it has one)."""
+"""Every error that the gateway answers with, and its stable code (SMG's where SMG has one)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BEARER = ((b"www-authenticate", b"Bearer"),)
 
 
 def model_unavailable(fleet: BackendFleet, model: str) -> ApiError:
-    """No backend serves `model` now. That there is no such model is said only if no backend could turn up with it."""
+    """Return the error for a model that no backend serves now: 404 only if no backend that may come up could serve it."""
     if fleet.may_serve(model):
         message = f"no backend that serves `{model}` is up"
         return ApiError(503, message, kind="server_error", code="no_healthy_backend", headers=_RETRY_LATER)
@@ -38,7 +38,7 @@ def admission_rejected(refused: AdmissionRejected, config: AdmissionConfig, time
 
 
 def retry_after_header(span: Micros | None) -> Headers:
-    """Whole seconds, rounded up; 2 if nothing is known."""
+    """Return `Retry-After` for `span`: whole seconds, rounded up; 2 if the span is unknown."""
     secs = 2 if span is None else max(1, ceil(to_seconds(span)))
     return [(b"retry-after", b"%d" % secs)]
 
@@ -48,7 +48,7 @@ _POLICY_REJECTIONS: Final = {
     Reason.BAND_FULL: (429, "admission_band_full", "as many requests of this priority wait as may"),
     Reason.DISPLACED: (429, "admission_displaced", "a more urgent request took the place of this one in a full queue"),
 }
-"""What flow control says no with."""
+"""The rejections of flow control: status, code, message."""
 
 
 def _describe_rejection(reason: str, config: AdmissionConfig, timeout_status: int) -> tuple[int, str, str]:
@@ -69,6 +69,7 @@ def _describe_rejection(reason: str, config: AdmissionConfig, timeout_status: in
 
 
 def preempted() -> ApiError:
+    """Return the error for a request that lost its slot before its first byte."""
     headers = ((b"x-smg-preempted", b"true"), *_RETRY_SOON)
     message = "request preempted by higher-priority traffic"
     return ApiError(503, message, kind="server_error", code="scheduler_preempted", headers=headers)
@@ -79,7 +80,7 @@ def shutting_down() -> ApiError:
 
 
 def upstream_failed(error: UpstreamError | None) -> ApiError:
-    """No backend gave an answer; `error` is what the last one did. None: there was none left to ask."""
+    """Return the error for a request that no backend answered. `error` is that of the last attempt; None if there was none."""
     if error is None or isinstance(error, ConnectError):
         message = "no backend could be reached" if error is None else str(error)
         return ApiError(503, message, kind="server_error", code="no_healthy_backend", headers=_RETRY_LATER)

@@ -1,13 +1,16 @@
 """The backends: which are up, and which models they serve.
 
-Each is polled (see `polling`) in a loop of its own: what one does delays and harms no other. One good answer
-makes it healthy; a refused connection, in a poll or in service, makes it down at once, and other failures after some in a row,
-because a busy engine is slow to answer and not down.
+Each backend is polled in a loop of its own (`polling`), so that none delays another. One good answer makes a backend healthy. A
+refused connection, in a poll or in service, takes it down at once; other failures take it down after `health_failures` in a
+row, because a busy engine is slow to answer and not down.
 
-What is in flight at a backend that is down. Where connections are refused the process has gone, and the requests with it, or it
-ends what it has and takes no more: they are left to it. Where polls fail otherwise it may never answer, so requests that have
-shown their clients nothing are taken away, as soon as another backend serves their model. What stays there brings slots of its
-own until it has ended: it must not use up those of the healthy ones.
+**Requests in flight at a backend that is down.** If connections are refused, the process has ended, and its requests with it;
+or it finishes them and accepts no more. They are left to it. If polls fail otherwise, it may never answer: then requests of
+which the client has received nothing are taken away, as soon as another backend serves their model.
+
+**Slots.** The requests that stay at a backend that is down bring slots of their own until they have ended, so that they do not
+use up the slots of the healthy ones. For example, two backends of 8 slots each have 16; when one goes down with 3 requests
+left, the model has 8 + 3 slots, then 8 + 2, and so on.
 """
 
 from __future__ import annotations
@@ -32,18 +35,18 @@ from maitred.wire.errors import ConnectError, LocalError
 
 log = logging.getLogger("maitred.gateway")
 SlotSource: TypeAlias = Literal["configured", "reported", "default", "mixed", "none"]
-"""How it is known how many slots there are; `none`: there are none, because no backend is up."""
+"""Where a number of slots comes from; `none` if no backend is up, so that there are none."""
 
 
 class ModelSlots(msgspec.Struct, frozen=True):
-    """What the healthy backends of one model offer."""
+    """A number of slots, and where it comes from."""
 
     slots: int
     source: SlotSource
 
 
 class Backend:
-    """An instance reached over HTTP, as routers see it (InstanceView)."""
+    """An engine behind HTTP, as routers see it (`InstanceView`)."""
 
     __slots__ = (
         *("failures_in_a_row", "requests", "healthy", "index", "load", "models"),
@@ -56,22 +59,23 @@ class Backend:
         self.url = str(self.origin)
         self.requests: set[UpstreamRequest] = set()
         self.has_been_polled = False
-        """Whether a poll of it has ended, however."""
+        """Whether a poll has ended, with or without success."""
         self.healthy = False
         self.was_ever_healthy = False
-        """Whether it ever was."""
+        """Whether it has been healthy before."""
         self.models: dict[str, dict[str, Any]] = {}
-        """What it served when last asked, by id; kept while it is down."""
+        """The models in its last good answer, by id; kept while it is down."""
         self.reported_slots: int | None = None
-        """Requests that it says it can run at once."""
+        """Requests that it reports it can run at once; None if it does not."""
         self.load: ReportedLoad | None = None
-        """What it says of its load; None: it does not, or nobody wants to know."""
+        """The load that it reports; None if it does not, or if nothing reads it."""
         self.failures_in_a_row = 0
         self.problem = "not polled yet"
-        """Why it is not healthy."""
+        """Why it is not healthy; "" if it is."""
 
     @property
     def in_flight(self) -> int:
+        """Requests of this gateway that it has now."""
         return len(self.requests)
 
     @property
@@ -80,7 +84,7 @@ class Backend:
 
     @property
     def running(self) -> int:
-        """All that is in flight, if it does not say."""
+        """Requests that run there; those of this gateway if it does not report its load."""
         return len(self.requests) if self.load is None else self.load.running
 
     @property
@@ -92,7 +96,7 @@ class Backend:
 
 
 class UpstreamRequest:
-    """One request at one backend, made by the task that waits for the answer."""
+    """A request at a backend. Made by the task that waits for the response."""
 
     __slots__ = ("_task", "backend", "is_abandoned", "model", "response_started")
 
@@ -100,25 +104,24 @@ class UpstreamRequest:
         self.backend = backend
         self.model = model
         self.response_started = False
-        """Whether the client has seen anything of the answer."""
+        """Whether a part of the response may have been sent to the client."""
         self.is_abandoned = False
         self._task = asyncio.current_task()
 
     def abandon(self) -> None:
-        """Cancel its task, which then asks `taken`."""
+        """Cancel its task, which then calls `absorb_abandonment`."""
         assert self._task is not None
         self.is_abandoned = True
         self._task.cancel()
 
     def absorb_abandonment(self) -> bool:
-        """Whether the task was cancelled by `abandon` and by nobody else. To be asked once; then it may go on."""
+        """Return whether the task was cancelled by `abandon` alone, and take that cancellation back (see `driver`)."""
         assert self._task is not None
         return self.is_abandoned and self._task.uncancel() == 0
 
 
 class BackendFleet:
-    """`changed` is called with the models whose slots may have become more or fewer; `wants_load` is asked whether anybody
-    decides by the load that backends report."""
+    """All backends of a gateway."""
 
     def __init__(
         self,
@@ -127,6 +130,8 @@ class BackendFleet:
         on_slots_changed: Callable[[Iterable[str]], object],
         wants_load: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`on_slots_changed` is called with the models whose number of slots may have changed. `wants_load` returns whether the
+        load that backends report is read."""
         self._config = config
         self._on_slots_changed = on_slots_changed
         self._wants_load = wants_load
@@ -139,42 +144,42 @@ class BackendFleet:
         return [backend for backend in self.backends if backend.healthy]
 
     def backends_serving(self, model: str) -> tuple[Backend, ...]:
-        """The healthy backends that serve `model`."""
+        """Return the healthy backends that serve `model`."""
         return self._serving.get(model, ())
 
     def may_serve(self, model: str) -> bool:
-        """Whether a backend has ever served `model`, or one that was never up yet might."""
+        """Return whether a backend has ever served `model`, or one that has never been up might."""
         return model in self._serving or not all(backend.was_ever_healthy for backend in self.backends)
 
     @property
     def all_polled(self) -> bool:
-        """Whether every backend has been polled once."""
+        """Whether every backend has been polled at least once."""
         return all(backend.has_been_polled for backend in self.backends)
 
     @property
     def known_models(self) -> Sequence[str]:
-        """All that were ever served."""
+        """All models that have ever been served."""
         return list(self._serving)
 
     def total_slots(self, model: str) -> int:
-        """How many requests for `model` may be in flight."""
+        """Return how many requests for `model` may be in flight."""
         serving = self.backends_serving(model)
-        left = sum(flight.model == model for b in self.backends if b not in serving for flight in b.requests)
-        return self.offered_slots(model).slots + left
+        held_elsewhere = sum(sent.model == model for b in self.backends if b not in serving for sent in b.requests)
+        return self.offered_slots(model).slots + held_elsewhere
 
     def offered_slots(self, model: str) -> ModelSlots:
-        """What its healthy backends offer."""
+        """Return the slots that the healthy backends of `model` offer."""
         offers = [self.backend_slots(backend) for backend in self.backends_serving(model)]
         sources = {offer.source for offer in offers}
         source = sources.pop() if len(sources) == 1 else "mixed" if sources else "none"
         return ModelSlots(sum(offer.slots for offer in offers), source)
 
     def model_load(self, model: str, now: Micros) -> FleetLoad:
-        """How loaded the healthy backends of `model` are. O(backends)."""
+        """Return the load of the healthy backends of `model`. O(backends)."""
         return fleet_load(self.backends_serving(model))
 
     def backend_slots(self, backend: Backend) -> ModelSlots:
-        """What one backend offers, for each model it serves."""
+        """Return the slots that one backend offers for each model that it serves."""
         if self._config.slots_per_backend is not None:
             return ModelSlots(self._config.slots_per_backend, "configured")
         if backend.reported_slots is not None:
@@ -182,19 +187,19 @@ class BackendFleet:
         return ModelSlots(DEFAULT_SLOTS_PER_BACKEND, "default")
 
     def add_request(self, backend: Backend, model: str) -> UpstreamRequest:
-        """A request is about to be sent there by the current task."""
-        flight = UpstreamRequest(backend, model)
-        backend.requests.add(flight)
-        return flight
+        """Count the request that the current task is about to send to `backend`."""
+        sent = UpstreamRequest(backend, model)
+        backend.requests.add(sent)
+        return sent
 
-    def remove_request(self, flight: UpstreamRequest) -> None:
-        """It is over there, whatever became of it."""
-        flight.backend.requests.remove(flight)
-        if flight.backend not in self.backends_serving(flight.model):
-            self._on_slots_changed((flight.model,))
+    def remove_request(self, sent: UpstreamRequest) -> None:
+        """Count a request no more that has ended at its backend, in whatever way."""
+        sent.backend.requests.remove(sent)
+        if sent.backend not in self.backends_serving(sent.model):
+            self._on_slots_changed((sent.model,))
 
     def list_models(self) -> Sequence[dict[str, Any]]:
-        """What `/v1/models` says: the healthy backends' models, each once."""
+        """Return what `/v1/models` lists: the models of the healthy backends, each once."""
         merged: dict[str, dict[str, Any]] = {}
         for backend in self.healthy:
             for name, model in backend.models.items():
@@ -202,18 +207,18 @@ class BackendFleet:
         return list(merged.values())
 
     def apply_config(self, config: GatewayConfig) -> None:
-        """From now on poll by this configuration."""
+        """Poll by this configuration from now on."""
         for poller in self._pollers:
             poller.use_key(config.upstream_api_key)
 
     async def poll_forever(self) -> None:
-        """Poll for ever."""
+        """Poll all backends until cancelled."""
         async with asyncio.TaskGroup() as polls:
             for backend in self.backends:
                 polls.create_task(self._poll_repeatedly(backend))
 
     def mark_down(self, backend: Backend, problem: str) -> None:
-        """Send it nothing more until a poll succeeds."""
+        """Send nothing more to `backend` until a poll of it succeeds."""
         backend.problem = problem
         if backend.healthy:
             log.warning("backend %s is down: %s", backend.url, problem)
@@ -242,7 +247,7 @@ class BackendFleet:
                 log.error("backend %s cannot be polled: %s", backend.url, error)
         except TimeoutError:
             self._count_failure(backend, f"no answer within {self._config.health_timeout_secs:g} s")
-        except Exception as error:  # there is no end to what a backend may answer, and no poll may be the last
+        except Exception as error:  # a backend may answer anything, and no poll may be the last
             self._count_failure(
                 backend, f"{type(error).__name__}: {error}" if not isinstance(error, MaitredError) else str(error)
             )
@@ -262,10 +267,10 @@ class BackendFleet:
             self._abandon_requests(backend)
 
     def _abandon_requests(self, backend: Backend) -> None:
-        """Take away what it has shown nothing of, if it can go elsewhere."""
-        for flight in backend.requests:
-            if not (flight.response_started or flight.is_abandoned) and self.backends_serving(flight.model):
-                flight.abandon()
+        """Take away the requests whose response has not started, if another backend serves their model."""
+        for sent in backend.requests:
+            if not (sent.response_started or sent.is_abandoned) and self.backends_serving(sent.model):
+                sent.abandon()
 
     def _mark_up(self, backend: Backend, found: PollResult) -> None:
         backend.failures_in_a_row, backend.problem = 0, ""
@@ -273,7 +278,7 @@ class BackendFleet:
         resized = found.slots != backend.reported_slots
         level = (
             logging.WARNING if backend.was_ever_healthy and not backend.healthy else logging.INFO
-        )  # who read that it is down is told
+        )  # the log that warned that it is down also says that it is up
         backend.healthy, backend.was_ever_healthy, backend.models, backend.reported_slots = (
             True,
             True,
@@ -292,5 +297,5 @@ class BackendFleet:
 
 
 def _is_connection_refused(error: ConnectError) -> bool:
-    """Whether the host answered that nobody listens; else nothing is known of the process."""
+    """Return whether the host has answered that nothing listens there; else nothing is known of the process."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ECONNREFUSED

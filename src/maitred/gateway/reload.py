@@ -1,8 +1,8 @@
-"""A new configuration while requests are being served, on SIGHUP or POST /admin/reload.
+"""Reload: a new configuration while requests are being served, on SIGHUP or POST /admin/reload.
 
 The same sources are read again: the files as they are now, the environment and the flags as they were at the start. All of it
-is validated first. If anything is wrong, nothing changes at all; else what may change in service changes at one instant, and
-requests that are in flight or waiting keep their places. What needs a restart is named, and stays as it was.
+is validated first. If anything is wrong, nothing changes. Otherwise every key that may change in service changes at one
+instant, and requests in flight or waiting keep their places. Keys that need a restart keep their value, and are named.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ RELOADABLE_KEYS: Final = (
 )
 """Keys of the section `gateway` that may change in service. So may all of `admission`."""
 _SECRET_KEYS: Final = ("upstream_api_key",)
-"""Keys whose values are kept as they are. The others' are hashes."""
+"""Keys whose values are kept in clear; other secrets are kept as hashes."""
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway goes by."""
+    """The configuration of a gateway."""
 
     gateway: GatewayConfig
     admission: AdmissionConfig = AdmissionConfig()
     routing: RoutingConfig = RoutingConfig()
 
     def redacted(self) -> dict[str, Any]:
-        """As plain values: classes complete, and of every secret a hash, or that there is one."""
+        """Return the settings as plain values: classes complete, and of a secret its hash, or `***`."""
         gateway, admission = msgspec.to_builtins(self.gateway), msgspec.to_builtins(self.admission)
         gateway |= {key: "***" for key in _SECRET_KEYS if gateway[key] is not None}
         admission["classes"] = {c.label: msgspec.to_builtins(self.admission.class_rules(c)) for c in reversed(PriorityClass)}
@@ -54,11 +54,11 @@ class ReloadResult(msgspec.Struct, frozen=True):
     ignored: list[str]
     """Keys that have changed and need a restart."""
     warnings: list[str]
+    """Warnings about the configuration in force."""
 
 
 class ConfigReloader:
-    """`settings` is what was taken over last. `read` says what should be; `adopt` takes it over, or raises ConfigError and has
-    changed nothing. `results` counts `ok` and `failed`."""
+    """Reloads one gateway."""
 
     def __init__(
         self,
@@ -67,6 +67,8 @@ class ConfigReloader:
         apply_settings: Callable[[GatewaySettings], object],
         results: Counter[str],
     ) -> None:
+        """`settings` are in force now. `read_settings` reads the sources again, None if there are none. `apply_settings` puts
+        settings in force, or raises ConfigError and changes nothing. `results` counts `ok` and `failed`."""
         self.settings = settings
         self._read_settings = read_settings
         self._apply_settings = apply_settings
@@ -75,7 +77,7 @@ class ConfigReloader:
         self._running: set[asyncio.Task[None]] = set()
 
     def request_reload(self) -> None:
-        """The same without waiting for it."""
+        """Start a reload, without waiting for it."""
 
         async def reload() -> None:
             with contextlib.suppress(ConfigError):
@@ -86,7 +88,7 @@ class ConfigReloader:
         task.add_done_callback(self._running.discard)
 
     async def reload(self) -> ReloadResult:
-        """Raises ConfigError, and then nothing has changed. Logs either way."""
+        """Reload now, and log how it went. Raises ConfigError, and changes nothing then."""
         async with self._lock:
             try:
                 reloaded = await self._reload()
@@ -107,16 +109,16 @@ class ConfigReloader:
             raise ConfigError(
                 "there is no configuration to read again", hint="this gateway was given its settings by a program"
             )
-        said = await asyncio.to_thread(self._read_settings)
-        live = {key: getattr(said.gateway, key) for key in RELOADABLE_KEYS}
+        found = await asyncio.to_thread(self._read_settings)
+        live = {key: getattr(found.gateway, key) for key in RELOADABLE_KEYS}
         gateway = msgspec.structs.replace(self.settings.gateway, **live)
-        settings = GatewaySettings(gateway=gateway, admission=said.admission, routing=self.settings.routing)
+        settings = GatewaySettings(gateway=gateway, admission=found.admission, routing=self.settings.routing)
         self._apply_settings(settings)
         self.settings = settings
-        return ReloadResult(True, list(_ignored_keys(settings, said)), list(said.admission.warnings()))
+        return ReloadResult(True, list(_ignored_keys(settings, found)), list(found.admission.warnings()))
 
 
-def _ignored_keys(in_force: GatewaySettings, said: GatewaySettings) -> Iterator[str]:
+def _ignored_keys(in_force: GatewaySettings, found: GatewaySettings) -> Iterator[str]:
     for section in ("gateway", "routing"):
-        old, new = getattr(in_force, section), getattr(said, section)
+        old, new = getattr(in_force, section), getattr(found, section)
         yield from (f"{section}.{key}" for key in new.__struct_fields__ if getattr(old, key) != getattr(new, key))

@@ -1,6 +1,7 @@
-"""What the gateway looks like now: for /maitred/state, /health, /ready, metrics and tests.
+"""What the gateway looks like at one instant: for /maitred/state, /ready, metrics and tests.
 
-Sums up what the gateway looks like: the core's books, the fleet, and who is here; all at one instant, so that sums hold.
+A snapshot sums up the counters of the core, the fleet and the requests that are here. It is taken at one instant, so that its
+sums agree. The field names of the structs are those of `GET /maitred/state`.
 """
 
 from __future__ import annotations
@@ -19,112 +20,125 @@ from maitred.gateway.fleet import Backend, BackendFleet, SlotSource
 
 
 class ClassState(msgspec.Struct):
-    """One class, over all pools. All counts are requests; from `arrived` on they only grow."""
+    """One class, over all pools. All counts are requests; from `arrived` on they only grow. See `admission.counters`."""
 
     waiting: int = 0
     in_flight: int = 0
     queue_size: int = 0
-    """How many may wait, in sum."""
+    """The largest number of requests that may wait, over all pools."""
     reserved: int = 0
-    """Slots, after scaling down."""
+    """Slots reserved, after scaling down."""
     desired: int = 0
-    """Slots, as configured."""
+    """Slots reserved, as configured."""
     pressure: float = 0.0
-    """0 to 1, of the pool where it is highest."""
+    """How full the class is, 0 to 1, in the pool where it is fullest."""
     arrived: int = 0
     admitted: int = 0
     completed: int = 0
     failed: int = 0
     client_gone: int = 0
-    """Left while it held a slot."""
+    """Requests whose client disconnected while they held a slot."""
     preempted: int = 0
-    """Lost its slot for good."""
+    """Requests that lost their slot for good."""
     cancelled: int = 0
-    """Left while it waited for one."""
+    """Requests whose client disconnected while they waited for a slot."""
     queue_full: int = 0
     tenant_queue_full: int = 0
     queue_timeout: int = 0
     refused: dict[str, int] = {}
-    """By admission policies and flow control, by reason; those that came to pass."""
+    """Requests refused by admission policies and flow control, by reason, without the reasons that never occurred."""
     rejected: int = 0
     """queue_full + tenant_queue_full + queue_timeout + the sum of refused"""
     rate_limited: int = 0
-    """Not counted in `arrived`."""
+    """Requests that the rate limit stopped; not counted in `arrived`."""
     promoted: int = 0
     retried: int = 0
     preempted_by: dict[str, int] = {}
-    """Victims, by the class that wanted their slot; those that were tried again as well."""
+    """Victims of a preemption, by the class of the preemptor; those that waited again as well."""
 
 
 class PoolState(msgspec.Struct):
+    """One pool of slots."""
+
     capacity: int | None
-    """Slots; null: no limit."""
+    """Slots; null if there is no limit."""
     in_flight: int
     waiting: int
     reserved: dict[str, int]
-    """Slots by class, after scaling down."""
+    """Slots reserved by class, after scaling down."""
     desired: dict[str, int]
-    """Slots by class, as configured."""
+    """Slots reserved by class, as configured."""
 
 
 class ModelState(msgspec.Struct):
+    """The slots of one model."""
+
     slots: int
-    """What the healthy backends of the model offer."""
+    """Slots that the healthy backends of the model offer."""
     source: SlotSource
-    """How that is known."""
+    """Where this number comes from."""
 
 
 class BackendState(msgspec.Struct):
+    """One backend."""
+
     url: str
     healthy: bool
     in_flight: int
     models: list[str]
     problem: str
     slots: int
-    """Requests that it may have in flight, for each model."""
+    """Requests that the backend may have in flight, for each model."""
     source: SlotSource
-    """How that is known."""
+    """Where this number comes from."""
 
 
 class TenantState(msgspec.Struct):
+    """The requests of one tenant that are here."""
+
     in_flight: int = 0
     waiting: int = 0
 
 
 class GatewayState(msgspec.Struct):
+    """The whole gateway."""
+
     ready: bool
+    """Whether a backend is healthy."""
     mode: str
-    """Of admission: `off`, `legacy`, `priority` or `flow-control`."""
+    """The mode of admission: `off`, `legacy`, `priority` or `flow-control`."""
     config_fallback: str | None
-    """Why the mode is not the configured one; null: it is."""
+    """Why the mode is not the configured one; null if it is."""
     capacity: int | None
-    """Slots of all pools; null: no limit."""
+    """Slots of all pools; null if there is no limit."""
     in_flight: int
     waiting: int
     classes: dict[str, ClassState]
     pools: dict[str, PoolState]
-    """By model; one for all, `*`, in modes off and legacy."""
+    """The pools by model; modes off and legacy have one pool for all models, `*`."""
     models: dict[str, ModelState]
     tenants: dict[str, TenantState]
-    """Those that have requests here; the last is `other` if there are many."""
+    """The tenants that have requests here; tenants without a label of their own are `other`."""
     backends: list[BackendState]
     parked_body_bytes: int
-    """Of all request bodies that are being read or kept."""
+    """Size of all request bodies that are being read or kept."""
     decision_log_failed: bool
-    """Whether decisions are recorded no more, though they should be."""
+    """Whether a failure has ended the decision log."""
 
 
 class StateSnapshots:
+    """Takes snapshots of a gateway."""
+
     def __init__(
-        self, driver: RealTimeAdmission, fleet: BackendFleet, capacity: CapacityController, counts: GatewayCounters
+        self, driver: RealTimeAdmission, fleet: BackendFleet, capacity: CapacityController, counters: GatewayCounters
     ) -> None:
         self._driver = driver
         self._fleet = fleet
         self._capacity = capacity
-        self._counters = counts
+        self._counters = counters
 
     def take_snapshot(self, *, parked_body_bytes: int, decision_log_failed: bool) -> GatewayState:
-        """O(requests that are here)."""
+        """Return the state at this instant. O(requests that are here)."""
         core, fleet = self._driver.core, self._fleet
         pools = {name: _pool_state(core.view(name)) for name in core.pool_names}
         offered = {model: fleet.offered_slots(model) for model in fleet.known_models}
@@ -146,10 +160,10 @@ class StateSnapshots:
 
     def _tenants(self) -> dict[str, TenantState]:
         tenants: dict[str, TenantState] = {}
-        for stay in self._driver.leases:
-            tenant = tenants.setdefault(self._counters.tenant_label(stay.tenant), TenantState())
-            tenant.waiting += stay.is_waiting
-            tenant.in_flight += not stay.is_waiting
+        for lease in self._driver.leases:
+            tenant = tenants.setdefault(self._counters.tenant_label(lease.tenant), TenantState())
+            tenant.waiting += lease.is_waiting
+            tenant.in_flight += not lease.is_waiting
         return tenants
 
     def _backend(self, b: Backend) -> BackendState:
@@ -196,8 +210,8 @@ def _pool_state(view: PoolView) -> PoolState:
         capacity=None if view.capacity >= MAX_SLOTS else view.capacity,
         in_flight=view.in_flight,
         waiting=view.waiting,
-        reserved={c.label: books.reserved for c, books in view.classes.items()},
-        desired={c.label: books.desired for c, books in view.classes.items()},
+        reserved={c.label: of_class.reserved for c, of_class in view.classes.items()},
+        desired={c.label: of_class.desired for c, of_class in view.classes.items()},
     )
 
 
