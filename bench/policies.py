@@ -2,20 +2,22 @@
 
     python bench/policies.py                                            # the sample that comes with maitred
     python bench/policies.py --trace mooncake:FILE --speed 2.5 --kv-blocks 27000 100000 400000 --processes 2
-    python bench/policies.py --write docs/policies.md                   # into the document, at the place of this trace
-    python bench/policies.py --by-length --write docs/evidence.md       # who pays for short first: a table by length of prompt
+    python bench/policies.py --write docs/policies.md                   # into the document, where this trace is
+    python bench/policies.py --by-length --write docs/evidence.md       # what pays for short first: a table by length of prompt
 
-Equal instances behind a router, no admission, each policy on the same requests. Arrivals come `--speed` times as fast as they
-were recorded, so that somebody waits: where nobody does, all policies are alike. With one size of the KV memory the table shows
-who pays for an order; with several (`--kv-blocks A B C`), what the sizes do to hit rate and median and tail. `--by-length`
-shows the shortest third of the prompts, the middle one and the longest instead.
-What a trace lacks is given to it by a rule, the same for each policy: `max_output_tokens`, the answer's length rounded up to
-a power of two and, for every other request, twice that, as clients do who play safe; and a tenant, the first of which sends
-half of all requests.
+All instances are equal and behind a router, there is no admission, and each policy gets the same requests. They arrive
+`--speed` times as fast as they were recorded, so that requests wait: where none does, all policies are alike. With one
+size of the KV memory the table shows what pays for an order; with several (`--kv-blocks A B C`), what the sizes do to
+hit rate, median and tail. `--by-length` shows the shortest third of the prompts, the middle one and the longest
+instead.
 
-The instances keep prefixes (`--no-prefix-caching`: they do not). A policy that needs that is left out where they do not, and
-where the trace has no prefixes. The table says nothing of other traces and other loads; it takes minutes to make it from one's
-own.
+What a trace lacks is added by a rule, the same for each policy: `max_output_tokens` is the answer's length rounded up
+to a power of two, and twice that for every other request, as cautious clients do; of the tenants, the first sends half
+of all requests.
+
+The instances keep prefixes (`--no-prefix-caching`: they do not). A policy that needs prefixes is left out where they
+are not kept, and where the trace has none. The table says nothing of other traces and other loads; it takes minutes to
+make it from your own.
 """
 
 from __future__ import annotations
@@ -69,13 +71,13 @@ SHORT_FIRST = (
     "bounded(sjf, max_displacement=30)",
     "hrrn",
 )
-"""The usual ones of `--by-length`."""
+"""The default policies of `--by-length`."""
 TENANTS = ("a", "b", "c", "d")
 BEGIN, END = "<!-- made by bench/{} -->", "<!-- end -->"
 
 
 class Waits(msgspec.Struct, frozen=True):
-    """Of some requests, in milliseconds to the first token."""
+    """Times to the first token of some requests, in milliseconds."""
 
     p50: float
     p99: float
@@ -102,13 +104,13 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def workload(spec: str, speed: float, most: int | None) -> list[Job]:
-    """The trace, faster, with what it lacks."""
+    """Return the trace, faster, with what it lacks."""
     rng = Random(0)
     with open_trace(spec) as trace:
-        return [_given(job, speed, rng) for job in islice(trace, most)]
+        return [_completed(job, speed, rng) for job in islice(trace, most)]
 
 
-def _given(job: Job, speed: float, rng: Random) -> Job:
+def _completed(job: Job, speed: float, rng: Random) -> Job:
     request = job.request
     allowed = request.max_output_tokens or (1 << (job.output_tokens - 1).bit_length()) * (1 + request.id % 2)
     tenant = request.tenant or (TENANTS[0] if rng.random() < 0.5 else rng.choice(TENANTS[1:]))
@@ -117,16 +119,16 @@ def _given(job: Job, speed: float, rng: Random) -> Job:
     return msgspec.structs.replace(job, request=changed)
 
 
-def run(case: tuple[int, str], jobs: Sequence[Job], asked: argparse.Namespace) -> Case:
+def run(case: tuple[int, str], jobs: Sequence[Job], options: argparse.Namespace) -> Case:
     blocks, policy = case
     instance = InstanceConfig(
         scheduler=policy,
-        max_num_seqs=asked.max_num_seqs,
+        max_num_seqs=options.max_num_seqs,
         total_kv_blocks=blocks,
-        enable_prefix_caching=asked.prefix_caching,
+        enable_prefix_caching=options.prefix_caching,
     )
-    results = simulate(jobs, ClusterConfig(num_instances=asked.num_instances), instance)
-    waits = _waits(results)
+    results = simulate(jobs, ClusterConfig(num_instances=options.num_instances), instance)
+    waits = _ttft_ms(results)
     few = np.array([job.request.tenant != TENANTS[0] for job in jobs])
     present = [c for c in sorted(PriorityClass, reverse=True) if np.any(results.priority_class == c)]
     classes = {c.label: _percentile(waits[results.priority_class == c], 99) for c in present} if len(present) > 1 else {}
@@ -144,8 +146,8 @@ def run(case: tuple[int, str], jobs: Sequence[Job], asked: argparse.Namespace) -
     )
 
 
-def _waits(results: Results) -> np.ndarray:
-    """Milliseconds to the first token; infinite where there was none."""
+def _ttft_ms(results: Results) -> np.ndarray:
+    """Return the milliseconds to the first token; infinite where there was none."""
     waits = (results.first_token - results.arrival) / 1000.0
     return np.where(results.first_token >= results.arrival, waits, np.inf)
 
@@ -162,13 +164,13 @@ def _percentile(waits: np.ndarray, of: float) -> float:
 
 
 def table(cases: Sequence[Case]) -> Iterator[str]:
-    """In Markdown."""
+    """Yield the lines of a table in Markdown."""
     sizes = list(dict.fromkeys(case.blocks for case in cases))
-    yield from who_pays(cases) if len(sizes) == 1 else by_size(cases, sizes)
+    yield from one_size(cases) if len(sizes) == 1 else by_size(cases, sizes)
 
 
-def who_pays(cases: Sequence[Case]) -> Iterator[str]:
-    """A row for each policy, all that is known of it."""
+def one_size(cases: Sequence[Case]) -> Iterator[str]:
+    """Yield a row for each policy, with all figures."""
     classes = list(cases[0].classes)
     figures = ["p50", "p99", "longest", *(f"{c} p99" for c in classes), "other tenants p99", "preempted", "hit rate"]
     yield f"| policy | {' | '.join(figures)} |"
@@ -180,7 +182,7 @@ def who_pays(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def by_size(cases: Sequence[Case], sizes: Sequence[int]) -> Iterator[str]:
-    """A row for each policy, three figures for each size."""
+    """Yield a row for each policy, with three figures for each size."""
     yield "| policy |" + "".join(f" {blocks:,} blocks: hit rate | p50 | p99 |" for blocks in sizes)
     yield "|---|" + "---:|" * 3 * len(sizes)
     for policy in dict.fromkeys(case.policy for case in cases):
@@ -189,7 +191,7 @@ def by_size(cases: Sequence[Case], sizes: Sequence[int]) -> Iterator[str]:
 
 
 def by_length(cases: Sequence[Case]) -> Iterator[str]:
-    """A row for each policy, three figures for each third of the prompts."""
+    """Yield a row for each policy, with three figures for each third of the prompts."""
     yield "| policy |" + "".join(f" {third} prompts: p50 | p99 | longest |" for third in ("short", "middle", "long"))
     yield "|---|" + "---:|" * 9
     for case in cases:
@@ -197,23 +199,23 @@ def by_length(cases: Sequence[Case]) -> Iterator[str]:
         yield f"| `{case.policy}` |" + "".join(found)
 
 
-def described(asked: argparse.Namespace, jobs: Sequence[Job], left_out: Sequence[str]) -> Iterator[str]:
+def described(options: argparse.Namespace, jobs: Sequence[Job], left_out: Sequence[str]) -> Iterator[str]:
     span = jobs[-1].request.arrival / SECOND
-    blocks = " or ".join(f"{size:,}" for size in asked.kv_blocks)
-    fleet = f"{asked.num_instances} instance{'s' * (asked.num_instances > 1)} of {asked.max_num_seqs} sequences"
-    what = f"{len(jobs):,} requests of `{name_of(asked.trace)}` in {span:,.0f} s (speed {asked.speed:g})"
+    blocks = " or ".join(f"{size:,}" for size in options.kv_blocks)
+    fleet = f"{options.num_instances} instance{'s' * (options.num_instances > 1)} of {options.max_num_seqs} sequences"
+    what = f"{len(jobs):,} requests of `{name_of(options.trace)}` in {span:,.0f} s (speed {options.speed:g})"
     yield f"Time to first token in ms: {what}, {fleet} and {blocks} KV blocks."
     if left_out:
         yield f"Left out, for nothing is kept in the prefix cache: {', '.join(f'`{policy}`' for policy in left_out)}."
 
 
 def name_of(trace: str) -> str:
-    """`sample:NAME`, or the name of the file, whatever its format and folder."""
+    """Return `sample:NAME`, or the name of the file without format and folder."""
     return trace if trace.startswith("sample:") else Path(trace.rpartition(":")[2]).name
 
 
 def write(path: Path, maker: str, text: str) -> None:
-    """Into the document, between the two marks of what `maker` makes."""
+    """Put `text` into the document, between the two marks of what `maker` makes."""
     document, begin = path.read_text(encoding="utf-8"), BEGIN.format(maker)
     if begin not in document or END not in document.partition(begin)[2]:
         raise SystemExit(f"{path} has no place for it: a line {begin} and a line {END}")
@@ -222,22 +224,23 @@ def write(path: Path, maker: str, text: str) -> None:
 
 
 def print_or_write(about: str, maker: str, lines: Iterable[str]) -> None:
-    """The command line of a script that makes one table: print `lines`, or put them into the document that `--write` names."""
+    """Be the command line of a script that makes one table: print `lines`, or put them into the document that `--write`
+    names."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this document")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     text = "\n".join(lines)
-    if asked.write:
-        write(asked.write, maker, text)
+    if options.write:
+        write(options.write, maker, text)
     else:
         print(text)
 
 
-def options() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", default="sample:mixed", help="FORMAT:FILE or sample:NAME (default: %(default)s)")
     parser.add_argument("--speed", type=float, default=1.0, help="how much faster than recorded (default: %(default)s)")
-    parser.add_argument("--max-requests", type=int, help="only the first so many")
+    parser.add_argument("--max-requests", type=int, help="only the first N requests")
     parser.add_argument("--num-instances", type=int, default=1)
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--kv-blocks", type=int, nargs="+", default=[27_000], help="of 16 tokens, per instance")
@@ -246,30 +249,32 @@ def options() -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", metavar="POLICY", help="default: all of the table's")
     parser.add_argument("--by-length", action="store_true", help="a table by length of prompt (one size of the KV memory)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this document")
-    asked = parser.parse_args()
-    asked.policies = asked.policies or list(SHORT_FIRST if asked.by_length else POLICIES)
-    return asked
+    options = parser.parse_args()
+    options.policies = options.policies or list(SHORT_FIRST if options.by_length else POLICIES)
+    return options
 
 
 def main() -> None:
-    asked = options()
+    options = parse_options()
     try:
-        jobs = workload(asked.trace, asked.speed, asked.max_requests)
-        kept = asked.prefix_caching and any(job.request.prefix is not None for job in jobs)
+        jobs = workload(options.trace, options.speed, options.max_requests)
+        kept = options.prefix_caching and any(job.request.prefix is not None for job in jobs)
         left_out = (
-            [] if kept or asked.by_length else [p for p in asked.policies if QueueingConfig(scheduler=p).needs_prefix_cache()]
+            []
+            if kept or options.by_length
+            else [p for p in options.policies if QueueingConfig(scheduler=p).needs_prefix_cache()]
         )
-        policies = [p for p in asked.policies if p not in left_out]
+        policies = [p for p in options.policies if p not in left_out]
         cases = []
-        with ProcessPoolExecutor(asked.processes) as workers:
-            for case in workers.map(partial(run, jobs=jobs, asked=asked), product(asked.kv_blocks, policies)):
+        with ProcessPoolExecutor(options.processes) as workers:
+            for case in workers.map(partial(run, jobs=jobs, options=options), product(options.kv_blocks, policies)):
                 cases.append(case)
                 print(f"{case.policy}, {case.blocks:,} blocks", file=sys.stderr)
     except MaitredError as error:
         raise SystemExit(f"bench/policies.py: {error}") from error
-    text = "\n".join([*described(asked, jobs, left_out), "", *(by_length(cases) if asked.by_length else table(cases))])
-    if asked.write:
-        write(asked.write, f"policies.py: {name_of(asked.trace)}", text)
+    text = "\n".join([*described(options, jobs, left_out), "", *(by_length(cases) if options.by_length else table(cases))])
+    if options.write:
+        write(options.write, f"policies.py: {name_of(options.trace)}", text)
     else:
         print(text)
 

@@ -2,8 +2,9 @@
 
     python bench/prefix_reuse.py [--block-size 512] TRACE...
 
-Traces are named as everywhere (`FILE`, `FORMAT:FILE`), whole or gzipped. In blocks of 512 tokens, in which they were recorded,
-the Mooncake conversation trace repeats 37 % (105,592 of 288,500 blocks) and the synthetic one 64 % (77,740 of 121,877).
+Traces are named as everywhere (`FILE`, `FORMAT:FILE`), plain or gzipped. In blocks of 512 tokens, in which they were
+recorded, the Mooncake conversation trace repeats 37 % (105,592 of 288,500 blocks) and the synthetic one 64 % (77,740 of
+121,877).
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="How much of its prompts a trace repeats.")
     parser.add_argument("traces", nargs="+", metavar="TRACE")
     parser.add_argument("--block-size", type=int, default=512, metavar="TOKENS")
-    asked = parser.parse_args()
-    for name in asked.traces:
+    options = parser.parse_args()
+    for name in options.traces:
         try:
             with open_trace(name) as trace:
-                found = reuse((job.request for job in trace), asked.block_size)
+                reused = reuse((job.request for job in trace), options.block_size)
         except MaitredError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-        print(f"{name}: {found.rate:.1%} ({found.found:,} of {found.blocks:,} blocks of {found.requests:,} prompts)")
+        print(f"{name}: {reused.rate:.1%} ({reused.found:,} of {reused.blocks:,} blocks of {reused.requests:,} prompts)")
     return 0
 
 

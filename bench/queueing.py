@@ -1,18 +1,18 @@
-"""What one scheduling pass costs the policies that order by the prefix cache, and that it hardly grows with those who wait.
+"""What one scheduling pass costs the cache-aware policies: it hardly grows with the number of waiting requests.
 
     python bench/queueing.py [--rounds 7] [--only lpm]
 
-n requests wait (128, 1,000 and 10,000), of 32 families: prompts of 1,024 tokens, of which a family shares the first 768, in
-blocks of 16. Half the families' prefixes are cached, and 4,096 blocks of requests that are gone.
+n requests wait (128, 1,000 and 10,000), of 32 families: prompts of 1,024 tokens, of which a family shares the first
+768, in blocks of 16. Half the families' prefixes are cached, and 4,096 blocks of requests that are gone.
 
-`pass`: it begins, admits 8, publishes their blocks, and evicts the 128 blocks least recently used (which the same number of
-    arrivals follows, outside of the figure: n stays).
-`arrival`: one of them, its 64 keys and what is cached of them included.
-`family`: a pass after which a family loses the end of its prefix, or finds it again: n / 32 requests move, which is no
-    scheduling pass's usual lot.
+`pass`: it starts, admits 8, stores their blocks, and evicts the 128 blocks least recently used. The same number of arrivals
+    follows, outside of the figure, so that n stays.
+`arrival`: one of them, with its 64 block hashes and the lookup of what is cached of them.
+`family`: a pass after which a family loses the end of its prefix, or finds it again: n / 32 requests move, many more than in
+    a usual pass.
 
-Rounds are interleaved: each runs every case at every size, beside a calibration loop (plain Python, no work of ours). CPU time,
-medians over the rounds; the collector is set as `maitred serve` sets it.
+Rounds are interleaved: each runs every case at every size, beside a calibration loop (plain Python, no work of ours).
+CPU time, medians over the rounds; the collector is set as `maitred serve` sets it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ POLICIES = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 FAMILIES, BLOCK, SHARED, OWN = 32, 16, 48, 16
 ADMITTED, EVICTED = 8, 128
 PASSES = 20
-"""In a round."""
+"""Passes in a round."""
 AIMS = {"pass": 1_000.0, "arrival": 20.0, "family": 0.0}
-"""µs; 0: none."""
+"""µs; 0 for no aim."""
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys`: blocks of the family, then its own."""
+    """A prompt (`PrefixKeys`) of blocks of its family, then blocks of its own."""
 
     family: int
     number: int
@@ -61,7 +61,7 @@ class Cache:
     def __init__(self) -> None:
         self.block_size = BLOCK
         self.blocks: OrderedDict[int, None] = OrderedDict()
-        self.watchers: list[PrefixCacheListener] = []
+        self.listeners: list[PrefixCacheListener] = []
 
     def block_hashes(self, request: Request) -> Sequence[int]:
         assert request.prefix is not None
@@ -74,20 +74,20 @@ class Cache:
         return next((depth for depth, key in enumerate(chain) if key not in self.blocks), len(chain))
 
     def num_cached_tokens(self, request: Request) -> int:
-        raise NotImplementedError("who keeps a chain needs no match")
+        raise NotImplementedError("a queue that keeps the block hashes needs no match")
 
-    def subscribe(self, watcher: PrefixCacheListener) -> None:
-        self.watchers.append(watcher)
+    def subscribe(self, listener: PrefixCacheListener) -> None:
+        self.listeners.append(listener)
 
-    def use(self, chain: Sequence[int]) -> None:
-        """All of them are cached, and the end of the chain goes first."""
-        missing = [key for key in chain if key not in self.blocks]
-        for key in reversed(chain):
+    def use(self, block_hashes: Sequence[int]) -> None:
+        """Cache all of `block_hashes`; its end is evicted first."""
+        missing = [key for key in block_hashes if key not in self.blocks]
+        for key in reversed(block_hashes):
             self.blocks[key] = None
             self.blocks.move_to_end(key)
-        for watcher in self.watchers:
+        for listener in self.listeners:
             for key in missing:
-                watcher.on_stored(key)
+                listener.on_stored(key)
 
     def evict(self, blocks: int) -> None:
         self.forget([key for key, _ in zip(self.blocks, range(blocks), strict=False)])
@@ -95,8 +95,8 @@ class Cache:
     def forget(self, keys: Sequence[int]) -> None:
         for key in keys:
             del self.blocks[key]
-            for watcher in self.watchers:
-                watcher.on_removed(key)
+            for listener in self.listeners:
+                listener.on_removed(key)
 
 
 class Step:
@@ -108,8 +108,8 @@ class Step:
         return {}
 
 
-class Room:
-    """A queue, the cache that it looks at, and n who wait."""
+class Scene:
+    """A queue, the cache that it looks at, and n waiting requests."""
 
     def __init__(self, policy: str, n: int) -> None:
         self.random = Random(n)
@@ -135,7 +135,7 @@ class Room:
         self.queue.add(seq, seq.request.arrival)
 
     def schedule(self) -> None:
-        """One pass. What is admitted is computed and over at once."""
+        """Run one pass. What is admitted is computed and ends at once."""
         queue, cache = self.queue, self.cache
         queue.on_step_start(Step(), 0)
         admitted = []
@@ -143,15 +143,15 @@ class Room:
             if queue.peek() is not None:
                 admitted.append(queue.pop())
         for seq in admitted:
-            chain = cache.block_hashes(seq.request)
-            cached = sum(map(cache.contains, chain))
-            cache.use(chain)
-            queue.on_served(seq, (len(chain) - cached) * BLOCK, 0, 0)
+            block_hashes = cache.block_hashes(seq.request)
+            cached = sum(map(cache.contains, block_hashes))
+            cache.use(block_hashes)
+            queue.on_served(seq, (len(block_hashes) - cached) * BLOCK, 0, 0)
             queue.on_sequence_end(seq, 0)
         cache.evict(EVICTED)
 
     def move_a_family(self) -> None:
-        """The last 8 blocks of a family's prefix go, or those that went come back."""
+        """Evict the last 8 blocks of a family's prefix, or store those again that were evicted last."""
         if self.lost:
             self.cache.use(self.lost)
             self.lost = []
@@ -161,54 +161,54 @@ class Room:
         self.cache.forget(self.lost[::-1])
 
 
-def spent(events: int, work: Callable[[], None]) -> float:
-    """CPU µs per event."""
+def cpu_us(events: int, work: Callable[[], None]) -> float:
+    """Return the CPU time of `work` in µs per event."""
     began = process_time()
     work()
     return (process_time() - began) / events * 1e6
 
 
-def measure(room: Room) -> dict[str, float]:
-    """The median of each kind, over one round."""
+def measure(scene: Scene) -> dict[str, float]:
+    """Return the median of each kind of event, over one round."""
     figures: dict[str, list[float]] = {kind: [] for kind in AIMS}
 
     def arrivals() -> None:
-        coming = [room.next() for _ in range(ADMITTED)]
-        figures["arrival"].append(spent(ADMITTED, lambda: [room.arrive(seq) for seq in coming] and None))
+        coming = [scene.next() for _ in range(ADMITTED)]
+        figures["arrival"].append(cpu_us(ADMITTED, lambda: [scene.arrive(seq) for seq in coming] and None))
 
     for _ in range(PASSES):
-        figures["pass"].append(spent(1, room.schedule))
+        figures["pass"].append(cpu_us(1, scene.schedule))
         arrivals()
     for _ in range(PASSES // 4):
-        room.move_a_family()
-        figures["family"].append(spent(1, room.schedule))
+        scene.move_a_family()
+        figures["family"].append(cpu_us(1, scene.schedule))
         arrivals()
-    if room.lost:
-        room.move_a_family()
-        room.schedule()
+    if scene.lost:
+        scene.move_a_family()
+        scene.schedule()
         arrivals()
     return {kind: statistics.median(values) for kind, values in figures.items()}
 
 
 def main(rounds: int, only: str) -> None:
-    rooms = {(policy, n): Room(policy, n) for policy in POLICIES if only in policy for n in SIZES}
-    for room in rooms.values():
-        measure(room)  # warm up
+    scenes = {(policy, n): Scene(policy, n) for policy in POLICIES if only in policy for n in SIZES}
+    for scene in scenes.values():
+        measure(scene)  # warm up
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
     loops: list[float] = []
-    found: dict[tuple[str, int], list[dict[str, float]]] = {case: [] for case in rooms}
+    rounds_of: dict[tuple[str, int], list[dict[str, float]]] = {case: [] for case in scenes}
     for _ in range(rounds):
         loops.append(calibrate())
-        for case, room in rooms.items():
-            found[case].append(measure(room))
+        for case, scene in scenes.items():
+            rounds_of[case].append(measure(scene))
     turn = statistics.median(loops) / CALIBRATION_LOOPS * 1e6
     print(f"calibration loop ({CALIBRATION_LOOPS:,} turns): {turn * CALIBRATION_LOOPS / 1e3:.1f} ms CPU")
     print(f"{'CPU µs, n waiting':<36}" + "".join(f"{f'n = {n:,}':>12}" for n in SIZES) + f"{'growth':>8}{'aim':>7}{'turns':>8}")
-    for policy in dict.fromkeys(policy for policy, _ in rooms):
+    for policy in dict.fromkeys(policy for policy, _ in scenes):
         for kind, aim in AIMS.items():
-            medians = [statistics.median(each[kind] for each in found[policy, n]) for n in SIZES]
+            medians = [statistics.median(each[kind] for each in rounds_of[policy, n]) for n in SIZES]
             print(f"{f'{policy}: {kind}':<36}" + "".join(f"{value:12.1f}" for value in medians), end="")
             print(f"{medians[-1] / medians[1]:8.2f}{f'{aim:.0f}' if aim else '-':>7}{medians[-1] / turn:8.0f}")
 

@@ -1,10 +1,11 @@
-"""What each router does to the time to first token and to the prefix caches, on one trace: the table of docs/routing.md.
+"""What each router does to the time to first token and to the prefix caches, on one trace: the table of
+docs/routing.md.
 
     python bench/router_effect.py --trace mooncake:FILE --max-requests 4000 --speed 6 --num-instances 8 --kv-blocks 100000
 
-Equal instances that keep prefixes, no admission, each router on the same requests, which arrive `--speed` times as fast as
-they were recorded. `--write docs/routing.md` puts the table there. It says nothing of other traces and loads; it takes minutes
-to make it from one's own.
+All instances are equal and keep prefixes, there is no admission, and each router gets the same requests, which arrive
+`--speed` times as fast as they were recorded. `--write docs/routing.md` puts the table there. It says nothing of other
+traces and loads; it takes minutes to make it from your own.
 """
 
 from __future__ import annotations
@@ -36,41 +37,41 @@ CASES = (
 )
 
 
-def workload(asked: argparse.Namespace) -> list[Job]:
-    with open_trace(asked.trace) as trace:
-        return [_sooner(job, asked.speed) for job in islice(trace, asked.max_requests)]
+def workload(options: argparse.Namespace) -> list[Job]:
+    with open_trace(options.trace) as trace:
+        return [_at_speed(job, options.speed) for job in islice(trace, options.max_requests)]
 
 
-def _sooner(job: Job, speed: float) -> Job:
+def _at_speed(job: Job, speed: float) -> Job:
     request = msgspec.structs.replace(job.request, arrival=round(job.request.arrival / speed))
     return msgspec.structs.replace(job, request=request)
 
 
 def row(policy: str, scorers: str, instances: int, results: Results) -> str:
     waits = (results.first_token - results.arrival)[results.first_token >= results.arrival] / 1000
-    whole = (results.finished - results.arrival)[results.first_token >= results.arrival] / 1000
+    e2e = (results.finished - results.arrival)[results.first_token >= results.arrival] / 1000
     loads = np.bincount(results.instance[results.instance >= 0], minlength=instances)
     hits = results.cached_tokens.sum() / results.prompt_tokens.sum()
     named = f"`{scorers}`" if scorers else ""
-    spans = [np.percentile(waits, 50), np.percentile(waits, 99), np.percentile(whole, 50)]
+    spans = [np.percentile(waits, 50), np.percentile(waits, 99), np.percentile(e2e, 50)]
     cells = [f"`{policy}`", named, *(f"{ms:,.0f}" for ms in spans), f"{hits:.1%}", f"{loads.max() / loads.mean():.2f}"]
     return f"| {' | '.join(cells)} |"
 
 
-def table(asked: argparse.Namespace, jobs: Sequence[Job]) -> Iterator[str]:
-    name = f"{asked.trace.partition(':')[0]}:{Path(asked.trace.partition(':')[2]).name}"
+def table(options: argparse.Namespace, jobs: Sequence[Job]) -> Iterator[str]:
+    name = f"{options.trace.partition(':')[0]}:{Path(options.trace.partition(':')[2]).name}"
     span = jobs[-1].request.arrival / 1e6
-    fleet = f"{asked.num_instances} instances of {asked.kv_blocks:,} KV blocks with prefix caches"
-    yield f"Times in ms: {len(jobs):,} requests of `{name}` in {span:,.0f} s (speed {asked.speed:g}), {fleet}."
+    fleet = f"{options.num_instances} instances of {options.kv_blocks:,} KV blocks with prefix caches"
+    yield f"Times in ms: {len(jobs):,} requests of `{name}` in {span:,.0f} s (speed {options.speed:g}), {fleet}."
     yield ""
     yield "| policy | scorers | TTFT p50 | TTFT p99 | E2E p50 | hit rate | busiest / mean |"
     yield "|---|---|" + "---:|" * 5
-    instance = InstanceConfig(enable_prefix_caching=True, total_kv_blocks=asked.kv_blocks)
+    instance = InstanceConfig(enable_prefix_caching=True, total_kv_blocks=options.kv_blocks)
     for policy, mix in CASES:
-        scorers = mix.replace("BLOCKS", str(asked.kv_blocks))
+        scorers = mix.replace("BLOCKS", str(options.kv_blocks))
         routing = RoutingConfig(policy=policy, scorers=scorers)
-        results = simulate(jobs, ClusterConfig(num_instances=asked.num_instances), instance, routing)
-        yield row(policy, scorers, asked.num_instances, results)
+        results = simulate(jobs, ClusterConfig(num_instances=options.num_instances), instance, routing)
+        yield row(policy, scorers, options.num_instances, results)
 
 
 def main() -> None:
@@ -81,11 +82,11 @@ def main() -> None:
     parser.add_argument("--num-instances", type=int, default=8)
     parser.add_argument("--kv-blocks", type=int, default=27_000)
     parser.add_argument("--write", type=Path, help="put the table into this document")
-    asked = parser.parse_args()
-    lines = list(table(asked, workload(asked)))
+    options = parser.parse_args()
+    lines = list(table(options, workload(options)))
     print("\n".join(lines))
-    if asked.write:
-        write(asked.write, "router_effect.py", "\n".join(lines))
+    if options.write:
+        write(options.write, "router_effect.py", "\n".join(lines))
 
 
 if __name__ == "__main__":

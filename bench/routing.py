@@ -1,13 +1,14 @@
-"""What one choice costs each router, and which of them it costs more the more instances there are.
+"""What one choice costs each router, and how that grows with the number of instances.
 
     python bench/routing.py [--rounds 5] [--only least-loaded] [--write docs/routing.md]
 
-4, 64 and 256 instances under steady load: five requests each are in flight, and for each one sent another ends, at random.
-Prompts have 32 blocks of 16 tokens, of which 24 are those of one of 32 families; a session has ten requests. The views are
-plain objects, so the figures are the router's own: what a simulated instance or a backend makes of a look at it comes on top.
+4, 64 and 256 instances are under steady load: five requests each are in flight, and for each one sent another ends, at
+random. Prompts have 32 blocks of 16 tokens, of which 24 are those of one of 32 families; a session has ten requests.
+The views are plain objects, so the figures are the router's own: what a look at a simulated instance or a backend costs
+comes on top.
 
-Rounds are interleaved: each runs every case once, beside a calibration loop (plain Python, no work of ours). CPU time of
-`choose` and `left` together, medians over the rounds.
+Rounds are interleaved: each runs every case once, beside a calibration loop (plain Python, no work of ours). CPU time
+of `choose` and `on_request_end` together, medians over the rounds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from policies import write
 
 SIZES = (4, 64, 256)
 CHOICES = 2_000
-"""In a round."""
+"""Choices in a round."""
 FAMILIES, SHARED, OWN, ROUNDS_OF_A_SESSION = 32, 24, 8, 10
 CASES = (
     ("round-robin", ""),
@@ -47,7 +48,7 @@ CASES = (
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys`: blocks of the family, then its own."""
+    """A prompt (`PrefixKeys`) of blocks of its family, then blocks of its own."""
 
     number: int
 
@@ -57,9 +58,9 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class View:
-    def __init__(self, index: int, dice: Random) -> None:
+    def __init__(self, index: int, rng: Random) -> None:
         self.index, self.in_flight = index, 0
-        self.waiting, self.running, self.kv_usage = dice.randrange(4), dice.randrange(9), dice.random()
+        self.waiting, self.running, self.kv_usage = rng.randrange(4), rng.randrange(9), rng.random()
 
     def cached_blocks(self, request: Request) -> int:
         return SHARED if (request.id + self.index) % 4 == 0 else 0
@@ -73,35 +74,35 @@ def requests(size: int) -> list[Request]:
 
 
 def run(router: Router, size: int, sent: Sequence[Request]) -> float:
-    """µs for each request."""
-    dice = Random(1)
-    fleet = [View(index, dice) for index in range(size)]
-    there: list[tuple[Request, int]] = []
+    """Return the µs for each request."""
+    rng = Random(1)
+    fleet = [View(index, rng) for index in range(size)]
+    in_flight: list[tuple[Request, int]] = []
     for request in sent[: 5 * size]:
         chosen = router.choose(request, fleet, request.arrival).instance
         fleet[chosen].in_flight += 1
-        there.append((request, chosen))
-    took = 0.0
+        in_flight.append((request, chosen))
+    elapsed = 0.0
     for request in sent[5 * size :]:
-        place = dice.randrange(len(there))
-        gone, left = there[place]
-        fleet[left].in_flight -= 1
+        which = rng.randrange(len(in_flight))
+        ended, instance = in_flight[which]
+        fleet[instance].in_flight -= 1
         began = process_time()
-        router.on_request_end(gone, left, request.arrival)
+        router.on_request_end(ended, instance, request.arrival)
         chosen = router.choose(request, fleet, request.arrival).instance
-        took += process_time() - began
+        elapsed += process_time() - began
         fleet[chosen].in_flight += 1
-        there[place] = request, chosen
-    return took / CHOICES * 1e6
+        in_flight[which] = request, chosen
+    return elapsed / CHOICES * 1e6
 
 
 def clock() -> float:
-    """µs that reading the clock twice takes, which is part of what `run` measures."""
-    took = 0.0
+    """Return the µs that two readings of the clock take, which are part of what `run` measures."""
+    elapsed = 0.0
     for _ in range(CHOICES):
         began = process_time()
-        took += process_time() - began
-    return took / CHOICES * 1e6
+        elapsed += process_time() - began
+    return elapsed / CHOICES * 1e6
 
 
 def table(figures: dict[tuple[str, str], dict[int, float]], calibration: float) -> Iterator[str]:
@@ -120,23 +121,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", help="the policies whose name or scorers contain this")
     parser.add_argument("--write", type=Path, help="put the table into this document")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     gc.disable()
-    cases = [case for case in CASES if not asked.only or asked.only in " ".join(case)]
+    cases = [case for case in CASES if not options.only or options.only in " ".join(case)]
     sent = {size: requests(size) for size in SIZES}
-    took: dict[tuple[str, str], dict[int, list[float]]] = {case: {size: [] for size in SIZES} for case in cases}
+    costs: dict[tuple[str, str], dict[int, list[float]]] = {case: {size: [] for size in SIZES} for case in cases}
     calibrations = []
-    for _ in range(asked.rounds):
+    for _ in range(options.rounds):
         calibrations.append(calibrate())
         for case in cases:
             for size in SIZES:
                 router = RoutingConfig(policy=case[0], scorers=case[1]).router(Random(0))
-                took[case][size].append(run(router, size, sent[size]) - clock())
-    figures = {case: {size: statistics.median(runs) for size, runs in by.items()} for case, by in took.items()}
+                costs[case][size].append(run(router, size, sent[size]) - clock())
+    figures = {case: {size: statistics.median(runs) for size, runs in by.items()} for case, by in costs.items()}
     lines = list(table(figures, statistics.median(calibrations)))
     print("\n".join(lines))
-    if asked.write:
-        write(asked.write, "routing.py", "\n".join(lines))
+    if options.write:
+        write(options.write, "routing.py", "\n".join(lines))
 
 
 if __name__ == "__main__":

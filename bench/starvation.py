@@ -1,14 +1,16 @@
-"""Longest prefix first, under load: what it gains, who starves, and what a ceiling changes. A table of docs/policies.md.
+"""Longest prefix first, under load: what it gains, what starves, and what a ceiling changes. A table of
+docs/policies.md.
 
     python bench/starvation.py [--write docs/policies.md]
 
-Two scenes, one instance each. Families of prompts share all but the end of 2,048 tokens (three blocks of 512), and come faster
-than they can be served for as long as requests come at all; between them come cold requests, which share nothing.
+There are two scenes, with one instance each. The prompts of a family share all but the end of 2,048 tokens (three
+blocks of 512). They come faster than they can be served, for as long as requests come at all. Between them come cold
+requests, which share nothing.
 
-`fits`: the cache holds all families, so they hit in any order. What differs is who waits: by lpm the cold ones do, until the
-    surge is over.
-`thrashes`: it does not hold them. In the order of arrival a family is forgotten before it is asked for again; by lpm those go
-    first that are still there, so more is served.
+`fits`: the cache holds all families, so they hit in any order. What differs is which requests wait: under lpm the cold ones do,
+    until the surge is over.
+`thrashes`: the cache does not hold all families. In the order of arrival a family is evicted before it is asked for again; lpm
+    serves those first that are still cached, so more is served.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ BLOCK, BLOCKS = 512, 4
 ANSWER = 8
 """Output tokens."""
 COLD = 1_000_000
-"""Ids of requests from here on are cold."""
+"""Requests with ids from here on are cold."""
 
 
 class Scene(msgspec.Struct, frozen=True):
-    """What comes, and what it comes to."""
+    """The requests that come, and the instance that they come to."""
 
     families: int
     hot: float
@@ -84,17 +86,17 @@ def _job(number: int, seconds: float, ids: Sequence[int]) -> Job:
 
 
 def hit_rate(results: Results) -> float:
-    """Cached tokens per prompt token."""
+    """Return the cached tokens per prompt token."""
     return float(results.cached_tokens.sum() / results.prompt_tokens.sum())
 
 
 def ttft(results: Results, of: np.ndarray, percentile: float) -> float:
-    """Seconds to the first token, of the requests that the mask `of` picks."""
+    """Return the seconds to the first token of the requests that the mask `of` selects."""
     return float(np.percentile((results.first_token - results.arrival)[of], percentile)) / SECOND
 
 
 def table() -> Iterator[str]:
-    """In Markdown."""
+    """Yield the lines of the table in Markdown."""
     yield "| scene | policy | hit rate | cold p50 | p99 | hot p50 | p99 | longest wait | all served after |"
     yield "|---|---|" + "---:|" * 7
     for name, scene in SCENES.items():
