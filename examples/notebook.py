@@ -28,7 +28,7 @@ def workload():
 # %% [markdown]
 # ## One run
 #
-# The same arguments give the same result, to the byte. A `Result` shows itself in a notebook; its figures are in `outcomes()`.
+# The same arguments give the same result, to the byte. A notebook displays a `Result`; its figures are in `summary()`.
 
 # %%
 result = maitred.simulate(workload(), maitred.ClusterConfig(num_instances=2), INSTANCE, slo=SLO)
@@ -53,8 +53,8 @@ for instances in range(1, 7):
 # %% [markdown]
 # ## Or let the chats go first
 #
-# Admission by classes holds bulk work back while there are chats: two instances do for them. The price is said, too: some of
-# the bulk work loses its slot to a chat.
+# Admission by classes holds bulk requests back while there are chats, so two instances are enough for the chats. The price:
+# some bulk requests lose their slot to a chat.
 
 # %%
 classes = maitred.simulate(workload(), maitred.ClusterConfig(num_instances=2, capacity=100), INSTANCE, slo=SLO)
@@ -64,7 +64,7 @@ for label, group in classes.summary().by[maitred.By.CLASS].items():
 # %% [markdown]
 # ## Every request
 #
-# `rows` has numpy columns; `to_frame()` makes a polars frame of them (`pip install 'maitred[frames]'`).
+# `rows` has numpy columns; `to_frame()` returns them as a polars frame (`pip install 'maitred[frames]'`).
 
 # %%
 frame = result.to_frame().with_columns(ttft_ms=pl.col("ttft_us") / 1000)
@@ -73,7 +73,7 @@ print(frame.group_by("class", maintain_order=True).agg(pl.len(), pl.col("ttft_ms
 # %% [markdown]
 # ## To show to others
 #
-# A page that opens anywhere, and the charts alone (`pip install 'maitred[plots]'`).
+# A page that opens in any browser, and the charts alone (`pip install 'maitred[plots]'`).
 
 # %%
 result.report("report.html")
