@@ -27,6 +27,9 @@ from maitred.sim.results import ItlGaps
 
 UNNAMED = "–"
 """The label of requests without a tenant, model or SLO class."""
+Ints: TypeAlias = NDArray[np.int64]
+_FIRST_BUCKET = -1
+"""The smallest number of a bucket."""
 
 
 class By(StrEnum):
@@ -77,11 +80,6 @@ def group_label(results: Results, by: By, code: int) -> str:
         return str(code)
     names = {By.SLO_CLASS: results.slo_classes, By.TENANT: results.tenants, By.MODEL: results.models}
     return names[by][code] or UNNAMED
-
-
-Ints: TypeAlias = NDArray[np.int64]
-_FIRST_BUCKET = -1
-"""The smallest number of a bucket."""
 
 
 def itl_by_group(results: Results, codes: NDArray[np.integer]) -> dict[int, QuantileSketch]:

@@ -38,6 +38,16 @@ if TYPE_CHECKING:
 PARQUET: Final = ".parquet"
 CSV: Final = ".csv"
 _UNSUPPORTED_SUFFIXES: Final = (".arrow", ".feather", ".gz", ".jsonl", ".ndjson", ".tsv", ".xls", ".xlsx", ".zst")
+MeasuredLookup: TypeAlias = Callable[[RequestId], RequestMeasurement | None]
+WriteBytes: TypeAlias = Callable[[bytes], object]
+_SLICE = 10_000
+_BREAKDOWN_KEYS = {
+    By.CLASS: "per_class",
+    By.SLO_CLASS: "per_slo_class",
+    By.TENANT: "per_tenant",
+    By.MODEL: "per_model",
+    By.INSTANCE: "per_instance",
+}
 
 
 def check_rows_path(path: Path, *, where: str = "") -> None:
@@ -122,9 +132,6 @@ def _named(names: list[str] | tuple[str, ...], numbers: NDArray[Any]) -> pl.Seri
     return pl.Series(list(names), dtype=pl.String).gather(pl.Series(numbers.astype(np.int64))).cast(pl.Categorical)
 
 
-MeasuredLookup: TypeAlias = Callable[[RequestId], RequestMeasurement | None]
-
-
 def measured_lookup(results: Results) -> MeasuredLookup:
     """Return a look-up of measurements by request id. It gives None for a request that did not arrive or has no row."""
     order = np.argsort(results.request_id, kind="stable")
@@ -143,18 +150,6 @@ def measured_lookup(results: Results) -> MeasuredLookup:
         )
 
     return of
-
-
-WriteBytes: TypeAlias = Callable[[bytes], object]
-
-_SLICE = 10_000
-_BREAKDOWN_KEYS = {
-    By.CLASS: "per_class",
-    By.SLO_CLASS: "per_slo_class",
-    By.TENANT: "per_tenant",
-    By.MODEL: "per_model",
-    By.INSTANCE: "per_instance",
-}
 
 
 class _Completed(msgspec.Struct):

@@ -26,6 +26,8 @@ _RANKS = np.concatenate([np.linspace(0, 0.9, 110), np.linspace(0.9, 0.99, 30)[1:
 _ALL = "all"
 _MAX_TARGET_RATIO = 4
 """A target beyond this many times the largest value is not shown, because it would dwarf the curves."""
+_POINTS = 120
+"""Points of a curve over time. A chart is some 500 pixels wide."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -112,10 +114,6 @@ def _in_words(curve: Curve) -> str:
 
 def _latency_at(curve: Curve, rank: float) -> str:
     return f"{format_number(float(np.interp(rank, curve.y, curve.x)))} ms"
-
-
-_POINTS = 120
-"""Points of a curve over time. A chart is some 500 pixels wide."""
 
 
 def time_panels(results: Results) -> list[Panel]:

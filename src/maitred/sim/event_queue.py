@@ -31,6 +31,12 @@ from maitred.core.request import Request, RequestId
 from maitred.core.units import SECOND, Micros
 from maitred.workload import Job, ReactiveWorkload
 
+_PROGRESS_EVERY: Final = 1_000
+"""Requests between two calls of `progress`."""
+_YEAR = 365 * 86_400 * SECOND
+_LATEST_ARRIVAL: Final = 10_000 * _YEAR
+"""A later arrival has been given in a wrong unit, or does not fit into the columns of the results."""
+
 
 class SimEventKind(IntEnum):
     """The kinds of events, in their order at one instant. The comment of each says what its target is."""
@@ -73,13 +79,6 @@ class EventQueue:
 
     def push(self, at: Micros, kind: SimEventKind, target: int = 0) -> None:
         heappush(self.heap, (at, kind, target))
-
-
-_PROGRESS_EVERY: Final = 1_000
-"""Requests between two calls of `progress`."""
-_YEAR = 365 * 86_400 * SECOND
-_LATEST_ARRIVAL: Final = 10_000 * _YEAR
-"""A later arrival has been given in a wrong unit, or does not fit into the columns of the results."""
 
 
 class ArrivalFeed:

@@ -19,6 +19,8 @@ from maitred.core.slo_classes import SLO_PRIORITIES
 if TYPE_CHECKING:
     from maitred.report import By, Summary
 
+_CLASSES: Final = {kind.label for kind in PriorityClass}
+
 
 class Better(StrEnum):
     """Which direction is better."""
@@ -70,8 +72,6 @@ RUN_METRICS: Final[Mapping[str, Metric]] = {
     "fairness_jain_index": Metric("fairness", Better.HIGHER, of_groups=False),
 }
 """The metrics that come out of a run. Those of cost (`cost`, `gpus`) are known before."""
-
-_CLASSES: Final = {kind.label for kind in PriorityClass}
 
 
 def find_metric(name: str, *, where: str = "", costs: bool = False) -> Metric:

@@ -1,8 +1,12 @@
-"""Models and hardware, as data: what latency models and KV capacities are computed from.
+"""The catalogue: models and GPUs as data, from which latency models and KV capacities are computed.
 
-`models.toml` and `hardware.toml` hold what is known by name; a Hugging Face config.json and a hardware file as BLIS has it
-will do as well. `resolved` fills an `InstanceConfig` with what follows from its names: the figures that its latency model
-computes with, KV blocks, the longest context.
+    models.py     models by name (models.toml), or from a Hugging Face config.json
+    gpus.py       GPUs by name (hardware.toml), or from a hardware file as BLIS has it
+    entries.py    the two data files
+    capacity.py   the number of KV blocks that fit beside a model
+    resolving.py  resolve_instance: fills an InstanceConfig with everything that follows from its names
+
+It is the one part of `instance` that reads files. Nothing else in `instance` imports it, so that instances stay free of I/O.
 """
 
 from __future__ import annotations

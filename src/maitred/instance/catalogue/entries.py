@@ -1,4 +1,4 @@
-"""The data files beside this module, entries found by any of their names, and JSON files of the user's."""
+"""The data files of the catalogue, with entries found by any of their names; and JSON files of the user."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Entry = dict[str, Any]
 
 @cache
 def load_entries(file: str) -> Mapping[str, Entry]:
-    """What `file` holds, by name. `also` and the fields of the entry's struct are its keys."""
+    """Return the content of `file` by name. The keys of an entry are `also` (other names) and the fields of its struct."""
     return tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
 
 
 @cache
 def names_in_lower_case(file: str) -> Mapping[str, str]:
-    """Every name in small letters, other names too, and the one under which the entry is found."""
+    """Return the name of an entry by each of its names in lower case."""
     found = {}
     for name, entry in load_entries(file).items():
         for each in (name, *entry.get("also", ())):
@@ -33,7 +33,7 @@ def names_in_lower_case(file: str) -> Mapping[str, str]:
 
 
 def read_json(path: Path, what: str, hint: str) -> Any:
-    """What a file of the user's holds. Raises ConfigError, with `hint`, if it cannot be read as `what`."""
+    """Return the content of a file of the user. Raises ConfigError, with `hint`, if it cannot be read as `what`."""
     try:
         return msgspec.json.decode(path.read_bytes())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Kinds of GPU by name, from the catalogue or from a file as BLIS has it."""
+"""Kinds of GPU by name, from the catalogue or from a hardware file as BLIS has it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RETIRED = frozenset(
         *("mixedPrefillOverheadMicros", "bwEfficiencyFactor", "perLayerCPUOverhead"),
     }
 )
-"""Keys of older such files, of which no formula knows any more."""
+"""Keys of older hardware files that no formula uses any more."""
 
 
 def hardware_names() -> list[str]:
@@ -36,7 +36,7 @@ def hardware_names() -> list[str]:
 
 
 def find_hardware(name: str, *, file: Path | None = None) -> HardwareSpec:
-    """The GPU called `name`, any case; from `file` (JSON as BLIS has it) if given. Raises ConfigError."""
+    """Return the GPU called `name`, in any case, from `file` (JSON as BLIS has it) if it is given. Raises ConfigError."""
     if file is not None:
         return _read_blis_hardware(name, file)
     known = names_in_lower_case(_FILE)
@@ -62,13 +62,13 @@ def _read_blis_hardware(name: str, file: Path) -> HardwareSpec:
             f"{found} has an unknown key {unknown[0]!r}", where=str(file), hint=nearest_name_hint(unknown[0], _BLIS_KEYS)
         )
     try:
-        fields = {ours: section[theirs] for theirs, ours in _BLIS_KEYS.items() if theirs in section}
+        fields = {our_key: section[their_key] for their_key, our_key in _BLIS_KEYS.items() if their_key in section}
         return msgspec.convert({"name": found, "source": str(file), **fields}, HardwareSpec)
     except (TypeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{found}: {_with_blis_keys(str(error))}", where=str(file)) from error
 
 
-def _with_blis_keys(said: str) -> str:
-    for theirs, ours in _BLIS_KEYS.items():
-        said = re.sub(rf"\b{ours}\b", theirs, said)
-    return said
+def _with_blis_keys(message: str) -> str:
+    for their_key, our_key in _BLIS_KEYS.items():
+        message = re.sub(rf"\b{our_key}\b", their_key, message)
+    return message

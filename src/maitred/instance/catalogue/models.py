@@ -1,7 +1,7 @@
-"""A Hugging Face config.json as a `ModelSpec`. Families name the same thing differently; all that is needed is looked for
-under every name it goes by, and what is not found is said.
+"""Models by name, from the catalogue or from a Hugging Face config.json.
 
-Models by the names that users type, from the catalogue or from a config.json of Hugging Face.
+Model families use different keys for the same property. Each needed property is looked up under all its keys, and a missing one
+is reported.
 """
 
 from __future__ import annotations
@@ -27,13 +27,19 @@ _BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "uint8":
 _MOST_SCALING = 100_000
 _WIDEST_BITS = 32
 _METHODS = {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4.25}
-"""Bits of a weight; a block of 32 in mxfp4 has a scale of 8 bits."""
+"""Bits of a weight; in mxfp4 a block of 32 weights has a scale of 8 bits."""
 _UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
-"""Kinds of rope scaling whose max_position_embeddings is the scaled length already (as vLLM reads them)."""
+"""Kinds of rope scaling whose max_position_embeddings is already the scaled length (as vLLM reads them)."""
+_FILE = "models.toml"
+_TUNED = re.compile(r"-(?:instruct|chat|base|it|hf)(?=-|$)")
+"""Parts of a name that say how a model was tuned, which does not change its shape."""
+_EIGHT_BITS = re.compile(r"-fp8(?:-dynamic|-block)?$")
+_BITS = re.compile(r"[-.](?:quantized[-.])?w(\d+)a\d+$")
+"""Weights of a number of bits, as in w4a16."""
 
 
 def read_model_config(path: Path) -> ModelSpec:
-    """Raises ConfigError if it cannot be read, or lacks what is needed."""
+    """Read a config.json. Raises ConfigError if it cannot be read, or lacks a needed property."""
     hint = "give the path of a Hugging Face config.json, or of its folder"
     read: Any = read_json(path, "the model's configuration", hint)
     if not isinstance(read, dict):
@@ -77,7 +83,7 @@ def _spec_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _check_supported(config: Mapping[str, Any]) -> None:
-    """Raises ValueError for a model that no formula here is for."""
+    """Raise ValueError for a model that no formula here covers."""
     for key in _ACTIVATIONS:
         if str(config.get(key) or "") not in _GATED:
             raise ValueError(
@@ -90,7 +96,7 @@ def _check_supported(config: Mapping[str, Any]) -> None:
 
 
 def _integer(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:
-    """The first of `keys` that is there and not 0."""
+    """Return the value of the first of `keys` that exists and is not 0."""
     for key in keys:
         value = config.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
@@ -103,7 +109,7 @@ def _integer(config: Mapping[str, Any], *keys: str, default: int | None = None) 
 
 
 def _max_context(config: Mapping[str, Any]) -> int:
-    """Longest context in tokens, with the scaling of rotary embeddings; 0: not said."""
+    """Return the longest context in tokens, with the scaling of rotary embeddings; 0 if it is not stated."""
     length = _integer(config, "max_position_embeddings", "n_positions", "seq_length", default=0)
     scaling = config.get("rope_scaling")
     if not isinstance(scaling, dict):
@@ -125,8 +131,10 @@ def _element_bytes(config: Mapping[str, Any]) -> float:
 
 
 def _weight_bytes(quantization: Any) -> float:
-    """Per parameter; 0: not quantised. Where groups of weights differ, as the first one. Raises ValueError where it does not
-    say how wide they are."""
+    """Return the bytes per parameter; 0 if the weights are not quantised.
+
+    Where groups of weights differ, the first one counts. Raises ValueError if the width of the weights is not stated.
+    """
     if not isinstance(quantization, dict) or not quantization:
         return 0.0
     method = str(quantization.get("quant_method", "")).lower()
@@ -147,11 +155,11 @@ def _group_bits(group: Any) -> Any:
 
 
 def _shared_expert_size(config: Mapping[str, Any], per_expert: int) -> int:
-    """Elements of all shared experts together. Llama 4 does not say that it has one, as wide as those it chooses from."""
+    """Return the elements of all shared experts together. Llama 4 has one that it does not state, as wide as the others."""
     if config.get("intermediate_size_mlp"):
         return per_expert
-    said = _integer(config, "shared_expert_intermediate_size", default=0)
-    return said or _integer(config, "n_shared_experts", default=0) * per_expert
+    stated = _integer(config, "shared_expert_intermediate_size", default=0)
+    return stated or _integer(config, "n_shared_experts", default=0) * per_expert
 
 
 def _latent_attention(config: Mapping[str, Any]) -> AttentionRanks | None:
@@ -166,22 +174,15 @@ def _latent_attention(config: Mapping[str, Any]) -> AttentionRanks | None:
     )
 
 
-_FILE = "models.toml"
-_TUNED = re.compile(r"-(?:instruct|chat|base|it|hf)(?=-|$)")
-"""What says how a model was tuned, and nothing of its shape."""
-_EIGHT_BITS = re.compile(r"-fp8(?:-dynamic|-block)?$")
-_BITS = re.compile(r"[-.](?:quantized[-.])?w(\d+)a\d+$")
-"""Weights of so many bits, as in w4a16."""
-
-
 def model_names() -> list[str]:
     return list(load_entries(_FILE))
 
 
 def find_model(name: str) -> ModelSpec:
-    """The model called `name`: with or without its publisher, any case (`meta-llama/llama-3.1-8b-instruct`), with -fp8 or
-    -w4a16 behind it if its weights are quantised; or the config.json at the path `name`, or in that folder. Raises
-    ConfigError."""
+    """Return the model called `name`, or that of the config.json at the path `name` or in that folder. Raises ConfigError.
+
+    A name may have its publisher, any case (`meta-llama/llama-3.1-8b-instruct`), and -fp8 or -w4a16 for quantised weights.
+    """
     path = Path(name)
     if name.endswith(".json") or path.joinpath("config.json").is_file():
         return read_model_config(path if name.endswith(".json") else path / "config.json")

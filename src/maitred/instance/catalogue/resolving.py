@@ -1,8 +1,7 @@
-"""Step tables as files: what `maitred calibrate` writes, and `latency: {model: table, file: FILE}` reads.
+"""Resolving: everything that follows from the names in an `InstanceConfig`, and step tables as files.
 
-What follows from the names in an `InstanceConfig`: figures for its latency model, KV blocks, the longest context.
-
-How far the latency model of an instance is off, by what others have published.
+The figures of its latency model, the number of KV blocks, the longest context and the published error of its latency model
+follow from names. Step tables are written by `maitred calibrate` and read by `latency: {model: table, file: FILE}`.
 """
 
 from __future__ import annotations
@@ -27,9 +26,12 @@ from maitred.instance.latency import (
     TrainedPhysicsLatency,
 )
 
+_SD_BY_MEAN_ERROR = sqrt(pi / 2)
+"""Standard deviation of a normal error, by its mean absolute value."""
+
 
 def read_step_table(path: Path) -> StepTable:
-    """Raises ConfigError if it cannot be read, or is none."""
+    """Read a step table. Raises ConfigError if the file cannot be read, or holds none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=StepTable)
     except OSError as error:
@@ -40,7 +42,7 @@ def read_step_table(path: Path) -> StepTable:
 
 
 def encode_step_table(table: StepTable) -> bytes:
-    """What a file holds, to 4 decimals (of a µs, say)."""
+    """Return the content of a step table's file, rounded to 4 decimals (of a µs, for example)."""
     return msgspec.json.encode(_rounded(msgspec.to_builtins(table)))
 
 
@@ -53,7 +55,7 @@ def _rounded(value: object) -> object:
 
 
 def resolve_instance(config: InstanceConfig) -> InstanceConfig:
-    """`config` with all that is to be derived, and nothing changed that is said. Doing it again changes nothing.
+    """Return `config` with everything that can be derived, without changing what it states. Resolving twice changes nothing.
 
     Raises ConfigError for unknown names, files that cannot be read, and models that do not fit.
     """
@@ -62,24 +64,24 @@ def resolve_instance(config: InstanceConfig) -> InstanceConfig:
         config = replace(config, latency=replace(config.latency, table=table))
     if not (config.model or config.model_config_folder):
         return _latency_without_model(config)
-    on = find_deployment(config)
+    deployment = find_deployment(config)
     latency = TrainedPhysicsLatency() if config.latency is None else config.latency
-    if isinstance(latency, LatencyConfig) and getattr(latency, "deployment", on) is None:
-        latency = replace(latency, deployment=on)
+    if isinstance(latency, LatencyConfig) and getattr(latency, "deployment", deployment) is None:
+        latency = replace(latency, deployment=deployment)
     blocks = config.total_kv_blocks
     if blocks is None:
-        blocks = num_kv_blocks(on, config.block_size_in_tokens, config.gpu_memory_utilization)
+        blocks = num_kv_blocks(deployment, config.block_size_in_tokens, config.gpu_memory_utilization)
     longest = config.max_model_len
-    if longest is None and on.model.max_position_embeddings:
-        longest = min(on.model.max_position_embeddings, blocks * config.block_size_in_tokens)
+    if longest is None and deployment.model.max_position_embeddings:
+        longest = min(deployment.model.max_position_embeddings, blocks * config.block_size_in_tokens)
     try:
         return replace(config, latency=latency, total_kv_blocks=blocks, max_model_len=longest)
     except ValueError as error:
-        raise ConfigError(f"{on.model.name} on {on.hardware.name}: {error}", where="model") from error
+        raise ConfigError(f"{deployment.model.name} on {deployment.hardware.name}: {error}", where="model") from error
 
 
 def find_deployment(config: InstanceConfig) -> Deployment:
-    """The model and the GPUs that `config` names. Raises ConfigError."""
+    """Return the model and the GPUs that `config` names. Raises ConfigError."""
     folder = config.model_config_folder
     model = find_model(config.model) if folder is None else read_model_config(_config_path(Path(folder)))
     hardware = find_hardware(config.hardware, file=None if config.hardware_config is None else Path(config.hardware_config))
@@ -104,15 +106,11 @@ def _latency_without_model(config: InstanceConfig) -> InstanceConfig:
     return found
 
 
-_SD_BY_MEAN_ERROR = sqrt(pi / 2)
-"""Standard deviation of a normal error, by its mean size."""
-
-
 def published_latency_error(config: InstanceConfig) -> float | None:
-    """For `latency_error`, where it does not say; None where nothing is published.
+    """Return the published error of the latency model as a `latency_error`, or None if none is published.
 
-    Known of `trained-physics` alone, with the coefficients that are shipped, on the GPUs for which BLIS reports the error of
-    E2E latency: what a run as a whole is off by, as one draw of `latency_error` is. Raises ConfigError for unknown names.
+    It is known only for `trained-physics` with the shipped coefficients, on the GPUs for which BLIS reports the error of the
+    E2E latency. That is the error of a run as a whole, as one draw of `latency_error` is. Raises ConfigError for unknown names.
     """
     if not (config.model or config.model_config_folder):
         return None

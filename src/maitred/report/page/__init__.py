@@ -26,6 +26,19 @@ from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.summary import Summary
 from maitred.sim import Results
 
+_NOTEBOOK_FIGURES = ("mean", "p50", "p90", "p99")
+_TERMS = {
+    "TTFT": "time to first token: from a request's arrival until its first token",
+    "TPOT": "time per output token: the mean gap after the first, of a completed request",
+    "E2E": "from arrival to the last token, of completed requests",
+    "p50, p99": "half of the requests, 99 in 100, took no longer",
+    "within SLO": "completed within every target, of all requests that arrived",
+    "goodput": "requests within the SLO, per second",
+    "longest wait": "until a request first ran, or left without having run",
+    "waiting": "in the wait queue of an instance, or still in front of it (admission, latencies)",
+    "fairness": "Jain's index of output tokens over tenants: 1 if all got the same, 1/n if one of n got everything",
+}
+
 
 class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is needed to repeat a run, beside the workload itself."""
@@ -58,9 +71,6 @@ def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return flat
 
 
-_NOTEBOOK_FIGURES = ("mean", "p50", "p90", "p99")
-
-
 def notebook_html(summary: Summary) -> str:
     """Return a small table of latencies as HTML, in the colours of the notebook."""
     classes = summary.by[By.CLASS]
@@ -88,19 +98,6 @@ def _notebook_sentence(summary: Summary) -> str:
 
 def _notebook_values(spread: LatencyStatistics | None) -> list[str]:
     return [NO_VALUE if spread is None else format_number(to_ms(getattr(spread, figure))) for figure in _NOTEBOOK_FIGURES]
-
-
-_TERMS = {
-    "TTFT": "time to first token: from a request's arrival until its first token",
-    "TPOT": "time per output token: the mean gap after the first, of a completed request",
-    "E2E": "from arrival to the last token, of completed requests",
-    "p50, p99": "half of the requests, 99 in 100, took no longer",
-    "within SLO": "completed within every target, of all requests that arrived",
-    "goodput": "requests within the SLO, per second",
-    "longest wait": "until a request first ran, or left without having run",
-    "waiting": "in the wait queue of an instance, or still in front of it (admission, latencies)",
-    "fairness": "Jain's index of output tokens over tenants: 1 if all got the same, 1/n if one of n got everything",
-}
 
 
 def write_page(results: Results, summary: Summary, setup: RunSetup, write: Callable[[bytes], object]) -> None:

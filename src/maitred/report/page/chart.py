@@ -19,6 +19,11 @@ from maitred.report.panels import Floats, Panel
 _NEAT = (1, 2, 2.5, 5, 10)
 _THOUSAND = 1000
 _CLOSE = 8
+_SIDE = 1000
+_TICKS = 5
+_COLOURS = 6
+_HEADROOM = 1.06
+_TINY = 1e-3
 
 
 def linear_ticks(low: float, high: float, about: int) -> list[float]:
@@ -56,13 +61,6 @@ def tick_label(value: float) -> str:
 def percent_label(value: float) -> str:
     """Return a share of 1 in percent."""
     return f"{value * 100:.3g} %"
-
-
-_SIDE = 1000
-_TICKS = 5
-_COLOURS = 6
-_HEADROOM = 1.06
-_TINY = 1e-3
 
 
 class _Axis(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""A CSV file as rows of numbers, every mistake with its file and line."""
+"""CSV files as rows of numbers. Every mistake is reported with its file and line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TextIO
 from maitred.core.errors import ConfigError, nearest_name_hint
 
 _MAX_COUNT = 1_000_000_000
-"""Tokens of anything: far more than any step or request has."""
+"""More tokens than any step or request has."""
 
 
 def read_rows(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> Iterator[tuple[list[float], list[str]]]:
-    """For each row the columns `numbers` and the columns `texts`, in this order; `path` may be gzipped. Raises ConfigError."""
+    """Yield the columns `numbers` and the columns `texts` of each row. `path` may be gzipped. Raises ConfigError."""
     try:
         with _open(path) as lines:
             reader = csv.DictReader(lines)
@@ -31,7 +31,7 @@ def read_rows(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> 
 
 
 def read_header(path: Path) -> Sequence[str]:
-    """The names of its columns. Raises ConfigError if it cannot be read."""
+    """Return the names of the columns. Raises ConfigError if the file cannot be read."""
     try:
         with _open(path) as lines:
             return next(csv.reader(lines), [])
@@ -40,15 +40,15 @@ def read_header(path: Path) -> Sequence[str]:
 
 
 def check_counts(counts: Mapping[str, float], place: str) -> None:
-    """Raises ConfigError for what cannot be a number of tokens or requests."""
+    """Raise ConfigError for a number that cannot be a count of tokens or requests."""
     for name, value in counts.items():
         if not (0 <= value <= _MAX_COUNT and value == int(value)):
             raise ConfigError(f"{name} should be a whole number from 0 to {_MAX_COUNT:,}, not {value:g}", where=place)
 
 
 def _unreadable(path: Path, error: Exception) -> ConfigError:
-    said = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
-    return ConfigError(f"cannot be read: {said}", where=str(path))
+    why = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+    return ConfigError(f"cannot be read: {why}", where=str(path))
 
 
 def _open(path: Path) -> TextIO:

@@ -1,13 +1,11 @@
-"""How far predictions are from what was measured, in the words of BLIS too.
+"""Fitting: coefficients of latency models from measurements, their residuals, and the file of a fitted model.
 
-Coefficients of latency models from measurements: least squares of relative errors, no coefficient below 0.
+Coefficients are the least squares of relative errors and never negative. So a step of 10 ms and a step of 300 ms count alike,
+because a model should be right within some percent.
 
-A step of 10 ms and one of 300 ms count alike, because what is asked of a model is that it be right within so many percent.
-
-A fitted latency model as a YAML file that `--config` takes, and its tables, if it has any, beside it.
-
-The file also says what of the engine differs from the usual, as far as it is known: coefficients hold for one model on one kind
-of GPU, and the errors that `maitred validate` prints for a folder are those of its engine.
+`write_fit` writes a model as a YAML file for `--config`, with its tables beside it. The file also contains the other keys of
+the engine that differ from their defaults, because coefficients hold only for one model on one kind of GPU, and the errors that
+`maitred validate` prints hold for the engine of the folder.
 """
 
 from __future__ import annotations
@@ -28,18 +26,24 @@ from maitred.study.calibration.least_squares import Floats, non_negative_least_s
 from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep
 
 _QUALITIES = ((0.10, 0.95, "excellent"), (0.20, 0.85, "good"), (0.35, 0.70, "fair"))
-"""BLIS: mean absolute percentage error below, and Pearson's r above."""
+"""BLIS's words: largest mean absolute percentage error, and smallest Pearson's r."""
+_MIN_ROWS = 3
+_PRECISE = 1e6
+"""Models answer in whole µs. Scaled by this factor, the contribution of a coefficient is known to 1e-6 µs."""
+_FITTED = (0, 1, 2, 3, 5, 8, 9)
+"""β1 β2 β3 β4 β6 β1b β2b of trained-physics. β5, β7 and β8 are constants of a step, as β3 is for one model on one kind of GPU,
+so measurements there cannot tell them apart."""
 
 
 class Residuals(msgspec.Struct, frozen=True):
-    """Relative errors (predicted - measured) / measured, in shares of 1."""
+    """Relative errors (predicted - measured) / measured, as shares of 1."""
 
     count: int
     mean: float
     """The bias."""
     sd: float
     p50: float
-    """Of their absolute values; likewise p90, p99 and their mean, `mape`."""
+    """Percentiles of the absolute values, and `mape`, their mean."""
     p90: float
     p99: float
     mape: float
@@ -51,7 +55,7 @@ class Residuals(msgspec.Struct, frozen=True):
 
 
 def compute_residuals(measured: Sequence[float], predicted: Sequence[float]) -> Residuals:
-    """Of at least one pair; measured values are above 0."""
+    """Return the residuals of at least one pair. Measured values are above 0."""
     truth, guess = np.array(measured), np.array(predicted)
     relative = guess / truth - 1
     size = np.abs(relative)
@@ -74,55 +78,47 @@ def compute_residuals(measured: Sequence[float], predicted: Sequence[float]) -> 
     )
 
 
-_MIN_ROWS = 3
-_PRECISE = 1e6
-"""Models answer in whole µs; scaled so, the contribution of one coefficient is known to 1e-6 µs."""
-_FITTED = (0, 1, 2, 3, 5, 8, 9)
-"""β1 β2 β3 β4 β6 β1b β2b of trained-physics. β5, β7 and β8 are constants of a step, as β3 is for one model on one kind of GPU:
-no measurement on it can tell them apart."""
-
-
 class Fit(msgspec.Struct, frozen=True):
-    """A latency model, and how well it fits what it was made from."""
+    """A latency model and its residuals."""
 
     latency: LatencyConfig
     residuals: Residuals
     engine: InstanceConfig = InstanceConfig()
-    """What else of an instance it holds for: the model and the GPUs of its coefficients, or the engine that was measured."""
+    """The keys of an instance for which the model holds: model and GPUs, or the measured engine."""
 
 
 def evaluate_fit(latency: LatencyConfig, steps: Sequence[MeasuredStep]) -> Fit:
-    """`latency`, and what it makes of `steps`."""
+    """Return `latency` with its residuals on `steps`."""
     model = latency.compiled()
     return Fit(latency, compute_residuals([step.us for step in steps], [model.step_time(step.shape) for step in steps]))
 
 
 def fit_linear(steps: Sequence[MeasuredStep]) -> Fit:
-    """β0 + β1 · prefill tokens + β2 · decode tokens. Raises ConfigError for fewer than three steps."""
+    """Fit β0 + β1 · prefill tokens + β2 · decode tokens. Raises ConfigError for fewer than three steps."""
     _check(steps)
     features = np.array([[1.0, step.shape.prefill_tokens, step.shape.num_decodes] for step in steps])
     return evaluate_fit(_linear_latency(_fit_relative(features, [step.us for step in steps])), steps)
 
 
-def fit_trained_physics(steps: Sequence[MeasuredStep], on: Deployment) -> Fit:
-    """Its β for a model on some GPUs; its α, which no step shows, are 0. Raises ConfigError for fewer than three steps."""
+def fit_trained_physics(steps: Sequence[MeasuredStep], deployment: Deployment) -> Fit:
+    """Fit the β of a model on some GPUs. Its α, which steps do not show, are 0. Raises ConfigError for under three steps."""
     _check(steps)
-    features = np.array([_contributions(steps, index, on) for index in _FITTED]).T
+    features = np.array([_contributions(steps, index, deployment) for index in _FITTED]).T
     beta = [0.0] * 10
     for index, value in zip(_FITTED, _fit_relative(features, [step.us for step in steps]), strict=True):
         beta[index] = float(value)
-    return evaluate_fit(TrainedPhysicsLatency((0.0, 0.0, 0.0), tuple(beta), deployment=on), steps)
+    return evaluate_fit(TrainedPhysicsLatency((0.0, 0.0, 0.0), tuple(beta), deployment=deployment), steps)
 
 
 def fit_timeline(rows: Sequence[MeasuredRequest]) -> Fit:
-    """`linear` from what became of requests, whose steps nobody recorded: by accounting.
+    """Fit `linear` to the timeline of requests, without knowing the steps, by accounting.
 
-    While a request decodes, each step gives it one token. So from its first to its last token there are out - 1 steps, and
+    While a request decodes, each step gives it one token. So there are out - 1 steps from its first to its last token, and
 
         last - first = β0 · (out - 1) + β1 · tokens of prefill meanwhile + β2 · tokens of decode meanwhile
 
-    where a prompt is prefilled evenly between its scheduling and its first token, and its answer comes evenly then. Residuals
-    are of these times. Raises ConfigError for fewer than three requests with more than one token.
+    A prompt is assumed to be prefilled evenly between its scheduling and its first token, and its answer to come evenly after
+    that. Residuals are of these times. Raises ConfigError for fewer than three requests with more than one token.
     """
     decoding = [row for row in rows if row.output_tokens > 1 and row.last_token > row.first_token]
     if len(decoding) < _MIN_ROWS:
@@ -143,7 +139,7 @@ def fit_timeline(rows: Sequence[MeasuredRequest]) -> Fit:
 
 
 def _overlap(start: Floats, end: Floats, first: float, last: float) -> Floats:
-    """Which share of `first` to `last` lies in each of the intervals."""
+    """Return which share of the time from `first` to `last` lies in each of the intervals."""
     if last <= first:
         return np.array((start <= first) & (first < end), dtype=float)
     shared: Floats = np.maximum(0.0, np.minimum(end, last) - np.maximum(start, first)) / (last - first)
@@ -160,10 +156,10 @@ def _linear_latency(beta: Floats) -> LinearLatency:
     return LinearLatency((b0, b1, b2))
 
 
-def _contributions(steps: Sequence[MeasuredStep], index: int, on: Deployment) -> list[float]:
-    """What one coefficient of 1 adds to each step, in µs."""
+def _contributions(steps: Sequence[MeasuredStep], index: int, deployment: Deployment) -> list[float]:
+    """Return the time in µs that one coefficient of 1 adds to each step."""
     beta = tuple(float(i == index) for i in range(10))
-    model = replace(TrainedPhysicsLatency((0.0, 0.0, 0.0), beta), deployment=on).compiled(_PRECISE)
+    model = replace(TrainedPhysicsLatency((0.0, 0.0, 0.0), beta), deployment=deployment).compiled(_PRECISE)
     return [model.step_time(step.shape) / _PRECISE for step in steps]
 
 
@@ -173,7 +169,8 @@ def _check(steps: Sequence[MeasuredStep]) -> None:
 
 
 def write_fit(fit: Fit, path: Path, measured: str) -> list[Path]:
-    """Write `fit`, made from `measured`, to `path`. Returns the files written. Raises ConfigError if one cannot be."""
+    """Write `fit`, made from the file `measured`, to `path`. Return all written files. Raises ConfigError if one cannot be
+    written."""
     import yaml
 
     written, latency = [path], msgspec.to_builtins(fit.latency)
@@ -183,26 +180,27 @@ def write_fit(fit: Fit, path: Path, measured: str) -> list[Path]:
         _write(tables, encode_step_table(fit.latency.table))
         written.append(tables)
         latency = {"model": "table", "file": str(tables)}
-    kept = fit.residuals
-    about = (
-        f"# maitred calibrate {measured}: {kept.count} measurements, relative error {kept.mean:+.1%} ± {kept.sd:.1%}, "
-        f"R² {kept.r_squared:.4f}\n"
+    residuals = fit.residuals
+    comment = (
+        f"# maitred calibrate {measured}: {residuals.count} measurements, "
+        f"relative error {residuals.mean:+.1%} ± {residuals.sd:.1%}, "
+        f"R² {residuals.r_squared:.4f}\n"
     )
-    error = min(0.999, round(kept.sd, 4))
+    error = min(0.999, round(residuals.sd, 4))
     config = {"instance": {**_non_default_keys(fit.engine), "latency": latency, "latency_error": error}}
     text = yaml.safe_dump(_tuples_as_lists(config), sort_keys=False, default_flow_style=None, width=120)
-    _write(path, (about + text).encode())
+    _write(path, (comment + text).encode())
     return written
 
 
 def _non_default_keys(engine: InstanceConfig) -> dict[str, object]:
-    """What `engine` says that not every instance has; not its latency model."""
-    said, usual = (msgspec.to_builtins(replace(config, latency=None)) for config in (engine, InstanceConfig()))
-    return {key: value for key, value in said.items() if value != usual[key]}
+    """Return the keys of `engine` that differ from their defaults, without its latency model."""
+    values, defaults = (msgspec.to_builtins(replace(config, latency=None)) for config in (engine, InstanceConfig()))
+    return {key: value for key, value in values.items() if value != defaults[key]}
 
 
 def _tuples_as_lists(value: object) -> object:
-    """Tuples as lists: YAML has no others."""
+    """Return the value with lists in place of tuples, which YAML does not have."""
     if isinstance(value, dict):
         return {key: _tuples_as_lists(held) for key, held in value.items()}
     return [_tuples_as_lists(held) for held in value] if isinstance(value, list | tuple) else value

@@ -1,23 +1,24 @@
-"""Layer profiles: how long each part of one layer takes on a GPU, as LLMServingSim's profiler measures it with vLLM.
+"""Layer profiles: the time of each part of one layer on a GPU, and their compilation into a table of whole steps.
 
-A folder per degree of tensor parallelism (`profile/tp2`) holds CSV files of µs per call, each averaged over its calls:
+LLMServingSim's profiler measures them with vLLM. A folder per degree of tensor parallelism (`profile/tp2`) holds CSV files of
+µs per call, averaged over all calls:
 
     dense.csv         layer, tokens                                  matrix products, norms, embedding, ...
-    per_sequence.csv  layer, sequences                               what is done once for each sequence: lm_head, sampler
-    attention.csv     prefill_chunk, kv_prefill, n_decode, kv_decode attention of a chunk and of sequences that decode, together
+    per_sequence.csv  layer, sequences                               once for each sequence: lm_head, sampler
+    attention.csv     prefill_chunk, kv_prefill, n_decode, kv_decode attention of a chunk and of decoding sequences, together
     moe.csv           tokens, activated_experts                      the experts of a layer, if it has them
-    skew_fit.csv      by size and spread of the batch: alpha         see `instance.latency.skew`
+    skew_fit.csv      size and spread of the batch: alpha            see `instance.latency.skew`
 
-Layer profiles, compiled into a table of whole steps.
+The table follows from the sum
 
     step = layers · (dense parts + attention + experts) + embedding + last norm + per-sequence parts + communication + overhead
 
-A step of up to `graph_limit` tokens runs in a CUDA graph, which has the next of a few sizes; above, matrix products come in
-tiles, so that a step costs what the next measured number of tokens costs. What unequal lengths cost is left to the table, which
-looks it up for the lengths of each batch.
+A step of at most `graph_limit` tokens runs in a CUDA graph of the next captured size. Above, matrix products come in tiles, so
+a step costs as much as the next measured number of tokens: with 512 and 1,024 measured, a step of 600 tokens costs what one of
+1,024 costs. The cost of unequal lengths is not compiled; the table looks it up for the lengths of each batch.
 
-Communication is a ring over links of a bandwidth and a latency: tensor parallelism reduces the activations twice a layer, data
-parallelism with shared experts gathers the tokens of all ranks and scatters the sums, each once a layer.
+Communication is a ring over links with a bandwidth and a latency. Tensor parallelism reduces the activations twice per layer.
+Data parallelism with shared experts gathers the tokens of all ranks and scatters the sums, each once per layer.
 """
 
 from __future__ import annotations
@@ -41,11 +42,21 @@ K = TypeVar("K", int, str)
 _UNBOUNDED = 1e12
 
 AttentionKey = tuple[int, int, int, int]
-"""Tokens of a chunk, tokens of KV before it, sequences that decode, tokens of KV of each."""
+"""Tokens of a chunk, tokens of KV before it, decoding sequences, tokens of KV of each."""
+STEP_OVERHEAD_US = 3451.0
+"""Overhead of a step outside CUDA graphs, whose kernels the CPU launches one by one. It is the one constant fitted to a
+timeline, that of Qwen3-32B on RTX PRO 6000 (mean latency), and frozen for all others."""
+_BYTES = 2
+"""Bytes of an activation."""
+_ONCE_PER_STEP = ("embedding", "final_layernorm")
+"""Layers that run once per step; all others run once per layer."""
+_TWICE_PER_LAYER = ("layernorm", "qk_norm")
+"""Layers that run twice per layer."""
+_POWERS = tuple(2.0**n for n in range(4, 15))
 
 
 class LayerProfile(msgspec.Struct, frozen=True):
-    """See the module; µs per call."""
+    """A layer profile, in µs per call."""
 
     dense: Mapping[str, Curve]
     per_sequence: Mapping[str, Curve]
@@ -53,11 +64,11 @@ class LayerProfile(msgspec.Struct, frozen=True):
     experts: Mapping[int, Curve]
     """By activated experts, then by tokens; empty for a dense model."""
     skew: Skew | None
-    """None: not measured, or measured and found unfit (`skew_fit: enabled: false` in meta.yaml)."""
+    """None if it was not measured, or found unfit (`skew_fit: enabled: false` in meta.yaml)."""
 
 
 def read_profile(folder: Path, tensor_parallel_size: int) -> LayerProfile:
-    """From a folder `profile`. Raises ConfigError for what is missing or wrong."""
+    """Read a folder `profile`. Raises ConfigError for missing or wrong files."""
     part = folder / f"tp{tensor_parallel_size}"
     if not part.is_dir():
         there = ", ".join(sorted(path.name for path in folder.glob("tp*"))) or "no tpN at all"
@@ -94,8 +105,11 @@ def _has_skew_fit(meta: Path) -> bool:
 
 
 def _skew(part: Path) -> Skew:
-    """Of decode-only steps. An α outside 0 to 1 is noise (more work takes no less time, nor more than if all had the longest
-    context), and taken for the nearer of the two. Raises ConfigError for rows that make no buckets."""
+    """Read the skew of decode-only steps.
+
+    An α outside 0 to 1 is noise (more work takes no less time, and no more than if all had the longest context), and is
+    clipped. Raises ConfigError for rows that make no buckets.
+    """
     path, found = _file(part, "skew_fit"), dict[tuple[float, float, float], float]()
     columns = ["n_label", "skew_rate_label", "kv_big_label"]
     for (chunk, alpha), labels in read_rows(path, ["pc", "alpha"], columns):
@@ -110,7 +124,7 @@ def _skew(part: Path) -> Skew:
 
 
 def _bucket_bound(label: str) -> float:
-    """The upper end of a bucket: `n<=128`, `sr<=15%`, `kvB<=4k`; of `sr>70%` 1, of `kvB>16k` more than there is."""
+    """Return the upper end of a bucket: `n<=128`, `sr<=15%`, `kvB<=4k`; 1 for `sr>70%`, and no bound for `kvB>16k`."""
     _, found, end = label.partition("<=")
     if not found:
         return 1.0 if label.endswith("%") else _UNBOUNDED
@@ -125,20 +139,8 @@ def _file(part: Path, name: str) -> Path:
     return plain if plain.exists() else part / f"{name}.csv.gz"
 
 
-STEP_OVERHEAD_US = 3451.0
-"""Of a step outside CUDA graphs, whose kernels the CPU launches one by one. The one constant fitted to a timeline, that of
-Qwen3-32B on RTX PRO 6000 (mean latency); frozen for all others."""
-_BYTES = 2
-"""Of an activation."""
-_ONCE_PER_STEP = ("embedding", "final_layernorm")
-"""Once a step; all others once a layer."""
-_TWICE_PER_LAYER = ("layernorm", "qk_norm")
-"""Twice a layer."""
-_POWERS = tuple(2.0**n for n in range(4, 15))
-
-
 class ProfiledDeployment(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a model and its deployment a step depends on, beside the profile."""
+    """The properties of a model and its deployment on which a step depends, beside the profile."""
 
     layers: int
     hidden_size: int
@@ -158,19 +160,19 @@ class ProfiledDeployment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compile_profile(
-    profile: LayerProfile, on: ProfiledDeployment, *, overhead_us: float = STEP_OVERHEAD_US, source: str = ""
+    profile: LayerProfile, deployment: ProfiledDeployment, *, overhead_us: float = STEP_OVERHEAD_US, source: str = ""
 ) -> StepTable:
-    """Raises ConfigError if the profile lacks what the model needs."""
-    if on.num_experts and not profile.experts:
+    """Compile a layer profile into a step table. Raises ConfigError if the profile lacks a part that the model needs."""
+    if deployment.num_experts and not profile.experts:
         raise ConfigError("a model with experts needs a moe.csv in its profile", where=source)
     try:
         return StepTable(
-            tokens=_tokens(profile, on, overhead_us),
+            tokens=_tokens(profile, deployment, overhead_us),
             sequences=_sum_curves(profile.per_sequence.values()),
-            all_tokens=_all_tokens(profile, on),
-            decode=_decode(profile, on.layers),
-            mixed=_mixed(profile, on.layers),
-            data_parallel_size=on.data_parallel_size,
+            all_tokens=_all_tokens(profile, deployment),
+            decode=_decode(profile, deployment.layers),
+            mixed=_mixed(profile, deployment.layers),
+            data_parallel_size=deployment.data_parallel_size,
             skew=profile.skew,
             source=source,
         )
@@ -179,15 +181,15 @@ def compile_profile(
 
 
 def graph_sizes(limit: int) -> list[int]:
-    """vLLM's cudagraph_capture_sizes."""
+    """Return vLLM's cudagraph_capture_sizes."""
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16)]
     return [size for size in sizes if size <= limit]
 
 
-def _tokens(profile: LayerProfile, on: ProfiledDeployment, overhead_us: float) -> Curve:
-    """Dense parts, their all-reduce, and the overhead."""
-    curves = {name: (curve, _calls_per_step(name, on.layers)) for name, curve in profile.dense.items()}
-    limit = on.graph_limit
+def _tokens(profile: LayerProfile, deployment: ProfiledDeployment, overhead_us: float) -> Curve:
+    """Return the time of the dense parts, their all-reduce and the overhead, by tokens."""
+    curves = {name: (curve, _calls_per_step(name, deployment.layers)) for name, curve in profile.dense.items()}
+    limit = deployment.graph_limit
     measured = sorted({int(x) for curve, _ in curves.values() for x, _ in curve})
     steps = [*graph_sizes(limit), *(tokens for tokens in measured if tokens > limit)]
 
@@ -196,13 +198,13 @@ def _tokens(profile: LayerProfile, on: ProfiledDeployment, overhead_us: float) -
 
     def time(tokens: float, size: float) -> float:
         moved = size if size <= limit else tokens
-        return dense(size) + _all_reduce(on, moved) + (overhead_us if tokens > limit else 0.0)
+        return dense(size) + _all_reduce(deployment, moved) + (overhead_us if tokens > limit else 0.0)
 
     return tuple(_staircase(steps, time))
 
 
 def _staircase(sizes: Sequence[int], time: Callable[[float, float], float]) -> Iterator[tuple[float, float]]:
-    """Points of a curve that goes up between the sizes: `time(tokens, the next size)`."""
+    """Yield the points of a curve with steps at the sizes. `time` is given the tokens and the next size."""
     yield float(sizes[0]), time(sizes[0], sizes[0])
     for below, size in pairwise(sizes):
         if below + 1 < size:
@@ -210,46 +212,47 @@ def _staircase(sizes: Sequence[int], time: Callable[[float, float], float]) -> I
         yield float(size), time(size, size)
 
 
-def _all_tokens(profile: LayerProfile, on: ProfiledDeployment) -> Curve:
-    """The experts, and the way of the tokens to them and back."""
-    if not on.num_experts:
+def _all_tokens(profile: LayerProfile, deployment: ProfiledDeployment) -> Curve:
+    """Return the time of the experts and of the communication with them, by the tokens of all ranks."""
+    if not deployment.num_experts:
         return ((0.0, 0.0),)
-    ranks, limit = on.data_parallel_size, on.graph_limit
+    ranks, limit = deployment.data_parallel_size, deployment.graph_limit
     largest = int(max(x for curve in profile.experts.values() for x, _ in curve))
     sizes = [ranks * size for size in graph_sizes(limit)]
     sizes += [ranks * size for size in range(limit + 16, largest + 1, 16)]
 
     def time(tokens: float, size: float) -> float:
         all_tokens = size if size <= ranks * limit else tokens
-        return on.layers * (_experts(profile, on, all_tokens) + _dispatch(on, all_tokens))
+        return deployment.layers * (_experts(profile, deployment, all_tokens) + _dispatch(deployment, all_tokens))
 
     return tuple(_staircase(sizes, time))
 
 
-def _experts(profile: LayerProfile, on: ProfiledDeployment, tokens: float) -> float:
-    """µs of the experts of one rank: those that some token chooses, if each chooses evenly, and its part of the tokens."""
-    here = on.num_experts / on.data_parallel_size
-    active = here * (1 - (1 - on.experts_per_token / on.num_experts) ** tokens)
+def _experts(profile: LayerProfile, deployment: ProfiledDeployment, tokens: float) -> float:
+    """Return the µs of the experts of one rank, for evenly distributed choices: expected active experts, and its share of
+    tokens."""
+    here = deployment.num_experts / deployment.data_parallel_size
+    active = here * (1 - (1 - deployment.experts_per_token / deployment.num_experts) ** tokens)
     by_active = tuple(
-        (float(n), curve_value(curve, tokens * here / on.num_experts)) for n, curve in sorted(profile.experts.items())
+        (float(n), curve_value(curve, tokens * here / deployment.num_experts)) for n, curve in sorted(profile.experts.items())
     )
     return curve_value(by_active, active)
 
 
-def _dispatch(on: ProfiledDeployment, tokens: float) -> float:
-    """µs per layer: what they are and how they choose to all ranks, and the sums back."""
-    ranks = on.data_parallel_size
+def _dispatch(deployment: ProfiledDeployment, tokens: float) -> float:
+    """Return the µs per layer to send the activations and expert choices to all ranks, and the sums back."""
+    ranks = deployment.data_parallel_size
     if ranks == 1:
         return 0.0
-    others = tokens * (ranks - 1) / ranks * _BYTES / on.link_bytes_per_us
-    return others * (2 * on.hidden_size + on.num_experts) + 2 * (ranks - 1) * on.link_latency_us
+    others = tokens * (ranks - 1) / ranks * _BYTES / deployment.link_bytes_per_us
+    return others * (2 * deployment.hidden_size + deployment.num_experts) + 2 * (ranks - 1) * deployment.link_latency_us
 
 
-def _all_reduce(on: ProfiledDeployment, tokens: float) -> float:
-    """µs per step: a ring, twice a layer."""
-    gpus = on.tensor_parallel_size
-    moved = 2 * (gpus - 1) / gpus * tokens * on.hidden_size * _BYTES / on.link_bytes_per_us
-    return 2 * on.layers * (moved + 2 * (gpus - 1) * on.link_latency_us)
+def _all_reduce(deployment: ProfiledDeployment, tokens: float) -> float:
+    """Return the µs per step of two ring all-reduces per layer."""
+    gpus = deployment.tensor_parallel_size
+    moved = 2 * (gpus - 1) / gpus * tokens * deployment.hidden_size * _BYTES / deployment.link_bytes_per_us
+    return 2 * deployment.layers * (moved + 2 * (gpus - 1) * deployment.link_latency_us)
 
 
 def _decode(profile: LayerProfile, layers: int) -> Grid:
@@ -264,7 +267,7 @@ def _decode(profile: LayerProfile, layers: int) -> Grid:
 
 
 def _mixed(profile: LayerProfile, layers: int) -> Grid:
-    """At powers of two, where the profiles are complete; a cell that is missing has the sum of its parts."""
+    """Return the attention of mixed batches at powers of two. A cell that was not measured has the sum of its parts."""
     known = profile.attention
     most = [max(key[axis] for key in known) for axis in range(4)]
     chunks = [p for p in _POWERS if p <= most[0]]
@@ -275,8 +278,8 @@ def _mixed(profile: LayerProfile, layers: int) -> Grid:
     def time(p: int, s: int, n: int, kv: int) -> float:
         if not n:
             return known[p, s, 0, 0]
-        whole = known.get((p, s, n, kv))
-        return known[p, s, 0, 0] + known[0, 0, n, kv] if whole is None else whole
+        measured = known.get((p, s, n, kv))
+        return known[p, s, 0, 0] + known[0, 0, n, kv] if measured is None else measured
 
     axes = (tuple(chunks), tuple(starts), tuple(counts), tuple(contexts))
     try:
@@ -287,7 +290,7 @@ def _mixed(profile: LayerProfile, layers: int) -> Grid:
 
 
 def _calls_per_step(name: str, layers: int) -> int:
-    """Per step."""
+    """Return how often a layer runs per step."""
     if name in _ONCE_PER_STEP:
         return 1
     return 2 * layers if name in _TWICE_PER_LAYER else layers

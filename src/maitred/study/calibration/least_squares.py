@@ -1,7 +1,8 @@
-"""Least squares with coefficients that cannot be negative (Lawson and Hanson, Solving Least Squares Problems, chapter 23).
+"""Least squares with non-negative coefficients (Lawson and Hanson, Solving Least Squares Problems, chapter 23).
 
-Coefficients are let in one by one, the one along which the error falls fastest first. When the unconstrained solution for those
-that are in would make one negative, the way to it is cut short where the first of them is 0, and that one is out again.
+Coefficients become active one by one, first the one along which the error falls fastest. If the unconstrained solution for the
+active ones makes one of them negative, the step towards it ends where the first of them reaches 0, and that one becomes
+inactive again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 def non_negative_least_squares(features: Floats, target: Floats) -> Floats:
-    """The x >= 0 for which `features` @ x is nearest to `target`. Features that are always 0 get 0."""
+    """Return the x >= 0 for which `features` @ x is nearest to `target`. Features that are always 0 get 0."""
     scale = np.linalg.norm(features, axis=0)
     scale[scale == 0] = 1.0
     a = features / scale
@@ -32,15 +33,15 @@ def non_negative_least_squares(features: Floats, target: Floats) -> Floats:
 
 
 def _step(a: Floats, target: Floats, x: Floats, inside: NDArray[np.bool_]) -> Floats:
-    """Towards the solution for those `inside`, of which some may leave."""
+    """Step towards the solution for the active coefficients (`inside`), of which some may become inactive."""
     while True:
         solution = np.zeros_like(x)
         solution[inside] = np.linalg.lstsq(a[:, inside], target, rcond=None)[0]
         below = inside & (solution <= 0)
         if not below.any():
             return solution
-        way = float((x[below] / (x[below] - solution[below])).min(initial=1.0))
-        x = x + way * (solution - x)
+        fraction = float((x[below] / (x[below] - solution[below])).min(initial=1.0))
+        x = x + fraction * (solution - x)
         inside &= x > 1e-14
         x[~inside] = 0.0
         if not inside.any():

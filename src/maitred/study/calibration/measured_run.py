@@ -1,12 +1,10 @@
-"""A folder of a measured run: the configuration of the engine, its layer profile, and what became of the requests.
+"""A measured run: a folder with the configuration of an engine, its layer profile, and the timeline of its requests.
 
     meta.json      vLLM's version and arguments, the model's configuration, links and memory of the cluster, KV blocks if known
-    profile/       see `layers`
-    requests.csv   see `timelines`
+    profile/       see `layer_profile`
+    requests.csv   see `measurements`
 
-as the `bench` examples of LLMServingSim have them.
-
-A step table from the layer profiles of a folder, judged by the requests that were measured there.
+The `bench` examples of LLMServingSim have this form.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ _BLOCK = 16
 _BYTES_PER_ELEMENT = 2
 """Bytes of a weight, and of an element of KV."""
 _USABLE_MEMORY_SHARE = 0.85
-"""Of the memory, what weights and KV share: the rest is what vLLM leaves free and what its activations take."""
+"""Share of the memory for weights and KV. vLLM leaves the rest free, or uses it for activations."""
 _ASYNC_BY_DEFAULT_SINCE = (0, 14)
-"""Since this version vLLM has async scheduling on unless it is told otherwise (its release notes, "Breaking Changes")."""
+"""The vLLM version since which async scheduling is on by default (its release notes, "Breaking Changes")."""
 
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
@@ -42,7 +40,7 @@ _Amount: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class EngineArguments(msgspec.Struct, frozen=True):
-    """vLLM's, of one rank."""
+    """Arguments of vLLM, for one rank."""
 
     max_num_seqs: _Count
     max_num_batched_tokens: _Count
@@ -50,11 +48,11 @@ class EngineArguments(msgspec.Struct, frozen=True):
     data_parallel_size: _Count = 1
     max_model_len: _Count | None = None
     async_scheduling: bool | None = None
-    """None: nobody has said, so it is what the version has."""
+    """None if it was not given; the default of the version applies then."""
 
 
 class ModelShape(msgspec.Struct, frozen=True):
-    """As in a Hugging Face config.json. Raises ValueError for a token with more experts than there are."""
+    """The fields of a Hugging Face config.json. Raises ValueError if a token has more experts than there are."""
 
     num_hidden_layers: _Count
     hidden_size: _Count
@@ -73,39 +71,49 @@ class ModelShape(msgspec.Struct, frozen=True):
 
 
 class GpuMemory(msgspec.Struct, frozen=True):
+    """The memory of a GPU."""
+
     mem_size: _Amount
-    """GiB."""
+    """In GiB."""
 
 
 class GpuInstance(msgspec.Struct, frozen=True):
+    """The GPUs of one instance."""
+
     npu_mem: GpuMemory
 
 
 class ClusterNode(msgspec.Struct, frozen=True):
+    """A machine."""
+
     instances: tuple[GpuInstance, ...]
 
 
 class MeasuredCluster(msgspec.Struct, frozen=True):
+    """The links and the machines."""
+
     link_bw: _Amount
-    """GiB/s."""
+    """In GiB/s."""
     link_latency: Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-    """ns."""
+    """In ns."""
     nodes: tuple[ClusterNode, ...] = ()
 
 
 class KvCache(msgspec.Struct, frozen=True):
+    """The KV cache as vLLM reported it."""
+
     num_gpu_blocks: Annotated[int, msgspec.Meta(ge=2, le=1_000_000_000)] | None = None
 
 
 class RunMetadata(msgspec.Struct, frozen=True):
-    """What is needed of a meta.json."""
+    """The part of a meta.json that is needed."""
 
     engine_kwargs: EngineArguments
     model_config: ModelShape
     cluster: MeasuredCluster
     kv_cache: KvCache | None = None
     vllm_version: str = ""
-    """Empty: not known, and taken for a recent one."""
+    """Empty if it is not known; a recent version is assumed then."""
 
     @property
     def async_scheduling(self) -> bool:
@@ -117,7 +125,7 @@ class RunMetadata(msgspec.Struct, frozen=True):
 
 
 class MeasuredRun(msgspec.Struct, frozen=True):
-    """See the module."""
+    """The folder of a measured run."""
 
     path: Path
     meta: RunMetadata
@@ -146,7 +154,7 @@ class MeasuredRun(msgspec.Struct, frozen=True):
         )
 
     def instance(self, overhead_us: float = STEP_OVERHEAD_US) -> InstanceConfig:
-        """The engine as an instance; several ranks are one with as many times the room. Raises ConfigError."""
+        """Return the engine as an instance. Several ranks are one instance with as many times the room. Raises ConfigError."""
         engine, serving = self.meta.engine_kwargs, self.deployment
         profile = read_profile(self.path / "profile", serving.tensor_parallel_size)
         ranks, budget = engine.data_parallel_size, engine.max_num_batched_tokens
@@ -167,7 +175,8 @@ class MeasuredRun(msgspec.Struct, frozen=True):
             raise ConfigError(str(error), where=str(self.path / "meta.json")) from error
 
     def _blocks(self) -> int:
-        """KV blocks of one rank: those recorded, of which vLLM keeps one to itself, or what weights leave of the memory."""
+        """Return the KV blocks of one rank: the recorded ones (vLLM keeps one of them to itself), or those that the memory has
+        beside weights."""
         recorded = self.meta.kv_cache
         if recorded is not None and recorded.num_gpu_blocks is not None:
             return recorded.num_gpu_blocks - 1
@@ -183,7 +192,7 @@ class MeasuredRun(msgspec.Struct, frozen=True):
 
 
 def read_measured_run(path: Path) -> MeasuredRun:
-    """Raises ConfigError for what is missing in its meta.json, or wrong."""
+    """Read the meta.json of a folder. Raises ConfigError for missing or wrong fields."""
     file = path / "meta.json"
     try:
         return MeasuredRun(path, msgspec.json.decode(file.read_bytes(), type=RunMetadata))
@@ -199,7 +208,7 @@ def _head(model: ModelShape) -> int:
 
 
 def _parameters(model: ModelShape, ranks: int) -> float:
-    """Of one of the ranks that share the experts."""
+    """Return the parameters of one of the ranks that share the experts."""
     attention = model.hidden_size * _head(model) * 2 * (model.num_attention_heads + model.num_key_value_heads)
     mlp = 3.0 * model.hidden_size * model.intermediate_size
     if model.num_experts:
@@ -208,7 +217,7 @@ def _parameters(model: ModelShape, ranks: int) -> float:
 
 
 def fit_profile(path: Path) -> Fit:
-    """Residuals are of the latencies of single requests, as a simulation has them. Raises ConfigError."""
+    """Compile the profile of a folder. Residuals are of the latencies of single simulated requests. Raises ConfigError."""
     folder = read_measured_run(path)
     instance, rows = folder.instance(), read_timeline(folder.requests)
     results = simulate(timeline_jobs(rows), instance=instance)

@@ -1,23 +1,23 @@
-"""Measured steps of an engine, one row per step.
+"""Measurements of a real engine as files: steps with their durations, or the timeline of each request.
+
+Measured steps have a row per step, in CSV with a header or as one JSON object per line. Other columns are ignored.
 
     prefill_tokens   tokens of prefill in the step
     decode_tokens    sequences that decoded, a token each
     context_tokens   tokens of KV that these read, summed (optional: 0)
     prefill_start    tokens of KV before those that prefill (optional: 0)
-    step_us          how long it took; or step_ms, or step_secs
+    step_us          duration; or step_ms, or step_secs
 
-in CSV with a header, or as one JSON object per line. Other columns do not matter.
+A timeline has a row per request, in CSV with a header.
 
-Timelines: what became of each request of a real engine, one row per request.
-
-    input_tokens, output_tokens                              what was asked and what came
-    submitted_s                                              when the client sent it, in seconds from any origin
-    queued_ts, first_token_ts, last_token_ts                 on the engine's clock, in seconds
+    input_tokens, output_tokens                              lengths of prompt and answer
+    submitted_s                                              when the client sent it, in seconds from any origin (optional)
+    queued_ts, first_token_ts, last_token_ts                 on the clock of the engine, in seconds
     scheduled_ts                                             the same (optional)
     prefix_blocks16_seen_before                              leading blocks of 16 tokens that an earlier request had (optional)
 
-Times are compared as differences on one clock, so the two clocks need not agree. TTFT and latency count from `queued_ts`, as
-vLLM's own metrics do. Without a column `submitted_s`, requests are taken to have been sent when they were queued.
+Times are compared as differences on one clock, so the two clocks need not agree. TTFT and latency count from `queued_ts`, as in
+vLLM's own metrics. Without a column `submitted_s`, a request counts as sent when it was queued.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ from maitred.workload import Job
 TIME_COLUMNS: Mapping[str, float] = {"step_us": 1.0, "step_ms": 1e3, "step_secs": 1e6}
 _STEP_COUNTS = ("prefill_tokens", "decode_tokens")
 _OPTIONAL = ("context_tokens", "prefill_start")
+SHARED_BLOCK_TOKENS = 16
+_TIMELINE_COUNTS = ("input_tokens", "output_tokens", "prefix_blocks16_seen_before")
 
 
 class MeasuredStep(msgspec.Struct, frozen=True):
-    """What was in a step, and how long it took."""
+    """The content of a step, and its duration."""
 
     shape: BatchShape
     us: float
 
 
 def read_steps(path: Path) -> list[MeasuredStep]:
-    """Raises ConfigError with the line of what is wrong."""
+    """Read measured steps. Raises ConfigError with the line of a mistake."""
     rows = _json_rows(path) if ".jsonl" in path.suffixes else _csv_rows(path)
     steps = [_parse_step(named, place) for named, place in rows]
     if not steps:
@@ -58,7 +60,7 @@ def read_steps(path: Path) -> list[MeasuredStep]:
 
 
 def is_step_file(path: Path) -> bool:
-    """Whether it is a file of steps, as far as its first line tells."""
+    """Return whether the file holds steps, judging by its first line."""
     return ".jsonl" in path.suffixes or any(unit in read_header(path) for unit in TIME_COLUMNS)
 
 
@@ -113,12 +115,8 @@ def _parse_step(row: Mapping[str, float], place: str) -> MeasuredStep:
     return MeasuredStep(BatchShape(decodes, int(row.get("context_tokens", 0)), prefill, chunks), row[unit] * TIME_COLUMNS[unit])
 
 
-SHARED_BLOCK_TOKENS = 16
-_TIMELINE_COUNTS = ("input_tokens", "output_tokens", "prefix_blocks16_seen_before")
-
-
 class MeasuredRequest(msgspec.Struct, frozen=True):
-    """One request. Times in seconds on the engine's clock, but `sent`."""
+    """One request of a timeline. Times are in seconds on the clock of the engine, except `sent`."""
 
     prompt_tokens: int
     output_tokens: int
@@ -135,7 +133,7 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
 
     @property
     def tpot(self) -> float:
-        """Of a request with two tokens or more."""
+        """Mean gap between tokens, of a request with at least two tokens."""
         return (self.last_token - self.first_token) / (self.output_tokens - 1)
 
     @property
@@ -144,7 +142,10 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
 
 
 def read_timeline(path: Path) -> list[MeasuredRequest]:
-    """In the order in which they were sent. Raises ConfigError with the line of what is wrong."""
+    """Read a timeline, and return its requests in the order in which they were sent.
+
+    Raises ConfigError with the line of a mistake.
+    """
     header = read_header(path)
     optional = [name for name in ("submitted_s", "scheduled_ts", "prefix_blocks16_seen_before") if name in header]
     columns = ["input_tokens", "output_tokens", "queued_ts", "first_token_ts", "last_token_ts", *optional]
@@ -179,9 +180,9 @@ def _check_request(row: MeasuredRequest, place: str) -> None:
 
 
 def timeline_jobs(rows: Sequence[MeasuredRequest]) -> list[Job]:
-    """The same requests, to be simulated; the first arrives at 0.
+    """Return the requests of a timeline as jobs for a simulation. The first one arrives at 0.
 
-    Which earlier request a prefix is shared with is not recorded: the first one that is long enough is taken.
+    The earlier request with which a prefix is shared is not recorded, so the first one that is long enough is taken.
     """
     origin, chains = rows[0].sent, list[tuple[int, ...]]()
     jobs = []
@@ -199,7 +200,7 @@ def timeline_jobs(rows: Sequence[MeasuredRequest]) -> list[Job]:
 
 
 class _RecordedPrefix(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys` in blocks of 16 tokens."""
+    """The `PrefixKeys` of a prompt that was recorded in blocks of 16 tokens."""
 
     chain: tuple[int, ...]
 
@@ -211,6 +212,7 @@ class _RecordedPrefix(msgspec.Struct, frozen=True, gc=False):
 
 
 def _prefix_keys(index: int, row: MeasuredRequest, earlier: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the block keys of a prompt: those of an earlier request for the shared blocks, then keys of its own."""
     shared = next((chain[: row.shared_blocks] for chain in earlier if len(chain) >= row.shared_blocks), ())
     first = index * (1 << 20)
     return (*shared, *range(first + len(shared), first + row.prompt_tokens // SHARED_BLOCK_TOKENS))

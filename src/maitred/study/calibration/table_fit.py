@@ -1,7 +1,7 @@
-"""A step table from measured steps, wherever they lie.
+"""A step table from measured steps at any points.
 
-The table has points at powers of two of what was measured. Its values are those whose interpolation is nearest to the
-measurements, by relative error; where there are few of these, it stays near a plain fit that is linear in prefill tokens,
+The table has points at powers of two of the measured numbers. Its values are those whose interpolation is nearest to the
+measurements, by relative error. Where measurements are few, the values stay near a plain fit that is linear in prefill tokens,
 decodes and context:
 
     minimise  Σ ((interpolated - measured) / measured)² + λ · Σ ((value - plain) / plain)²     over all values
@@ -26,12 +26,12 @@ _MIN_STEPS = 10
 _RIDGE = 1e-3
 """λ."""
 _MAX_TICKS = {2: 16, 4: 6}
-"""On one axis, by the number of axes."""
+"""Most points on one axis, by the number of axes."""
 TablePoint = tuple[float, ...]
 
 
 def fit_table(steps: Sequence[MeasuredStep], source: str = "") -> Fit:
-    """Raises ConfigError for fewer than ten steps."""
+    """Fit a step table. Raises ConfigError for fewer than ten steps."""
     if len(steps) < _MIN_STEPS:
         raise ConfigError(f"{len(steps)} steps are too few for a table", hint=f"give at least {_MIN_STEPS}, or fit linear")
     plain = _linear_prior(steps)
@@ -46,21 +46,21 @@ def fit_table(steps: Sequence[MeasuredStep], source: str = "") -> Fit:
 
 
 def _table_point(step: MeasuredStep) -> TablePoint:
-    """Tokens of prefill, tokens before them, sequences that decode, context of each."""
+    """Return tokens of prefill, tokens before them, sequences that decode, and context of each."""
     shape = step.shape
     start = shape.chunks[0].num_computed_tokens if shape.chunks else 0
     return float(shape.prefill_tokens), float(start), float(shape.num_decodes), shape.context_tokens / max(1, shape.num_decodes)
 
 
 def _linear_prior(steps: Sequence[MeasuredStep]) -> Floats:
-    """µs: of a step, of a token of prefill, of a decode, of a token of context."""
+    """Return the µs of a step, of a token of prefill, of a decode, and of a token of context."""
     weights = np.array([1 / step.us for step in steps])
     features = np.array([[1.0, step.shape.prefill_tokens, step.shape.num_decodes, step.shape.context_tokens] for step in steps])
     return non_negative_least_squares(features * weights[:, None], np.ones(len(weights)))
 
 
 def _grid(plain: Floats, axes: int, points: Sequence[TablePoint], us: Sequence[float]) -> Grid:
-    """Nothing measured: as `plain` has it, at a few points."""
+    """Fit a grid to the points; without points it has the values of `plain` at a few points."""
     ticks = tuple(_ticks([point[axis] for point in points], _MAX_TICKS[axes]) for axis in range(axes))
     cells = [(0.0,) * (4 - axes) + cell for cell in product(*ticks)]
     prior = np.maximum(1.0, [plain @ (1.0, p, n, n * context) for p, _, n, context in cells])
@@ -75,7 +75,7 @@ def _grid(plain: Floats, axes: int, points: Sequence[TablePoint], us: Sequence[f
 
 
 def _weights(ticks: tuple[Axis, ...], points: Sequence[TablePoint]) -> Floats:
-    """How much each cell of the grid counts at each point."""
+    """Return the interpolation weight of each cell of the grid at each point."""
     found = np.zeros((len(points), prod(len(axis) for axis in ticks)))
     strides = [prod(len(axis) for axis in ticks[i + 1 :]) for i in range(len(ticks))]
     for row, point in enumerate(points):
@@ -88,7 +88,7 @@ def _weights(ticks: tuple[Axis, ...], points: Sequence[TablePoint]) -> Floats:
 
 
 def _ticks(values: Sequence[float], most: int) -> Axis:
-    """The least and the greatest, and powers of two between them: all, or every second, third, ... as there are too many."""
+    """Return the least and the greatest value, and powers of two between them: all, or every n-th if there are too many."""
     if not values:
         return (1.0, 4096.0)
     low, high = min(values), max(values)

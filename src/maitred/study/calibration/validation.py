@@ -1,4 +1,4 @@
-"""How well does a simulation predict what was measured? The errors of TTFT, TPOT and E2E, at their mean and quantiles."""
+"""Validation: the errors of simulated TTFT, TPOT and E2E against a measured timeline, at their mean and quantiles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ValidationLine(msgspec.Struct, frozen=True):
     measured: float
     predicted: float
     peer_error: float | None = None
-    """What another simulator's prediction is off by, where that is known."""
+    """The error of another simulator's prediction, if it is known."""
 
     @property
     def error(self) -> float:
@@ -38,7 +38,7 @@ class ValidationLine(msgspec.Struct, frozen=True):
 
 
 class Validation(msgspec.Struct, frozen=True):
-    """Of one configuration."""
+    """The errors for one configuration."""
 
     name: str
     requests: int
@@ -46,7 +46,7 @@ class Validation(msgspec.Struct, frozen=True):
 
     @property
     def mean_error(self) -> float:
-        """Of the errors without their signs."""
+        """Mean of the absolute errors."""
         return sum(abs(line.error) for line in self.lines) / len(self.lines)
 
     @property
@@ -55,7 +55,7 @@ class Validation(msgspec.Struct, frozen=True):
 
     @property
     def peer(self) -> tuple[float, float] | None:
-        """The peer's mean and worst error, over the same lines; None: not known."""
+        """The peer's mean and worst error over the same lines, or None if they are not known."""
         errors = [abs(line.peer_error) for line in self.lines if line.peer_error is not None]
         return (sum(errors) / len(errors), max(errors)) if errors else None
 
@@ -79,7 +79,7 @@ def validate(name: str, rows: Sequence[MeasuredRequest], instance: InstanceConfi
 
 
 def _measured_latencies(rows: Sequence[MeasuredRequest]) -> dict[str, Floats]:
-    """In seconds. Who got one token only has no TPOT, as in vLLM's benchmarks."""
+    """Return the measured latencies in seconds. A request with a single token has no TPOT, as in vLLM's benchmarks."""
     return {
         "ttft": np.array([row.ttft for row in rows]),
         "tpot": np.array([row.tpot for row in rows if row.output_tokens > 1]),
@@ -88,7 +88,7 @@ def _measured_latencies(rows: Sequence[MeasuredRequest]) -> dict[str, Floats]:
 
 
 def _predicted_latencies(results: Results) -> dict[str, Floats]:
-    """The same; from the wait queue on."""
+    """Return the simulated latencies in seconds, from the wait queue on."""
     many = results.output_tokens > 1
     decoding = (results.finished - results.first_token)[many]
     return {
@@ -105,7 +105,7 @@ def _statistic(values: Floats, statistic: str) -> float:
 
 
 def peer_errors(path: Path) -> dict[tuple[str, str], float]:
-    """From the table that LLMServingSim prints (`TTFT Mean  65456.6  65820.2  +0.6%`); empty if there is none."""
+    """Read the table that LLMServingSim prints (`TTFT Mean  65456.6  65820.2  +0.6%`); empty if there is none."""
     if not path.exists():
         return {}
     metrics, statistics = _PEER
@@ -119,7 +119,7 @@ def peer_errors(path: Path) -> dict[tuple[str, str], float]:
 
 
 def validation_builtins(validation: Validation) -> dict[str, object]:
-    """For JSON: times in ms, errors as shares of 1."""
+    """Return the validation for JSON: times in ms, errors as shares of 1."""
     peer = validation.peer
     return {
         "name": validation.name,

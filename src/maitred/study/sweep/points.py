@@ -61,7 +61,7 @@ class SweepPlan:
         for document in self._base:
             document_to_struct(document, Config)
         self._env = [*environment_settings(Config, env)]
-        self._said = [*self._base, CandidateDocument(self._document)]
+        self._layers = [*self._base, CandidateDocument(self._document)]
         self._loads: dict[bytes, Load] = {}
 
     @property
@@ -82,7 +82,7 @@ class SweepPlan:
         return [self._point(number, values) for number, values in enumerate(all_values, first)]
 
     def _point(self, number: int, values: Mapping[str, Any]) -> SweepPoint:
-        config = with_simulation_defaults(MergedConfig(_PointConfig, self._said, self._settings(values), POLICY_KEYS))
+        config = with_simulation_defaults(MergedConfig(_PointConfig, self._layers, self._settings(values), POLICY_KEYS))
         candidate = Candidate.from_config(config)
         load = self._load(config.workload)
         costs = candidate_costs(candidate, self.spec, self.locate)

@@ -14,7 +14,7 @@ from maitred.config import load
 from maitred.instance.latency import LinearLatency
 
 Maitred = Callable[..., tuple[Any, str, str]]
-RUNS = Path(__file__).parents[1] / "vectors" / "vllm_timelines"
+RUNS = Path(__file__).parents[2] / "vectors" / "vllm_timelines"
 RUN = RUNS / "RTXPRO6000_Llama-3.1-8B"
 STEPS = "prefill_tokens,decode_tokens,context_tokens,step_ms\n" + "".join(
     f"{p},{d},{d * 500},{(5000 + 20 * p + 50 * d) / 1000}\n" for p in (0, 100, 500, 2000) for d in (1, 8, 64)

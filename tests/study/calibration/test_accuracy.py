@@ -21,8 +21,8 @@ from maitred.study.calibration.measured_run import read_measured_run
 from maitred.study.calibration.measurements import read_timeline, timeline_jobs
 from maitred.study.calibration.validation import Validation, peer_errors, validate
 
-RUNS = Path(__file__).parents[1] / "vectors" / "vllm_timelines"
-DOCUMENT = Path(__file__).parents[2] / "docs" / "accuracy.md"
+RUNS = Path(__file__).parents[2] / "vectors" / "vllm_timelines"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "accuracy.md"
 FITTED = "RTXPRO6000_Qwen3-32B"
 FIGURES = {  # mean and worst error in %, of TTFT, TPOT and E2E at mean, p50, p90 and p99
     "RTX4090_Llama-3.1-8B": (1.4, 2.3),

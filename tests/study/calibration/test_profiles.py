@@ -14,7 +14,7 @@ from maitred.study.calibration.layer_profile import read_profile
 from maitred.study.calibration.measured_run import MeasuredRun, read_measured_run
 from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep, read_steps, timeline_jobs
 
-RUNS = Path(__file__).parents[1] / "vectors" / "vllm_timelines"
+RUNS = Path(__file__).parents[2] / "vectors" / "vllm_timelines"
 FILES = {
     "dense": "layer,tokens,time_us\nqkv,2,7\nqkv,1,5\n",
     "per_sequence": "layer,sequences,time_us\nsampler,1,3\n",
