@@ -11,7 +11,7 @@ import msgspec
 
 from maitred.admission.config import ClassConfig, TenantPolicy
 from maitred.admission.presets import CLASS_PRESETS, Flavour
-from maitred.config.root import Config, field_docs
+from maitred.config.root import Config, default_of, field_docs
 from maitred.core.request import PriorityClass
 from maitred.core.yaml_schema import struct_types
 
@@ -45,7 +45,7 @@ def _keys(section: type[msgspec.Struct]) -> Iterator[list[str]]:
         about = (inspect.getdoc(section) or "").partition("\n\n")[0].replace("\n", " ")
         yield [f"`{section.__struct_config__.tag_field}`", f"`{tag}`", about]
     for field in msgspec.structs.fields(section):
-        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        default = default_of(field)
         if not isinstance(default, msgspec.Struct):
             yield [f"`{field.encode_name}`", _as_yaml(default), _FILE.sub(r"[\1](\1\2)", texts[field.name])]
 

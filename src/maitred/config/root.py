@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import FieldInfo, fields
 
 from maitred.admission import POLICIES, AdmissionConfig
 from maitred.core.registry import Registry
@@ -78,18 +79,23 @@ class ConfigKey(NamedTuple):
     """Empty if the field has no docstring, or the source is not there."""
 
 
-def config_key(root: type[msgspec.Struct], path: str) -> ConfigKey:
-    """Return the key at the dotted `path` below `root`. Raises KeyError if there is none."""
-    section, _, below = path.partition(".")
-    for kind in struct_types(root):
-        for field in msgspec.structs.fields(kind):
-            if field.encode_name != section:
-                continue
-            if below:
-                return config_key(field.type, below)
-            default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-            return ConfigKey(field.type, default, field_docs(kind).get(field.name, ""))
-    raise KeyError(path)
+def config_key(root: Any, path: str) -> ConfigKey:
+    """Return the key at the dotted `path` below `root`, the type of a section. Raises KeyError if there is none."""
+    first, _, below = path.partition(".")
+    key = {name: key for kind in struct_types(root) for name, key in _keys(kind).items()}[first]
+    return config_key(key.type, below) if below else key
+
+
+@lru_cache
+def _keys(section: type[msgspec.Struct]) -> Mapping[str, ConfigKey]:
+    """Return the keys of one struct by name."""
+    docs = field_docs(section)
+    return {field.encode_name: ConfigKey(field.type, default_of(field), docs.get(field.name, "")) for field in fields(section)}
+
+
+def default_of(field: FieldInfo) -> Any:
+    """Return the default of a struct's field."""
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def field_docs(struct: type) -> Mapping[str, str]:
