@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from maitred.core.contracts import UNIFORM_CONTEXTS
-from maitred.instance import engine
+from maitred.instance import engine_core
 from maitred.sim import simulate
 from maitred.study.calibration.layer_profile import graph_sizes
 from maitred.study.calibration.measured_run import read_measured_run
@@ -86,7 +86,7 @@ def test_the_documentation_has_what_comes_of_profiles_alone() -> None:
 
 
 def test_the_documentation_has_what_comes_of_it_if_all_lengths_were_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "context_spread", lambda _contexts: UNIFORM_CONTEXTS)
+    monkeypatch.setattr(engine_core, "context_spread", lambda _contexts: UNIFORM_CONTEXTS)
 
     assert documented("all lengths equal, **nothing fitted** (0 µs)") == pytest.approx(nothing_fitted(), abs=0.051)
 
