@@ -1,6 +1,14 @@
-"""HTTP: what the live worlds share on the wire.
+"""HTTP: what the gateway and the emulated engine share on the wire.
 
-`asgi` is the plumbing of raw ASGI apps (bodies within a limit, JSON, OpenAI error objects, clients that leave), `server`
-serves such an app on uvicorn until told to stop, `protocol` bounds what a client may send it, `client` and its neighbours speak
-HTTP/1.1 to upstreams, `sse` knows event streams. HTTP itself is parsed by httptools, in both directions, and never by hand.
+    asgi         raw ASGI apps: bodies within a limit, JSON, OpenAI error objects, disconnects
+    server       serves such an app on uvicorn until told to stop
+    protocol     limits what a client may send to it
+    client       sends requests to upstreams, over pooled connections
+    connection   one HTTP/1.1 connection to an upstream
+    response     a response whose body is still arriving
+    tls          the same client over TLS
+    errors       limits of the client, and how a request can fail
+    sse          server-sent events
+
+HTTP is parsed by httptools in both directions.
 """

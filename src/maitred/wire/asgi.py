@@ -1,13 +1,13 @@
-"""Raw ASGI without a framework: bodies within a limit, JSON answers, OpenAI error objects, clients that leave.
+"""Raw ASGI without a framework: bodies within a limit, JSON answers, OpenAI error objects, disconnects.
 
-An ASGI server calls `app(scope, receive, send)` once per request. Header names come in lower case, names and values as
-bytes, and they are compared as bytes: decoding them all costs more than the rest of a small request.
+An ASGI server calls `app(scope, receive, send)` once per request. Header names come in lower case, names and values as bytes,
+and they are compared as bytes: decoding them all would cost more than the rest of a small request.
 
-Two coroutines of the server usually have nothing to wait for, or are to be waited for *beside* something else. A task for
-each would cost several microseconds per request, so they are stepped by hand here, which is all that a task does:
+Two coroutines of the server rarely have to wait, or must be awaited *beside* something else. A task for each would cost several
+microseconds per request. So they are stepped by hand here, which is all that a task does:
 
-    `DisconnectWatcher`  steps `take_in()` to the future it waits on, and calls back when the client has left
-    `send_eagerly`   steps `send(message)`, and makes a task only if the client is too slow to take it at once
+    `DisconnectWatcher`  steps `receive()` to the future it waits for, and calls back when the client has disconnected
+    `send_eagerly`       steps `send(message)`, and makes a task only if the client is too slow to take it at once
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB]", re.ASCII)
 
 
 class ApiError(MaitredError):
-    """An answer that refuses, as OpenAI's clients expect it: a status and an error object.
+    """An error response as OpenAI's clients expect it: a status and an error object.
 
-    `kind` is OpenAI's `type` (`invalid_request_error`, `rate_limit_error`, `server_error`), `code` a stable word for programs.
+    `kind` is OpenAI's `type` (`invalid_request_error`, `rate_limit_error`, `server_error`); `code` is a stable word for
+    programs.
     """
 
     def __init__(
@@ -54,16 +55,16 @@ class ApiError(MaitredError):
         super().__init__(message)
 
     def body(self) -> bytes:
-        """The JSON error object."""
+        """Return the JSON error object."""
         return _encode({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
 
 
 class ClientDisconnected(Exception):  # noqa: N818  (an event, not an error)
-    """The client left before its request was complete: there is nobody to answer."""
+    """The client disconnected before its request was complete: no answer can be sent."""
 
 
 def get_header(scope: Scope, name: bytes) -> bytes | None:
-    """The first value of the header `name` (lower case), or None."""
+    """Return the first value of the header `name` (lower case), or None."""
     for key, value in scope["headers"]:
         if key == name:
             found: bytes = value
@@ -72,15 +73,14 @@ def get_header(scope: Scope, name: bytes) -> bytes | None:
 
 
 def _ignore_size(size: int) -> None:
-    """No bookkeeping."""
+    """Do nothing."""
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, on_piece: Callable[[int], object] = _ignore_size) -> bytes:
-    """The whole request body, at most `limit` bytes. `take` is called with the size of each piece, and may refuse it.
+    """Return the whole request body, at most `limit` bytes. `on_piece` is called with the size of each piece, and may raise.
 
-    Raises ApiError 413 as soon as it is known to be longer, ClientDisconnected, and what `take` raises. What is left of a
-    body refused
-    is read and thrown away by the server: to close the connection on a client that still sends could cost it the answer.
+    Raises ApiError 413 as soon as the body is known to be longer, ClientDisconnected, and what `on_piece` raises. The server
+    reads the rest of a refused body and drops it: a client whose connection is closed while it sends may miss the answer.
     """
     declared = get_header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
@@ -114,8 +114,8 @@ def body_too_large(limit: int) -> ApiError:
 
 
 def describe_json_error(error: msgspec.DecodeError | UnicodeDecodeError, body: bytes) -> str:
-    """What is wrong with a body that msgspec could not decode, in a few words."""
-    if _LONE_SURROGATE.search(body[-11:]) and "truncated" in str(error):  # msgspec waits for the other half
+    """Say in a few words what is wrong with a body that msgspec could not decode."""
+    if _LONE_SURROGATE.search(body[-11:]) and "truncated" in str(error):  # msgspec waits for the other half of the pair
         return "half of a surrogate pair in a text is no character"
     return str(error)
 
@@ -123,19 +123,19 @@ def describe_json_error(error: msgspec.DecodeError | UnicodeDecodeError, body: b
 async def send_bytes(
     send: Send, status: int, body: bytes, content_type: bytes, headers: Iterable[tuple[bytes, bytes]] = ()
 ) -> None:
-    """A whole answer, with its Content-Length."""
+    """Send a whole response, with its Content-Length."""
     own = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
     await send({"type": "http.response.body", "body": body})
 
 
 async def send_json(send: Send, status: int, payload: object, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    """`payload` as JSON; anything msgspec can encode."""
+    """Send `payload`, anything that msgspec can encode, as JSON."""
     await send_bytes(send, status, _encode(payload), b"application/json", headers)
 
 
 async def send_error(send: Send, error: ApiError, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    """`error` as an answer, with the header X-SMG-Error-Code when it has a code."""
+    """Send `error` as a response, with the header X-SMG-Error-Code if it has a code."""
     code = [(b"x-smg-error-code", error.code.encode())] if error.code else []
     await send_bytes(send, error.status, error.body(), b"application/json", [*code, *error.headers, *headers])
 
@@ -143,7 +143,7 @@ async def send_error(send: Send, error: ApiError, headers: Iterable[tuple[bytes,
 async def run_lifespan(
     receive: Receive, send: Send, start: Callable[[], Awaitable[None]], stop: Callable[[], Awaitable[None]]
 ) -> None:
-    """Answer an ASGI `lifespan` scope: `start` before the first request is accepted, `stop` after the last has ended."""
+    """Serve an ASGI `lifespan` scope: await `start` before the first request is accepted, `stop` after the last has ended."""
     await receive()
     await start()
     await send({"type": "lifespan.startup.complete"})
@@ -153,9 +153,10 @@ async def run_lifespan(
 
 
 class DisconnectWatcher:
-    """Calls `gone` once if the client leaves. Watch from when its body is read until the answer is complete, then `stop`.
+    """Calls `on_disconnect` once if the client disconnects.
 
-    The server says it through `take_in()` alone: `send` does nothing, silently, once the client has left.
+    Watch from when the body of the request has been read until its response is complete, then `stop`. A server reports a
+    disconnect through `receive()` alone: after a disconnect `send` silently does nothing.
     """
 
     __slots__ = ("_on_disconnect", "_receive", "_receiving", "is_disconnected")
@@ -168,7 +169,7 @@ class DisconnectWatcher:
         self._step()
 
     def stop(self) -> None:
-        """After this `gone` is never called. Idempotent."""
+        """Stop watching: `on_disconnect` is not called any more. Idempotent."""
         waiting, self._receiving = self._receiving, None
         if waiting is not None:
             waiting.close()
@@ -181,7 +182,7 @@ class DisconnectWatcher:
         except StopIteration as returned:
             self._on_message(returned.value)
         else:
-            blocker._asyncio_future_blocking = False  # as the task that we stand in for would do
+            blocker._asyncio_future_blocking = False  # a task that awaits a future does the same
             blocker.add_done_callback(self._step)
 
     def _on_message(self, message: Message) -> None:
@@ -195,8 +196,11 @@ class DisconnectWatcher:
 
 
 def send_eagerly(send: Send, message: Message) -> asyncio.Task[None] | None:
-    """Send without waiting. None when it is done; else the task that ends when the client has taken it: send nothing more
-    and hold back what feeds the answer until then."""
+    """Send `message` now if the client can take it, and return None.
+
+    Otherwise return a task that ends when the client has taken it. Send nothing more until then, and pause what feeds the
+    response.
+    """
     sending: Coroutine[Any, Any, None] = send(message)  # type: ignore[assignment]
     try:
         blocker = sending.send(None)
@@ -210,7 +214,7 @@ async def _finish_sending(started: _StartedCoroutine) -> None:
 
 
 class _StartedCoroutine(Generator[object, None, None]):
-    """A coroutine that was stepped to its first wait, `blocker`, to be awaited by a task from there."""
+    """A coroutine that was stepped to its first wait, for the future `blocker`; a task can await the rest."""
 
     __slots__ = ("_blocker", "_coroutine")
 

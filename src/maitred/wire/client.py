@@ -1,14 +1,16 @@
-"""The connections to one origin: idle ones are used again, the most recent first, so that the others age and are closed.
+"""The upstream client: HTTP/1.1 over kept connections, for callers that must stream, cancel and hold back without waste.
 
-At most `max_connections` are open; who comes later waits in order of arrival for one that is free or closed.
+**Retry.** A request is sent again, once and over a new connection, in one case only: it went out on a connection that had been
+idle, and the connection was closed before a single byte of a response. Most likely the upstream closed it for its age at the
+moment of use. The upstream may also have died of the request; then it gets the request a second time, and no more. Every other
+failure is for the caller to judge.
 
-The upstream client: HTTP/1.1 over kept connections, for whoever must stream, cancel and hold back without waste.
+**The pool.** Each origin has its connections. Idle ones are used again, the most recent first, so that the others age and are
+closed. At most `max_connections` are open; further requests wait, in order of arrival, for one that becomes idle or is closed.
+For example, with `max_connections: 2` and two requests in flight, the third waits, and gets the connection of the first of them
+whose response ends.
 
-A request is sent again, once and over a new connection, in one case only: it went out on a connection that had been idle, and
-that was closed before a single byte of an answer. Most likely the upstream closed it for its age at the moment we used it. It
-may also have died of the request: then it is asked a second time, and no more. Every other failure is the caller's to judge.
-
-`https://` origins go through aiohttp's client, behind the same `UpstreamResponse`.
+`https://` origins go through aiohttp's client (`tls`), behind the same `UpstreamResponse`.
 """
 
 from __future__ import annotations
@@ -34,24 +36,24 @@ if TYPE_CHECKING:
 class ConnectionPool:
     def __init__(self, host: str, port: int, authority: str, limits: UpstreamLimits) -> None:
         self.authority = authority
-        """For the Host header."""
+        """The value of the Host header."""
         self._host, self._port, self._limits = host, port, limits
         self._loop = asyncio.get_running_loop()
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
         self._free_places = limits.max_connections
-        """How many more may be made."""
+        """Connections that may still be made."""
         self._waiters: deque[asyncio.Future[UpstreamConnection | None]] = deque()
         self._expiry_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     @property
     def num_open(self) -> int:
-        """Connections that are open, idle or not."""
+        """Number of open connections, idle or not."""
         return len(self._open)
 
     def pop_idle(self) -> UpstreamConnection | None:
-        """An idle connection, if there is one. It has been used before, and so may turn out to be closed."""
+        """Return an idle connection, or None. It has been used before, and may turn out to be closed."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_usable:
@@ -59,7 +61,7 @@ class ConnectionPool:
         return None
 
     async def acquire(self) -> UpstreamConnection:
-        """An idle connection, or else one made now. Raises ConnectError, LocalError or UpstreamTimeout."""
+        """Return an idle connection, or else a new one. Raises ConnectError, LocalError or UpstreamTimeout."""
         connection = self.pop_idle()
         if connection is not None:
             return connection
@@ -69,13 +71,13 @@ class ConnectionPool:
         return await self._wait_for_connection()
 
     def close_idle(self) -> None:
-        """Close the idle ones: one of them proved to be closed at the other end, so the rest are under suspicion."""
+        """Close the idle connections: one of them was closed by the upstream, so the others may be closed as well."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
 
     def close(self) -> None:
-        """Close what is idle now, and everything else when its response has ended."""
+        """Close the idle connections now, and every other one when its response has ended."""
         self._closed = True
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
@@ -83,7 +85,7 @@ class ConnectionPool:
         self.close_idle()
 
     async def _connect(self) -> UpstreamConnection:
-        """Use up a place that was taken for it."""
+        """Make a connection; its place has been taken already, and is released if this fails."""
         try:
             async with asyncio.timeout(self._limits.connect_secs):
                 _, connection = await self._loop.create_connection(self._make_connection, self._host, self._port)
@@ -140,14 +142,14 @@ class ConnectionPool:
             self._free_places += 1
 
     def _return_unused(self, given: UpstreamConnection | None) -> None:
-        """What a waiter got and cannot use any more."""
+        """Release what a waiter was given and cannot use any more: a connection, or the place for one (None)."""
         if given is None:
             self._release_place()
         elif given.is_usable:
             self._on_idle(given)
 
     def _hand_to_waiter(self, connection: UpstreamConnection | None) -> bool:
-        """To the first who waits, if anyone does. None: a place to make one."""
+        """Give `connection`, or a place to make one (None), to the first waiter. Return whether there was one."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -186,7 +188,7 @@ class Origin(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, url: str, *, where: str = "") -> Origin:
-        """From `http://host:port` or `https://...`. Raises ConfigError for anything else, a path included."""
+        """Parse `http://host:port` or `https://host:port`. Raises ConfigError for anything else, such as a path."""
         hint = "write it as http://host:port"
         if not url.isprintable() or " " in url:  # urlsplit would drop some of them silently
             raise ConfigError(f"{url!r} has a space or control character in it", where=where, hint=hint)
@@ -209,7 +211,7 @@ class Origin(msgspec.Struct, frozen=True):
 
     @property
     def authority(self) -> str:
-        """As in a Host header."""
+        """Host and port as in a Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
@@ -218,7 +220,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class UpstreamClient:
-    """Used inside one event loop."""
+    """Sends requests to any number of origins. Used inside one event loop."""
 
     def __init__(self, limits: UpstreamLimits | None = None) -> None:
         self.limits = limits or UpstreamLimits()
@@ -233,11 +235,11 @@ class UpstreamClient:
         headers: Iterable[tuple[bytes, bytes]] = (),
         body: bytes = b"",
     ) -> UpstreamResponse:
-        """Send a request and return its response when the head is there.
+        """Send a request, and return its response when its head has arrived.
 
-        `headers` must have neither Host nor anything about framing or the connection. If this is cancelled the connection is
-        closed at once; afterwards `UpstreamResponse.close_idle` does that. Raises UpstreamError, and ValueError if a header
-        has a line end.
+        `headers` must contain neither Host nor headers about framing or the connection. If this call is cancelled, the
+        connection is closed at once; afterwards `UpstreamResponse.close` does that. Raises UpstreamError, and ValueError if a
+        header contains a line end.
         """
         if origin.tls:
             return await self._tls_client().request(str(origin), method, target, headers, body)
@@ -255,13 +257,14 @@ class UpstreamClient:
         return await connection.send_request(head, body, bodiless=bodiless).wait_for_head()
 
     def pool(self, origin: Origin) -> ConnectionPool:
+        """Return the connections to `origin`."""
         pool = self._pools.get(origin)
         if pool is None:
             pool = self._pools[origin] = ConnectionPool(origin.host, origin.port, origin.authority, self.limits)
         return pool
 
     async def close(self) -> None:
-        """Close idle connections; those in use close when their response has ended."""
+        """Close all idle connections; connections in use close when their response has ended."""
         for pool in self._pools.values():
             pool.close()
         if self._tls is not None:
@@ -276,7 +279,7 @@ class UpstreamClient:
 
 
 def _ascii_host(host: str) -> str | None:
-    """As DNS and the Host header have it; None if it cannot be one, as with an empty label."""
+    """Return `host` as in DNS and the Host header, or None if it is not valid, such as one with an empty label."""
     try:
         named = host.encode("idna").decode()
     except UnicodeError:

@@ -1,11 +1,21 @@
 """One HTTP/1.1 connection to an upstream, carrying one request at a time.
 
-Where a response ends is the one thing that must never be guessed, because what follows would be taken for the next answer,
-to somebody else. It ends by its `Transfer-Encoding: chunked`, by one `Content-Length`, at once (204, 304, HEAD), or else at the
-end of the connection; both of the first two, or two different lengths, are refused. A connection is used again only after a
-response that ended in one of the first three ways, had been asked for completely, and was followed by nothing.
+The end of a response must never be guessed: what follows it would be taken for the next response, which belongs to another
+request. A response ends
 
-Bytes are parsed by httptools; what one read of the socket brought is handed on as one piece.
+    1. by its `Transfer-Encoding: chunked`,
+    2. by its one `Content-Length`,
+    3. at once (204, 304, HEAD), or else
+    4. at the end of the connection.
+
+A response with both of the first two, or with two different lengths, is refused. A connection is used again only after a
+response that ended in one of the first three ways, whose request had been sent completely, and that was followed by nothing.
+
+Bytes are parsed by httptools; what one read of the socket brought is handed over as one piece.
+
+**Silence.** One timer watches a connection: `head_secs` until the head, then `idle_secs` between two pieces, not counting time
+in which the connection is paused. A timer that is due early is left alone and set again when it rings, so that a busy
+connection sets hardly any. For example, with `idle_secs: 300` and a piece every 2 s, the timer rings every 298 s or so.
 """
 
 from __future__ import annotations
@@ -21,11 +31,11 @@ from maitred.wire.errors import Disconnected, ProtocolError, Truncated, Upstream
 from maitred.wire.response import UpstreamResponse
 
 MAX_JOINED_BYTES = 16_384
-"""A body up to this size is copied behind its head: cheaper than a vector of two. In any case it is one system call."""
+"""Size up to which a body is copied behind its head: cheaper than a vector of two. Either way is one system call."""
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """Made by the loop; `idle` is called each time a response has ended and the connection can be used again, `closed` once."""
+    """Made by the event loop."""
 
     def __init__(
         self,
@@ -34,12 +44,13 @@ class UpstreamConnection(asyncio.Protocol):
         on_idle: Callable[[UpstreamConnection], object],
         on_closed: Callable[[UpstreamConnection], object],
     ) -> None:
+        """`on_idle` is called each time a response has ended and the connection can be used again, `on_closed` once."""
         self.limits = limits
         self.idle_since = 0.0
         self.was_used = False
-        """Whether it has carried a response to its end."""
+        """Whether it has carried a whole response."""
         self.has_received = False
-        """Whether anything of the current response has come."""
+        """Whether any byte of the current response has arrived."""
         self._loop = loop
         self._on_idle = on_idle
         self._on_closed = on_closed
@@ -51,10 +62,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._reset()
 
     def _reset(self) -> None:
-        self._status = 0  # of the final response, once its head is complete
+        self._status = 0  # of the final response, once its head is complete; else 0
         self._headers: Headers = []
-        self._head_size = 0  # of the reads until the head was complete
-        self._header_size = 0  # of its headers
+        self._head_size = 0  # bytes of the reads until the head was complete
+        self._header_size = 0  # bytes of its headers
         self._has_length = False
         self._chunked = False
         self._until_close = False
@@ -64,10 +75,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._last_received = self._loop.time()
 
-    # For the client
-
     def send_request(self, head: bytes, body: bytes, *, bodiless: bool = False) -> UpstreamResponse:
-        """Send a request; `bodiless` when its answer has no body whatever its head says (HEAD)."""
+        """Send a request. `bodiless` means that its response has no body, whatever its head says (HEAD)."""
         assert self._transport is not None
         self._reset()
         self.has_received = False
@@ -89,7 +98,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    # As the source of its response
+    # The response calls the next three (`ResponseSource`).
 
     def pause(self) -> None:
         self._paused = True
@@ -107,14 +116,14 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # As a protocol of asyncio
+    # The event loop calls the next four (`asyncio.Protocol`).
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         if self._response is None:
-            self.abort()  # nobody asked for anything
+            self.abort()  # bytes without a request
             return
         self.has_received = True
         in_head = not self._status
@@ -145,7 +154,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         response, self._response = self._response, None
         self._transport = None
-        self._parser = None  # it holds us: let both go at once
+        self._parser = None  # it refers to this connection: drop the cycle at once
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -153,11 +162,11 @@ class UpstreamConnection(asyncio.Protocol):
             response.on_error(self._closed_early())
         self._on_closed(self)
 
-    # As the target of the parser
+    # The parser calls the next five.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._status:
-            return  # a trailer, which HTTP/1.1 lets a proxy drop, or the head of something that nobody asked for
+            return  # a trailer, which HTTP/1.1 lets a proxy drop, or the head of a response without a request
         self._header_size += len(name) + len(value) + 4
         if self._header_size > self.limits.max_head:
             raise self._head_too_large()
@@ -202,8 +211,6 @@ class UpstreamConnection(asyncio.Protocol):
             self._is_complete = True
             self._reusable = self._parser.should_keep_alive()
 
-    # Inside
-
     def _deliver_body(self) -> None:
         response, pieces = self._response, self._pieces
         assert response is not None
@@ -215,7 +222,7 @@ class UpstreamConnection(asyncio.Protocol):
             response.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces), True)
 
     def _finish_response(self) -> None:
-        """The response is whole: hand the connection back if nothing of this request can touch the next one."""
+        """Return the connection to its pool if the next request cannot be affected by this one; otherwise close it."""
         transport = self._transport
         assert transport is not None
         self._response = None
@@ -244,8 +251,7 @@ class UpstreamConnection(asyncio.Protocol):
         return Disconnected("the upstream closed the connection before its response")
 
     def _arm_silence_timer(self, secs: float) -> None:
-        """Look at the clock in `secs` at the latest. A timer that is due earlier is left alone, so that a busy connection
-        sets hardly any: when it rings, it reckons what is left."""
+        """Check for silence in `secs` at the latest. A timer that is due earlier stays: when it rings, it is set again."""
         if self._timer is not None:
             if self._timer.when() <= self._loop.time() + secs:
                 return

@@ -1,6 +1,6 @@
-"""Limits of the upstream client.
+"""The limits of the upstream client, and the errors by which a request to an upstream fails.
 
-How a request to an upstream can fail. Each says whether the upstream may have seen the request.
+Each error says whether the upstream may have seen the request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from maitred.core.errors import MaitredError
 
 
 class UpstreamLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Per upstream origin. Times are seconds, sizes are bytes."""
+    """Limits per upstream origin. Times are in seconds, sizes in bytes."""
 
     connect_secs: float = 3.0
     """Seconds to get a connection, including the wait for a place in the pool."""
@@ -35,10 +35,11 @@ class UpstreamLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 _LOCAL_ERRNOS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL))
+"""No descriptors, buffers or ports are left on this machine."""
 
 
 class UpstreamError(MaitredError):
-    """The root: the upstream did not give a whole, well-formed answer."""
+    """The upstream did not give a whole, well-formed response. The root of these errors."""
 
     reason = "upstream_error"
     """A stable word for logs and metrics."""
@@ -51,26 +52,28 @@ class ConnectError(UpstreamError):
 
 
 class LocalError(UpstreamError):
-    """This machine could not make a connection (no descriptors, buffers or ports left), which says nothing of the upstream: it
-    has not seen the request, and another one would not either."""
+    """This machine could not make a connection, because it has no descriptors, buffers or ports left.
+
+    The upstream has not seen the request, and no other one could be reached either.
+    """
 
     reason = "local"
 
 
 class Disconnected(UpstreamError):  # noqa: N818  (the peer's act, by its usual name)
-    """The upstream closed the connection before its answer began."""
+    """The upstream closed the connection before its response began. It may have seen the request."""
 
     reason = "disconnected"
 
 
 class Truncated(UpstreamError):  # noqa: N818
-    """The upstream closed the connection in the middle of its answer."""
+    """The upstream closed the connection in the middle of its response."""
 
     reason = "truncated"
 
 
 class ProtocolError(UpstreamError):
-    """What came is no HTTP/1.1 answer that can be trusted: garbage, two lengths, a head beyond the limit."""
+    """The upstream sent no HTTP/1.1 response that can be trusted: garbage, two lengths, a head beyond the limit."""
 
     reason = "protocol_error"
 
@@ -82,7 +85,7 @@ class UpstreamTimeout(UpstreamError):  # noqa: N818
 
 
 def connect_error(error: OSError, message: str) -> ConnectError | LocalError:
-    """What it means that a connection could not be made; `error` is its cause."""
+    """Return the error for a connection that could not be made; `error` is its cause."""
     failure = LocalError(message) if error.errno in _LOCAL_ERRNOS else ConnectError(message)
     failure.__cause__ = error
     return failure

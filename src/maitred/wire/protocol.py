@@ -1,18 +1,19 @@
-"""A connection from a client: uvicorn's protocol, with limits that it leaves to a proxy in front.
+"""A connection from a client: uvicorn's protocol, with the limits that uvicorn leaves to a proxy in front.
 
-    head        at most `MAX_HEAD_BYTES`, in at most `HEAD_SECS` from its first byte: else 431 and 408
-    body        may take its time, but falls silent for `BODY_SILENCE_SECS` at most: else 408. It holds memory while it comes.
-    upgrades    nobody asked an OpenAI API to switch protocols: the request is answered as if it had not offered to
-    pipelines   a few requests may wait behind the one being answered and are read, so that a client that leaves is noticed
+    head        at most `MAX_HEAD_BYTES`, within `HEAD_SECS` of its first byte; else 431 or 408
+    body        may take any time, but may be silent for `BODY_SILENCE_SECS` at most; else 408. It holds memory meanwhile.
+    upgrades    are ignored: no OpenAI API switches protocols
+    pipelines   `MAX_PIPELINED` requests may wait behind the current one and are read, so that a disconnect is noticed
     HTTP/1.0    knows no chunks: a body without a length ends with the connection
-    refusals    an OpenAI error object, like any other
+    errors      are OpenAI error objects, like all others
 
-The parser keeps what it has of a head, so reads are counted while one is incomplete; only a head that came in several reads,
-or in a large one, is measured. A timer is set only while a head or a body is incomplete after a read: a usual request costs
-none.
+The parser keeps the received part of a head, so the size of reads is added up while a head is incomplete. A head is measured
+only if it came in several reads or in a large one. A timer is set only while a head or a body is incomplete after a read, so a
+usual request costs none.
 
-A request that offers an upgrade stops the parser behind its head, body unread. A parser of its own then reads the same head
-without the offer, and what follows.
+A request that offers an upgrade stops the parser behind its head, with the body unread. A new parser then reads the same head
+without the offer, and what follows. For example, `GET / HTTP/1.1`, `upgrade: h2c`, `host: a` is fed again as `GET / HTTP/1.1`,
+`host: a`.
 """
 
 from __future__ import annotations
@@ -29,32 +30,36 @@ MAX_HEAD_BYTES = 65_536
 """The request line and all headers."""
 
 HEAD_SECS = 20.0
+"""Seconds from the first byte of a head to its end."""
 
 BODY_SILENCE_SECS = 60.0
+"""Seconds between two pieces of a request body."""
 
 MAX_PIPELINED = 8
-"""Requests that are read behind the one that is being answered."""
+"""Number of requests that are read behind the one being answered."""
 
 LINGER_SECS = 1.0
-"""How long a client who was refused may go on sending. To close at once could cost it the answer."""
+"""Seconds for which a refused client may go on sending: closing at once could cost it the error response."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with limits on heads and bodies."""
+
     transport: Any
     cycle: Any
-    """The latest request and its answer; None before the first."""
+    """The latest request and its response; None before the first."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
         self.transport = _HeadJoiningTransport(self.transport)
         self._in_head = False
-        self._head_size = 0  # of the reads that brought it, without the first and the present one
-        self._read_size = 0  # size of the present read
-        self._head_timer: asyncio.TimerHandle | None = None  # of an incomplete head
+        self._head_size = 0  # bytes of the reads that brought the head, without the first and the present one
+        self._read_size = 0  # bytes of the present read
+        self._head_timer: asyncio.TimerHandle | None = None  # runs while a head is incomplete
         self._running_cycle: Any = None  # the cycle whose app runs; `cycle` may be one that waits behind it
         self._in_body = False
         self._body_last_received = 0.0
-        self._body_timer: asyncio.TimerHandle | None = None  # of an incomplete body
+        self._body_timer: asyncio.TimerHandle | None = None  # runs while a body is incomplete
         self._is_refused = False
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
@@ -62,7 +67,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._cancel_head_timer()
         self._cancel_body_timer()
         self._unset_keepalive_if_required()
-        if self._running_cycle is not None:  # uvicorn tells the latest cycle only
+        if self._running_cycle is not None:  # uvicorn tells only the latest cycle
             self._running_cycle.disconnected = True
             self._running_cycle.message_event.set()
         super().connection_lost(exc)
@@ -82,7 +87,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif self._in_body:
             self._on_partial_body()
 
-    # As the target of the parser
+    # The parser and uvicorn call the next five.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -115,13 +120,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _should_upgrade(self) -> bool:
-        """Asked only when the parser has stopped for an upgrade: uvicorn is to leave this request alone (see `_feed`)."""
+        """Return True: asked only when the parser has stopped for an upgrade, and then uvicorn must leave the request alone."""
         return True
 
-    # Inside
-
     def _feed_parser(self, data: bytes) -> bytes:
-        """Returns what is still to be fed. Raises ApiError."""
+        """Feed `data` to the parser, and return what must be fed next. Raises ApiError."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -134,7 +137,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return b""
 
     def _restart_without_upgrade(self) -> bytes:
-        """The head that was read, without its offer, for a fresh parser. Raises ApiError."""
+        """Make a new parser, and return the head that was read, without its offer, to be fed again. Raises ApiError."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         if method == b"CONNECT":
             raise ApiError(400, "CONNECT is for proxies, and this is none", kind="invalid_request_error", code="bad_request")
@@ -156,7 +159,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _on_head_timeout(self) -> None:
         self._head_timer = None
-        if self.cycle is not None and not self.cycle.response_complete:  # then it is we who do not read on
+        if self.cycle is not None and not self.cycle.response_complete:  # then the server itself does not read on
             self._head_timer = self.loop.call_later(HEAD_SECS, self._on_head_timeout)
         else:
             words = f"the head of the request was not complete within {HEAD_SECS:g} s"
@@ -168,12 +171,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._body_timer = self.loop.call_later(BODY_SILENCE_SECS, self._check_body_silence)
 
     def _check_body_silence(self) -> None:
-        """One that goes on is looked at again when it could have been silent for long enough."""
+        """Refuse a body that has been silent for too long; check one that goes on again later."""
         self._body_timer = None
         if not self._in_body:
             return
-        ours = self.flow.read_paused or self._running_cycle is not self.cycle  # it is we who do not read, or are not that far
-        silent = 0.0 if ours else self.loop.time() - self._body_last_received
+        # The silence is ours if the server has paused reading, or has not come to this request yet.
+        is_ours = self.flow.read_paused or self._running_cycle is not self.cycle
+        silent = 0.0 if is_ours else self.loop.time() - self._body_last_received
         if silent < BODY_SILENCE_SECS:
             self._body_timer = self.loop.call_later(BODY_SILENCE_SECS - silent, self._check_body_silence)
         elif self.cycle.response_complete:
@@ -193,7 +197,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _refuse_request(self, error: ApiError) -> None:
-        """Answer with it, if no other answer is under way, and read no more."""
+        """Send `error` if no other response has started, and read no more."""
         self._is_refused = True
         self._cancel_head_timer()
         self._cancel_body_timer()
@@ -202,7 +206,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if answering or self.transport.is_closing():
             self.transport.close()
             return
-        if cycle is not None:  # its body is what was wrong: for the app the client has left
+        if cycle is not None:  # its body was wrong: tell its app that the client has disconnected
             cycle.disconnected = True
             cycle.message_event.set()
         self.transport.write_last(_encode_error(error))
@@ -210,7 +214,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 class _UnchunkedCycle(RequestResponseCycle):
-    """The answer to an old client, whose end is that of the connection unless its head has a length."""
+    """The response to an HTTP/1.0 client: without a length in its head it ends with the connection."""
 
     _has_length = True
 
@@ -225,10 +229,10 @@ class _UnchunkedCycle(RequestResponseCycle):
 
 
 class _HeadJoiningTransport:
-    """A transport, as far as uvicorn uses it for answers, that sends the head of one together with the body that follows.
+    """A transport, as far as uvicorn uses it for responses, that sends a head together with the body that follows.
 
-    uvicorn writes them apart and uvloop sends each write at once, so every small answer would cost a second system call. A head
-    after which nothing comes is sent in the next turn of the loop; a body that looks like a head only waits for that as well.
+    uvicorn writes them apart, and uvloop sends each write at once, so every small response would cost a second system call. A
+    head without a following write is sent in the next iteration of the loop. A body that looks like a head only waits likewise.
     """
 
     __slots__ = ("_call_soon", "_held", "_transport", "_write", "_writelines", "is_closing")
@@ -251,7 +255,7 @@ class _HeadJoiningTransport:
             self._write(data)
 
     def write_last(self, data: bytes) -> None:
-        """The last that the other side will hear; it may go on talking."""
+        """Write the last bytes to the client, which may go on sending."""
         self._flush()
         self._write(data)
         self._transport.write_eof()

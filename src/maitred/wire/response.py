@@ -1,10 +1,10 @@
-"""A response whose body is still coming: read it by pieces, or have it written through.
+"""A response whose body is still arriving: read it in pieces, or have it written through.
 
-    source --on_body()--> Response --read()-----> whoever awaits      the source pauses at `high_water` bytes
-                                   --pipe(write)--> write(piece)      the source pauses while `write` is busy
+    source --on_body()--> UpstreamResponse --read_piece()------> a task        the source pauses at `high_water` bytes
+                                           --pipe_body(write)--> write(piece)  the source pauses while `write` is pending
 
-`pipe` exists because a stream of tokens is one small piece after another: calling `write` from where the piece arrives spares
-each of them the wake-up of a task. Pieces that arrive together are handed on as one, either way.
+`pipe_body` exists because a stream of tokens is one small piece after another: calling `write` where the piece arrives saves
+the wake-up of a task for each of them. Either way, pieces that arrive together are handed over as one.
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ from typing import Protocol, TypeAlias
 from maitred.wire.asgi import Headers
 
 PieceWriter: TypeAlias = Callable[[bytes, bool], "asyncio.Future[None] | None"]
-"""`write(piece, more)`: take a piece; `more` is False with the last one, which may be empty. Not None: busy until then."""
+"""`write(piece, more)` takes a piece; `more` is False for the last one, which may be empty. Returns None, or a future that is
+done when the next piece may be written."""
 
 
 class ResponseSource(Protocol):
-    """What a response comes from."""
+    """Where a response comes from: a connection, or a task that reads one."""
 
     def pause(self) -> None:
-        """Nobody would read what comes."""
+        """Stop reading from the upstream."""
         ...
 
-    def resume(self) -> None: ...
+    def resume(self) -> None:
+        """Read on."""
+        ...
 
     def abort(self) -> None:
-        """Close at once; tell the response nothing more."""
+        """Close the connection at once, and call the response no more."""
         ...
 
 
 class UpstreamResponse:
-    """The answer to one request. Whoever has it must read it to the end or `close` it."""
+    """The response to one request. Its owner must read it to the end or `close` it."""
 
     __slots__ = (
         "_body_received",
@@ -67,19 +70,20 @@ class UpstreamResponse:
         self._buffer: list[bytes] = []
         self._buffered = 0
         self._paused = False
-        self._body_received = False  # all of the body has come
-        self._body_written = False  # and all of it was written through
+        self._body_received = False  # the whole body has arrived
+        self._body_written = False  # and was written through
         self._error: BaseException | None = None
-
-    # For the reader
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of the body has come and been read."""
+        """Whether the whole body has arrived and been read."""
         return self._body_received and not self._buffer
 
     async def wait_for_head(self) -> UpstreamResponse:
-        """Itself, as soon as `status` and `headers` are there. If this is cancelled it is closed. Raises UpstreamError."""
+        """Return the response itself when `status` and `headers` are known. Raises UpstreamError.
+
+        If this call is cancelled, the response is closed.
+        """
         try:
             await self._head
         except asyncio.CancelledError:
@@ -88,7 +92,7 @@ class UpstreamResponse:
         return self
 
     async def read_piece(self) -> bytes:
-        """All that has come since the last read, or the next piece to come; b"" at the end. Raises UpstreamError."""
+        """Return what has arrived since the last call, or else the next piece; b"" at the end. Raises UpstreamError."""
         while not self._buffer:
             if self._error is not None:
                 raise self._error
@@ -104,10 +108,10 @@ class UpstreamResponse:
             yield piece
 
     async def pipe_body(self, write: PieceWriter) -> None:
-        """Hand all that is still to come to `write`, and return when it has taken the end.
+        """Give the rest of the body to `write`, piece by piece as it arrives, and return when `write` has taken the end.
 
-        Raises UpstreamError, after all pieces that came before it and without telling `write` of an end; and what `write`
-        itself, or its future, raised.
+        Raises UpstreamError after all pieces that arrived before the failure, without telling `write` of an end; and what
+        `write` or its future raises.
         """
         self._write = write
         if self._buffer or self._body_received:
@@ -118,21 +122,22 @@ class UpstreamResponse:
             await self._new_waiter()
 
     def close(self) -> None:
-        """Nobody wants the rest: if there is any, the connection to the upstream is closed at once. Idempotent."""
+        """Drop the rest of the response; if there is any, its connection is closed at once. Idempotent."""
         source, self._source = self._source, None
         self._write = None
         if source is not None:
             source.abort()
 
-    # For the source
+    # The source calls the next three.
 
     def on_head(self, status: int, headers: Headers) -> None:
+        """Take the head of the response."""
         self.status, self.headers = status, headers
         if not self._head.done():
             self._head.set_result(None)
 
     def on_body(self, data: bytes, more: bool) -> None:
-        """`data` may be empty when it only says that there is no more. The source is free after that."""
+        """Take a piece of the body. `more` is False with the last one, which may be empty; the source is free then."""
         write = self._write
         if write is not None and more and self._pending_write is None:  # the usual case of a stream, and all that it costs
             self._write_piece(write, data)
@@ -151,14 +156,12 @@ class UpstreamResponse:
             self._write_buffered()
 
     def on_error(self, error: Exception) -> None:
-        """The rest will not come."""
+        """Take note that the rest of the response will not arrive."""
         self._source = None
         self._error = error
         if not self._head.done():
             self._head.set_exception(error)
         self._wake()
-
-    # Inside
 
     def _take_buffered(self) -> bytes:
         buffer = self._buffer

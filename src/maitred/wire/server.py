@@ -1,7 +1,7 @@
 """Serve a raw ASGI app on uvicorn (uvloop, httptools) until told to stop.
 
-The first SIGINT or SIGTERM stops accepting and lets what is in flight end, for `drain_secs` at most; a second one ends at
-once. Either way the process goes on after `serve` returns: a server that was told to stop has not failed.
+The first SIGINT or SIGTERM stops accepting connections and lets requests in flight end, for `drain_secs` at most; a second one
+ends at once. Either way the process goes on after `run_server` returns: a server that was told to stop has not failed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from maitred.wire.asgi import App
 from maitred.wire.protocol import BoundedHttpProtocol
 
 CLIENT_KEEP_ALIVE_SECS = 75
-"""How long a client's idle connection is kept: longer than clients keep theirs, so that they are the ones to close."""
+"""Seconds for which a client's idle connection is kept: longer than clients keep theirs, so that the client closes it."""
 
 
 def run_server(
@@ -34,10 +34,10 @@ def run_server(
     on_ready: Callable[[str], object] = lambda url: None,
     on_hangup: Callable[[], object] | None = None,
 ) -> None:
-    """Serve until a signal. `ready` is called with the URL once connections are accepted; port 0 takes any free port. `hangup`
-    is called inside the loop for each SIGHUP; without it that signal ends the process, as ever.
+    """Serve until a signal; port 0 takes any free port.
 
-    Raises ConfigError when the address cannot be listened on.
+    `on_ready` is called with the URL once connections are accepted. `on_hangup` is called inside the loop for each SIGHUP;
+    without it, SIGHUP ends the process, as is its default. Raises ConfigError if the address cannot be listened on.
     """
     listener = open_listener(host, port)
     server = _Server(_uvicorn_config(app, drain_secs), lambda: on_ready(listener_url(listener)), on_hangup)
@@ -48,7 +48,7 @@ def run_server(
 
 @contextlib.asynccontextmanager
 async def running_server(app: App, *, host: str = "127.0.0.1", port: int = 0, drain_secs: float = 1.0) -> AsyncIterator[str]:
-    """The same inside a running loop, without the signals: for tests and for who owns the loop. Yields the URL."""
+    """Serve inside a running loop, without signals, for tests and for programs that own the loop. Yields the URL."""
     listener = open_listener(host, port)
     up = asyncio.Event()
     server = _Server(_uvicorn_config(app, drain_secs), up.set)
@@ -65,7 +65,7 @@ async def running_server(app: App, *, host: str = "127.0.0.1", port: int = 0, dr
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError when there is none to be had."""
+    """Return a listening socket. Raises ConfigError if there can be none."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -78,13 +78,13 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def listener_url(listener: socket.socket) -> str:
+    """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _tune_garbage_collector() -> None:
-    """A request leaves no cycles behind, so what the collector would look through, over and over, is what was imported. Take
-    that out of its sight, and let it look less often at the rest."""
+    """Exempt what was imported from garbage collection, and collect the rest less often: requests leave no cycles behind."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -101,7 +101,7 @@ def _listen_error(host: str, port: int, error: OSError) -> ConfigError:
 
 
 def _uvicorn_config(app: App, drain_secs: float) -> uvicorn.Config:
-    # An app here answers for its own errors; what uvicorn logs beside that is noise on every connection that is cut on purpose.
+    # An app logs its own errors; uvicorn would add noise for every connection that is cut on purpose.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     return uvicorn.Config(
         app,
@@ -120,16 +120,18 @@ def _uvicorn_config(app: App, drain_secs: float) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, up: Callable[[], object], hangup: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, on_started: Callable[[], object], on_hangup: Callable[[], object] | None = None
+    ) -> None:
         super().__init__(config)
-        self._on_started = up
+        self._on_started = on_started
         self._handlers: dict[int, Callable[[], object]] = {signal.SIGINT: self.stop, signal.SIGTERM: self.stop}
-        if hangup is not None and hasattr(signal, "SIGHUP"):  # not on Windows
-            self._handlers[signal.SIGHUP] = hangup
+        if on_hangup is not None and hasattr(signal, "SIGHUP"):  # not on Windows
+            self._handlers[signal.SIGHUP] = on_hangup
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Accept no more, and let what is in flight end. The second time: end at once."""
+        """Accept no more connections, and let requests in flight end. The second call ends at once."""
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
@@ -140,12 +142,12 @@ class _Server(uvicorn.Server):
         self._on_started()
 
     async def main_loop(self) -> None:
-        """uvicorn's own looks ten times a second whether it should exit, to no other end that is used here."""
+        """Wait for `stop`. uvicorn's own checks ten times a second whether it should exit; nothing else of it is needed."""
         await self._stopping.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own raises the signal again afterwards, so that a server told to stop would die of it."""
+        """Handle signals in the loop. uvicorn's own raises the signal again afterwards, which would end the process."""
         loop = asyncio.get_running_loop()
         for number, handler in self._handlers.items():
             loop.add_signal_handler(number, handler)

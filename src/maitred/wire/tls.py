@@ -1,6 +1,6 @@
 """Requests over TLS, by aiohttp's client, behind the same `UpstreamResponse`.
 
-Backends stand beside the gateway and speak plain HTTP almost always; where they do not, aiohttp's care for certificates and its
+Backends usually stand beside the gateway and speak plain HTTP. Where they do not, aiohttp's handling of certificates and its
 connector matter more than the microseconds that our own client saves.
 """
 
@@ -25,6 +25,8 @@ from maitred.wire.response import UpstreamResponse
 
 
 class TlsClient:
+    """Sends requests to `https://` origins. Used inside one event loop."""
+
     def __init__(self, limits: UpstreamLimits) -> None:
         self._limits = limits
         self._session: aiohttp.ClientSession | None = None
@@ -33,7 +35,7 @@ class TlsClient:
     async def request(
         self, origin: str, method: str, target: str, headers: Iterable[tuple[bytes, bytes]], body: bytes
     ) -> UpstreamResponse:
-        """As `UpstreamClient.request`."""
+        """Send a request, as `UpstreamClient.request` does."""
         source = _TlsSource()
         response = UpstreamResponse(source, self._limits.high_water, asyncio.get_running_loop())
         named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
@@ -46,6 +48,7 @@ class TlsClient:
         return await response.wait_for_head()
 
     async def close(self) -> None:
+        """Close all connections."""
         if self._session is not None:
             await self._session.close()
 
