@@ -1,8 +1,13 @@
-"""The protocols by which the rooms meet.
+"""The protocols by which the packages meet.
 
-Every decision-maker is a plain synchronous state machine. Time is an argument (`now`, in integer microseconds, never
-running backwards), randomness is an argument (a `random.Random` given at construction), and what a room needs from a
-neighbour is passed in by whoever owns both. So the same object decides in a live gateway, in an engine and in virtual time.
+Every decision-maker is a plain synchronous state machine. Time is an argument (`now`, in integer microseconds, which
+never decreases), randomness is an argument (a `random.Random` given at construction), and what a package needs from a
+neighbour is passed in by the caller that owns both. So the same object decides in a live gateway, in an engine and in
+virtual time.
+
+    inside an instance     StepView, PrefixCacheView and its listener, WaitQueue, QueuePolicy, PriorityPolicy
+    the cost of a step     BatchShape, LatencyModel, Overheads
+    among instances        InstanceView, FleetView, Router, Choice; InstanceLoad and FleetLoad for admission
 """
 
 from __future__ import annotations
@@ -35,47 +40,47 @@ class Core(Protocol):
         ...
 
 
-# What waits inside an instance
-
-
 class StepView(Protocol):
     """What a policy may know of the step about to be formed."""
 
     @property
     def step_index(self) -> int:
-        """How many steps the instance has made."""
+        """How many steps the instance has made before this one."""
         ...
 
     @property
     def running(self) -> int:
-        """Sequences in the running batch."""
+        """The number of sequences in the running batch."""
         ...
 
     @property
-    def free_blocks(self) -> int: ...
+    def free_blocks(self) -> int:
+        """The number of KV blocks that can be taken now."""
+        ...
 
     def running_routing_keys(self) -> Mapping[str, int]:
-        """How many of the running sequences have each routing key; those without one are left out."""
+        """Return how many running sequences have each routing key; sequences without one are left out."""
         ...
 
 
 class PrefixCacheListener(Protocol):
-    """Who wants to know what a prefix cache gains and loses, so that nobody need match again what has not changed."""
+    """Is told what a prefix cache gains and loses, so that what has not changed need not be matched again."""
 
     def on_stored(self, block_hash: int) -> None:
-        """The prefix that ends in the block `key` is cached now."""
+        """Note that the block is cached now."""
         ...
 
     def on_removed(self, block_hash: int) -> None:
-        """It is no longer. Prefixes beyond it cannot be matched either, whether or not their blocks are still there."""
+        """Note that the block is cached no longer. Prefixes that contain it cannot be matched either, even if their
+        later blocks are still cached."""
         ...
 
 
 class PrefixCacheView(Protocol):
     """A prefix cache as a policy may look at it. Looking never changes it: no splits, no recency.
 
-    A prompt is a chain of full blocks, and each block has a key that stands for the whole prefix that ends in it: two prompts
-    of one cache namespace share n blocks if and only if their n-th keys are equal.
+    A prompt is a sequence of full blocks, and each block has a hash that stands for the whole prefix that ends with it:
+    two prompts of one cache namespace share their first n blocks if and only if their n-th hashes are equal.
     """
 
     @property
@@ -84,24 +89,24 @@ class PrefixCacheView(Protocol):
         ...
 
     def block_hashes(self, request: Request) -> Sequence[int]:
-        """The keys of the full blocks of its prompt, first block first; empty if nothing is known of its content. The caller
-        keeps it: making it costs time in proportion to the prompt."""
+        """Return the hashes of the full blocks of the prompt, first block first; empty if nothing is known of its
+        content. The caller keeps them, because making them costs time in proportion to the prompt."""
         ...
 
     def contains(self, block_hash: int) -> bool:
-        """Whether this block is cached now (whether those before it are, is another question)."""
+        """Return whether this block is cached now. The blocks before it need not be."""
         ...
 
     def num_cached_blocks(self, block_hashes: Sequence[int]) -> int:
-        """How many leading blocks of `chain` are cached now."""
+        """Return how many leading blocks are cached now, without a gap."""
         ...
 
     def num_cached_tokens(self, request: Request) -> int:
-        """Prompt tokens of `request` that the cache holds now."""
+        """Return how many tokens of the prompt are in its leading cached blocks now."""
         ...
 
     def subscribe(self, listener: PrefixCacheListener) -> None:
-        """Tell `watcher` of every change from now on."""
+        """Tell `listener` of every change from now on."""
         ...
 
 
@@ -109,43 +114,45 @@ class WaitQueue(Protocol):
     """The sequences that wait in one instance, in the order of one policy."""
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
-        """`front`: it was preempted and is to be tried again first, as far as the policy orders by arrival."""
+        """Add a sequence. `front` says that it was preempted, and goes first as far as the policy orders by arrival."""
         ...
 
     def remove(self, request_id: RequestId) -> SequenceState | None:
-        """Take one out wherever it stands; None if it does not wait here."""
+        """Remove and return the sequence of a request, wherever it is in the order. None if it does not wait here."""
         ...
 
     def on_step_start(self, step: StepView, now: Micros) -> None:
-        """A step is about to be formed at `now`: the only place where the order may change."""
+        """Note that a step is about to be formed. Only here may time or service change the order."""
         ...
 
     def peek(self) -> SequenceState | None:
-        """The head. `peek` and `pop` agree until the next `begin`, `add` or `remove`."""
+        """Return the head, or None if nothing waits. `pop` returns the same until the next `on_step_start`, `add` or
+        `remove`."""
         ...
 
     def pop(self) -> SequenceState:
-        """Take the head. Raises IndexError when empty."""
+        """Remove and return the head. Raises IndexError when empty."""
         ...
 
     def on_served(self, seq: SequenceState, prefill_tokens: int, decode_tokens: int, now: Micros) -> None:
-        """`seq` was given `prefill` and `decode` tokens of work: what fairness policies count.
+        """Note the work that was done for `seq`, which fairness policies count.
 
-        Each token once, recomputation included: prefill as each chunk ends (also of one aborted meanwhile), decode when the
-        sequence stops decoding. How far those that decode now have come follows from `StepView.step_index` and their `origin`.
+        Each token is reported once, and again when it is computed again: prefill tokens as each chunk ends (also if the
+        sequence was aborted meanwhile), decode tokens when the sequence stops decoding. The output so far of a sequence
+        that decodes follows from `StepView.step_index` and its `decode_origin_step`.
         """
         ...
 
     def on_finished(self, seq: SequenceState, now: Micros) -> None:
-        """`seq` is complete: what length predictors learn."""
+        """Note that `seq` is complete, which length predictors learn from."""
         ...
 
     def on_sequence_end(self, seq: SequenceState, now: Micros) -> None:
-        """`seq` is gone for good, complete or not: nothing about it need be kept."""
+        """Note that `seq` has left the instance for good, complete or not: nothing about it need be kept."""
         ...
 
     def next_order_change(self, now: Micros) -> Micros | None:
-        """The first instant after `now` at which time alone may change the head; None: never."""
+        """Return the first instant after `now` at which time alone may change the head, or None if it cannot."""
         ...
 
     def __len__(self) -> int: ...
@@ -154,43 +161,47 @@ class WaitQueue(Protocol):
 class QueuePolicy(Protocol):
     """In what order? Makes the wait queue of one instance."""
 
-    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue: ...
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
+        """Return a new, empty queue. `prefix` is None if the instance has no prefix cache."""
+        ...
 
 
 SortKey: TypeAlias = tuple[float | int | str, ...]
 
 
 class PriorityPolicy(Protocol):
-    """How urgent is a request now? Larger is more urgent."""
+    """How urgent is a request now?"""
 
-    def compute(self, request: Request, now: Micros) -> float: ...
-
-
-# What a step costs
+    def compute(self, request: Request, now: Micros) -> float:
+        """Return the score of `request`; larger is more urgent."""
+        ...
 
 
 class ChunkShape(msgspec.Struct, frozen=True, gc=False):
-    """One chunk of prefill: `tokens` new ones after `start` that are in KV already, of `prompt` in all (after a
-    preemption: with the tokens that the sequence has emitted)."""
+    """One chunk of prefill."""
 
     num_tokens: int
+    """Tokens that the step computes."""
     num_computed_tokens: int
+    """Tokens before them that are in KV already."""
     total_tokens: int
+    """Tokens of the whole prompt; after a preemption with the output tokens so far."""
 
 
 class ContextSpread(msgspec.Struct, frozen=True, gc=False):
-    """How far apart the contexts of the sequences that decode lie, in tokens: the same all through a run, as each gains one."""
+    """How unequal the contexts of the decoding sequences are, in tokens. It stays the same through a run, because each
+    context gains one token per step."""
 
     max_above_mean: float = 0.0
-    """How much longer than their mean the longest one is, ..."""
+    """How much longer than the mean the longest context is."""
     min_below_mean: float = 0.0
-    """... and how much shorter the shortest one."""
+    """How much shorter than the mean the shortest context is."""
     std_deviation: float = 0.0
-    """Their standard deviation."""
+    """The standard deviation of the contexts."""
 
 
 UNIFORM_CONTEXTS = ContextSpread()
-"""All alike."""
+"""The spread of contexts that are all equal."""
 
 
 class BatchShape(msgspec.Struct, frozen=True, gc=False):
@@ -199,68 +210,68 @@ class BatchShape(msgspec.Struct, frozen=True, gc=False):
     num_decodes: int
     """Sequences that decode, one token each."""
     context_tokens: int
-    """Tokens of KV that they read, summed. Each later step of a run reads `decodes` more."""
+    """Tokens of KV that they read, summed. Each later step of a run reads `num_decodes` more."""
     prefill_tokens: int = 0
     """Tokens of prefill, summed over `chunks`."""
     chunks: tuple[ChunkShape, ...] = ()
+    """The chunks of prefill."""
     context_spread: ContextSpread = UNIFORM_CONTEXTS
-    """Of the `decodes`, where the latency model looks at it; else it is not worked out."""
+    """The spread of the contexts, worked out only for latency models that look at it."""
 
 
 class LatencyModel(Protocol):
-    """How long does a step take? A run is k equal decode-only steps in which the context grows by one token per sequence."""
+    """How long does a step take? A run is k equal decode-only steps in which the context grows by one token per
+    sequence."""
 
     def step_time(self, batch: BatchShape) -> Micros:
-        """At least 1."""
+        """Return how long a step takes, at least 1 µs."""
         ...
 
     def run_time(self, batch: BatchShape, steps: int) -> Micros:
-        """Exactly the sum of the `step_time`s of the run, each truncated to a whole microsecond."""
+        """Return how long a run takes: exactly the sum of the `step_time`s of its steps, each truncated to a whole
+        microsecond."""
         ...
 
     def steps_within(self, batch: BatchShape, span: Micros, limit: int) -> int:
-        """The most steps, at most `limit`, that end within `span` of the run's start."""
+        """Return how many steps, at most `limit`, end within `span` of the run's start."""
         ...
 
     @property
     def overheads(self) -> Overheads:
-        """What a request pays beside the steps."""
+        """The times that a request pays beside the steps."""
         ...
 
 
 class Overheads(msgspec.Struct, frozen=True, gc=False):
-    """Times that a request pays and that do not hold the engine up (BLIS's alpha), in µs."""
+    """Times that a request pays and that do not delay the engine (BLIS's alpha), in µs."""
 
     queueing: float = 0.0
-    """From its arrival at the instance until it stands in the wait queue (tokenising, say): this, ..."""
+    """From the arrival at the instance to the wait queue (tokenising, say): the constant part."""
     queueing_per_token: float = 0.0
-    """... and this for each token of its prompt; truncated to a whole µs."""
+    """The part for each token of the prompt."""
     per_output_token: Micros = 0
-    """Each token of the answer reaches the client so much later than the one before would have made it."""
+    """Added to the gap before each output token: the n-th one reaches the client n times as much later."""
     after_last_token: Micros = 0
-    """After the last token."""
+    """Added after the last token."""
 
     def queueing_delay(self, prompt_tokens: int) -> Micros:
-        """From arrival to wait queue."""
+        """Return the time from arrival to wait queue, truncated to a whole µs."""
         return int(self.queueing + self.queueing_per_token * prompt_tokens)
 
 
-# Which instance
-
-
 class InstanceView(Protocol):
-    """An instance as a router sees it: perhaps stale, except `num_in_flight`, which the router's own driver counts.
+    """An instance as a router sees it: perhaps stale, except `in_flight`, which the router's own driver counts.
 
-    What a driver does not know of its instances is 0 there (a gateway knows no `cached_blocks`)."""
+    What a driver does not know of its instances is 0 (a gateway knows no `cached_blocks`)."""
 
     @property
     def index(self) -> int:
-        """Names it in `Choice`; stable for the life of the fleet."""
+        """What names the instance in `Choice`; stable for the life of the fleet."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """Requests sent there by this driver and not ended."""
+        """Requests that this driver sent there and that have not ended."""
         ...
 
     @property
@@ -279,53 +290,57 @@ class InstanceView(Protocol):
         ...
 
     def cached_blocks(self, request: Request) -> int:
-        """How many leading blocks of its prompt are in the prefix cache there; maybe as of some time ago."""
+        """Return how many leading blocks of the prompt are in the prefix cache there, perhaps as of some time ago."""
         ...
 
 
 FleetView: TypeAlias = Sequence[InstanceView]
-"""The instances that may be chosen for this request: healthy, serving its model. A driver that shows the same instances shows
-the same object, and in one object always the same instances, so a router may keep what it knows of them and need not look at
-each of them anew. It says `left` whenever an `num_in_flight` falls."""
+"""The instances that may be chosen for a request: healthy, and serving its model. A driver that shows the same
+instances shows the same object, and one object always has the same instances. So a router may keep what it knows of
+them, and need not look at all of them for each request. The driver calls `Router.on_request_end` whenever an
+`in_flight` falls."""
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """The router's answer: which instance (its `index`), and why."""
+    """The decision of a router."""
 
     instance: int
+    """The `index` of the chosen instance."""
     reason: str
+    """Why, in one word, for logs."""
 
 
 class Router(Protocol):
-    """Which instance? Decides among what it is shown; the caller leaves out what cannot serve the request."""
+    """Which instance? A router decides among the instances that it is shown; the caller leaves out those that cannot
+    serve the request."""
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
-        """Raises ValueError when `fleet` is empty."""
+        """Choose an instance of `fleet`. Raises ValueError if it is empty."""
         ...
 
     def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
-        """The request has ended at, or been taken from, `instance`."""
+        """Note that the request has ended at the instance with this index, or was taken from it."""
         ...
 
 
 class InstanceLoad(msgspec.Struct, frozen=True, gc=False):
-    """The load of one instance, as a driver knows it, perhaps stale except `num_in_flight`."""
+    """The load of one instance as a driver knows it: perhaps stale, except `in_flight`."""
 
     in_flight: int = 0
     waiting: int = 0
     running: int = 0
     kv_usage: float = 0.0
-    """0..1"""
+    """Used share of its KV blocks, 0..1."""
     index: int = 0
-    """Which of the fleet's instances it is, as `InstanceView` has it: two models may run on the same ones."""
+    """The index of `InstanceView`, which tells instances apart that serve several models."""
 
     @property
     def effective_load(self) -> int:
-        """BLIS's EffectiveLoad. It counts a request twice, as in flight and as waiting or running; kept as GAIE has it."""
+        """BLIS's and GAIE's EffectiveLoad, which counts a request twice: as in flight, and as waiting or running."""
         return self.waiting + self.running + self.in_flight
 
 
 class FleetLoad(msgspec.Struct, frozen=True, gc=False):
-    """The load of the instances behind a pool, as admission policies may weigh it."""
+    """The load of the instances behind a pool, which admission policies may weigh."""
 
     instances: Sequence[InstanceLoad] = ()
