@@ -1,10 +1,10 @@
-"""The same seed gives the same bytes: results files by hash. The table of docs/evidence.md.
+"""Check that the same seed gives the same bytes: results files by hash, and the table of docs/evidence.md.
 
     python bench/determinism.py --python python3.13 [--write docs/evidence.md]
 
-Each scene is run by `maitred simulate --results-path`, as users do: with steps skipped and one by one, under other hash seeds,
-several at a time, and by every other Python that is named, in which maitred must be installed. Ends with status 1 where two
-files of a scene differ.
+Each scene is run by `maitred simulate --results-path`, as users do: with skipped steps and step by step, under other hash
+seeds, several at a time, and by every other Python that is named, in which maitred must be installed. Exits with status 1 if
+two files of a scene differ.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SCENES = {
     "--pd-kv-bytes-per-token 131072",
     "KV short, `srpt`": "--rate 20 --num-requests 400 --total-kv-blocks 600 --scheduler srpt",
 }
-AT_ONCE = 3
+NUM_PARALLEL = 3
 
 
-class Way(msgspec.Struct, frozen=True):
-    """How a scene is run."""
+class Variant(msgspec.Struct, frozen=True):
+    """A variant in which a scene is run."""
 
     name: str
     python: str = sys.executable
@@ -50,12 +50,12 @@ class Way(msgspec.Struct, frozen=True):
     flags: str = ""
 
 
-def ways(pythons: Sequence[str]) -> list[Way]:
-    others = [Way(f"{_version(python)}", python, hash_seed="7") for python in pythons]
+def variants(pythons: Sequence[str]) -> list[Variant]:
+    others = [Variant(f"{_version(python)}", python, hash_seed="7") for python in pythons]
     return [
-        Way(_version(sys.executable)),
-        Way("step by step", flags="--step-by-step"),
-        Way("another hash seed", hash_seed="123"),
+        Variant(_version(sys.executable)),
+        Variant("step by step", flags="--step-by-step"),
+        Variant("another hash seed", hash_seed="123"),
         *others,
     ]
 
@@ -65,26 +65,31 @@ def _version(python: str) -> str:
     return told.stdout.strip()
 
 
-def digest(scene: str, way: Way) -> str:
-    """Of the results file of one run."""
+def digest(scene: str, variant: Variant) -> str:
+    """Return the hash of the results file of one run."""
     with TemporaryDirectory() as folder:
         path = Path(folder, "results.json")
-        flags = [*SCENES[scene].split(), *way.flags.split(), "--results-path", str(path)]
-        command = [way.python, "-m", "maitred", "simulate", *flags]
+        flags = [*SCENES[scene].split(), *variant.flags.split(), "--results-path", str(path)]
+        command = [variant.python, "-m", "maitred", "simulate", *flags]
         ended = subprocess.run(
-            command, cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": way.hash_seed}, capture_output=True, text=True, check=False
+            command,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": variant.hash_seed},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if ended.returncode:
-            raise SystemExit(f"bench/determinism.py: {scene}, {way.name}: {ended.stderr.strip()}")
+            raise SystemExit(f"bench/determinism.py: {scene}, {variant.name}: {ended.stderr.strip()}")
         return sha256(path.read_bytes()).hexdigest()[:12]
 
 
-def table(digests: dict[tuple[str, Way], str], at_once: dict[str, set[str]], tried: Sequence[Way]) -> Iterator[str]:
-    """In Markdown."""
-    yield f"| scene | {' | '.join(way.name for way in tried)} | {AT_ONCE} processes at a time |"
+def table(digests: dict[tuple[str, Variant], str], at_once: dict[str, set[str]], tried: Sequence[Variant]) -> Iterator[str]:
+    """Return the table in Markdown."""
+    yield f"| scene | {' | '.join(variant.name for variant in tried)} | {NUM_PARALLEL} processes at a time |"
     yield "|---|" + "---|" * (len(tried) + 1)
     for scene in SCENES:
-        cells = [digests[scene, way] for way in tried] + [", ".join(sorted(at_once[scene]))]
+        cells = [digests[scene, variant] for variant in tried] + [", ".join(sorted(at_once[scene]))]
         yield f"| {scene} | {' | '.join(f'`{cell}`' for cell in cells)} |"
 
 
@@ -93,16 +98,16 @@ def main() -> None:
     parser.add_argument("--python", nargs="*", default=[], help="other Pythons, in which maitred is installed")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this document")
     asked = parser.parse_args()
-    tried = ways(asked.python)
-    digests = {(scene, way): digest(scene, way) for scene in SCENES for way in tried}
-    with ThreadPoolExecutor(AT_ONCE) as several:
-        at_once = {scene: set(several.map(lambda _, of=scene: digest(of, tried[0]), range(AT_ONCE))) for scene in SCENES}
+    tried = variants(asked.python)
+    digests = {(scene, variant): digest(scene, variant) for scene in SCENES for variant in tried}
+    with ThreadPoolExecutor(NUM_PARALLEL) as several:
+        at_once = {scene: set(several.map(lambda _, of=scene: digest(of, tried[0]), range(NUM_PARALLEL))) for scene in SCENES}
     text = "\n".join(table(digests, at_once, tried))
     if asked.write:
         write(asked.write, "determinism.py", text)
     else:
         print(text)
-    if any(at_once[scene] != {digests[scene, way] for way in tried} or len(at_once[scene]) > 1 for scene in SCENES):
+    if any(at_once[scene] != {digests[scene, variant] for variant in tried} or len(at_once[scene]) > 1 for scene in SCENES):
         raise SystemExit("bench/determinism.py: these are not the same")
 
 

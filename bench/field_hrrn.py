@@ -1,13 +1,13 @@
-"""A field result: what SGLang's `hrrn` did to the time to first token in production, and what a simulation says of it.
+"""A field result: the effect of SGLang's `hrrn` on the time to first token in production, and in a simulation.
 
     python bench/field_hrrn.py [--seeds 42 90] [--write docs/evidence.md]
 
-Recorded (sgl-project/sglang#32911, July 2026): production traffic replayed with 100 requests under way, GLM-5.2 in NVFP4, one
-prefill and one decode instance of 8 B200 each. Four orders of the prefill instance's queue; the traffic is not published.
+The record (sgl-project/sglang#32911, July 2026) is production traffic replayed with 100 requests in flight: GLM-5.2 in NVFP4,
+one prefill and one decode instance of 8 B200 each, and four policies of the prefill instance. The traffic is not published.
 
-`field_scene.py` has the traffic that we put in its place, what of it is known and what is fitted. Printed are the four orders
-side by side with the record, and what becomes of the six ratios (mean and p99 of each order, to fcfs) when anything that is
-fitted is another. The whole takes a few minutes. `docs/evidence.md` says what came of it, and what else was tried.
+`field_scene.py` has traffic in its place, and says which of its parameters are known and which are fitted. The script prints
+the four policies beside the record, and the six ratios (mean and p99 of each policy, to fcfs) for other values of every fitted
+parameter. It takes a few minutes. `docs/evidence.md` has the conclusions, and the scenes that were tried before.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from maitred.core.units import SECOND
 from policies import write
 
 
-class Ttft(msgspec.Struct, frozen=True):
-    """Seconds to the first token, and tokens of prompts per second."""
+class TtftFigures(msgspec.Struct, frozen=True):
+    """Time to first token in seconds, and prompt tokens per second."""
 
     mean: float
     p50: float
@@ -37,58 +37,58 @@ class Ttft(msgspec.Struct, frozen=True):
 
 
 RECORDED = {
-    "fcfs": Ttft(24.2, 13.43, 50.92, 60.5, 119_023),
-    "lpm": Ttft(16.4, 5.6, 32.79, 213.3, 148_458),
-    "dfs-weight": Ttft(19.0, 6.98, 45.34, 164.1, 141_790),
-    "hrrn": Ttft(7.48, 4.5, 9.64, 55.48, 166_135),
+    "fcfs": TtftFigures(24.2, 13.43, 50.92, 60.5, 119_023),
+    "lpm": TtftFigures(16.4, 5.6, 32.79, 213.3, 148_458),
+    "dfs-weight": TtftFigures(19.0, 6.98, 45.34, 164.1, 141_790),
+    "hrrn": TtftFigures(7.48, 4.5, 9.64, 55.48, 166_135),
 }
 BASE, *OTHERS = RECORDED
 FITTED = ("first_prompt", "turns", "single", "single_prompt", "open_talks", "spread", "cache", "requests")
 VARIED_SEEDS = 16
-"""Of those asked for, for each line of what else it could be."""
+"""How many of the seeds are used for each variation."""
 
 
-def ttft(results: Results) -> Ttft:
-    """Of all requests, those that come first to an empty cache included."""
+def ttft(results: Results) -> TtftFigures:
+    """Return the figures of all requests, including the first ones, which meet an empty cache."""
     waits = (results.first_token - results.arrival) / SECOND
     rate = results.prompt_tokens.sum() * SECOND / results.end
-    return Ttft(*(float(figure) for figure in (waits.mean(), *np.percentile(waits, [50, 90, 99]), rate)))
+    return TtftFigures(*(float(figure) for figure in (waits.mean(), *np.percentile(waits, [50, 90, 99]), rate)))
 
 
-def mean(runs: Sequence[Ttft]) -> Ttft:
-    """Of several runs: the mean of each figure."""
-    return Ttft(*np.mean([msgspec.structs.astuple(run) for run in runs], axis=0).tolist())
+def mean(runs: Sequence[TtftFigures]) -> TtftFigures:
+    """Return the mean of each figure over several runs."""
+    return TtftFigures(*np.mean([msgspec.structs.astuple(run) for run in runs], axis=0).tolist())
 
 
-def simulated(scene: Scene, seeds: Sequence[int], orders: Mapping[str, str] | None = None) -> dict[str, list[Ttft]]:
-    """One run per seed, by policy. `orders`: what to run in the place of some."""
+def simulated(scene: Scene, seeds: Sequence[int], orders: Mapping[str, str] | None = None) -> dict[str, list[TtftFigures]]:
+    """Run the scene once per seed and policy. `orders` replaces the policy that is run for a name."""
     return {policy: [ttft(scene.run((orders or {}).get(policy, policy), seed)) for seed in seeds] for policy in RECORDED}
 
 
-def ratio(of: Mapping[str, Ttft], policy: str, figure: str) -> float:
+def ratio(of: Mapping[str, TtftFigures], policy: str, figure: str) -> float:
     return float(getattr(of[policy], figure) / getattr(of[BASE], figure))
 
 
-def apart(found: Mapping[str, Ttft], policy: str, figure: str) -> float:
-    """How far the simulated ratio is from the recorded one, in proportion to it."""
+def deviation(found: Mapping[str, TtftFigures], policy: str, figure: str) -> float:
+    """Return the relative deviation of the simulated ratio from the recorded one."""
     return ratio(found, policy, figure) / ratio(RECORDED, policy, figure) - 1
 
 
-def ratios(runs: Mapping[str, Sequence[Ttft]]) -> Iterator[str]:
-    """Recorded and simulated in relation to fcfs, in Markdown."""
+def ratios(runs: Mapping[str, Sequence[TtftFigures]]) -> Iterator[str]:
+    """Yield the recorded and simulated ratios to fcfs, in Markdown."""
     found = {policy: mean(of) for policy, of in runs.items()}
     yield "| to `fcfs` | | recorded | simulated | apart | 8 of 10 runs are within |"
     yield "|---|---|---:|---:|---:|---:|"
     for name, figure in (("TTFT mean", "mean"), ("TTFT p99", "p99"), ("input tokens/s", "input_rate")):
         for policy in OTHERS:
-            was, came, off = ratio(RECORDED, policy, figure), ratio(found, policy, figure), apart(found, policy, figure)
+            was, came, off = ratio(RECORDED, policy, figure), ratio(found, policy, figure), deviation(found, policy, figure)
             each = [ratio(dict(zip(runs, run, strict=True)), policy, figure) for run in zip(*runs.values(), strict=True)]
             low, high = np.percentile(each, [10, 90])
             yield f"| {name} | `{policy}` | {was:.2f} | {came:.2f} | {off:+.0%} | {low:.2f} – {high:.2f} |"
 
 
-def seconds(runs: Mapping[str, Sequence[Ttft]]) -> Iterator[str]:
-    """The same in seconds."""
+def seconds(runs: Mapping[str, Sequence[TtftFigures]]) -> Iterator[str]:
+    """Yield the recorded and simulated seconds, in Markdown."""
     yield "| seconds: recorded → simulated | mean | p50 | p90 | p99 | input tokens/s |"
     yield "|---|---:|---:|---:|---:|---:|"
     for policy, recorded in RECORDED.items():
@@ -98,7 +98,7 @@ def seconds(runs: Mapping[str, Sequence[Ttft]]) -> Iterator[str]:
 
 
 def variations(seeds: Sequence[int], scene: Scene) -> Iterator[str]:
-    """The six ratios where something is another."""
+    """Yield the six ratios for other values of each parameter, in Markdown."""
     columns = [(policy, figure) for figure in ("mean", "p99") for policy in OTHERS]
     yield f"| {len(seeds)} seeds | {' | '.join(f'{figure} `{policy}`' for policy, figure in columns)} | farthest apart |"
     yield "|---|" + "---:|" * (len(columns) + 1)
@@ -106,18 +106,18 @@ def variations(seeds: Sequence[int], scene: Scene) -> Iterator[str]:
     for name, run in _variants(seeds, scene):
         found = {policy: mean(of) for policy, of in run().items()}
         cells = " | ".join(f"{ratio(found, *column):.2f}" for column in columns)
-        yield f"| {name} | {cells} | {max((apart(found, *column) for column in columns), key=abs):+.0%} |"
+        yield f"| {name} | {cells} | {max((deviation(found, *column) for column in columns), key=abs):+.0%} |"
 
 
-def _variants(seeds: Sequence[int], scene: Scene) -> Iterator[tuple[str, Callable[[], dict[str, list[Ttft]]]]]:
-    def of(**changed: float) -> Callable[[], dict[str, list[Ttft]]]:
+def _variants(seeds: Sequence[int], scene: Scene) -> Iterator[tuple[str, Callable[[], dict[str, list[TtftFigures]]]]]:
+    def of(**changed: float) -> Callable[[], dict[str, list[TtftFigures]]]:
         return lambda: simulated(replace(scene, **changed), seeds)
 
     yield "the scene", of()
     for name in FITTED:
-        usual = getattr(scene, name)
+        default = getattr(scene, name)
         for factor, sign in ((0.9, "−"), (1.1, "+")):
-            value = type(usual)(round(usual * factor, 4))
+            value = type(default)(round(default * factor, 4))
             yield f"`{name}` {sign}10 %: {value:,}", of(**{name: value})
     for agents in (1, 2, 4):
         yield f"`agents` {agents}", of(agents=agents)

@@ -1,13 +1,13 @@
-"""The scene of `field_hrrn.py`: a log of talks with agents, replayed with 100 requests under way.
+"""The scene of `field_hrrn.py`: a log of conversations with agents, replayed with 100 requests in flight.
 
-A log is a list of prompts in the order in which they were recorded, and replaying it asks no more of it: whenever a request
-has ended, the next one of the list is sent. So every policy is given the same requests. The log is that of `open_talks` talks
-at a time: when one is over, another begins in its place. Some are with an agent, and each of their prompts holds all that was
-said before; the others are a single short request that shares nothing (a title, a classification).
+A log is a list of prompts in the order in which they were recorded. Whenever a request ends, the next prompt of the list is
+sent, so every policy gets the same requests. The log has `open_talks` conversations at a time; when one is over, another begins
+in its place. Some are with an agent, and each of their prompts contains all earlier turns. The others are a single short
+request that shares nothing (a title, a classification).
 
-What makes the policies differ is that the cache does not hold all talks that are open. Taken in order, most talks have just
-been evicted when their turn comes, which is the worst that can happen to a cache by recency; whoever goes first where
-something is cached takes them while they are there.
+The policies differ because the cache does not hold all open conversations. In the order of the log, most conversations have
+just been evicted when their next prompt arrives, which is the worst case of an LRU cache. Policies that prefer cached prefixes
+serve conversations while these are still cached.
 """
 
 from __future__ import annotations
@@ -29,52 +29,52 @@ from maitred.workload import Job, parse_lengths
 from maitred.workload.lengths import UnitDraw
 from maitred.workload.prefix_keys import NO_PIECES, PieceChain
 
-UNDER_WAY = 100
-"""Said in the record."""
-ELSEWHERE = 35 * SECOND
-"""From a first token to the next request in its place: the decode instance. Little's law gives it (docs/evidence.md)."""
+IN_FLIGHT = 100
+"""Requests in flight, as recorded."""
+DECODE_TIME = 35 * SECOND
+"""Time from a first token until the next request takes its place, which stands for the decode instance (docs/evidence.md)."""
 PREFILL_RATE, STEP = 25_000, 20 * MILLISECOND
-"""Tokens of prompts per second, as others published of this model on 8 Blackwell GPUs, and what a step takes besides, in µs."""
+"""Prompt tokens per second, as published for this model on 8 Blackwell GPUs, and the fixed time of a step in µs."""
 CHUNK = 16_384
-"""Tokens a step: SGLang's default there."""
+"""Tokens per step: SGLang's default for these GPUs."""
 SYSTEM_PROMPT = 16_384
-"""Tokens, shared by all talks with an agent. Recorded coding agents: 15,000 at the median."""
+"""Tokens shared by all conversations with an agent. Recorded coding agents have 15,000 at the median."""
 TURN = 440
-"""Tokens that a turn adds. Recorded coding agents: the mean answer."""
+"""Tokens that a turn adds. Recorded coding agents have this mean answer."""
 
 
 class Scene(msgspec.Struct, frozen=True):
-    """What is fitted."""
+    """The fitted parameters."""
 
     first_prompt: int = 32_000
-    """Tokens with which a talk with an agent begins, after the system prompt."""
+    """Tokens of the first prompt of a conversation, after the system prompt."""
     turns: float = 5.0
-    """Of a talk with an agent, in the mean; geometric."""
+    """Mean number of turns of a conversation (geometric)."""
     single: float = 0.5
-    """The share of talks that are one short request."""
+    """Share of conversations that are one short request."""
     single_prompt: int = 1_200
-    """Its tokens."""
+    """Tokens of this request."""
     agents: int = 3
-    """Each with a system prompt of its own, and all asked as often."""
+    """Number of agents, each with its own system prompt, all used equally often."""
     open_talks: int = 80
     spread: float = 0.5
-    """Standard deviation / mean of the time between two prompts of a talk in the log; log-normal. 0: they come by turns."""
+    """Standard deviation / mean of the time between two prompts of a conversation in the log (log-normal). 0: round robin."""
     cache: int = 1_750_000
-    """Tokens."""
+    """Size of the prefix cache in tokens."""
     requests: int = 1_000
     page: int = 512
-    """Tokens. Not fitted: SGLang's is 64 here, the results are alike, and the simulation is faster."""
+    """Tokens of a page. Not fitted: SGLang's default is 64 here. The results are alike, and the simulation is faster."""
 
     def log(self, seed: int) -> Iterator[PieceChain]:
-        """Prompts in the order of the log."""
-        begun, pauses = _Talks(self, Random(f"{seed}/talks").random), Random(f"{seed}/pauses").random
+        """Yield the prompts in the order of the log."""
+        conversations, pauses = _Conversations(self, Random(f"{seed}/talks").random), Random(f"{seed}/pauses").random
         pause = parse_lengths(f"lognormal:{SECOND},{round(self.spread * SECOND)}").draw
-        talks = [(int(pauses() * SECOND), place, next(begun)) for place in range(self.open_talks)]
+        talks = [(int(pauses() * SECOND), place, next(conversations)) for place in range(self.open_talks)]
         heapify(talks)
         for _ in range(self.requests):
             at, place, talk = talks[0]
             yield talk.popleft()
-            heapreplace(talks, (at + pause(pauses), place, talk or next(begun)))
+            heapreplace(talks, (at + pause(pauses), place, talk or next(conversations)))
 
     def run(self, policy: str, seed: int) -> Results:
         instance = InstanceConfig(
@@ -89,14 +89,14 @@ class Scene(msgspec.Struct, frozen=True):
         return simulate(Replay(self.log(seed)), instance=instance)
 
 
-class _Talks(Iterator[deque[PieceChain]]):
-    """The prompts of one talk after the other."""
+class _Conversations(Iterator[deque[PieceChain]]):
+    """Yields the prompts of one conversation after the other."""
 
     def __init__(self, scene: Scene, uniform: UnitDraw) -> None:
         self._scene = scene
         self._uniform = uniform
         self._pieces = count(1, 2)
-        """Numbers for what is said once; the even ones are those of the system prompts."""
+        """Ids of parts that occur once. The even ids are those of the system prompts."""
 
     def __next__(self) -> deque[PieceChain]:
         scene, uniform = self._scene, self._uniform
@@ -116,17 +116,17 @@ def _geometric(mean: float, uniform: UnitDraw) -> int:
 
 
 class Replay:
-    """A list of prompts, `UNDER_WAY` at a time: a `ReactiveWorkload` workload."""
+    """A list of prompts with `IN_FLIGHT` requests at a time: a `ReactiveWorkload`."""
 
     def __init__(self, prompts: Iterator[PieceChain]) -> None:
         self._prompts = enumerate(prompts)
 
     def __iter__(self) -> Iterator[Job]:
-        for _ in range(UNDER_WAY):
+        for _ in range(IN_FLIGHT):
             yield from self._next(0)
 
     def on_request_end(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
-        return self._next(now + ELSEWHERE)
+        return self._next(now + DECODE_TIME)
 
     def _next(self, at: Micros) -> Iterable[Job]:
         return [

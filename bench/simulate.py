@@ -1,17 +1,16 @@
-"""How many requests the simulator makes per CPU second, and what one costs in memory.
+"""Benchmark of the simulator: requests per CPU second, and memory per request.
 
     python bench/simulate.py [--requests 20000] [--rounds 5] [--scheduler fcfs] [--every-policy] [--million]
     PYTHONPATH=build/compiled python bench/simulate.py ...      # after `make compile`
 
-Prompts of about 500 tokens, answers of about 64, 250 and 1000 tokens, at the request rates at which BLIS's figures were taken;
-with the prefix cache on and off, with another latency model, and with up to 256 instances. The busier the instances, the more
-requests share a step, and the less each costs; the fleets of growing size have the same load per instance. `--every-policy`:
-beside all this, each queueing policy with the cache off and on. `--million`: one run of a million requests on 64 instances.
+Prompts have about 500 tokens and answers about 64, 250 and 1000, at the request rates at which BLIS's figures were taken. Cases
+vary the prefix cache, the latency model, and the number of instances up to 256. The busier the instances, the more requests
+share a step, and the less each costs; fleets of growing size have the same load per instance. `--every-policy` adds each
+queueing policy with the cache off and on, `--million` one run of a million requests on 64 instances.
 
-Rounds are interleaved: each runs every case once, beside a calibration loop (pure
-Python, no work of ours) and a baseline (the heap operations that any event loop would make for the same arrivals and ends).
-Medians over the rounds; CPU time, not wall time. `per calibration` is the cost of a request in units of the calibration
-loop: it is what can be compared between machines.
+Rounds are interleaved: each runs every case once, beside a calibration loop (plain Python) and a baseline (the heap operations
+that any event loop would make for the same arrivals and ends). Figures are medians over the rounds, of CPU time, not wall time.
+`per calibration` is the cost of a request in units of the calibration loop, which can be compared between machines.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Case(msgspec.Struct, frozen=True, eq=False):
 
 
 LENGTHS = [Case(64, 15.0), Case(250, 15.0), Case(1000, 15.0)]
-"""They differ in nothing but the length of the answers."""
+"""Cases that differ only in the length of the answers."""
 LOADS = [Case(64, 234.0), Case(250, 60.0), Case(250, 240.0)]
 OTHERS = [Case(250, 60.0, UNIQUE), Case(250, 60.0, SHARED), Case(250, 60.0, TRAINED)]
 FLEETS = [Case(250, 15.0 * count, OFF, count) for count in (8, 16, 32, 64, 128, 256)]
@@ -89,7 +88,7 @@ def _known(job: Job) -> Job:
 
 
 def baseline(jobs: list[Job]) -> None:
-    """Arrival and end of every request through one heap, and nothing else."""
+    """Push and pop the arrival and the end of every request through one heap."""
     heap = [(job.request.arrival, job.request.id) for job in jobs]
     heapq.heapify(heap)
     ends = len(heap)
@@ -137,8 +136,7 @@ def _compare(lengths: list[float], fleets: list[float]) -> None:
 
 
 def policies(requests: int, rounds: int) -> None:
-    """Requests per CPU second of each queueing policy, 4 instances, 60 req/s. A policy that looks at the cache is another one
-    where there is none."""
+    """Return the requests per CPU second of each queueing policy on 4 instances at 60 req/s, with the cache off and on."""
     cases = [(name, kind) for name in sorted(SCHEDULERS) for kind in (OFF, SHARED)]
     loads = {id(kind): list(workload(requests, 250, 60.0, kind)) for kind in (OFF, SHARED)}
     seconds: dict[tuple[str, int], list[float]] = {(name, id(kind)): [] for name, kind in cases}
@@ -161,7 +159,7 @@ def policies(requests: int, rounds: int) -> None:
 
 
 def million() -> None:
-    """One run, jobs made on the way."""
+    """Run a million requests once. Jobs are made during the run."""
     began, used = perf_counter(), process_time()
     results = simulate(workload(MILLION, 250, 960.0), ClusterConfig(num_instances=64), OFF)
     assert len(results) == MILLION
@@ -181,7 +179,7 @@ print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]
 
 
 def memory(requests: int) -> None:
-    """Peak memory of two runs in processes of their own; the difference is what requests cost."""
+    """Return the peak memory of two runs in processes of their own. Their difference is the cost of the additional requests."""
 
     def peak(count: int, sink: str) -> int:
         code = _PEAK.format(bench=sys.path[0], requests=count, sink=sink)
