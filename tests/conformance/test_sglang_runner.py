@@ -1,4 +1,4 @@
-"""What was recorded from SGLang comes out here too; and the runner can fail."""
+"""What was recorded from SGLang comes out here too, and the runner can fail."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def first(path: Path, index: int = 0) -> dict[str, object]:
 
 @pytest.mark.parametrize(("path", "cases"), [(POLICIES, 31), (QUEUE_FULL, 150)])
 def test_the_recorded_cases_come_out_as_recorded(path: Path, cases: int) -> None:
-    said: list[str] = []
-    assert report([path], said.append) == 0
-    assert said == [f"{cases} passed, 0 failed"]
+    lines: list[str] = []
+    assert report([path], lines.append) == 0
+    assert lines == [f"{cases} passed, 0 failed"]
 
 
 def test_the_sample_of_policies_exercises_what_they_differ_in() -> None:
@@ -37,18 +37,18 @@ def test_the_sample_of_policies_exercises_what_they_differ_in() -> None:
         assert any(case["expected"][variant].get("deprioritized") for case in sample)
 
 
-def test_a_mismatch_is_said_shortly_and_fails_the_run(tmp_path: Path) -> None:
+def test_a_mismatch_is_lines_shortly_and_fails_the_run(tmp_path: Path) -> None:
     case = first(QUEUE_FULL)
-    case["expected"]["waiting_after"] = ["nobody"]  # type: ignore[index]
+    case["expected"]["waiting_after"] = ["none of them"]  # type: ignore[index]
     path = tmp_path / "cases.jsonl"
     path.write_text(json.dumps(case) + "\n")
-    said: list[str] = []
-    assert report([path, QUEUE_FULL], said.append) == 1
-    assert said[0].startswith("cases.jsonl queue_full 0: waiting_after: ['nobody'] expected, ")
-    assert said[-1] == "150 passed, 1 failed"
+    lines: list[str] = []
+    assert report([path, QUEUE_FULL], lines.append) == 1
+    assert lines[0].startswith("cases.jsonl queue_full 0: waiting_after: ['none of them'] expected, ")
+    assert lines[-1] == "150 passed, 1 failed"
 
 
-def test_an_order_that_differs_is_said_with_the_place(tmp_path: Path) -> None:
+def test_an_order_that_differs_is_lines_with_the_place(tmp_path: Path) -> None:
     case = first(POLICIES, 20)
     case["expected"]["lof"]["order"].reverse()  # type: ignore[index]
     path = tmp_path / "cases.jsonl"
@@ -61,9 +61,9 @@ def test_an_order_that_differs_is_said_with_the_place(tmp_path: Path) -> None:
 def test_what_nothing_plays_is_skipped_and_not_passed(tmp_path: Path) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_text('{"id": 7, "kind": "retract"}\n{"id": 8, "chunked_prefill_size": null}\n')
-    said: list[str] = []
-    assert report([path], said.append) == 1  # nothing played is no success
-    assert said == [
+    lines: list[str] = []
+    assert report([path], lines.append) == 1  # nothing played is no success
+    assert lines == [
         "cases.jsonl: 1 cases of kind retract SKIPPED: nothing here plays them yet",
         "cases.jsonl: 1 cases of kind prefill SKIPPED: nothing here plays them yet",
         "0 passed, 0 failed",

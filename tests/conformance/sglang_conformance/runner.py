@@ -1,4 +1,4 @@
-"""All cases of some files: which kind each is, and what came out differently."""
+"""Run all cases of some files: tell the kind of each case, and report the differences."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import msgspec
 from . import policies, queue_full
 
 Check: TypeAlias = Callable[[bytes], Iterable[str]]
-"""From a recorded case to what came out differently, one line each."""
+"""Runs a recorded case, and yields the differences, one line each."""
 
 CHECKS: Mapping[str, Check] = {"policies": policies.run_case, "queue_full": queue_full.run_case}
-"""By kind. A kind that is not here is recorded, but not played."""
+"""The checks by kind. Cases of other kinds are recorded, but not run."""
 
 
 class CasesError(Exception):
-    """It cannot be read as recorded cases."""
+    """A file that cannot be read as recorded cases."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Outline(msgspec.Struct):
-    """What tells the kind of a case. Only some say it; of the others, each has keys of its own."""
+    """The keys that tell the kind of a case: `kind`, or else a key that only one kind has."""
 
     id: int
     kind: str | msgspec.UnsetType = msgspec.UNSET
@@ -47,7 +47,7 @@ class Outline(msgspec.Struct):
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """The cases of a JSONL file, gzipped or not. Raises CasesError."""
+    """Yield the cases of a JSONL file, gzipped or not. Raises CasesError."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield from (line for line in file if line.strip())
@@ -56,7 +56,7 @@ def lines(path: Path) -> Iterator[bytes]:
 
 
 def run(paths: Iterable[Path], checks: Mapping[str, Check] = CHECKS) -> Iterator[Result]:
-    """Raises CasesError."""
+    """Run all cases of the files. Raises CasesError."""
     for path in paths:
         for number, line in enumerate(lines(path), start=1):
             try:
@@ -72,13 +72,14 @@ def _played(file: str, line: bytes, outline: Outline, checks: Mapping[str, Check
         return Result(file, outline.id, kind, played=False)
     try:
         failures = list(checks[kind](line))
-    except Exception as error:  # a defect in what is checked is a failure of this case, and the others are still to be played
+    except Exception as error:  # a defect in what is checked is a failure of this case alone; the others are still run
         failures = [f"{type(error).__name__}: {error}"]
     return Result(file, outline.id, kind, played=True, failures=failures)
 
 
-def report(paths: Iterable[Path], say: Callable[[str], None], checks: Mapping[str, Check] = CHECKS) -> int:
-    """Play them and say what came of it. Returns the exit status: 0 if any was played and all passed. Raises CasesError."""
+def report(paths: Iterable[Path], echo: Callable[[str], None], checks: Mapping[str, Check] = CHECKS) -> int:
+    """Run all cases and report the results. Returns the exit status: 0 if any case was run and all passed. Raises
+    CasesError."""
     passed = failed = 0
     skipped: dict[tuple[str, str], int] = {}
     for result in run(paths, checks):
@@ -88,8 +89,8 @@ def report(paths: Iterable[Path], say: Callable[[str], None], checks: Mapping[st
         failed += bool(result.failures)
         passed += not result.failures
         for failure in result.failures:
-            say(f"{result.file} {result.kind} {result.id}: {failure}")
+            echo(f"{result.file} {result.kind} {result.id}: {failure}")
     for (file, kind), count in skipped.items():
-        say(f"{file}: {count} cases of kind {kind} SKIPPED: nothing here plays them yet")
-    say(f"{passed} passed, {failed} failed")
+        echo(f"{file}: {count} cases of kind {kind} SKIPPED: nothing here plays them yet")
+    echo(f"{passed} passed, {failed} failed")
     return 0 if passed and not failed else 1

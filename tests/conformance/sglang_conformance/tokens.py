@@ -1,4 +1,5 @@
-"""Recorded prompts are run-length coded. A prefix cache needs a key for each page, which stands for all tokens up to there."""
+"""Recorded prompts are run-length coded. A prefix cache needs a key for each page, which stands for all tokens up to
+there."""
 
 from __future__ import annotations
 
