@@ -37,7 +37,7 @@ def test_the_sample_of_policies_exercises_what_they_differ_in() -> None:
         assert any(case["expected"][variant].get("deprioritized") for case in sample)
 
 
-def test_a_mismatch_is_lines_shortly_and_fails_the_run(tmp_path: Path) -> None:
+def test_a_mismatch_is_one_line_and_fails_the_run(tmp_path: Path) -> None:
     case = first(QUEUE_FULL)
     case["expected"]["waiting_after"] = ["none of them"]  # type: ignore[index]
     path = tmp_path / "cases.jsonl"
@@ -48,14 +48,14 @@ def test_a_mismatch_is_lines_shortly_and_fails_the_run(tmp_path: Path) -> None:
     assert lines[-1] == "150 passed, 1 failed"
 
 
-def test_an_order_that_differs_is_lines_with_the_place(tmp_path: Path) -> None:
+def test_an_order_that_differs_is_reported_with_the_position(tmp_path: Path) -> None:
     case = first(POLICIES, 20)
     case["expected"]["lof"]["order"].reverse()  # type: ignore[index]
     path = tmp_path / "cases.jsonl"
     path.write_text(json.dumps(case))
     (result,) = run([path])
     (failure,) = result.failures
-    assert failure.startswith("lof: from place 0 on, [")
+    assert failure.startswith("lof: from position 0 on, [")
 
 
 def test_what_nothing_plays_is_skipped_and_not_passed(tmp_path: Path) -> None:

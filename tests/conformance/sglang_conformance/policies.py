@@ -153,4 +153,4 @@ def difference(wanted: Sequence[object], got: Sequence[object]) -> str:
     if len(wanted) != len(got):
         return f"{len(wanted)} entries expected, {len(got)} came"
     at = next(i for i, (a, b) in enumerate(zip(wanted, got, strict=True)) if a != b)
-    return f"from place {at} on, {list(wanted[at : at + 4])} ... expected, {list(got[at : at + 4])} ... came"
+    return f"from position {at} on, {list(wanted[at : at + 4])} ... expected, {list(got[at : at + 4])} ... came"
