@@ -176,28 +176,28 @@ def cached_pages(request: QueueEntry, cache: PageCache) -> int:
 
 
 def fcfs(waiting: Sequence[QueueEntry], sign: PrioritySign | None) -> list[int]:
-    """First come, first served."""
+    """Return the order of arrival, or by priority and then arrival."""
     if sign is None:
         return list(range(len(waiting)))
     return _sorted(waiting, lambda request: (sign * request.priority, request.queued_at))
 
 
 def lof(waiting: Sequence[QueueEntry], sign: PrioritySign | None) -> list[int]:
-    """Longest output first: by what the client allows, not by what is left of it."""
+    """Return the longest output first: by what the client allows, not by what is left of it."""
     if sign is None:
         return _sorted(waiting, lambda request: -request.max_new_tokens)
     return _sorted(waiting, lambda request: (sign * request.priority, -request.max_new_tokens))
 
 
 def shuffled(waiting: Sequence[QueueEntry], rng: Random) -> list[int]:
-    """A random order."""
+    """Return a random order."""
     order = list(range(len(waiting)))
     rng.shuffle(order)
     return order
 
 
 def routing_key(waiting: Sequence[QueueEntry], running: Mapping[str, int]) -> list[int]:
-    """The routing keys that most running requests have first; then the other keys, by name."""
+    """Return the routing keys that most running requests have first, then the other keys by name."""
     if not running:
         return list(range(len(waiting)))
 
@@ -209,12 +209,13 @@ def routing_key(waiting: Sequence[QueueEntry], running: Mapping[str, int]) -> li
 
 
 def lpm(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch]) -> list[int]:
-    """Longest prefix match."""
+    """Return the longest prefix match first, deprioritized requests last."""
     return sorted(range(len(waiting)), key=lambda i: inf if matches[i].deprioritized else -matches[i].matched)
 
 
 def hrrn(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], prefilled_tokens: int) -> list[int]:
-    """Highest response ratio next: tokens prefilled since the request came, per token that it has to compute."""
+    """Return the highest response ratio first: tokens prefilled since the request came, per token that it has to
+    compute."""
 
     def key(i: int) -> tuple[float, str]:
         request, match = waiting[i], matches[i]
@@ -228,7 +229,7 @@ def hrrn(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], prefille
 
 
 def shortest_prefill_first(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch]) -> list[int]:
-    """Fewest tokens to compute first."""
+    """Return the fewest tokens to compute first, deprioritized requests last."""
 
     def key(i: int) -> tuple[bool, int, float]:
         request, match = waiting[i], matches[i]
@@ -239,8 +240,8 @@ def shortest_prefill_first(waiting: Sequence[QueueEntry], matches: Sequence[Pref
 
 
 def dfs_weight(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], cache: PageCache) -> list[int]:
-    """Depth first through the tree of cached pages, the branch with most waiting requests first. Requests at a node go
-    after those below it. `deprioritized` does not matter."""
+    """Return the order depth first through the tree of cached pages, the branch with most requests first. Requests at a
+    node go after those below it. `deprioritized` does not matter."""
     weights: Counter[int] = Counter()
     children: dict[int | None, list[int]] = {}
     ending: dict[int | None, list[int]] = {}
