@@ -116,7 +116,7 @@ def test_a_sketch_of_nothing() -> None:
     sketch.add_all(np.array([], dtype=np.int64))
     sketch.merge(QuantileSketch())
     assert sketch == QuantileSketch()
-    assert repr(sketch) == "Sketch(0 values, 0..0)"
+    assert repr(sketch) == "QuantileSketch(0 values, 0..0)"
     with pytest.raises(ValueError, match="of no values"):
         sketch.percentile(50)
 

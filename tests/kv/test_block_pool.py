@@ -185,12 +185,12 @@ def test_insert_caches_as_much_as_there_is_room_for() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     pool = BlockPool(total=2, block_size=16)
-    with pytest.raises(ValueError, match="3 blocks are to be taken, 2 are free"):
+    with pytest.raises(ValueError, match="3 blocks are to be reserved, 2 are free"):
         pool.reserve(3)
     lock = pool.lock([])
-    with pytest.raises(ValueError, match="1 blocks are claimed, 0 were taken"):
+    with pytest.raises(ValueError, match="1 blocks are to be assigned, 0 are reserved"):
         pool.assign(lock, 1)
-    with pytest.raises(ValueError, match="1 blocks have content, 0 are held without"):
+    with pytest.raises(ValueError, match="1 blocks are to be full, 0 are private"):
         pool.commit_blocks(lock, [1])
     pool.release(lock)
     with pytest.raises(KeyError):

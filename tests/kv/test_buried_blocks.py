@@ -48,7 +48,7 @@ def test_a_block_that_is_not_full_goes_first_as_always() -> None:
 
 def test_one_cannot_bury_more_than_one_has() -> None:
     cache = BlockPool(4, 1)
-    with pytest.raises(ValueError, match="2 blocks are to be buried, 1 are held"):
+    with pytest.raises(ValueError, match="2 blocks are to be full, 1 are private"):
         cache.release_private(held(cache, A, 1), 2, list)
 
 

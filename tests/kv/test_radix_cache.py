@@ -152,11 +152,11 @@ def test_keys_that_do_not_stand_for_their_whole_prefix_are_refused() -> None:
 def test_what_cannot_be_is_refused_by_the_tree() -> None:
     cache = RadixCache(block_size=16, total=2)
     lock = cache.lock([])
-    with pytest.raises(ValueError, match="3 blocks are to be taken, 2 are free"):
+    with pytest.raises(ValueError, match="3 blocks are to be reserved, 2 are free"):
         cache.reserve(3)
-    with pytest.raises(ValueError, match="1 blocks are claimed, 0 were taken"):
+    with pytest.raises(ValueError, match="1 blocks are to be assigned, 0 are reserved"):
         cache.assign(lock, 1)
-    with pytest.raises(ValueError, match="1 blocks have content, 0 are held without"):
+    with pytest.raises(ValueError, match="1 blocks are to be full, 0 are private"):
         cache.commit_blocks(lock, [1])
     cache.release(lock)
     with pytest.raises(KeyError):

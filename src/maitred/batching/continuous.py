@@ -242,22 +242,22 @@ class ContinuousBatch:
             seq = waiting.peek()
             if seq is None:
                 break
-            found = NO_HIT if prefixed is None else prefixed.find_cached(seq)
-            if seq.num_tokens_to_prefill - found.num_tokens > (spare - found.num_unreferenced) * size:
+            hit = NO_HIT if prefixed is None else prefixed.find_cached(seq)
+            start = cached = hit.num_blocks * size
+            if seq.num_tokens_to_prefill - cached > (spare - hit.num_unreferenced) * size:
                 break
             waiting.pop()
-            start = found.num_tokens
             if seq.transferred_kv_tokens:
                 start = seq.transferred_kv_tokens
                 self.num_transferred += 1
             tokens = min(seq.num_tokens_to_prefill - start, self._max_chunk_tokens, budget)
-            taken = -(-(start + tokens - found.num_tokens) // size)
+            taken = -(-(start + tokens - cached) // size)
             if prefixed is not None:
-                prefixed.admit(seq, found)
+                prefixed.admit(seq, hit)
             self._blocks.reserve(taken)
             if prefixed is not None:
                 prefixed.fill(seq, start + tokens)
-            spare -= found.num_unreferenced + taken
+            spare -= hit.num_unreferenced + taken
             budget -= tokens
             self._add_running(seq, start, tokens, now)
             chunks.append(PrefillChunk(tokens, start, seq.num_tokens_to_prefill, seq))

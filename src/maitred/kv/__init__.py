@@ -21,8 +21,7 @@ from maitred.kv.block_manager import BlockManager
 from maitred.kv.block_pool import BlockPool
 from maitred.kv.eviction import EVICTIONS, EvictionPolicy
 from maitred.kv.prefix_block_manager import PrefixBlockManager
-from maitred.kv.prefix_cache import CacheLock, PrefixCache
-from maitred.kv.prefix_hit import NO_HIT
+from maitred.kv.prefix_cache import NO_HIT, CacheLock, PrefixCache, PrefixHit
 from maitred.kv.radix_cache import RadixCache
 from maitred.kv.reuse import Reuse, reuse
 
@@ -35,6 +34,7 @@ __all__ = [
     "EvictionPolicy",
     "PrefixBlockManager",
     "PrefixCache",
+    "PrefixHit",
     "PromptTokenIds",
     "RadixCache",
     "Reuse",

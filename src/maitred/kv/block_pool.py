@@ -1,20 +1,29 @@
-"""BlockPool: KV memory that remembers block by block, and lets the least recently used block go first (vLLM).
+"""BlockPool: KV memory that remembers block by block, and evicts the least recently used block first (vLLM).
 
     free list:  [12 blank] [run of 8] [run of 31] [5 blank] ...
-                 next to go                        last let go
+                 next to go                        released last
 
-Blocks that are let go join the end of the free list, the end of a sequence before its beginning, and are taken from its front
-when somebody needs room. Only then do they lose what they hold; one that somebody asks for again leaves the free list, whoever
-used it before. A block without content goes first of all, since nothing is lost with it (vLLM 0.32, by its recorded
-schedules).
+Released blocks join the end of the free list, the end of a sequence before its beginning, and are taken from its front when
+room is needed. Only then do they lose their content; a block that is asked for again leaves the free list, whichever request
+used it before. A blank block, whose content is not known, goes first of all, since nothing is lost with it (vLLM 0.32, by its
+recorded schedules).
 
-Blocks that were published together share their fate but for their end, so they are kept as a *run*: a list of keys, found by
-its first one. Who shares a part of a run splits it. Whoever holds a block holds all before it, and lets them go after it, so
-what is cached of a prompt is always its beginning, and to find it takes one look for each run instead of one for each block.
-Blocks without content are only counted.
+Blocks that were committed together share their fate but for their end, so they are kept as a *run*: a list of block hashes,
+found by the first of them. A lock on a part of a run splits it. A lock on a block is a lock on all blocks before it, which are
+released after it, so what is cached of a prompt is always its beginning, and finding it takes one look-up for each run instead
+of one for each block. Blank blocks are only counted.
 
-Two sequences may compute the same prefix at the same time; then there are two copies of it, and the first published answers
-for both until it is evicted. (BLIS lets the last one answer, and forgets the prefix with either: `kv.blis`.)
+Two sequences may compute the same prefix at the same time. Then there are two copies of it, and the one that was committed
+first answers for both until it is evicted. (In BLIS's cache the last one answers, and the prefix is forgotten with either:
+`compat.blis.block_pool`.)
+
+Example: a prompt of the blocks 1, 2, 3 is committed and released in a pool of 5 blocks. The free list is
+
+    [2 blank] [run 1 2 3]
+
+and `reserve(3)` takes the 2 blank blocks and the end of the run, block 3. A prompt 1, 2, 4 then finds 2 cached blocks.
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -23,27 +32,24 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from maitred.core.contracts import PrefixCacheListener
 from maitred.core.errors import InvariantError
-from maitred.kv.prefix_cache import CacheListeners, CacheLock, PrefixCache
-from maitred.kv.prefix_hit import PrefixProbe
+from maitred.kv.prefix_cache import CacheLock, PrefixCache, PrefixHit
 
 
 class BlockRun:
-    """Blocks that follow each other in a chain."""
+    """Committed blocks that follow each other in a prompt."""
 
-    __slots__ = ("block_hashes", "split_rest", "users")
+    __slots__ = ("block_hashes", "num_locks", "split_rest")
 
-    def __init__(self, block_hashes: list[int], users: int) -> None:
+    def __init__(self, block_hashes: list[int], num_locks: int) -> None:
         self.block_hashes = block_hashes
-        self.users = users
-        """How many locks hold it."""
+        self.num_locks = num_locks
         self.split_rest: BlockRun | None = None
-        """What was split off its end while somebody held it."""
+        """The run that was split off its end while it was locked."""
 
 
 class FreeExtent:
-    """Free blocks whose content nobody knows."""
+    """Free blocks without content."""
 
     __slots__ = ("blocks",)
 
@@ -55,53 +61,31 @@ FreeListEntry: TypeAlias = BlockRun | FreeExtent
 
 
 class RunLock(CacheLock):
+    """The lock of a `BlockPool`."""
+
     def __init__(self, num_committed: int, runs: list[tuple[BlockRun, int]], num_splits: int) -> None:
         super().__init__(num_committed)
         self.runs = runs
-        """The published blocks, first block first: runs, with how many blocks each had."""
+        """The committed blocks, first block first: runs, with the number of blocks that each had then."""
         self.num_splits = num_splits
-        """How many runs had been split, while somebody held them, when it was given."""
+        """`BlockPool._num_splits` when the lock was made: while it is the same, no run of the lock has been split."""
 
 
 class BlockPool(PrefixCache[RunLock]):
-    """The KV blocks of one instance. See `PrefixCache`."""
+    """The KV blocks of one instance. See `PrefixCache` for the methods."""
 
     def __init__(self, total: int, block_size: int) -> None:
-        """Raises ValueError unless both are at least 1 (`block_size` in tokens)."""
-        if total < 1 or block_size < 1:
-            raise ValueError("a pool has at least one block of at least one token")
-        self._total = total
-        self._block_size = block_size
-        self._free = total
+        super().__init__(total, block_size)
         self._num_referenced = 0
-        """Published blocks that somebody holds."""
-        self._pending_evictions = 0
-        """Blocks taken that the free list has not given up yet."""
-        self._num_unassigned = 0
         self._free_list: OrderedDict[FreeListEntry, None] = OrderedDict({FreeExtent(total): None})
-        """The free list."""
         self._runs_by_first_hash: dict[int, BlockRun] = {}
-        """first key -> the run that answers for it"""
+        """The run that answers for the block of this hash, and begins with it."""
         self._duplicates: dict[int, list[BlockRun]] = {}
-        """key -> its further copies, runs of one block, in the order in which they were published"""
+        """Further copies of a block by its hash, as runs of one block, in the order in which they were committed."""
         self._cached_hashes: set[int] | None = None
-        """All that is cached, once somebody has asked for a single key."""
-        self._locks: set[RunLock] = set()
+        """All cached blocks, once a single one has been asked for."""
         self._num_splits = 0
-        """How many runs were split while somebody held them."""
-        self._listeners = CacheListeners()
-
-    @property
-    def block_size(self) -> int:
-        return self._block_size
-
-    @property
-    def total(self) -> int:
-        return self._total
-
-    @property
-    def free(self) -> int:
-        return self._free
+        """Runs that were split while they were locked."""
 
     @property
     def evictable(self) -> int:
@@ -110,7 +94,7 @@ class BlockPool(PrefixCache[RunLock]):
 
     @property
     def free_uncached(self) -> int:
-        """Those at the head of the free list that say nothing."""
+        """Blank blocks at the front of the free list."""
         self.apply_evictions()
         blocks = 0
         for entry in self._free_list:
@@ -123,13 +107,10 @@ class BlockPool(PrefixCache[RunLock]):
     def referenced(self) -> int:
         return self._num_referenced
 
-    def subscribe(self, listener: PrefixCacheListener) -> None:
-        self._listeners.add(listener)
-
     def contains(self, block_hash: int) -> bool:
         self.apply_evictions()
         if self._cached_hashes is None:
-            self._cached_hashes = {key for run in self._runs_by_first_hash.values() for key in run.block_hashes}
+            self._cached_hashes = {each for run in self._runs_by_first_hash.values() for each in run.block_hashes}
         return block_hash in self._cached_hashes
 
     def num_cached_blocks(self, block_hashes: Sequence[int]) -> int:
@@ -139,64 +120,49 @@ class BlockPool(PrefixCache[RunLock]):
     def num_unreferenced(self, block_hashes: Sequence[int]) -> int:
         return self.probe(block_hashes).num_unreferenced
 
-    def probe(self, block_hashes: Sequence[int]) -> PrefixProbe:
+    def probe(self, block_hashes: Sequence[int]) -> PrefixHit:
         self.apply_evictions()
-        index, position, end, idle = self._runs_by_first_hash, 0, len(block_hashes), 0
+        index, position, end, unreferenced = self._runs_by_first_hash, 0, len(block_hashes), 0
         while position < end and (run := index.get(block_hashes[position])) is not None:
             after = _match_end(run.block_hashes, block_hashes, position)
-            if not run.users:
-                idle += after - position
+            if not run.num_locks:
+                unreferenced += after - position
             position = after
-        return PrefixProbe(position, idle)
+        return PrefixHit(position, unreferenced)
 
     def touch(self, block_hashes: Sequence[int]) -> int:
         runs = self._matched_runs(block_hashes)
         for run in reversed(runs):
-            if not run.users:
+            if not run.num_locks:
                 self._free_list[run] = None
                 self._free_list.move_to_end(run)
         return sum(len(run.block_hashes) for run in runs)
 
     def lock(self, block_hashes: Sequence[int], *, priority: float = 0.0) -> RunLock:
-        held, idle, published = [], self._free_list, 0
+        held, free_list, committed = [], self._free_list, 0
         for run in self._matched_runs(block_hashes):
             blocks = len(run.block_hashes)
-            if not run.users:
-                idle.pop(run, None)
-                self._free -= blocks
+            if not run.num_locks:
+                free_list.pop(run, None)
+                self.free -= blocks
                 self._num_referenced += blocks
-            run.users += 1
+            run.num_locks += 1
             held.append((run, blocks))
-            published += blocks
-        lock = RunLock(published, held, self._num_splits)
+            committed += blocks
+        lock = RunLock(committed, held, self._num_splits)
         self._locks.add(lock)
         return lock
 
-    def reserve(self, blocks: int) -> None:
-        if blocks > self._free:
-            raise ValueError(f"{blocks} blocks are to be taken, {self._free} are free")
-        self._free -= blocks
-        self._pending_evictions += blocks
-        self._num_unassigned += blocks
-
-    def assign(self, lock: RunLock, blocks: int) -> None:
-        if blocks > self._num_unassigned:
-            raise ValueError(f"{blocks} blocks are claimed, {self._num_unassigned} were taken")
-        self._num_unassigned -= blocks
-        lock.num_private += blocks
-
     def commit_blocks(self, lock: RunLock, block_hashes: Sequence[int]) -> None:
         count = len(block_hashes)
-        if count > lock.num_private:
-            raise ValueError(f"{count} blocks have content, {lock.num_private} are held without")
-        lock.num_private -= count
+        self._take_private(lock, count)
         lock.num_committed += count
         self._num_referenced += count
         fresh = list(block_hashes)
         copied = self._num_already_cached(lock, fresh)
-        for key in fresh[:copied]:
-            run = BlockRun([key], 1)
-            self._duplicates.setdefault(key, []).append(run)
+        for block_hash in fresh[:copied]:
+            run = BlockRun([block_hash], 1)
+            self._duplicates.setdefault(block_hash, []).append(run)
             lock.runs.append((run, 1))
         if copied == count:
             return
@@ -205,16 +171,14 @@ class BlockPool(PrefixCache[RunLock]):
         lock.runs.append((run, len(fresh)))
         if self._cached_hashes is not None:
             self._cached_hashes.update(fresh)
-        self._listeners.notify_stored(fresh)
+        self._notify_stored(fresh)
 
     def release(self, lock: RunLock) -> None:
         self._release(lock, 0)
 
     def release_private(self, lock: RunLock, num_full: int, block_hashes: Callable[[], Sequence[int]]) -> None:
-        """`keys` are not needed: what nobody asks for is only counted."""
-        if num_full > lock.num_private:
-            raise ValueError(f"{num_full} blocks are to be buried, {lock.num_private} are held without content")
-        lock.num_private -= num_full
+        """`block_hashes` are not needed: content that no request asks for is only counted."""
+        self._take_private(lock, num_full)
         self._release(lock, num_full)
 
     def evict(self, blocks: int) -> int:
@@ -228,72 +192,67 @@ class BlockPool(PrefixCache[RunLock]):
         return evicted
 
     def apply_evictions(self) -> None:
-        owed, idle = self._pending_evictions, self._free_list
-        if not owed:
+        pending, free_list = self._pending_evictions, self._free_list
+        if not pending:
             return
         self._pending_evictions = 0
-        while owed:
-            entry = next(iter(idle))
+        while pending:
+            entry = next(iter(free_list))
             if isinstance(entry, BlockRun):
-                owed -= self._evict_tail(entry, owed)
-            elif entry.blocks > owed:
-                entry.blocks -= owed
+                pending -= self._evict_tail(entry, pending)
+            elif entry.blocks > pending:
+                entry.blocks -= pending
                 return
             else:
-                owed -= entry.blocks
-                del idle[entry]
+                pending -= entry.blocks
+                del free_list[entry]
 
     def check(self) -> None:
         self.apply_evictions()
-        plain = sum(lock.num_private for lock in self._locks) + self._num_unassigned
+        private = sum(lock.num_private for lock in self._locks) + self._num_unassigned
         listed = sum(entry.blocks if isinstance(entry, FreeExtent) else len(entry.block_hashes) for entry in self._free_list)
-        if listed != self._free or self._free + self._num_referenced + plain != self._total:
-            raise InvariantError(
-                f"KV blocks: {self._free} free ({listed} listed) + {self._num_referenced} shared "
-                f"+ {plain} plain != {self._total}"
-            )
-        users: dict[BlockRun, int] = {}
+        if listed != self.free or self.free + self._num_referenced + private != self.total:
+            shares = f"{self.free} free ({listed} listed) + {self._num_referenced} shared + {private} private"
+            raise InvariantError(f"KV blocks: {shares} != {self.total}")
+        locks: dict[BlockRun, int] = {}
         for lock in self._locks:
-            for part in _current_runs(lock):
-                users[part] = users.get(part, 0) + 1
+            for run in _current_runs(lock):
+                locks[run] = locks.get(run, 0) + 1
             if sum(blocks for _, blocks in lock.runs) != lock.num_committed:
-                raise InvariantError("KV blocks: a lock does not hold what it published")
-        if (
-            any(run.users != count for run, count in users.items())
-            or sum(len(run.block_hashes) for run in users) != self._num_referenced
-        ):
+                raise InvariantError("KV blocks: a lock does not hold what it committed")
+        held = sum(len(run.block_hashes) for run in locks)
+        if held != self._num_referenced or any(run.num_locks != count for run, count in locks.items()):
             raise InvariantError("KV blocks: references are not what the locks hold")
-        runs = [*self._runs_by_first_hash.values(), *(run for others in self._duplicates.values() for run in others)]
-        if {entry for entry in self._free_list if isinstance(entry, BlockRun)} ^ set(runs) != users.keys():
+        runs = [*self._runs_by_first_hash.values(), *(run for copies in self._duplicates.values() for run in copies)]
+        if {entry for entry in self._free_list if isinstance(entry, BlockRun)} ^ set(runs) != locks.keys():
             raise InvariantError("KV blocks: a run is neither held nor free, or both")
-        if any(run.block_hashes[0] != key for key, run in self._runs_by_first_hash.items()) or any(
-            run.block_hashes != [key] for key, others in self._duplicates.items() for run in others
+        if any(run.block_hashes[0] != first for first, run in self._runs_by_first_hash.items()) or any(
+            run.block_hashes != [block_hash] for block_hash, copies in self._duplicates.items() for run in copies
         ):
             raise InvariantError("KV blocks: the index is not what the runs say")
 
-    def _num_already_cached(self, lock: RunLock, keys: list[int]) -> int:
-        """How many of `keys`, which follow what `lock` has published, somebody else has published before."""
+    def _num_already_cached(self, lock: RunLock, block_hashes: list[int]) -> int:
+        """Return how many of `block_hashes`, which continue the committed blocks of `lock`, another lock has committed."""
         last = lock.runs[-1][0] if lock.runs else None
         if last is None or self._runs_by_first_hash.get(last.block_hashes[0]) is last:
-            return self._match_length(keys)
-        before = [
-            key for part in _current_runs(lock) for key in part.block_hashes
-        ]  # a copy: what answers for it may go on beyond it
-        return self._match_length(before + keys) - len(before)
+            return self._match_length(block_hashes)
+        # the lock holds a duplicate: the run that answers for it may go on beyond it, so match from the beginning
+        before = [block_hash for run in _current_runs(lock) for block_hash in run.block_hashes]
+        return self._match_length(before + block_hashes) - len(before)
 
-    def _match_length(self, chain: Sequence[int]) -> int:
-        """How many leading blocks of `chain` are cached, or owed."""
-        index, position, end = self._runs_by_first_hash, 0, len(chain)
-        while position < end and (run := index.get(chain[position])) is not None:
-            position = _match_end(run.block_hashes, chain, position)
+    def _match_length(self, block_hashes: Sequence[int]) -> int:
+        """Return how many leading blocks of `block_hashes` are cached, evictions that are pending not applied."""
+        index, position, end = self._runs_by_first_hash, 0, len(block_hashes)
+        while position < end and (run := index.get(block_hashes[position])) is not None:
+            position = _match_end(run.block_hashes, block_hashes, position)
         return position
 
-    def _matched_runs(self, chain: Sequence[int]) -> list[BlockRun]:
-        """The runs that make up the cached prefix of `chain`, no more and no less."""
+    def _matched_runs(self, block_hashes: Sequence[int]) -> list[BlockRun]:
+        """Return the runs that make up the cached prefix of `block_hashes` exactly, after splitting the last one if need be."""
         self.apply_evictions()
-        index, position, end, runs = self._runs_by_first_hash, 0, len(chain), []
-        while position < end and (run := index.get(chain[position])) is not None:
-            after = _match_end(run.block_hashes, chain, position)
+        index, position, end, runs = self._runs_by_first_hash, 0, len(block_hashes), []
+        while position < end and (run := index.get(block_hashes[position])) is not None:
+            after = _match_end(run.block_hashes, block_hashes, position)
             if after - position < len(run.block_hashes):
                 run = self._split(run, after - position)
             runs.append(run)
@@ -301,13 +260,13 @@ class BlockPool(PrefixCache[RunLock]):
         return runs
 
     def _split(self, run: BlockRun, blocks: int) -> BlockRun:
-        """The first so many blocks of `run`, as a run of their own. One that is free leaves the rest in its place in the free
-        list, and is to be taken out of there or put anew."""
+        """Return the first `blocks` blocks of `run` as a run of their own. Of a free run the rest keeps its place in the free
+        list, and the caller puts the returned run there or locks it."""
         head, tail = run.block_hashes[:blocks], run.block_hashes[blocks:]
-        if run.users:
+        if run.num_locks:
             self._num_splits += 1
             run.block_hashes = head
-            rest = BlockRun(tail, run.users)
+            rest = BlockRun(tail, run.num_locks)
             rest.split_rest, run.split_rest = run.split_rest, rest
             self._runs_by_first_hash[tail[0]] = rest
             return run
@@ -316,66 +275,64 @@ class BlockPool(PrefixCache[RunLock]):
         first = self._runs_by_first_hash[head[0]] = BlockRun(head, 0)
         return first
 
-    def _release(self, lock: RunLock, buried: int) -> None:
-        self.apply_evictions()  # what was taken before is not taken from what is let go now
+    def _release(self, lock: RunLock, num_full: int) -> None:
+        self.apply_evictions()  # earlier reservations are not taken from the blocks that are released now
         self._locks.remove(lock)
         if lock.num_private:
             self._prepend_free(lock.num_private)
-        if buried:
-            self._free_list[FreeExtent(buried)] = None
-        free = lock.num_private + buried
+        if num_full:
+            self._free_list[FreeExtent(num_full)] = None
+        free = lock.num_private + num_full
         runs = [run for run, _ in lock.runs] if lock.num_splits == self._num_splits else _current_runs(lock)
         for run in reversed(runs):
-            run.users -= 1
-            if not run.users:
+            run.num_locks -= 1
+            if not run.num_locks:
                 run.split_rest = None
                 self._free_list[run] = None
                 self._num_referenced -= len(run.block_hashes)
                 free += len(run.block_hashes)
-        self._free += free
+        self.free += free
 
     def _evict_tail(self, run: BlockRun, blocks: int) -> int:
-        """`run`, which is free, loses so many blocks from its end, or all. Returns how many."""
-        keys, index = run.block_hashes, self._runs_by_first_hash
-        left = max(0, len(keys) - blocks)
-        gone = keys[left:]
-        gone.reverse()
-        answers = index.get(keys[0]) is run
+        """Evict the last `blocks` blocks of `run`, which is free, or all it has. Return how many."""
+        block_hashes, index = run.block_hashes, self._runs_by_first_hash
+        left = max(0, len(block_hashes) - blocks)
+        evicted = block_hashes[left:]
+        evicted.reverse()
+        answers = index.get(block_hashes[0]) is run
         if left:
-            del keys[left:]
+            del block_hashes[left:]
         else:
             del self._free_list[run]
             if answers:
-                del index[keys[0]]
+                del index[block_hashes[0]]
         if answers:
-            self._notify_removed([key for key in gone if not self._promote_duplicate(key)] if self._duplicates else gone)
+            gone = [each for each in evicted if not self._promote_duplicate(each)] if self._duplicates else evicted
+            if self._cached_hashes is not None:
+                self._cached_hashes.difference_update(gone)
+            self._notify_removed(gone)
         else:
-            self._drop_duplicate(keys[0], run)
-        return len(gone)
+            self._drop_duplicate(block_hashes[0], run)
+        return len(evicted)
 
-    def _notify_removed(self, keys: list[int]) -> None:
-        if self._cached_hashes is not None:
-            self._cached_hashes.difference_update(keys)
-        self._listeners.notify_removed(keys)
-
-    def _promote_duplicate(self, key: int) -> bool:
-        """Another copy of `key`, if there is one, answers for it from now on."""
-        others = self._duplicates.get(key)
-        if others is None:
+    def _promote_duplicate(self, block_hash: int) -> bool:
+        """Let another copy of the block answer for it from now on. Return False if there is none."""
+        copies = self._duplicates.get(block_hash)
+        if copies is None:
             return False
-        self._runs_by_first_hash[key] = others[0]
-        self._drop_duplicate(key, others[0])
+        self._runs_by_first_hash[block_hash] = copies[0]
+        self._drop_duplicate(block_hash, copies[0])
         return True
 
-    def _drop_duplicate(self, key: int, run: BlockRun) -> None:
-        """`run` is no further copy of `key` any more."""
-        others = self._duplicates[key]
-        others.remove(run)
-        if not others:
-            del self._duplicates[key]
+    def _drop_duplicate(self, block_hash: int, run: BlockRun) -> None:
+        """`run` is not a further copy of the block any more."""
+        copies = self._duplicates[block_hash]
+        copies.remove(run)
+        if not copies:
+            del self._duplicates[block_hash]
 
     def _prepend_free(self, blocks: int) -> None:
-        """So many blocks that say nothing are the next to go."""
+        """Put `blocks` blank blocks at the front of the free list."""
         first = next(iter(self._free_list), None)
         if isinstance(first, FreeExtent):
             first.blocks += blocks
@@ -385,16 +342,19 @@ class BlockPool(PrefixCache[RunLock]):
         self._free_list.move_to_end(blank, last=False)
 
 
-def _match_end(keys: list[int], chain: Sequence[int], position: int) -> int:
-    """Up to where `chain` says what `keys` say, of which the first stands at `position`. A key stands for all that is before
-    it, too, so if the last ones are equal the others are."""
-    low, high = position, position + len(keys)
-    if high <= len(chain) and chain[high - 1] == keys[-1]:
+def _match_end(run: list[int], block_hashes: Sequence[int], position: int) -> int:
+    """Return up to where `block_hashes` agree with those of a run whose first one is at `position`.
+
+    A hash stands for all that is before its block, too: if the last ones are equal, the others are. So the end is found by
+    bisection.
+    """
+    low, high = position, position + len(run)
+    if high <= len(block_hashes) and block_hashes[high - 1] == run[-1]:
         return high
-    high = min(high, len(chain))
+    high = min(high, len(block_hashes))
     while high - low > 1:
         middle = (low + high) // 2
-        if chain[middle] == keys[middle - position]:
+        if block_hashes[middle] == run[middle - position]:
             low = middle
         else:
             high = middle
@@ -402,13 +362,13 @@ def _match_end(keys: list[int], chain: Sequence[int], position: int) -> int:
 
 
 def _current_runs(lock: RunLock) -> list[BlockRun]:
-    """The runs that a lock holds, first block first, as they are by now."""
-    parts: list[BlockRun] = []
+    """Return the runs that `lock` holds, first block first, as they have been split by now."""
+    runs: list[BlockRun] = []
     for run, blocks in lock.runs:
-        parts.append(run)
-        left, part = blocks - len(run.block_hashes), run.split_rest
+        runs.append(run)
+        left, rest = blocks - len(run.block_hashes), run.split_rest
         while left:
-            assert part is not None
-            parts.append(part)
-            left, part = left - len(part.block_hashes), part.split_rest
-    return parts
+            assert rest is not None
+            runs.append(rest)
+            left, rest = left - len(rest.block_hashes), rest.split_rest
+    return runs

@@ -1,4 +1,5 @@
-"""Which leaf of the radix tree goes first. Each policy is a rank: the smallest goes, among equals the least recently used.
+"""Eviction policies: which leaf of the radix tree goes first. Each is a rank: the smallest goes first, and among equals the
+least recently used.
 
 The names are SGLang's (`--radix-eviction-policy`), and so are the parameters (`--radix-eviction-policy-config`).
 """
@@ -9,15 +10,34 @@ from typing import Protocol, TypeAlias
 
 from maitred.core.errors import ConfigError
 from maitred.core.registry import Registry
-from maitred.kv.radix_node import RadixNode
 
 Rank: TypeAlias = float | tuple[float, ...]
 
 
-class EvictionPolicy(Protocol):
-    """All ranks of one policy are of one kind, and change only when their node is used or published."""
+class EvictableNode(Protocol):
+    """What a policy may know of a leaf. Instants are those of the cache's own clock, which ticks with every use."""
 
-    def rank(self, node: RadixNode) -> Rank: ...
+    @property
+    def created(self) -> int: ...
+
+    @property
+    def last_used(self) -> int: ...
+
+    @property
+    def hits(self) -> int:
+        """Owners that have committed it."""
+        ...
+
+    @property
+    def priority(self) -> float:
+        """The largest priority of these owners."""
+        ...
+
+
+class EvictionPolicy(Protocol):
+    """Ranks leaves. All ranks of one policy are of one type, and change only when their node is used or committed."""
+
+    def rank(self, node: EvictableNode) -> Rank: ...
 
 
 EVICTIONS: Registry[EvictionPolicy] = Registry(
@@ -34,7 +54,7 @@ EVICTIONS: Registry[EvictionPolicy] = Registry(
 class LeastRecentlyUsed(EvictionPolicy):
     """The leaf that was not used for longest goes first."""
 
-    def rank(self, node: RadixNode) -> Rank:
+    def rank(self, node: EvictableNode) -> Rank:
         return node.last_used
 
 
@@ -42,15 +62,15 @@ class LeastRecentlyUsed(EvictionPolicy):
 class MostRecentlyUsed(EvictionPolicy):
     """The leaf that was used last goes first: for loops over more than fits."""
 
-    def rank(self, node: RadixNode) -> Rank:
+    def rank(self, node: EvictableNode) -> Rank:
         return -node.last_used
 
 
 @EVICTIONS.register("lfu")
 class LeastFrequentlyUsed(EvictionPolicy):
-    """The leaf that the fewest owners published goes first."""
+    """The leaf that the fewest owners have committed goes first."""
 
-    def rank(self, node: RadixNode) -> Rank:
+    def rank(self, node: EvictableNode) -> Rank:
         return node.hits
 
 
@@ -58,7 +78,7 @@ class LeastFrequentlyUsed(EvictionPolicy):
 class FirstInFirstOut(EvictionPolicy):
     """The oldest leaf goes first, however often it was used."""
 
-    def rank(self, node: RadixNode) -> Rank:
+    def rank(self, node: EvictableNode) -> Rank:
         return node.created
 
 
@@ -66,21 +86,21 @@ class FirstInFirstOut(EvictionPolicy):
 class FirstInLastOut(EvictionPolicy):
     """The newest leaf goes first."""
 
-    def rank(self, node: RadixNode) -> Rank:
+    def rank(self, node: EvictableNode) -> Rank:
         return -node.created
 
 
 @EVICTIONS.register("priority")
 class LeastPriority(EvictionPolicy):
-    """The leaf with the lowest of the largest priorities that it was published with goes first."""
+    """The leaf with the lowest of the largest priorities that it was committed with goes first."""
 
-    def rank(self, node: RadixNode) -> Rank:
+    def rank(self, node: EvictableNode) -> Rank:
         return node.priority
 
 
 @EVICTIONS.register("slru")
 class SegmentedLeastRecentlyUsed(EvictionPolicy):
-    """A leaf that fewer than `protected_threshold` owners published goes before all others: prompts that come once do not
+    """A leaf that fewer than `protected_threshold` owners have committed goes before all others: prompts that come once do not
     flush what is shared."""
 
     def __init__(self, protected_threshold: int = 2) -> None:
@@ -89,5 +109,5 @@ class SegmentedLeastRecentlyUsed(EvictionPolicy):
             raise ConfigError(f"protected_threshold is {protected_threshold}", hint="how many owners: 1 or more")
         self._threshold = protected_threshold
 
-    def rank(self, node: RadixNode) -> Rank:
+    def rank(self, node: EvictableNode) -> Rank:
         return int(node.hits >= self._threshold)

@@ -1,10 +1,18 @@
-"""PrefixBlockManager: block counts over a prefix cache.
+"""PrefixBlockManager: the KV blocks of an instance whose memory remembers, over a prefix cache.
 
-A sequence that enters uses the leading blocks of its prompt that are cached, and computes the rest. Its blocks say what they
-hold as soon as the step is formed that computes them, so that one admitted later in the same step may share them. What it
-emits nobody else will ask for, as a rule, yet it fills blocks, which take their turn in eviction: they are buried when it
-leaves. One that is preempted comes back for them, and finds them by keys of its own, as far as they are still there. And where
-somebody will continue the conversation (`expect`), the answer's blocks are published as it leaves.
+A sequence that is admitted uses the leading blocks of its prompt that are cached, and computes the rest. The content of a block
+is committed as soon as the step is planned that computes it, so that a sequence admitted later in the same step may share it.
+
+The answer fills blocks, too, and they take their turn in eviction. As a rule no request will ask for them, so they stay private
+and are only counted when the sequence leaves. There are two exceptions: a preempted sequence comes back for what it has
+computed, and finds it under hashes of its own as far as it is still cached; and where later requests will continue the
+conversation (`expect_continuation`), the blocks of the answer are committed when the sequence leaves.
+
+Example, in blocks of 16 tokens: a prompt of 100 tokens whose first 4 blocks are cached locks these, and takes 3 blocks for its
+other 36 tokens. When it has been computed, 6 blocks are committed; the 7th is partial. An answer of 40 tokens makes it 139
+tokens of KV in 9 blocks, of which the 2 that are full of the answer are released as private ones.
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -16,37 +24,36 @@ from maitred.core.request import PrefixKeys, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.kv.block_hashes import apply_namespace, sequence_block_hashes
 from maitred.kv.block_manager import BlockManager
-from maitred.kv.prefix_cache import CacheLock, PrefixCache
-from maitred.kv.prefix_hit import NO_HIT, PrefixHit
+from maitred.kv.prefix_cache import CacheLock, PrefixCache, PrefixHit
 
 _PRIVATE_SALT = 0x6F776E
-"""Marks the keys of what only its sequence knows. Hashes of ints are the same in every process."""
+"""Marks the hashes of content that no other sequence has. Hashes of ints are the same in every process."""
 
 
 def private_block_hashes(seq: SequenceState, first: int, end: int) -> list[int]:
-    """Keys of its blocks from `first` to before `end`, which nobody else has."""
+    """Return hashes for the blocks of `seq` from `first` to before `end` that no other sequence has."""
     return [hash((_PRIVATE_SALT, seq.arrival_index, block)) for block in range(first, end)]
 
 
 class SequenceBlocks:
-    """What a sequence says, block by block."""
+    """The content of a sequence, block by block."""
 
     will_return: bool = False
-    """It is about to leave, and will come back for what it has computed."""
+    """Whether it is about to be preempted, and will come back for what it has computed."""
 
-    def __init__(self, chain: list[int]) -> None:
-        self.block_hashes = chain
-        """Keys: of its prompt as far as it is known, and then its own, where they are needed."""
-        self.num_known = len(chain)
-        """How many of its prompt."""
+    def __init__(self, block_hashes: list[int]) -> None:
+        self.block_hashes = block_hashes
+        """Hashes of the prompt as far as they are known, and then private ones as far as they are needed."""
+        self.num_known = len(block_hashes)
+        """Blocks of the prompt whose hashes are known."""
         self.conversation_prefix: PrefixKeys | None = None
-        """What prompt and answer say together, for those who continue it; None: nobody will."""
+        """Content of prompt and answer together, if later requests will continue it."""
         self.lock: CacheLock | None = None
-        """While it is in the batch."""
+        """Its lock while it is in the batch."""
 
 
 class PrefixBlockManager(BlockManager):
-    """The KV blocks of one instance, in `cache`, which nobody else may change."""
+    """The KV blocks of one instance, in `cache`, which only this object may change."""
 
     __slots__ = ("_num_opened", "_num_unassigned", "_sequence_blocks", "cache")
 
@@ -55,9 +62,9 @@ class PrefixBlockManager(BlockManager):
         self.cache = cache
         self._sequence_blocks: dict[RequestId, SequenceBlocks] = {}
         self._num_unassigned = 0
-        """Blocks that decoding sequences have opened and that are nobody's in particular yet."""
+        """Blocks that decoding sequences have opened and that are not assigned to their locks yet."""
         self._num_opened = 0
-        """Of these, the ones that are for the step about to be formed."""
+        """Of these, the blocks that are opened for the step about to be planned."""
 
     @property
     def free_committed(self) -> int:
@@ -69,7 +76,7 @@ class PrefixBlockManager(BlockManager):
         self.free -= blocks
 
     def reserve_next_step(self) -> None:
-        """Take now what the decoding sequences open in the next step: they come before those who wait, and evict first."""
+        """Reserve what the decoding sequences open in the next step: they come before those that wait, and evict first."""
         opened = self.decode_blocks(1) - self._num_opened
         self.reserve(opened)
         self._num_opened += opened
@@ -86,34 +93,32 @@ class PrefixBlockManager(BlockManager):
         return self.max_steps_with(self.free + self._num_opened, limit)
 
     def expect_continuation(self, seq: SequenceState, conversation_prefix: PrefixKeys) -> None:
-        """What `seq` will have said in all: others may ask for it when it is over."""
+        """Keep what `seq` computes, prompt and answer, for later requests that continue it."""
         self._blocks_of(seq).conversation_prefix = conversation_prefix
 
     def find_cached(self, seq: SequenceState) -> PrefixHit:
-        """What is here already of `seq`, which wants to enter."""
+        """Return what is cached of `seq`, which is to be admitted. At least one token is left to compute."""
         usable = (seq.num_tokens_to_prefill - 1) // self.block_size
-        chain = self._all_block_hashes(seq, usable) if seq.num_preemptions else self._blocks_of(seq).block_hashes
-        look = self.cache.probe(chain[:usable])
-        return PrefixHit(look.num_cached * self.block_size, look.num_unreferenced) if look.num_cached else NO_HIT
+        hashes = self._all_block_hashes(seq, usable) if seq.num_preemptions else self._blocks_of(seq).block_hashes
+        return self.cache.probe(hashes[:usable])
 
     def admit(self, seq: SequenceState, hit: PrefixHit) -> None:
-        """`seq` enters, and uses what was found."""
+        """Lock what `find_cached` has found for `seq`."""
         content = self._blocks_of(seq)
-        cached = content.block_hashes[: hit.num_tokens // self.block_size]
-        content.lock = self.cache.lock(cached, priority=seq.request.priority)
+        content.lock = self.cache.lock(content.block_hashes[: hit.num_blocks], priority=seq.request.priority)
         content.will_return = False
         self.free -= hit.num_unreferenced
         if not seq.num_preemptions:
-            seq.num_cached_tokens = hit.num_tokens
+            seq.num_cached_tokens = hit.num_blocks * self.block_size
 
     def fill(self, seq: SequenceState, tokens: int) -> None:
-        """The first `tokens` tokens of `seq` are computed when this step is over; their blocks are taken."""
+        """The first `tokens` tokens of `seq` are computed when the step about to run has ended. Their blocks are reserved."""
         content = self._blocks_of(seq)
-        claimed = self._assigned_lock(content, self.blocks_for(tokens))
-        self._commit(claimed, content.block_hashes[: min(tokens // self.block_size, content.num_known)])
+        lock = self._assigned_lock(content, self.blocks_for(tokens))
+        self._commit(lock, content.block_hashes[: min(tokens // self.block_size, content.num_known)])
 
     def keep_for_return(self, seq: SequenceState) -> None:
-        """`seq` is about to leave and will come back: let it find what it has computed, if that is still here."""
+        """Let `seq`, which is about to be preempted, find again what it has computed, if that is still cached then."""
         self._blocks_of(seq).will_return = True
 
     def release_decoding(self, seq: SequenceState, tokens: int) -> None:
@@ -126,7 +131,7 @@ class PrefixBlockManager(BlockManager):
         self._release(seq, tokens, 0)
 
     def _release(self, seq: SequenceState, tokens: int, opened: int) -> None:
-        """It holds `tokens` tokens, and `opened` blocks more in which there is nothing yet."""
+        """Release the lock of `seq`: `tokens` tokens' worth, and `opened` blocks without content yet."""
         content, full = self._blocks_of(seq), tokens // self.block_size
         lock, content.lock = self._assigned_lock(content, self.blocks_for(tokens) + opened), None
         if content.will_return or content.conversation_prefix is not None:
@@ -139,28 +144,25 @@ class PrefixBlockManager(BlockManager):
         self.free = self.cache.free
 
     def forget(self, seq: SequenceState) -> None:
-        """`seq` will not come back."""
+        """`seq` has ended and will not come back."""
         self._sequence_blocks.pop(seq.request.id, None)
 
     def apply_evictions(self) -> None:
-        """Whoever looks at what is cached sees it as it is."""
+        """Let what is cached be as it is now. Call it before a policy looks."""
         self.cache.apply_evictions()
 
     def max_unchanged_steps(self, limit: int) -> int:
-        """The most steps, from 1 to `limit`, that change nothing that a waiting sequence could find here."""
+        """Return the largest number of steps, from 1 to `limit`, that changes nothing that a waiting sequence could find."""
         return max(1, self.max_steps_with(self.cache.free_uncached + self._num_opened, limit)) if self._num_decodes else limit
 
     def check(self, held: int) -> None:
         self.cache.check()
         locks = [content.lock for content in self._sequence_blocks.values() if content.lock is not None]
         if held + self._num_opened != sum(lock.num_committed + lock.num_private for lock in locks) + self._num_unassigned:
-            raise InvariantError(f"KV blocks: sequences say {held}, their locks and {self._num_unassigned} unclaimed differ")
-        if (
-            self.free != self.cache.free
-            or sum(self._openings_by_phase) != self._num_decodes
-            or min(self._openings_by_phase) < 0
-        ):
-            raise InvariantError(f"KV blocks: {self.free} free or {self._openings_by_phase} open is not what the cache says")
+            raise InvariantError(f"KV blocks: sequences say {held}, their locks and {self._num_unassigned} unassigned differ")
+        openings = self._openings_by_phase
+        if self.free != self.cache.free or sum(openings) != self._num_decodes or min(openings) < 0:
+            raise InvariantError(f"KV blocks: {self.free} free or {openings} open is not what the cache says")
 
     def _blocks_of(self, seq: SequenceState) -> SequenceBlocks:
         content = self._sequence_blocks.get(seq.request.id)
@@ -169,17 +171,17 @@ class PrefixBlockManager(BlockManager):
         return content
 
     def _all_block_hashes(self, seq: SequenceState, blocks: int) -> list[int]:
-        """At least the first `blocks` keys of what `seq` says; its own, where nobody knows others."""
+        """Return at least the first `blocks` hashes of the content of `seq`, private ones where no others are known."""
         content = self._blocks_of(seq)
-        chain = content.block_hashes
-        if content.conversation_prefix is not None and len(chain) < blocks:
-            keys = apply_namespace(content.conversation_prefix.block_keys(self.block_size), seq.request.cache_namespace)
-            chain.extend(keys[len(chain) : blocks])
-        chain.extend(private_block_hashes(seq, len(chain), blocks))
-        return chain
+        hashes = content.block_hashes
+        if content.conversation_prefix is not None and len(hashes) < blocks:
+            known = apply_namespace(content.conversation_prefix.block_keys(self.block_size), seq.request.cache_namespace)
+            hashes.extend(known[len(hashes) : blocks])
+        hashes.extend(private_block_hashes(seq, len(hashes), blocks))
+        return hashes
 
     def _assigned_lock(self, content: SequenceBlocks, blocks: int) -> CacheLock:
-        """The lock, with `blocks` blocks."""
+        """Return the lock of a sequence, after `blocks` blocks in all have been assigned to it."""
         lock = content.lock
         assert lock is not None
         missing = blocks - lock.num_committed - lock.num_private
@@ -188,7 +190,8 @@ class PrefixBlockManager(BlockManager):
             self._num_unassigned -= missing
         return lock
 
-    def _commit(self, lock: CacheLock, chain: list[int]) -> None:
-        if len(chain) > lock.num_committed:
-            self.cache.commit_blocks(lock, chain[lock.num_committed :])
+    def _commit(self, lock: CacheLock, block_hashes: list[int]) -> None:
+        """Commit the blocks of `lock` whose content is known, which are those of `block_hashes`, from the first one on."""
+        if len(block_hashes) > lock.num_committed:
+            self.cache.commit_blocks(lock, block_hashes[lock.num_committed :])
             self.free = self.cache.free  # a radix tree gives back what it had twice

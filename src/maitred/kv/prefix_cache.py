@@ -1,42 +1,59 @@
 """PrefixCache: KV memory that remembers what it held, as its owner (an instance) uses it.
 
-Memory is counted in blocks. One who needs some takes a *lock*, which holds first the cached blocks of its prompt and then
-blocks of its own:
+Memory is counted in blocks. A sequence that needs some takes a *lock*, which holds first the cached blocks of its prompt and
+then blocks of its own:
 
-    lock = cache.lock(chain[:usable])        # the cached prefix: shared, safe from eviction
-    cache.take(blocks)                       # room for more: evicts what nobody holds
-    cache.claim(lock, blocks)                # whose they are
-    cache.publish(lock, chain[lock.published : computed])    # they are full now, and this is what they say
-    cache.unlock(lock)                       # all of them are free; what was published stays cached until evicted
+    lock = cache.lock(block_hashes[:usable])       # the cached prefix: shared, safe from eviction
+    cache.reserve(blocks)                          # room for more, which may evict what no lock holds
+    cache.assign(lock, blocks)                     # the lock that they belong to
+    cache.commit_blocks(lock, block_hashes[lock.num_committed : computed])    # they are full now, and their content is known
+    cache.release(lock)                            # all of them are free; committed blocks stay cached until evicted
 
 A fully cached prompt must leave at least one token to compute, or no token could come out. The caller sees to it: it locks at
-most `(prompt_tokens - 1) // block_size` blocks. Before, `look` tells what locking would find and what it would cost, and
-changes nothing.
+most `(prompt_tokens - 1) // block_size` blocks. `probe` tells beforehand what locking would find and cost, and changes nothing.
 
-**Taking is lazy.** `take` only counts. Whom it evicts is made real by the first look that could tell (`settle`), and whose the
-blocks are is said by `claim`, any time until the owner lets go. So an instance that skips time takes what its decoding
-sequences open during a thousand steps in one call (`BlockManager` knows how many, without asking each), claims a sequence's
-blocks when the sequence ends, and publishes what they say, if anybody could ask for it, before somebody looks. Blocks that
-nobody could ask for are never published: they stay plain, and cost nothing. The outcome is the same as step by step, if of
-two blocks with the same content the one that filled first is published first (and see `RadixCache` on what is published
-together).
+**Eviction is lazy.** `reserve` only counts. Which blocks it evicts is decided by the first call that could tell
+(`apply_evictions`), and which lock the reserved blocks belong to is said by `assign`, at any time until the lock is released.
+So an instance that skips time reserves what its decoding sequences open during a thousand steps in one call (`BlockManager`
+knows how many, without asking each), assigns the blocks of a sequence when the sequence ends, and commits their content, if
+any request could ask for it, before another call could tell. Content that no request could ask for is never committed: such
+blocks stay private, and cost nothing. The outcome is the same as step by step, if of two blocks with the same content the one
+that filled first is committed first (and see `RadixCache` on what is committed together).
 
-All counts are blocks, unless they say tokens.
+Example, with 4 blocks of which 3 are cached and unlocked: `reserve(2)` leaves `free` at 2 and evicts nothing yet. A `probe`
+then evicts one cached block, since one block was blank and two are reserved.
+
+All counts are blocks, unless they say tokens. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from maitred.core.contracts import PrefixCacheListener
 from maitred.core.request import Request
 from maitred.kv.block_hashes import request_block_hashes
-from maitred.kv.prefix_hit import PrefixProbe
+
+
+class PrefixHit:
+    """The cached prefix of a prompt, as locking it would find it."""
+
+    __slots__ = ("num_blocks", "num_unreferenced")
+
+    def __init__(self, num_blocks: int, num_unreferenced: int) -> None:
+        self.num_blocks = num_blocks
+        """Leading blocks of the prompt that are cached."""
+        self.num_unreferenced = num_unreferenced
+        """Of these, the blocks that no lock holds. To lock them takes as many of the free ones."""
+
+
+NO_HIT: Final = PrefixHit(0, 0)
 
 
 class CacheLock:
-    """What one owner holds: `published` blocks whose content is known, then `plain` ones."""
+    """The blocks of one owner: first `num_committed` whose content is known, then `num_private` others."""
 
     num_private: int = 0
 
@@ -47,106 +64,58 @@ class CacheLock:
 L = TypeVar("L", bound=CacheLock)
 
 
-class PrefixCache(Protocol[L]):
-    """A `PrefixCacheView`, and more: see the module. A lock belongs to the cache that gave it; unlocked it is void
-    (KeyError)."""
+class PrefixCache(ABC, Generic[L]):
+    """A `PrefixCacheView` that can be changed: see the module. A lock belongs to the cache that gave it, and is void once it is
+    released (KeyError).
 
-    @property
-    def block_size(self) -> int: ...
+    The ledger is common to all caches: how many blocks there are, are free, and are reserved and not yet assigned.
+    """
 
-    def contains(self, key: int) -> bool: ...
+    def __init__(self, total: int, block_size: int) -> None:
+        """Raises ValueError unless both are at least 1 (`block_size` in tokens)."""
+        if total < 1 or block_size < 1:
+            raise ValueError("a cache has at least one block of at least one token")
+        self.total = total
+        self.block_size = block_size
+        self.free = total
+        """Blocks that no lock holds and that are not reserved, whether or not something is cached in them."""
+        self._pending_evictions = 0
+        """Blocks that were reserved since evictions were last applied."""
+        self._num_unassigned = 0
+        """Blocks that are reserved and belong to no lock yet."""
+        self._locks: set[L] = set()
+        self._listeners: list[PrefixCacheListener] = []
 
-    def subscribe(self, watcher: PrefixCacheListener) -> None: ...
-
-    @property
-    def total(self) -> int: ...
-
-    @property
-    def free(self) -> int:
-        """Blocks that nobody holds, whether or not something is cached in them."""
-        ...
-
-    @property
-    def evictable(self) -> int:
-        """Cached blocks that nobody holds."""
-        ...
-
-    @property
-    def free_uncached(self) -> int:
-        """Blocks that can be taken before anything cached is evicted, or some of them."""
-        ...
-
-    @property
-    def referenced(self) -> int:
-        """Cached blocks that somebody holds."""
-        ...
+    def subscribe(self, listener: PrefixCacheListener) -> None:
+        """Tell `listener` of every change from now on. It must not change the cache from there."""
+        self._listeners.append(listener)
 
     def block_hashes(self, request: Request) -> Sequence[int]:
+        """Return the hashes of the full blocks of the prompt of `request`."""
         return request_block_hashes(request, self.block_size)
 
     def num_cached_tokens(self, request: Request) -> int:
+        """Return how many tokens of the prompt of `request` are cached."""
         return self.num_cached_blocks(self.block_hashes(request)) * self.block_size
 
-    def num_cached_blocks(self, block_hashes: Sequence[int]) -> int:
-        """How many leading blocks of `chain` are cached."""
-        ...
-
-    def num_unreferenced(self, block_hashes: Sequence[int]) -> int:
-        """Of these, how many nobody holds: to lock `chain` takes so many of the free ones."""
-        ...
-
-    def probe(self, block_hashes: Sequence[int]) -> PrefixProbe:
-        """Both at once."""
-        cached = self.num_cached_blocks(block_hashes)
-        return PrefixProbe(cached, self.num_unreferenced(block_hashes[:cached]) if cached else 0)
-
-    def touch(self, block_hashes: Sequence[int]) -> int:
-        """Its cached prefix is wanted now: as recent as if it had just been used. Returns `cached(chain)`."""
-        ...
-
-    def lock(self, block_hashes: Sequence[int], *, priority: float = 0.0) -> L:
-        """Hold the cached prefix of `chain`. `priority` (larger: kept longer) goes with what is published under this lock, for
-        caches that evict by it."""
-        ...
-
     def reserve(self, blocks: int) -> None:
-        """Blocks that will be claimed. Raises ValueError if fewer are free."""
-        ...
+        """Take `blocks` free blocks, which will be assigned. Raises ValueError if fewer are free."""
+        if blocks > self.free:
+            raise ValueError(f"{blocks} blocks are to be reserved, {self.free} are free")
+        self.free -= blocks
+        self._pending_evictions += blocks
+        self._num_unassigned += blocks
 
     def assign(self, lock: L, blocks: int) -> None:
-        """So many of those taken are `lock`'s: its last ones. Raises ValueError if fewer were taken and not claimed."""
-        ...
-
-    def commit_blocks(self, lock: L, block_hashes: Sequence[int]) -> None:
-        """Its first plain blocks are full, and continue the chain of its published ones by `keys`. Raises ValueError if it
-        holds fewer."""
-        ...
-
-    def release(self, lock: L) -> None:
-        """Let go of all that `lock` holds."""
-        ...
-
-    def release_private(self, lock: L, num_full: int, block_hashes: Callable[[], Sequence[int]]) -> None:
-        """Let go of all that `lock` holds; its first `blocks` plain ones are full of what nobody will ask for, and are evicted
-        in their turn like any other content. `keys`: what they would be called, for a cache that must know. Raises ValueError
-        if `lock` has fewer."""
-        ...
-
-    def evict(self, blocks: int) -> int:
-        """Forget at least so many evictable blocks, or all there are. Returns how many."""
-        ...
-
-    def apply_evictions(self) -> None:
-        """Make evictions real. Every look does it; who only listens to what watchers are told calls it first."""
-        ...
-
-    def check(self) -> None:
-        """Raises InvariantError if the books do not balance. For tests; O(total)."""
-        ...
+        """Add `blocks` reserved blocks to `lock`, as its last ones. Raises ValueError if fewer are left to assign."""
+        if blocks > self._num_unassigned:
+            raise ValueError(f"{blocks} blocks are to be assigned, {self._num_unassigned} are reserved")
+        self._num_unassigned -= blocks
+        lock.num_private += blocks
 
     def insert(self, block_hashes: Sequence[int], *, priority: float = 0.0) -> int:
-        """Cache `chain` as if somebody had computed it and let go, as far as there is room. Returns how many leading blocks
-        were cached before."""
+        """Cache `block_hashes` as if a sequence had computed them and ended, as far as there is room. Return how many leading
+        blocks were cached before."""
         lock = self.lock(block_hashes, priority=priority)
         before = lock.num_committed
         room = min(len(block_hashes) - before, self.free)
@@ -156,25 +125,87 @@ class PrefixCache(Protocol[L]):
         self.release(lock)
         return before
 
+    @property
+    @abstractmethod
+    def evictable(self) -> int:
+        """Cached blocks that no lock holds."""
 
-class CacheListeners:
-    """Who is told what a cache gains and loses. They must not change it from there."""
+    @property
+    @abstractmethod
+    def free_uncached(self) -> int:
+        """Blocks that can be reserved before anything cached is evicted, or some of them."""
 
-    __slots__ = ("_listeners",)
+    @property
+    @abstractmethod
+    def referenced(self) -> int:
+        """Cached blocks that locks hold."""
 
-    def __init__(self) -> None:
-        self._listeners: list[PrefixCacheListener] = []
+    @abstractmethod
+    def contains(self, block_hash: int) -> bool:
+        """Return whether this block is cached."""
 
-    def add(self, watcher: PrefixCacheListener) -> None:
-        self._listeners.append(watcher)
+    @abstractmethod
+    def num_cached_blocks(self, block_hashes: Sequence[int]) -> int:
+        """Return how many leading blocks of `block_hashes` are cached."""
 
-    def notify_stored(self, keys: Sequence[int]) -> None:
-        for watcher in self._listeners:
-            for key in keys:
-                watcher.on_stored(key)
+    @abstractmethod
+    def num_unreferenced(self, block_hashes: Sequence[int]) -> int:
+        """Return how many blocks of the cached prefix of `block_hashes` no lock holds."""
 
-    def notify_removed(self, keys: Sequence[int]) -> None:
-        """`keys` in the order in which a chain loses them: its end first."""
-        for watcher in self._listeners:
-            for key in keys:
-                watcher.on_removed(key)
+    def probe(self, block_hashes: Sequence[int]) -> PrefixHit:
+        """Return what locking `block_hashes` would find."""
+        cached = self.num_cached_blocks(block_hashes)
+        return PrefixHit(cached, self.num_unreferenced(block_hashes[:cached])) if cached else NO_HIT
+
+    @abstractmethod
+    def touch(self, block_hashes: Sequence[int]) -> int:
+        """Make the cached prefix of `block_hashes` as recent as if it had just been used. Return its number of blocks."""
+
+    @abstractmethod
+    def lock(self, block_hashes: Sequence[int], *, priority: float = 0.0) -> L:
+        """Return a lock on the cached prefix of `block_hashes`. `priority` (larger: kept longer) goes with what is committed
+        under this lock, for caches that evict by it."""
+
+    @abstractmethod
+    def commit_blocks(self, lock: L, block_hashes: Sequence[int]) -> None:
+        """The first private blocks of `lock` are full, and continue its committed ones by `block_hashes`. Raises ValueError if
+        it has fewer."""
+
+    @abstractmethod
+    def release(self, lock: L) -> None:
+        """Free all blocks of `lock`."""
+
+    @abstractmethod
+    def release_private(self, lock: L, num_full: int, block_hashes: Callable[[], Sequence[int]]) -> None:
+        """Free all blocks of `lock`. The first `num_full` private ones are full of content that no request will ask for, and
+        are evicted in their turn like any other content. `block_hashes` returns their hashes, for a cache that must know them.
+        Raises ValueError if `lock` has fewer private blocks."""
+
+    @abstractmethod
+    def evict(self, blocks: int) -> int:
+        """Forget at least `blocks` evictable blocks, or all there are. Return how many."""
+
+    @abstractmethod
+    def apply_evictions(self) -> None:
+        """Evict what has been reserved. Every call that looks does so; one that only listens (`subscribe`) calls this first."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise InvariantError if the ledger does not balance. For tests; O(total)."""
+
+    def _take_private(self, lock: L, blocks: int) -> None:
+        """Take the first `blocks` private blocks from `lock`, which are full. Raises ValueError if it has fewer."""
+        if blocks > lock.num_private:
+            raise ValueError(f"{blocks} blocks are to be full, {lock.num_private} are private")
+        lock.num_private -= blocks
+
+    def _notify_stored(self, block_hashes: Sequence[int]) -> None:
+        for listener in self._listeners:
+            for block_hash in block_hashes:
+                listener.on_stored(block_hash)
+
+    def _notify_removed(self, block_hashes: Sequence[int]) -> None:
+        """`block_hashes` are in the order in which a prefix loses them: its end first."""
+        for listener in self._listeners:
+            for block_hash in block_hashes:
+                listener.on_removed(block_hash)

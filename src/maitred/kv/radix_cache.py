@@ -1,26 +1,31 @@
-"""Leaves: the leaves of the radix tree that may be evicted, the first to go first.
+"""RadixCache: KV memory as SGLang remembers it, a tree of runs of pages (here: blocks), evicted leaf by leaf.
 
-A heap whose entries may be out of date: a node names its valid one, and one that is used again gets another. What is out of
-date is dropped when it comes up, or when it is more than half of the heap.
-
-RadixCache: KV memory as SGLang remembers it, a tree of runs of pages (here: blocks), evicted leaf by leaf.
-
-Each node is a run of blocks that were published together; where two prompts part, the run is split. A lock counts on every
-node from the end of its prefix up to the root, and only leaves that nobody has locked are evicted, each as a whole. So a
-cached prefix never has a hole, and how many leading blocks of a prompt are cached is found by bisection, without walking.
+Each node is a run of blocks that were committed together; where two prompts part, the run is split. A lock counts on every node
+from the end of its prefix up to the root, and only leaves without locks are evicted, each as a whole. So a cached prefix never
+has a hole, and how many leading blocks of a prompt are cached is found by bisection, without walking.
 
     evict(n):   leaves by the rank of the eviction policy, the smallest first, until n blocks are free (perhaps more);
                 a parent that has lost its last child is a leaf like any other
 
-Using a prefix (`lock`, `touch`, `publish`) makes its nodes recent, all the way up, and splits the last one where it ends; the
-rest of that run was looked at, so it becomes recent too. Looking (`cached`, `idle`, `match`, `holds`) does neither.
+Using a prefix (`lock`, `touch`, `commit_blocks`) makes its nodes recent, all the way up, and splits the last one where it ends;
+the rest of that run was looked at, so it becomes recent too. Looking (`num_cached_blocks`, `num_unreferenced`, `contains`) does
+neither.
 
-What is published already is not kept twice: `publish` gives back the duplicates. What is published together is one node, so
-publishing late is publishing otherwise: an instance publishes when a chunk of prefill ends and when a sequence does, and
-never while it decodes, as SGLang does. Taking is lazy all the same.
+What is cached already is not kept twice: `commit_blocks` gives back the duplicates. What is committed together is one node, so
+committing late is committing otherwise: an instance commits when a chunk of prefill ends and when a sequence does, and never
+while it decodes, as SGLang does. Eviction is lazy all the same.
 
-Namespaces need no care: their keys differ (`kv.keys`). Without `total` the tree has as much memory as anybody asks for: the
-scratch tree by which SGLang finds equal prompts within one batch.
+Namespaces need no care: their hashes differ (`kv.block_hashes`). Without `total` the tree has as much memory as is asked for:
+the scratch tree by which SGLang finds equal prompts within one batch.
+
+Example: the prompts 1 2 3 4 and then 1 2 5 6 are computed, in blocks. The second one splits the node of the first:
+
+    root ── [1 2] ─┬─ [3 4]
+                   └─ [5 6]
+
+`evict(1)` then evicts [3 4], the least recently used leaf, as a whole.
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -28,105 +33,112 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
 
-from maitred.core.contracts import PrefixCacheListener
 from maitred.core.errors import ConfigError, InvariantError
+from maitred.core.lazy_heap import LazyHeap
 from maitred.kv.eviction import EvictionPolicy, LeastRecentlyUsed, Rank
-from maitred.kv.prefix_cache import CacheListeners, CacheLock, PrefixCache
-from maitred.kv.radix_node import RadixNode
+from maitred.kv.prefix_cache import CacheLock, PrefixCache
+
+UNBOUNDED = 1 << 62
 
 
-class EvictableLeaves:
-    __slots__ = ("_heap", "_next_entry", "_num_valid", "_rank")
+class RadixNode:
+    """A run of blocks in the tree, evicted as one. Instants are those of the cache's own clock, which ticks with every use."""
+
+    __slots__ = (
+        "block_hashes",
+        "children",
+        "created",
+        "end_position",
+        "heap_entry",
+        "hits",
+        "last_used",
+        "num_locks",
+        "parent",
+        "priority",
+    )
+
+    def __init__(self, parent: RadixNode | None, block_hashes: list[int], end_position: int, now: int) -> None:
+        self.parent = parent
+        """None for the root, which has no blocks and is never evicted."""
+        self.block_hashes = block_hashes
+        self.end_position = end_position
+        """Blocks of the prefix that ends in the last block of this node."""
+        self.children: dict[int, RadixNode] = {}
+        """By the first hash of each, in the order in which they came; a node that is split keeps its place."""
+        self.num_locks = 0
+        self.created = self.last_used = now
+        self.hits = 0
+        """Locks that have committed it; each counts once, in however many pieces."""
+        self.priority = 0.0
+        """The largest priority of these locks."""
+        self.heap_entry = 0
+        """Number of its entry in `EvictableLeaves`; 0: it has none."""
+
+
+class EvictableLeaves(LazyHeap[tuple[Rank, int, int, RadixNode]]):
+    """The leaves without locks, the first to be evicted first. Entries: rank, last use, number of the entry, node."""
+
+    __slots__ = ("_last_entry", "_rank")
 
     def __init__(self, policy: EvictionPolicy) -> None:
+        super().__init__()
         self._rank = policy.rank
-        self._heap: list[tuple[Rank, int, int, RadixNode]] = []
-        """Rank, last use, the name of the entry, and whose it is."""
-        self._next_entry = 0
-        self._num_valid = 0
+        self._last_entry = 0
 
-    def __len__(self) -> int:
-        return self._num_valid
+    def _is_live(self, entry: tuple[Rank, int, int, RadixNode]) -> bool:
+        return entry[2] == entry[3].heap_entry
 
     def add(self, node: RadixNode) -> None:
-        """`node` was used, is no longer locked, or has lost a child: if it can be evicted, this is its rank now."""
+        """`node` was used, is no longer locked, or has lost a child: if it can be evicted, give it its present rank."""
         if node.children or node.num_locks or not node.parent:
             return
         self.remove(node)
-        self._num_valid += 1
-        self._next_entry += 1
-        node.heap_entry = self._next_entry
-        heappush(self._heap, (self._rank(node), node.last_used, node.heap_entry, node))
-        if len(self._heap) > 2 * self._num_valid + 16:
-            self._heap = [entry for entry in self._heap if entry[2] == entry[3].heap_entry]
-            heapify(self._heap)
+        self._last_entry += 1
+        node.heap_entry = self._last_entry
+        self.push_entry((self._rank(node), node.last_used, node.heap_entry, node))
 
     def remove(self, node: RadixNode) -> None:
         """`node` cannot be evicted, at least for now."""
         if node.heap_entry:
             node.heap_entry = 0
-            self._num_valid -= 1
+            self.mark_stale()
 
     def pop(self) -> RadixNode:
-        """Take the first to go. Raises IndexError when there is none."""
-        while True:
-            _, _, entry, node = heappop(self._heap)
-            if entry == node.heap_entry:
-                self.remove(node)
-                return node
+        """Remove and return the first to be evicted. Raises IndexError if there is none."""
+        node = self.pop_entry()[3]
+        node.heap_entry = 0
+        return node
 
     def nodes(self) -> set[RadixNode]:
-        return {node for _, _, entry, node in self._heap if entry == node.heap_entry}
-
-
-UNBOUNDED = 1 << 62
+        """Return all of them."""
+        return {entry[3] for entry in self._heap if self._is_live(entry)}
 
 
 class RadixLock(CacheLock):
+    """The lock of a `RadixCache`."""
+
     num_counted_hits: int = 0
-    """So many leading blocks have been counted as a hit."""
+    """Leading blocks whose nodes have counted this lock as a hit."""
 
     def __init__(self, num_committed: int, node: RadixNode, priority: float) -> None:
         super().__init__(num_committed)
         self.node = node
-        """Where the published blocks end."""
+        """The node in which the committed blocks end."""
         self.priority = priority
 
 
 class RadixCache(PrefixCache[RadixLock]):
-    """The KV memory of one instance, or without `total` a tree alone. See `PrefixCache`."""
+    """The KV memory of one instance, or without `total` a tree alone. See `PrefixCache` for the methods."""
 
     def __init__(self, block_size: int, total: int = UNBOUNDED, eviction: EvictionPolicy | None = None) -> None:
         """`eviction` None: lru. Raises ValueError unless `total` and `block_size` (in tokens) are at least 1."""
-        if total < 1 or block_size < 1:
-            raise ValueError("a cache has at least one block of at least one token")
-        self._total = total
-        self._block_size = block_size
+        super().__init__(total, block_size)
         self._clock = 0
         self._root = RadixNode(None, [], 0, 0)
         self._node_by_hash: dict[int, RadixNode] = {}
-        """key -> the node that has it"""
         self._num_referenced = 0
-        self._num_private = 0
-        """Blocks taken whose content is not published."""
-        self._num_unassigned = 0
-        self._evictable_leaves = EvictableLeaves(eviction or LeastRecentlyUsed())
-        self._locks: set[RadixLock] = set()
-        self._listeners = CacheListeners()
-
-    @property
-    def block_size(self) -> int:
-        return self._block_size
-
-    @property
-    def total(self) -> int:
-        return self._total
-
-    @property
-    def free(self) -> int:
-        return self._total - self._num_referenced - self._num_private
+        self._leaves = EvictableLeaves(eviction or LeastRecentlyUsed())
 
     @property
     def evictable(self) -> int:
@@ -146,9 +158,6 @@ class RadixCache(PrefixCache[RadixLock]):
         """The tree, for policies that weigh it; not to be changed."""
         self.apply_evictions()
         return self._root
-
-    def subscribe(self, listener: PrefixCacheListener) -> None:
-        self._listeners.add(listener)
 
     def contains(self, block_hash: int) -> bool:
         self.apply_evictions()
@@ -178,31 +187,20 @@ class RadixCache(PrefixCache[RadixLock]):
         self._locks.add(lock)
         return lock
 
-    def reserve(self, blocks: int) -> None:
-        if blocks > self.free:
-            raise ValueError(f"{blocks} blocks are to be taken, {self.free} are free")
-        self._num_private += blocks
-        self._num_unassigned += blocks
-
-    def assign(self, lock: RadixLock, blocks: int) -> None:
-        if blocks > self._num_unassigned:
-            raise ValueError(f"{blocks} blocks are claimed, {self._num_unassigned} were taken")
-        self._num_unassigned -= blocks
-        lock.num_private += blocks
-
     def commit_blocks(self, lock: RadixLock, block_hashes: Sequence[int]) -> None:
-        """Raises ConfigError, too, for keys that do not stand for their whole prefix."""
-        if len(block_hashes) > lock.num_private:
-            raise ValueError(f"{len(block_hashes)} blocks have content, {lock.num_private} are held without")
+        """Raises ConfigError, too, for hashes that do not stand for their whole prefix."""
+        count = len(block_hashes)
+        if count > lock.num_private:
+            raise ValueError(f"{count} blocks are to be full, {lock.num_private} are private")
         self.apply_evictions()
         present = self._num_present(block_hashes)
         node = self._use_prefix(block_hashes, present, lock.num_committed, lock.node)
         self._count_hit(node, lock)
-        if present < len(block_hashes):
+        if present < count:
             node = self._add_leaf(node, list(block_hashes[present:]), lock.priority)
-        self._num_private -= len(block_hashes)
-        lock.num_private -= len(block_hashes)
-        lock.num_committed += len(block_hashes)
+        self._take_private(lock, count)
+        lock.num_committed += count
+        self.free += count
         self._lock_path(node, lock.node)
         lock.node = node
         lock.num_counted_hits = node.end_position
@@ -210,17 +208,18 @@ class RadixCache(PrefixCache[RadixLock]):
     def release(self, lock: RadixLock) -> None:
         self.apply_evictions()
         self._locks.remove(lock)
-        self._num_private -= lock.num_private
+        self.free += lock.num_private
         node = lock.node
         while node.parent:
             node.num_locks -= 1
             if not node.num_locks:
                 self._num_referenced -= len(node.block_hashes)
-                self._evictable_leaves.add(node)
+                self.free += len(node.block_hashes)
+                self._leaves.add(node)
             node = node.parent
 
     def release_private(self, lock: RadixLock, num_full: int, block_hashes: Callable[[], Sequence[int]]) -> None:
-        """In a tree everything has its place, and so a name."""
+        """In a tree every block has its place, and so a hash."""
         if num_full:
             self.commit_blocks(lock, block_hashes())
         self.release(lock)
@@ -230,7 +229,10 @@ class RadixCache(PrefixCache[RadixLock]):
         return self._evict(blocks)
 
     def apply_evictions(self) -> None:
-        excess = len(self._node_by_hash) + self._num_private - self._total
+        if not self._pending_evictions:
+            return
+        self._pending_evictions = 0
+        excess = len(self._node_by_hash) - self._num_referenced - self.free
         if excess > 0:
             self._evict(excess)
 
@@ -243,12 +245,14 @@ class RadixCache(PrefixCache[RadixLock]):
             lock.node.end_position != lock.num_committed for lock in self._locks
         ):
             raise InvariantError("radix tree: lock references are not what the locks hold")
-        plain = sum(lock.num_private for lock in self._locks) + self._num_unassigned
-        protected = sum(len(node.block_hashes) for node in nodes if node.num_locks)
-        if plain != self._num_private or protected != self._num_referenced or len(self._node_by_hash) + plain > self._total:
+        private = sum(lock.num_private for lock in self._locks) + self._num_unassigned
+        referenced = sum(len(node.block_hashes) for node in nodes if node.num_locks)
+        cached = len(self._node_by_hash)
+        balances = self.free + referenced + private == self.total
+        if not balances or referenced != self._num_referenced or cached + private > self.total:
             raise InvariantError(
-                f"KV blocks: {plain} plain (said {self._num_private}), {protected} protected (said {self._num_referenced}),"
-                f" {len(self._node_by_hash)} cached, {self._total} in all"
+                f"KV blocks: {private} private, {referenced} referenced (counted {self._num_referenced}), {cached} cached,"
+                f" {self.free} free, {self.total} in all"
             )
 
     def _check_tree(self, nodes: Sequence[RadixNode]) -> None:
@@ -257,46 +261,46 @@ class RadixCache(PrefixCache[RadixLock]):
             if not (parent and node.block_hashes and parent.children.get(node.block_hashes[0]) is node):
                 raise InvariantError("radix tree: a node is not where its parent says")
             if node.end_position != parent.end_position + len(node.block_hashes):
-                raise InvariantError("radix tree: a node does not end where its parent and its keys say")
-        keys = [(key, node) for node in nodes for key in node.block_hashes]
-        if dict(keys) != self._node_by_hash or len(keys) != len(self._node_by_hash):
+                raise InvariantError("radix tree: a node does not end where its parent and its blocks say")
+        owners = [(block_hash, node) for node in nodes for block_hash in node.block_hashes]
+        if dict(owners) != self._node_by_hash or len(owners) != len(self._node_by_hash):
             raise InvariantError("radix tree: the index is not what the nodes say")
         leaves = {node for node in nodes if not (node.num_locks or node.children)}
-        if self._evictable_leaves.nodes() != leaves or len(self._evictable_leaves) != len(leaves):
+        if self._leaves.nodes() != leaves or len(self._leaves) != len(leaves):
             raise InvariantError("radix tree: other leaves would be evicted than those that can be")
 
     def _nodes(self) -> Iterator[RadixNode]:
-        """All but the root."""
+        """All nodes but the root."""
         stack = list(self._root.children.values())
         while stack:
             node = stack.pop()
             stack.extend(node.children.values())
             yield node
 
-    def _num_present(self, keys: Sequence[int]) -> int:
-        """Cached prefixes have no holes: how many of `keys`, which continue a cached prefix, are cached."""
-        where = self._node_by_hash
-        return bisect_left(keys, True, key=lambda key: key not in where)
+    def _num_present(self, block_hashes: Sequence[int]) -> int:
+        """Return how many of `block_hashes`, which continue a cached prefix, are cached: such a prefix has no holes."""
+        present = self._node_by_hash
+        return bisect_left(block_hashes, True, key=lambda block_hash: block_hash not in present)
 
-    def _use_prefix(self, keys: Sequence[int], count: int, start: int, base: RadixNode) -> RadixNode:
-        """The node that ends with the first `count` of `keys`, which come after `start` blocks that end in `base`. Makes it if
-        a split will do, and marks it and all above as used."""
+    def _use_prefix(self, block_hashes: Sequence[int], count: int, start: int, base: RadixNode) -> RadixNode:
+        """Return the node that ends with the first `count` of `block_hashes`, which follow `start` blocks that end in `base`.
+        Make it if a split will do, and mark it and all nodes above as used."""
         self._clock += 1
-        node, end = self._node_by_hash[keys[count - 1]] if count else base, start + count
-        wanted = list(keys[:count])
+        node, end = self._node_by_hash[block_hashes[count - 1]] if count else base, start + count
+        wanted = list(block_hashes[:count])
         if end > node.end_position:
-            raise _ambiguous_hash_error(keys[count - 1])
+            raise _ambiguous_hash_error(block_hashes[count - 1])
         for used in _path_to_root(node):
             used.last_used = self._clock
             first = used.end_position - len(used.block_hashes) - start
             if first >= 0 and used.block_hashes[: end - start - first] != wanted[first : used.end_position - start]:
-                raise _ambiguous_hash_error(keys[count - 1])
+                raise _ambiguous_hash_error(block_hashes[count - 1])
         if node.heap_entry:
-            self._evictable_leaves.add(node)
+            self._leaves.add(node)
         return node if end == node.end_position else self._split(node, end - node.end_position)
 
     def _split(self, node: RadixNode, offset: int) -> RadixNode:
-        """Cut `node` before its last `-offset` blocks; what comes before becomes a node of its own, which is returned."""
+        """Cut `node` before its last `-offset` blocks. What comes before becomes a node of its own, which is returned."""
         assert node.parent
         self._clock += 1
         upper = RadixNode(node.parent, node.block_hashes[:offset], node.end_position + offset, self._clock)
@@ -308,22 +312,23 @@ class RadixCache(PrefixCache[RadixLock]):
         self._node_by_hash.update(dict.fromkeys(upper.block_hashes, upper))
         return upper
 
-    def _add_leaf(self, node: RadixNode, keys: list[int], priority: float) -> RadixNode:
-        """A leaf of `keys` below `node`."""
-        distinct = dict.fromkeys(keys)
-        if len(distinct) != len(keys) or not self._node_by_hash.keys().isdisjoint(distinct):
-            raise _ambiguous_hash_error(next(key for key in reversed(keys) if key in self._node_by_hash or keys.count(key) > 1))
+    def _add_leaf(self, node: RadixNode, block_hashes: list[int], priority: float) -> RadixNode:
+        """Return a new leaf of `block_hashes` below `node`."""
+        distinct = dict.fromkeys(block_hashes)
+        if len(distinct) != len(block_hashes) or not self._node_by_hash.keys().isdisjoint(distinct):
+            repeated = (each for each in reversed(block_hashes) if each in self._node_by_hash or block_hashes.count(each) > 1)
+            raise _ambiguous_hash_error(next(repeated))
         self._clock += 1
-        leaf = RadixNode(node, keys, node.end_position + len(keys), self._clock)
+        leaf = RadixNode(node, block_hashes, node.end_position + len(block_hashes), self._clock)
         leaf.hits, leaf.priority = 1, priority
-        node.children[keys[0]] = leaf
-        self._evictable_leaves.remove(node)
-        self._node_by_hash.update(dict.fromkeys(keys, leaf))
-        self._listeners.notify_stored(keys)
+        node.children[block_hashes[0]] = leaf
+        self._leaves.remove(node)
+        self._node_by_hash.update(dict.fromkeys(block_hashes, leaf))
+        self._notify_stored(block_hashes)
         return leaf
 
     def _count_hit(self, node: RadixNode, lock: RadixLock) -> None:
-        """`lock` publishes the prefix that ends in `node`."""
+        """`lock` commits the prefix that ends in `node`."""
         while node.parent:
             if node.end_position > lock.num_counted_hits:
                 node.hits += 1
@@ -335,27 +340,25 @@ class RadixCache(PrefixCache[RadixLock]):
         while node is not above:
             if not node.num_locks:
                 self._num_referenced += len(node.block_hashes)
-                self._evictable_leaves.remove(node)
+                self.free -= len(node.block_hashes)
+                self._leaves.remove(node)
             node.num_locks += 1
             assert node.parent
             node = node.parent
 
     def _evict(self, blocks: int) -> int:
-        freed = 0
-        while freed < blocks and self._evictable_leaves:
-            node = self._evictable_leaves.pop()
-            self._remove_leaf(node)
-            freed += len(node.block_hashes)
-        return freed
-
-    def _remove_leaf(self, leaf: RadixNode) -> None:
-        parent, keys = leaf.parent, leaf.block_hashes
-        assert parent
-        del parent.children[keys[0]]
-        for key in keys:
-            del self._node_by_hash[key]
-        self._listeners.notify_removed(keys[::-1])
-        self._evictable_leaves.add(parent)
+        evicted = 0
+        while evicted < blocks and self._leaves:
+            leaf = self._leaves.pop()
+            parent, block_hashes = leaf.parent, leaf.block_hashes
+            assert parent
+            del parent.children[block_hashes[0]]
+            for block_hash in block_hashes:
+                del self._node_by_hash[block_hash]
+            self._notify_removed(block_hashes[::-1])
+            self._leaves.add(parent)
+            evicted += len(block_hashes)
+        return evicted
 
 
 def _path_to_root(node: RadixNode) -> Iterator[RadixNode]:
@@ -365,9 +368,9 @@ def _path_to_root(node: RadixNode) -> Iterator[RadixNode]:
         node = node.parent
 
 
-def _ambiguous_hash_error(key: int) -> ConfigError:
+def _ambiguous_hash_error(block_hash: int) -> ConfigError:
     return ConfigError(
-        f"block key {key} stands for two different prefixes",
+        f"block key {block_hash} stands for two different prefixes",
         where="the prompts' prefix keys",
         hint="a block id of a trace stands for its block and all before it",
     )

@@ -132,12 +132,13 @@ class BlisBatch(ContinuousBatch):
     def _admit_first_chunks(self, waiting: WaitQueue, step: StepPlan, budget: int, now: Micros) -> None:
         chunks = list(step.chunks)
         while budget > 0 and not self.is_full and (seq := waiting.peek()) is not None:
-            found = self._kv.find_cached(seq)
-            tokens = min(seq.num_tokens_to_prefill - found.num_tokens, self._max_chunk_tokens, budget)
-            if not self._kv.try_admit(seq, found, tokens):
+            hit = self._kv.find_cached(seq)
+            cached = hit.num_blocks * self._kv.block_size
+            tokens = min(seq.num_tokens_to_prefill - cached, self._max_chunk_tokens, budget)
+            if not self._kv.try_admit(seq, hit, tokens):
                 break
             waiting.pop()
-            self._add_running(seq, found.num_tokens, tokens, now)
+            self._add_running(seq, cached, tokens, now)
             chunks.append(PrefillChunk(tokens, 0, seq.num_tokens_to_prefill, seq))
             budget -= tokens
             step.prefill_tokens += tokens

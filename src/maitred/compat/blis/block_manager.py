@@ -1,9 +1,13 @@
-"""KV blocks by BLIS's rules, where they differ from ours (`BlisPool`: how they are cached).
+"""BlisBlockManager: the KV blocks of an instance by BLIS's rules, where they differ from ours.
 
-* A prompt whose every block is cached computes nothing: it enters on blocks that it does not own (so they may be evicted
+* A prompt whose every block is cached computes nothing: it is admitted on blocks that it does not own (so they may be evicted
   under it), and its first token comes out of a step that does no work for it. A real engine computes at least one token.
-* Who is preempted finds its prompt again as far as it is cached, and nothing of its answer.
+* A preempted sequence finds its prompt again as far as it is cached, and nothing of its answer.
 * The last token of an answer takes a block, if it needs one and one is free, and gives it back at once.
+
+How blocks are cached is `BlisPool`'s, and `TieredBlockManager` adds main memory as a second tier.
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +20,11 @@ from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.kv.block_manager import BlockManager
 from maitred.kv.prefix_block_manager import PrefixBlockManager, SequenceBlocks, private_block_hashes
-from maitred.kv.prefix_hit import NO_HIT, PrefixHit
+from maitred.kv.prefix_cache import PrefixHit
 
 
 class BlisBlockManager(PrefixBlockManager):
-    """The KV blocks of one instance, as BLIS keeps its books."""
+    """The KV blocks of one instance, as BLIS counts them."""
 
     __slots__ = ("_opened_for", "_pool", "_unowned")
 
@@ -28,12 +32,11 @@ class BlisBlockManager(PrefixBlockManager):
         super().__init__(cache)
         self._pool = cache
         self._opened_for: set[RequestId] = set()
-        """Sequences that have opened a block for the step about to be formed."""
+        """Sequences that have opened a block for the step about to be planned."""
         self._unowned: dict[RequestId, int] = {}
-        """Tokens of KV at the beginning of a sequence that it uses and has no blocks for."""
 
     def unowned_tokens(self, seq: SequenceState) -> int:
-        """Tokens of KV that `seq` uses and has no blocks for; negative if it has room for more tokens than it has computed."""
+        """Return the tokens of KV that `seq` uses and has no blocks for; negative if it has room for more than it uses."""
         return self._unowned.get(seq.request.id, 0)
 
     def blocks_held(self, seq: SequenceState, tokens: int) -> int:
@@ -41,21 +44,20 @@ class BlisBlockManager(PrefixBlockManager):
 
     @property
     def must_form_step(self) -> bool:
-        """Whether a step must be formed though nobody prefills and nobody can enter."""
+        """Whether a step must be planned anew though no sequence prefills and none can be admitted."""
         return False
 
     def find_cached(self, seq: SequenceState) -> PrefixHit:
-        look = self._pool.probe(self._prompt_hashes(seq))
-        return PrefixHit(look.num_cached * self.block_size, look.num_unreferenced) if look.num_cached else NO_HIT
+        return self._pool.probe(self._prompt_hashes(seq))
 
-    def try_admit(self, seq: SequenceState, found: PrefixHit, tokens: int) -> bool:
-        """`seq` enters, uses what was found and computes `tokens` tokens more, if there is room. None: it has found its whole
-        prompt, and owns nothing of it."""
-        if self.blocks_for(tokens) + found.num_unreferenced > self.free:
+    def try_admit(self, seq: SequenceState, hit: PrefixHit, tokens: int) -> bool:
+        """Lock what was found for `seq`, and take blocks for `tokens` tokens more; return False if there is no room. With 0
+        tokens the whole prompt was found, and `seq` owns nothing of it."""
+        if self.blocks_for(tokens) + hit.num_unreferenced > self.free:
             return False
         if tokens:
-            self.admit(seq, found)
-            self._fill_blocks(seq, found.num_tokens + tokens)
+            self.admit(seq, hit)
+            self._fill_blocks(seq, hit.num_blocks * self.block_size + tokens)
             return True
         self._blocks_of(seq).lock = self._pool.lock(())
         self._unowned[seq.request.id] = seq.num_tokens_to_prefill
@@ -64,15 +66,15 @@ class BlisBlockManager(PrefixBlockManager):
         return True
 
     def try_grow(self, seq: SequenceState, start: int, tokens: int) -> bool:
-        """`seq`, of which `start` tokens are computed, computes `tokens` more, if there is room."""
+        """Take blocks for `tokens` tokens of `seq`, of which `start` are computed; return False if there is no room."""
         if self.blocks_for(start + tokens) - self.blocks_for(start) > self.free:
             return False
         self._fill_blocks(seq, start + tokens)
         return True
 
     def _fill_blocks(self, seq: SequenceState, tokens: int) -> None:
-        """The first `tokens` tokens of `seq` are computed when this step is over: it takes a block, says what it holds, and
-        takes the next. So a copy that it evicts may be of what it has just said, which is then forgotten."""
+        """Take blocks for the first `tokens` tokens of `seq`, which are computed when the step has ended: it takes a block,
+        commits it, and takes the next. So it may evict a copy of what it has just committed, which is then forgotten."""
         content, needed = self._blocks_of(seq), self.blocks_for(tokens)
         known = min(tokens // self.block_size, content.num_known)
         lock = self._assigned_lock(content, 0)
@@ -82,8 +84,8 @@ class BlisBlockManager(PrefixBlockManager):
             self._commit(self._assigned_lock(content, held), content.block_hashes[: min(known, held)])
 
     def try_open_block(self, seq: SequenceState, tokens: int) -> bool:
-        """`seq`, which owns `tokens` tokens and decodes, takes the block that its next token needs, if it needs one and one is
-        free."""
+        """Take the block that the next token of `seq`, which owns `tokens` tokens and decodes, needs, if it needs one; return
+        False if none is free."""
         if tokens % self.block_size:
             return True
         if not self.free:
@@ -94,22 +96,22 @@ class BlisBlockManager(PrefixBlockManager):
         return True
 
     def release_waiting(self) -> bool:
-        """Those who wait let go of what they hold. Whether anybody held anything."""
+        """Release what waiting sequences hold. Return whether any of them held anything."""
         return False
 
     def try_relieve(self) -> bool:
-        """Nobody else runs, and yet blocks are lacking. Whether those who wait have let go of some."""
+        """A sequence runs alone and lacks blocks. Return whether waiting sequences have released some."""
         return False
 
     def on_step_end(self, running: Iterable[tuple[SequenceState, int]]) -> None:
-        """A step is over. `running`: who ran in it, in the order of admission, with the tokens that he owns."""
+        """A step has ended. `running`: its sequences in the order of admission, with the tokens that they own."""
 
     def take_fetch_time(self) -> Micros:
-        """How much longer the step about to be formed takes for what was fetched for it."""
+        """Return the µs that the step about to be planned takes longer for what was fetched for it."""
         return 0
 
     def pause_decode(self, tokens: int) -> None:
-        """A decoding sequence that owns `tokens` tokens stands still, until it joins again."""
+        """A decoding sequence that owns `tokens` tokens stands still, until `start_decode`."""
         self._num_decodes -= 1
         self._openings_by_phase[(self._phase - tokens) % self.block_size] -= 1
 
@@ -129,10 +131,10 @@ class BlisBlockManager(PrefixBlockManager):
         super().release_prefilling(seq, tokens - self.unowned_tokens(seq))
 
     def keep_for_return(self, seq: SequenceState) -> None:
-        pass  # what it has emitted is lost
+        """Nothing: its answer is lost."""
 
     def _has_known_content(self, seq: SequenceState) -> bool:
-        """Whether its blocks say what its tokens are."""
+        """Return whether the blocks of `seq` hold what its tokens are."""
         return not self.unowned_tokens(seq)
 
     def _release(self, seq: SequenceState, tokens: int, opened: int) -> None:
@@ -146,11 +148,11 @@ class BlisBlockManager(PrefixBlockManager):
         self._unowned.pop(seq.request.id, None)
 
     def _prompt_hashes(self, seq: SequenceState) -> list[int]:
-        """The keys of its full blocks."""
+        """Return the hashes of the full blocks of the prompt."""
         return self._blocks_of(seq).block_hashes[: seq.request.prompt_tokens // self.block_size]
 
     def _blocks_of(self, seq: SequenceState) -> SequenceBlocks:
-        """A prompt of which nothing is known is like no other, and yet has blocks that it may find again."""
+        """Return its blocks. A prompt of which nothing is known is like no other, and yet has blocks that it may find again."""
         content = super()._blocks_of(seq)
         full = seq.request.prompt_tokens // self.block_size
         if content.num_known < full:

@@ -1,14 +1,16 @@
 """BlisPool: KV memory as BLIS keeps it, where it differs from `BlockPool`.
 
-* Of several copies of a prefix the last one answers; evicting any of them forgets it. So what is cached of a prompt need not be
-  its beginning, and each block is looked for by itself.
-* Blocks let go without content take their turn in eviction like any other.
+* Of several copies of a block the last one answers, and evicting any of them forgets the block. So what is cached of a prompt
+  need not be its beginning, and each block is looked up by itself.
+* Blank blocks, which are released without content, take their turn in eviction like any other.
 
-A block whose content is known is a *copy*, named by a serial number; the others are only counted, so the free list holds copies
-and extents of blank blocks:
+A block whose content is known is a *copy*, named by a serial number; blank blocks are only counted. So the free list holds
+copies and extents of blank blocks:
 
     free list:  [12 blank] [copy 17] [copy 16] [copy 42] ...
-                 next to go                 last let go
+                 next to go                     released last
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -16,63 +18,42 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
-from maitred.core.contracts import PrefixCacheListener
 from maitred.core.errors import InvariantError
-from maitred.kv.prefix_cache import CacheListeners, CacheLock, PrefixCache
+from maitred.kv.prefix_cache import CacheLock, PrefixCache
 
 
 class BlisLock(CacheLock):
+    """The lock of a `BlisPool`."""
+
     def __init__(self) -> None:
         super().__init__(0)
         self.copies: list[int] = []
-        """The published blocks, first block first."""
+        """The committed blocks, first block first."""
 
 
 class BlisPool(PrefixCache[BlisLock]):
-    """The KV blocks of one instance. See `PrefixCache`."""
+    """The KV blocks of one instance. See `PrefixCache` for the methods."""
 
     def __init__(self, total: int, block_size: int) -> None:
-        """Raises ValueError unless both are at least 1 (`block_size` in tokens)."""
-        if total < 1 or block_size < 1:
-            raise ValueError("a pool has at least one block of at least one token")
-        self._total = total
-        self._block_size = block_size
-        self._free = total
-        self._pending_evictions = 0
-        """Blocks taken that the free list has not given up yet."""
-        self._num_unassigned = 0
+        super().__init__(total, block_size)
         self._free_list: OrderedDict[int, int] = OrderedDict({-1: total})
-        """The free list: copies by their number, and extents by a negative one, with how many blocks each has."""
+        """Copies by their number, and extents of blank blocks by a negative one, with how many blocks each has."""
         self._last_copy = 1
+        """The number that was given last, to a copy or an extent."""
         self._hash_by_copy: dict[int, int] = {}
-        """copy -> key"""
         self._copy_by_hash: dict[int, int] = {}
-        """key -> the copy that answers for it"""
-        self._users: dict[int, int] = {}
-        """copy -> how many locks hold it; those in the free list are left out"""
-        self._locks: set[BlisLock] = set()
-        self._listeners = CacheListeners()
-
-    @property
-    def block_size(self) -> int:
-        return self._block_size
-
-    @property
-    def total(self) -> int:
-        return self._total
-
-    @property
-    def free(self) -> int:
-        return self._free
+        """The copy that answers for a block."""
+        self._num_locks: dict[int, int] = {}
+        """How many locks hold a copy. Copies in the free list are left out."""
 
     @property
     def evictable(self) -> int:
         self.apply_evictions()
-        return len(self._hash_by_copy) - len(self._users)
+        return len(self._hash_by_copy) - len(self._num_locks)
 
     @property
     def free_uncached(self) -> int:
-        """Those at the head of the free list that say nothing."""
+        """Blank blocks at the front of the free list."""
         self.apply_evictions()
         blocks = 0
         for entry, size in self._free_list.items():
@@ -83,10 +64,7 @@ class BlisPool(PrefixCache[BlisLock]):
 
     @property
     def referenced(self) -> int:
-        return len(self._users)
-
-    def subscribe(self, listener: PrefixCacheListener) -> None:
-        self._listeners.add(listener)
+        return len(self._num_locks)
 
     def contains(self, block_hash: int) -> bool:
         self.apply_evictions()
@@ -95,8 +73,8 @@ class BlisPool(PrefixCache[BlisLock]):
     def num_cached_blocks(self, block_hashes: Sequence[int]) -> int:
         self.apply_evictions()
         cached = self._copy_by_hash
-        for position, key in enumerate(block_hashes):
-            if key not in cached:
+        for position, block_hash in enumerate(block_hashes):
+            if block_hash not in cached:
                 return position
         return len(block_hashes)
 
@@ -104,23 +82,23 @@ class BlisPool(PrefixCache[BlisLock]):
         return self.num_unreferenced_copies(self.cached_copies(block_hashes))
 
     def num_unreferenced_copies(self, copies: Sequence[int]) -> int:
-        """How many of `copies` nobody holds."""
-        users = self._users
-        return sum([copy not in users for copy in copies])
+        """Return how many of `copies` no lock holds."""
+        locked = self._num_locks
+        return sum([copy not in locked for copy in copies])
 
-    def cached_copies(self, chain: Sequence[int]) -> list[int]:
-        """The copies that answer for the cached prefix of `chain`."""
+    def cached_copies(self, block_hashes: Sequence[int]) -> list[int]:
+        """Return the copies that answer for the cached prefix of `block_hashes`."""
         cached = self._copy_by_hash
-        return [cached[key] for key in chain[: self.num_cached_blocks(chain)]]
+        return [cached[block_hash] for block_hash in block_hashes[: self.num_cached_blocks(block_hashes)]]
 
     def copy_hashes(self, copies: Sequence[int]) -> list[int]:
-        """The keys of what `copies` say."""
+        """Return the block hashes of `copies`."""
         return [self._hash_by_copy[copy] for copy in copies]
 
     def touch(self, block_hashes: Sequence[int]) -> int:
         copies = self.cached_copies(block_hashes)
         for copy in reversed(copies):
-            if copy not in self._users:
+            if copy not in self._num_locks:
                 self._free_list.move_to_end(copy)
         return len(copies)
 
@@ -131,21 +109,21 @@ class BlisPool(PrefixCache[BlisLock]):
         return lock
 
     def lock_copies(self, lock: BlisLock, copies: Sequence[int]) -> None:
-        """`lock`, whose blocks are all published, holds `copies`, too."""
-        users, idle = self._users, self._free_list
+        """Add `copies` to `lock`, which has no private blocks."""
+        locked, free_list = self._num_locks, self._free_list
         for copy in copies:
-            if copy in users:
-                users[copy] += 1
+            if copy in locked:
+                locked[copy] += 1
             else:
-                users[copy] = 1
-                del idle[copy]
-                self._free -= 1
+                locked[copy] = 1
+                del free_list[copy]
+                self.free -= 1
         lock.copies.extend(copies)
         lock.num_committed += len(copies)
 
-    def refill(self, key: int) -> tuple[int, int]:
-        """The free block that is next to go says `key` from now on, and is the last to go. Returns which copy it was (0: none)
-        and which it is. Raises KeyError if none is free."""
+    def refill(self, block_hash: int) -> tuple[int, int]:
+        """Give the free block that is next to go the content `block_hash`, and make it the last to go. Return the copy that it
+        was (0: it was blank) and the copy that it is. Raises KeyError if no block is free."""
         self.apply_evictions()
         entry, blocks = self._free_list.popitem(last=False)
         if entry > 0:
@@ -153,68 +131,51 @@ class BlisPool(PrefixCache[BlisLock]):
         elif blocks > 1:
             self._prepend_extent(blocks - 1)
         self._last_copy += 1
-        self._hash_by_copy[self._last_copy] = key
-        self._copy_by_hash[key] = self._last_copy
+        self._hash_by_copy[self._last_copy] = block_hash
+        self._copy_by_hash[block_hash] = self._last_copy
         self._free_list[self._last_copy] = 1
-        self._listeners.notify_stored((key,))
+        self._notify_stored((block_hash,))
         return max(entry, 0), self._last_copy
-
-    def reserve(self, blocks: int) -> None:
-        if blocks > self._free:
-            raise ValueError(f"{blocks} blocks are to be taken, {self._free} are free")
-        self._free -= blocks
-        self._pending_evictions += blocks
-        self._num_unassigned += blocks
-
-    def assign(self, lock: BlisLock, blocks: int) -> None:
-        if blocks > self._num_unassigned:
-            raise ValueError(f"{blocks} blocks are claimed, {self._num_unassigned} were taken")
-        self._num_unassigned -= blocks
-        lock.num_private += blocks
 
     def commit_blocks(self, lock: BlisLock, block_hashes: Sequence[int]) -> None:
         count = len(block_hashes)
-        if count > lock.num_private:
-            raise ValueError(f"{count} blocks have content, {lock.num_private} are held without")
-        self.apply_evictions()  # what is evicted before is forgotten before: it may be a copy of the same
+        self._take_private(lock, count)
+        self.apply_evictions()  # a copy of the same block may have to go, which is forgotten first then
         copies = range(self._last_copy + 1, self._last_copy + 1 + count)
         self._last_copy += count
         self._hash_by_copy.update(zip(copies, block_hashes, strict=True))
-        self._users.update(dict.fromkeys(copies, 1))
+        self._num_locks.update(dict.fromkeys(copies, 1))
         lock.copies.extend(copies)
-        lock.num_private -= count
         lock.num_committed += count
-        fresh = [key for key in block_hashes if key not in self._copy_by_hash]
+        fresh = [block_hash for block_hash in block_hashes if block_hash not in self._copy_by_hash]
         self._copy_by_hash.update(zip(block_hashes, copies, strict=True))
-        self._listeners.notify_stored(fresh)
+        self._notify_stored(fresh)
 
     def release(self, lock: BlisLock) -> None:
         self._release(lock, 0)
 
     def release_private(self, lock: BlisLock, num_full: int, block_hashes: Callable[[], Sequence[int]]) -> None:
-        """`keys` are not needed: what nobody asks for is only counted."""
-        if num_full > lock.num_private:
-            raise ValueError(f"{num_full} blocks are to be buried, {lock.num_private} are held without content")
-        lock.num_private -= num_full
+        """`block_hashes` are not needed: content that no request asks for is only counted."""
+        self._take_private(lock, num_full)
         self._release(lock, num_full)
 
-    def _release(self, lock: BlisLock, buried: int) -> None:
-        self.apply_evictions()  # what was taken before is not taken from what is let go now
+    def _release(self, lock: BlisLock, num_full: int) -> None:
+        self.apply_evictions()  # earlier reservations are not taken from the blocks that are released now
         self._locks.remove(lock)
-        users, idle = self._users, self._free_list
-        before = len(users)
+        locked, free_list = self._num_locks, self._free_list
+        before = len(locked)
         if lock.num_private:
             self._append_extent(lock.num_private)
-        if buried:
-            self._append_extent(buried)
+        if num_full:
+            self._append_extent(num_full)
         for copy in reversed(lock.copies):
-            others = users[copy] - 1
+            others = locked[copy] - 1
             if others:
-                users[copy] = others
+                locked[copy] = others
             else:
-                del users[copy]
-                idle[copy] = 1
-        self._free += lock.num_private + buried + before - len(users)
+                del locked[copy]
+                free_list[copy] = 1
+        self.free += lock.num_private + num_full + before - len(locked)
 
     def evict(self, blocks: int) -> int:
         self.apply_evictions()
@@ -232,47 +193,46 @@ class BlisPool(PrefixCache[BlisLock]):
         return len(copies)
 
     def apply_evictions(self) -> None:
-        owed, idle = self._pending_evictions, self._free_list
-        if not owed:
+        pending, free_list = self._pending_evictions, self._free_list
+        if not pending:
             return
         self._pending_evictions = 0
-        while owed:
-            entry, blocks = idle.popitem(last=False)
+        while pending:
+            entry, blocks = free_list.popitem(last=False)
             if entry > 0:
                 self._forget_copy(entry)
-            elif blocks > owed:
-                self._prepend_extent(blocks - owed)
+            elif blocks > pending:
+                self._prepend_extent(blocks - pending)
                 return
-            owed -= blocks
+            pending -= blocks
 
     def check(self) -> None:
         self.apply_evictions()
-        plain = sum(lock.num_private for lock in self._locks) + self._num_unassigned
-        if sum(self._free_list.values()) != self._free or self._free + len(self._users) + plain != self._total:
-            raise InvariantError(
-                f"KV blocks: {self._free} free ({sum(self._free_list.values())} listed)"
-                f" + {len(self._users)} shared + {plain} plain != {self._total}"
-            )
+        private = sum(lock.num_private for lock in self._locks) + self._num_unassigned
+        listed, locked = sum(self._free_list.values()), len(self._num_locks)
+        if listed != self.free or self.free + locked + private != self.total:
+            shares = f"{self.free} free ({listed} listed) + {locked} shared + {private} private"
+            raise InvariantError(f"KV blocks: {shares} != {self.total}")
         held = Counter(copy for lock in self._locks for copy in lock.copies)
-        if held != self._users or any(len(lock.copies) != lock.num_committed for lock in self._locks):
+        if held != self._num_locks or any(len(lock.copies) != lock.num_committed for lock in self._locks):
             raise InvariantError("KV blocks: references are not what the locks hold")
-        if {copy for copy in self._free_list if copy > 0} | self._users.keys() != self._hash_by_copy.keys():
+        if {copy for copy in self._free_list if copy > 0} | self._num_locks.keys() != self._hash_by_copy.keys():
             raise InvariantError("KV blocks: a copy is neither held nor free, or both")
-        if any(self._hash_by_copy.get(copy) != key for key, copy in self._copy_by_hash.items()):
+        if any(self._hash_by_copy.get(copy) != block_hash for block_hash, copy in self._copy_by_hash.items()):
             raise InvariantError("KV blocks: the index is not what the copies say")
 
     def _forget_copy(self, copy: int) -> None:
-        """`copy` has left the free list and loses its content, and its prefix is forgotten, whoever answers for it."""
-        key = self._hash_by_copy.pop(copy)
-        if self._copy_by_hash.pop(key, None) is not None:
-            self._listeners.notify_removed((key,))
+        """`copy` has left the free list and loses its content. Its block is forgotten, even if another copy answers for it."""
+        block_hash = self._hash_by_copy.pop(copy)
+        if self._copy_by_hash.pop(block_hash, None) is not None:
+            self._notify_removed((block_hash,))
 
     def _append_extent(self, blocks: int) -> int:
-        """So many blocks join the end of the free list whose content nobody knows. Returns the name of their extent."""
+        """Put `blocks` blank blocks at the end of the free list. Return the number of their extent."""
         self._last_copy += 1
         self._free_list[-self._last_copy] = blocks
         return -self._last_copy
 
     def _prepend_extent(self, blocks: int) -> None:
-        """Likewise, and they are the next to go."""
+        """Put `blocks` blank blocks at the front of the free list."""
         self._free_list.move_to_end(self._append_extent(blocks), last=False)

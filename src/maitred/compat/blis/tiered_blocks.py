@@ -28,7 +28,7 @@ from maitred.compat.blis.host_memory import HostMemory
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.kv.prefix_hit import PrefixHit
+from maitred.kv.prefix_cache import PrefixHit
 
 _MISPLACED_SALT = 0x617374726179
 """Marks the keys of what has gone astray."""
@@ -60,9 +60,9 @@ class TieredBlockManager(BlisBlockManager):
     def must_form_step(self) -> bool:
         return bool(self._without_blocks)
 
-    def try_admit(self, seq: SequenceState, found: PrefixHit, tokens: int) -> bool:
-        number, end = seq.request.id, found.num_tokens + tokens
-        if not self._allocate(seq, found.num_tokens, end, self._pool.cached_copies(self._prompt_hashes(seq))):
+    def try_admit(self, seq: SequenceState, hit: PrefixHit, tokens: int) -> bool:
+        number, start = seq.request.id, hit.num_blocks * self.block_size
+        if not self._allocate(seq, start, start + tokens, self._pool.cached_copies(self._prompt_hashes(seq))):
             if self._owned_tokens.get(number):
                 self._waiting_holders[number] = seq
             return False
@@ -70,8 +70,8 @@ class TieredBlockManager(BlisBlockManager):
         if not self._owned_tokens[number]:
             self._without_blocks.add(number)
         if not seq.num_preemptions:
-            seq.num_cached_tokens = found.num_tokens
-        self._set_computed(seq, end)
+            seq.num_cached_tokens = start
+        self._set_computed(seq, start + tokens)
         return True
 
     def try_grow(self, seq: SequenceState, start: int, tokens: int) -> bool:
