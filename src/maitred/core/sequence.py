@@ -1,4 +1,4 @@
-"""Seq: a request inside an instance, in all its life there."""
+"""SequenceState: a request inside an instance, for as long as it is there. Compiled (`tools/compile.py`)."""
 
 from __future__ import annotations
 
@@ -9,52 +9,58 @@ from maitred.core.units import Micros
 
 
 class SequenceState:
-    """A request inside an instance: what its life there has come to. Owned by the instance, read by its policies.
+    """A request inside an instance. The instance owns it, and its policies read it.
 
-    While a sequence decodes, `origin` alone tells how far it is: after instance step s it has emitted `s - origin` tokens
-    and holds `prompt + emitted - 1` tokens of KV. So a step costs nothing per running sequence. `emitted` and `computed`
-    are settled when it stops decoding.
+    While a sequence decodes, `decode_origin_step` alone says how far it is: after step s of the instance it has emitted
+    `s - decode_origin_step` tokens, and holds `prompt + emitted - 1` tokens of KV. So a step costs nothing per running sequence.
+    `num_output_tokens` and `num_computed_tokens` are settled when it stops decoding.
 
-    Its fields have their defaults in the class, since most of them never change.
+    Example: a prompt of 100 tokens emits its first token at the end of step 8, so its origin is step 7. After step 20 it has
+    emitted 13 tokens and holds 112 tokens of KV.
+
+    The fields have their defaults in the class, since most of them never change.
     """
 
     request: Request
     arrival_index: int
-    """The how-manieth request of this instance it is: breaks ties among equal arrivals."""
+    """Index among the requests of this instance, in the order of arrival. Breaks ties among equal arrivals."""
     num_tokens_to_prefill: int
-    """Tokens of KV it needs before its next token can come out: the prompt, and after a preemption what it emitted."""
+    """Tokens of KV that it needs before its next token can come out: the prompt, and after a preemption what it had emitted."""
     priority: float
+    """Urgency, larger is more urgent: what the request says, or what a priority policy has computed."""
     block_hashes: Sequence[int] | None = None
-    """The keys of its prompt in the prefix cache of its instance, once somebody has asked for them
+    """Hashes of the blocks of its prompt in the prefix cache of its instance, once they have been asked for
     (`kv.sequence_block_hashes`)."""
     num_computed_tokens: int = 0
-    """Tokens of KV it holds (valid while not decoding)."""
+    """Tokens of KV that it holds (valid while it does not decode)."""
     num_cached_tokens: int = 0
     """Tokens of its prompt that were in the prefix cache when it was first admitted."""
     num_scheduled_tokens: int = 0
-    """Tokens of its prompt that the step in progress computes; their blocks are taken."""
+    """Tokens of its prompt that the step in progress computes. Their blocks are reserved."""
     num_output_tokens: int = 0
-    """Output tokens so far (valid while not decoding). They survive a preemption; their KV does not."""
+    """Tokens that it has emitted (valid while it does not decode). They survive a preemption; their KV does not."""
     num_accounted_output_tokens: int = 0
-    """Output tokens of which `WaitQueue.on_served` has been told."""
+    """Emitted tokens that `WaitQueue.on_served` has been told of."""
     is_decoding: bool = False
     decode_origin_step: int = 0
+    """Step of the instance after which it had emitted no token, counted back from where it is (valid while it decodes)."""
     queued_at: Micros | None = None
-    """When it stood in the wait queue; None: as soon as it was there."""
+    """Instant at which it entered the wait queue; None: on its arrival."""
     scheduled_at: Micros | None = None
-    """When it last entered the running batch."""
+    """Instant at which it last entered the running batch."""
     first_token_at: Micros | None = None
+    """Instant at which its first token came out."""
     admission_index: int = 0
-    """The how-manieth sequence it was that entered the running batch, when it last did."""
+    """Index of its last admission among all admissions to the running batch."""
     stall_time: Micros = 0
-    """How long it stood still between tokens, where BLIS does not count that."""
+    """µs that it has stood still between tokens because no block was free, where that is not counted as latency (BLIS)."""
     num_preemptions: int = 0
     transferred_kv_tokens: int = 0
-    """Tokens of KV that another instance computed and that come with it, until a preemption takes them."""
+    """Tokens of KV that another instance has computed and that come with it, until a preemption takes them."""
     preempted_kv_tokens: int = 0
-    """Tokens of KV that the last preemption took, until it enters again."""
+    """Tokens of KV that the last preemption took, until it is admitted again."""
     preempted_at: Micros = 0
-    """When that was: while decoding, the instant of its last token."""
+    """Instant of that preemption: while decoding, the instant of its last token."""
     recomputed_tokens: int = 0
     """Tokens of KV that it had to compute again."""
 

@@ -5,7 +5,6 @@ The owner of the time steps it: the simulator in virtual time, the emulated engi
     instance.py            when steps start and end; time skipping
     engine_core.py         the sequences, and what a run of steps does to them
     async_scheduling.py    planning one step ahead
-    completion_heap.py     which sequence completes after which step
     config.py, events.py   what goes in, what comes out
     step_meter.py          how busy it was, and the gaps between tokens
     itl_log.py             which request had which gaps

@@ -30,11 +30,11 @@ from msgspec.structs import replace
 from maitred.batching import BatchLimits, ContinuousBatch, PreemptionPolicy, StepPlan, context_spread
 from maitred.core.contracts import BatchShape
 from maitred.core.errors import InvariantError
+from maitred.core.lazy_heap import LazyHeap
 from maitred.core.request import PrefixKeys, Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance.async_scheduling import UnseenArrivals
-from maitred.instance.completion_heap import CompletionHeap
 from maitred.instance.config import InstanceConfig
 from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.itl_log import ItlLog
@@ -66,6 +66,31 @@ def standard_parts(config: InstanceConfig) -> EngineParts:
 def batch_limits(config: InstanceConfig) -> BatchLimits:
     """Return what one step of an instance may hold."""
     return BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.long_prefill_token_threshold)
+
+
+class CompletionHeap(LazyHeap[tuple[int, int, int, SequenceState]]):
+    """The steps after which the decoding sequences complete, unless they are preempted or withdrawn.
+
+    Entries: step, admission index, `decode_origin_step`, sequence. A sequence that decodes anew has another origin step, and
+    another entry.
+    """
+
+    __slots__ = ()
+
+    def _is_live(self, entry: tuple[int, int, int, SequenceState]) -> bool:
+        seq = entry[3]
+        return seq.is_decoding and seq.decode_origin_step == entry[2]
+
+    def add(self, seq: SequenceState, step: int) -> None:
+        """`seq`, which has just begun to decode, completes after `step`."""
+        heappush(self._heap, (step, seq.admission_index, seq.decode_origin_step, seq))
+
+    def first_step(self) -> int:
+        """Return the step after which the first sequence completes; -1 if none decodes."""
+        if self._num_stale:
+            self._drop_stale()
+        heap = self._heap
+        return heap[0][0] if heap else -1
 
 
 class StepRun:
@@ -239,11 +264,13 @@ class EngineCore:
         if self.meter is not None:
             self.meter.add_run(run.shape, run.steps, now - run.starts_at, batch.num_transferred + run.departed_decodes)
         batch.run_steps(run.steps)
+        for _ in stalled:
+            self._completions.mark_stale()  # they complete a step later than planned
         self.run, self.next_start = None, now
         if run.plan.chunks:
             self._commit_chunks(run.plan, now)
         while (step := self._completions.first_step()) == batch.step_index:
-            self._remove_running(self._completions.pop(), now, _FINISHED)
+            self._remove_running(self._completions.pop_entry()[3], now, _FINISHED)
         self._next_completion_step = step
         if stalled:
             self._resume(stalled)
@@ -285,7 +312,7 @@ class EngineCore:
     def _requeue_preempted(self, seq: SequenceState, now: Micros) -> None:
         self.num_preemptions += 1
         if seq.num_output_tokens > seq.num_accounted_output_tokens:  # it was decoding: prefill emits nothing
-            self._completions.invalidate()
+            self._completions.mark_stale()
             seq.preempted_at = now
             if self.itl_log is not None:
                 self.itl_log.on_decode_end(seq.request.id)
@@ -307,10 +334,9 @@ class EngineCore:
                 self.itl_log.on_decode_start(seq.request.id)
 
     def _pause(self, stalled: Sequence[SequenceState], time: Micros) -> None:
-        """`stalled` decode and have stood still in the step that has ended, so their completions come a step later."""
+        """`stalled` decode and have stood still in the step that has ended, which took `time`."""
         for seq in stalled:
             seq.stall_time += time
-            self._completions.invalidate()
             if self.itl_log is not None:
                 self.itl_log.on_decode_end(seq.request.id)
 
@@ -332,11 +358,12 @@ class EngineCore:
         if kind is _FINISHED:
             self.batch.finish(seq)
         else:
-            if seq.is_decoding:
-                self._completions.invalidate()
+            was_decoding = seq.is_decoding
+            self.batch.remove(seq)
+            if was_decoding:
+                self._completions.mark_stale()
                 if self.run is not None:
                     self.run.departed_decodes += 1
-            self.batch.remove(seq)
         self._account_decode(seq, now)
         if kind is _FINISHED:
             self.waiting.on_finished(seq, now)

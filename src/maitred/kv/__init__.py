@@ -1,10 +1,10 @@
-"""Blocks and the prefix tree: the memory that queueing, batching and programs look at.
+"""KV memory: blocks and the prefix tree, which queueing and batching look at.
 
 KV memory is cut into blocks of a fixed number of tokens. As long as nothing reads their content, blocks are counts
 (`BlockManager`). A `PrefixCache` remembers what they held, in one of two ways:
 
-* `BlockPool`: block by block, as vLLM does; the least recently used goes first.
-* `RadixCache`: in a tree of runs, as SGLang does; a leaf at a time, by one of the `EVICTIONS`.
+* `BlockPool`: block by block, as vLLM does; the least recently used block is evicted first.
+* `RadixCache`: in a tree of runs, as SGLang does; evicted a leaf at a time, by one of the `EVICTIONS`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from maitred.kv.eviction import EVICTIONS, EvictionPolicy
 from maitred.kv.prefix_block_manager import PrefixBlockManager
 from maitred.kv.prefix_cache import NO_HIT, CacheLock, PrefixCache, PrefixHit
 from maitred.kv.radix_cache import RadixCache
-from maitred.kv.reuse import Reuse, reuse
 
 __all__ = [
     "EVICTIONS",
@@ -37,11 +36,9 @@ __all__ = [
     "PrefixHit",
     "PromptTokenIds",
     "RadixCache",
-    "Reuse",
     "apply_namespace",
     "extend_block_hashes",
     "make_namespace",
     "request_block_hashes",
-    "reuse",
     "sequence_block_hashes",
 ]

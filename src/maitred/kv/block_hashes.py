@@ -1,11 +1,11 @@
-"""Keys: what a full block of a prompt is called in a prefix cache.
+"""Block hashes: the names of the full blocks of a prompt in a prefix cache.
 
-A key stands for the whole prefix that ends in its block, so equal keys mean equal prefixes, and one comparison of ints
-replaces the comparison of all tokens before. A trace that carries block ids has such keys already (`workload.shared_prefix`);
-token ids are chained here, each block's key made of its parent's and its tokens. The namespace is mixed in last, so that
-what makes keys need not know of it.
+A hash stands for the whole prefix that ends in its block, so equal hashes mean equal prefixes, and one comparison of ints
+replaces the comparison of all tokens before. A trace that carries block ids has such hashes already (`workload.shared_prefix`);
+token ids are chained here: the hash of a block is made of that of the block before and of its own tokens. The namespace is
+mixed in last, so that the makers of hashes need not know of it.
 
-Two different prefixes get the same key with a chance of about n² / 2⁶² for n blocks: one in 20,000 for ten million.
+Two different prefixes get the same hash with a chance of about n² / 2⁶² for n blocks: one in 20,000 for ten million.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
 
 BYTES_PER_TOKEN = 4
-"""Of UTF-8 text, by the usual rule of thumb."""
+"""Bytes of UTF-8 text that count as a token, by the usual rule of thumb."""
 
 
 class PromptTokenIds(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys` of a prompt whose tokens are known; chained when a cache asks."""
+    """`PrefixKeys` of a prompt whose tokens are known. They are chained when a cache asks."""
 
     tokens: tuple[int, ...]
     """Token ids, 0 or more each."""
@@ -44,53 +44,56 @@ class PromptTextBytes(msgspec.Struct, frozen=True, gc=False):
         return len(self.text) // BYTES_PER_TOKEN
 
     def block_keys(self, block_size: int) -> Sequence[int]:
-        so_far, step, keys = blake2b(digest_size=8), block_size * BYTES_PER_TOKEN, []
+        so_far, step, hashes = blake2b(digest_size=8), block_size * BYTES_PER_TOKEN, []
         for end in range(step, len(self.text) + 1, step):
             so_far.update(self.text[end - step : end])
-            keys.append(int.from_bytes(so_far.copy().digest()))
-        return keys
+            hashes.append(int.from_bytes(so_far.copy().digest()))
+        return hashes
 
 
 def extend_block_hashes(block_hashes: Sequence[int], tokens: Sequence[int], block_size: int) -> list[int]:
-    """The keys of the full blocks of `tokens`, which follow a prefix of whole blocks that ends in the last key of `chain`.
+    """Return the hashes of the full blocks of `tokens`, which continue the prefix of the blocks `block_hashes`.
 
-    So the keys of an answer follow those of its prompt. Not namespaced. Raises ValueError unless `block_size` is at least 1.
+    So the hashes of an answer follow those of its prompt. They have no namespace. Raises ValueError unless `block_size` is at
+    least 1.
     """
     if block_size < 1:
         raise ValueError("a block has at least one token")
     tokens = tuple(tokens)
-    key, keys = block_hashes[-1] if block_hashes else 0, []
+    parent, hashes = block_hashes[-1] if block_hashes else 0, []
     for end in range(block_size, len(tokens) + 1, block_size):
-        key = hash((key, tokens[end - block_size : end]))  # of ints alone, so it is the same in every process
-        keys.append(key)
-    return keys
+        parent = hash((parent, tokens[end - block_size : end]))  # of ints alone, so it is the same in every process
+        hashes.append(parent)
+    return hashes
 
 
 def request_block_hashes(request: Request, block_size: int) -> Sequence[int]:
-    """The keys of the full blocks of its prompt in its namespace; empty if nothing is known of its content."""
+    """Return the hashes of the full blocks of the prompt, in its namespace; none if nothing is known of its content."""
     if request.prefix is None:
         return ()
     return apply_namespace(request.prefix.block_keys(block_size), request.cache_namespace)
 
 
 def sequence_block_hashes(seq: SequenceState, cache: PrefixCacheView) -> Sequence[int]:
-    """`cache.block_hashes` of its prompt; `cache` is that of its instance. Made once for all who ask."""
-    chain = seq.block_hashes
-    if chain is None:
-        chain = seq.block_hashes = cache.block_hashes(seq.request)
-    return chain
+    """Return the block hashes of the prompt of `seq` in `cache`, that of its instance. They are made once."""
+    hashes = seq.block_hashes
+    if hashes is None:
+        hashes = seq.block_hashes = cache.block_hashes(seq.request)
+    return hashes
 
 
-def apply_namespace(keys: Sequence[int], namespace: str) -> Sequence[int]:
-    """`keys` as they are called in `namespace`: the same there if and only if they were the same, and never as elsewhere."""
+def apply_namespace(block_hashes: Sequence[int], namespace: str) -> Sequence[int]:
+    """Return the names of `block_hashes` in `namespace`: equal if and only if they were equal, and different from those of
+    other namespaces."""
     if not namespace:
-        return keys
+        return block_hashes
     salt = _salt(namespace)
-    return [key ^ salt for key in keys]
+    return [block_hash ^ salt for block_hash in block_hashes]
 
 
 def make_namespace(extra_key: str | None, cache_salt: str | None) -> str:
-    """One name for SGLang's pair of `extra_key` and `cache_salt`. An empty salt is none; an empty extra key is one."""
+    """Return one name for SGLang's pair of `extra_key` and `cache_salt`. An empty salt counts as none, an empty extra key does
+    not."""
     salt = cache_salt or None
     return "" if extra_key is None and salt is None else repr((extra_key, salt))
 

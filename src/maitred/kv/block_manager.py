@@ -1,14 +1,19 @@
-"""Block counts: how many KV blocks are free, now and after k more steps.
+"""BlockManager: how many KV blocks are free, now and after k more steps.
 
-A decoding sequence adds one token a step, so it opens a block every `block_size` steps, always at the same phase of the
+A decoding sequence adds one token in each step, so it opens a block every `block_size` steps, always at the same phase of the
 step counter. It is enough to know how many sequences open a block at each phase:
 
-    opens(k) = (k div size) * decoders + sum(opening[phase ... phase + k mod size])
+    decode_blocks(k) = (k div size) * decodes + sum(openings[phase ... phase + k mod size])
 
 A run of k decode steps costs O(block_size) that way, however long it is and however many sequences it serves, and the last
-step that still finds its blocks is found without trying.
+step that still finds its blocks is found without making the steps before.
 
-Here blocks have no content: whoever leaves takes his with him. `PrefixBlockManager` is the same over a prefix cache.
+Example, with blocks of 4 tokens at phase 0: a sequence that holds 6 tokens fills its second block with 2 more, and opens its
+third one in the step after, at phase (0 - 6) mod 4 = 2. In 7 steps it opens 7 div 4 = 1 block, and one more since phase 2 is
+among the 7 mod 4 = 3 phases that remain: those after 2 and 6 steps.
+
+Here blocks have no content, so those of a sequence are free when it leaves. `PrefixBlockManager` is the same over a prefix
+cache. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ class BlockManager:
 
     @property
     def free_committed(self) -> int:
-        """What is free as of the steps that are over."""
+        """Free blocks as of the steps that have ended."""
         return self.free
 
     @property
@@ -44,14 +49,15 @@ class BlockManager:
         return 0
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold `tokens` tokens."""
+        """Return the number of blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)
 
     def blocks_held(self, seq: SequenceState, tokens: int) -> int:
-        """Blocks of `seq`, which is running and has `tokens` tokens of KV."""
+        """Return the number of blocks of `seq`, which runs and has `tokens` tokens of KV."""
         return self.blocks_for(tokens)
 
     def reserve(self, blocks: int) -> None:
+        """Take `blocks` free blocks."""
         self.free -= blocks
 
     def start_decode(self, tokens: int) -> None:
@@ -60,17 +66,17 @@ class BlockManager:
         self._openings_by_phase[(self._phase - tokens) % self.block_size] += 1
 
     def release_decoding(self, seq: SequenceState, tokens: int) -> None:
-        """`seq`, which decodes and holds `tokens` tokens by now, leaves and gives its blocks back."""
+        """Free the blocks of `seq`, which decodes and holds `tokens` tokens by now."""
         self.free += -(-tokens // self.block_size)
         self._num_decodes -= 1
         self._openings_by_phase[(self._phase - tokens) % self.block_size] -= 1
 
     def release_prefilling(self, seq: SequenceState, tokens: int) -> None:
-        """`seq`, which does not decode, leaves with all its blocks, `tokens` tokens' worth."""
+        """Free the blocks of `seq`, which does not decode: `tokens` tokens' worth."""
         self.free += -(-tokens // self.block_size)
 
     def decode_blocks(self, steps: int) -> int:
-        """Blocks that the decoding sequences open in the next `steps` steps."""
+        """Return how many blocks the decoding sequences open in the next `steps` steps."""
         size, phase = self.block_size, self._phase
         if steps == 1:
             return self._openings_by_phase[phase]
@@ -84,20 +90,20 @@ class BlockManager:
         return opened
 
     def run_steps(self, steps: int) -> None:
-        """The decoding sequences make `steps` steps and take the blocks they open."""
+        """The decoding sequences make `steps` steps and take the blocks that they open."""
         self.free -= self._openings_by_phase[self._phase] if steps == 1 else self.decode_blocks(steps)
         self._phase = (self._phase + steps) % self.block_size
 
     def max_steps(self, limit: int) -> int:
-        """The most steps, at most `limit`, whose blocks are free now."""
+        """Return the largest number of steps, at most `limit`, whose blocks are free now."""
         return self.max_steps_with(self.free, limit)
 
     def max_steps_with(self, free: int, limit: int) -> int:
-        """The most steps, at most `limit`, that open no more than `free` blocks."""
-        size, decoders = self.block_size, self._num_decodes
-        if decoders * -(-limit // size) <= free:
+        """Return the largest number of steps, at most `limit`, that open no more than `free` blocks."""
+        size, decodes = self.block_size, self._num_decodes
+        if decodes * -(-limit // size) <= free:
             return limit
-        cycles, left = divmod(free, decoders)
+        cycles, left = divmod(free, decodes)
         steps = cycles * size
         while steps < limit:
             left -= self._openings_by_phase[(self._phase + steps) % size]
@@ -107,8 +113,9 @@ class BlockManager:
         return steps
 
     def check(self, held: int) -> None:
-        """Raises InvariantError unless `held`, the blocks that sequences say they hold, and the free ones are all there are."""
+        """Raise InvariantError unless `held`, the blocks that the sequences hold, and the free ones are all there are."""
         if held + self.free != self.total or self.free < 0:
             raise InvariantError(f"KV blocks: {held} held + {self.free} free != {self.total}")
-        if sum(self._openings_by_phase) != self._num_decodes or min(self._openings_by_phase) < 0:
-            raise InvariantError(f"KV blocks: {self._openings_by_phase} open, {self._num_decodes} sequences decode")
+        openings = self._openings_by_phase
+        if sum(openings) != self._num_decodes or min(openings) < 0:
+            raise InvariantError(f"KV blocks: {openings} open, {self._num_decodes} sequences decode")
