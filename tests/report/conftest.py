@@ -34,7 +34,7 @@ PREEMPTING: tuple[Row, ...] = (
     (5, BULK, 400_000, NEVER, NEVER, 500_000, 60, 0, Outcome.PREEMPTED, 1, 0, 0, 0),
     (6, BULK, 400_000, 700_000, 800_000, 900_000, 70, 2, Outcome.COMPLETED, 1, 0, 1, 0),
 )
-"""And two bulk requests that lost their slots; one of them was tried again."""
+"""The five, and two bulk requests that lost their slots; one of them was tried again."""
 
 
 def results_of(rows: tuple[Row, ...], end: int) -> Results:
@@ -52,7 +52,7 @@ def gaps_of(*values: int) -> QuantileSketch:
 
 @pytest.fixture
 def told() -> Results:
-    """The five, with all that may be said of them: two tenants and one request without, SLO classes that two of three bulk
+    """Return the five with everything beside the rows: two tenants and one request without, SLO classes that two of three bulk
     requests name, and instances that were busy for 1.5 s and 0.5 s of the two."""
     totals = [
         InstanceTotals(

@@ -1,4 +1,4 @@
-"""Groups of requests, against the five (`told` in conftest)."""
+"""Groups of requests, for the five of `told` in conftest."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_fairness_is_jains_index_of_the_tokens(told: Results, five: Results) -> 
 
 
 def test_the_longest_wait_is_also_of_who_never_ran(make: object, told: Results) -> None:
-    """The rejected one is here to the end, for nothing says when it left; the others waited 10, 20, 30 and 40 ms."""
+    """The rejected request stays to the end, because its end is not given; the others waited 10, 20, 30 and 40 ms."""
     summary = summarise(told)
     assert summary.total.longest_wait == 1_750_000
     assert summary.by[By.INSTANCE]["0"].longest_wait == 30_000
@@ -63,7 +63,7 @@ def test_the_longest_wait_is_also_of_who_never_ran(make: object, told: Results) 
 
 
 def test_work_that_was_done_twice(told: Results) -> None:
-    """110 tokens of prompts were let in, 22 of them cached, and 20 came out: 18 on top are 14 %, which is thrashing."""
+    """110 prompt tokens were admitted, 22 of them cached, and 20 tokens generated: 18 wasted are 14 %, which is thrashing."""
     summary = summarise(told)
     assert summary.total.waste == pytest.approx(18 / (110 - 22 + 20 + 18))
     assert summary.warnings[0].startswith("KV thrashing: 3 preemptions, 14% of the tokens computed were computed again")

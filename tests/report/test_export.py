@@ -153,7 +153,7 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
 
 
 def test_a_descriptor_is_written_to_where_it_stands(tmp_path: Path) -> None:
-    """As `>> log` opened it: what was there before stays, and the descriptor stays open."""
+    """As `>> log` opens it: earlier content stays, and the descriptor stays open."""
     log = tmp_path / "log"
     log.write_bytes(b"before ")
     with log.open("ab") as appending:

@@ -1,4 +1,4 @@
-"""The charts as pictures."""
+"""The charts as picture files."""
 
 from __future__ import annotations
 

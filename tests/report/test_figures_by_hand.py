@@ -1,4 +1,4 @@
-"""From requests to figures: runs that are small enough to be made with pencil and paper.
+"""From requests to figures: runs that are small enough to be computed by hand.
 
 A step takes 1000 µs, 10 more per prefill token, 100 more per decode. Blocks hold 16 tokens.
 """
@@ -67,7 +67,7 @@ def test_latencies(crowded: maitred.Result) -> None:
 
 
 def test_gaps_are_counted_one_by_one(crowded: maitred.Result) -> None:
-    """A: four of 1100. B: from 1640 to 7530, and 1100. The median is within half a percent."""
+    """A has four gaps of 1100; B one from 1640 to 7530, and one of 1100. The median is within half a percent."""
     itl = crowded.summary().all_instances.itl
     assert itl is not None
     assert itl.mean == (5 * 1_100 + 5_890) / 6
@@ -78,7 +78,7 @@ def test_gaps_are_counted_one_by_one(crowded: maitred.Result) -> None:
 
 
 def test_work_that_a_preemption_cost(crowded: maitred.Result) -> None:
-    """B's prompt. That of its first token had not been computed before."""
+    """The prompt of B. The KV of its first token had not been computed before."""
     total = crowded.summary().total
     assert (total.preemptions, total.wasted_tokens) == (1, 32)
     assert total.waste == 32 / (80 + 9 + 32)
@@ -124,7 +124,7 @@ def test_the_same_in_every_file(crowded: maitred.Result, tmp_path: Path) -> None
 
 
 def test_what_is_found_in_the_cache_and_an_instance_that_rests() -> None:
-    """Two blocks of 48 tokens are the first one's. 1480 of work, and from 10,000 on 1160 more."""
+    """Two blocks of 48 tokens are those of the first prompt. 1480 of work, and from 10,000 on 1160 more."""
     prompts = [GroupPrefixKeys(7, 32, number, 48) for number in range(2)]
     jobs = [job(number, number * 10_000, 48, 1, prefix=prefix) for number, prefix in enumerate(prompts)]
     summary = run(jobs, enable_prefix_caching=True).summary()
@@ -134,7 +134,7 @@ def test_what_is_found_in_the_cache_and_an_instance_that_rests() -> None:
 
 
 def test_a_step_that_outlasts_the_run_is_no_more_than_the_run() -> None:
-    """Its only client leaves at 1500, in the midst of a step until 1640."""
+    """Its only client leaves at 1500, in the middle of a step that ends at 1640."""
     result = run([job(0, 0, 64, 5, deadline=1_500)])
     assert result.rows.outcome.tolist() == [Outcome.TIMED_OUT]
     assert result.rows.end == 1_500

@@ -1,4 +1,4 @@
-"""Whose the gaps between tokens were: by hand, the same with and without skipping, and none lost or counted twice."""
+"""The gaps between tokens by group: by hand, the same with skipped steps and without, and none lost or counted twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def job(number: int, arrival: int, prompt: int, answer: int, **said: Any) -> Job
 
 
 def test_each_tenant_has_its_own_gaps() -> None:
-    """Four blocks of 16 tokens. Both prompts are there at 1640; B loses its KV, A decodes four times 1100 and is done at 6040.
+    """Four blocks of 16 tokens. Both prompts are computed at 1640. B loses its KV, A decodes four times 1100 and ends at 6040.
     B computes its prompt and its token, until 7370, and decodes once more for 1100. Each gap takes 7 µs to the client."""
     jobs = [job(0, 0, 32, 5, tenant="acme"), job(1, 0, 32, 3, tenant="globex")]
     config = msgspec.structs.replace(LINEAR, total_kv_blocks=4)
@@ -51,7 +51,8 @@ def test_each_tenant_has_its_own_gaps() -> None:
 
 
 def test_who_leaves_in_the_midst_of_a_step_does_not_get_its_token() -> None:
-    """Alone a step takes 1100. The prompt is there at 1320, a token at 2420; it leaves at 3000, in the second step."""
+    """Alone, a step takes 1100. The prompt is computed at 1320, a token at 2420; the request leaves at 3000, in the second
+    step."""
     results = simulate([job(0, 0, 32, 5, deadline=3_000)], instance=LINEAR, log_itl=True)
     assert results.outcome.tolist() == [Outcome.TIMED_OUT]
     assert results.output_tokens.tolist() == [2]

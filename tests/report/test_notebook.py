@@ -1,4 +1,4 @@
-"""The notebook in examples runs from its first cell to its last, and shows what it says."""
+"""The notebook in examples runs from its first cell to its last, and prints the results that it describes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.py"
 
 
 def test_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two instances are too few for the chats, three do, and so do two with classes, at the price of bulk work."""
+    """Two instances are too few for the chats. Three suffice, and so do two with classes, at the cost of bulk work."""
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(NOTEBOOK))
     lines = capsys.readouterr().out.splitlines()

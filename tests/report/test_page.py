@@ -1,4 +1,4 @@
-"""The page: complete, closed in itself, and safe."""
+"""The page: complete, self-contained, and safe against names with markup."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def page_of(results: Results, slo: Slo | None = None, setup: RunSetup = SETUP) -
     return b"".join(parts).decode()
 
 
-class Reader(HTMLParser):
-    """Holds the page to balanced tags, and collects what it shows."""
+class PageChecker(HTMLParser):
+    """Checks that the tags of the page are balanced, and collects its text."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -61,14 +61,14 @@ class Reader(HTMLParser):
 
 def test_it_needs_nothing_from_anywhere(told: Results) -> None:
     page = page_of(told, Slo(ttft=200_000))
-    read = Reader(page)
+    read = PageChecker(page)
     assert not re.search(r"https?:|//[a-z]|@import|url\(", page)
     assert not [tag for tag, attributes in read.attributes if {"src", "href"} & set(attributes)]
     assert {"link", "img", "iframe"}.isdisjoint(tag for tag, _ in read.attributes)
 
 
 def test_it_says_what_the_summary_says(told: Results) -> None:
-    read = Reader(page_of(told, Slo(ttft=200_000)))
+    read = PageChecker(page_of(told, Slo(ttft=200_000)))
     tiles = dict(zip(read.text["dt"], read.text["dd"], strict=False))
     assert tiles["Within SLO"] == "40.0%"
     assert tiles["TTFT p99"] == "788.0 ms"
@@ -81,13 +81,13 @@ def test_it_says_what_the_summary_says(told: Results) -> None:
 
 
 def test_what_differs_from_the_defaults_is_bold(told: Results) -> None:
-    read = Reader(page_of(told))
+    read = PageChecker(page_of(told))
     assert read.text["b"] == ["num_instances: 2", "scheduler: sjf"]
     assert "max_num_seqs: 256" in "\n".join(read.text["pre"])
 
 
 def test_every_chart_has_words_for_those_who_do_not_see_it(told: Results) -> None:
-    plots = [attributes for tag, attributes in Reader(page_of(told)).attributes if "data-chart" in attributes]
+    plots = [attributes for tag, attributes in PageChecker(page_of(told)).attributes if "data-chart" in attributes]
     assert len(plots) == 9
     assert all(plot["role"] == "img" and len(plot["aria-label"] or "") > 20 for plot in plots)
 
@@ -95,7 +95,7 @@ def test_every_chart_has_words_for_those_who_do_not_see_it(told: Results) -> Non
 def test_a_pointer_reads_the_values_of_the_curves(told: Results) -> None:
     charts: list[Any] = [
         json.loads(attributes["data-chart"] or "")
-        for _, attributes in Reader(page_of(told)).attributes
+        for _, attributes in PageChecker(page_of(told)).attributes
         if "data-chart" in attributes
     ]
     kv = charts[-1]
@@ -110,13 +110,13 @@ def test_names_are_text_and_never_markup(told: Results) -> None:
     setup = msgspec.structs.replace(SETUP, workload=evil, command=evil)
     page = page_of(renamed, Slo(ttft=1), setup)
     assert page.count("<script>") == 1
-    assert evil in Reader(page).text["th"]
+    assert evil in PageChecker(page).text["th"]
 
 
 def test_warnings_stand_at_the_top(told: Results) -> None:
-    assert any("KV thrashing" in text for text in Reader(page_of(told)).text["p"])
+    assert any("KV thrashing" in text for text in PageChecker(page_of(told)).text["p"])
     told.wasted_tokens[:] = 0
-    assert not any("KV thrashing" in text for text in Reader(page_of(told)).text["p"])
+    assert not any("KV thrashing" in text for text in PageChecker(page_of(told)).text["p"])
 
 
 def test_the_same_run_gives_the_same_bytes(told: Results) -> None:
@@ -124,7 +124,7 @@ def test_the_same_run_gives_the_same_bytes(told: Results) -> None:
 
 
 def test_a_run_without_requests_is_a_page_too(none: Results) -> None:
-    read = Reader(page_of(none, Slo(ttft=1)))
+    read = PageChecker(page_of(none, Slo(ttft=1)))
     assert "data-chart" not in {name for _, attributes in read.attributes for name in attributes}
     assert "nan" not in page_of(none).lower().replace("tenan", "")
 

@@ -1,4 +1,4 @@
-"""What charts show, against the five (`told` in conftest)."""
+"""The content of charts, for the five of `told` in conftest."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_a_trace_may_be_named_as_on_the_command_line() -> None:
 
 
 def test_the_setup_is_what_was_simulated() -> None:
-    """With a capacity and no word of admission there are classes."""
+    """With a capacity and no admission section, the default classes apply."""
     result = maitred.simulate(workload(), maitred.ClusterConfig(capacity=5))
     written = result.setup.flat_sections()
     assert written["admission"]["mode"] == ("priority", False)

@@ -1,4 +1,4 @@
-"""Objectives for all and for classes, against the five (`told` in conftest).
+"""Objectives for all requests and for classes, for the five of `told` in conftest.
 
 TTFT 100, 200, 400, and 800 ms of the unfinished; E2E 500, 200, 1400 ms; TPOT 100, none, 100 ms. The third is bulk and names the
 SLO class batch; the others of bulk did not complete.

@@ -1,4 +1,4 @@
-"""Tallies say what summaries say, however the requests come in parts: counts exactly, percentiles nearly."""
+"""A streaming summary equals a summary of kept rows, in whatever parts the rows come: counts exactly, percentiles nearly."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_of_a_run_whose_rows_nobody_keeps() -> None:
 
 @pytest.mark.parametrize("horizon", [1_000, 3_500_000])
 def test_of_a_run_that_is_cut_off(horizon: int) -> None:
-    """Who never ran has waited until the end, also if those are more than a block."""
+    """A request that never ran has waited until the end, also if there is more than a block of them."""
     tally = StreamingSummary(DEFAULT_SLO)
     bare = simulate(workload(2_000), ClusterConfig(capacity=1), horizon=horizon, sink=tally.add)
     kept = simulate(workload(2_000), ClusterConfig(capacity=1), horizon=horizon)

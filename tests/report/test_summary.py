@@ -1,4 +1,4 @@
-"""The figures, against a scenario small enough for pencil and paper (`FIVE` in conftest)."""
+"""The figures of a scenario that can be computed by hand (`FIVE` in conftest)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ms(spread: LatencyStatistics | None) -> dict[str, float]:
 
 
 def test_ttft_is_of_all_that_got_a_first_token(five: Results) -> None:
-    """100, 200, 400, and 800 ms of the one that did not finish. p90 lies at rank 2.7, p99 at rank 2.97."""
+    """100, 200, 400, and 800 ms of the unfinished one. p90 lies at rank 2.7, p99 at rank 2.97."""
     assert ms(summarise(five).total.ttft) == {"mean": 375, "p50": 300, "p90": 680, "p99": 788}
 
 
@@ -84,7 +84,8 @@ def test_classes_have_their_own_figures_the_most_urgent_first(five: Results) -> 
     ],
 )
 def test_good_is_completed_within_every_target(five: Results, slo: Slo, good: int) -> None:
-    """A target is met when reached exactly; the single token meets any TPOT; what did not complete is never good."""
+    """A target counts as met if it is reached exactly. The single token meets any TPOT. A request that did not complete never
+    meets."""
     summary = summarise(five, slo)
     assert summary.total.within_slo == good
     assert summary.per_second(summary.total.within_slo) == good / 2

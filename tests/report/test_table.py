@@ -1,4 +1,4 @@
-"""The table, as text."""
+"""The table for the terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def printed(results: Results, slo: Slo | None = None, width: int = 80) -> str:
 
 
 def cells(text: str, *start: str) -> list[str]:
-    """The fields of the line that begins with `start`."""
+    """Return the cells of the line that begins with `start`."""
     lines = [line.split() for line in text.splitlines()]
     return next(line[len(start) :] for line in lines if tuple(line[: len(start)]) == start)
 

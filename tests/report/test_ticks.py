@@ -1,4 +1,4 @@
-"""Axes that people can read."""
+"""The ticks of axes are round numbers."""
 
 from __future__ import annotations
 

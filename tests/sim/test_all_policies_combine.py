@@ -1,4 +1,4 @@
-"""Any routing policy, scheduler and priority policy go together; and where there is no queue, its order does not matter."""
+"""Every routing policy works with every scheduler and priority policy; without a queue, its order does not matter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCORED = "queue-depth:2, kv-utilization:1, load-balance:1, prefix-affinity:1, pr
 
 
 def load(requests: int, rate: float) -> list[Job]:
-    """Prompts of three families, tenants, classes and sessions: something for every policy to look at."""
+    """Return prompts of three families, tenants, classes and sessions, so that every policy has something to order by."""
     jobs = synthetic(
         rate,
         requests,

@@ -1,5 +1,5 @@
-"""Whatever the cluster is like: everybody who arrives ends once, nothing runs before its cause, and the bytes are the same
-again: with skipping and without, in another process, with rows kept or handed on, watched or not."""
+"""Invariants of any cluster: every request that arrives ends once, nothing runs before its cause, and the bytes are the same
+with skipped steps and without, in another process, with rows kept or streamed, and with samples or without."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from maitred.sim import ClusterConfig, DisaggregationConfig, Outcome, Results, s
 from maitred.workload import Job
 
 
-class Turns(msgspec.Struct, frozen=True):
-    """What a prompt says: a session's history, turn by turn, 2 blocks of 16 each."""
+class SessionTurns(msgspec.Struct, frozen=True):
+    """The prefix of a prompt: the history of its session, 2 blocks of 16 tokens for each turn."""
 
     session: int
     turns: int
@@ -37,9 +37,9 @@ class Turns(msgspec.Struct, frozen=True):
         return tuple(hash((self.session, block)) for block in range(self.turns * 32 // block_size))
 
 
-class Sessions:
-    """A reactive workload: sessions of some turns; each asks again after its answer, a third of them at that very instant, or
-    gives up without one."""
+class ReactiveSessions:
+    """A reactive workload of sessions with some turns. Each session asks again after its answer, a third of them at the same
+    instant."""
 
     def __init__(self, seed: int, sessions: int = 9, turns: int = 3) -> None:
         self._rng = Random(seed)
@@ -72,9 +72,9 @@ class Sessions:
             stream=draw() < 0.5,
             deadline=at + int(draw() * 6000) if draw() < 0.2 else None,
             program=f"s{session}",
-            prefix=Turns(session, turn),
+            prefix=SessionTurns(session, turn),
         )
-        return Job(request, 1 + int(draw() * 40), Turns(session, turn + 1))
+        return Job(request, 1 + int(draw() * 40), SessionTurns(session, turn + 1))
 
 
 clusters = st.builds(
@@ -119,7 +119,7 @@ horizons = st.sampled_from([None, None, 3000])
 
 
 def possible(cluster: ClusterConfig, instance: InstanceConfig) -> bool:
-    """Its flavour does not promise the decode instances that BLIS does not have."""
+    """Return whether the cluster can be simulated: BLIS has no separate decode instances here."""
     return instance.flavour != "blis" or not cluster.disaggregation
 
 
@@ -138,8 +138,8 @@ def test_everybody_ends_once_and_nothing_comes_before_its_cause(
         return
     admission = msgspec.convert({"mode": "priority", "on_overcommit": "clamp", "on_preempt": "retry"}, AdmissionConfig)
 
-    def run(instance: InstanceConfig, **more: Any) -> tuple[Results, Sessions]:
-        sessions = Sessions(seed)
+    def run(instance: InstanceConfig, **more: Any) -> tuple[Results, ReactiveSessions]:
+        sessions = ReactiveSessions(seed)
         said = admission if cluster.capacity else None
         return simulate(sessions, cluster, instance, RoutingConfig(policy=router), said, horizon=horizon, **more), sessions
 
@@ -183,12 +183,12 @@ def test_the_same_bytes_in_another_process_whatever_its_hashes() -> None:
 
 
 def digest() -> str:
-    """Of all columns of a run in which names, prefixes and draws play their part."""
+    """Return a hash of all columns of a run that uses names, prefixes and random draws."""
     cluster = ClusterConfig(num_instances=4, capacity=5, snapshot_refresh_interval_ms=0.4, cache_signal_delay_ms=0.7)
     instance = InstanceConfig(latency=LinearLatency((100, 1, 10), (60, 0.3, 7)), total_kv_blocks=20, enable_prefix_caching=True)
     sections = {"mode": "priority", "on_overcommit": "clamp", "tenant_policies": {"auth:a": {"weight": 3.0}}}
     admission = msgspec.convert(sections, AdmissionConfig)
-    results = simulate(Sessions(5, 40), cluster, instance, RoutingConfig(policy="weighted"), admission)
+    results = simulate(ReactiveSessions(5, 40), cluster, instance, RoutingConfig(policy="weighted"), admission)
     columns = (getattr(results, name) for name in Results.__struct_fields__)
     return hashlib.sha256(b"".join(c.tobytes() if isinstance(c, np.ndarray) else repr(c).encode() for c in columns)).hexdigest()
 
@@ -231,17 +231,17 @@ def test_samples_by_hand() -> None:
         simulate(jobs, sample_every=0)
 
 
-class Late(Sessions):
+class LateSessions(ReactiveSessions):
     def on_request_end(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
         yield Job(Request(id=99, arrival=now - 1, prompt_tokens=5), 1)
 
 
 def test_a_workload_is_told_of_every_end_and_cannot_answer_in_the_past() -> None:
-    sessions = Sessions(1, sessions=1, turns=3)
+    sessions = ReactiveSessions(1, sessions=1, turns=3)
     results = simulate(sessions, instance=InstanceConfig(latency=LinearLatency((100, 1, 10), (0, 0, 50))))
     engine_ends = (results.finished - 50 * results.output_tokens).tolist()  # a client reads on while the next one thinks
     assert [(number, now) for number, _, _, now in sessions.told] == list(zip(results.request_id, engine_ends, strict=True))
     assert [tokens for _, _, tokens, _ in sessions.told] == results.output_tokens.tolist()
     assert (results.arrival[1:] >= engine_ends[:-1]).all()
     with pytest.raises(ConfigError, match="request 99 follows at"):
-        simulate(Late(1, sessions=1))
+        simulate(LateSessions(1, sessions=1))

@@ -1,4 +1,4 @@
-"""Prompts in some instances, answers in others: when what happens, and where."""
+"""Prefill and decode in separate instances: the instants and places of each stage."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from maitred.sim import ClusterConfig, DisaggregationConfig, Outcome, Results, s
 from maitred.workload import Job
 
 FIFTY = InstanceConfig(latency=LinearLatency((50_000, 0, 0), (1000, 0, 0)))
-"""Every step takes 50 ms, and a millisecond passes until a request stands in the wait queue."""
+"""Every step takes 50 ms, and a request enters its wait queue after 1 ms."""
 INSTANCE = InstanceConfig(latency=LinearLatency((100, 1, 10)))
 LLAMA_8B = 131_072
-"""Bytes of KV for a token."""
+"""Bytes of KV per token."""
 
 
 def job(number: int, arrival: int = 0, prompt: int = 512, output: int = 5, **fields: Any) -> Job:
@@ -37,7 +37,7 @@ def cluster(prefill: int = 1, decode: int = 1, **said: Any) -> ClusterConfig:
 
 
 def test_decode_begins_when_the_transfer_ends_and_the_transfer_when_prefill_ends() -> None:
-    """The case that BLIS answers with 203.735 ms: 512 tokens of 128 KiB at 25 GB/s, and 50 µs, are 2.735 ms."""
+    """In this case BLIS gives 203.735 ms: 512 tokens of 128 KiB at 25 GB/s, and 50 µs, are 2.735 ms."""
     results = simulate([job(0)], cluster(), FIFTY)
     assert results.queued.tolist() == [1000]
     assert results.first_token.tolist() == [51_000]  # from the prefill instance
@@ -64,7 +64,7 @@ def test_an_answer_of_one_token_needs_no_second_instance() -> None:
     assert results.instance.tolist() == [0, 0]
 
 
-class Says(msgspec.Struct, frozen=True):
+class PromptBlocks(msgspec.Struct, frozen=True):
     blocks: tuple[int, ...]
 
     def block_keys(self, block_size: int) -> tuple[int, ...]:
@@ -72,9 +72,10 @@ class Says(msgspec.Struct, frozen=True):
 
 
 def test_the_threshold_is_of_what_the_decode_instance_has_not_cached() -> None:
-    """Blocks of 16. The first computes its 33 tokens there, since 33 is no more than 33; of the third 32 of 66 are cached."""
+    """Blocks of 16. Request 0 computes its 33 tokens in the decode instance, since 33 is not above 33; of request 2, 32 of 66
+    are cached."""
     cached = msgspec.structs.replace(INSTANCE, enable_prefix_caching=True)
-    say = Says((1, 2)), Says((3, 4)), Says((1, 2, 5, 6)), Says((7, 8, 9, 10))
+    say = PromptBlocks((1, 2)), PromptBlocks((3, 4)), PromptBlocks((1, 2, 5, 6)), PromptBlocks((7, 8, 9, 10))
     jobs = [job(i, i * 10_000, prompt, prefix=says) for i, (prompt, says) in enumerate(zip((33, 34, 65, 66), say, strict=True))]
     results = simulate(jobs, cluster(decider="prefix-threshold", prefix_threshold=33), cached)
     parted = results.scheduled - results.first_token > 0  # it ran again, after its first token
@@ -84,20 +85,21 @@ def test_the_threshold_is_of_what_the_decode_instance_has_not_cached() -> None:
 
 def test_kv_that_came_is_cached_where_it_came() -> None:
     cached = msgspec.structs.replace(INSTANCE, enable_prefix_caching=True)
-    jobs = [job(0, 0, 33, prefix=Says((1, 2))), job(1, 10_000, 33, prefix=Says((1, 2)))]
+    jobs = [job(0, 0, 33, prefix=PromptBlocks((1, 2))), job(1, 10_000, 33, prefix=PromptBlocks((1, 2)))]
     results = simulate(jobs, cluster(decider="prefix-threshold", prefix_threshold=16), cached)
     assert (results.scheduled - results.first_token > 0).tolist() == [True, False]  # 1 left is no more than 16
 
 
 @pytest.mark.parametrize(("contention", "second"), [(False, 2735), (True, 5419)])
 def test_transfers_may_share_the_network(contention: bool, second: int) -> None:
-    """Two prompts in one step of two instances, so two transfers begin at once; 2684.4 µs each without the 50."""
+    """Two prompts complete in one step of two instances, so two transfers begin at once; each takes 2684.4 µs without the 50
+    µs."""
     results = simulate([job(0), job(1)], cluster(2, 2, transfer_contention=contention), FIFTY)
     assert results.scheduled.tolist() == [51_000 + 2735, 51_000 + second]
 
 
 def test_what_comes_decodes_beside_others_for_a_token_of_the_budget() -> None:
-    """0 decodes every 110 µs from 662 + 2735 on. 1 comes in the middle of a step and joins the next, which takes 120."""
+    """0 decodes every 110 µs from 662 + 2735 on. 1 arrives in the middle of a step and joins the next one, which takes 120."""
     results = simulate([job(0, output=50), job(1, 1000, output=3)], cluster(), INSTANCE)
     assert results.first_token.tolist() == [612, 1612]
     assert results.scheduled[0] == 612 + 2735
@@ -113,39 +115,39 @@ def test_a_deadline_ends_it_on_the_network_too() -> None:
     assert (results.finished[0], results.first_token[0], results.output_tokens[0]) == (52_000, 51_000, 1)
 
 
-class Notes(Router):
-    """Takes the first that it is shown; notes what it sees."""
+class RecordingRouter(Router):
+    """Chooses the first instance, and records what it sees."""
 
     seen: list[tuple[Micros, list[int], list[int]]]
     gone: list[tuple[Micros, int]]
 
     def __init__(self, rng: Random) -> None:
-        Notes.seen, Notes.gone = [], []
+        RecordingRouter.seen, RecordingRouter.gone = [], []
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
-        Notes.seen.append((now, [view.index for view in fleet], [view.in_flight for view in fleet]))
+        RecordingRouter.seen.append((now, [view.index for view in fleet], [view.in_flight for view in fleet]))
         return Choice(fleet[0].index, "the_first")
 
     def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
-        Notes.gone.append((now, instance))
+        RecordingRouter.gone.append((now, instance))
 
 
 def test_the_decode_instance_is_chosen_first_and_it_is_in_flight_in_both() -> None:
-    simulate([job(0), job(1, 60_000)], cluster(2, 1), FIFTY, RoutingConfig(policy=f"{__name__}:Notes"))
-    assert Notes.seen == [(0, [2], [0]), (0, [0, 1], [0, 0]), (60_000, [2], [1]), (60_000, [0, 1], [0, 0])]
-    assert Notes.gone[:2] == [(51_000, 0), (111_000, 0)]
-    assert sorted(index for _, index in Notes.gone) == [0, 0, 2, 2]
+    simulate([job(0), job(1, 60_000)], cluster(2, 1), FIFTY, RoutingConfig(policy=f"{__name__}:RecordingRouter"))
+    assert RecordingRouter.seen == [(0, [2], [0]), (0, [0, 1], [0, 0]), (60_000, [2], [1]), (60_000, [0, 1], [0, 0])]
+    assert RecordingRouter.gone[:2] == [(51_000, 0), (111_000, 0)]
+    assert sorted(index for _, index in RecordingRouter.gone) == [0, 0, 2, 2]
 
 
 def test_each_pool_may_have_scorers_of_its_own() -> None:
     said = cluster(2, 2, prefill_scorers="active-requests:1", decode_scorers="active-requests:1")
-    results = simulate([job(i) for i in range(4)], said, FIFTY, RoutingConfig(policy=f"{__name__}:Notes"))
-    assert Notes.seen == []
+    results = simulate([job(i) for i in range(4)], said, FIFTY, RoutingConfig(policy=f"{__name__}:RecordingRouter"))
+    assert RecordingRouter.seen == []
     assert sorted(results.instance.tolist()) == [2, 2, 3, 3]
 
 
 def test_memory_that_is_short_makes_it_wait_and_loses_nobody() -> None:
-    """Each needs 5 of the 12 blocks of a decode instance and grows to 8: two fit, until the second is preempted."""
+    """Each request needs 5 of the 12 blocks of a decode instance and grows to 8. Two fit, until the second is preempted."""
     small = msgspec.structs.replace(INSTANCE, total_kv_blocks=12)
     results = simulate([job(i, prompt=70, output=50) for i in range(6)], cluster(2, 1), small)
     assert set(results.outcome.tolist()) == {Outcome.COMPLETED}
@@ -167,7 +169,7 @@ def test_skipping_changes_nothing(seed: int, pools: tuple[int, int], decider: st
     for i in range(40):
         family = int(rng.random() * 3)
         begins = tuple(hash((family, block)) for block in range(int(rng.random() * 4)))
-        fields = {"prefix": Says(begins), "deadline": None if rng.random() < 0.8 else i * 130 + 2000}
+        fields = {"prefix": PromptBlocks(begins), "deadline": None if rng.random() < 0.8 else i * 130 + 2000}
         jobs.append(job(i, i * 130, 16 * len(begins) + 1 + int(rng.random() * 60), 1 + int(rng.random() * 40), **fields))
 
     def run(step_by_step: bool) -> Results:

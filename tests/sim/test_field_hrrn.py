@@ -12,7 +12,7 @@ from field_hrrn import OTHERS, RECORDED, TtftFigures, deviation, mean, simulated
 from field_scene import Scene
 
 BAND = 0.25
-"""That eight runs can be trusted with; over 48, all six ratios are within a fifth of the record."""
+"""Largest deviation in the mean of eight runs. In the mean of 48 all six ratios are within a fifth of the record."""
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
-"""KV nearly exhausted, as BLIS's hypothesis H8 has it: a cliff, and behind it neither a livelock nor anybody lost.
+"""KV nearly exhausted, as in BLIS's hypothesis H8: there is a cliff, and behind it no livelock and no lost request.
 
-The scene is that of bench/kv_pressure.py, whose table stands in docs/evidence.md: its load needs 2,200 blocks and no more.
+The scene is that of bench/kv_pressure.py, whose table is in docs/evidence.md: its load needs 2,200 blocks and no more.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_by_blis_rules_first_tokens_come_again_and_so_their_tail_jumps() -> None
 
 
 def test_no_livelock() -> None:
-    """Even where an instance holds one request and a bit, most steps bring a token: steps stay below tokens."""
+    """Even if an instance holds little more than one request, most steps produce a token: there are fewer steps than tokens."""
     results = run(LEAST)
     assert results.instances[0].steps < results.output_tokens[results.instance == 0].sum()
     assert results.preemptions.max() < 10

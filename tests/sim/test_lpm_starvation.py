@@ -1,6 +1,6 @@
-"""What is known from the field: under longest prefix first cold requests starve, and a ceiling ends that at hardly any price.
+"""Under longest prefix match requests without a cached prefix starve; a bound on the wait ends that at almost no cost.
 
-The two scenes are those of bench/starvation.py, whose table stands in docs/policies.md.
+The two scenes are those of bench/starvation.py, whose table is in docs/policies.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from starvation import COLD, SCENES, hit_rate, ttft
 
 ONE_BY_ONE = 0.5
-"""Seconds within which those who are due together are admitted: the ceiling says who is next, not that there is room."""
+"""Seconds within which requests that are due together are admitted: the bound says who is next, not that there is room."""
 
 
 @cache
@@ -30,7 +30,7 @@ def run(scene: str, policy: str) -> Results:
 
 
 def waits(results: Results) -> np.ndarray:
-    """Until admission, in µs."""
+    """Return the time until admission, in µs."""
     assert not results.preemptions.any()  # so that the last admission is the first
     return results.scheduled - results.arrival
 

@@ -1,4 +1,4 @@
-"""What columns do not hold is the workload's mistake, and is said in a line."""
+"""A number that does not fit into its column is reported in one line as a mistake of the workload."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_an_id() -> None:
 
 
 def test_a_prompt() -> None:
-    """It is refused, being longer than any model takes."""
+    """It is refused, because it is longer than any model takes."""
     with pytest.raises(ConfigError, match="prompt_tokens cannot be 9223372036854775808"):
         run(prompt_tokens=LARGE)

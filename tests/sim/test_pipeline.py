@@ -1,4 +1,4 @@
-"""The way of a request to its instance takes time: what happens when, to the microsecond.
+"""Delays on the path of a request to its instance, to the microsecond.
 
 Steps last 100 µs + 1 µs per prefill token + 10 µs per decode: a request of the default size, alone, takes 150 + 110.
 """
@@ -25,8 +25,8 @@ SLOW = ClusterConfig(admission_latency_ms=0.02, routing_latency_ms=0.03)
 COMPLETED, TIMED_OUT = Outcome.COMPLETED, Outcome.TIMED_OUT
 
 
-class Paid(msgspec.Struct, frozen=True, tag_field="model", tag="paid"):
-    """Steps as above, and overheads."""
+class LatencyWithOverheads(msgspec.Struct, frozen=True, tag_field="model", tag="paid"):
+    """Steps as above, with overheads."""
 
     overheads: Overheads = Overheads()
     steps: LinearLatency = LinearLatency((100, 1, 10))
@@ -45,7 +45,7 @@ class Paid(msgspec.Struct, frozen=True, tag_field="model", tag="paid"):
 
 
 def instance(**overheads: Any) -> InstanceConfig:
-    model: LatencyModel = Paid(Overheads(**overheads))
+    model: LatencyModel = LatencyWithOverheads(Overheads(**overheads))
     return msgspec.structs.replace(InstanceConfig(), latency=model)
 
 
@@ -90,7 +90,7 @@ def test_what_did_not_complete_pays_only_for_what_came_out() -> None:
 
 @pytest.mark.parametrize(("deadline", "place"), [(10, -1), (30, -1), (55, 0), (75, 0)])
 def test_a_deadline_ends_it_wherever_it_is(deadline: int, place: int) -> None:
-    """In front of admission, in front of the router, on its way into the instance, in it."""
+    """In front of admission, in front of the router, on the way into the instance, and in it."""
     results = simulate([job(0, deadline=deadline)], SLOW, instance(queueing=20))
     assert outcomes(results) == [TIMED_OUT]
     assert results.finished.tolist() == [deadline]
@@ -98,34 +98,38 @@ def test_a_deadline_ends_it_wherever_it_is(deadline: int, place: int) -> None:
     assert (results.queued[0] >= 0) == (deadline == 75)
 
 
-class Notes(Router):
-    """Always the first; notes what it sees of it."""
+class RecordingRouter(Router):
+    """Chooses the first instance, and records its load."""
 
     seen: list[tuple[Micros, int, int, int]]
 
     def __init__(self, rng: Random) -> None:
-        Notes.seen = []
+        RecordingRouter.seen = []
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
-        Notes.seen.append((now, fleet[0].in_flight, fleet[0].waiting, fleet[0].running))
+        RecordingRouter.seen.append((now, fleet[0].in_flight, fleet[0].waiting, fleet[0].running))
         return Choice(0, "the_first")
 
     def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
         pass
 
 
-NOTING = RoutingConfig(policy=f"{__name__}:Notes")
+RECORDING = RoutingConfig(policy=f"{__name__}:RecordingRouter")
 
 
 def test_on_its_way_into_the_instance_it_is_in_flight_and_neither_waits_nor_runs() -> None:
     jobs = [job(0), job(1, 10), job(2, 40), job(3, 60)]
-    simulate(jobs, None, instance(queueing=30), NOTING)
-    assert Notes.seen == [(0, 0, 0, 0), (10, 1, 0, 0), (40, 2, 0, 1), (60, 3, 1, 1)]
+    simulate(jobs, None, instance(queueing=30), RECORDING)
+    assert RecordingRouter.seen == [(0, 0, 0, 0), (10, 1, 0, 0), (40, 2, 0, 1), (60, 3, 1, 1)]
 
 
 def test_one_that_gives_up_on_its_way_is_in_flight_no_more() -> None:
-    simulate([job(0, deadline=20), job(1, 20), job(2, 21)], None, instance(queueing=30), NOTING)
-    assert Notes.seen == [(0, 0, 0, 0), (20, 1, 0, 0), (21, 1, 0, 0)]  # a router decides before a deadline of that instant
+    simulate([job(0, deadline=20), job(1, 20), job(2, 21)], None, instance(queueing=30), RECORDING)
+    assert RecordingRouter.seen == [
+        (0, 0, 0, 0),
+        (20, 1, 0, 0),
+        (21, 1, 0, 0),
+    ]  # a router decides before a deadline of that instant
 
 
 def admission(**keys: Any) -> AdmissionConfig:
@@ -135,7 +139,7 @@ def admission(**keys: Any) -> AdmissionConfig:
 
 @pytest.mark.parametrize(("at", "instance_of_victim"), [(5, -1), (25, 0)])
 def test_a_slot_may_be_taken_back_on_the_way(at: int, instance_of_victim: int) -> None:
-    """Routing takes 10 µs, then 30 µs pass until it waits in its instance: at 5 and at 25 the victim has not come that far."""
+    """Routing takes 10 µs, and entry another 30 µs: at 5 and at 25 the victim is not in its instance yet."""
     cluster = ClusterConfig(capacity=1, routing_latency_ms=0.01)
     urgent = job(1, at, priority_class=PriorityClass.INTERACTIVE)
     victim = job(0, priority_class=PriorityClass.BULK)

@@ -1,4 +1,4 @@
-"""Samples lie evenly over a run of any length, and there are never many."""
+"""Samples lie evenly over a run of any length, and their number is bounded."""
 
 from __future__ import annotations
 

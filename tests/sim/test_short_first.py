@@ -1,7 +1,8 @@
-"""Shortest first starves a long prompt for as long as short ones come; ageing and ceilings cure that. By hand.
+"""Shortest first starves a long prompt as long as short ones arrive; ageing and bounds cure that. Computed by hand.
 
-One request at a time. A short one of 100 tokens takes 105 µs and one comes every 100 µs, more than can be served; the long one,
-of 1,000 tokens, comes at 1, while the first short one runs. Somebody is chosen at 105, 210, 315, ...
+One request runs at a time. A short one of 100 tokens takes 105 µs, and one arrives every 100 µs, which is more than can be
+served. The long one, of 1,000 tokens, arrives at 1, while the first short one runs. The next request is chosen at 105, 210,
+315, ...
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from maitred.workload import Job
 
 SHORTS = 40
 LONG = SHORTS
-"""Its id."""
+"""The id of the long request."""
 EVERY = 100
 
 
@@ -31,7 +32,7 @@ def run(policy: str) -> Results:
 
 
 def before_the_long_one(policy: str) -> int:
-    """How many short ones were served while it waited."""
+    """Return how many short requests were served while the long one waited."""
     results = run(policy)
     long = int((results.request_id == LONG).argmax())
     return int((results.scheduled < results.scheduled[long]).sum())

@@ -1,4 +1,4 @@
-"""Admission policies and flow control in the virtual world. A request of 50 tokens and 2 of answer takes 150 + 110 µs alone."""
+"""Admission policies and flow control in virtual time. A request of 50 tokens and 2 of answer takes 150 + 110 µs alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_policy_alone_is_admission_enough() -> None:
 
 
 def test_tier_shed_sees_the_instances_as_they_are_when_it_decides() -> None:
-    """A request counts as in flight, and as waiting or running: from the step that admits it until its end at 260 µs."""
+    """A request counts as in flight, and as waiting or running, from the step that admits it until its end at 260 µs."""
     shed = admission("off", policy="tier-shed", tier_shed_threshold=1)
     jobs = [job(0), job(1, 1, "batch"), job(2, 2, "critical"), job(3, 5000, "batch")]
 
@@ -59,7 +59,7 @@ def test_one_in_flight_per_instance_and_the_urgent_first() -> None:
 
 
 def test_blis_lets_one_in_at_a_tick() -> None:
-    """A slot is free from 260 µs on, and nobody looks before 1,000."""
+    """A slot is free from 260 µs on, and the next tick is at 1,000."""
     blis = admission("flow-control", flavour="blis", flow_control={"saturation_detector": "concurrency", "max_concurrency": 1})
     jobs = [job(0), job(1, 1, "batch"), job(2, 2, "critical")]
 
@@ -69,7 +69,7 @@ def test_blis_lets_one_in_at_a_tick() -> None:
 
 
 def test_one_that_is_on_its_way_to_the_router_counts() -> None:
-    """Without that, each would see an idle instance for 5 ms, and all three would enter at once."""
+    """Otherwise each request would see an idle instance for 5 ms, and all three would enter at once."""
     results = simulate(
         [job(0), job(1, 1), job(2, 2)], ClusterConfig(routing_latency_ms=5), INSTANCE, admission=flow(max_concurrency=1)
     )

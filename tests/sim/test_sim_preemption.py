@@ -1,4 +1,4 @@
-"""Preemption in virtual time: who loses what, at which microsecond, and what becomes of the others in the same instant.
+"""Slots that are taken back in virtual time: what each request loses, and what the others gain at the same instant.
 
 Steps last 100 µs + 1 µs per prefill token + 10 µs per decode: a request of the default size, alone, has its first token after
 150 and ends after 260.
@@ -37,7 +37,7 @@ def chat(number: int, arrival: int, output: int = 2, **fields: Any) -> Job:
 
 
 def admission(bulk: dict[str, Any] | None = None, **keys: Any) -> AdmissionConfig:
-    """No reservations, these settings of the class `bulk`, and these keys."""
+    """Return a configuration without reservations, with these settings of the class `bulk`, and these keys."""
     free = {c: {"reserved_per_slot": 0.0} for c in ("system", "interactive")}
     return msgspec.convert({"mode": "priority", "classes": free | {"bulk": bulk or {}}} | keys, AdmissionConfig)
 
@@ -152,14 +152,14 @@ def test_a_preemptor_without_patience_has_its_slot_at_once_all_the_same() -> Non
     assert run([bulk(0), chat(1, 10)], preemption_budget_ms=0).finished.tolist() == [10, 410]
 
 
-class Remembers(Router):
-    """Always the first instance; keeps how loaded it was, and who has left it when."""
+class RecordingRouter(Router):
+    """Chooses the first instance, and records its load and the end of each request."""
 
     seen: list[int]
     gone: list[tuple[RequestId, Micros]]
 
     def __init__(self, rng: Random) -> None:
-        Remembers.seen, Remembers.gone = [], []
+        RecordingRouter.seen, RecordingRouter.gone = [], []
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         self.seen.append(fleet[0].in_flight)
@@ -170,10 +170,10 @@ class Remembers(Router):
 
 
 def test_a_router_is_told_that_a_victim_has_left_before_it_places_who_takes_the_slot() -> None:
-    routing = RoutingConfig(policy=f"{__name__}:Remembers")
+    routing = RoutingConfig(policy=f"{__name__}:RecordingRouter")
     simulate([bulk(0), chat(1, 10)], ONE_SLOT, INSTANCE, routing, admission(on_preempt="retry"))
-    assert Remembers.gone == [(0, 10), (1, 410), (0, 670)]
-    assert Remembers.seen == [0, 0, 0]
+    assert RecordingRouter.gone == [(0, 10), (1, 410), (0, 670)]
+    assert RecordingRouter.seen == [0, 0, 0]
 
 
 def test_the_log_of_preemptions_and_retries_replays_to_the_same_bytes() -> None:
@@ -189,13 +189,13 @@ def test_the_log_of_preemptions_and_retries_replays_to_the_same_bytes() -> None:
 
 
 def told(lines: list[bytes]) -> list[tuple[Micros, str, RequestId]]:
-    """What admission was told of single requests: when, what, of whom."""
+    """Return the inputs of admission about single requests: instant, kind, request."""
     inputs = (said for said in map(msgspec.json.decode, lines) if "id" in said)
     return [(said["at"], said["input"], said["id"]) for said in inputs]
 
 
 def test_who_is_admitted_too_late_beside_a_victim_is_not_forgotten() -> None:
-    """At 102 the starving 1 gets the reserved slot, its deadline passes, and 2 takes the slot of 0 in the same instant."""
+    """At 102 the starving 1 gets the reserved slot, its deadline passes, and 2 takes the slot of 0, all at the same instant."""
     free = {"reserved_per_slot": 0.0, "reserved_floor": 0}
     classes = {"system": free, "interactive": free | {"reserved_floor": 1}, "bulk": {"starvation_threshold_secs": 100e-6}}
     config = msgspec.convert({"mode": "priority", "promotion_share": 1.0, "classes": classes}, AdmissionConfig)

@@ -1,5 +1,5 @@
-"""Skipping is stepping, to the byte of the decision log, whatever admission does: with victims and retries, with promotions,
-tenants and tokens."""
+"""Skipping steps changes nothing, down to the bytes of the decision log, whatever admission does: with victims and retries,
+promotions, tenants and tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ TENANTS = ("auth:acme", "auth:globex", "ip:::1", "")
 
 
 def crowd(seed: int, size: int = 80) -> Iterator[Job]:
-    """All classes in bursts, long and short answers, streamed and not, some with a deadline, of four tenants and two models."""
+    """Return requests of all classes in bursts, with long and short answers, some with a deadline, of four tenants and two
+    models."""
     for i in range(size):
         mixed = (i * 7919 + seed * 104_729) % 997
         arrival = (i // 4) * (150 + seed % 7 * 40)

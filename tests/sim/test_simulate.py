@@ -1,4 +1,4 @@
-"""The virtual world. Steps last 100 µs + 1 µs per prefill token + 10 µs per decode, so sums are easy by hand."""
+"""The simulator. Steps last 100 µs + 1 µs per prefill token + 10 µs per decode, so sums are easy by hand."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_progress_is_told_of_all_arrivals() -> None:
 
 
 def burst(seed: int) -> Iterator[Job]:
-    """A crowded little workload: three classes, bursts, long and short answers."""
+    """Return a small crowded workload: three classes, bursts, long and short answers."""
     for i in range(60):
         mixed = (i * 7919 + seed * 104_729) % 997
         yield job(

@@ -1,4 +1,4 @@
-"""What a router sees of instances as they were some time ago.
+"""Routers that see a stale state of the instances.
 
 Steps last 100 µs + 1 µs per prefill token + 10 µs per decode.
 """
@@ -30,8 +30,8 @@ INSTANCE = InstanceConfig(latency=LinearLatency((100, 1, 10)), total_kv_blocks=1
 CACHED = msgspec.structs.replace(INSTANCE, enable_prefix_caching=True)
 
 
-class Says(msgspec.Struct, frozen=True):
-    """A prompt of these blocks of 16 tokens."""
+class PromptBlocks(msgspec.Struct, frozen=True):
+    """The prefix of a prompt of these blocks of 16 tokens."""
 
     blocks: tuple[int, ...]
 
@@ -45,21 +45,21 @@ def job(number: int, arrival: int = 0, prompt: int = 50, output: int = 2, **fiel
 
 
 def saying(number: int, arrival: int, *blocks: int) -> Job:
-    return job(number, arrival, len(blocks) * 16 + 1, prefix=Says(blocks))
+    return job(number, arrival, len(blocks) * 16 + 1, prefix=PromptBlocks(blocks))
 
 
-class Notes(Router):
-    """In turn; notes what it sees of all."""
+class RecordingRouter(Router):
+    """Chooses instances in turn, and records what it sees of all."""
 
     seen: list[tuple[Any, ...]]
 
     def __init__(self, rng: Random) -> None:
-        Notes.seen = []
+        RecordingRouter.seen = []
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         cached = tuple(view.cached_blocks(request) for view in fleet)
         loads = tuple((view.in_flight, view.waiting, view.running, round(view.kv_usage * 100)) for view in fleet)
-        Notes.seen.append((now, loads, cached))
+        RecordingRouter.seen.append((now, loads, cached))
         return Choice(fleet[request.id % len(fleet)].index, "in_turn")
 
     def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
@@ -67,8 +67,8 @@ class Notes(Router):
 
 
 def seen(jobs: list[Job], config: InstanceConfig = INSTANCE, **cluster: Any) -> list[tuple[Any, ...]]:
-    simulate(jobs, ClusterConfig(**cluster), config, RoutingConfig(policy=f"{__name__}:Notes"))
-    return Notes.seen
+    simulate(jobs, ClusterConfig(**cluster), config, RoutingConfig(policy=f"{__name__}:RecordingRouter"))
+    return RecordingRouter.seen
 
 
 def loads(jobs: list[Job], config: InstanceConfig = INSTANCE, **cluster: Any) -> list[tuple[Micros, tuple[int, ...]]]:
@@ -87,8 +87,8 @@ def test_who_decides_when_another_ends_sees_the_steps_that_end_with_it(step_by_s
     """Both decode from 150 on, 110 µs a step. 1 ends at 1800, which admits 2; 0 began its fifth block of 16 in that step."""
     config = msgspec.structs.replace(INSTANCE, step_by_step=step_by_step)
     jobs, cluster = [job(0, output=100), job(1, output=16), job(2, 10)], ClusterConfig(num_instances=2, capacity=2)
-    simulate(jobs, cluster, config, RoutingConfig(policy=f"{__name__}:Notes"), AdmissionConfig(mode="legacy"))
-    assert [(now, of[0]) for now, of, _ in Notes.seen][-1] == (1800, (1, 0, 1, 5))
+    simulate(jobs, cluster, config, RoutingConfig(policy=f"{__name__}:RecordingRouter"), AdmissionConfig(mode="legacy"))
+    assert [(now, of[0]) for now, of, _ in RecordingRouter.seen][-1] == (1800, (1, 0, 1, 5))
 
 
 def test_a_copy_is_seen_until_it_is_as_old_as_it_may_be() -> None:
@@ -105,7 +105,7 @@ def test_it_is_made_when_somebody_decides_and_not_before() -> None:
 
 
 def test_admission_decides_too_so_it_makes_copies() -> None:
-    """Routing takes 200 µs. 0 runs from 200 to 460. Admission looks for 1 at 350, so routing has nothing newer at 550."""
+    """Routing takes 200 µs. 0 runs from 200 to 460. Admission refreshes for 1 at 350, so routing has nothing newer at 550."""
     jobs, cluster = [job(0), job(1, 350)], {"routing_latency_ms": 0.2}
     assert loads(jobs, **cluster)[1] == (550, (0, 0, 0, 0))
     assert loads(jobs, snapshot_refresh_interval_ms=0.3, **cluster)[1] == (550, (0, 0, 1, 4))
@@ -188,11 +188,11 @@ def test_a_past_cache_is_what_a_copy_of_all_its_keys_would_be(
             past.refresh()
             copied = {key for key in known if cache.contains(key)}
         expected = next((i for i, key in enumerate(asked) if key not in copied), len(asked))
-        assert past.cached_blocks(Request(id=0, arrival=0, prompt_tokens=81, prefix=Says(asked))) == expected
+        assert past.cached_blocks(Request(id=0, arrival=0, prompt_tokens=81, prefix=PromptBlocks(asked))) == expected
 
 
-class ByAll(Router):
-    """By everything that may be stale, so that a difference in what is seen is one in what becomes of requests."""
+class ByEverything(Router):
+    """Orders by everything that may be stale, so that a difference in the view changes the results."""
 
     def __init__(self, rng: Random) -> None:
         pass
@@ -218,7 +218,7 @@ def test_skipping_shows_the_same(seed: int, refresh: float, delay: float) -> Non
         jobs = [msgspec.structs.replace(j, output_tokens=1 + (j.request.id * 7) % 60) for j in jobs]
         config = msgspec.structs.replace(CACHED, total_kv_blocks=30, max_num_seqs=4, step_by_step=step_by_step)
         cluster = ClusterConfig(num_instances=3, snapshot_refresh_interval_ms=refresh, cache_signal_delay_ms=delay)
-        return simulate(jobs, cluster, config, RoutingConfig(policy=f"{__name__}:ByAll"))
+        return simulate(jobs, cluster, config, RoutingConfig(policy=f"{__name__}:ByEverything"))
 
     skipping, stepping = run(False), run(True)
     for name in Results.__struct_fields__:

@@ -1,4 +1,4 @@
-"""KV memory that is nearly, or badly, too small: the run ends, everybody is served, what was computed twice is counted."""
+"""KV memory that is slightly or far too small: the run ends, every request is served, and tokens computed twice are counted."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ from maitred.workload import Job
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 GROUPS = (1679489467, 3152218661, 4000068333)
-"""What tells the shared prefixes apart."""
+"""The first tokens of the shared prefixes."""
 
 
 def prompt(n: int, request: dict[str, Any]) -> PromptTokenIds:
-    """The tokens of the n-th request."""
+    """Return the tokens of the n-th request."""
     shared = request.get("prefix_len") or 0
     group = GROUPS[request["prefix_group"]] if shared else 0
     own = request["prompt_len"] - shared

@@ -1,4 +1,4 @@
-"""How sure a difference is, and what a latency model may be wrong by."""
+"""Confidence intervals, and the error of latency models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A comparison reckons with what is published of a latency model's error, unless the configuration says how large it is."""
+"""A comparison uses the published error of a latency model, unless the configuration states one."""
 
 from __future__ import annotations
 

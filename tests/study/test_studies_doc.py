@@ -1,4 +1,4 @@
-"""docs/studies.md says what there is: every key, every metric, and examples that run."""
+"""docs/studies.md has every key and every metric, and its examples run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers in processes: every task once, whoever is lost on the way."""
+"""Workers in processes: every task completes once, whichever worker is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def upper(task: bytes) -> bytes:
 
 
 def dies_once(task: bytes) -> bytes:
-    """Of a task that is a path, the first time: the file says that it was here."""
+    """Kill this worker at the first attempt of a task that is the path of `victim`. The file records the attempt."""
     marker = Path(task.decode())
     if marker.name == "victim" and not marker.exists():
         marker.touch()

@@ -1,4 +1,4 @@
-"""Sweeping a grid or a search, and judging what comes of it."""
+"""Sweeps of a grid or a search, and the choice of the best candidate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from sweeps import GRID
+from sweep_samples import GRID
 
 from maitred import Candidate, ClusterConfig, ConfigError, InstanceConfig, Load, compare, sweep
 from maitred.study.sweep.result import CandidateResult, SweepResult, write_sweep
@@ -55,7 +55,7 @@ def figures(cost: float, ttft: float | None) -> dict[str, float | None]:
 
 
 def judged(*found: tuple[float, float | None], limit: float = 500) -> SweepResult:
-    """Candidates with these costs and TTFTs, of which those within the limit will do."""
+    """Return candidates with these costs and TTFTs, of which those within the limit meet the constraint."""
     empty = sweep({**GRID, "grid": {"cluster.num_instances": [1]}, "constraints": [f"ttft_p99_ms <= {limit}"]})
     tried = [
         CandidateResult(
@@ -138,7 +138,7 @@ def test_a_search_finds_the_cheapest_that_holds_and_does_it_again_alike() -> Non
 
 
 class StoppedError(Exception):
-    """For a machine that goes down."""
+    """Stands for a machine that goes down."""
 
 
 def stop_after(runs: int) -> Any:

@@ -1,4 +1,4 @@
-"""The same runs on a Ray cluster: two nodes on this machine, with a CPU each."""
+"""The same runs on a Ray cluster: two nodes on this machine, with one CPU each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweeps import GRID
+from sweep_samples import GRID
 
 from maitred import ConfigError, sweep
 from maitred.study.workers import LostWorkersError, RayWorkers

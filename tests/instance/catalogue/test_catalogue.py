@@ -1,4 +1,4 @@
-"""Models and hardware by the names that users type."""
+"""Models and GPUs by the names that users type."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BILLIONS = {
     "deepseek-v3": 671.0,
     "deepseek-v2-lite": 15.71,
 }
-"""Parameters as the publishers say (without biases and the like)."""
+"""Parameters as published (without biases and the like)."""
 
 
 def test_every_model_has_as_many_parameters_as_its_publisher_says() -> None:

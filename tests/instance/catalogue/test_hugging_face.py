@@ -1,4 +1,4 @@
-"""A Hugging Face config.json as a model. The files are shortened to the keys that matter."""
+"""A Hugging Face config.json as a model. The files are shortened to the relevant keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is published of the error of a latency model, and of which one nothing is."""
+"""The published errors of latency models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from the names of a model and a kind of GPU."""
+"""Everything that follows from the names of a model and a kind of GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_is_said_stands() -> None:
 
 
 def test_less_of_the_memory_leaves_fewer_blocks() -> None:
-    """Of 80 GiB, 0.4 less are 32 GiB: 16,384 blocks of 2 MiB."""
+    """0.4 less of 80 GiB are 32 GiB: 16,384 blocks of 2 MiB."""
     assert resolve_instance(InstanceConfig(model=LLAMA, gpu_memory_utilization=0.5)).total_kv_blocks == 26_312 - 16_384
     with pytest.raises(ConfigError, match=r"wants 21 GiB before any KV, and 1 x H100 give it 8 .*larger --gpu-memory-ut"):
         resolve_instance(InstanceConfig(model=LLAMA, gpu_memory_utilization=0.1))
@@ -150,7 +150,7 @@ def test_kv_blocks(model: str, hardware: str, tp: int, blocks: int) -> None:
 
 
 def test_compressed_kv_is_on_every_gpu() -> None:
-    """Another 2 H100 bring (72 - 0.6) · 2 GiB, of which a token takes its 576 · 61 · 2 bytes on each of 16 (18) GPUs."""
+    """Another 2 H100 add (72 - 0.6) · 2 GiB, of which a token takes its 576 · 61 · 2 bytes on each of 16 (18) GPUs."""
     token = (512 + 64) * 61 * 2
     fewer = num_kv_blocks(on("deepseek-v3", "H100", 16), 1)
 

@@ -14,7 +14,8 @@ Maitred = Callable[..., tuple[Any, str, str]]
 
 @pytest.fixture
 def maitred(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Maitred:
-    """Runs a command line in this process, in an empty folder. Returns its exit code, what it said, and its errors."""
+    """Return a function that runs a command line in this process, in an empty folder, and returns its exit code, output and
+    errors."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: object) -> tuple[Any, str, str]:

@@ -1,6 +1,6 @@
 """Four runs of vLLM on real GPUs, predicted from the layer profiles of these GPUs: the figures of docs/accuracy.md.
 
-The vectors hold what the prediction needs of `casys-kaist/LLMServingSim` (MIT), see tests/vectors/README.md.
+The vectors hold the part of `casys-kaist/LLMServingSim` (MIT) that the prediction needs, see tests/vectors/README.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIGURES = {  # mean and worst error in %, of TTFT, TPOT and E2E at mean, p50, p9
     FITTED: (0.2, 0.7),
 }
 ORDER = (FITTED, "RTXPRO6000_Llama-3.1-8B", "RTX4090_Llama-3.1-8B", "RTXPRO6000_Qwen3-30B-A3B-Instruct-2507")
-"""Of the columns of the table of decisions."""
+"""The runs in the order of the columns of the table of decisions."""
 
 
 @lru_cache
@@ -71,7 +71,7 @@ def test_the_documentation_has_the_error_of_every_statistic(name: str, title: st
 
 
 def documented(row: str) -> list[float]:
-    """The figures of one row of the table of decisions, without the constant."""
+    """Return the figures of one row of the table of decisions, without the constant."""
     (line,) = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {row}")]
     return [float(number) for number in re.findall(r"\d+\.\d", line.removeprefix(f"| {row}"))]
 

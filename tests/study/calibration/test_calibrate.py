@@ -1,4 +1,4 @@
-"""Latency models from synthetic measurements, of which it is known what they should come to."""
+"""Latency models fitted to synthetic measurements with known coefficients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from maitred.workload import Job
 
 
 def shapes(count: int) -> list[BatchShape]:
-    """Decode-only steps and such with a chunk, of all sizes."""
+    """Return decode-only steps and steps with a chunk, of all sizes."""
     rng = Random(1)
     found = []
     for _ in range(count):
@@ -95,7 +95,7 @@ def test_where_a_table_has_no_measurements_it_is_the_plain_fit() -> None:
 
 
 def test_a_timeline_is_accounted_for() -> None:
-    """Requests that a simulation with known coefficients has served: they come back, within what accounting leaves open."""
+    """A simulation with known coefficients served the requests; fitting recovers them up to what accounting leaves open."""
     rng, now, jobs = Random(3), 0, []
     for number in range(400):
         now += int(200_000 * rng.random())

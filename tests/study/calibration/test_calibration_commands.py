@@ -1,4 +1,4 @@
-"""`maitred calibrate` and `maitred validate`, as users have them."""
+"""`maitred calibrate` and `maitred validate` on the command line."""
 
 from __future__ import annotations
 

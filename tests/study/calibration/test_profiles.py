@@ -1,4 +1,4 @@
-"""What is read of a measured run: its profile, its KV blocks, its shared prefixes."""
+"""Reading a measured run: its profile, its KV blocks, its shared prefixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The virtual world's edges: refusals, ties between deadlines, the instant of the end, and what routers see."""
+"""Edge cases of the simulator: refusals, ties between deadlines, the instant of the end, and the view of routers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def outcomes(results: Results) -> list[Outcome]:
 
 
 def admission(**default: Any) -> AdmissionConfig:
-    """No reservations, and this for the class `default`."""
+    """Return a configuration without reservations, with these settings for the class `default`."""
     nobody = {name: {"reserved_per_slot": 0.0} for name in ("system", "interactive")}
     return msgspec.convert({"mode": "priority", "classes": nobody | {"default": default}}, AdmissionConfig)
 
@@ -85,8 +85,8 @@ def test_instants_far_from_the_start_are_as_good_as_others_until_they_are_slips_
         simulate([job(0, arrival=1_700_000_000 * 10**9)], instance=INSTANCE)
 
 
-class EmptiestMemory(Router):
-    """By KV usage, then index: a router that looks into the instances."""
+class LowestKvUsage(Router):
+    """Chooses by KV usage, then index: a router that looks into the instances."""
 
     def __init__(self, rng: Random) -> None:
         pass
@@ -108,7 +108,7 @@ def test_a_router_that_looks_at_the_memory_sees_it_as_it_is_now(step_by_step: bo
         job(2, arrival=19_000, prompt=150, output=100),  # the fleet: 12 blocks here, none there
         job(3, arrival=25_000, prompt=20, output=1),  # 0 holds 15 blocks by now; 1 holds 13
     ]
-    results = simulate(jobs, ClusterConfig(num_instances=2), instance, RoutingConfig(policy=f"{__name__}:EmptiestMemory"))
+    results = simulate(jobs, ClusterConfig(num_instances=2), instance, RoutingConfig(policy=f"{__name__}:LowestKvUsage"))
     assert results.instance.tolist() == [0, 1, 1, 1]
 
 

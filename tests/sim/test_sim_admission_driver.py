@@ -1,4 +1,4 @@
-"""What stands before the router: modes, capacity, tenants, costs. A request of the default size, alone, takes 150 + 110 µs."""
+"""Admission in front of the router: modes, capacity, tenants, costs. A default request, alone, takes 150 + 110 µs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def job(number: int, arrival: int = 0, cls: PriorityClass = DEFAULT, output: int
 
 
 def admission(classes: dict[str, Any] | None = None, **keys: Any) -> AdmissionConfig:
-    """With classes, without reservations and preemption."""
+    """Return a configuration with classes, without reservations and preemption."""
     peaceful = {c: {"reserved_per_slot": 0.0, "can_preempt": False} for c in ("system", "interactive")}
     return msgspec.convert({"mode": "priority", "classes": peaceful | (classes or {})} | keys, AdmissionConfig)
 
@@ -116,7 +116,7 @@ def test_a_tenant_at_its_limit_waits_and_others_pass() -> None:
 
 
 def test_a_slot_may_stand_for_tokens_of_what_can_be_known() -> None:
-    """2 slots of 75 tokens: a prompt of 50 alone takes 50 of the 150; with 100 tokens that its client allows it takes all."""
+    """2 slots of 75 tokens: a prompt of 50 takes 50 of the 150; with the 100 tokens that its client allows it takes all."""
     config = admission(slot_cost="tokens", slot_tokens=75)
     short = simulate([job(i) for i in range(4)], ClusterConfig(capacity=2), INSTANCE, admission=config)
     assert short.scheduled.tolist()[:3] == [0, 0, 0]

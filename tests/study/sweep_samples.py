@@ -1,4 +1,4 @@
-"""A small sweep, for tests."""
+"""A small sweep for tests."""
 
 from __future__ import annotations
 

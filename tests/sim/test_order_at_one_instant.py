@@ -1,4 +1,4 @@
-"""The virtual world at one instant: who goes first, what admission is told, what routers and schedulers are given.
+"""The order of events at one instant, the inputs of admission, and the inputs of routers and schedulers.
 
 Steps last 100 µs + 1 µs per prefill token + 10 µs per decode: a request of the default size, alone, takes 150 + 110.
 """
@@ -35,7 +35,7 @@ def outcomes(results: Results) -> list[Outcome]:
 
 
 def admission(**classes: dict[str, Any]) -> AdmissionConfig:
-    """No reservations, no preemption, and these settings for the classes they name."""
+    """Return a configuration without reservations and preemption, with these settings for the classes that they name."""
     free: dict[str, dict[str, Any]] = {c: {"reserved_per_slot": 0.0, "can_preempt": False} for c in ("system", "interactive")}
     said = {"mode": "priority", "classes": {c: free.get(c, {}) | classes.get(c, {}) for c in free | classes}}
     return msgspec.convert(said, AdmissionConfig)
@@ -95,13 +95,13 @@ def test_admission_is_told_of_first_bytes_and_of_how_each_request_ended() -> Non
     ]
 
 
-class Remembers(Router):
-    """Always the first instance; keeps who has left it, and when."""
+class RecordingRouter(Router):
+    """Chooses the first instance, and records when each request leaves."""
 
     gone: list[tuple[RequestId, int, Micros]]
 
     def __init__(self, rng: Random) -> None:
-        Remembers.gone = []
+        RecordingRouter.gone = []
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         return Choice(fleet[0].index, "the_first")
@@ -112,26 +112,29 @@ class Remembers(Router):
 
 def test_a_router_is_told_who_has_left_however_it_ended() -> None:
     simulate(
-        [job(0), job(1, arrival=1000, output=100, deadline=1200)], None, INSTANCE, RoutingConfig(policy=f"{__name__}:Remembers")
+        [job(0), job(1, arrival=1000, output=100, deadline=1200)],
+        None,
+        INSTANCE,
+        RoutingConfig(policy=f"{__name__}:RecordingRouter"),
     )
-    assert Remembers.gone == [(0, 0, 260), (1, 0, 1200)]
+    assert RecordingRouter.gone == [(0, 0, 260), (1, 0, 1200)]
 
 
-class Draws(QueuePolicy):
-    """First come, first served; keeps what each queue's own random stream gives."""
+class DrawingPolicy(QueuePolicy):
+    """First come, first served; records a draw from the random stream of each queue."""
 
     drawn: list[float]
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
-        Draws.drawn.append(rng.random())
+        DrawingPolicy.drawn.append(rng.random())
         return SCHEDULERS.get("fcfs")().make_queue(prefix, rng)
 
 
 def test_each_instance_draws_from_a_stream_of_its_own_that_follows_from_the_seed() -> None:
     def drawn(seed: int) -> list[float]:
-        Draws.drawn = []
-        simulate([], ClusterConfig(num_instances=2), InstanceConfig(scheduler=f"{__name__}:Draws"), seed=seed)
-        return Draws.drawn
+        DrawingPolicy.drawn = []
+        simulate([], ClusterConfig(num_instances=2), InstanceConfig(scheduler=f"{__name__}:DrawingPolicy"), seed=seed)
+        return DrawingPolicy.drawn
 
     assert len({*drawn(1), *drawn(2)}) == 4
     assert drawn(1) == drawn(1)
