@@ -128,6 +128,8 @@ class AdmissionDriver:
 
     def _apply(self, decisions: Sequence[Decision], now: Micros) -> None:
         """Carry out the decisions in their order, and then the decisions that follow from them; set the timer."""
+        # The release of a victim is a later input of the core than the submit that asked for its slot, so the decisions that
+        # follow from it come after the rest of this batch.
         while decisions:
             after: list[Decision] = []
             for decision in decisions:

@@ -86,7 +86,7 @@ class SimulatedFleet:
     def resume(self, replica: Replica) -> None:
         """Begin the next step of an instance if it is due, and push its next event."""
         due = replica.instance.next_event()
-        if due != replica.next_due:
+        if due != replica.next_due:  # the old entry stays in the heap and is dropped at its turn: cheaper than to remove it
             replica.next_due = due
             if due is not None:
                 heappush(self._event_queue.heap, (due, INSTANCE, replica.index))

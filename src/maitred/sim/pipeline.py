@@ -101,6 +101,7 @@ class Pipeline:
             if outcome is not None:
                 self.finish(state, outcome, now)
                 return
+            # If no stage takes time, the request reaches its instance within this event, and the instance has the deadline.
             if request.deadline is not None and self._may_wait:
                 self._event_queue.push(request.deadline, SimEventKind.DEADLINE, request.id)
         if not self._may_wait:
@@ -140,6 +141,7 @@ class Pipeline:
         replica.next_due = None
         self._event_queue.last_instance_turn = max(self._event_queue.last_instance_turn, (now, index))
         self._dirty[replica] = None
+        # The common case calls the instance directly: a list of deferred events exists only after a withdrawal.
         for event in replica.drain_events(now) if replica.deferred_events else replica.instance.advance(now):
             kind = event.kind
             if kind is _FIRST_TOKEN:

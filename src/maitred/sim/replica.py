@@ -136,4 +136,6 @@ class Replica:
         """Commit the steps that have ended, as far as routers may see them at this instant."""
         event_queue = self._event_queue
         now = event_queue.now
+        # A step that ends now is visible only after the turn of this instance: whether the event loop has come to it must not
+        # depend on skipped steps, which have no turn of their own.
         self.instance.commit_ended_steps(now if (now, self.index) <= event_queue.last_instance_turn else now - 1)

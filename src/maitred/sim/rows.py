@@ -116,7 +116,7 @@ class ResultRows:
             if outcome is _COMPLETED:
                 at += self._overhead_per_token * emitted + self._overhead_at_end - seq.stall_time
         row = state.row
-        try:
+        try:  # one call for the whole row, in C
             _ROW.pack_into(
                 self._blocks[row // _BLOCK],
                 row % _BLOCK * _SIZE,

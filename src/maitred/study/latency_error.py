@@ -29,6 +29,7 @@ def draw_latency_scale(instance: InstanceConfig, seed: int) -> float:
     if not instance.latency_error:
         return instance.latency_scale
     uniform = Random(f"{seed}/latency_error/{latency_identity(instance)}").random
+    # Box and Muller by hand: random.gauss may change between versions of Python, and its results must not.
     radius = math.sqrt(-2.0 * math.log(1.0 - uniform()))
     z = radius * math.cos(2.0 * math.pi * uniform())
     return instance.latency_scale * max(_MIN_FACTOR, 1.0 + instance.latency_error * z)

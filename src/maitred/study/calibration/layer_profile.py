@@ -197,7 +197,7 @@ def _tokens(profile: LayerProfile, deployment: ProfiledDeployment, overhead_us: 
         return sum(calls * curve_value(curve, tokens) for curve, calls in curves.values())
 
     def time(tokens: float, size: float) -> float:
-        moved = size if size <= limit else tokens
+        moved = size if size <= limit else tokens  # a CUDA graph also sends its padding
         return dense(size) + _all_reduce(deployment, moved) + (overhead_us if tokens > limit else 0.0)
 
     return tuple(_staircase(steps, time))
@@ -282,6 +282,7 @@ def _mixed(profile: LayerProfile, layers: int) -> Grid:
         return known[p, s, 0, 0] + known[0, 0, n, kv] if measured is None else measured
 
     axes = (tuple(chunks), tuple(starts), tuple(counts), tuple(contexts))
+    # Powers of two only: between them profiles have gaps, and a grid needs every combination.
     try:
         us = tuple(layers * time(int(p), int(s), int(n), int(kv)) for p, s, n, kv in product(*axes))
     except KeyError as error:

@@ -15,6 +15,7 @@ Floats = NDArray[np.float64]
 
 def non_negative_least_squares(features: Floats, target: Floats) -> Floats:
     """Return the x >= 0 for which `features` @ x is nearest to `target`. Features that are always 0 get 0."""
+    # Features differ by orders of magnitude (a constant, tokens, tokens of context); the tolerance needs them on one scale.
     scale = np.linalg.norm(features, axis=0)
     scale[scale == 0] = 1.0
     a = features / scale
@@ -42,7 +43,7 @@ def _step(a: Floats, target: Floats, x: Floats, inside: NDArray[np.bool_]) -> Fl
             return solution
         fraction = float((x[below] / (x[below] - solution[below])).min(initial=1.0))
         x = x + fraction * (solution - x)
-        inside &= x > 1e-14
+        inside &= x > 1e-14  # rounding may leave a coefficient just above 0 that has reached it
         x[~inside] = 0.0
         if not inside.any():
             return x

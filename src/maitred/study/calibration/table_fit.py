@@ -66,6 +66,7 @@ def _grid(plain: Floats, axes: int, points: Sequence[TablePoint], us: Sequence[f
     prior = np.maximum(1.0, [plain @ (1.0, p, n, n * context) for p, _, n, context in cells])
     if not points:
         return Grid(ticks, tuple(prior))
+    # Unknown is the relative change of each cell from its prior, so that the ridge pulls all cells alike.
     weights = _weights(ticks, points) / np.array(us)[:, None]
     pull = np.sqrt(_RIDGE)
     system = np.vstack([weights * prior, pull * np.eye(len(cells))])

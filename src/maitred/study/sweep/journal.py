@@ -107,7 +107,7 @@ class FileJournal(InMemoryJournal):
         file = path.open("a+b")
         file.seek(0)
         written = file.read()
-        complete = written[: written.rfind(b"\n") + 1]
+        complete = written[: written.rfind(b"\n") + 1]  # the last line may have been cut off by a power failure
         for number, row in enumerate(complete.splitlines(), 1):
             try:
                 super().record(msgspec.json.decode(row, type=JournalLine))

@@ -82,7 +82,7 @@ class _RunningSweep:
             proposed = self._plan.points(first, search.ask(min(spec.batch, spec.trials - first)))
             self._run_missing(proposed, first * len(seeds), spec.trials * len(seeds))
             search.tell([self._candidate_result(point).figures if not point.problem else None for point in proposed])
-            for point in proposed:
+            for point in proposed:  # TPE may propose the same values again; their runs are in the journal
                 distinct.setdefault(repr(point.values), point)
         return self._result([*distinct.values()])
 
@@ -92,9 +92,9 @@ class _RunningSweep:
         missing = {run.id: (point, run) for point in points for run in point.runs if run.id not in self._journal.done}
         waiting = [*missing.values()]
         self._report(done - len(waiting), total)
-        for number, answered in enumerate(self._workers.run([run.task for _, run in waiting]), 1):
-            point, run = waiting[answered.index]
-            figures = decode_figures(answered.result)
+        for number, completed in enumerate(self._workers.run([run.task for _, run in waiting]), 1):
+            point, run = waiting[completed.index]
+            figures = decode_figures(completed.result)
             self._journal.record(JournalLine(run.id, point.values, run.seed, run.latency_scale, figures))
             self._report(done - len(waiting) + number, total)
 
