@@ -1,4 +1,4 @@
-"""Who is let in: keys, what stays open without one, and what the backends get to see of them."""
+"""Authentication: valid keys, what is open without a key, and which headers reach the backend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import Wire, World, run, world
+from world import ClientConnection, GatewayWorld, run, world
 
 from maitred.gateway.auth import ApiKeys, Caller, KeyRights
 from maitred.gateway.config import hash_api_key
@@ -81,8 +81,8 @@ def test_with_keys_only_the_shared_one_may_administrate() -> None:
     assert (of_a_tenant.value.status, without.value.status) == (403, 401)
 
 
-def forwarded(w: World) -> list[bytes | None]:
-    return [turn.headers.get(b"authorization") for turn in w.backends[0].turns]
+def forwarded(w: GatewayWorld) -> list[bytes | None]:
+    return [received.headers.get(b"authorization") for received in w.backends[0].received]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def forwarded(w: World) -> list[bytes | None]:
 def test_what_the_backend_gets_to_see(config: dict[str, Any], seen: bytes | None) -> None:
     async def scenario() -> list[bytes | None]:
         async with world(**config) as w:
-            assert (await w.ask(**bearer(SHARED)))[0] == 200
+            assert (await w.request(**bearer(SHARED)))[0] == 200
             return forwarded(w)
 
     assert run(scenario()) == [seen]
@@ -107,12 +107,12 @@ def test_a_request_without_a_valid_key_is_refused_and_admission_never_hears_of_i
     async def scenario() -> None:
         async with world(**LOCKED) as w:
             for headers in ({}, bearer("wrong"), {"authorization": "Basic x"}):
-                status, answered, body = await w.ask(**headers)
+                status, answered, body = await w.request(**headers)
                 assert (status, answered["www-authenticate"]) == (401, "Bearer")
                 assert answered["x-smg-error-code"] == code(body)
             assert w.gateway.counters.refused_before_admission == {"missing_api_key": 2, "invalid_api_key": 1}
             assert sum(c.arrived for c in w.state.classes.values()) == 0
-            assert w.backends[0].turns == []
+            assert w.backends[0].received == []
 
     run(scenario())
 
@@ -120,7 +120,7 @@ def test_a_request_without_a_valid_key_is_refused_and_admission_never_hears_of_i
 def test_smg_says_no_more_than_the_status() -> None:
     async def scenario() -> tuple[int, bytes]:
         async with world(admission={"flavour": "smg"}, **LOCKED) as w:
-            status, _, body = await w.ask()
+            status, _, body = await w.request()
             return status, body
 
     assert run(scenario()) == (401, b"")
@@ -129,9 +129,9 @@ def test_smg_says_no_more_than_the_status() -> None:
 def test_it_is_refused_before_its_body_is_read() -> None:
     async def scenario() -> int:
         async with world(**LOCKED) as w:
-            wire: Wire = await w.connect()
-            wire.writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
-            return (await wire.reply())[0]
+            connection: ClientConnection = await w.connect()
+            connection.writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+            return (await connection.read_response())[0]
 
     assert run(scenario()) == 401
 
@@ -153,7 +153,7 @@ def test_pages(path: str, without: int, tenant: int, shared: int) -> None:
     async def scenario() -> list[int]:
         async with world(**LOCKED) as w:
             callers: list[dict[str, str]] = [{}, bearer(ACME), bearer(SHARED)]
-            return [(await w.ask(path, b"", "GET", **headers))[0] for headers in callers]
+            return [(await w.request(path, b"", "GET", **headers))[0] for headers in callers]
 
     assert run(scenario()) == [without, tenant, shared]
 
@@ -161,7 +161,7 @@ def test_pages(path: str, without: int, tenant: int, shared: int) -> None:
 def test_the_configuration_in_force_shows_no_secret() -> None:
     async def scenario() -> tuple[dict[str, Any], bytes]:
         async with world(**LOCKED, upstream_api_key="engine-key") as w:
-            status, _, body = await w.ask("/admin/config", b"", "GET", **bearer(SHARED))
+            status, _, body = await w.request("/admin/config", b"", "GET", **bearer(SHARED))
             assert status == 200
             return msgspec.json.decode(body), body
 

@@ -1,12 +1,10 @@
-"""Bodies come first: what is being read holds no slot, what is kept has a budget, and what is invalid costs nobody anything."""
+"""Bodies are read first: an upload holds no slot, all bodies share a budget, and an invalid body costs no slot."""
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
-from world import ANSWER, Backend, Turn, Wire, World, run, whole, world
+from world import Backend, ClientConnection, GatedAnswer, GatewayWorld, run, world
 
 from maitred.gateway.request_intake import BodyBudget
 from maitred.wire.asgi import ApiError
@@ -30,32 +28,21 @@ def test_a_lease_takes_what_there_is_and_gives_it_back_once() -> None:
     assert budget.parked_bytes == 0
 
 
-class Held:
-    """A backend that answers when it is told to."""
-
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
-
-    async def __call__(self, turn: Turn) -> None:
-        await self.open.wait()
-        await turn.say(whole(ANSWER))
-
-
-async def begin(w: World, body: bytes, promised: int) -> Wire:
-    """Send `body`, and promise more."""
-    wire = await w.connect()
+async def begin(w: GatewayWorld, body: bytes, promised: int) -> ClientConnection:
+    """Send `body`, the beginning of a body of `promised` bytes."""
+    connection = await w.connect()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {promised}\r\n\r\n"
-    wire.writer.write(head.encode() + body)
-    await wire.writer.drain()
-    return wire
+    connection.writer.write(head.encode() + body)
+    await connection.writer.drain()
+    return connection
 
 
-async def refused(wire: Wire) -> tuple[int, str, str | None]:
-    status, headers, body = await wire.reply()
+async def refused(connection: ClientConnection) -> tuple[int, str, str | None]:
+    status, headers, body = await connection.read_response()
     return status, msgspec.json.decode(body)["error"]["code"], headers.get("retry-after")
 
 
-def parked(w: World) -> int:
+def parked(w: GatewayWorld) -> int:
     return w.state.parked_body_bytes
 
 
@@ -63,18 +50,18 @@ def test_bodies_that_are_kept_and_those_that_are_being_read_share_one_budget() -
     assert len(BODY) == 100
 
     async def scenario() -> None:
-        async with world(Backend(held := Held()), slots=1, **BUDGET) as w:
-            flying = await w.asking(BODY)
+        async with world(Backend(held := GatedAnswer()), slots=1, **BUDGET) as w:
+            flying = await w.start_request(BODY)
             waiting = await begin(w, BODY[:90], promised=100)
-            await w.until(lambda: parked(w) == 190)
-            assert await refused(await w.asking(BODY)) == (503, "body_budget_exhausted", "2")
+            await w.wait_until(lambda: parked(w) == 190)
+            assert await refused(await w.start_request(BODY)) == (503, "body_budget_exhausted", "2")
             waiting.writer.write(BODY[90:])
-            await w.until(lambda: w.state.waiting == 1)
+            await w.wait_until(lambda: w.state.waiting == 1)
             assert parked(w) == 200
-            assert "maitred_parked_body_bytes 200.0" in (await w.ask("/metrics", method="GET"))[2].decode().splitlines()
+            assert "maitred_parked_body_bytes 200.0" in (await w.request("/metrics", method="GET"))[2].decode().splitlines()
             held.open.set()
-            assert [(await wire.reply())[0] for wire in (flying, waiting)] == [200, 200]
-            await w.until(lambda: parked(w) == 0)
+            assert [(await connection.read_response())[0] for connection in (flying, waiting)] == [200, 200]
+            await w.wait_until(lambda: parked(w) == 0)
             assert w.gateway.counters.refused_before_admission == {"body_budget_exhausted": 1}
 
     run(scenario())
@@ -82,22 +69,22 @@ def test_bodies_that_are_kept_and_those_that_are_being_read_share_one_budget() -
 
 def test_whatever_becomes_of_a_request_its_share_is_given_back() -> None:
     async def scenario() -> None:
-        async with world(Backend(held := Held()), slots=1, **BUDGET) as w:
-            flying = await w.asking(BODY)
-            await w.until(lambda: w.state.in_flight == 1)
-            queued = await w.asking(BODY)
-            await w.until(lambda: w.state.waiting == 1)
-            queued.leave()
-            await w.until(lambda: parked(w) == 100)
-            (await begin(w, BODY[:50], promised=100)).leave()
-            await w.until(lambda: parked(w) == 100)
-            assert (await w.ask(body=b"[" * 120))[0] == 400
-            assert (await w.ask(body={"model": "unknown", "pad": "x" * 80}))[0] == 404
-            assert (await w.ask(body=b"x" * 151))[0] == 413
+        async with world(Backend(held := GatedAnswer()), slots=1, **BUDGET) as w:
+            flying = await w.start_request(BODY)
+            await w.wait_until(lambda: w.state.in_flight == 1)
+            queued = await w.start_request(BODY)
+            await w.wait_until(lambda: w.state.waiting == 1)
+            queued.disconnect()
+            await w.wait_until(lambda: parked(w) == 100)
+            (await begin(w, BODY[:50], promised=100)).disconnect()
+            await w.wait_until(lambda: parked(w) == 100)
+            assert (await w.request(body=b"[" * 120))[0] == 400
+            assert (await w.request(body={"model": "unknown", "pad": "x" * 80}))[0] == 404
+            assert (await w.request(body=b"x" * 151))[0] == 413
             assert parked(w) == 100
             held.open.set()
-            await flying.reply()
-            await w.until(lambda: parked(w) == 0)
+            await flying.read_response()
+            await w.wait_until(lambda: parked(w) == 0)
 
     run(scenario())
 
@@ -106,25 +93,25 @@ def test_a_slow_upload_holds_no_slot() -> None:
     async def scenario() -> None:
         async with world(slots=1) as w:
             slow = await begin(w, BODY[:1], promised=100)
-            await w.until(lambda: parked(w) == 1)
+            await w.wait_until(lambda: parked(w) == 1)
             assert w.state.in_flight == w.state.waiting == 0
-            assert (await w.ask(body=BODY))[0] == 200
+            assert (await w.request(body=BODY))[0] == 200
             slow.writer.write(BODY[1:])
-            assert (await slow.reply())[0] == 200
+            assert (await slow.read_response())[0] == 200
 
     run(scenario())
 
 
 def test_an_invalid_body_is_told_so_even_when_there_is_no_slot() -> None:
     async def scenario() -> None:
-        backend, admission = Backend(held := Held()), {"classes": {"default": {"queue_size": 0}}}
+        backend, admission = Backend(held := GatedAnswer()), {"classes": {"default": {"queue_size": 0}}}
         async with world(backend, slots=1, admission=admission) as w:
-            flying = await w.asking(BODY)
-            await w.until(lambda: w.state.in_flight == 1)
-            assert (await w.ask(body=BODY))[0] == 429
-            assert (await w.ask(body=b"{"))[0] == 400
+            flying = await w.start_request(BODY)
+            await w.wait_until(lambda: w.state.in_flight == 1)
+            assert (await w.request(body=BODY))[0] == 429
+            assert (await w.request(body=b"{"))[0] == 400
             assert w.state.classes["default"].arrived == 2
             held.open.set()
-            await flying.reply()
+            await flying.read_response()
 
     run(scenario())

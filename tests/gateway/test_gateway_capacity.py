@@ -1,4 +1,4 @@
-"""How many slots there are: what backends report, changes while requests wait, and reservations that do not fit."""
+"""Capacity: the slots that backends report, changes while requests wait, and reservations that do not fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, Backend, Turn, run, whole, world
+from world import ANSWER, Backend, BackendRequest, GatedAnswer, run, whole, world
 
 from maitred.core.errors import ConfigError
 from maitred.gateway.polling import parse_reported_slots
@@ -16,19 +16,8 @@ from maitred.gateway.polling import parse_reported_slots
 TWO_AND_TWO = {"system": {"reserved_floor": 2}, "interactive": {"reserved_floor": 2}}
 
 
-class Gate:
-    """An act that answers when it is opened."""
-
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
-
-    async def __call__(self, turn: Turn) -> None:
-        await self.open.wait()
-        await turn.say(whole(ANSWER))
-
-
-def reporting(slots: int, act: Any = None, models: tuple[str, ...] = ("m",)) -> Backend:
-    backend = Backend(act or Gate(), models)
+def reporting(slots: int, respond: Any = None, models: tuple[str, ...] = ("m",)) -> Backend:
+    backend = Backend(respond or GatedAnswer(), models)
     backend.info = {"max_running_requests": slots}
     return backend
 
@@ -56,7 +45,7 @@ def test_what_a_server_info_says(answer: dict[str, Any], slots: int | None) -> N
 
 
 def test_sources() -> None:
-    """Configured beats reported beats 64."""
+    """A configured number comes before a reported one, and that before 64."""
 
     async def scenario() -> None:
         async with world(reporting(3), Backend(), slots=None) as w:
@@ -65,7 +54,7 @@ def test_sources() -> None:
             assert w.state.pools["m"].capacity == 67
         async with world(reporting(3), slots=5) as w:
             assert (w.state.models["m"].slots, w.state.models["m"].source) == (5, "configured")
-            assert w.backends[0].asked_for_info == []
+            assert w.backends[0].info_polls == []
 
     run(scenario())
 
@@ -76,12 +65,12 @@ def test_who_does_not_report_is_asked_once_and_again_when_it_comes_back() -> Non
         async with world(backend, slots=None) as w:
             fleet = w.gateway._fleet.backends[0]
             await asyncio.sleep(0.1)
-            assert backend.asked_for_info == ["/server_info", "/get_server_info"]
+            assert backend.info_polls == ["/server_info", "/get_server_info"]
             await backend.stop()
-            await w.until(lambda: not fleet.healthy)
+            await w.wait_until(lambda: not fleet.healthy)
             backend.info = {"max_running_requests": 2}
             await backend.start()
-            await w.until(lambda: w.state.capacity == 2)
+            await w.wait_until(lambda: w.state.capacity == 2)
             assert w.state.models["m"].source == "reported"
 
     run(scenario())
@@ -89,11 +78,11 @@ def test_who_does_not_report_is_asked_once_and_again_when_it_comes_back() -> Non
 
 def test_the_older_name_of_the_page() -> None:
     class Older(Backend):
-        async def _act(self, turn: Turn) -> None:
-            if turn.head.startswith(b"GET /server_info"):
-                await turn.say(whole(b"{}", b"404 Not Found"))
+        async def _answer(self, received: BackendRequest) -> None:
+            if received.head.startswith(b"GET /server_info"):
+                await received.send(whole(b"{}", b"404 Not Found"))
             else:
-                await super()._act(turn)
+                await super()._answer(received)
 
     async def scenario() -> int | None:
         older = Older()
@@ -108,20 +97,20 @@ def test_trouble_with_the_page_changes_nothing(caplog: pytest.LogCaptureFixture)
     class Troubled(Backend):
         trouble = b""
 
-        async def _act(self, turn: Turn) -> None:
-            if b"server_info" in turn.head and self.trouble:
-                self.asked_for_info.append("")
-                await turn.say(whole(b"[1]", self.trouble))
+        async def _answer(self, received: BackendRequest) -> None:
+            if b"server_info" in received.head and self.trouble:
+                self.info_polls.append("")
+                await received.send(whole(b"[1]", self.trouble))
             else:
-                await super()._act(turn)
+                await super()._answer(received)
 
     async def scenario() -> None:
         troubled = Troubled()
         troubled.info = {"max_running_requests": 6}
         async with world(troubled, slots=None) as w:
             for troubled.trouble in (b"500 Internal Server Error", b"200 OK"):
-                before = len(troubled.asked_for_info)
-                await w.until(lambda before=before: len(troubled.asked_for_info) > before + 2)
+                before = len(troubled.info_polls)
+                await w.wait_until(lambda before=before: len(troubled.info_polls) > before + 2)
                 assert w.state.capacity == 6
                 assert w.state.ready
 
@@ -132,36 +121,36 @@ def test_trouble_with_the_page_changes_nothing(caplog: pytest.LogCaptureFixture)
 
 
 def test_capacity_changes_while_it_is_used(caplog: pytest.LogCaptureFixture) -> None:
-    """4 slots become 2, and then 8: nobody is killed, nobody enters too early, and all enter as soon as they may."""
+    """4 slots become 2, then 8: no request is stopped or admitted too early, and each is admitted as soon as possible."""
     caplog.set_level(logging.INFO, "maitred.gateway")
 
     async def scenario() -> None:
         go = asyncio.Semaphore(0)
 
-        async def act(turn: Turn) -> None:
+        async def respond(received: BackendRequest) -> None:
             await go.acquire()
-            await turn.say(whole(ANSWER))
+            await received.send(whole(ANSWER))
 
-        backend = reporting(4, act)
+        backend = reporting(4, respond)
         async with world(backend, slots=None) as w:
-            wires = [await w.asking() for _ in range(12)]
-            await w.until(lambda: len(backend.turns) == 4 and w.state.waiting == 8)
+            connections = [await w.start_request() for _ in range(12)]
+            await w.wait_until(lambda: len(backend.received) == 4 and w.state.waiting == 8)
             backend.info = {"max_running_requests": 2}
-            await w.until(lambda: w.state.capacity == 2)
+            await w.wait_until(lambda: w.state.capacity == 2)
             assert (w.state.in_flight, w.state.waiting) == (4, 8)
             for in_flight in (3, 2):
                 go.release()
-                await w.until(lambda in_flight=in_flight: w.state.in_flight == in_flight)
+                await w.wait_until(lambda in_flight=in_flight: w.state.in_flight == in_flight)
                 assert w.state.waiting == 8
             go.release()
-            await w.until(lambda: w.state.waiting == 7)
+            await w.wait_until(lambda: w.state.waiting == 7)
             assert w.state.in_flight == 2
             backend.info = {"max_running_requests": 8}
-            await w.until(lambda: w.state.waiting == 1)
+            await w.wait_until(lambda: w.state.waiting == 1)
             assert (w.state.in_flight, w.state.capacity) == (8, 8)
             for _ in range(9):
                 go.release()
-            assert [(await wire.reply())[0] for wire in wires] == [200] * 12
+            assert [(await connection.read_response())[0] for connection in connections] == [200] * 12
 
     run(scenario())
     said = [record.message for record in caplog.records if record.message.startswith("capacity of")]
@@ -175,16 +164,16 @@ def test_capacity_changes_while_it_is_used(caplog: pytest.LogCaptureFixture) -> 
 
 def test_models_do_not_take_each_others_slots() -> None:
     async def scenario() -> None:
-        gate = Gate()
+        gate = GatedAnswer()
         async with world(reporting(1, gate, ("a",)), reporting(2, models=("b",)), slots=None) as w:
-            w.backends[1].act = lambda turn: turn.say(whole(ANSWER))
-            wires = [await w.asking({"model": "a"}) for _ in range(6)]
-            await w.until(lambda: w.state.waiting == 5)
+            w.backends[1].respond = lambda received: received.send(whole(ANSWER))
+            connections = [await w.start_request({"model": "a"}) for _ in range(6)]
+            await w.wait_until(lambda: w.state.waiting == 5)
             for _ in range(10):
-                assert (await w.ask(body={"model": "b"}))[0] == 200
+                assert (await w.request(body={"model": "b"}))[0] == 200
             assert (w.state.pools["a"].in_flight, w.state.pools["a"].waiting) == (1, 5)
             gate.open.set()
-            assert {(await wire.reply())[0] for wire in wires} == {200}
+            assert {(await connection.read_response())[0] for connection in connections} == {200}
 
     run(scenario())
 
@@ -193,37 +182,37 @@ def test_reservations_that_do_not_fit_mean_no_classes(caplog: pytest.LogCaptureF
     async def scenario() -> None:
         admission = {"classes": TWO_AND_TWO, "legacy": {"max_concurrent_requests": 1, "queue_size": 0}}
         async with world(reporting(3), reporting(64, models=("other",)), slots=None, admission=admission) as w:
-            await w.until(lambda: w.state.mode == "legacy")
+            await w.wait_until(lambda: w.state.mode == "legacy")
             problem = "sum of class reservations (4) exceeds capacity (3) of model `m`"
             assert w.state.config_fallback == problem
             assert f"priority scheduler failed to start; falling back to legacy admission: {problem}" in caplog.messages
-            metrics = (await w.ask("/metrics", method="GET"))[2].decode().splitlines()
+            metrics = (await w.request("/metrics", method="GET"))[2].decode().splitlines()
             assert "maitred_config_fallback 1.0" in metrics
-            health = msgspec.json.decode((await w.ask("/health", method="GET"))[2])
+            health = msgspec.json.decode((await w.request("/health", method="GET"))[2])
             assert (health["status"], health["problems"]) == ("degraded", [problem])
-            wire = await w.asking(x_smg_priority="bulk")
-            await w.until(lambda: w.state.in_flight)
-            assert (await w.ask(x_smg_priority="system"))[1]["x-smg-error-code"] == "admission_queue_full"
-            w.backends[0].act.open.set()
-            assert (await wire.reply())[0] == 200
+            connection = await w.start_request(x_smg_priority="bulk")
+            await w.wait_until(lambda: w.state.in_flight)
+            assert (await w.request(x_smg_priority="system"))[1]["x-smg-error-code"] == "admission_queue_full"
+            w.backends[0].respond.open.set()
+            assert (await connection.read_response())[0] == 200
 
     run(scenario())
 
 
 def test_the_question_waits_for_the_last_backend_and_for_a_slot() -> None:
-    """Each of the two would be too small by itself."""
+    """Each of the two backends alone would be too small."""
 
     async def scenario() -> None:
         first, late = reporting(3), reporting(3)
         async with world(first, late, slots=None, admission={"classes": TWO_AND_TWO}, ready=False) as w:
-            await w.until(lambda: w.gateway._fleet.all_polled)
+            await w.wait_until(lambda: w.gateway._fleet.all_polled)
             assert (w.state.mode, w.state.config_fallback) == ("priority", None)
 
     run(scenario())
 
 
 class Late(Backend):
-    """Has a port, and is not there when the gateway starts."""
+    """A backend that has a port, but does not listen when the gateway starts."""
 
     async def start(self) -> None:
         known = self.port
@@ -233,26 +222,26 @@ class Late(Backend):
 
 
 def test_classes_are_taken_up_when_the_reservations_fit_at_last(caplog: pytest.LogCaptureFixture) -> None:
-    """Three slots seem to be all until the second backend has started. Classes are kept when it goes down again."""
+    """There are three slots until the second backend starts. Classes stay in use when it goes down again."""
 
     async def scenario() -> None:
         first, late = reporting(3), Late()
         late.info = {"max_running_requests": 1}
         async with world(first, late, slots=None, admission={"classes": TWO_AND_TWO}, ready=False) as w:
-            await w.until(lambda: w.state.config_fallback)
-            here = await w.asking(x_smg_priority="bulk")
-            await w.until(lambda: w.state.in_flight)
+            await w.wait_until(lambda: w.state.config_fallback)
+            here = await w.start_request(x_smg_priority="bulk")
+            await w.wait_until(lambda: w.state.in_flight)
             await first.stop()
-            await w.until(lambda: not w.state.ready)
+            await w.wait_until(lambda: not w.state.ready)
             assert w.state.mode == "legacy", "a fleet without slots is no sign that reservations fit"
-            assert (await here.reply())[0] in (502, 503)
+            assert (await here.read_response())[0] in (502, 503)
             await first.start()
             await late.start()
-            await w.until(lambda: w.state.mode == "priority")
+            await w.wait_until(lambda: w.state.mode == "priority")
             assert (w.state.capacity, w.state.config_fallback) == (4, None)
-            assert msgspec.json.decode((await w.ask("/health", method="GET"))[2]) == {"status": "ok"}
+            assert msgspec.json.decode((await w.request("/health", method="GET"))[2]) == {"status": "ok"}
             await late.stop()
-            await w.until(lambda: w.state.capacity == 3)
+            await w.wait_until(lambda: w.state.capacity == 3)
             assert w.state.mode == "priority"
 
     run(scenario())
@@ -260,17 +249,17 @@ def test_classes_are_taken_up_when_the_reservations_fit_at_last(caplog: pytest.L
 
 
 def test_clamped_reservations(caplog: pytest.LogCaptureFixture) -> None:
-    """floor(2 x 3 / 4) = 1 each, which leaves one."""
+    """Each class keeps floor(2 x 3 / 4) = 1 slot, which leaves one slot unreserved."""
 
     async def scenario() -> None:
         admission = {"classes": TWO_AND_TWO, "on_overcommit": "clamp"}
         async with world(reporting(3), slots=None, admission=admission) as w:
-            await w.until(lambda: "are scaled down" in caplog.text)
+            await w.wait_until(lambda: "are scaled down" in caplog.text)
             assert (w.state.mode, w.state.config_fallback) == ("priority", None)
             reserved = {"system": 1, "interactive": 1, "default": 0, "bulk": 0}
             assert w.state.pools["m"].reserved == reserved
             assert w.state.pools["m"].desired == {**reserved, "system": 2, "interactive": 2}
-            lines = (await w.ask("/metrics", method="GET"))[2].decode().splitlines()
+            lines = (await w.request("/metrics", method="GET"))[2].decode().splitlines()
             assert 'maitred_scheduler_reserved_effective{class="system",model="m"} 1.0' in lines
 
     run(scenario())
@@ -286,11 +275,11 @@ def test_a_shrink_scales_reservations_down_and_recovery_restores_them(caplog: py
         async with world(backend, slots=None, admission={"classes": TWO_AND_TWO}) as w:
             assert sum(w.state.pools["m"].reserved.values()) == 4
             backend.info = {"max_running_requests": 2}
-            await w.until(lambda: w.state.capacity == 2)
+            await w.wait_until(lambda: w.state.capacity == 2)
             assert w.state.mode == "priority"
             assert sum(w.state.pools["m"].reserved.values()) == 1
             backend.info = {"max_running_requests": 8}
-            await w.until(lambda: w.state.capacity == 8)
+            await w.wait_until(lambda: w.state.capacity == 8)
             assert sum(w.state.pools["m"].reserved.values()) == 4
 
     run(scenario())
@@ -303,7 +292,7 @@ def test_a_shrink_scales_reservations_down_and_recovery_restores_them(caplog: py
     ("bulk_floor", "assumed", "mode"), [(2000, -1, "legacy"), (1000, -1, "priority"), (5, 4, "priority"), (7, 4, "priority")]
 )
 def test_smg_asks_before_it_knows_any_backend(bulk_floor: int, assumed: int, mode: str) -> None:
-    """Against 1024 slots or max_concurrent_requests, counting for a class what it can have at most; never against the fleet."""
+    """It compares the largest reservation of each class with 1024 or max_concurrent_requests, never with the fleet."""
 
     async def scenario() -> tuple[str, bool]:
         bulk = {"reserved_floor": bulk_floor, "queue_size": 3, "queue_timeout_secs": 1, "starvation_threshold_secs": 1}

@@ -1,4 +1,4 @@
-"""Backends that are down, die, lie or fall silent; and a gateway that is told to stop."""
+"""Backends that are down, break off, send garbage or fall silent; and a gateway that shuts down."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import asyncio
 
 import msgspec
 import pytest
-from world import ANSWER, STREAM_HEAD, Backend, Turn, World, chunk, run, whole, world
+from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatewayWorld, chunk, run, whole, world
 
 
-async def refusal(w: World, body: object = None) -> tuple[int, str]:
-    status, headers, answered = await w.ask(body=body)
+async def refusal(w: GatewayWorld, body: object = None) -> tuple[int, str]:
+    status, headers, answered = await w.request(body=body)
     assert msgspec.json.decode(answered)["error"]["message"]
     return status, headers["x-smg-error-code"]
 
 
-async def dies(turn: Turn) -> None:
+async def dies(received: BackendRequest) -> None:
     raise ConnectionError
 
 
-async def dies_after_its_head(turn: Turn) -> None:
-    await turn.say(STREAM_HEAD)
+async def dies_after_its_head(received: BackendRequest) -> None:
+    await received.send(STREAM_HEAD)
     await asyncio.sleep(0.005)
     raise ConnectionError
 
 
-async def dies_after_a_comment(turn: Turn) -> None:
-    await turn.say(STREAM_HEAD + chunk(b": still working\n\n"))
+async def dies_after_a_comment(received: BackendRequest) -> None:
+    await received.send(STREAM_HEAD + chunk(b": still working\n\n"))
     await asyncio.sleep(0.005)
     raise ConnectionError
 
@@ -36,19 +36,19 @@ def test_it_starts_with_backends_down_and_recovers_when_they_come() -> None:
         backend = Backend()
         async with world(backend) as w:
             await backend.stop()
-            await w.until(lambda: not w.state.ready)
-            status, _, body = await w.ask("/ready", method="GET")
+            await w.wait_until(lambda: not w.state.ready)
+            status, _, body = await w.request("/ready", method="GET")
             state = msgspec.json.decode(body)
             assert (status, state["ready"], state["backends"][0]["healthy"]) == (503, False, False)
             assert "refused" in state["backends"][0]["problem"]
-            assert (await w.ask("/health", method="GET"))[0] == 200
+            assert (await w.request("/health", method="GET"))[0] == 200
             assert await refusal(w) == (503, "no_healthy_backend")
-            assert (await w.ask("/v1/models", method="GET"))[0] == 503
+            assert (await w.request("/v1/models", method="GET"))[0] == 503
             assert w.state.capacity == 0
             await backend.start()
-            await w.until(lambda: w.state.ready)
-            assert (await w.ask("/ready", method="GET"))[0] == 200
-            assert (await w.ask())[0] == 200
+            await w.wait_until(lambda: w.state.ready)
+            assert (await w.request("/ready", method="GET"))[0] == 200
+            assert (await w.request())[0] == 200
 
     run(scenario())
 
@@ -58,7 +58,7 @@ def test_before_any_backend_was_seen_every_model_may_still_come() -> None:
         backend = Backend()
         backend.status = b"503 Service Unavailable"
         async with world(backend, ready=False) as w:
-            await w.until(lambda: "503" in w.state.backends[0].problem)
+            await w.wait_until(lambda: "503" in w.state.backends[0].problem)
             return await refusal(w)
 
     assert run(scenario()) == (503, "no_healthy_backend")
@@ -69,13 +69,13 @@ def test_a_model_is_unknown_only_when_every_backend_has_been_heard() -> None:
         first, second = Backend(models=("a",)), Backend(models=("b",))
         second.status = b"503 Service Unavailable"
         async with world(first, second, ready=False) as w:
-            await w.until(lambda: w.state.backends[0].healthy and "503" in w.state.backends[1].problem)
+            await w.wait_until(lambda: w.state.backends[0].healthy and "503" in w.state.backends[1].problem)
             assert await refusal(w, {"model": "b"}) == (503, "no_healthy_backend")
-            assert (await w.ask(body={"model": "b"}))[1]["retry-after"] == "2"
-            assert (await w.ask("/v1/models/b", method="GET"))[0] == 503
+            assert (await w.request(body={"model": "b"}))[1]["retry-after"] == "2"
+            assert (await w.request("/v1/models/b", method="GET"))[0] == 503
             second.status = b"200 OK"
-            await w.until(lambda: w.state.backends[1].healthy)
-            assert (await w.ask(body={"model": "b"}))[0] == 200
+            await w.wait_until(lambda: w.state.backends[1].healthy)
+            assert (await w.request(body={"model": "b"}))[0] == 200
             assert await refusal(w, {"model": "c"}) == (404, "model_not_found")
 
     run(scenario())
@@ -87,9 +87,9 @@ def test_one_failed_poll_is_no_reason_to_panic() -> None:
         async with world(backend, health_failures=3) as w:
             state = w.gateway._fleet.backends[0]
             backend.status = b"500 Internal Server Error"
-            await w.until(lambda: state.failures_in_a_row == 2)
+            await w.wait_until(lambda: state.failures_in_a_row == 2)
             assert state.healthy
-            await w.until(lambda: not state.healthy)
+            await w.wait_until(lambda: not state.healthy)
             assert state.failures_in_a_row == 3
 
     run(scenario())
@@ -100,23 +100,24 @@ def test_models_that_come_and_go() -> None:
         backend = Backend(models=("a",))
         async with world(backend, slots=4) as w:
             backend.models = ("b",)
-            await w.until(lambda: w.state.pools.get("b"))
+            await w.wait_until(lambda: w.state.pools.get("b"))
             assert {name: pool.capacity for name, pool in w.state.pools.items()} == {"a": 0, "b": 4}
             assert await refusal(w, {"model": "a"}) == (503, "no_healthy_backend")
-            assert (await w.ask(body={"model": "b"}))[0] == 200
+            assert (await w.request(body={"model": "b"}))[0] == 200
 
     run(scenario())
 
 
-@pytest.mark.parametrize("act", [dies, dies_after_its_head, dies_after_a_comment])
-def test_another_backend_takes_over_before_the_first_data(act) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("respond", [dies, dies_after_its_head, dies_after_a_comment])
+def test_another_backend_takes_over_before_the_first_data(respond) -> None:  # type: ignore[no-untyped-def]
     async def scenario() -> None:
-        async with world(Backend(act), Backend()) as w:
+        async with world(Backend(respond), Backend()) as w:
             for _ in range(3):
-                status, _, body = await w.ask(body={"model": "m", "stream": True})
+                status, _, body = await w.request(body={"model": "m", "stream": True})
                 assert (status, body) == (200, ANSWER)
             assert w.gateway.counters.retries > 0
-            assert len(w.backends[0].turns) >= w.gateway.counters.retries  # a kept connection is first suspected of being stale
+            # A request on a kept connection is first sent again to the same backend.
+            assert len(w.backends[0].received) >= w.gateway.counters.retries
             assert w.state.classes["default"].completed == 3
 
     run(scenario())
@@ -128,7 +129,7 @@ def test_a_refused_connection_is_tried_elsewhere_and_marks_the_backend_down() ->
         async with world(first, second, health_interval_secs=30.0, slots=5) as w:
             await first.stop()
             for _ in range(3):
-                assert (await w.ask())[0] == 200
+                assert (await w.request())[0] == 200
             assert [backend.healthy for backend in w.state.backends] == [False, True]
             assert w.state.capacity == 5
             assert w.gateway.counters.retries == 1
@@ -137,17 +138,17 @@ def test_a_refused_connection_is_tried_elsewhere_and_marks_the_backend_down() ->
 
 
 @pytest.mark.parametrize(
-    ("act", "expected"),
+    ("respond", "expected"),
     [
         (dies, (502, "upstream_disconnected")),
         (dies_after_its_head, (502, "upstream_truncated")),
     ],
 )
-def test_no_backend_left(act, expected) -> None:  # type: ignore[no-untyped-def]
+def test_no_backend_left(respond, expected) -> None:  # type: ignore[no-untyped-def]
     async def scenario() -> tuple[int, str]:
-        async with world(Backend(act), Backend(act)) as w:
+        async with world(Backend(respond), Backend(respond)) as w:
             refused = await refusal(w, {"model": "m", "stream": True})
-            assert all(backend.turns for backend in w.backends)
+            assert all(backend.received for backend in w.backends)
             assert w.gateway.counters.retries == 1
             assert w.state.classes["default"].failed == 1
             return refused
@@ -168,12 +169,12 @@ def test_all_connections_refused() -> None:
 
 def test_garbage_is_not_asked_for_twice() -> None:
     async def scenario() -> tuple[int, str]:
-        async def garbage(turn: Turn) -> None:
-            await turn.say(b"?!\r\n\r\n")
+        async def garbage(received: BackendRequest) -> None:
+            await received.send(b"?!\r\n\r\n")
 
         async with world(Backend(garbage), Backend(garbage)) as w:
             refused = await refusal(w)
-            assert sum(len(backend.turns) for backend in w.backends) == 1
+            assert sum(len(backend.received) for backend in w.backends) == 1
             return refused
 
     assert run(scenario()) == (502, "upstream_protocol_error")
@@ -183,12 +184,12 @@ def test_silence() -> None:
     async def scenario() -> tuple[int, str]:
         from maitred.wire.errors import UpstreamLimits
 
-        async def mute(turn: Turn) -> None:
-            await turn.until_gone()
+        async def mute(received: BackendRequest) -> None:
+            await received.wait_until_disconnected()
 
         async with world(Backend(mute), Backend(mute), upstream=UpstreamLimits(head_secs=0.05)) as w:
             refused = await refusal(w)
-            assert sum(len(backend.turns) for backend in w.backends) == 1
+            assert sum(len(backend.received) for backend in w.backends) == 1
             return refused
 
     assert run(scenario()) == (504, "upstream_timeout")
@@ -196,36 +197,36 @@ def test_silence() -> None:
 
 @pytest.mark.parametrize("framing", ["chunks", "a length", "the end of the connection, by a reset"])
 def test_an_answer_that_breaks_off_ends_visibly_cut(framing: str) -> None:
-    """By whatever means the backend's body should have ended, the client must be able to tell that it did not."""
+    """However the body of the backend should have ended, the client must see that it did not."""
 
     async def scenario() -> None:
-        async def breaks_off(turn: Turn) -> None:
+        async def breaks_off(received: BackendRequest) -> None:
             if framing == "chunks":
-                await turn.say(STREAM_HEAD + chunk(b"data: 1\n\n"))
+                await received.send(STREAM_HEAD + chunk(b"data: 1\n\n"))
             elif framing == "a length":
-                await turn.say(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\ndata: 1\n\n")
+                await received.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\ndata: 1\n\n")
             else:
-                await turn.say(b"HTTP/1.1 200 OK\r\n\r\ndata: 1\n\n")
+                await received.send(b"HTTP/1.1 200 OK\r\n\r\ndata: 1\n\n")
             await asyncio.sleep(0.01)
             if framing.startswith("the end"):
                 import socket
                 import struct
 
                 linger = struct.pack("ii", 1, 0)
-                turn.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                turn.writer.transport.abort()
+                received.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                received.writer.transport.abort()
             raise ConnectionError
 
         async with world(Backend(breaks_off), Backend(breaks_off)) as w:
-            wire = await w.asking({"model": "m", "stream": True})
-            status, headers = await wire.head()
-            rest = await wire.reader.read()  # to the end of the connection
+            connection = await w.start_request({"model": "m", "stream": True})
+            status, headers = await connection.read_head()
+            rest = await connection.reader.read()  # to the end of the connection
             assert status == 200
             if framing == "a length":
                 assert (headers["content-length"], rest) == ("100", b"data: 1\n\n")
             else:
                 assert (headers["transfer-encoding"], rest) == ("chunked", b"9\r\ndata: 1\n\n\r\n")
-            await w.idle()
+            await w.wait_until_idle()
             assert w.state.classes["default"].failed == 1
             assert w.gateway.counters.upstream_failures == {"truncated": 1}
 
@@ -234,15 +235,15 @@ def test_an_answer_that_breaks_off_ends_visibly_cut(framing: str) -> None:
 
 def test_comments_are_shown_with_the_first_data() -> None:
     async def scenario() -> bytes:
-        async def act(turn: Turn) -> None:
-            await turn.say(STREAM_HEAD + chunk(b": ping\n\n"))
+        async def respond(received: BackendRequest) -> None:
+            await received.send(STREAM_HEAD + chunk(b": ping\n\n"))
             await asyncio.sleep(0.01)
-            await turn.say(chunk(b": pong\n\n"))
+            await received.send(chunk(b": pong\n\n"))
             await asyncio.sleep(0.01)
-            await turn.say(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
+            await received.send(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
 
-        async with world(Backend(act)) as w:
-            return (await w.ask(body={"model": "m", "stream": True}))[2]
+        async with world(Backend(respond)) as w:
+            return (await w.request(body={"model": "m", "stream": True}))[2]
 
     assert run(scenario()) == b": ping\n\n: pong\n\ndata: 1\n\n"
 
@@ -251,11 +252,11 @@ def test_what_is_in_flight_when_told_to_stop_is_finished() -> None:
     async def scenario() -> tuple[int, bytes]:
         gate = asyncio.Event()
 
-        async def slow(turn: Turn) -> None:
+        async def slow(received: BackendRequest) -> None:
             await gate.wait()
-            await turn.say(whole(ANSWER))
+            await received.send(whole(ANSWER))
 
-        from world import Wire
+        from world import ClientConnection
 
         from maitred.gateway import GatewayConfig
         from maitred.gateway.app import Gateway
@@ -267,13 +268,13 @@ def test_what_is_in_flight_when_told_to_stop_is_finished() -> None:
         async with running_server(gateway, drain_secs=5.0) as url:
             while not gateway.state().ready:
                 await asyncio.sleep(0.001)
-            wire = Wire(*await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1])))
-            await wire.ask()
-            while not backend.turns:
+            connection = ClientConnection(*await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1])))
+            await connection.send_request()
+            while not backend.received:
                 await asyncio.sleep(0.001)
             asyncio.get_running_loop().call_later(0.2, gate.set)
-        status, _, body = await wire.reply()
-        wire.leave()
+        status, _, body = await connection.read_response()
+        connection.disconnect()
         await backend.stop()
         return status, body
 

@@ -1,4 +1,4 @@
-"""The watch over backends: no answer of one ends it, or delays what is known of another."""
+"""Polling: no answer of a backend ends it, or delays what is known of another backend."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import logging
 from typing import Any
 
 import pytest
-from world import Backend, Turn, run, whole, world
+from world import Backend, BackendRequest, run, whole, world
 
 from maitred.gateway.polling import MAX_POLL_BYTES
 
 
 class Odd(Backend):
-    """Answers polls for its models with `odd`, and is asked for nothing else."""
+    """A backend that answers polls for its models with `odd`, and is never asked for anything else."""
 
     odd = b""
 
-    async def _act(self, turn: Turn) -> None:
-        if turn.head.startswith(b"GET /v1/models") and self.odd:
-            await turn.say(whole(self.odd))
+    async def _answer(self, received: BackendRequest) -> None:
+        if received.head.startswith(b"GET /v1/models") and self.odd:
+            await received.send(whole(self.odd))
         else:
-            await super()._act(turn)
+            await super()._answer(received)
 
 
 class Mute(Backend):
-    """Accepts, and says nothing to a poll while `mute`."""
+    """A backend that accepts connections, and does not answer polls while `mute` is set."""
 
     mute = True
 
-    async def _act(self, turn: Turn) -> None:
-        if self.mute and turn.head.startswith(b"GET "):
-            await turn.until_gone()
-        await super()._act(turn)
+    async def _answer(self, received: BackendRequest) -> None:
+        if self.mute and received.head.startswith(b"GET "):
+            await received.wait_until_disconnected()
+        await super()._answer(received)
 
 
 ODD = {
@@ -49,11 +49,11 @@ def test_an_odd_answer_is_a_failure_of_its_backend_alone(what: str, caplog: Any)
         odd, good = Odd(), Backend()
         odd.odd, problem = ODD[what]
         async with world(odd, good, ready=False) as w:
-            await w.until(lambda: problem in w.state.backends[0].problem and w.state.backends[1].healthy)
+            await w.wait_until(lambda: problem in w.state.backends[0].problem and w.state.backends[1].healthy)
             assert any(problem in record.message and odd.url in record.message for record in caplog.records)
             odd.odd = b""
             await good.stop()
-            await w.until(lambda: [backend.healthy for backend in w.state.backends] == [True, False])
+            await w.wait_until(lambda: [backend.healthy for backend in w.state.backends] == [True, False])
 
     run(scenario())
 
@@ -72,9 +72,9 @@ def test_a_host_that_cannot_be_a_name_harms_nobody_else(monkeypatch: pytest.Monk
         bad, good = Backend(), Backend()
         monkeypatch.setattr(ConnectionPool, "acquire", take)
         async with world(bad, good, ready=False) as w:
-            await w.until(lambda: "idna" in w.state.backends[0].problem and w.state.backends[1].healthy)
+            await w.wait_until(lambda: "idna" in w.state.backends[0].problem and w.state.backends[1].healthy)
             await good.stop()
-            await w.until(lambda: not w.state.backends[1].healthy)
+            await w.wait_until(lambda: not w.state.backends[1].healthy)
 
     run(scenario())
 
@@ -83,9 +83,9 @@ def test_a_silent_backend_delays_nobody_elses_discovery() -> None:
     async def scenario() -> None:
         silent, late = Mute(), Backend()
         async with world(silent, late, ready=False, health_timeout_secs=15.0) as w:
-            await w.until(lambda: w.state.backends[1].healthy)
+            await w.wait_until(lambda: w.state.backends[1].healthy)
             await late.stop()
-            await w.until(lambda: not w.state.backends[1].healthy)  # though the poll of the first has not ended
+            await w.wait_until(lambda: not w.state.backends[1].healthy)  # though the poll of the first has not ended
 
     async def bounded() -> None:
         async with asyncio.timeout(5):
@@ -98,7 +98,7 @@ def test_a_watch_that_ends_is_said_loudly(caplog: Any, monkeypatch: pytest.Monke
     async def scenario() -> None:
         async with world() as w:
             monkeypatch.setattr(w.gateway._fleet, "_mark_up", lambda *_: 1 / 0)
-            await w.until(lambda: any(record.levelno == logging.CRITICAL for record in caplog.records))
+            await w.wait_until(lambda: any(record.levelno == logging.CRITICAL for record in caplog.records))
             monkeypatch.undo()
 
     run(scenario())
@@ -106,15 +106,15 @@ def test_a_watch_that_ends_is_said_loudly(caplog: Any, monkeypatch: pytest.Monke
 
 
 def test_who_was_told_that_a_backend_is_down_is_told_that_it_is_up(caplog: pytest.LogCaptureFixture) -> None:
-    """By warnings, since nothing less is shown. The first time up is none."""
+    """Both are warnings, as lower levels may be hidden. The first time that a backend is up is no warning."""
 
     async def scenario() -> str:
         backend = Backend()
         async with world(backend) as w:
             await backend.stop()
-            await w.until(lambda: not w.state.ready)
+            await w.wait_until(lambda: not w.state.ready)
             await backend.start()
-            await w.until(lambda: w.state.ready)
+            await w.wait_until(lambda: w.state.ready)
             return backend.url
 
     url = run(scenario())

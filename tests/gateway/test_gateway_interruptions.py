@@ -1,4 +1,4 @@
-"""A request may be told to stop by several at once: whoever it is and in whatever order, it ends once and leaks nothing."""
+"""A request may be cancelled for several reasons at once: in any combination and order it ends once, and leaks nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import Backend, Turn, World, run, world
+from world import Backend, BackendRequest, GatewayWorld, run, world
 
 from maitred.admission import ReleaseReason
 from maitred.core.request import PriorityClass, Request
@@ -20,9 +20,9 @@ ORDERS = [order for n in range(1, 5) for order in permutations(INTERRUPTIONS, n)
 
 
 class Client:
-    """Calls the gateway as a server would, in this process."""
+    """Calls the gateway in this process, as its server would."""
 
-    def __init__(self, w: World, body: bytes) -> None:
+    def __init__(self, w: GatewayWorld, body: bytes) -> None:
         self.sent: list[dict[str, Any]] = []
         self.may_send = asyncio.Event()
         self.may_send.set()
@@ -32,7 +32,7 @@ class Client:
         scope["headers"] = [(b"x-smg-priority", b"bulk")]
         self.task = asyncio.create_task(w.gateway(scope, self._receive, self._send))
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         self._left.set_result(None)
 
     @property
@@ -59,26 +59,26 @@ def preemptor(number: int = 1_000_000) -> Request:
     return Request(id=number, arrival=0, prompt_tokens=1, model="m", priority_class=PriorityClass.INTERACTIVE)
 
 
-def interruptions(w: World, client: Client) -> dict[str, Callable[[], object]]:
+def interruptions(w: GatewayWorld, client: Client) -> dict[str, Callable[[], object]]:
     (flight,) = (flight for backend in w.gateway._fleet.backends for flight in backend.requests)
     return {
         "preempted": lambda: w.gateway._driver.submit(preemptor(), 1),
         "abandoned": flight.abandon,
-        "left": client.leave,
+        "left": client.disconnect,
         "stopped": client.task.cancel,
     }
 
 
-async def mute(turn: Turn) -> None:
-    await turn.until_gone()
+async def mute(received: BackendRequest) -> None:
+    await received.wait_until_disconnected()
 
 
-async def settled(w: World, client: Client, order: tuple[str, ...], *, goes_on: bool) -> None:
-    """What became of it, if it has ended; else that it waits or works as if nothing had been."""
+async def settled(w: GatewayWorld, client: Client, order: tuple[str, ...], *, goes_on: bool) -> None:
+    """Check how the request has ended; or, if it `goes_on`, that it is served again and its client has noticed nothing."""
     if goes_on:
-        await w.until(lambda: len(turns(w)) == 2)
+        await w.wait_until(lambda: len(turns(w)) == 2)
         assert (client.sent, client.task.cancelling()) == ([], 0), order
-        client.leave()
+        client.disconnect()
         await asyncio.wait({client.task})
         return
     await asyncio.wait({client.task})
@@ -90,8 +90,8 @@ async def settled(w: World, client: Client, order: tuple[str, ...], *, goes_on: 
         assert (client.status, client.code, client.task.cancelling()) == (503, "scheduler_preempted", 0), order
 
 
-def turns(w: World) -> list[Turn]:
-    return [turn for backend in w.backends for turn in backend.turns]
+def turns(w: GatewayWorld) -> list[BackendRequest]:
+    return [received for backend in w.backends for received in backend.received]
 
 
 @pytest.mark.parametrize("on_preempt", ["reject", "retry"])
@@ -106,20 +106,20 @@ def test_told_to_stop_in_one_turn_of_the_loop(on_preempt: str) -> None:
     run(scenario())
 
 
-async def interrupt(w: World, order: tuple[str, ...], on_preempt: str) -> None:
+async def interrupt(w: GatewayWorld, order: tuple[str, ...], on_preempt: str) -> None:
     for backend in w.backends:
-        backend.turns.clear()
+        backend.received.clear()
     client = Client(w, b'{"model": "m"}')
-    await w.until(lambda: turns(w))
+    await w.wait_until(lambda: turns(w))
     how = interruptions(w, client)
     for interruption in order:
         how[interruption]()
     if "preempted" in order:
-        await w.until(lambda: w.state.classes["bulk"].in_flight == 0)
+        await w.wait_until(lambda: w.state.classes["bulk"].in_flight == 0)
         w.gateway._driver.release(preemptor().id, ReleaseReason.DRAINED)
     goes_on = not {"left", "stopped"} & set(order) and (on_preempt == "retry" or "preempted" not in order)
     await settled(w, client, order, goes_on=goes_on)
-    await w.idle()
+    await w.wait_until_idle()
 
 
 def test_a_client_too_slow_to_take_its_503_holds_no_slot() -> None:
@@ -128,9 +128,9 @@ def test_a_client_too_slow_to_take_its_503_holds_no_slot() -> None:
         async with world(Backend(mute), slots=1, admission=admission) as w:
             client = Client(w, b'{"model": "m"}')
             client.may_send.clear()
-            await w.until(lambda: w.backends[0].turns)
-            w.backends[0].act = lambda turn: turn.say(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
-            assert (await w.ask(x_smg_priority="interactive"))[0] == 200
+            await w.wait_until(lambda: w.backends[0].received)
+            w.backends[0].respond = lambda received: received.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+            assert (await w.request(x_smg_priority="interactive"))[0] == 200
             assert client.sent == []
             client.may_send.set()
             await client.task
@@ -140,7 +140,7 @@ def test_a_client_too_slow_to_take_its_503_holds_no_slot() -> None:
 
 
 def test_a_victim_that_was_admitted_and_does_not_know_it_yet() -> None:
-    """Its turn has come, and in the same turn of the loop a higher class comes: nothing of it ever reaches a backend."""
+    """It gets a slot, and in the same iteration of the loop a higher class takes it: nothing of it reaches a backend."""
 
     async def scenario() -> None:
         admission = {"classes": {"interactive": {"can_preempt": True}}}
@@ -149,13 +149,13 @@ def test_a_victim_that_was_admitted_and_does_not_know_it_yet() -> None:
             first = preemptor(1_000_001)
             driver.submit(first, 1)
             client = Client(w, b'{"model": "m"}')
-            await w.until(lambda: w.state.waiting)
+            await w.wait_until(lambda: w.state.waiting)
             driver.release(first.id, ReleaseReason.DRAINED)
             assert (w.state.in_flight, w.state.waiting) == (1, 0)
             driver.submit(preemptor(), 1)
             await client.task
             assert (client.status, client.code) == (503, "scheduler_preempted")
-            assert w.backends[0].turns == []
+            assert w.backends[0].received == []
             assert w.state.classes["interactive"].in_flight == 1
             driver.release(preemptor().id, ReleaseReason.DRAINED)
 

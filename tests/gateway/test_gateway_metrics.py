@@ -1,4 +1,4 @@
-"""Metrics: their names, and the law that nothing is lost: what came is what ended, waits or is in flight, at every scrape."""
+"""Metrics: their names, and the law that arrivals are those that have ended, wait or are in flight, at every scrape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from world import ANSWER, STREAM_HEAD, Backend, Turn, World, chunk, run, whole, world
+from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatewayWorld, chunk, run, whole, world
 
 STREAM = {"model": "m", "stream": True}
 
@@ -27,8 +27,8 @@ class Scrape:
         return sum(value for (n, given), value in self.values.items() if n == name and wanted <= dict(given).items())
 
 
-async def scrape(w: World) -> Scrape:
-    return Scrape((await w.ask("/metrics", method="GET"))[2].decode())
+async def scrape(w: GatewayWorld) -> Scrape:
+    return Scrape((await w.request("/metrics", method="GET"))[2].decode())
 
 
 def check_the_law(seen: Scrape) -> None:
@@ -42,32 +42,32 @@ def check_the_law(seen: Scrape) -> None:
 @pytest.mark.parametrize("on_preempt", ["reject", "retry"])
 def test_nothing_is_lost_at_any_scrape(on_preempt: str) -> None:
     async def scenario() -> None:
-        async def act(turn: Turn) -> None:
-            await turn.say(STREAM_HEAD)
+        async def respond(received: BackendRequest) -> None:
+            await received.send(STREAM_HEAD)
             await asyncio.sleep(0.004)
-            await turn.say(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
+            await received.send(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
 
-        async def visit(w: World, number: int, outcomes: Counter[int | None]) -> None:
+        async def visit(w: GatewayWorld, number: int, outcomes: Counter[int | None]) -> None:
             await asyncio.sleep(number % 17 / 100)
-            wire = await w.asking(STREAM, x_smg_priority=("bulk", "default", "interactive")[number % 3])
+            connection = await w.start_request(STREAM, x_smg_priority=("bulk", "default", "interactive")[number % 3])
             if number % 5 == 0:
                 await asyncio.sleep(number % 7 / 200)
-                wire.leave()
+                connection.disconnect()
                 outcomes[None] += 1
             else:
-                outcomes[(await wire.reply())[0]] += 1
+                outcomes[(await connection.read_response())[0]] += 1
 
         classes: dict[str, Any] = {"interactive": {"can_preempt": True}}
         classes |= {"default": {"queue_size": 3}, "bulk": {"queue_timeout_secs": 0.05}}
         admission = {"classes": classes, "on_preempt": on_preempt}
-        async with world(Backend(act), slots=2, admission=admission) as w:
+        async with world(Backend(respond), slots=2, admission=admission) as w:
             outcomes: Counter[int | None] = Counter()
             visits = asyncio.gather(*(visit(w, number, outcomes) for number in range(150)))
             while not visits.done():
                 check_the_law(await scrape(w))
                 await asyncio.sleep(0.005)
             await visits
-            await w.idle()
+            await w.wait_until_idle()
             seen = await scrape(w)
             check_the_law(seen)
             assert seen.total("maitred_scheduler_arrivals_total") == 150 - w.gateway.counters.refused_before_admission.total()
@@ -88,17 +88,17 @@ def test_names_and_kinds() -> None:
     async def scenario() -> Scrape:
         release = asyncio.Event()
 
-        async def act(turn: Turn) -> None:
+        async def respond(received: BackendRequest) -> None:
             await release.wait()
-            await turn.say(STREAM_HEAD + chunk(b"data: 1\n\n") + b"0\r\n\r\n")
+            await received.send(STREAM_HEAD + chunk(b"data: 1\n\n") + b"0\r\n\r\n")
 
         admission = {"classes": {"bulk": {"queue_size": 0}, "interactive": {"reserved_floor": 1}}}
-        async with world(Backend(act), slots=2, admission={**admission, "default_max_class": "interactive"}) as w:
-            wires = [await w.asking(STREAM, x_smg_priority=name) for name in ("system", "urgent")]
-            await w.until(lambda: w.state.in_flight == 2)
-            wires.append(await w.asking(STREAM))
-            await w.until(lambda: w.state.waiting)
-            assert (await w.ask(x_smg_priority="bulk"))[0] == 429
+        async with world(Backend(respond), slots=2, admission={**admission, "default_max_class": "interactive"}) as w:
+            connections = [await w.start_request(STREAM, x_smg_priority=name) for name in ("system", "urgent")]
+            await w.wait_until(lambda: w.state.in_flight == 2)
+            connections.append(await w.start_request(STREAM))
+            await w.wait_until(lambda: w.state.waiting)
+            assert (await w.request(x_smg_priority="bulk"))[0] == 429
             busy = await scrape(w)
             check_the_law(busy)
             assert busy("maitred_scheduler_inflight", **{"class": "interactive"}) == 1
@@ -109,8 +109,8 @@ def test_names_and_kinds() -> None:
             # one of the two in flight is not reserved, and it could have that one only
             assert busy("maitred_scheduler_class_capacity_pressure", **{"class": "default"}) == 1.0
             release.set()
-            for wire in wires:
-                assert (await wire.reply())[0] == 200
+            for connection in connections:
+                assert (await connection.read_response())[0] == 200
             return await scrape(w)
 
     seen = run(scenario())
@@ -137,22 +137,22 @@ def test_metrics_without_classes() -> None:
     async def scenario() -> Scrape:
         release = asyncio.Event()
 
-        async def act(turn: Turn) -> None:
+        async def respond(received: BackendRequest) -> None:
             await release.wait()
-            await turn.say(whole(ANSWER))
+            await received.send(whole(ANSWER))
 
         legacy = {"max_concurrent_requests": 1, "queue_size": 1, "queue_timeout_secs": 0.5}
-        async with world(Backend(act), admission={"mode": "legacy", "classes": {}, "legacy": legacy}) as w:
-            first = await w.asking()
-            await w.until(lambda: w.state.in_flight)
-            late = await w.asking(x_smg_priority="system")
-            await w.until(lambda: w.state.waiting)
-            assert (await w.ask())[0] == 429
+        async with world(Backend(respond), admission={"mode": "legacy", "classes": {}, "legacy": legacy}) as w:
+            first = await w.start_request()
+            await w.wait_until(lambda: w.state.in_flight)
+            late = await w.start_request(x_smg_priority="system")
+            await w.wait_until(lambda: w.state.waiting)
+            assert (await w.request())[0] == 429
             busy = await scrape(w)
             assert busy("maitred_admission_queue_depth") == busy("maitred_admission_inflight") == 1
-            assert (await late.reply())[0] == 408
+            assert (await late.read_response())[0] == 408
             release.set()
-            assert (await first.reply())[0] == 200
+            assert (await first.read_response())[0] == 200
             return await scrape(w)
 
     seen = run(scenario())
@@ -168,7 +168,7 @@ def test_the_gate_is_counted_beside() -> None:
     async def scenario() -> Scrape:
         rate = {"max_concurrent_requests": 2, "rate_limit_tokens_per_second": 0.01}
         async with world(admission={"legacy": rate}) as w:
-            assert [(await w.ask())[0] for _ in range(4)] == [200, 200, 429, 429]
+            assert [(await w.request())[0] for _ in range(4)] == [200, 200, 429, 429]
             return await scrape(w)
 
     seen = run(scenario())
@@ -181,7 +181,7 @@ def test_few_tenants_have_labels_of_their_own() -> None:
         config = {"trust_tenant_header": True, "tenant_metric_top_n": 2}
         async with world(admission={"default_max_class": "default"}, **config) as w:
             for tenant in ("a", "b", "c", "d", "a"):
-                assert (await w.ask(x_smg_tenant_id=tenant, x_smg_priority="system"))[0] == 200
+                assert (await w.request(x_smg_tenant_id=tenant, x_smg_priority="system"))[0] == 200
             return await scrape(w)
 
     seen = run(scenario())

@@ -1,4 +1,4 @@
-"""Any OpenAI client works unchanged: the real `openai` package against `maitred serve` in a process of its own."""
+"""OpenAI clients work unchanged: the real `openai` package against `maitred serve` in a process of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import msgspec
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from world import STREAM_HEAD, Backend, Turn, chunk, whole
+from world import STREAM_HEAD, Backend, BackendRequest, chunk, whole
 
 from maitred.cli import main
 
@@ -38,35 +38,35 @@ def part(text: str) -> bytes:
     return chunk(b"data: " + msgspec.json.encode(event) + b"\n\n")
 
 
-async def engine(turn: Turn) -> None:
-    asked = msgspec.json.decode(turn.body)
-    if b"/embeddings" in turn.head:
+async def engine(received: BackendRequest) -> None:
+    asked = msgspec.json.decode(received.body)
+    if b"/embeddings" in received.head:
         item = {"object": "embedding", "index": 0, "embedding": [0.5, -0.5]}
         answer = {"object": "list", "data": [item], "model": "m", "usage": {"prompt_tokens": 1, "total_tokens": 1}}
-    elif b"/v1/completions" in turn.head:
+    elif b"/v1/completions" in received.head:
         choice = {"index": 0, "text": "Hello", "finish_reason": "stop", "logprobs": None}
         answer = {"id": "t", "object": "text_completion", "created": 1, "model": "m", "choices": [choice]}
     elif asked.get("stream"):
-        await turn.say(STREAM_HEAD)
+        await received.send(STREAM_HEAD)
         for word in WORDS:
-            await turn.say(part(word))
+            await received.send(part(word))
             await asyncio.sleep(0.002)
         if asked.get("user") == "unlucky":
             raise ConnectionError
-        await turn.say(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        await received.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
         return
     elif asked.get("temperature") == 9:
         refused = {"error": {"message": "too hot", "type": "BadRequestError", "param": "temperature", "code": 400}}
-        await turn.say(whole(msgspec.json.encode(refused), b"400 Bad Request"))
+        await received.send(whole(msgspec.json.encode(refused), b"400 Bad Request"))
         return
     else:
         answer = completion("".join(WORDS), usage={"prompt_tokens": 1, "completion_tokens": 4, "total_tokens": 5})
-    await turn.say(whole(msgspec.json.encode(answer)))
+    await received.send(whole(msgspec.json.encode(answer)))
 
 
 @contextlib.contextmanager
 def backend() -> Iterator[Backend]:
-    """In a loop of its own, so that the blocking client can be tested."""
+    """Run a backend in an event loop of its own, so that the blocking client can be tested."""
     made, up, down = Backend(engine), threading.Event(), asyncio.Event()
     loop: asyncio.AbstractEventLoop | None = None
 
@@ -99,7 +99,7 @@ def url() -> Iterator[str]:
 
 @contextlib.contextmanager
 def gateway(*flags: str, env: dict[str, str] | None = None) -> Iterator[str]:
-    """`maitred serve` on a free port; checks that it leaves in peace, with nothing more to say."""
+    """Run `maitred serve` on a free port; at the end check that it stops with exit code 0 and no further output."""
     command = [sys.executable, "-c", "from maitred.cli import main; main()", "serve", "--port", "0", *flags]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
     try:
@@ -193,7 +193,7 @@ def test_the_asynchronous_client(url: str) -> None:
 
 
 def test_nothing_has_leaked(url: str) -> None:
-    """Runs last in this file: after everything above, the cut and the refused included, no slot is in use."""
+    """Runs after all tests above: after cut and refused requests as well, no slot is in use."""
     state = msgspec.json.decode(urllib.request.urlopen(f"{url}/maitred/state").read())
     assert state["in_flight"] == state["waiting"] == 0
     assert state["classes"]["interactive"]["completed"] == 1
@@ -276,7 +276,7 @@ def test_a_port_in_use_is_said_in_one_line(capsys: Any, monkeypatch: Any) -> Non
 
 
 def refused(flags: list[str], capsys: Any, monkeypatch: Any) -> str:
-    """What `maitred serve` says on stderr when it does not start."""
+    """Return what `maitred serve` writes to stderr when it does not start."""
     monkeypatch.setattr(sys, "argv", ["maitred", "serve", *flags])
     with pytest.raises(SystemExit) as caught:
         main()

@@ -1,4 +1,4 @@
-"""Preemption over real sockets: what the victim's client reads, what its backend sees, and who may not be a victim."""
+"""Preemption over real sockets: what the client of a victim reads, what its backend sees, and which requests are no victims."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, CHAT, STREAM_HEAD, Backend, Turn, Wire, chunk, run, whole, world
+from world import ANSWER, CHAT, STREAM_HEAD, Backend, BackendRequest, ClientConnection, chunk, run, whole, world
 
 PREEMPTING = {"classes": {"interactive": {"can_preempt": True}}}
 RETRYING = {**PREEMPTING, "on_preempt": "retry"}
@@ -25,31 +25,34 @@ REFUSED = {
 
 
 class Engine:
-    """Keeps bulk requests, having sent `shown` of the answer, until they are gone; answers others at once, or with `vip`."""
+    """An engine that sends `shown` of the response to a bulk request, and keeps it until its connection is closed.
+
+    It answers other requests at once.
+    """
 
     def __init__(self, shown: bytes = b"") -> None:
         self.shown = shown
         self.busy = asyncio.Event()
         self.gone = 0
 
-    async def __call__(self, turn: Turn) -> None:
-        if b"x-class: bulk" not in turn.head:
-            await turn.say(whole(ANSWER))
+    async def __call__(self, received: BackendRequest) -> None:
+        if b"x-class: bulk" not in received.head:
+            await received.send(whole(ANSWER))
             return
-        await turn.say(self.shown)
+        await received.send(self.shown)
         self.busy.set()
-        await turn.until_gone()
+        await received.wait_until_disconnected()
         self.gone += 1
         raise ConnectionError
 
     async def kept(self) -> None:
-        """Until it has one more."""
+        """Wait until the engine holds one more bulk request."""
         await self.busy.wait()
         self.busy.clear()
 
 
-async def ask_bulk(wire: Wire, **headers: str) -> None:
-    await wire.ask(CHAT, STREAM, x_class="bulk", **BULK, **headers)
+async def ask_bulk(victim: ClientConnection, **headers: str) -> None:
+    await victim.send_request(CHAT, STREAM, x_class="bulk", **BULK, **headers)
 
 
 def check_refusal(status: int, headers: dict[str, str], body: bytes) -> None:
@@ -62,7 +65,7 @@ def check_refusal(status: int, headers: dict[str, str], body: bytes) -> None:
 
 
 def test_a_thousand_victims_read_their_503_whole_on_one_connection() -> None:
-    """Whatever the engine has said before: nothing, a bare head (of a stream, of anything else), a head and a comment."""
+    """Before, the engine has sent nothing, a head (of a stream or of another response), or a head and a comment."""
 
     async def scenario() -> None:
         engine = Engine()
@@ -73,12 +76,12 @@ def test_a_thousand_victims_read_their_503_whole_on_one_connection() -> None:
             for engine.shown in islice(shown, 1000):
                 await ask_bulk(victim)
                 await engine.kept()
-                await vip.ask(**INTERACTIVE)
-                assert (await vip.reply())[::2] == (200, ANSWER)
-                check_refusal(*await victim.reply())
-            await victim.ask()
-            assert (await victim.reply())[::2] == (200, ANSWER)
-            await w.until(lambda: engine.gone == 1000)
+                await vip.send_request(**INTERACTIVE)
+                assert (await vip.read_response())[::2] == (200, ANSWER)
+                check_refusal(*await victim.read_response())
+            await victim.send_request()
+            assert (await victim.read_response())[::2] == (200, ANSWER)
+            await w.wait_until(lambda: engine.gone == 1000)
             bulk = w.state.classes["bulk"]
             assert (bulk.preempted, bulk.preempted_by["interactive"], bulk.arrived) == (1000, 1000, 1000)
 
@@ -92,7 +95,7 @@ def test_the_bytes_of_a_503_before_the_connection_is_closed() -> None:
             victim = await w.connect()
             await ask_bulk(victim, connection="close", x_request_id="v")
             await engine.kept()
-            assert (await w.ask(**INTERACTIVE))[0] == 200
+            assert (await w.request(**INTERACTIVE))[0] == 200
             return await victim.reader.read()
 
     head, body = run(scenario()).split(b"\r\n\r\n")
@@ -115,23 +118,23 @@ def test_a_request_that_has_shown_data_is_left_alone(body: dict[str, Any]) -> No
     async def scenario() -> None:
         end = asyncio.Event()
 
-        async def act(turn: Turn) -> None:
-            if b"x-class: bulk" not in turn.head:
-                await turn.say(whole(ANSWER))
+        async def respond(received: BackendRequest) -> None:
+            if b"x-class: bulk" not in received.head:
+                await received.send(whole(ANSWER))
                 return
-            await turn.say(STREAM_HEAD + chunk(b"data: 1\n\n"))
+            await received.send(STREAM_HEAD + chunk(b"data: 1\n\n"))
             await end.wait()
-            await turn.say(chunk(b"data: 2\n\n") + b"0\r\n\r\n")
+            await received.send(chunk(b"data: 2\n\n") + b"0\r\n\r\n")
 
-        async with world(Backend(act), slots=1, admission=PREEMPTING) as w:
-            bulk = await w.asking(body, x_class="bulk", **BULK)
-            await bulk.head()
-            assert await bulk.chunk() == b"data: 1\n\n"
-            vip = await w.asking(**INTERACTIVE)
-            await w.until(lambda: w.state.waiting)
+        async with world(Backend(respond), slots=1, admission=PREEMPTING) as w:
+            bulk = await w.start_request(body, x_class="bulk", **BULK)
+            await bulk.read_head()
+            assert await bulk.read_chunk() == b"data: 1\n\n"
+            vip = await w.start_request(**INTERACTIVE)
+            await w.wait_until(lambda: w.state.waiting)
             end.set()
-            assert [await bulk.chunk(), await bulk.chunk()] == [b"data: 2\n\n", b""]
-            assert (await vip.reply())[0] == 200
+            assert [await bulk.read_chunk(), await bulk.read_chunk()] == [b"data: 2\n\n", b""]
+            assert (await vip.read_response())[0] == 200
             assert w.state.classes["bulk"].completed == 1
 
     run(scenario())
@@ -144,12 +147,12 @@ def test_two_who_want_the_slot_of_one_victim() -> None:
             victim = await w.connect()
             await ask_bulk(victim)
             await engine.kept()
-            vips = [await w.asking(**INTERACTIVE) for _ in range(2)]
-            assert [(await vip.reply())[0] for vip in vips] == [200, 200]
-            check_refusal(*await victim.reply())
+            vips = [await w.start_request(**INTERACTIVE) for _ in range(2)]
+            assert [(await vip.read_response())[0] for vip in vips] == [200, 200]
+            check_refusal(*await victim.read_response())
             books = w.state.classes
             assert (books["bulk"].preempted, books["interactive"].completed) == (1, 2)
-            assert len(w.backends[0].turns) == 3
+            assert len(w.backends[0].received) == 3
 
     run(scenario())
 
@@ -159,46 +162,46 @@ def test_the_newest_of_the_lowest_class_goes_first_and_the_last_finds_nobody() -
         engine = Engine()
         async with world(Backend(engine), slots=3, admission=PREEMPTING) as w:
             names = (("default", "default"), ("bulk", "old"), ("bulk", "new"))
-            wires = {}
+            connections = {}
             for name, who in names:
-                wires[who] = await w.asking(x_smg_priority=name, x_class="bulk", x_request_id=who)
+                connections[who] = await w.start_request(x_smg_priority=name, x_class="bulk", x_request_id=who)
                 await engine.kept()
             keep = await w.connect()
             for who in ("new", "old", "default"):
-                vip = await w.asking(x_smg_priority="interactive", x_class="bulk")
+                vip = await w.start_request(x_smg_priority="interactive", x_class="bulk")
                 await engine.kept()
-                status, headers, _ = await wires[who].reply()
+                status, headers, _ = await connections[who].read_response()
                 assert (status, headers["x-request-id"]) == (503, who)
                 keep = vip
-            fourth = await w.asking(**INTERACTIVE)
-            await w.until(lambda: w.state.waiting)
-            keep.leave()
-            assert (await fourth.reply())[0] == 200
+            fourth = await w.start_request(**INTERACTIVE)
+            await w.wait_until(lambda: w.state.waiting)
+            keep.disconnect()
+            assert (await fourth.read_response())[0] == 200
 
     run(scenario())
 
 
 def test_a_victim_whose_first_backend_died_under_it() -> None:
-    """The second one has it now, and is told to stop as the first would have been."""
+    """The second backend has the request now, and its connection is closed as the first one's would have been."""
 
     async def scenario() -> None:
-        async def dies(turn: Turn) -> None:
-            if b"x-class: bulk" in turn.head:
+        async def dies(received: BackendRequest) -> None:
+            if b"x-class: bulk" in received.head:
                 raise ConnectionError
-            await turn.say(whole(ANSWER))
+            await received.send(whole(ANSWER))
 
         first, second = Backend(dies), Backend(engine := Engine())
         async with world(first, second, slots=1, admission=PREEMPTING) as w:
             victims = [await w.connect() for _ in range(2)]
             for victim in victims:
                 await ask_bulk(victim)
-            await w.until(lambda: w.gateway.counters.retries == 1)
+            await w.wait_until(lambda: w.gateway.counters.retries == 1)
             await engine.kept()
-            await w.until(lambda: w.state.in_flight == 2)
-            vips = [await w.asking(**INTERACTIVE) for _ in range(2)]
-            assert [(await vip.reply())[0] for vip in vips] == [200, 200]
+            await w.wait_until(lambda: w.state.in_flight == 2)
+            vips = [await w.start_request(**INTERACTIVE) for _ in range(2)]
+            assert [(await vip.read_response())[0] for vip in vips] == [200, 200]
             for victim in victims:
-                check_refusal(*await victim.reply())
+                check_refusal(*await victim.read_response())
 
     run(scenario())
 
@@ -206,31 +209,31 @@ def test_a_victim_whose_first_backend_died_under_it() -> None:
 def test_a_victim_that_is_tried_again_notices_nothing() -> None:
     async def scenario() -> None:
         started, release = asyncio.Event(), asyncio.Event()
-        turns: list[Turn] = []
+        turns: list[BackendRequest] = []
 
-        async def act(turn: Turn) -> None:
-            if b"x-class: bulk" not in turn.head:
-                await turn.say(whole(ANSWER))
+        async def respond(received: BackendRequest) -> None:
+            if b"x-class: bulk" not in received.head:
+                await received.send(whole(ANSWER))
                 return
-            turns.append(turn)
+            turns.append(received)
             started.set()
             if len(turns) == 1:
-                await turn.until_gone()
+                await received.wait_until_disconnected()
                 raise ConnectionError
             await release.wait()
-            await turn.say(STREAM_HEAD + chunk(b"data: 1\n\n") + b"0\r\n\r\n")
+            await received.send(STREAM_HEAD + chunk(b"data: 1\n\n") + b"0\r\n\r\n")
 
-        async with world(Backend(act), slots=1, admission=RETRYING) as w:
+        async with world(Backend(respond), slots=1, admission=RETRYING) as w:
             victim = await w.connect()
             await ask_bulk(victim)
             await started.wait()
-            assert (await w.ask(**INTERACTIVE))[0] == 200
-            await w.until(lambda: len(turns) == 2)
-            second = await w.asking(**INTERACTIVE)  # it is left alone now
-            await w.until(lambda: w.state.waiting)
+            assert (await w.request(**INTERACTIVE))[0] == 200
+            await w.wait_until(lambda: len(turns) == 2)
+            second = await w.start_request(**INTERACTIVE)  # it is left alone now
+            await w.wait_until(lambda: w.state.waiting)
             release.set()
-            assert (await victim.reply())[::2] == (200, b"data: 1\n\n")
-            assert (await second.reply())[0] == 200
+            assert (await victim.read_response())[::2] == (200, b"data: 1\n\n")
+            assert (await second.read_response())[0] == 200
             assert turns[0].body == turns[1].body
             bulk = w.state.classes["bulk"]
             assert (bulk.arrived, bulk.completed, bulk.retried, bulk.preempted) == (1, 1, 1, 0)
@@ -242,67 +245,67 @@ def test_a_victim_that_waits_again_may_leave_or_wait_in_vain() -> None:
     async def scenario() -> None:
         engine, end = Engine(), asyncio.Event()
 
-        async def act(turn: Turn) -> None:
-            if b"x-class: bulk" in turn.head:
-                await engine(turn)
+        async def respond(received: BackendRequest) -> None:
+            if b"x-class: bulk" in received.head:
+                await engine(received)
             await end.wait()
-            await turn.say(whole(ANSWER))
+            await received.send(whole(ANSWER))
 
         classes = {**PREEMPTING["classes"], "bulk": {"queue_timeout_secs": 0.6}}
-        async with world(Backend(act), slots=2, admission={**RETRYING, "classes": classes}) as w:
+        async with world(Backend(respond), slots=2, admission={**RETRYING, "classes": classes}) as w:
             victims = [await w.connect() for _ in range(2)]
             for victim in victims:
                 await ask_bulk(victim)
                 await engine.kept()
-            vips = [await w.asking(**INTERACTIVE) for _ in range(2)]
-            await w.until(lambda: w.state.classes["bulk"].waiting == 2)
-            victims[0].leave()
-            await w.until(lambda: w.state.classes["bulk"].waiting == 1)
-            status, headers, _ = await victims[1].reply()
+            vips = [await w.start_request(**INTERACTIVE) for _ in range(2)]
+            await w.wait_until(lambda: w.state.classes["bulk"].waiting == 2)
+            victims[0].disconnect()
+            await w.wait_until(lambda: w.state.classes["bulk"].waiting == 1)
+            status, headers, _ = await victims[1].read_response()
             assert (status, headers["x-smg-error-code"]) == (408, "scheduler_queue_timeout")
             end.set()
-            assert [(await vip.reply())[0] for vip in vips] == [200, 200]
+            assert [(await vip.read_response())[0] for vip in vips] == [200, 200]
             bulk = w.state.classes["bulk"]
             assert (bulk.cancelled, bulk.queue_timeout, bulk.retried, bulk.preempted) == (1, 1, 2, 0)
-            assert len(w.backends[0].turns) == 4
+            assert len(w.backends[0].received) == 4
 
     run(scenario())
 
 
 @pytest.mark.parametrize("admission", [PREEMPTING, RETRYING])
 def test_interactive_requests_pass_a_flood_of_bulk(admission: dict[str, Any]) -> None:
-    """Ten in a row, while 120 bulk requests flow through four slots, eight for each of the ten: the last finds a queue, too."""
+    """Ten interactive requests, one after the other, among 120 bulk requests on four slots. The last finds a queue as well."""
 
     async def scenario() -> None:
         flow = asyncio.Semaphore(0)
 
-        async def act(turn: Turn) -> None:
-            if b"x-class: bulk" in turn.head:
+        async def respond(received: BackendRequest) -> None:
+            if b"x-class: bulk" in received.head:
                 await flow.acquire()
-            await turn.say(STREAM_HEAD)
+            await received.send(STREAM_HEAD)
             await asyncio.sleep(0.002)
-            await turn.say(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
+            await received.send(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
 
-        async with world(Backend(act), slots=4, admission=admission) as w:
+        async with world(Backend(respond), slots=4, admission=admission) as w:
             flood = [await w.connect() for _ in range(120)]
-            for wire in flood:
-                await ask_bulk(wire)
-            await w.until(lambda: w.state.classes["bulk"].waiting == 116)
+            for connection in flood:
+                await ask_bulk(connection)
+            await w.wait_until(lambda: w.state.classes["bulk"].waiting == 116)
             for _ in range(10):
-                assert (await w.ask(body=STREAM, **INTERACTIVE))[0] == 200
+                assert (await w.request(body=STREAM, **INTERACTIVE))[0] == 200
                 assert w.state.classes["bulk"].waiting > 120 - 10 * 8 - 4 - 10
                 for _ in range(8):
                     flow.release()
             for _ in range(120):
                 flow.release()
-            statuses = [(await wire.reply())[0] for wire in flood]
-            await w.idle()
+            statuses = [(await connection.read_response())[0] for connection in flood]
+            await w.wait_until_idle()
             books = w.state.classes
             assert set(statuses) <= ({200} if admission is RETRYING else {200, 503})
             assert statuses.count(503) == books["bulk"].preempted
             assert books["bulk"].completed + books["bulk"].preempted == books["bulk"].arrived == 120
             assert books["interactive"].completed == 10
             assert 1 <= books["bulk"].preempted_by["interactive"] <= 10
-            assert books["bulk"].completed + 10 <= len(w.backends[0].turns) <= 120 + 10 + books["bulk"].retried
+            assert books["bulk"].completed + 10 <= len(w.backends[0].received) <= 120 + 10 + books["bulk"].retried
 
     run(scenario())

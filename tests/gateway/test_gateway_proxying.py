@@ -1,4 +1,4 @@
-"""What passes through the gateway, and what it says of itself."""
+"""What passes through the gateway unchanged, and what it answers itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, CHAT, STREAM_HEAD, Backend, Turn, answer, chunk, run, whole, world
+from world import ANSWER, CHAT, STREAM_HEAD, Backend, BackendRequest, answer, chunk, run, whole, world
 
 from maitred.core.errors import ConfigError
 from maitred.gateway import GatewayConfig
@@ -21,10 +21,10 @@ def test_the_body_goes_through_byte_for_byte() -> None:
     async def scenario() -> None:
         odd = b'{ "model" : "m",\n "x": [1.50, "\\u00e9"], "x": 2 }'
         async with world() as w:
-            status, headers, body = await w.ask(body=odd)
+            status, headers, body = await w.request(body=odd)
             assert (status, body) == (200, ANSWER)
             assert headers["content-length"] == str(len(ANSWER))
-            assert w.backends[0].turns[0].body == odd
+            assert w.backends[0].received[0].body == odd
 
     run(scenario())
 
@@ -33,18 +33,18 @@ def test_the_body_goes_through_byte_for_byte() -> None:
 def test_paths(path: str) -> None:
     async def scenario() -> bytes:
         async with world() as w:
-            assert (await w.ask(path))[0] == 200
-            return w.backends[0].turns[0].head.split(b"\r\n")[0]
+            assert (await w.request(path))[0] == 200
+            return w.backends[0].received[0].head.split(b"\r\n")[0]
 
     assert run(scenario()) == b"POST %b HTTP/1.1" % path.encode()
 
 
 def test_request_headers() -> None:
-    """What belongs to one hop, or to us, ends here; everything else passes."""
+    """Hop-by-hop headers and those for the gateway are not forwarded; all others are."""
 
     async def scenario() -> dict[bytes, bytes]:
         async with world() as w:
-            await w.ask(
+            await w.request(
                 authorization="Bearer k",
                 traceparent="00-a-b-01",
                 x_custom="1",
@@ -55,7 +55,7 @@ def test_request_headers() -> None:
                 x_smg_priority="bulk",
                 x_maitred_priority="bulk",
             )
-            return w.backends[0].turns[0].headers
+            return w.backends[0].received[0].headers
 
     headers = run(scenario())
     assert headers.pop(b"x-request-id").startswith(b"maitred-")
@@ -69,7 +69,7 @@ def test_request_headers() -> None:
 
 
 def test_a_connection_header_given_twice() -> None:
-    """Two lines mean what one with a comma does."""
+    """Two lines mean the same as one line with a comma."""
     headers = [(b"connection", b"x-a"), (b"x-a", b"1"), (b"x-b", b"1"), (b"x-c", b"1"), (b"connection", b"close, X-B")]
     assert HeaderSorter().sort_headers(headers).forwarded == [(b"x-c", b"1")]
     assert end_to_end_headers(headers) == [(b"x-c", b"1")]
@@ -77,11 +77,13 @@ def test_a_connection_header_given_twice() -> None:
 
 def test_response_headers() -> None:
     async def scenario() -> dict[str, str]:
-        async def act(turn: Turn) -> None:
-            await turn.say(whole(b"{}", headers=b"x-custom: 1\r\nkeep-alive: timeout=5\r\nconnection: x-hop\r\nx-hop: 1\r\n"))
+        async def respond(received: BackendRequest) -> None:
+            await received.send(
+                whole(b"{}", headers=b"x-custom: 1\r\nkeep-alive: timeout=5\r\nconnection: x-hop\r\nx-hop: 1\r\n")
+            )
 
-        async with world(Backend(act)) as w:
-            return (await w.ask(x_request_id="mine"))[1]
+        async with world(Backend(respond)) as w:
+            return (await w.request(x_request_id="mine"))[1]
 
     assert run(scenario()) == {
         "content-type": "application/json",
@@ -94,10 +96,10 @@ def test_response_headers() -> None:
 def test_a_request_id_is_passed_or_made() -> None:
     async def scenario() -> tuple[str, list[bytes]]:
         async with world() as w:
-            given = (await w.ask(x_request_id="abc"))[1]["x-request-id"]
-            made = (await w.ask())[1]["x-request-id"]
+            given = (await w.request(x_request_id="abc"))[1]["x-request-id"]
+            made = (await w.request())[1]["x-request-id"]
             assert made.startswith("maitred-")
-            seen = [turn.headers[b"x-request-id"] for turn in w.backends[0].turns]
+            seen = [received.headers[b"x-request-id"] for received in w.backends[0].received]
             assert seen[1].decode() == made
             return given, seen[:1]
 
@@ -106,11 +108,11 @@ def test_a_request_id_is_passed_or_made() -> None:
 
 def test_a_backends_error_is_an_answer_like_any_other() -> None:
     async def scenario() -> tuple[int, bytes, int]:
-        async def act(turn: Turn) -> None:
-            await turn.say(whole(b'{"error":{}}', b"422 Unprocessable Entity"))
+        async def respond(received: BackendRequest) -> None:
+            await received.send(whole(b'{"error":{}}', b"422 Unprocessable Entity"))
 
-        async with world(Backend(act)) as w:
-            status, _, body = await w.ask()
+        async with world(Backend(respond)) as w:
+            status, _, body = await w.request()
             return status, body, w.state.classes["default"].completed
 
     assert run(scenario()) == (422, b'{"error":{}}', 1)
@@ -120,23 +122,23 @@ def test_a_stream_arrives_event_by_event() -> None:
     async def scenario() -> None:
         step = asyncio.Event()
 
-        async def act(turn: Turn) -> None:
-            await turn.say(STREAM_HEAD)
+        async def respond(received: BackendRequest) -> None:
+            await received.send(STREAM_HEAD)
             for event in (b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n"):
-                await turn.say(chunk(event))
+                await received.send(chunk(event))
                 await step.wait()
                 step.clear()
-            await turn.say(b"0\r\n\r\n")
+            await received.send(b"0\r\n\r\n")
 
-        async with world(Backend(act)) as w:
-            wire = await w.asking({"model": "m", "stream": True})
-            status, headers = await wire.head()
+        async with world(Backend(respond)) as w:
+            connection = await w.start_request({"model": "m", "stream": True})
+            status, headers = await connection.read_head()
             assert (status, headers["transfer-encoding"]) == (200, "chunked")
             for event in (b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n"):
-                assert await wire.chunk() == event  # the next is not sent before the step that follows
+                assert await connection.read_chunk() == event  # the next is not sent before the step that follows
                 step.set()
-            assert await wire.chunk() == b""
-            await wire.ask()  # the connection is good for another
+            assert await connection.read_chunk() == b""
+            await connection.send_request()  # the connection is good for another
             step.set()
             assert w.state.classes["default"].completed == 1
 
@@ -145,23 +147,23 @@ def test_a_stream_arrives_event_by_event() -> None:
 
 def test_bodies_of_every_kind_are_counted_as_drained() -> None:
     async def scenario() -> int:
-        async def until_close(turn: Turn) -> None:
-            await turn.say(b"HTTP/1.1 200 OK\r\n\r\nall")
+        async def until_close(received: BackendRequest) -> None:
+            await received.send(b"HTTP/1.1 200 OK\r\n\r\nall")
             raise ConnectionError
 
-        async def empty(turn: Turn) -> None:
-            await turn.say(whole(b""))
+        async def empty(received: BackendRequest) -> None:
+            await received.send(whole(b""))
 
-        async def two_halves(turn: Turn) -> None:
-            await turn.say(whole(ANSWER)[:-5])
+        async def two_halves(received: BackendRequest) -> None:
+            await received.send(whole(ANSWER)[:-5])
             await asyncio.sleep(0.01)
-            await turn.say(ANSWER[-5:])
+            await received.send(ANSWER[-5:])
 
         async with world() as w:
-            for act, body in ((until_close, b"all"), (empty, b""), (two_halves, ANSWER)):
-                w.backends[0].act = act
-                assert (await w.ask())[2] == body
-            await w.idle()
+            for respond, body in ((until_close, b"all"), (empty, b""), (two_halves, ANSWER)):
+                w.backends[0].respond = respond
+                assert (await w.request())[2] == body
+            await w.wait_until_idle()
             return w.state.classes["default"].completed
 
     assert run(scenario()) == 3
@@ -170,7 +172,7 @@ def test_bodies_of_every_kind_are_counted_as_drained() -> None:
 def test_models_are_merged_and_each_listed_once() -> None:
     async def scenario() -> list[str]:
         async with world(Backend(models=("a", "b")), Backend(models=("b", "c"))) as w:
-            status, _, body = await w.ask("/v1/models", method="GET")
+            status, _, body = await w.request("/v1/models", method="GET")
             assert status == 200
             return [model["id"] for model in msgspec.json.decode(body)["data"]]
 
@@ -181,9 +183,9 @@ def test_one_model() -> None:
     async def scenario() -> None:
         async with world(Backend(models=("a/b", "c"))) as w:
             for path in ("/v1/models/a/b", "/v1/models/a%2Fb"):
-                status, _, body = await w.ask(path, method="GET")
+                status, _, body = await w.request(path, method="GET")
                 assert (status, msgspec.json.decode(body)["id"]) == (200, "a/b")
-            status, _, body = await w.ask("/v1/models/a", method="GET")
+            status, _, body = await w.request("/v1/models/a", method="GET")
             assert (status, msgspec.json.decode(body)["error"]["code"]) == (404, "model_not_found")
 
     run(scenario())
@@ -194,8 +196,8 @@ def test_each_model_has_its_backends_and_its_slots() -> None:
         async with world(Backend(models=("a", "b")), Backend(models=("b",)), slots=3) as w:
             assert {name: pool.capacity for name, pool in w.state.pools.items()} == {"a": 3, "b": 6}
             for _ in range(4):
-                await w.ask(body={"model": "a"})
-            assert [len(backend.turns) for backend in w.backends] == [4, 0]
+                await w.request(body={"model": "a"})
+            assert [len(backend.received) for backend in w.backends] == [4, 0]
 
     run(scenario())
 
@@ -204,17 +206,17 @@ def test_least_loaded() -> None:
     async def scenario() -> list[int]:
         gate = asyncio.Event()
 
-        async def act(turn: Turn) -> None:
+        async def respond(received: BackendRequest) -> None:
             await gate.wait()
-            await turn.say(whole(ANSWER))
+            await received.send(whole(ANSWER))
 
-        async with world(Backend(act), Backend(act)) as w:
-            wires = [await w.asking() for _ in range(6)]
-            await w.until(lambda: sum(len(backend.turns) for backend in w.backends) == 6)
+        async with world(Backend(respond), Backend(respond)) as w:
+            connections = [await w.start_request() for _ in range(6)]
+            await w.wait_until(lambda: sum(len(backend.received) for backend in w.backends) == 6)
             gate.set()
-            for wire in wires:
-                await wire.reply()
-            return [len(backend.turns) for backend in w.backends]
+            for connection in connections:
+                await connection.read_response()
+            return [len(backend.received) for backend in w.backends]
 
     assert run(scenario()) == [3, 3]
 
@@ -241,10 +243,10 @@ def test_bad_requests_get_an_error_object_and_cost_no_slot(what: str) -> None:
 
     async def scenario() -> tuple[int, dict[str, Any], int]:
         async with world(max_body_bytes=10_000) as w:
-            wire = await w.asking(body)
-            status, _, answered = await wire.reply()
-            await wire.ask()  # and the connection is still good
-            assert (await wire.reply())[0] == 200
+            connection = await w.start_request(body)
+            status, _, answered = await connection.read_response()
+            await connection.send_request()  # and the connection is still good
+            assert (await connection.read_response())[0] == 200
             error = msgspec.json.decode(answered)["error"]
             assert w.gateway.counters.refused_before_admission.total() == 1
             return status, error, w.state.classes["default"].admitted
@@ -273,7 +275,7 @@ def test_our_own_mistakes_are_answered_in_openais_form(monkeypatch: pytest.Monke
     async def scenario() -> tuple[int, str]:
         async with world() as w:
             monkeypatch.setattr("maitred.gateway.request_intake.parse_body_fields", lambda body, route: 1 / 0)
-            status, headers, body = await w.ask()
+            status, headers, body = await w.request()
             assert msgspec.json.decode(body)["error"]["type"] == "server_error"
             return status, headers["x-smg-error-code"]
 
@@ -283,10 +285,10 @@ def test_our_own_mistakes_are_answered_in_openais_form(monkeypatch: pytest.Monke
 def test_a_large_body_in_chunks_is_refused_too() -> None:
     async def scenario() -> int:
         async with world(max_body_bytes=1_000) as w:
-            wire = await w.connect()
-            wire.writer.write(b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
-            wire.writer.write(chunk(b"x" * 1_001))
-            return (await wire.head())[0]
+            connection = await w.connect()
+            connection.writer.write(b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+            connection.writer.write(chunk(b"x" * 1_001))
+            return (await connection.read_head())[0]
 
     assert run(scenario()) == 413
 
@@ -295,13 +297,13 @@ def test_a_client_that_asks_before_it_sends_a_large_body() -> None:
     async def scenario() -> None:
         body = b'{"model": "m"}'
         async with world() as w:
-            wire = await w.connect()
+            connection = await w.connect()
             head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n"
-            wire.writer.write(head.encode())
-            assert (await wire.head())[0] == 100
-            wire.writer.write(body)
-            assert (await wire.reply())[0] == 200
-            assert b"expect" not in w.backends[0].turns[0].headers
+            connection.writer.write(head.encode())
+            assert (await connection.read_head())[0] == 100
+            connection.writer.write(body)
+            assert (await connection.read_response())[0] == 200
+            assert b"expect" not in w.backends[0].received[0].headers
 
     run(scenario())
 
@@ -309,11 +311,11 @@ def test_a_client_that_asks_before_it_sends_a_large_body() -> None:
 def test_a_client_that_leaves_while_it_sends_its_body() -> None:
     async def scenario() -> None:
         async with world() as w:
-            wire = await w.connect()
-            wire.writer.write(b"POST " + CHAT.encode() + b' HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"model"')
+            connection = await w.connect()
+            connection.writer.write(b"POST " + CHAT.encode() + b' HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"model"')
             await asyncio.sleep(0.01)
-            wire.leave()
-            assert (await w.ask())[0] == 200
+            connection.disconnect()
+            assert (await w.request())[0] == 200
             assert w.state.classes["default"].admitted == 1
 
     run(scenario())
@@ -322,13 +324,13 @@ def test_a_client_that_leaves_while_it_sends_its_body() -> None:
 def test_routes() -> None:
     async def scenario() -> None:
         async with world() as w:
-            status, _, body = await w.ask("/v1/nothing", method="GET")
+            status, _, body = await w.request("/v1/nothing", method="GET")
             assert (status, msgspec.json.decode(body)["error"]["code"]) == (404, "unknown_url")
-            status, headers, _ = await w.ask(CHAT, method="GET")
+            status, headers, _ = await w.request(CHAT, method="GET")
             assert (status, headers["allow"]) == (405, "POST")
-            status, headers, _ = await w.ask("/health")
+            status, headers, _ = await w.request("/health")
             assert (status, headers["allow"]) == (405, "GET, HEAD")
-            status, _, body = await w.ask("/health", method="GET")
+            status, _, body = await w.request("/health", method="GET")
             assert (status, body) == (200, b'{"status":"ok"}')
 
     run(scenario())
@@ -338,11 +340,11 @@ def test_routes() -> None:
 def test_head(path: str) -> None:
     async def scenario() -> tuple[int, int]:
         async with world() as w:
-            wire = await w.connect()
-            await wire.ask(path, method="HEAD")
-            status, headers = await wire.head()
-            await wire.ask()  # no body has come in between
-            assert (await wire.reply())[2] == ANSWER
+            connection = await w.connect()
+            await connection.send_request(path, method="HEAD")
+            status, headers = await connection.read_head()
+            await connection.send_request()  # no body has come in between
+            assert (await connection.read_response())[2] == ANSWER
             return status, int(headers["content-length"])
 
     status, length = run(scenario())
@@ -352,17 +354,17 @@ def test_head(path: str) -> None:
 @pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
 def test_answers_that_have_no_body_but_speak_of_its_length(status: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        async def act(turn: Turn) -> None:
-            await turn.say(b"HTTP/1.1 " + status + b"\r\ncontent-length: 5\r\n\r\n")
+        async def respond(received: BackendRequest) -> None:
+            await received.send(b"HTTP/1.1 " + status + b"\r\ncontent-length: 5\r\n\r\n")
 
-        async with world(Backend(act)) as w:
-            wire = await w.asking()
-            answered, headers = await wire.head()
+        async with world(Backend(respond)) as w:
+            connection = await w.start_request()
+            answered, headers = await connection.read_head()
             assert answered == int(status[:3])
             assert not {"content-length", "transfer-encoding"} & headers.keys()
-            w.backends[0].act = answer
-            await wire.ask()
-            assert (await wire.reply())[2] == ANSWER
+            w.backends[0].respond = answer
+            await connection.send_request()
+            assert (await connection.read_response())[2] == ANSWER
 
     run(scenario())
     assert not caplog.records
@@ -371,11 +373,11 @@ def test_answers_that_have_no_body_but_speak_of_its_length(status: bytes, caplog
 def test_state_and_metrics() -> None:
     async def scenario() -> tuple[dict[str, Any], str]:
         async with world(slots=3) as w:
-            await w.ask(x_smg_priority="interactive")
-            await w.ask(body={"model": "m", "stream": True}, x_smg_priority="bulk")
-            await w.ask(body=b"?")
-            state = msgspec.json.decode((await w.ask("/maitred/state", method="GET"))[2])
-            return state, (await w.ask("/metrics", method="GET"))[2].decode()
+            await w.request(x_smg_priority="interactive")
+            await w.request(body={"model": "m", "stream": True}, x_smg_priority="bulk")
+            await w.request(body=b"?")
+            state = msgspec.json.decode((await w.request("/maitred/state", method="GET"))[2])
+            return state, (await w.request("/metrics", method="GET"))[2].decode()
 
     state, metrics = run(scenario())
     assert (state["ready"], state["capacity"], state["in_flight"]) == (True, 3, 0)

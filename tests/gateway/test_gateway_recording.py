@@ -1,4 +1,4 @@
-"""Recording: what passes through a gateway becomes a trace that can be replayed, and is not changed by it."""
+"""Recording: the traffic of a gateway becomes a trace that can be replayed, and is not changed by it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from world import STREAM_HEAD, Backend, Turn, chunk, run, whole, world
+from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole, world
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass, Request
@@ -25,17 +25,17 @@ def recorded(path: Path) -> list[Job]:
 
 
 def test_a_request_is_recorded_with_the_usage_of_its_answer(tmp_path: Path) -> None:
-    async def act(turn: Turn) -> None:
-        await turn.say(whole(USAGE))
+    async def respond(received: BackendRequest) -> None:
+        await received.send(whole(USAGE))
 
     async def scenario() -> None:
-        async with world(Backend(act), record=str(tmp_path / "r.csv"), trust_tenant_header=True, admission={}) as w:
+        async with world(Backend(respond), record=str(tmp_path / "r.csv"), trust_tenant_header=True, admission={}) as w:
             body = {"model": "m", "max_tokens": 50}
             headers = {"x-session-id": "s1", "x-smg-priority": "bulk", "x-smg-tenant-id": "acme"}
-            assert (await w.ask(body=body, **headers))[2] == USAGE
+            assert (await w.request(body=body, **headers))[2] == USAGE
             await asyncio.sleep(0.02)
-            await w.ask(path="/v1/embeddings")
-            await w.ask()
+            await w.request(path="/v1/embeddings")
+            await w.request()
 
     run(scenario())
     first, second = recorded(tmp_path / "r.csv")
@@ -49,19 +49,19 @@ def test_a_request_is_recorded_with_the_usage_of_its_answer(tmp_path: Path) -> N
 
 
 def test_a_stream_without_usage_counts_its_events(tmp_path: Path) -> None:
-    """Three events and the last word, cut anywhere, unless the client allowed fewer; the prompt by its bytes."""
+    """Three events and the final one, cut anywhere, count as three tokens, at most the limit of the client."""
 
-    async def act(turn: Turn) -> None:
+    async def respond(received: BackendRequest) -> None:
         stream = b'data: {"x":1}\n\ndata: {"x":2}\n\n: a comment\n\ndata: {"data:":3}\n\ndata: [DONE]\n\n'
-        await turn.say(STREAM_HEAD)
+        await received.send(STREAM_HEAD)
         for at in range(0, len(stream), 7):
-            await turn.say(chunk(stream[at : at + 7]))
-        await turn.say(b"0\r\n\r\n")
+            await received.send(chunk(stream[at : at + 7]))
+        await received.send(b"0\r\n\r\n")
 
     async def scenario() -> None:
-        async with world(Backend(act), record=str(tmp_path / "r.csv")) as w:
-            await w.ask(body={"model": "m", "stream": True, "prompt": "x" * 400})
-            await w.ask(body={"model": "m", "stream": True, "prompt": "x" * 400, "max_tokens": 2})
+        async with world(Backend(respond), record=str(tmp_path / "r.csv")) as w:
+            await w.request(body={"model": "m", "stream": True, "prompt": "x" * 400})
+            await w.request(body={"model": "m", "stream": True, "prompt": "x" * 400, "max_tokens": 2})
 
     run(scenario())
     job, capped = recorded(tmp_path / "r.csv")
@@ -71,22 +71,22 @@ def test_a_stream_without_usage_counts_its_events(tmp_path: Path) -> None:
 
 
 def test_what_did_not_complete_is_recorded_and_not_replayed(tmp_path: Path) -> None:
-    async def refuse(turn: Turn) -> None:
-        await turn.say(whole(b"{}", b"400 Bad Request"))
+    async def refuse(received: BackendRequest) -> None:
+        await received.send(whole(b"{}", b"400 Bad Request"))
 
-    async def die(turn: Turn) -> None:
-        await turn.say(STREAM_HEAD + chunk(b"data: 1\n\n"))
+    async def die(received: BackendRequest) -> None:
+        await received.send(STREAM_HEAD + chunk(b"data: 1\n\n"))
         raise ConnectionError
 
     async def scenario() -> None:
         backend = Backend(refuse)
         async with world(backend, record=str(tmp_path / "r.csv")) as w:
-            assert (await w.ask())[0] == 400
-            backend.act = die
+            assert (await w.request())[0] == 400
+            backend.respond = die
             with contextlib.suppress(asyncio.IncompleteReadError):
-                await w.ask(body={"model": "m", "stream": True})
-            backend.act = Backend().act
-            await w.ask()
+                await w.request(body={"model": "m", "stream": True})
+            backend.respond = Backend().respond
+            await w.request()
 
     run(scenario())
     outcomes = [line.split(",")[-1] for line in (tmp_path / "r.csv").read_text().splitlines()]
@@ -101,7 +101,7 @@ def test_a_recording_goes_on_where_it_was_and_nothing_else_is_written_over(tmp_p
 
     async def scenario() -> None:
         async with world(record=str(path)) as w:
-            await w.ask()
+            await w.request()
 
     run(scenario())
     run(scenario())

@@ -1,4 +1,4 @@
-"""What a request is told that may not enter: status, code, words and when to come back."""
+"""What a rejected request is answered: status, code, message and when to come back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, Backend, Turn, World, run, whole, world
+from world import ANSWER, Backend, BackendRequest, GatewayWorld, run, whole, world
 
 from maitred.gateway.error_responses import retry_after_header
 
@@ -24,16 +24,16 @@ RATE = {"max_concurrent_requests": 1, "rate_limit_tokens_per_second": 0.01}
 FULL, LATE = "request queue is full for this priority class", "timed out waiting for an admission slot"
 
 
-async def refusals(w: World, gate: asyncio.Event, **headers: str) -> tuple[Any, ...]:
-    """Of the second of two requests, while the first is in flight."""
-    first = await w.asking()
-    await w.until(lambda: w.backends[0].turns)
-    status, answered, body = await w.ask(**headers)
+async def refusals(w: GatewayWorld, gate: asyncio.Event, **headers: str) -> tuple[Any, ...]:
+    """Return the error of a second request, while the first is in flight."""
+    first = await w.start_request()
+    await w.wait_until(lambda: w.backends[0].received)
+    status, answered, body = await w.request(**headers)
     error = msgspec.json.decode(body)["error"]
     assert answered["x-smg-error-code"] == error["code"]
     assert error["param"] is None
     gate.set()
-    assert (await first.reply())[0] == 200
+    assert (await first.read_response())[0] == 200
     return status, error["type"], error["code"], error["message"], answered["retry-after"]
 
 
@@ -75,11 +75,11 @@ def test_refusals(admission: dict[str, Any], expected: tuple[Any, ...]) -> None:
     async def scenario() -> tuple[Any, ...]:
         gate = asyncio.Event()
 
-        async def act(turn: Turn) -> None:
+        async def respond(received: BackendRequest) -> None:
             await gate.wait()
-            await turn.say(whole(ANSWER))
+            await received.send(whole(ANSWER))
 
-        async with world(Backend(act), slots=1, admission=admission) as w:
+        async with world(Backend(respond), slots=1, admission=admission) as w:
             return await refusals(w, gate)
 
     assert run(scenario()) == expected
@@ -89,15 +89,15 @@ def test_the_queue_without_classes_is_full() -> None:
     async def scenario() -> None:
         gate = asyncio.Event()
 
-        async def act(turn: Turn) -> None:
+        async def respond(received: BackendRequest) -> None:
             await gate.wait()
-            await turn.say(whole(ANSWER))
+            await received.send(whole(ANSWER))
 
         admission = {**LEGACY, "flavour": "smg", "legacy": {"max_concurrent_requests": 1, "queue_size": 1}}
-        async with world(Backend(act), admission=admission) as w:
-            wires = [await w.asking(x_smg_priority="bulk") for _ in range(2)]
-            await w.until(lambda: (w.state.in_flight, w.state.waiting) == (1, 1))
-            status, headers, body = await w.ask(x_smg_priority="system")
+        async with world(Backend(respond), admission=admission) as w:
+            connections = [await w.start_request(x_smg_priority="bulk") for _ in range(2)]
+            await w.wait_until(lambda: (w.state.in_flight, w.state.waiting) == (1, 1))
+            status, headers, body = await w.request(x_smg_priority="system")
             error = {
                 "message": "admission queue is at capacity",
                 "type": "rate_limit_error",
@@ -106,8 +106,8 @@ def test_the_queue_without_classes_is_full() -> None:
             }
             assert (status, headers["retry-after"], msgspec.json.decode(body)) == (429, "2", {"error": error})
             gate.set()
-            assert [(await wire.reply())[0] for wire in wires] == [200, 200]
-            assert [turn.headers.get(b"x-smg-priority") for turn in w.backends[0].turns] == [None, None]
+            assert [(await connection.read_response())[0] for connection in connections] == [200, 200]
+            assert [received.headers.get(b"x-smg-priority") for received in w.backends[0].received] == [None, None]
 
     run(scenario())
 
@@ -116,18 +116,18 @@ def test_without_a_limit_all_enter() -> None:
     async def scenario() -> None:
         gate = asyncio.Event()
 
-        async def act(turn: Turn) -> None:
+        async def respond(received: BackendRequest) -> None:
             await gate.wait()
-            await turn.say(whole(ANSWER))
+            await received.send(whole(ANSWER))
 
         for mode in ("legacy", "off"):
             gate.clear()
-            async with world(Backend(act), slots=1, admission={"mode": mode, "classes": {}}) as w:
-                wires = [await w.asking() for _ in range(20)]
-                await w.until(lambda w=w: len(w.backends[0].turns) == 20)
+            async with world(Backend(respond), slots=1, admission={"mode": mode, "classes": {}}) as w:
+                connections = [await w.start_request() for _ in range(20)]
+                await w.wait_until(lambda w=w: len(w.backends[0].received) == 20)
                 assert (w.state.capacity, w.state.in_flight, w.state.waiting, w.state.mode) == (None, 20, 0, mode)
                 gate.set()
-                assert {(await wire.reply())[0] for wire in wires} == {200}
+                assert {(await connection.read_response())[0] for connection in connections} == {200}
 
     run(scenario())
 

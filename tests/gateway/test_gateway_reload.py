@@ -1,4 +1,4 @@
-"""A new configuration while requests are being served, and a start with one that is wrong."""
+"""Reloads while requests are being served, and starts with a wrong configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, Backend, Turn, World, admission_config, run, whole, world
+from world import ANSWER, Backend, BackendRequest, GatedAnswer, GatewayWorld, admission_config, run, whole, world
 
 from maitred.admission import AdmissionConfig
 from maitred.core.errors import ConfigError
@@ -26,7 +26,7 @@ from maitred.routing import RoutingConfig
 
 
 class Files:
-    """What a reload finds. `admission` is by section; whatever else is said is about the gateway."""
+    """The configuration that a reload finds: the section `admission`, and changes to the gateway section."""
 
     def __init__(self) -> None:
         self.admission: AdmissionConfig = admission_config()
@@ -41,29 +41,18 @@ class Files:
         return GatewaySettings(gateway=gateway, admission=self.admission, routing=self.routing)
 
 
-class Held:
-    """A backend that answers when it is told to."""
-
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
-
-    async def __call__(self, turn: Turn) -> None:
-        await self.open.wait()
-        await turn.say(whole(ANSWER))
-
-
-async def reload(w: World, **headers: str) -> tuple[int, dict[str, Any]]:
-    status, _, body = await w.ask("/admin/reload", b"", **headers)
+async def reload(w: GatewayWorld, **headers: str) -> tuple[int, dict[str, Any]]:
+    status, _, body = await w.request("/admin/reload", b"", **headers)
     return status, msgspec.json.decode(body)
 
 
-async def metrics(w: World) -> list[str]:
-    return (await w.ask("/metrics", b"", "GET"))[2].decode().splitlines()
+async def metrics(w: GatewayWorld) -> list[str]:
+    return (await w.request("/metrics", b"", "GET"))[2].decode().splitlines()
 
 
 @pytest.mark.parametrize("mode", ["priority", "legacy", "off"])
 def test_who_is_here_keeps_its_place(mode: str) -> None:
-    """Two in flight, two waiting; then their queue is closed, or there is one queue for all, or none at all."""
+    """Two requests are in flight and two wait; then their queue gets size 0, or the mode changes."""
     files = Files()
     files.admission = admission_config(
         mode=mode,
@@ -72,18 +61,18 @@ def test_who_is_here_keeps_its_place(mode: str) -> None:
     )
 
     async def scenario() -> None:
-        async with world(Backend(held := Held()), slots=2, reload=files.read) as w:
-            wires = [await w.asking() for _ in range(4)]
-            await w.until(lambda: (w.state.in_flight, w.state.waiting) == (2, 2))
+        async with world(Backend(held := GatedAnswer()), slots=2, reload=files.read) as w:
+            connections = [await w.start_request() for _ in range(4)]
+            await w.wait_until(lambda: (w.state.in_flight, w.state.waiting) == (2, 2))
             assert await reload(w) == (200, {"reloaded": True, "ignored": [], "warnings": list(files.admission.warnings())})
             assert w.state.mode == mode
             if mode == "off":
-                await w.until(lambda: w.state.in_flight == 4)
+                await w.wait_until(lambda: w.state.in_flight == 4)
             else:
                 assert (w.state.in_flight, w.state.waiting) == (2, 2)
-                assert (await w.ask())[0] == 429
+                assert (await w.request())[0] == 429
             held.open.set()
-            assert [(await wire.reply())[0] for wire in wires] == [200] * 4
+            assert [(await connection.read_response())[0] for connection in connections] == [200] * 4
 
     run(scenario())
 
@@ -101,7 +90,7 @@ def test_what_is_wrong_changes_nothing() -> None:
             assert (status, body["error"]["code"]) == (400, "invalid_config")
             assert body["error"]["message"] == "maitred.yaml:7: queue_size must be at least 0"
             assert w.gateway.settings() == before
-            assert (await w.ask(x_smg_priority="system"))[0] == 200
+            assert (await w.request(x_smg_priority="system"))[0] == 200
             assert w.state.classes["system"].admitted == 1
             files.error = None
             assert (await reload(w))[0] == 200
@@ -140,10 +129,10 @@ def test_keys_and_caps_are_those_of_the_new_configuration() -> None:
         async with world(api_key="old", reload=files.read) as w:
             assert (await reload(w))[0] == 401
             assert (await reload(w, authorization="Bearer old"))[0] == 200
-            assert (await w.ask(authorization="Bearer old"))[0] == 401
-            assert (await w.ask(authorization="Bearer k-acme", x_smg_priority="system"))[0] == 200
+            assert (await w.request(authorization="Bearer old"))[0] == 401
+            assert (await w.request(authorization="Bearer k-acme", x_smg_priority="system"))[0] == 200
             assert w.state.classes["bulk"].admitted == 1
-            assert w.backends[0].turns[0].headers[b"authorization"] == b"Bearer engine"
+            assert w.backends[0].received[0].headers[b"authorization"] == b"Bearer engine"
 
     run(scenario())
 
@@ -158,7 +147,7 @@ def test_what_needs_a_restart_is_named_and_stays_as_it_was() -> None:
             status, body = await reload(w)
             assert (status, body["ignored"]) == (200, ["gateway.port", "gateway.max_attempts", "routing.policy"])
             assert (w.gateway.settings().gateway.max_attempts, w.gateway.settings().gateway.port) == (2, 8080)
-            assert (await w.ask())[0] == 413
+            assert (await w.request())[0] == 413
 
     run(scenario())
 
@@ -166,13 +155,13 @@ def test_what_needs_a_restart_is_named_and_stays_as_it_was() -> None:
 def test_reloads_under_load_lose_nothing() -> None:
     files = Files()
 
-    async def soon(turn: Turn) -> None:
+    async def soon(received: BackendRequest) -> None:
         await asyncio.sleep(0.001)
-        await turn.say(whole(ANSWER))
+        await received.send(whole(ANSWER))
 
     async def scenario() -> None:
         async with world(Backend(soon), slots=4, reload=files.read) as w:
-            asked = [asyncio.create_task(w.ask(x_smg_priority=("bulk", "interactive")[n % 2])) for n in range(120)]
+            asked = [asyncio.create_task(w.request(x_smg_priority=("bulk", "interactive")[n % 2])) for n in range(120)]
             for n in range(12):
                 files.admission = admission_config(
                     mode=("priority", "legacy", "off")[n % 3], classes={"interactive": {"reserved_floor": n % 4}}
@@ -189,22 +178,22 @@ def test_a_gateway_that_a_program_has_set_up_has_nothing_to_read_again() -> None
     async def scenario() -> None:
         async with world() as w:
             assert (await reload(w))[0] == 400
-            assert (await w.ask("/admin/reload", b"", "GET"))[0] == 405
+            assert (await w.request("/admin/reload", b"", "GET"))[0] == 405
 
     run(scenario())
 
 
 class Served:
-    """`maitred serve` in a process of its own. What it says on stderr is in `said`."""
+    """`maitred serve` in a process of its own. `said` holds the lines of its stderr."""
 
     def __init__(self, *flags: str) -> None:
         command = [sys.executable, "-c", "from maitred.cli import main; main()", "serve", "--port", "0", *flags]
         env = {k: v for k, v in os.environ.items() if not k.startswith("MAITRED_")}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
         self.said: list[str] = []
-        self.url = self.until(lambda line: line.startswith("maitred: gateway on ")).split(" ")[3].rstrip(",")
+        self.url = self.wait_until(lambda line: line.startswith("maitred: gateway on ")).split(" ")[3].rstrip(",")
 
-    def until(self, wanted: Callable[[str], bool]) -> str:
+    def wait_until(self, wanted: Callable[[str], bool]) -> str:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.said.append(line.rstrip())
@@ -250,7 +239,7 @@ def test_sighup_reads_the_same_files_again_under_the_same_flags(tmp_path: Path) 
 
         admission.write_text("classes: {bulk: {queue_size: -1}}\n")
         served.process.send_signal(signal.SIGHUP)
-        said = served.until(lambda line: "not reloaded" in line)
+        said = served.wait_until(lambda line: "not reloaded" in line)
         assert f"{admission}:1: admission.classes.bulk.queue_size must be at least 0" in said
         with pytest.raises(urllib.error.HTTPError) as caught:
             served.post("/admin/reload")

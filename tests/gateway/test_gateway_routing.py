@@ -22,15 +22,15 @@ def body(**fields: Any) -> bytes:
 
 
 def turns(routing: RoutingConfig, bodies: Sequence[dict[str, Any]], **headers: str) -> list[int]:
-    """To which of three backends each goes, one after the other."""
+    """Return to which of three backends each request goes, one after the other."""
 
     async def scenario() -> list[int]:
         async with world(Backend(), Backend(), Backend(), routing=routing) as w:
             went: list[int] = []
             for said in bodies:
-                before = [len(backend.turns) for backend in w.backends]
-                await w.ask(body={"model": "m", **said}, **headers)
-                after = [len(backend.turns) for backend in w.backends]
+                before = [len(backend.received) for backend in w.backends]
+                await w.request(body={"model": "m", **said}, **headers)
+                after = [len(backend.received) for backend in w.backends]
                 went.append(next(place for place in range(3) if after[place] > before[place]))
             return went
 
@@ -60,8 +60,8 @@ def test_prompts_that_begin_alike_go_to_the_same_backend() -> None:
 def test_the_routing_key_is_forwarded() -> None:
     async def scenario() -> bytes:
         async with world(Backend(), routing=RoutingConfig(policy="session-affinity")) as w:
-            await w.ask(x_smg_routing_key="k")
-            return w.backends[0].turns[0].headers[b"x-smg-routing-key"]
+            await w.request(x_smg_routing_key="k")
+            return w.backends[0].received[0].headers[b"x-smg-routing-key"]
 
     assert run(scenario()) == b"k"
 
@@ -108,15 +108,15 @@ def test_prompts_share_keys_as_far_as_they_are_alike() -> None:
         assert prefix is not None
         return prefix.block_keys(4)  # 16 bytes
 
-    turn = [{"role": "user", "content": "x" * 100}]
-    short, long = keys("m", messages=turn), keys("m", messages=[*turn, {"role": "assistant", "content": "y" * 100}])
+    received = [{"role": "user", "content": "x" * 100}]
+    short, long = keys("m", messages=received), keys("m", messages=[*received, {"role": "assistant", "content": "y" * 100}])
     assert len(long) > len(short) > 5
     assert list(long[: len(short) - 1]) == list(short[:-1])
-    assert keys("n", messages=turn)[0] != short[0], "another model"
-    assert keys("m", messages=turn, tools=[{"name": "t"}])[0] != short[0], "tools come first"
+    assert keys("n", messages=received)[0] != short[0], "another model"
+    assert keys("m", messages=received, tools=[{"name": "t"}])[0] != short[0], "tools come first"
     assert reader.read_hints([], body(temperature=0), "m").prefix is None
 
-    picture = [*turn, {"role": "user", "content": "z" * 2_000_000}]
+    picture = [*received, {"role": "user", "content": "z" * 2_000_000}]
     assert len(keys("m", messages=picture)) == 2**20 // 16, "one MiB tells it from all others"
     assert list(keys("m", messages=picture)[: len(short) - 1]) == list(short[:-1])
 
@@ -161,30 +161,30 @@ def test_a_router_that_looks_at_queues_sees_those_of_the_backends() -> None:
         one.metrics, other.metrics = loaded(5), loaded(0)
         async with world(*backends, routing=RoutingConfig(policy="weighted", scorers="queue-depth:1")) as w:
             views = w.gateway._fleet.backends
-            await w.until(lambda: [view.waiting for view in views] == [5, 0])
+            await w.wait_until(lambda: [view.waiting for view in views] == [5, 0])
             for _ in range(4):
-                await w.ask()
+                await w.request()
             one.metrics, other.metrics = loaded(0), loaded(3)
-            await w.until(lambda: [view.waiting for view in views] == [0, 3])
+            await w.wait_until(lambda: [view.waiting for view in views] == [0, 3])
             for _ in range(2):
-                await w.ask()
-            assert [len(backend.turns) for backend in backends] == [2, 4]
+                await w.request()
+            assert [len(backend.received) for backend in backends] == [2, 4]
             one.status = b"500 Oh"
-            await w.until(lambda: not views[0].healthy)
+            await w.wait_until(lambda: not views[0].healthy)
             assert (views[0].load, views[1].running) == (None, 1)
 
     run(scenario())
 
 
 def polls(policy: str, metrics: bytes | None) -> int:
-    """How often a backend is asked for its load in some 20 polls of its health."""
+    """Return how often a backend is asked for its load in about 20 polls of its health."""
 
     async def scenario() -> int:
         backend = Backend()
         backend.metrics = metrics
         async with world(backend, routing=RoutingConfig(policy=policy)):
             await asyncio.sleep(0.25)
-            return backend.asked_for_metrics
+            return backend.metrics_polls
 
     return run(scenario())
 

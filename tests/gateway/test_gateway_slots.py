@@ -1,4 +1,4 @@
-"""Slots: who waits, who is refused, and that each slot comes back exactly once, whatever happens."""
+"""Slots: which requests wait, which are rejected, and that each slot is freed exactly once, however a request ends."""
 
 from __future__ import annotations
 
@@ -7,47 +7,48 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from world import ANSWER, STREAM_HEAD, Backend, Turn, Wire, World, admission_config, chunk, run, whole, world
+from world import (
+    STREAM_HEAD,
+    Backend,
+    BackendRequest,
+    ClientConnection,
+    GatedAnswer,
+    GatewayWorld,
+    admission_config,
+    chunk,
+    run,
+    world,
+)
 
 from maitred.admission import replay
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
+from maitred.gateway import recording
 from maitred.gateway.recording import AppendFile
 
 
-class Gate:
-    """An act that answers when it is opened."""
-
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
-
-    async def __call__(self, turn: Turn) -> None:
-        await self.open.wait()
-        await turn.say(whole(ANSWER))
+async def fill(w: GatewayWorld, count: int) -> list[ClientConnection]:
+    """Start `count` requests, and wait until they are in flight."""
+    connections = [await w.start_request() for _ in range(count)]
+    await w.wait_until(lambda: w.state.in_flight == count)
+    return connections
 
 
-async def fill(w: World, count: int) -> list[Wire]:
-    """`count` requests in flight."""
-    wires = [await w.asking() for _ in range(count)]
-    await w.until(lambda: w.state.in_flight == count)
-    return wires
-
-
-async def code(wire: Wire) -> tuple[int, str, str]:
-    status, headers, body = await wire.reply()
+async def code(connection: ClientConnection) -> tuple[int, str, str]:
+    status, headers, body = await connection.read_response()
     assert msgspec.json.decode(body)["error"]["code"] == headers["x-smg-error-code"]
     return status, headers["x-smg-error-code"], headers["retry-after"]
 
 
 def test_a_request_waits_for_a_slot_and_takes_the_one_that_comes_free() -> None:
     async def scenario() -> None:
-        async with world(Backend(gate := Gate()), slots=1) as w:
+        async with world(Backend(gate := GatedAnswer()), slots=1) as w:
             first = (await fill(w, 1))[0]
-            second = await w.asking()
-            await w.until(lambda: w.state.waiting)
-            assert len(w.backends[0].turns) == 1
+            second = await w.start_request()
+            await w.wait_until(lambda: w.state.waiting)
+            assert len(w.backends[0].received) == 1
             gate.open.set()
-            assert [(await wire.reply())[0] for wire in (first, second)] == [200, 200]
+            assert [(await connection.read_response())[0] for connection in (first, second)] == [200, 200]
             assert w.gateway.core.view("m").classes[PriorityClass.DEFAULT].queue_wait.count == 1
 
     run(scenario())
@@ -55,15 +56,15 @@ def test_a_request_waits_for_a_slot_and_takes_the_one_that_comes_free() -> None:
 
 def test_the_higher_class_goes_first() -> None:
     async def scenario() -> list[bytes]:
-        async with world(Backend(gate := Gate()), slots=1) as w:
-            wires = await fill(w, 1)
+        async with world(Backend(gate := GatedAnswer()), slots=1) as w:
+            connections = await fill(w, 1)
             for waiting, (name, header) in enumerate((("bulk", "Bulk"), ("unlabelled", ""), ("urgent", " \tINTERACTIVE ")), 1):
-                wires.append(await w.asking(x_smg_priority=header, x_name=name))
-                await w.until(lambda waiting=waiting: w.state.waiting == waiting)
+                connections.append(await w.start_request(x_smg_priority=header, x_name=name))
+                await w.wait_until(lambda waiting=waiting: w.state.waiting == waiting)
             gate.open.set()
-            for wire in wires:
-                await wire.reply()
-            return [turn.headers[b"x-name"] for turn in w.backends[0].turns[1:]]
+            for connection in connections:
+                await connection.read_response()
+            return [received.headers[b"x-name"] for received in w.backends[0].received[1:]]
 
     assert run(scenario()) == [b"urgent", b"unlabelled", b"bulk"]
 
@@ -83,7 +84,7 @@ def test_the_higher_class_goes_first() -> None:
 def test_classes(headers: dict[str, str], name: str, unknown: int) -> None:
     async def scenario() -> None:
         async with world() as w:
-            await w.ask(**headers)
+            await w.request(**headers)
             assert {label for label, c in w.state.classes.items() if c.admitted} == {name}
             assert sum(w.gateway.counters.unknown_class.values()) == unknown
 
@@ -92,11 +93,11 @@ def test_classes(headers: dict[str, str], name: str, unknown: int) -> None:
 
 def test_queue_full() -> None:
     async def scenario() -> tuple[int, str, str]:
-        async with world(Backend(gate := Gate()), slots=1, admission={"classes": {"default": {"queue_size": 0}}}) as w:
-            wires = await fill(w, 1)
-            refused = await code(await w.asking())
+        async with world(Backend(gate := GatedAnswer()), slots=1, admission={"classes": {"default": {"queue_size": 0}}}) as w:
+            connections = await fill(w, 1)
+            refused = await code(await w.start_request())
             gate.open.set()
-            assert (await wires[0].reply())[0] == 200
+            assert (await connections[0].read_response())[0] == 200
             assert w.state.classes["default"].queue_full == 1
             return refused
 
@@ -106,14 +107,14 @@ def test_queue_full() -> None:
 @pytest.mark.parametrize("status", [408, 503])
 def test_queue_timeout(status: int) -> None:
     async def scenario() -> tuple[int, str, str]:
-        backend, admission = Backend(gate := Gate()), {"classes": {"default": {"queue_timeout_secs": 0.03}}}
+        backend, admission = Backend(gate := GatedAnswer()), {"classes": {"default": {"queue_timeout_secs": 0.03}}}
         async with world(backend, slots=1, admission=admission, queue_timeout_status=status) as w:
-            wires = await fill(w, 1)
-            refused = await code(await w.asking())
+            connections = await fill(w, 1)
+            refused = await code(await w.start_request())
             assert w.state.waiting == 0
             gate.open.set()
-            assert (await wires[0].reply())[0] == 200
-            assert len(backend.turns) == 1
+            assert (await connections[0].read_response())[0] == 200
+            assert len(backend.received) == 1
             return refused
 
     assert run(scenario()) == (status, "scheduler_queue_timeout", "1")
@@ -121,33 +122,33 @@ def test_queue_timeout(status: int) -> None:
 
 def test_one_queue_timeout_after_the_other() -> None:
     async def scenario() -> None:
-        backend, admission = Backend(gate := Gate()), {"classes": {"default": {"queue_timeout_secs": 0.05}}}
+        backend, admission = Backend(gate := GatedAnswer()), {"classes": {"default": {"queue_timeout_secs": 0.05}}}
         async with world(backend, slots=1, admission=admission, health_interval_secs=30.0) as w:
-            wires = await fill(w, 1)
+            connections = await fill(w, 1)
             for _ in range(3):
-                wires.append(await w.asking())
+                connections.append(await w.start_request())
                 await asyncio.sleep(0.02)
-            for wire in wires[1:]:  # nothing else happens meanwhile: it is the timer that wakes the core each time
-                assert (await code(wire))[0] == 408
+            for connection in connections[1:]:  # nothing else happens meanwhile: it is the timer that wakes the core each time
+                assert (await code(connection))[0] == 408
             gate.open.set()
-            assert (await wires[0].reply())[0] == 200
+            assert (await connections[0].read_response())[0] == 200
 
     run(scenario())
 
 
 def test_a_client_that_leaves_the_queue_frees_its_place_at_once() -> None:
     async def scenario() -> None:
-        async with world(Backend(gate := Gate()), slots=1, admission={"classes": {"default": {"queue_size": 1}}}) as w:
+        async with world(Backend(gate := GatedAnswer()), slots=1, admission={"classes": {"default": {"queue_size": 1}}}) as w:
             first = (await fill(w, 1))[0]
-            second = await w.asking()
-            await w.until(lambda: w.state.waiting)
-            second.leave()
-            await w.until(lambda: not w.state.waiting)
-            third = await w.asking()
-            await w.until(lambda: w.state.waiting)
+            second = await w.start_request()
+            await w.wait_until(lambda: w.state.waiting)
+            second.disconnect()
+            await w.wait_until(lambda: not w.state.waiting)
+            third = await w.start_request()
+            await w.wait_until(lambda: w.state.waiting)
             gate.open.set()
-            assert [(await wire.reply())[0] for wire in (first, third)] == [200, 200]
-            assert len(w.backends[0].turns) == 2
+            assert [(await connection.read_response())[0] for connection in (first, third)] == [200, 200]
+            assert len(w.backends[0].received) == 2
             books = w.state.classes["default"]
             assert (books.completed, books.cancelled, books.client_gone) == (2, 1, 0)
 
@@ -156,15 +157,15 @@ def test_a_client_that_leaves_the_queue_frees_its_place_at_once() -> None:
 
 def test_so_does_one_that_has_asked_for_more_on_the_same_connection() -> None:
     async def scenario() -> None:
-        async with world(Backend(gate := Gate()), slots=1) as w:
+        async with world(Backend(gate := GatedAnswer()), slots=1) as w:
             first = (await fill(w, 1))[0]
-            second = await w.asking()
-            await second.ask()
-            await w.until(lambda: w.state.waiting)
-            second.leave()
-            await w.until(lambda: not w.state.waiting)
+            second = await w.start_request()
+            await second.send_request()
+            await w.wait_until(lambda: w.state.waiting)
+            second.disconnect()
+            await w.wait_until(lambda: not w.state.waiting)
             gate.open.set()
-            assert (await first.reply())[0] == 200
+            assert (await first.read_response())[0] == 200
             assert w.state.classes["default"].arrived == 2
 
     run(scenario())
@@ -175,18 +176,18 @@ def test_a_client_that_leaves_aborts_its_request_at_the_backend(shown: bytes) ->
     async def scenario() -> None:
         gone = asyncio.Event()
 
-        async def act(turn: Turn) -> None:
-            await turn.say(shown)
-            await turn.until_gone()
+        async def respond(received: BackendRequest) -> None:
+            await received.send(shown)
+            await received.wait_until_disconnected()
             gone.set()
 
-        async with world(Backend(act), slots=1) as w:
-            wire = await w.asking({"model": "m", "stream": True})
-            await w.until(lambda: w.backends[0].turns)
+        async with world(Backend(respond), slots=1) as w:
+            connection = await w.start_request({"model": "m", "stream": True})
+            await w.wait_until(lambda: w.backends[0].received)
             await asyncio.sleep(0.01)
-            wire.leave()
+            connection.disconnect()
             await gone.wait()
-            await w.idle()
+            await w.wait_until_idle()
             books = w.state.classes["default"]
             assert (books.client_gone, books.completed, books.failed) == (1, 0, 0)
 
@@ -194,32 +195,32 @@ def test_a_client_that_leaves_aborts_its_request_at_the_backend(shown: bytes) ->
 
 
 def test_a_slow_client_holds_the_backend_back() -> None:
-    """A client that reads nothing of an endless stream: what the gateway takes of it is bounded."""
+    """A client reads nothing of an endless stream: the gateway reads a bounded part of it."""
 
     async def scenario() -> None:
         sent = 0
 
-        async def flood(turn: Turn) -> None:
+        async def flood(received: BackendRequest) -> None:
             nonlocal sent
-            await turn.say(STREAM_HEAD)
+            await received.send(STREAM_HEAD)
             piece = chunk(b"data: " + b"x" * 65_536 + b"\n\n")
             while True:
-                await turn.say(piece)
+                await received.send(piece)
                 sent += len(piece)
 
         async with world(Backend(flood)) as w:
-            wire = await w.asking({"model": "m", "stream": True})
-            wire.writer.transport.pause_reading()
+            connection = await w.start_request({"model": "m", "stream": True})
+            connection.writer.transport.pause_reading()
             before = -1
             while before != sent or not sent:
                 before = sent
                 await asyncio.sleep(0.1)
             assert sent < 24_000_000  # what four socket buffers hold; a gateway that buffered would take gigabytes
-            wire.writer.transport.resume_reading()
+            connection.writer.transport.resume_reading()
             while sent <= before:
-                await wire.reader.read(1 << 20)
-            wire.leave()
-            await w.idle()
+                await connection.reader.read(1 << 20)
+            connection.disconnect()
+            await w.wait_until_idle()
             assert w.state.classes["default"].client_gone == 1
 
     run(scenario())
@@ -229,19 +230,19 @@ def test_a_slow_client_gets_everything() -> None:
     async def scenario() -> None:
         events = [b"data: %d %b\n\n" % (number, b"x" * 50_000) for number in range(200)]
 
-        async def act(turn: Turn) -> None:
-            await turn.say(STREAM_HEAD)
+        async def respond(received: BackendRequest) -> None:
+            await received.send(STREAM_HEAD)
             for event in events:
-                await turn.say(chunk(event))
-            await turn.say(b"0\r\n\r\n")
+                await received.send(chunk(event))
+            await received.send(b"0\r\n\r\n")
 
-        async with world(Backend(act)) as w:
-            wire = await w.asking({"model": "m", "stream": True})
-            wire.writer.transport.pause_reading()
+        async with world(Backend(respond)) as w:
+            connection = await w.start_request({"model": "m", "stream": True})
+            connection.writer.transport.pause_reading()
             await asyncio.sleep(0.05)
-            wire.writer.transport.resume_reading()
-            assert (await wire.reply())[2] == b"".join(events)
-            await w.idle()
+            connection.writer.transport.resume_reading()
+            assert (await connection.read_response())[2] == b"".join(events)
+            await w.wait_until_idle()
             assert w.state.classes["default"].completed == 1
 
     run(scenario())
@@ -249,24 +250,24 @@ def test_a_slow_client_gets_everything() -> None:
 
 def test_many_clients_that_leave_at_any_time_leak_nothing() -> None:
     async def scenario() -> None:
-        async def act(turn: Turn) -> None:
-            await turn.say(STREAM_HEAD)
+        async def respond(received: BackendRequest) -> None:
+            await received.send(STREAM_HEAD)
             for _ in range(5):
                 await asyncio.sleep(0.002)
-                await turn.say(chunk(b"data: x\n\n"))
-            await turn.say(b"0\r\n\r\n")
+                await received.send(chunk(b"data: x\n\n"))
+            await received.send(b"0\r\n\r\n")
 
-        async def visit(w: World, number: int) -> None:
-            wire = await w.asking({"model": "m", "stream": True})
+        async def visit(w: GatewayWorld, number: int) -> None:
+            connection = await w.start_request({"model": "m", "stream": True})
             if number % 3:
                 await asyncio.sleep(number % 13 / 500)
-                wire.leave()
+                connection.disconnect()
             else:
-                await wire.reply()
+                await connection.read_response()
 
-        async with world(Backend(act), Backend(act), slots=8) as w:
+        async with world(Backend(respond), Backend(respond), slots=8) as w:
             await asyncio.gather(*(visit(w, number) for number in range(150)))
-            await w.idle()
+            await w.wait_until_idle()
             books = w.state.classes["default"]
             ended = books.completed + books.client_gone + books.cancelled + books.failed + books.queue_full
             assert ended == 150
@@ -278,27 +279,27 @@ def test_many_clients_that_leave_at_any_time_leak_nothing() -> None:
 
 def test_a_request_that_lost_its_slot_before_its_first_byte_is_not_answered_with_data() -> None:
     async def scenario() -> tuple[int, str, str]:
-        async with world(Backend(gate := Gate())) as w:
-            wire = (await fill(w, 1))[0]
+        async with world(Backend(gate := GatedAnswer())) as w:
+            connection = (await fill(w, 1))[0]
             from maitred.admission import ReleaseReason
 
             w.gateway._driver.release(0, ReleaseReason.FAILED)
             gate.open.set()
-            return await code(wire)
+            return await code(connection)
 
     assert run(scenario()) == (503, "scheduler_preempted", "1")
 
 
 def test_the_decision_log_replays_to_the_same_bytes(tmp_path: Path) -> None:
     async def scenario() -> None:
-        backend = Backend(gate := Gate())
+        backend = Backend(gate := GatedAnswer())
         config = {"classes": {"default": {"queue_size": 2, "queue_timeout_secs": 0.03}}}
         async with world(backend, slots=1, admission=config, decision_log=str(tmp_path / "log")) as w:
-            wires = [await w.asking() for _ in range(5)]
-            await w.until(lambda: w.state.classes["default"].rejected == 4)
+            connections = [await w.start_request() for _ in range(5)]
+            await w.wait_until(lambda: w.state.classes["default"].rejected == 4)
             gate.open.set()
-            for wire in wires:
-                await wire.reply()
+            for connection in connections:
+                await connection.read_response()
 
     run(scenario())
     log = (tmp_path / "log").read_bytes()
@@ -312,21 +313,21 @@ def test_the_decision_log_replays_to_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("on_preempt", ["reject", "retry"])
 def test_a_log_with_victims_and_another_mode_replays_to_the_same_bytes(tmp_path: Path, on_preempt: str) -> None:
     async def scenario() -> None:
-        async def act(turn: Turn) -> None:
-            await turn.say(STREAM_HEAD)
+        async def respond(received: BackendRequest) -> None:
+            await received.send(STREAM_HEAD)
             await asyncio.sleep(0.01)
-            await turn.say(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
+            await received.send(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
 
-        backend = Backend(act)
+        backend = Backend(respond)
         backend.info = {"max_running_requests": 2}
         admission = {"classes": {"interactive": {"can_preempt": True, "reserved_floor": 1}}, "on_preempt": on_preempt}
         async with world(backend, slots=None, admission=admission, decision_log=str(tmp_path / "log")) as w:
             names = ("bulk", "default", "interactive") * 8
-            wires = [await w.asking({"model": "m", "stream": True}, x_smg_priority=name) for name in names]
-            for wire in wires:
-                await wire.reply()
+            connections = [await w.start_request({"model": "m", "stream": True}, x_smg_priority=name) for name in names]
+            for connection in connections:
+                await connection.read_response()
             w.gateway._driver.reconfigure(admission_config(mode="legacy"))
-            assert (await w.ask(x_smg_priority="bulk"))[0] == 200
+            assert (await w.request(x_smg_priority="bulk"))[0] == 200
 
     run(scenario())
     log = (tmp_path / "log").read_bytes()
@@ -341,14 +342,14 @@ def test_a_log_with_victims_and_another_mode_replays_to_the_same_bytes(tmp_path:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_ends_the_decision_log_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> str:
-        async with world(Backend(gate := Gate()), slots=1, decision_log="/dev/full") as w:
-            await w.until(lambda: w.state.decision_log_failed)
-            wires = [*await fill(w, 1), await w.asking(), await w.asking()]
-            await w.until(lambda: w.state.waiting == 2)
+        async with world(Backend(gate := GatedAnswer()), slots=1, decision_log="/dev/full") as w:
+            await w.wait_until(lambda: w.state.decision_log_failed)
+            connections = [*await fill(w, 1), await w.start_request(), await w.start_request()]
+            await w.wait_until(lambda: w.state.waiting == 2)
             gate.open.set()
-            assert [(await wire.reply())[0] for wire in wires] == [200] * 3
+            assert [(await connection.read_response())[0] for connection in connections] == [200] * 3
             assert w.state.classes["default"].completed == 3
-            return (await w.ask("/metrics", method="GET"))[2].decode()
+            return (await w.request("/metrics", method="GET"))[2].decode()
 
     assert "maitred_decision_log_failed 1.0" in run(scenario()).splitlines()
     assert [record.message for record in caplog.records if "recorded" in record.message] == [
@@ -365,10 +366,13 @@ def test_a_disk_that_is_full_in_the_middle_of_a_decision_raises_nothing() -> Non
     file.close()
 
 
-def test_decisions_do_not_stay_in_a_buffer(tmp_path: Path) -> None:
+def test_decisions_do_not_stay_in_a_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert recording.FLUSH_SECS == 1
+    monkeypatch.setattr(recording, "FLUSH_SECS", 0.02)
+
     async def scenario() -> None:
         async with world(decision_log=str(tmp_path / "log")) as w:
-            await w.ask()
-            await w.until(lambda: b'"end":"drained"' in (tmp_path / "log").read_bytes())
+            await w.request()
+            await w.wait_until(lambda: b'"end":"drained"' in (tmp_path / "log").read_bytes())
 
     run(scenario())

@@ -1,4 +1,4 @@
-"""Whose request it is, which class it gets, and what the engine is told of that."""
+"""The tenant and the class of a request, and what the engine is told of the class."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import Backend, Turn, World, answer, run, whole, world
+from world import Backend, BackendRequest, GatewayWorld, answer, run, whole, world
 
 from maitred.core.request import PriorityClass, Request
 from maitred.gateway.auth import Caller, KeyRights, resolve_tenant
@@ -45,11 +45,11 @@ CALLERS = {"tenant_api_keys": {"acme": "k-acme", "other": "k-other"}, "trust_ten
 AS_ACME = {"authorization": "Bearer k-acme"}
 
 
-def clamps(w: World) -> dict[tuple[str, str, str], int]:
+def clamps(w: GatewayWorld) -> dict[tuple[str, str, str], int]:
     return dict(w.gateway.counters.clamped_classes)
 
 
-def admitted(w: World) -> dict[str, int]:
+def admitted(w: GatewayWorld) -> dict[str, int]:
     return {name: c.admitted for name, c in w.state.classes.items() if c.admitted}
 
 
@@ -66,7 +66,7 @@ def admitted(w: World) -> dict[str, int]:
 def test_a_header_can_lower_and_never_raise(headers: dict[str, str], effective: str, clamped: dict[Any, int]) -> None:
     async def scenario() -> None:
         async with world(admission={"tenant_policies": POLICIES, "default_max_class": "default"}, **CALLERS) as w:
-            assert (await w.ask(**AS_ACME, **headers))[0] == 200
+            assert (await w.request(**AS_ACME, **headers))[0] == 200
             assert admitted(w) == {effective: 1}
             assert clamps(w) == clamped
 
@@ -76,7 +76,7 @@ def test_a_header_can_lower_and_never_raise(headers: dict[str, str], effective: 
 def test_a_tenant_without_a_policy_has_the_default_cap() -> None:
     async def scenario() -> None:
         async with world(admission={"tenant_policies": POLICIES, "default_max_class": "default"}, **CALLERS) as w:
-            await w.ask(authorization="Bearer k-other", x_smg_priority="interactive")
+            await w.request(authorization="Bearer k-other", x_smg_priority="interactive")
             assert clamps(w) == {("auth:other", "interactive", "default"): 1}
 
     run(scenario())
@@ -89,15 +89,15 @@ def test_a_tenant_without_a_policy_has_the_default_cap() -> None:
 def test_the_header_that_names_a_tenant_counts_where_it_is_trusted(
     trusted: dict[str, Any], effective: str, tenant: str
 ) -> None:
-    """Untrusted it is a header like any other. Who is capped below `default` is clamped by saying nothing, too."""
+    """Untrusted, it is a header like any other. A tenant capped below `default` is clamped without any header as well."""
 
     async def scenario() -> None:
         async with world(admission={"tenant_policies": POLICIES}, tenant_header_name="X-Team", **trusted) as w:
-            await w.ask(x_team=" red", x_smg_priority="system")
+            await w.request(x_team=" red", x_smg_priority="system")
             assert admitted(w) == {effective: 1}
-            assert (b"x-team" in w.backends[0].turns[0].headers) is not bool(trusted)
+            assert (b"x-team" in w.backends[0].received[0].headers) is not bool(trusted)
             assert w.state.in_flight == 0
-            await w.ask()
+            await w.request()
             assert clamps(w)["ip:127.0.0.1", "default", "bulk"] == 1
 
     run(scenario())
@@ -120,13 +120,13 @@ def test_the_header_that_names_a_tenant_counts_where_it_is_trusted(
 def test_the_header_as_smg_reads_it(headers: list[bytes], effective: str, unknown: dict[str, int]) -> None:
     async def scenario() -> None:
         async with world() as w:
-            wire = await w.connect()
+            connection = await w.connect()
             head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n"
-            wire.writer.write(head + b"\r\n".join(headers) + b'\r\n\r\n{"model":"m"}')
-            assert (await wire.reply())[0] == 200
+            connection.writer.write(head + b"\r\n".join(headers) + b'\r\n\r\n{"model":"m"}')
+            assert (await connection.read_response())[0] == 200
             assert admitted(w) == {effective: 1}
             assert w.gateway.counters.unknown_class == unknown
-            assert not {b"x-smg-priority", b"x-maitred-priority"} & w.backends[0].turns[0].headers.keys()
+            assert not {b"x-smg-priority", b"x-maitred-priority"} & w.backends[0].received[0].headers.keys()
 
     run(scenario())
 
@@ -148,9 +148,9 @@ def test_a_service_tier_stands_for_a_class_where_there_is_no_header(
 ) -> None:
     async def scenario() -> None:
         async with world(admission={"service_tiers": {"priority": "interactive", "flex": "bulk"}}) as w:
-            await w.ask(body={"model": "m", "service_tier": tier}, **header)
+            await w.request(body={"model": "m", "service_tier": tier}, **header)
             assert admitted(w) == {effective: 1}
-            assert msgspec.json.decode(w.backends[0].turns[0].body)["service_tier"] == tier
+            assert msgspec.json.decode(w.backends[0].received[0].body)["service_tier"] == tier
 
     run(scenario())
 
@@ -158,7 +158,7 @@ def test_a_service_tier_stands_for_a_class_where_there_is_no_header(
 def test_without_classes_nothing_is_counted_of_them() -> None:
     async def scenario() -> None:
         async with world(admission={"mode": "legacy", "default_max_class": "bulk"}) as w:
-            await w.ask(x_smg_priority="urgent")
+            await w.request(x_smg_priority="urgent")
             assert (clamps(w), w.gateway.counters.unknown_class) == ({}, {})
 
     run(scenario())
@@ -186,19 +186,19 @@ def test_the_effective_class_reaches_the_engine_if_that_is_wanted() -> None:
         policies = {"ip:127.0.0.1": {"max_class": "interactive"}}
         async with world(admission={"tenant_policies": policies}, forward_priority=forward) as w:
             for name in ("system", "bulk"):
-                await w.ask(body={"model": "m", "priority": -99}, x_smg_priority=name)
-            return [msgspec.json.decode(turn.body)["priority"] for turn in w.backends[0].turns]
+                await w.request(body={"model": "m", "priority": -99}, x_smg_priority=name)
+            return [msgspec.json.decode(received.body)["priority"] for received in w.backends[0].received]
 
     assert run(scenario("off")) == [-99, -99]
     assert run(scenario("vllm")) == [-1, 1]
     assert run(scenario("sglang")) == [1, -1]
 
 
-async def tokens(turn: Turn) -> None:
-    if b"okenize" in turn.head.split(b"\r\n")[0]:
-        await turn.say(whole(b'{"count":1}'))
+async def tokens(received: BackendRequest) -> None:
+    if b"okenize" in received.head.split(b"\r\n")[0]:
+        await received.send(whole(b'{"count":1}'))
     else:
-        await turn.until_gone()
+        await received.wait_until_disconnected()
 
 
 @pytest.mark.parametrize("path", ["/v1/tokenize", "/v1/detokenize", "/tokenize", "/detokenize"])
@@ -206,12 +206,12 @@ def test_cheap_reads_take_no_slot(path: str) -> None:
     async def scenario() -> None:
         admission = {"classes": {"default": {"queue_size": 0}}}
         async with world(Backend(tokens), slots=1, admission=admission, forward_priority="vllm") as w:
-            await w.asking()
-            await w.until(lambda: w.state.in_flight == 1)
-            assert (await w.ask())[0] == 429
+            await w.start_request()
+            await w.wait_until(lambda: w.state.in_flight == 1)
+            assert (await w.request())[0] == 429
             for body in ({"model": "m", "prompt": "hi"}, {"prompt": "hi"}):
-                assert (await w.ask(path, body))[::2] == (200, b'{"count":1}')
-            assert b"priority" not in w.backends[0].turns[-1].body
+                assert (await w.request(path, body))[::2] == (200, b'{"count":1}')
+            assert b"priority" not in w.backends[0].received[-1].body
             assert (w.state.classes["default"].arrived, w.state.in_flight) == (2, 1)
 
     run(scenario())
@@ -223,9 +223,9 @@ def test_cheap_reads_take_no_slot(path: str) -> None:
 def test_whatever_makes_an_engine_generate_takes_one(path: str) -> None:
     async def scenario() -> None:
         async with world(Backend(answer)) as w:
-            assert (await w.ask(path))[0] == 200
+            assert (await w.request(path))[0] == 200
             assert w.state.classes["default"].admitted == 1
-            assert w.backends[0].turns[0].head.startswith(f"POST {path} ".encode())
+            assert w.backends[0].received[0].head.startswith(f"POST {path} ".encode())
 
     run(scenario())
 
@@ -233,7 +233,7 @@ def test_whatever_makes_an_engine_generate_takes_one(path: str) -> None:
 def test_a_body_that_need_not_name_a_model_means_the_only_one() -> None:
     async def scenario(*models: str) -> tuple[int, bytes]:
         async with world(Backend(models=models)) as w:
-            status, _, body = await w.ask("/generate", {"text": "hi"})
+            status, _, body = await w.request("/generate", {"text": "hi"})
             return status, body
 
     assert run(scenario("m"))[0] == 200
@@ -256,7 +256,7 @@ def test_a_body_that_need_not_name_a_model_means_the_only_one() -> None:
 def test_what_a_request_costs_where_slots_are_tokens(
     limit: dict[str, object], cost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A quarter of the bytes of its body, and what the client allows for the answer."""
+    """The cost is a quarter of the bytes of the body, plus the limit of the client for the answer."""
     asked: list[int] = []
     submit = RealTimeAdmission.submit
 
@@ -271,7 +271,7 @@ def test_what_a_request_costs_where_slots_are_tokens(
             body = msgspec.json.encode({"model": "m", **limit, "pad": ""})
             padded = msgspec.json.encode({"model": "m", **limit, "pad": "x" * (100 - len(body))})
             assert len(padded) == 100
-            assert (await w.ask(body=padded))[0] == 200
+            assert (await w.request(body=padded))[0] == 200
 
     run(scenario())
     assert asked == [cost]

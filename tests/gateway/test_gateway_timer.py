@@ -1,4 +1,4 @@
-"""The driver's timer on uvloop, whose timers are none if they are due at once."""
+"""The driver's timer on uvloop, which makes no timer of a delay of 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
 
 
 class Late(RealTimeAdmission):
-    """The process is off the CPU between a decision and the setting of the timer: time has passed when it looks again."""
+    """The clock advances by 10 ms at each look, as if the process were off the CPU between a decision and its timer."""
 
     clock: Micros = 0
 

@@ -1,4 +1,4 @@
-"""A gateway between raw sockets: backends that do what a test tells them, and a client that sees every byte."""
+"""A gateway between raw sockets: backends that answer as a test says, and clients that see every byte."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-e
 
 
 def whole(body: bytes, status: bytes = b"200 OK", headers: bytes = b"") -> bytes:
-    """A response with a length."""
+    """Return a response with a length."""
     fixed = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
     return b"HTTP/1.1 " + status + b"\r\n" + fixed + headers + b"\r\n" + body
 
@@ -35,8 +35,11 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-class Turn:
-    """One request at a backend, and the connection it came on."""
+NOT_FOUND = whole(b"{}", b"404 Not Found")
+
+
+class BackendRequest:
+    """A request that a backend has received, and the connection that it came on."""
 
     def __init__(self, head: bytes, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.head, self.body = head, body
@@ -46,38 +49,51 @@ class Turn:
     def headers(self) -> dict[bytes, bytes]:
         return dict(line.split(b": ", 1) for line in self.head.split(b"\r\n")[1:] if line)
 
-    async def say(self, data: bytes) -> None:
+    async def send(self, data: bytes) -> None:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def until_gone(self) -> None:
+    async def wait_until_disconnected(self) -> None:
         with contextlib.suppress(ConnectionError):
             while await self.reader.read(65_536):
                 pass
 
 
-Act = Callable[[Turn], Awaitable[object]]
+Responder = Callable[[BackendRequest], Awaitable[object]]
 
 
-async def answer(turn: Turn) -> None:
-    await turn.say(whole(ANSWER))
+async def answer(received: BackendRequest) -> None:
+    await received.send(whole(ANSWER))
+
+
+class GatedAnswer:
+    """A responder that answers once `open` is set."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+
+    async def __call__(self, received: BackendRequest) -> None:
+        await self.open.wait()
+        await received.send(whole(ANSWER))
 
 
 class Backend:
-    """Healthy, serving `models`, and answering each request by `act`, which may be changed at any time. An act that returns
-    leaves the connection open; one that raises ConnectionError closes it."""
+    """A healthy backend that serves `models` and answers each request by `respond`, which a test may change at any time.
 
-    def __init__(self, act: Act = answer, models: tuple[str, ...] = ("m",)) -> None:
-        self.act = act
+    A responder that returns leaves the connection open; one that raises ConnectionError closes it.
+    """
+
+    def __init__(self, respond: Responder = answer, models: tuple[str, ...] = ("m",)) -> None:
+        self.respond = respond
         self.models = models
         self.status = b"200 OK"
         self.info: object = None
-        """What it answers to /server_info; None: 404."""
-        self.asked_for_info: list[str] = []
+        """Its answer to /server_info; None for 404."""
+        self.info_polls: list[str] = []
         self.metrics: bytes | None = None
-        """What it answers to /metrics; None: 404."""
-        self.asked_for_metrics = 0
-        self.turns: list[Turn] = []
+        """Its answer to /metrics; None for 404."""
+        self.metrics_polls = 0
+        self.received: list[BackendRequest] = []
         self.port = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._server: asyncio.Server | None = None
@@ -107,112 +123,114 @@ class Backend:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = next((int(x[15:]) for x in head.lower().split(b"\r\n") if x.startswith(b"content-length:")), 0)
-                turn = Turn(head[:-4], await reader.readexactly(length), reader, writer)
-                await self._act(turn)
+                received = BackendRequest(head[:-4], await reader.readexactly(length), reader, writer)
+                await self._answer(received)
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(task)
             writer.close()
 
-    async def _act(self, turn: Turn) -> None:
-        if turn.head.startswith(b"GET /health"):
-            await turn.say(whole(b"{}", self.status))
-        elif turn.head.startswith(b"GET /v1/models"):
+    async def _answer(self, received: BackendRequest) -> None:
+        if received.head.startswith(b"GET /health"):
+            await received.send(whole(b"{}", self.status))
+        elif received.head.startswith(b"GET /v1/models"):
             listed = [{"id": model, "object": "model", "created": 1, "owned_by": "test"} for model in self.models]
-            await turn.say(whole(msgspec.json.encode({"object": "list", "data": listed})))
-        elif b"server_info" in turn.head.split(b"\r\n")[0]:
-            self.asked_for_info.append(turn.head.split(b" ")[1].decode())
-            await turn.say(whole(msgspec.json.encode(self.info)) if self.info is not None else whole(b"{}", b"404 Not Found"))
-        elif turn.head.startswith(b"GET /metrics"):
-            self.asked_for_metrics += 1
-            await turn.say(whole(self.metrics) if self.metrics is not None else whole(b"{}", b"404 Not Found"))
+            await received.send(whole(msgspec.json.encode({"object": "list", "data": listed})))
+        elif b"server_info" in received.head.split(b"\r\n")[0]:
+            self.info_polls.append(received.head.split(b" ")[1].decode())
+            await received.send(NOT_FOUND if self.info is None else whole(msgspec.json.encode(self.info)))
+        elif received.head.startswith(b"GET /metrics"):
+            self.metrics_polls += 1
+            await received.send(NOT_FOUND if self.metrics is None else whole(self.metrics))
         else:
-            self.turns.append(turn)
-            await self.act(turn)
+            self.received.append(received)
+            await self.respond(received)
 
 
-class Wire:
-    """A client's connection."""
+class ClientConnection:
+    """The connection of a client."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
-    async def ask(self, path: str = CHAT, body: object = None, method: str = "POST", **headers: str) -> None:
+    async def send_request(self, path: str = CHAT, body: object = None, method: str = "POST", **headers: str) -> None:
         data = body if isinstance(body, bytes) else msgspec.json.encode({"model": "m"} if body is None else body)
         named = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
         self.writer.write(f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n{named}\r\n".encode() + data)
         await self.writer.drain()
 
-    async def head(self) -> tuple[int, dict[str, str]]:
+    async def read_head(self) -> tuple[int, dict[str, str]]:
         lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         return int(lines[0].split(" ")[1]), dict(line.split(": ", 1) for line in lines[1:] if line)
 
-    async def reply(self) -> tuple[int, dict[str, str], bytes]:
-        """A whole response, with a length or in chunks."""
-        status, headers = await self.head()
+    async def read_response(self) -> tuple[int, dict[str, str], bytes]:
+        """Return a whole response, with a length or in chunks."""
+        status, headers = await self.read_head()
         if "content-length" in headers:
             return status, headers, await self.reader.readexactly(int(headers["content-length"]))
         body = b""
-        while piece := await self.chunk():
+        while piece := await self.read_chunk():
             body += piece
         return status, headers, body
 
-    async def chunk(self) -> bytes:
-        """The next chunk; b"" for the last. Raises IncompleteReadError if the connection ends instead."""
+    async def read_chunk(self) -> bytes:
+        """Return the next chunk; b"" for the last. Raises IncompleteReadError if the connection ends instead."""
         size = int(await self.reader.readuntil(b"\r\n"), 16)
         return (await self.reader.readexactly(size + 2))[:-2]
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         self.writer.close()
 
 
-class World:
+class GatewayWorld:
+    """A gateway, its backends, and the connections of its clients."""
+
     def __init__(self, gateway: Gateway, url: str, backends: tuple[Backend, ...]) -> None:
         self.gateway, self.url, self.backends = gateway, url, backends
-        self._wires: list[Wire] = []
+        self._connections: list[ClientConnection] = []
 
-    async def connect(self) -> Wire:
+    async def connect(self) -> ClientConnection:
         host, port = self.url.removeprefix("http://").split(":")
-        self._wires.append(Wire(*await asyncio.open_connection(host, int(port), limit=1 << 26)))
-        return self._wires[-1]
+        self._connections.append(ClientConnection(*await asyncio.open_connection(host, int(port), limit=1 << 26)))
+        return self._connections[-1]
 
-    async def ask(
+    async def request(
         self, path: str = CHAT, body: object = None, method: str = "POST", **headers: str
     ) -> tuple[int, dict[str, str], bytes]:
-        """On a connection of its own."""
-        wire = await self.connect()
-        await wire.ask(path, body, method, **headers)
-        return await wire.reply()
+        """Send a request on a connection of its own, and return its response."""
+        connection = await self.connect()
+        await connection.send_request(path, body, method, **headers)
+        return await connection.read_response()
 
-    async def asking(self, body: object = None, **headers: str) -> Wire:
-        wire = await self.connect()
-        await wire.ask(CHAT, body, **headers)
-        return wire
+    async def start_request(self, body: object = None, **headers: str) -> ClientConnection:
+        connection = await self.connect()
+        await connection.send_request(CHAT, body, **headers)
+        return connection
 
     @property
     def state(self) -> GatewayState:
         return self.gateway.state()
 
-    async def until(self, true: Callable[[], object]) -> None:
+    async def wait_until(self, true: Callable[[], object]) -> None:
         while not true():
             await asyncio.sleep(0.001)
 
-    async def idle(self) -> None:
-        """Until nothing is in flight or waiting, on either side's books, and the core's books balance."""
-        await self.until(lambda: not (self.state.in_flight or self.state.waiting or self._at_backends()))
+    async def wait_until_idle(self) -> None:
+        """Wait until no request is in flight or waiting, in admission and at the backends; then check the core's counters."""
+        await self.wait_until(lambda: not (self.state.in_flight or self.state.waiting or self._at_backends()))
         self.gateway.core.check()
 
     def _at_backends(self) -> int:
         return sum(backend.in_flight for backend in self.state.backends)
 
     def close(self) -> None:
-        for wire in self._wires:
-            wire.leave()
+        for connection in self._connections:
+            connection.disconnect()
 
 
 def admission_config(**section: Any) -> AdmissionConfig:
-    """With classes that reserve nothing and preempt nobody, for everybody, where `section` does not say otherwise."""
+    """Return a config whose classes, unless `section` sets them, reserve nothing, never preempt and are open to all tenants."""
     given = {"mode": "priority", "default_max_class": "system", **section}
     if given.get("flavour") != "smg":
         bare = {"reserved_floor": 0, "reserved_per_slot": 0.0, "can_preempt": False}
@@ -230,8 +248,11 @@ async def world(
     ready: bool = True,
     reload: Callable[[GatewayConfig], GatewaySettings] | None = None,
     **config: Any,
-) -> AsyncIterator[World]:
-    """`admission`: see `admission_config`. `reload` is given what `config` came to. Leaves only when nothing has leaked."""
+) -> AsyncIterator[GatewayWorld]:
+    """Run a gateway before `backends`; at the end, wait until no request is left.
+
+    `admission` goes to `admission_config`. `reload` is called with the gateway config.
+    """
     backends = backends or (Backend(),)
     for backend in backends:
         await backend.start()
@@ -244,21 +265,21 @@ async def world(
     gateway = Gateway(settings, admission_config(**(admission or {})), routing, reload=read)
     try:
         async with running_server(gateway) as url:
-            here = World(gateway, url, backends)
+            here = GatewayWorld(gateway, url, backends)
             if ready:
-                await here.until(lambda: all(backend.healthy for backend in here.state.backends))
+                await here.wait_until(lambda: all(backend.healthy for backend in here.state.backends))
             try:
                 yield here
             finally:
                 here.close()
-            await here.idle()
+            await here.wait_until_idle()
     finally:
         for backend in backends:
             await backend.stop()
 
 
 def run(scenario: Coroutine[Any, Any, T]) -> T:
-    """On uvloop, as in production."""
+    """Run `scenario` on uvloop, as in production, for 20 s at most."""
 
     async def bounded() -> T:
         async with asyncio.timeout(20):
