@@ -1,4 +1,4 @@
-"""The benchmarks are scripts beside each other: their folder is where they find each other, and where these tests find them."""
+"""The benchmarks are scripts in one folder: it goes on `sys.path`, where they find each other and these tests find them."""
 
 from __future__ import annotations
 

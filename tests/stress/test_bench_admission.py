@@ -1,4 +1,4 @@
-"""The benchmark of the core: every case does what it says (they assert it), whatever it costs."""
+"""The benchmark of the admission core: each case does what its assertions say, whatever it costs."""
 
 from __future__ import annotations
 

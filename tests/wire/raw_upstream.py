@@ -1,4 +1,4 @@
-"""An upstream that says exactly the bytes a test tells it to: the other end of the client, without an HTTP library."""
+"""An upstream that sends exactly the bytes a test gives it, without an HTTP library."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ T = TypeVar("T")
 
 
 class Peer:
-    """One connection, from the upstream's side."""
+    """The upstream's end of one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     async def request(self) -> tuple[bytes, bytes]:
-        """Head and body of the next request. Raises IncompleteReadError when the connection is closed instead."""
+        """Return head and body of the next request. Raises IncompleteReadError if the connection is closed instead."""
         head = await self.reader.readuntil(b"\r\n\r\n")
         length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
         return head, await self.reader.readexactly(length)
 
-    async def say(self, data: bytes) -> None:
+    async def send(self, data: bytes) -> None:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def until_closed(self) -> None:
+    async def wait_until_closed(self) -> None:
         with contextlib.suppress(ConnectionError):
             while await self.reader.read(65_536):
                 pass
@@ -52,7 +52,10 @@ class Upstream:
 
 @contextlib.asynccontextmanager
 async def upstream(*scripts: Script) -> AsyncIterator[Upstream]:
-    """The n-th connection runs the n-th script, later ones the last; a connection is closed when its script returns."""
+    """Run an upstream whose n-th connection runs the n-th script, later ones the last.
+
+    A connection is closed when its script returns.
+    """
     self = Upstream()
     running: set[asyncio.Task[Any]] = set()
 
@@ -65,7 +68,7 @@ async def upstream(*scripts: Script) -> AsyncIterator[Upstream]:
         try:
             await script(Peer(reader, writer))
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client is done
+            pass  # the client has closed the connection
         finally:
             running.discard(task)
             writer.close()
@@ -82,12 +85,12 @@ async def upstream(*scripts: Script) -> AsyncIterator[Upstream]:
 
 
 def answering(*answers: bytes) -> Script:
-    """Answer one request after the other on the same connection, then close it."""
+    """Return a script that answers one request after the other on the same connection, then closes it."""
 
     async def script(peer: Peer) -> None:
         for answer in answers:
             await peer.request()
-            await peer.say(answer)
+            await peer.send(answer)
 
     return script
 
@@ -101,18 +104,18 @@ async def client(**limits: Any) -> AsyncIterator[UpstreamClient]:
         await made.close()
 
 
-async def into(pieces: list[bytes], response: UpstreamResponse) -> None:
-    """Read to the end, keeping what came even if it ends badly."""
+async def read_into(pieces: list[bytes], response: UpstreamResponse) -> None:
+    """Read `response` to its end, and keep in `pieces` what arrived even if it breaks off."""
     async for piece in response:
         pieces.append(piece)
 
 
-async def whole(response: UpstreamResponse) -> bytes:
+async def read_whole(response: UpstreamResponse) -> bytes:
     return b"".join([piece async for piece in response])
 
 
 def run(scenario: Coroutine[Any, Any, T]) -> T:
-    """On uvloop, as in production."""
+    """Run `scenario` on uvloop, as in production, for 15 s at most."""
 
     async def bounded() -> T:
         async with asyncio.timeout(15):

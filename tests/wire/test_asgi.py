@@ -15,7 +15,7 @@ from maitred.wire.asgi import ApiError, ClientDisconnected, DisconnectWatcher, M
 
 
 class Incoming:
-    """A `receive` that says what it is given, and then waits until the client leaves."""
+    """A `receive` that returns `pieces`, and then waits until the client disconnects."""
 
     def __init__(self, *pieces: bytes, whole: bool = True) -> None:
         self.messages: list[Message] = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]

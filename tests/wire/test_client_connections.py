@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from raw_upstream import Peer, answering, client, run, upstream, whole
+from raw_upstream import Peer, answering, client, read_whole, run, upstream
 
 from maitred.core.errors import ConfigError
 from maitred.wire.client import Origin, UpstreamClient
@@ -20,18 +20,18 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 async def get(c: UpstreamClient, origin: Origin) -> bytes:
-    return await whole(await c.request(origin, "POST", "/", body=b"{}"))
+    return await read_whole(await c.request(origin, "POST", "/", body=b"{}"))
 
 
 def connections_for_two(first: bytes) -> int:
-    """How many connections two requests take when the first is answered with `first`."""
+    """Return how many connections two requests take if the first is answered with `first`."""
 
     async def scenario() -> int:
         async def script(peer: Peer) -> None:
             await peer.request()
-            await peer.say(first)
+            await peer.send(first)
             await peer.request()
-            await peer.say(OK)
+            await peer.send(OK)
 
         async with upstream(script, answering(OK)) as up, client() as c:
             assert await get(c, up.origin) == b"ok"
@@ -76,7 +76,7 @@ def test_a_second_response_does_not_change_the_first() -> None:
     async def scenario() -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         async with upstream(answering(OK + b"HTTP/1.1 500 No\r\nx: y\r\ncontent-length: 3\r\n\r\nbad")) as up, client() as c:
             response = await c.request(up.origin, "POST", "/")
-            return response.status, response.headers, await whole(response)
+            return response.status, response.headers, await read_whole(response)
 
     assert run(scenario()) == (200, [(b"content-length", b"2")], b"ok")
 
@@ -85,10 +85,10 @@ def test_data_on_an_idle_connection_closes_it() -> None:
     async def scenario() -> int:
         async def chatty(peer: Peer) -> None:
             await peer.request()
-            await peer.say(OK)
+            await peer.send(OK)
             await asyncio.sleep(0.01)
-            await peer.say(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
-            await peer.until_closed()
+            await peer.send(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+            await peer.wait_until_closed()
 
         async with upstream(chatty, answering(OK)) as up, client() as c:
             await get(c, up.origin)
@@ -100,12 +100,12 @@ def test_data_on_an_idle_connection_closes_it() -> None:
 
 
 def test_a_stale_connection_is_replaced_without_a_word() -> None:
-    """The upstream takes the second request and closes: on a kept connection that is age, not an answer."""
+    """The upstream reads the second request and closes: a kept connection was closed for its age."""
 
     async def scenario() -> int:
         async def stale(peer: Peer) -> None:
             await peer.request()
-            await peer.say(OK)
+            await peer.send(OK)
             await peer.request()
 
         async with upstream(stale, answering(OK)) as up, client() as c:
@@ -133,7 +133,7 @@ def test_a_stale_connection_is_replaced_only_once() -> None:
     async def scenario() -> int:
         async def stale(peer: Peer) -> None:
             await peer.request()
-            await peer.say(OK)
+            await peer.send(OK)
             await peer.request()
 
         async def rude(peer: Peer) -> None:
@@ -153,9 +153,9 @@ def test_nothing_is_sent_again_once_an_answer_has_begun(begun: bytes) -> None:
     async def scenario() -> int:
         async def dies(peer: Peer) -> None:
             await peer.request()
-            await peer.say(OK)
+            await peer.send(OK)
             await peer.request()
-            await peer.say(begun)
+            await peer.send(begun)
 
         async with upstream(dies, answering(OK)) as up, client() as c:
             await get(c, up.origin)
@@ -172,8 +172,8 @@ def test_idle_connections_are_closed_after_a_while() -> None:
 
         async def watches(peer: Peer) -> None:
             await peer.request()
-            await peer.say(OK)
-            await peer.until_closed()
+            await peer.send(OK)
+            await peer.wait_until_closed()
             closed.set()
 
         async with upstream(watches) as up, client(keep_alive_secs=0.02) as c:
@@ -192,8 +192,8 @@ def test_closing_the_client_closes_what_is_idle() -> None:
 
         async def watches(peer: Peer) -> None:
             await peer.request()
-            await peer.say(OK)
-            await peer.until_closed()
+            await peer.send(OK)
+            await peer.wait_until_closed()
             closed.set()
 
         async with upstream(watches) as up:
@@ -217,7 +217,7 @@ def test_more_requests_than_connections_wait_in_turn() -> None:
                 most = max(most, at_once)
                 await asyncio.sleep(0.002)
                 at_once -= 1
-                await peer.say(OK)
+                await peer.send(OK)
 
         async with upstream(slow) as up, client(max_connections=3) as c:
             answers = await asyncio.gather(*(get(c, up.origin) for _ in range(20)))
@@ -230,7 +230,7 @@ def test_more_requests_than_connections_wait_in_turn() -> None:
 def test_places_are_not_lost_to_failures_and_cancellations() -> None:
     async def scenario() -> None:
         async def mute(peer: Peer) -> None:
-            await peer.until_closed()
+            await peer.wait_until_closed()
 
         async def rude(peer: Peer) -> None:
             await peer.request()
@@ -273,7 +273,7 @@ def test_what_was_given_to_somebody_who_left_in_the_same_instant_goes_to_the_nex
 def test_waiting_for_a_connection_has_a_limit() -> None:
     async def scenario() -> None:
         async def mute(peer: Peer) -> None:
-            await peer.until_closed()
+            await peer.wait_until_closed()
 
         async with upstream(mute) as up, client(max_connections=1, connect_secs=0.03) as c:
             held = asyncio.create_task(get(c, up.origin))

@@ -1,4 +1,4 @@
-"""Who waits for whom: early answers, slow readers, departures, silence."""
+"""Flow control between upstream and client: early responses, slow readers, cancelled requests, silence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from raw_upstream import Peer, Upstream, answering, client, run, upstream, whole
+from raw_upstream import Peer, Upstream, answering, client, read_whole, run, upstream
 
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import Truncated, UpstreamTimeout
@@ -22,22 +22,22 @@ def chunk(data: bytes) -> bytes:
 
 
 def test_an_answer_that_comes_before_the_request_is_through() -> None:
-    """It is read at once; the connection is not used again, because nobody knows what the upstream read of the rest."""
+    """It is read at once. The connection is not used again, since the upstream may have read any part of the request."""
 
     async def scenario() -> int:
         gone = asyncio.Event()
 
         async def early(peer: Peer) -> None:
             await peer.reader.readuntil(b"\r\n\r\n")
-            await peer.say(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\nbig")
+            await peer.send(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\nbig")
             await asyncio.sleep(0.05)
-            await peer.until_closed()
+            await peer.wait_until_closed()
             gone.set()
 
         async with upstream(early, answering(OK)) as up, client() as c:
             response = await c.request(up.origin, "POST", "/", body=b"x" * (32 * MIB))
-            assert (response.status, await whole(response)) == (413, b"big")
-            assert await whole(await c.request(up.origin, "POST", "/")) == b"ok"
+            assert (response.status, await read_whole(response)) == (413, b"big")
+            assert await read_whole(await c.request(up.origin, "POST", "/")) == b"ok"
             await gone.wait()
             return up.accepted
 
@@ -54,17 +54,17 @@ def test_a_large_body_reaches_a_slow_upstream_whole() -> None:
             while size < 8 * MIB:
                 size += len(await peer.reader.read(256 * 1024))
                 await asyncio.sleep(0.001)
-            await peer.say(OK)
+            await peer.send(OK)
 
         async with upstream(slow) as up, client() as c:
-            await whole(await c.request(up.origin, "POST", "/", body=b"x" * (8 * MIB)))
+            await read_whole(await c.request(up.origin, "POST", "/", body=b"x" * (8 * MIB)))
             return size
 
     assert run(scenario()) == 8 * MIB
 
 
 class Flood:
-    """An upstream that sends without end, and knows how far it has got."""
+    """An upstream that sends without end, and counts what it has sent."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -72,17 +72,17 @@ class Flood:
 
     async def __call__(self, peer: Peer) -> None:
         await peer.request()
-        await peer.say(STREAM)
+        await peer.send(STREAM)
         piece = chunk(b"x" * 65_536)
         try:
             while True:
-                await peer.say(piece)
+                await peer.send(piece)
                 self.sent += 65_536
         except ConnectionError:
             self.closed_at = time.monotonic()
 
-    async def stuck(self) -> int:
-        """Wait until no more is taken off it, and say how much was."""
+    async def wait_until_stuck(self) -> int:
+        """Wait until the client reads no more, and return how many bytes were sent."""
         before = -1
         while before != self.sent:
             before = self.sent
@@ -100,12 +100,12 @@ def test_a_reader_that_reads_no_more_holds_the_upstream_back() -> None:
         async with upstream(flood) as up, client() as c:
             response = await c.request(up.origin, "POST", "/")
             await response.read_piece()
-            stuck = await flood.stuck()
-            assert stuck < KERNEL
+            wait_until_stuck = await flood.wait_until_stuck()
+            assert wait_until_stuck < KERNEL
             assert response._buffered < 65_536 + 300_000  # the high-water mark and what one read of the socket brings
             for _ in range(400):
                 await response.read_piece()
-            assert await flood.stuck() > stuck
+            assert await flood.wait_until_stuck() > wait_until_stuck
             response.close()
 
     run(scenario())
@@ -129,18 +129,18 @@ def test_a_write_that_is_busy_holds_the_upstream_back() -> None:
             response = await c.request(up.origin, "POST", "/")
             piping = asyncio.create_task(response.pipe_body(write))
             for round_ in range(3):
-                stuck = await flood.stuck()
+                wait_until_stuck = await flood.wait_until_stuck()
                 assert len(busy) == round_ + 1
-                assert stuck < KERNEL + round_ * MIB
+                assert wait_until_stuck < KERNEL + round_ * MIB
                 busy[round_].set_result(None)
                 await asyncio.sleep(0.01)
-            assert await progresses(flood, stuck)
+            assert await progresses(flood, wait_until_stuck)
             piping.cancel()
             response.close()
-        assert taken > stuck
+        assert taken > wait_until_stuck
 
-    async def progresses(flood: Flood, stuck: int) -> bool:
-        while flood.sent <= stuck + KERNEL:
+    async def progresses(flood: Flood, wait_until_stuck: int) -> bool:
+        while flood.sent <= wait_until_stuck + KERNEL:
             await asyncio.sleep(0.01)
         return True
 
@@ -154,7 +154,7 @@ def test_pipe_hands_on_everything_and_marks_the_last() -> None:
         async def script(peer: Peer) -> None:
             await peer.request()
             for data in (STREAM + chunk(b"a"), chunk(b"b"), chunk(b"c") + b"0\r\n\r\n"):
-                await peer.say(data)
+                await peer.send(data)
                 await asyncio.sleep(0.01)
 
         async with upstream(script) as up, client() as c:
@@ -255,7 +255,7 @@ def test_closing_a_response_that_was_read_keeps_its_connection() -> None:
         async with upstream(answering(OK, OK)) as up, client() as c:
             for _ in range(2):
                 response = await c.request(up.origin, "POST", "/")
-                await whole(response)
+                await read_whole(response)
                 response.close()
             return up.accepted
 
@@ -267,7 +267,7 @@ def test_cancelling_a_request_before_its_head_closes_the_connection() -> None:
         gone = asyncio.Event()
 
         async def mute(peer: Peer) -> None:
-            await peer.until_closed()
+            await peer.wait_until_closed()
             gone.set()
 
         async with upstream(mute) as up, client() as c:
@@ -285,15 +285,15 @@ def silent_after(begun: bytes, **limits: float) -> str:
     async def scenario() -> str:
         async def script(peer: Peer) -> None:
             await peer.request()
-            await peer.say(begun)
-            await peer.until_closed()  # which the client's closing ends: else the test would time out here
+            await peer.send(begun)
+            await peer.wait_until_closed()  # which the client's closing ends: else the test would time out here
 
         async with upstream(script) as up, client(**limits) as c:
             return await failure(c, up)
 
     async def failure(c: UpstreamClient, up: Upstream) -> str:
         with pytest.raises(UpstreamTimeout) as caught:
-            await whole(await c.request(up.origin, "POST", "/"))
+            await read_whole(await c.request(up.origin, "POST", "/"))
         while c.pool(up.origin).num_open:
             await asyncio.sleep(0.001)
         return str(caught.value)
@@ -313,14 +313,14 @@ def test_a_body_may_take_long_if_it_is_never_silent_for_long() -> None:
     async def scenario() -> bytes:
         async def script(peer: Peer) -> None:
             await peer.request()
-            await peer.say(STREAM)
+            await peer.send(STREAM)
             for _ in range(8):
                 await asyncio.sleep(0.02)
-                await peer.say(chunk(b"a"))
-            await peer.say(b"0\r\n\r\n")
+                await peer.send(chunk(b"a"))
+            await peer.send(b"0\r\n\r\n")
 
         async with upstream(script) as up, client(idle_secs=0.1, head_secs=0.1) as c:
-            return await whole(await c.request(up.origin, "POST", "/"))
+            return await read_whole(await c.request(up.origin, "POST", "/"))
 
     assert run(scenario()) == b"a" * 8
 
@@ -329,11 +329,11 @@ def test_a_slow_reader_is_not_the_upstreams_silence() -> None:
     async def scenario() -> int:
         async def script(peer: Peer) -> None:
             await peer.request()
-            await peer.say(STREAM + chunk(b"x" * 200_000) + b"0\r\n\r\n")
+            await peer.send(STREAM + chunk(b"x" * 200_000) + b"0\r\n\r\n")
 
         async with upstream(script) as up, client(idle_secs=0.02, high_water=1_000) as c:
             response = await c.request(up.origin, "POST", "/")
             await asyncio.sleep(0.08)
-            return len(await whole(response))
+            return len(await read_whole(response))
 
     assert run(scenario()) == 200_000

@@ -7,7 +7,7 @@ import socket
 import struct
 
 import pytest
-from raw_upstream import Peer, answering, client, into, run, upstream, whole
+from raw_upstream import Peer, answering, client, read_into, read_whole, run, upstream
 
 from maitred.wire.errors import Disconnected, ProtocolError, Truncated, UpstreamError
 
@@ -18,7 +18,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n1;e
 async def fetch(answer: bytes, method: str = "POST", **limits: int) -> tuple[int, bytes]:
     async with upstream(answering(answer)) as up, client(**limits) as c:
         response = await c.request(up.origin, method, "/")
-        return response.status, await whole(response)
+        return response.status, await read_whole(response)
 
 
 def test_content_length() -> None:
@@ -35,10 +35,10 @@ def test_the_request_as_it_goes_out() -> None:
 
         async def script(peer: Peer) -> None:
             seen.append(await peer.request())
-            await peer.say(OK)
+            await peer.send(OK)
 
         async with upstream(script) as up, client() as c:
-            await whole(await c.request(up.origin, "POST", "/v1/x?y=1", [(b"a", b"b")], b"body"))
+            await read_whole(await c.request(up.origin, "POST", "/v1/x?y=1", [(b"a", b"b")], b"body"))
             port = str(up.origin.port).encode()
             return seen[0][0].replace(port, b"PORT"), seen[0][1]
 
@@ -62,20 +62,20 @@ def test_chunked_split_at_every_byte() -> None:
         async def script(peer: Peer) -> None:
             for cut in range(1, len(CHUNKED)):
                 await peer.request()
-                await peer.say(CHUNKED[:cut])
-                await turn()
-                await peer.say(CHUNKED[cut:])
+                await peer.send(CHUNKED[:cut])
+                await let_peer_read()
+                await peer.send(CHUNKED[cut:])
 
         async with upstream(script) as up, client() as c:
             for _ in range(1, len(CHUNKED)):
-                assert await whole(await c.request(up.origin, "POST", "/")) == b"abcd"
+                assert await read_whole(await c.request(up.origin, "POST", "/")) == b"abcd"
             assert up.accepted == 1
 
     run(scenario())
 
 
-async def turn() -> None:
-    """Let the other side have its turn: what was said so far travels alone."""
+async def let_peer_read() -> None:
+    """Let the client read what was sent so far, so that it arrives alone."""
     for _ in range(5):
         await asyncio.sleep(0.0005)
 
@@ -85,11 +85,11 @@ def test_chunked_byte_by_byte() -> None:
         async def script(peer: Peer) -> None:
             await peer.request()
             for byte in CHUNKED:
-                await peer.say(bytes([byte]))
-                await turn()
+                await peer.send(bytes([byte]))
+                await let_peer_read()
 
         async with upstream(script) as up, client() as c:
-            return await whole(await c.request(up.origin, "POST", "/"))
+            return await read_whole(await c.request(up.origin, "POST", "/"))
 
     assert run(scenario()) == b"abcd"
 
@@ -110,14 +110,14 @@ def test_a_body_without_a_length_that_ends_in_a_reset_is_cut_short() -> None:
     async def scenario() -> None:
         async def script(peer: Peer) -> None:
             await peer.request()
-            await peer.say(b"HTTP/1.1 200 OK\r\n\r\nsome")
-            await turn()
+            await peer.send(b"HTTP/1.1 200 OK\r\n\r\nsome")
+            await let_peer_read()
             sock = peer.writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             peer.reset()
 
         async with upstream(script) as up, client() as c:
-            await whole(await c.request(up.origin, "POST", "/"))
+            await read_whole(await c.request(up.origin, "POST", "/"))
 
     with pytest.raises(Truncated):
         run(scenario())
@@ -140,8 +140,8 @@ def test_informational_headers_do_not_reach_the_final_response() -> None:
 def test_statuses_that_have_no_body_leave_the_connection_usable(status: bytes) -> None:
     async def scenario() -> int:
         async with upstream(answering(b"HTTP/1.1 " + status + b"\r\n\r\n", OK)) as up, client() as c:
-            assert await whole(await c.request(up.origin, "POST", "/")) == b""
-            assert await whole(await c.request(up.origin, "POST", "/")) == b"ok"
+            assert await read_whole(await c.request(up.origin, "POST", "/")) == b""
+            assert await read_whole(await c.request(up.origin, "POST", "/")) == b"ok"
             return up.accepted
 
     assert run(scenario()) == 1
@@ -194,7 +194,7 @@ def test_a_bad_chunk_ends_the_response_with_an_error_after_what_was_good() -> No
         async with upstream(answering(answer)) as up, client() as c:
             response = await c.request(up.origin, "POST", "/")
             with pytest.raises(ProtocolError):
-                await into(pieces, response)
+                await read_into(pieces, response)
         return pieces
 
     assert run(scenario()) == [b"abc"]
@@ -215,7 +215,7 @@ def test_a_body_cut_short_is_never_a_clean_end(what: str) -> None:
         async with upstream(answering(CUT_SHORT[what])) as up, client() as c:
             response = await c.request(up.origin, "POST", "/")
             with pytest.raises(Truncated):
-                await into(pieces, response)
+                await read_into(pieces, response)
         return pieces
 
     assert run(scenario()) == [b"abc"]

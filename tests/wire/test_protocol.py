@@ -1,4 +1,4 @@
-"""What a server makes of requests that are large, slow, old, broken, or that offer to speak something else."""
+"""What a server does with requests that are large, slow, old or broken, or that offer to switch protocols."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def nothing() -> None: ...
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with the path and the body, in two pieces of no declared length."""
+    """An app that answers with the path and the body, in two pieces without a declared length."""
     if scope["type"] == "lifespan":
         await asgi.run_lifespan(receive, send, nothing, nothing)
         return
@@ -69,8 +69,8 @@ def with_server(script: Script[T]) -> T:
     return run(scenario())
 
 
-def saying(*pieces: bytes) -> bytes:
-    """All that the server says to these pieces, sent one by one, until it closes."""
+def exchange(*pieces: bytes) -> bytes:
+    """Send `pieces` one by one, and return all that the server sends until it closes the connection."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         for piece in pieces:
@@ -82,7 +82,7 @@ def saying(*pieces: bytes) -> bytes:
 
 
 def refusal(answer: bytes) -> tuple[int, str]:
-    """The status and code of an answer that is an OpenAI error object."""
+    """Return status and code of a response that is an OpenAI error object."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"\r\nconnection: close" in head
     assert b"\r\ncontent-type: application/json\r\n" in head
@@ -105,10 +105,10 @@ ANSWER = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n15\r\n/v1/chat/c
 @pytest.mark.parametrize("cut", [0, 1, 100, len(CURL) - 1, len(CURL), len(CURL) + 5])
 def test_an_offer_to_upgrade_is_ignored_and_the_body_kept(cut: int) -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        whole = CURL + BODY
-        writer.write(whole[:cut])
+        read_whole = CURL + BODY
+        writer.write(read_whole[:cut])
         await asyncio.sleep(0.005)
-        writer.write(whole[cut:] + CURL + BODY)  # and another one on the same connection
+        writer.write(read_whole[cut:] + CURL + BODY)  # and another one on the same connection
         return await reader.readexactly(2 * len(ANSWER))
 
     assert with_server(script) == ANSWER * 2
@@ -137,7 +137,7 @@ LARGE = {
 
 @pytest.mark.parametrize("what", LARGE)
 def test_a_head_has_a_limit(what: str) -> None:
-    assert refusal(saying(*LARGE[what])) == (431, "headers_too_large")
+    assert refusal(exchange(*LARGE[what])) == (431, "headers_too_large")
 
 
 @pytest.mark.parametrize("size", [1_000, 65_000])
@@ -162,19 +162,19 @@ def test_large_heads_within_the_limit_and_large_bodies_are_served(size: int) -> 
 
 def test_a_head_has_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_SECS", 0.05)
-    assert refusal(saying(b"GET / HT", b"TP/1.1\r\nhost")) == (408, "request_timeout")
+    assert refusal(exchange(b"GET / HT", b"TP/1.1\r\nhost")) == (408, "request_timeout")
 
 
 def test_the_time_of_a_head_is_over_when_the_head_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_SECS", 0.05)
-    answer = saying(b"GET /slow HTTP/1.1\r\nho", b"st: x\r\nconnection: close\r\n\r\n")
+    answer = exchange(b"GET /slow HTTP/1.1\r\nho", b"st: x\r\nconnection: close\r\n\r\n")
     assert answer.endswith(b"0\r\n\r\n")
 
 
 def test_a_second_head_may_be_incomplete_as_long_as_the_first_answer_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_SECS", 0.05)
     first = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n"
-    answer = saying(first + b"GET /sec")
+    answer = exchange(first + b"GET /sec")
     assert answer.startswith(b"HTTP/1.1 200 OK")
     assert refusal(answer.partition(b"0\r\n\r\n")[2]) == (408, "request_timeout")
 
@@ -183,8 +183,8 @@ def test_a_body_that_falls_silent_is_refused_and_the_app_is_told_that_its_client
     monkeypatch.setattr(protocol, "BODY_SILENCE_SECS", 0.05)
     GONE.clear()
     head = b"POST /silent HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
-    assert refusal(saying(head)) == (408, "request_timeout")
-    assert refusal(saying(head + b"abc", b"def")) == (408, "request_timeout")
+    assert refusal(exchange(head)) == (408, "request_timeout")
+    assert refusal(exchange(head + b"abc", b"def")) == (408, "request_timeout")
     assert GONE == ["/silent"] * 2
 
 
@@ -204,9 +204,9 @@ def test_a_body_may_take_longer_than_its_silences(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_rest_of_a_refused_body_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And who was answered is not answered twice."""
+    """A client that has its response gets no second one."""
     monkeypatch.setattr(protocol, "BODY_SILENCE_SECS", 0.05)
-    answer = saying(b"POST /unread HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
+    answer = exchange(b"POST /unread HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
     assert answer.startswith(b"HTTP/1.1 401 ")
     assert answer.count(b"HTTP/1.1") == 1
 
@@ -229,7 +229,7 @@ def test_a_client_that_leaves_is_noticed_whatever_it_has_asked_beside(behind: in
 def test_an_incomplete_body_behind_an_answer_that_takes_long_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "BODY_SILENCE_SECS", 0.05)
     first = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n"
-    answer = saying(first + b"POST /next HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
+    answer = exchange(first + b"POST /next HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
     assert answer.startswith(b"HTTP/1.1 200 OK")
     assert refusal(answer.partition(b"0\r\n\r\n")[2]) == (408, "request_timeout")
 
@@ -245,27 +245,27 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_what_is_no_http_is_told_so_as_an_error_object(what: str) -> None:
-    assert refusal(saying(BROKEN[what])) == (400, "bad_request")
+    assert refusal(exchange(BROKEN[what])) == (400, "bad_request")
 
 
 def test_a_body_that_breaks_off_badly_is_refused_and_the_app_is_told_that_its_client_left() -> None:
     GONE.clear()
-    answer = saying(b"POST /bad HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n", b"zz\r\n")
+    answer = exchange(b"POST /bad HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n", b"zz\r\n")
     assert refusal(answer) == (400, "bad_request")
     assert GONE == ["/bad"]
 
 
 def test_nothing_is_written_into_an_answer_under_way() -> None:
-    answer = saying(b"GET /hangs HTTP/1.1\r\nhost: x\r\n\r\n", b"\x00\x00\r\n")
+    answer = exchange(b"GET /hangs HTTP/1.1\r\nhost: x\r\n\r\n", b"\x00\x00\r\n")
     assert answer.endswith(b"\r\n\r\n5\r\nbegun\r\n")
 
 
 @pytest.mark.parametrize("keep_alive", [b"", b"connection: keep-alive\r\n"])
 def test_an_old_client_gets_no_chunks(keep_alive: bytes) -> None:
-    answer = saying(b"POST /x HTTP/1.0\r\n" + keep_alive + b"content-length: 2\r\n\r\nhi")
+    answer = exchange(b"POST /x HTTP/1.0\r\n" + keep_alive + b"content-length: 2\r\n\r\nhi")
     assert answer == b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n/x:hi"
 
 
 def test_an_old_client_gets_a_length_where_there_is_one() -> None:
-    answer = saying(b"POST /measured HTTP/1.0\r\ncontent-length: 2\r\n\r\nhi")
+    answer = exchange(b"POST /measured HTTP/1.0\r\ncontent-length: 2\r\n\r\nhi")
     assert answer.endswith(b"content-length: 2\r\nconnection: close\r\n\r\nhi")

@@ -1,4 +1,4 @@
-"""Serving: addresses that cannot be had, and how a server is told to stop."""
+"""Serving: addresses that cannot be listened on, and how a server is told to stop."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def server(drain_secs: float = 10) -> Iterator[tuple[subprocess.Popen[str], int]
 
 
 def ask(running: subprocess.Popen[str], port: int, secs: float) -> socket.socket:
-    """A request that takes `secs`, under way."""
+    """Send a request that takes `secs`, and wait until the app has it."""
     asking = socket.create_connection(("127.0.0.1", port))
     asking.sendall(b"GET /%g HTTP/1.1\r\nhost: x\r\n\r\n" % secs)
     assert running.stdout is not None

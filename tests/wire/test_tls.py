@@ -1,4 +1,4 @@
-"""Upstreams over TLS: the same responses, through aiohttp. In a process of its own, which trusts the certificate made here."""
+"""Upstreams over TLS: the same responses, through aiohttp, in a process that trusts the certificate made here."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ asyncio.run(main(int(sys.argv[1])))
 
 
 async def upstream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Echoes, cuts short, or falls silent, by the path."""
+    """Echo the request, cut the response short, or fall silent, by the path."""
     try:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
