@@ -1,15 +1,15 @@
-"""What classes do for an interactive request while bulk floods the system, and what bulk pays for it.
+"""What classes do for interactive requests during a flood of bulk requests, and what the flood pays for it.
 
-    python bench/class_effect.py [--rounds 3] [--json]
+    python bench/class_effect.py [--rounds 3] [--bulk 150] [--idle-secs 1.5] [--json]
 
-Eight slots, 60 ms of service, two slots reserved for `interactive`. 150 bulk requests come at once, and an interactive one
-every 50 ms until the last of them is answered. Three times per round, one after the other: on an idle system (no bulk), through
-the legacy path (eight in flight, one queue), and with classes. Two gateways, each with an engine of its own, live through the
-whole run; the one with classes is also the idle system. Interactive times are those of all rounds together; makespans are
-medians.
+There are eight slots, a service time of 60 ms, and two slots reserved for `interactive`. 150 bulk requests arrive at once, and
+an interactive one every 50 ms until the last bulk request is answered. Each round measures three cases, one after the other: an
+idle system (no bulk), the legacy path (eight in flight, one queue), and classes. Two gateways, each with an engine of its own,
+serve the whole run; the one with classes is also the idle system. Interactive times are those of all rounds together; makespans
+are medians.
 
-As long as two of eight slots are kept free of bulk, it takes 150/6 = 25 turns instead of 150/8, rounded up to 19: 32 % longer
-at least, whoever serves it.
+While two of eight slots are kept free of bulk requests, these take 150/6 = 25 service times instead of 150/8, rounded up to 19:
+at least 32 % longer, in any system.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from statistics import median
 import msgspec
 import uvloop
 
-import stage
-from http_client import Answer, Ask, connect, request
+import processes
+from http_client import ClientRequest, ClientResponse, connect, encode_request
 from measuring import calibrate
 from mock_engine import whole
 
-SLOTS, SERVICE_SECS, BULK, GAP_SECS = 8, 0.06, 150, 0.05
-IDLE_SECS = 1.5
+SLOTS, SERVICE_SECS, GAP_SECS = 8, 0.06, 0.05
 MODEL = "bench"
 LEGACY = {"mode": "legacy", "legacy": {"max_concurrent_requests": SLOTS, "queue_size": 1000}}
 PRIORITY = {
@@ -45,18 +44,18 @@ PRIORITY = {
 
 
 class Round(msgspec.Struct):
-    """One flood, or none. Times are seconds."""
+    """What was seen during one flood, or without one. Times are in seconds."""
 
     interactive: list[float]
     makespan: float = 0.0
-    """From the first bulk request sent to the last one answered."""
+    """Time from the first bulk request sent to the last one answered."""
     bulk_preempted: int = 0
     refused: int = 0
-    """Any other answer than a whole 200, of either class."""
+    """Responses of either class that are no whole 200."""
 
 
 class Effect(msgspec.Struct):
-    """One of the three, over all rounds. Times are milliseconds."""
+    """One of the three cases, over all rounds. Times are in milliseconds."""
 
     interactive_p50: float
     interactive_p99: float
@@ -81,71 +80,73 @@ class Effect(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class System:
-    """One gateway, with an engine behind it that does nothing else."""
+class GatewaySystem:
+    """One gateway with an engine of its own."""
 
     url: str
+    bulk: int
+    """Bulk requests of one flood."""
 
-    async def ask(self, priority_class: str) -> Answer:
-        """On a connection of its own."""
+    async def send(self, priority_class: str) -> ClientResponse:
+        """Send a request on a connection of its own, and return its response."""
         connection = await connect(self.url)
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[ClientResponse] = asyncio.get_running_loop().create_future()
         body = json.dumps({"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]}).encode()
-        raw = request("/v1/chat/completions", body, x_smg_priority=priority_class)
-        connection.ask(Ask(raw, len(whole(1))), answered.set_result)
+        raw = encode_request("/v1/chat/completions", body, x_smg_priority=priority_class)
+        connection.send_request(ClientRequest(raw, len(whole(1))), answered.set_result)
         try:
             return await answered
         finally:
             connection.close()
 
-    async def flooded(self) -> Round:
+    async def measure_flood(self) -> Round:
         flood = asyncio.create_task(self._flood())
-        interactive = await self._every_gap(until=flood.done)
+        interactive = await self._send_every_gap(until=flood.done)
         bulk, makespan = await flood
         preempted = sum(answer.status == 503 for answer in bulk)
         refused = sum(answer.status != 200 for answer in (*bulk, *interactive)) - preempted
         return Round([answer.took for answer in interactive if answer.status == 200], makespan, preempted, refused)
 
-    async def idle(self) -> Round:
-        end = time.monotonic() + IDLE_SECS
-        interactive = await self._every_gap(until=lambda: time.monotonic() > end)
+    async def measure_idle(self, secs: float) -> Round:
+        end = time.monotonic() + secs
+        interactive = await self._send_every_gap(until=lambda: time.monotonic() > end)
         return Round([answer.took for answer in interactive], refused=sum(answer.status != 200 for answer in interactive))
 
-    async def _flood(self) -> tuple[list[Answer], float]:
+    async def _flood(self) -> tuple[list[ClientResponse], float]:
         began = time.monotonic()
-        answers = await asyncio.gather(*(self.ask("bulk") for _ in range(BULK)))
+        answers = await asyncio.gather(*(self.send("bulk") for _ in range(self.bulk)))
         return answers, time.monotonic() - began
 
-    async def _every_gap(self, until: Callable[[], bool]) -> list[Answer]:
-        asked = []
+    async def _send_every_gap(self, until: Callable[[], bool]) -> list[ClientResponse]:
+        sent = []
         began = time.monotonic()
         while not until():
-            asked.append(asyncio.create_task(self.ask("interactive")))
-            await asyncio.sleep(began + len(asked) * GAP_SECS - time.monotonic())
-        return await asyncio.gather(*asked)
+            sent.append(asyncio.create_task(self.send("interactive")))
+            await asyncio.sleep(began + len(sent) * GAP_SECS - time.monotonic())
+        return await asyncio.gather(*sent)
 
 
 @contextlib.contextmanager
-def system(admission: Mapping[str, object]) -> Iterator[System]:
+def system(admission: Mapping[str, object], bulk: int) -> Iterator[GatewaySystem]:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "maitred.yaml"
         config.write_text(json.dumps({"admission": admission}))
         with (
-            stage.engines(SERVICE_SECS, [(MODEL, SLOTS)]) as backends,
-            stage.gateway(backends, "--config", str(config)) as gateway,
+            processes.run_mock_engines(SERVICE_SECS, [(MODEL, SLOTS)]) as backends,
+            processes.run_gateway(backends, "--config", str(config)) as gateway,
         ):
             gateway.wait_for_capacity(SLOTS)
-            yield System(gateway.url)
+            yield GatewaySystem(gateway.url, bulk)
 
 
-async def measure(legacy: System, priority: System, rounds: int) -> dict[str, Effect]:
+async def measure(legacy: GatewaySystem, priority: GatewaySystem, rounds: int, idle_secs: float) -> dict[str, Effect]:
     for each in (legacy, priority):
-        await asyncio.gather(*(each.ask("bulk") for _ in range(4 * SLOTS)))  # connections are there, code is warm
+        await asyncio.gather(*(each.send("bulk") for _ in range(4 * SLOTS)))  # connections are there, code is warm
     seen: dict[str, list[Round]] = {"idle": [], "legacy": [], "priority": []}
     for _ in range(rounds):
-        seen["idle"].append(await priority.idle())
-        seen["legacy"].append(await legacy.flooded())
-        seen["priority"].append(await priority.flooded())
+        seen["idle"].append(await priority.measure_idle(idle_secs))
+        seen["legacy"].append(await legacy.measure_flood())
+        seen["priority"].append(await priority.measure_flood())
     return {name: Effect.of(of_system) for name, of_system in seen.items()}
 
 
@@ -167,11 +168,13 @@ def report(effects: dict[str, Effect], loop: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bulk", type=int, default=150, help="bulk requests of one flood")
+    parser.add_argument("--idle-secs", type=float, default=1.5, help="duration of the idle case in each round")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args()
     speed = calibrate()
-    with system(LEGACY) as legacy, system(PRIORITY) as priority:
-        effects = uvloop.run(measure(legacy, priority, options.rounds))
+    with system(LEGACY, options.bulk) as legacy, system(PRIORITY, options.bulk) as priority:
+        effects = uvloop.run(measure(legacy, priority, options.rounds, options.idle_secs))
     if options.json:
         print(msgspec.json.encode(effects).decode())
     else:

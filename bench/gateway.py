@@ -4,9 +4,9 @@
 
 Three processes on loopback: a backend that answers fixed bytes, a load client, and `maitred serve` between them, with classes
 and metrics on. Every round measures each scenario directly and through the gateway, one after the other, so that a busy machine
-disturbs both alike; the medians over the rounds are printed. CPU is the scheduler's account of the gateway process
-(/proc/PID/schedstat, hence Linux only) and the figure to trust; a calibration loop tells how fast the machine is just now.
-With two cores or more the gateway has one to itself and the others share the next.
+disturbs both alike. The medians over the rounds are printed. The figure to trust is CPU, as the scheduler counts it for the
+gateway process (/proc/PID/schedstat, hence Linux only). A calibration loop shows how fast the machine is at the moment. With
+two cores or more, the gateway has one for itself, and the others share the next.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from operator import attrgetter
 import uvloop
 
 from measuring import calibrate, cpu_of
-from stage import MAITRED
+from processes import MAITRED
 
 MODEL = "bench"
 EVENT = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"token "}}]}\n\n'
@@ -38,6 +38,8 @@ EVENTS, GAP_SECS = 100, 0.002
 
 @dataclass(frozen=True)
 class Scenario:
+    """A number of connections that send one kind of request."""
+
     name: str
     connections: int
     body_bytes: int
@@ -63,11 +65,8 @@ SCENARIOS = {
 }
 
 
-# The backend
-
-
 class Backend(asyncio.Protocol):
-    """Answers by the path and by whether the body asks for a stream; reads no more of HTTP than its own client needs."""
+    """Answers by the path, and by `stream` in the body; reads no more of HTTP than its client here needs."""
 
     json_body = b'{"id":"c","object":"chat.completion","choices":[{"message":{"content":"' + b"x" * 900 + b'"}}]}'
     answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(json_body), json_body)
@@ -119,11 +118,10 @@ async def backend(port: int) -> None:
     await server.serve_forever()
 
 
-# The load client
-
-
 @dataclass
-class Tally:
+class LoadCounts:
+    """What all connections of a load client have measured. Times are in seconds."""
+
     deadline: float
     latencies: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
@@ -131,20 +129,20 @@ class Tally:
     events: int = 0
 
 
-class Load(asyncio.Protocol):
-    """One request after the other until the deadline. Finds the end of an answer by what it knows of the backend's."""
+class LoadConnection(asyncio.Protocol):
+    """Sends one request after the other until the deadline. Finds the end of a response by what the backend sends."""
 
-    def __init__(self, scenario: Scenario, tally: Tally, done: asyncio.Future[None]) -> None:
-        self.scenario, self.tally, self.done = scenario, tally, done
+    def __init__(self, scenario: Scenario, counts: LoadCounts, done: asyncio.Future[None]) -> None:
+        self.scenario, self.counts, self.done = scenario, counts, done
         self.request = scenario.request
         self.size = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
-        self.ask()
+        self.send_request()
 
-    def ask(self) -> None:
-        if time.perf_counter() > self.tally.deadline:
+    def send_request(self) -> None:
+        if time.perf_counter() > self.counts.deadline:
             self.transport.close()
             self.done.set_result(None)
             return
@@ -155,7 +153,7 @@ class Load(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self.got:
-            self.tally.first.append(time.perf_counter() - self.began)
+            self.counts.first.append(time.perf_counter() - self.began)
         self.got += data
         if self.scenario.stream:
             whole = self.got.endswith(b"\r\n0\r\n\r\n")
@@ -165,11 +163,11 @@ class Load(asyncio.Protocol):
                 self.end = head + len(Backend.json_body) if head > 3 else 0
             whole = 0 < self.end <= len(self.got)
         if whole:
-            self.tally.latencies.append(time.perf_counter() - self.began)
-            self.tally.requests += 1
-            self.tally.events += self.got.count(b"data: ") if self.scenario.stream else 0
+            self.counts.latencies.append(time.perf_counter() - self.began)
+            self.counts.requests += 1
+            self.counts.events += self.got.count(b"data: ") if self.scenario.stream else 0
             assert self.got.startswith(b"HTTP/1.1 200"), bytes(self.got[:300])
-            self.ask()
+            self.send_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.done.done():
@@ -178,17 +176,14 @@ class Load(asyncio.Protocol):
 
 async def client(port: int, scenario: Scenario, seconds: float) -> None:
     loop = asyncio.get_running_loop()
-    tally = Tally(time.perf_counter() + seconds)
+    counts = LoadCounts(time.perf_counter() + seconds)
     dones = [loop.create_future() for _ in range(scenario.connections)]
     for done in dones:
-        await loop.create_connection(lambda done=done: Load(scenario, tally, done), "127.0.0.1", port)
+        await loop.create_connection(lambda done=done: LoadConnection(scenario, counts, done), "127.0.0.1", port)
     await asyncio.gather(*dones)
-    quantiles = statistics.quantiles(tally.latencies, n=100)
-    took = {"p50": quantiles[49], "p99": quantiles[98], "ttfb": statistics.median(tally.first)}
-    print(json.dumps({"requests": tally.requests, "events": tally.events, **took}))
-
-
-# The measurement
+    quantiles = statistics.quantiles(counts.latencies, n=100)
+    took = {"p50": quantiles[49], "p99": quantiles[98], "ttfb": statistics.median(counts.first)}
+    print(json.dumps({"requests": counts.requests, "events": counts.events, **took}))
 
 
 @dataclass(frozen=True)
@@ -288,10 +283,10 @@ if __name__ == "__main__":
     parser.add_argument("--role", choices=("main", "backend", "client"), default="main", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--scenario", default="", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.role == "backend":
-        uvloop.run(backend(asked.port))
-    elif asked.role == "client":
-        uvloop.run(client(asked.port, SCENARIOS[asked.scenario], asked.seconds))
+    options = parser.parse_args()
+    if options.role == "backend":
+        uvloop.run(backend(options.port))
+    elif options.role == "client":
+        uvloop.run(client(options.port, SCENARIOS[options.scenario], options.seconds))
     else:
-        main(asked.rounds, asked.seconds, asked.only)
+        main(options.rounds, options.seconds, options.only)

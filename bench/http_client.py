@@ -1,6 +1,6 @@
-"""A client that costs little, trusts nothing, and may leave: one keep-alive connection, one request at a time.
+"""A cheap HTTP client that checks every response, and may disconnect: one connection, one request at a time.
 
-What an answer has to look like is known beforehand, byte for byte in length, so one that was cut short cannot pass for whole.
+The length of each response body is known beforehand, so a response that was cut short cannot pass for a whole one.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ import httptools
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request, and how long its client stays."""
+class ClientRequest:
+    """One request, and when its client disconnects."""
 
-    request: bytes
+    raw: bytes
     body_bytes: int
-    """Of a whole answer."""
-    stay_secs: float | None = None
-    """Leave so long after asking, wherever it is then."""
-    stay_bytes: int | None = None
-    """Leave when so much of the body has come."""
+    """Size of the body of a whole response."""
+    leave_after_secs: float | None = None
+    """Seconds after which the client disconnects; None: it waits for the response."""
+    leave_after_bytes: int | None = None
+    """Bytes of the body after which the client disconnects; None: it reads all of it."""
 
 
 @dataclass(slots=True)
-class Answer:
-    """What the client saw. Times are seconds since it asked."""
+class ClientResponse:
+    """What the client has received. Times are seconds since the request was sent."""
 
     status: int = 0
-    """0: not even a head came."""
+    """0 if no head has arrived."""
     headers: dict[bytes, bytes] = field(default_factory=dict)
     size: int = 0
-    """Bytes of the body."""
+    """Bytes of the body that have arrived."""
     error: bytes = b""
-    """The body, if it is no success."""
+    """The body, if the status is not 200."""
     left: bool = False
-    """The client went away before it was complete."""
+    """Whether the client disconnected before the response was complete."""
     complete: bool = False
-    """HTTP says that it is all there."""
+    """Whether the response ended as HTTP says it must."""
     first_byte: float = 0.0
     took: float = 0.0
 
     @property
     def code(self) -> str:
-        """Of the error object; empty if it is none."""
+        """The code of the error object; "" if the body is none."""
         try:
             return str(json.loads(self.error)["error"]["code"])
         except (ValueError, KeyError, TypeError):
@@ -56,13 +56,13 @@ class Answer:
 
 
 async def connect(url: str) -> Connection:
-    """Raises OSError."""
+    """Connect to the server at `url`. Raises OSError."""
     parts = urlsplit(url)
     return (await asyncio.get_running_loop().create_connection(Connection, parts.hostname or "", parts.port or 80))[1]
 
 
-def request(path: str, body: bytes, **headers: str) -> bytes:
-    """The bytes of a POST."""
+def encode_request(path: str, body: bytes, **headers: str) -> bytes:
+    """Return the bytes of a POST request."""
     named = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
     head = (
         f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{named}\r\n"
@@ -71,21 +71,21 @@ def request(path: str, body: bytes, **headers: str) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """Call `ask` when `open` and no other answer is awaited."""
+    """One connection. Call `send_request` while it is `open` and no response is awaited."""
 
     def __init__(self) -> None:
         self.open = False
-        self._answered: Callable[[Answer], None] | None = None
-        self._leaving: asyncio.TimerHandle | None = None
+        self._on_response: Callable[[ClientResponse], None] | None = None
+        self._disconnect_timer: asyncio.TimerHandle | None = None
 
-    def ask(self, ask: Ask, answered: Callable[[Answer], None]) -> None:
-        """`answered` is called once, with whatever comes of it."""
-        self._ask, self._answered, self._answer = ask, answered, Answer()
+    def send_request(self, request: ClientRequest, on_response: Callable[[ClientResponse], None]) -> None:
+        """Send `request`; `on_response` is called once, when it has ended in any way."""
+        self._request, self._on_response, self._response = request, on_response, ClientResponse()
         self._parser = httptools.HttpResponseParser(self)
         self._began = time.monotonic()
-        self._transport.write(ask.request)
-        if ask.stay_secs is not None:
-            self._leaving = asyncio.get_running_loop().call_later(ask.stay_secs, self._leave)
+        self._transport.write(request.raw)
+        if request.leave_after_secs is not None:
+            self._disconnect_timer = asyncio.get_running_loop().call_later(request.leave_after_secs, self._disconnect)
 
     def close(self) -> None:
         self.open = False
@@ -96,8 +96,8 @@ class Connection(asyncio.Protocol):
         self.open = True
 
     def data_received(self, data: bytes) -> None:
-        if self._answered is None:
-            self.close()  # nobody asked
+        if self._on_response is None:
+            self.close()  # bytes without a request
             return
         try:
             self._parser.feed_data(data)
@@ -106,23 +106,23 @@ class Connection(asyncio.Protocol):
             self._end()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._answer.headers[name.lower()] = value
+        self._response.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        self._answer.status = self._parser.get_status_code()
+        self._response.status = self._parser.get_status_code()
 
     def on_body(self, piece: bytes) -> None:
-        answer = self._answer
-        if not answer.size:
-            answer.first_byte = time.monotonic() - self._began
-        answer.size += len(piece)
-        if answer.status != 200:
-            answer.error += piece
-        elif self._ask.stay_bytes is not None and answer.size >= self._ask.stay_bytes:
-            self._leave()
+        response = self._response
+        if not response.size:
+            response.first_byte = time.monotonic() - self._began
+        response.size += len(piece)
+        if response.status != 200:
+            response.error += piece
+        elif self._request.leave_after_bytes is not None and response.size >= self._request.leave_after_bytes:
+            self._disconnect()
 
     def on_message_complete(self) -> None:
-        self._answer.complete = True
+        self._response.complete = True
         if not self._parser.should_keep_alive():
             self.close()
         self._end()
@@ -131,18 +131,18 @@ class Connection(asyncio.Protocol):
         self.open = False
         self._end()
 
-    def _leave(self) -> None:
-        if self._answered is not None:
-            self._answer.left = True
+    def _disconnect(self) -> None:
+        if self._on_response is not None:
+            self._response.left = True
             self.close()
             self._end()
 
     def _end(self) -> None:
-        """Whoever comes first, the answer or the client's leaving, is what counts."""
-        answered, self._answered = self._answered, None
-        if self._leaving is not None:
-            self._leaving.cancel()
-            self._leaving = None
-        if answered is not None:
-            self._answer.took = time.monotonic() - self._began
-            answered(self._answer)
+        """End the request: the first of the end of its response and the disconnect counts."""
+        on_response, self._on_response = self._on_response, None
+        if self._disconnect_timer is not None:
+            self._disconnect_timer.cancel()
+            self._disconnect_timer = None
+        if on_response is not None:
+            self._response.took = time.monotonic() - self._began
+            on_response(self._response)

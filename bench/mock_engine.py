@@ -1,13 +1,13 @@
-"""An engine that costs next to nothing and does what each request says, where `maitred engine` would be the bottleneck.
+"""An engine that costs almost nothing and does what each request says, where `maitred engine` would be the bottleneck.
 
     python bench/mock_engine.py --step-secs 0.06 --engine MODEL:SLOTS [--engine MODEL:SLOTS ...]
 
 One process; each `--engine` has a port of its own, and the first line on stdout lists their URLs as JSON. Per engine:
 
-    POST /v1/...       an answer of `max_tokens` steps: whole after the last, or streamed with an event after each
+    POST /v1/...       a response of `max_tokens` steps: whole after the last step, or streamed with one event per step
     GET  /server_info  `max_running_requests`; POST /slots with a number as its body changes it
     GET  /v1/models, /health
-    GET  /books        how many requests were received, run now, were answered, were given up by the gateway
+    GET  /counts       how many requests were received, are running, were answered, and were cut off by the gateway
 """
 
 from __future__ import annotations
@@ -32,22 +32,24 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-e
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
-class Asked(msgspec.Struct):
+class EngineRequest(msgspec.Struct):
     max_tokens: int
     stream: bool = False
 
 
 def streamed(tokens: int) -> bytes:
-    """The body of a whole streamed answer."""
+    """Return the body of a whole streamed response."""
     return EVENT * tokens + DONE
 
 
 def whole(tokens: int) -> bytes:
-    """The body of a whole answer that is not streamed."""
+    """Return the body of a whole response that is not streamed."""
     return OPENING + b"token " * tokens + CLOSING
 
 
 class Engine:
+    """One engine: its model, its slots, and the counts of its requests."""
+
     def __init__(self, model: str, slots: int, step_secs: float) -> None:
         self.model, self.slots, self.step_secs = model, slots, step_secs
         self.received = self.answered = self.left = 0
@@ -62,7 +64,7 @@ class Engine:
                 return {"object": "list", "data": [{"id": self.model, "object": "model", "created": 0, "owned_by": "bench"}]}
             case b"/server_info" | b"/get_server_info":
                 return {"max_running_requests": self.slots}
-            case b"/books":
+            case b"/counts":
                 counted = ("received", "running", "answered", "left")
                 return {name: getattr(self, name) for name in counted}
             case _:
@@ -70,12 +72,12 @@ class Engine:
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time; the next byte after a whole request begins the next one."""
+    """One connection, with one request at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.step: asyncio.TimerHandle | None = None
-        """The next step of the answer that is being made, if one is."""
+        """The next step of the current response."""
         self.parser = httptools.HttpRequestParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -96,20 +98,20 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self.path.startswith(b"/v1/") and self.body:
-            self.begin(msgspec.json.decode(self.body, type=Asked))
+            self.start_answer(msgspec.json.decode(self.body, type=EngineRequest))
             return
         if self.path == b"/slots":
             self.engine.slots = int(self.body)
         page = json.dumps(self.engine.page(self.path)).encode()
         self.transport.write(JSON_HEAD % len(page) + page)
 
-    def begin(self, asked: Asked) -> None:
+    def start_answer(self, request: EngineRequest) -> None:
         self.engine.received += 1
-        if asked.stream:
-            self.transport.write(STREAM_HEAD)  # long before the first event: a gateway can still take the request away
-            self.after(self.engine.step_secs, partial(self.emit, asked.max_tokens))
+        if request.stream:
+            self.transport.write(STREAM_HEAD)  # long before the first event, so that the gateway can still preempt the request
+            self.after(self.engine.step_secs, partial(self.emit, request.max_tokens))
         else:
-            self.after(self.engine.step_secs * asked.max_tokens, partial(self.finish, whole(asked.max_tokens)))
+            self.after(self.engine.step_secs * request.max_tokens, partial(self.finish, whole(request.max_tokens)))
 
     def after(self, secs: float, then: Callable[[], None]) -> None:
         self.step = self.loop.call_later(secs, then)

@@ -1,4 +1,4 @@
-"""The scene of `make stress`: how large everything is, how the gateway is configured, and what happens to it on the way."""
+"""The run of `make stress`: its scale, the configuration of the gateway, and what changes during the run."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from statistics import mean
 
 import msgspec
 
-import stage
+import processes
 from measuring import cpu_of
-from stress_books import GatewayBooks
-from stress_crowd import MODELS, STEPS, Seen
+from stress_accounts import GatewayAccount
+from stress_crowd import MODELS, STEPS, CrowdSeen
 
 OVERLOAD = 2.0
-"""Requests offered, over those that the slots can serve."""
+"""Requests offered, divided by those that the slots can serve."""
 SLOTS_PER_CLIENT = 0.4
-"""So that slots and queues together never hold all clients, and the rate is kept."""
+"""Slots and queues together must never hold all clients, so that the rate is kept."""
 ENGINES = [model for model in MODELS for _ in range(2)]
 PATIENCE_SECS = 60.0
-"""For anything that the gateway is to notice."""
+"""Seconds to wait for the gateway to notice a change."""
 SAMPLE_SECS = 0.25
 
 
@@ -46,7 +46,7 @@ class Scale:
 
     @property
     def service_secs(self) -> float:
-        """That an answer takes on average, if the slots are to serve the rate over OVERLOAD."""
+        """Average duration of a response at which the slots serve `rate / OVERLOAD`."""
         return OVERLOAD * self.slots / self.rate
 
     @property
@@ -55,9 +55,9 @@ class Scale:
 
 
 def settings(scale: Scale, *, bulk_queue: float, default_patience: float) -> bytes:
-    """The gateway's configuration. A share of the clients may wait, for about as long as an answer takes."""
+    """Return the configuration of the gateway: a share of the clients may wait, for about as long as a response takes."""
 
-    def of_class(queue: float, patience: float, starving: float) -> dict[str, float]:
+    def class_rules(queue: float, patience: float, starving: float) -> dict[str, float]:
         return {
             "queue_size": math.ceil(scale.clients * queue / len(MODELS)),
             "queue_timeout_secs": scale.service_secs * patience,
@@ -65,10 +65,10 @@ def settings(scale: Scale, *, bulk_queue: float, default_patience: float) -> byt
         }
 
     classes = {
-        "system": of_class(0.01, 1.0, 0.5),
-        "interactive": of_class(0.05, 1.0, 0.5),
-        "default": of_class(0.08, default_patience, 0.5),
-        "bulk": of_class(bulk_queue, 0.8, 0.3),
+        "system": class_rules(0.01, 1.0, 0.5),
+        "interactive": class_rules(0.05, 1.0, 0.5),
+        "default": class_rules(0.08, default_patience, 0.5),
+        "bulk": class_rules(bulk_queue, 0.8, 0.3),
     }
     policies = {
         "header:t0": {"max_class": "default"},
@@ -79,7 +79,7 @@ def settings(scale: Scale, *, bulk_queue: float, default_patience: float) -> byt
     admission = {"mode": "priority", "classes": classes, "tenant_policies": policies, "default_max_class": "system"}
     gateway = {
         "health_interval_secs": 0.5,
-        "health_timeout_secs": PATIENCE_SECS,  # a machine that is short of CPU is not what is tested here
+        "health_timeout_secs": PATIENCE_SECS,  # a slow machine must not look like a backend that is down
         "upstream": {"connect_secs": PATIENCE_SECS},
         "trust_tenant_header": True,
     }
@@ -87,7 +87,7 @@ def settings(scale: Scale, *, bulk_queue: float, default_patience: float) -> byt
 
 
 class Sample(msgspec.Struct):
-    """Of /maitred/state."""
+    """A part of /maitred/state."""
 
     capacity: int
     in_flight: int
@@ -95,58 +95,58 @@ class Sample(msgspec.Struct):
 
 
 class Run:
-    """One run: what is done to the gateway meanwhile, and what it looked like."""
+    """One run: changes the gateway while the clients send requests, and samples its state."""
 
-    def __init__(self, scale: Scale, engines: list[str], gateway: stage.Gateway, config: Path) -> None:
+    def __init__(self, scale: Scale, engines: list[str], gateway: processes.GatewayProcess, config: Path) -> None:
         self.scale, self.engines, self.gateway, self.config = scale, engines, gateway, config
         self.samples: list[Sample] = []
         self.reloaded = False
         self.cpu_secs = self.wall_secs = 0.0
-        """Of the gateway, from the first client to the last."""
+        """Time of the gateway from the first client to the last."""
 
-    def play(self) -> Seen:
-        """Until the crowd has gone home."""
+    def play(self) -> CrowdSeen:
+        """Run the clients to their end, and return what they saw."""
         scale = self.scale
         arguments = {"clients": scale.clients, "rate": scale.rate, "seconds": scale.seconds, "step-secs": scale.step_secs}
-        told = [f"--{name}={value}" for name, value in arguments.items()]
+        flags = [f"--{name}={value}" for name, value in arguments.items()]
         cpu, began = cpu_of(self.gateway.pid), time.monotonic()
-        with stage.clients("stress_crowd.py", f"--url={self.gateway.url}", *told) as crowd:
-            self._accompany(crowd)
-            said, _ = crowd.communicate()
+        with processes.run_clients("stress_crowd.py", f"--url={self.gateway.url}", *flags) as crowd:
+            self._change_during_run(crowd)
+            output, _ = crowd.communicate()
         self.cpu_secs, self.wall_secs = cpu_of(self.gateway.pid) - cpu, time.monotonic() - began
-        return msgspec.json.decode(said, type=Seen)
+        return msgspec.json.decode(output, type=CrowdSeen)
 
-    def _accompany(self, crowd: subprocess.Popen[bytes]) -> None:
-        """Change things under it. What is changed is waited for, however slow the machine."""
-        self._until(lambda: self._sample().in_flight or crowd.poll() is not None)  # it has connected
+    def _change_during_run(self, crowd: subprocess.Popen[bytes]) -> None:
+        """Change engines and configuration while the clients run, and wait for each change to take effect."""
+        self._wait_until(lambda: self._sample().in_flight or crowd.poll() is not None)  # all clients have connected
         began, slots = time.monotonic(), self.scale.slots_per_engine
-        self._reach(began + self.scale.seconds / 3, crowd)
+        self._sample_until(began + self.scale.seconds / 3, crowd)
         self._resize(slots // 2)
-        self._reach(began + self.scale.seconds / 2, crowd)
+        self._sample_until(began + self.scale.seconds / 2, crowd)
         self._reload()
-        self._reach(began + self.scale.seconds * 2 / 3, crowd)
+        self._sample_until(began + self.scale.seconds * 2 / 3, crowd)
         self._resize(slots)
-        self._reach(math.inf, crowd)
+        self._sample_until(math.inf, crowd)
 
-    def _reach(self, instant: float, crowd: subprocess.Popen[bytes]) -> None:
-        """Look on until then, or until the crowd has gone."""
+    def _sample_until(self, instant: float, crowd: subprocess.Popen[bytes]) -> None:
+        """Sample the state until `instant`, or until the clients have ended."""
         while time.monotonic() < instant and crowd.poll() is None:
             self._sample()
             time.sleep(SAMPLE_SECS)
 
     def _resize(self, slots: int) -> None:
         for url in self.engines:
-            stage.post(f"{url}/slots", b"%d" % slots)
-        self._until(lambda: self._sample().capacity == slots * len(self.engines))
+            processes.post(f"{url}/slots", b"%d" % slots)
+        self._wait_until(lambda: self._sample().capacity == slots * len(self.engines))
 
     def _reload(self) -> None:
-        before = self.books().queue_size_limit
+        before = self.account().queue_size_limit
         self.config.write_bytes(settings(self.scale, bulk_queue=0.12, default_patience=1.2))
         self.gateway.process.send_signal(signal.SIGHUP)
-        self.reloaded = self._until(lambda: self.books().queue_size_limit > before)
+        self.reloaded = self._wait_until(lambda: self.account().queue_size_limit > before)
 
-    def _until(self, true: Callable[[], object]) -> bool:
-        """Whether it came true in time."""
+    def _wait_until(self, true: Callable[[], object]) -> bool:
+        """Wait for a condition; return whether it came true in time."""
         deadline = time.monotonic() + PATIENCE_SECS
         while time.monotonic() < deadline:
             if true():
@@ -155,28 +155,28 @@ class Run:
         return False
 
     def _sample(self) -> Sample:
-        self.samples.append(msgspec.convert(stage.get(f"{self.gateway.url}/maitred/state"), Sample))
+        self.samples.append(msgspec.convert(processes.fetch_json(f"{self.gateway.url}/maitred/state"), Sample))
         return self.samples[-1]
 
     @property
     def capacities(self) -> list[int]:
-        """As they followed each other."""
+        """The capacities of the gateway, in their order."""
         seen = [sample.capacity for sample in self.samples]
         return [capacity for before, capacity in zip([0, *seen], seen, strict=False) if capacity != before]
 
-    def books(self) -> GatewayBooks:
-        return GatewayBooks.read(stage.get_text(f"{self.gateway.url}/metrics"))
+    def account(self) -> GatewayAccount:
+        return GatewayAccount.parse(processes.fetch_text(f"{self.gateway.url}/metrics"))
 
-    def engine_books(self) -> dict[str, int]:
-        """Of all engines together."""
-        pages = [stage.get(f"{url}/books") for url in self.engines]
+    def engine_accounts(self) -> dict[str, int]:
+        """Return the sums of the counts of all engines."""
+        pages = [processes.fetch_json(f"{url}/counts") for url in self.engines]
         return {name: sum(page[name] for page in pages) for name in pages[0]}
 
     def settle(self) -> None:
-        """Until nothing moves in any books any more; or until that takes too long."""
+        """Wait until no request is left in the gateway or the engines, or until that takes too long."""
 
         def still() -> bool:
-            books = self.books()
-            return not (books.in_flight or books.waiting or self.engine_books()["running"])
+            account = self.account()
+            return not (account.in_flight or account.waiting or self.engine_accounts()["running"])
 
-        self._until(still)
+        self._wait_until(still)

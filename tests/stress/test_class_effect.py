@@ -8,7 +8,7 @@ import bench_script
 
 
 def test_interactive_requests_pass_a_flood_of_bulk() -> None:
-    done = bench_script.run("class_effect.py", "--rounds", "1", "--json")
+    done = bench_script.run("class_effect.py", "--rounds", "1", "--bulk", "80", "--idle-secs", "0.2", "--json")
 
     assert done.returncode == 0, done.stdout + done.stderr
     effects = json.loads(done.stdout)

@@ -1,9 +1,12 @@
-"""Two sets of books, kept by two programs, and whether they tell the same story.
+"""What clients saw and what the gateway counted, and whether both tell the same story.
 
-Where nobody leaves, each answer that clients saw is one that the gateway counted, and the other way round. A client that left
-does not know what became of its request: the gateway may have counted it as whatever it was about to be, or may never have had
-it. So per class and outcome the gateway counted at least what was seen, and all that it counted beyond, with those it never
-had, are exactly the clients that left.
+Each response that a client saw is one that the gateway counted, and the other way round, where no client disconnects. A client
+that disconnects does not know how its request has ended: the gateway may have counted it as any outcome, or may never have
+received it. So the gateway must have counted, per class and outcome, at least what was seen; and what it counted beyond that,
+together with the requests it never received, must be exactly the requests of the clients that disconnected.
+
+Example: 8 requests are sent, 4 are seen whole, and 4 clients disconnect. The gateway counts 5 admitted, 1 rejected and 1
+cancelled. Beyond what was seen that is 1 + 1 + 1, and 8 - 7 = 1 request never arrived: together the 4 that disconnected.
 """
 
 from __future__ import annotations
@@ -24,25 +27,25 @@ SEEN_AS = {
     "rejected_queue_timeout": "queue_timeout",
     "client_cancelled": "",
 }
-"""What the gateway calls it, and what its client calls it; empty, if the client cannot see it."""
+"""The outcome in the gateway's metrics, and the field of `ClassSeen`; "" if a client cannot see the outcome."""
 
 
-class GatewayBooks(msgspec.Struct):
-    """What /metrics says."""
+class GatewayAccount(msgspec.Struct):
+    """What the gateway has counted, from /metrics."""
 
     outcomes: dict[str, dict[str, int]]
-    """Of admission, by class."""
+    """Requests by class and by outcome of admission."""
     in_flight: int
     waiting: int
     preemptions: int
     promotions: int
     refused: dict[str, int]
-    """Before admission, by code."""
+    """Requests refused before admission, by error code."""
     queue_size_limit: int
-    """Over all classes."""
+    """Sum over all classes."""
 
     @classmethod
-    def read(cls, metrics: str) -> GatewayBooks:
+    def parse(cls, metrics: str) -> GatewayAccount:
         found: dict[str, list[tuple[Mapping[str, str], int]]] = defaultdict(list)
         for family in text_string_to_metric_families(metrics):
             for sample in family.samples:
@@ -66,25 +69,25 @@ class GatewayBooks(msgspec.Struct):
 
     @property
     def arrivals(self) -> int:
-        """By the law that these sums are to keep: what has ended, waits and is in flight is what came."""
+        """Requests that have arrived: those that have ended, wait or are in flight."""
         return sum(sum(outcomes.values()) for outcomes in self.outcomes.values()) + self.waiting + self.in_flight
 
 
-class Reconciled(msgspec.Struct):
-    """One class in both books."""
+class ReconciledClass(msgspec.Struct):
+    """One class in both accounts."""
 
     sent: int
     arrived: int
     seen: int
-    """Answers that clients saw whole."""
+    """Responses that clients have received whole."""
     left: int
     left_before_arrival: int
     left_after: dict[str, int]
-    """What the gateway counted those as that clients left; `whole`: it held a slot."""
+    """Outcomes that the gateway counted for clients that disconnected; `whole` means that the request held a slot."""
 
 
-def reconcile(seen: ClassSeen, outcomes: Mapping[str, int]) -> tuple[Reconciled, list[str]]:
-    """One class, and every way in which its two accounts contradict each other."""
+def reconcile(seen: ClassSeen, outcomes: Mapping[str, int]) -> tuple[ReconciledClass, list[str]]:
+    """Return both accounts of one class, and every contradiction between them."""
     beyond: dict[str, int] = defaultdict(int)
     for outcome, number in outcomes.items():
         beyond[SEEN_AS[outcome] or outcome] += number
@@ -99,15 +102,15 @@ def reconcile(seen: ClassSeen, outcomes: Mapping[str, int]) -> tuple[Reconciled,
         problems.append(f"{unknown} ended in a way that no client saw, but {seen.left} clients left")
     answers = seen.whole + seen.preempted + seen.queue_full + seen.queue_timeout
     gone = {name: extra for name, extra in beyond.items() if extra}
-    return Reconciled(seen.sent, arrived, answers, seen.left, seen.sent - arrived, gone), problems
+    return ReconciledClass(seen.sent, arrived, answers, seen.left, seen.sent - arrived, gone), problems
 
 
-def contradictions(seen: Mapping[str, ClassSeen], books: GatewayBooks) -> Iterator[str]:
-    """All of them; none if every request is accounted for."""
+def contradictions(seen: Mapping[str, ClassSeen], account: GatewayAccount) -> Iterator[str]:
+    """Yield all contradictions; none if every request is accounted for."""
     for name, of_class in seen.items():
-        for problem in reconcile(of_class, books.outcomes.get(name, {}))[1]:
+        for problem in reconcile(of_class, account.outcomes.get(name, {}))[1]:
             yield f"{name}: {problem}"
-    if books.in_flight or books.waiting:
-        yield f"leaked: {books.in_flight} still in flight and {books.waiting} waiting when everybody had gone"
-    for code, number in books.refused.items():
+    if account.in_flight or account.waiting:
+        yield f"leaked: {account.in_flight} still in flight and {account.waiting} waiting after the last client"
+    for code, number in account.refused.items():
         yield f"{number} refused before admission: {code}"

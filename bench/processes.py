@@ -1,4 +1,4 @@
-"""The processes of a live benchmark: mock engines, `maitred serve` in front of them, clients. None survives its `with`."""
+"""The processes of a live benchmark: mock engines, `maitred serve` in front of them, clients. Each ends with its `with`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ HERE = Path(__file__).parent
 MAITRED = (sys.executable, "-c", "from maitred.cli import main; main()")
 START_SECS = 30.0
 ANSWER_SECS = 120.0
-"""A gateway that has more to do than its core can takes its time with these pages, too."""
+"""Timeout of a request for a page: an overloaded gateway answers these slowly as well."""
 STOP_SECS = 15.0
 _LISTENING = re.compile(r"^maitred: gateway on (http://[^\s,]+)", re.MULTILINE)
 
 
-class Gateway:
-    """`maitred serve` as a user would start it."""
+class GatewayProcess:
+    """A running `maitred serve`."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self.log = process, log
@@ -38,13 +38,13 @@ class Gateway:
         return self.process.pid
 
     @property
-    def said(self) -> str:
-        """All it has written to stderr so far."""
+    def log_text(self) -> str:
+        """Everything it has written to stderr so far."""
         return self.log.read_text(errors="replace")
 
     def wait_until_listening(self) -> None:
-        for _ in _until(START_SECS):
-            found = _LISTENING.search(self.said)
+        for _ in _retry(START_SECS):
+            found = _LISTENING.search(self.log_text)
             if found:
                 self.url = found[1]
                 return
@@ -53,44 +53,45 @@ class Gateway:
         sys.exit(f"the gateway did not start:\n{self.said}")
 
     def wait_for_capacity(self, slots: int) -> None:
-        """Until all backends are known to it, with what they report."""
-        for _ in _until(START_SECS):
-            if get(f"{self.url}/maitred/state")["capacity"] == slots:
+        """Wait until the gateway has `slots` slots: all backends are up and have reported theirs."""
+        for _ in _retry(START_SECS):
+            if fetch_json(f"{self.url}/maitred/state")["capacity"] == slots:
                 return
         sys.exit(f"the gateway never had {slots} slots:\n{self.said}")
 
 
 @contextlib.contextmanager
-def gateway(backends: Sequence[str], *flags: str) -> Iterator[Gateway]:
+def run_gateway(backends: Sequence[str], *flags: str) -> Iterator[GatewayProcess]:
+    """Run `maitred serve` on a free port, as a user would start it."""
     named = [argument for url in backends for argument in ("--backend", url)]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with log.open("wb") as stderr, _ended([*MAITRED, "serve", "--port", "0", *named, *flags], stderr=stderr) as process:
-            running = Gateway(process, log)
+        with log.open("wb") as stderr, _running([*MAITRED, "serve", "--port", "0", *named, *flags], stderr=stderr) as process:
+            running = GatewayProcess(process, log)
             running.wait_until_listening()
             yield running
 
 
 @contextlib.contextmanager
-def engines(step_secs: float, slots: Sequence[tuple[str, int]]) -> Iterator[list[str]]:
-    """Mock engines in one process, each with its model and slots. Yields their URLs."""
+def run_mock_engines(step_secs: float, slots: Sequence[tuple[str, int]]) -> Iterator[list[str]]:
+    """Run mock engines in one process, one for each model and number of slots. Yields their URLs."""
     named = [argument for model, count in slots for argument in ("--engine", f"{model}:{count}")]
     arguments = [sys.executable, str(HERE / "mock_engine.py"), "--step-secs", str(step_secs), *named]
-    with _ended(arguments, stdout=subprocess.PIPE) as process:
+    with _running(arguments, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())
 
 
 @contextlib.contextmanager
-def clients(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python script of this folder that says on stdout what it saw."""
+def run_clients(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a script of this folder that writes its results to stdout."""
     script, *rest = arguments
-    with _ended([sys.executable, str(HERE / script), *rest], stdout=subprocess.PIPE) as process:
+    with _running([sys.executable, str(HERE / script), *rest], stdout=subprocess.PIPE) as process:
         yield process
 
 
 @contextlib.contextmanager
-def _ended(arguments: list[str], **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
+def _running(arguments: list[str], **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(arguments, **pipes) as process:
         try:
             yield process
@@ -102,12 +103,12 @@ def _ended(arguments: list[str], **pipes: Any) -> Iterator[subprocess.Popen[byte
                 process.kill()
 
 
-def get(url: str) -> Any:
+def fetch_json(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=ANSWER_SECS) as answer:
         return msgspec.json.decode(answer.read())
 
 
-def get_text(url: str) -> str:
+def fetch_text(url: str) -> str:
     with urllib.request.urlopen(url, timeout=ANSWER_SECS) as answer:
         return str(answer.read(), "utf-8")
 
@@ -117,15 +118,15 @@ def post(url: str, body: bytes) -> None:
         pass
 
 
-def use_every_descriptor() -> int:
-    """Raise this process's limit of open files as far as it may; its children inherit it. Returns the limit."""
+def raise_descriptor_limit() -> int:
+    """Raise the limit of open files of this process, and of its children, as far as allowed. Return the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
-def _until(seconds: float) -> Iterator[None]:
-    """Again and again, with short pauses, for so long."""
+def _retry(seconds: float) -> Iterator[None]:
+    """Yield for `seconds`, with short pauses."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         yield
