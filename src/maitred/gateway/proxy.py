@@ -20,7 +20,7 @@ down. For example, with `max_attempts: 2` and four backends of which two refuse 
 fourth is still tried. Once a part has been sent, the rest must come from the same backend; if it breaks off, the connection to
 the client is cut as well, because a truncated response must not look whole.
 
-This module must never decide who is served: admission and the router do.
+This module must never decide which request is served, or where: admission and the router do.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Proxy:
             if not disconnect.is_disconnected:
                 await _send_error_or_cut(proxied, send, error_responses.shutting_down())
                 raise
-            task.uncancel()  # the disconnect was ours to catch: the task ends here, without an answer
+            task.uncancel()  # the disconnect cancelled the task: it ends here, without an answer
         except Exception:
             log.exception("request %s failed", proxied.request_id.decode("latin-1"))
             await _send_error_or_cut(proxied, send, error_responses.internal_error())
