@@ -18,7 +18,8 @@ it is b's turn.
 from __future__ import annotations
 
 from bisect import bisect_left
-from math import inf
+from fractions import Fraction
+from math import floor, inf
 from random import Random
 
 from maitred.core.contracts import PrefixCacheView, QueuePolicy, SortKey, StepView, WaitQueue
@@ -65,8 +66,10 @@ class _VtcQueue(SubqueuedQueue):
 
     def __init__(self, subqueues: Subqueues[str], prefix: PrefixCacheView | None, slack: float, weight: float) -> None:
         self.subqueues = subqueues
-        self._prefix, self._slack = prefix, slack
+        self._prefix = prefix
         self._counters = TokenCounters(weight)
+        self._slack = floor(Fraction(slack) * self._counters.units) if slack else None
+        """In units of the counters; None without slack."""
         self._to_raise: dict[str, ServiceAccount] = {}
         """The tenants that came since the last step. They are raised at the next one, when the counters are known."""
         self._last_dequeued: ServiceAccount | None = None
@@ -130,7 +133,7 @@ class _VtcQueue(SubqueuedQueue):
         slack, any two that gain unequally."""
         gains = {t: a.num_decoding for t, a in self._counters.decoding_accounts.items() if t in self._ranking}
         least = min(gains.values(), default=0) if len(gains) == len(self._ranking) else 0
-        if self._slack:
+        if self._slack is not None:
             return any(gain > least for gain in gains.values())
         return gains.get(tenant, 0) > least
 
@@ -148,23 +151,23 @@ class _VtcQueue(SubqueuedQueue):
         if not joined:
             return
         counter = self._counters.counter
-        last = 0.0 if self._last_dequeued is None else counter(self._last_dequeued)
-        floor = self._ranking.lowest_counter(joined)
-        self._counters.close_idle(last if floor is None else floor)
+        last = 0 if self._last_dequeued is None else counter(self._last_dequeued)
+        lowest = self._ranking.lowest_counter(joined)
+        self._counters.close_idle(last if lowest is None else lowest)
         for account in joined.values():
-            self._counters.raise_to(account, last if floor is None else floor)
-            if floor is None:  # nothing waited: the first tenant to join is the one that the others are raised to
-                floor = counter(account)
+            self._counters.raise_to(account, last if lowest is None else lowest)
+            if lowest is None:  # nothing waited: the first tenant to join is the one that the others are raised to
+                lowest = counter(account)
 
     def _next_tenant(self) -> str | None:
         """Return the tenant that goes first; the answer stays until the next step, or until a request comes or goes."""
         if self._chosen_tenant is None and (ranked := self._ranking.in_order()):
-            self._chosen_tenant = self._best_head(ranked) if self._slack else ranked[0][2]
+            self._chosen_tenant = ranked[0][2] if self._slack is None else self._best_head(ranked, self._slack)
         return self._chosen_tenant
 
-    def _best_head(self, ranked: list[TenantRank]) -> str:
+    def _best_head(self, ranked: list[TenantRank], slack: int) -> str:
         """Return, of the tenants within slack of the first, the one whose head the inner policy prefers."""
-        near = ranked[: min(_MAX_COMPARED, bisect_left(ranked, (ranked[0][0] + self._slack, (inf,))))]
+        near = ranked[: min(_MAX_COMPARED, bisect_left(ranked, (ranked[0][0] + slack, (inf,))))]
         return min(near, key=lambda rank: (self._head_key(rank[2]), rank))[2]
 
     def _head_key(self, tenant: str) -> SortKey:

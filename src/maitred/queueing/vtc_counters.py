@@ -6,7 +6,12 @@ prefix cache had of it is given back when the sequence begins to decode. Output 
 tenant of which d sequences decode gains d output tokens per step, so its counter follows from the step index, and
 nothing is done per token:
 
-    counter = settled + pending_prefill + output_weight * (num_decoding * step - origin_sum)
+    counter = raised + settled_prefill + pending_prefill
+              + output_weight * (settled_output + num_decoding * step - origin_sum)
+
+A simulation that skips steps settles tokens more rarely, and reads the counters more rarely, and must order the tenants
+alike. So counters are exact: whole numbers of `1 / units` prompt tokens, where `output_weight` is a whole number of
+units too, as each float is (0.5 is 1 of 2). Floats would part two tenants that are equal by a rounding error.
 
 For example, with `output_weight` 2 a tenant has had 100 prompt tokens computed, and two of its sequences have decoded
 since steps 10 and 14. At step 20 its counter is 100 + 2 * (2 * 20 - 24) = 132: 10 and 6 output tokens. When the first
@@ -33,12 +38,26 @@ _SPARE_ACCOUNTS = 1024
 class ServiceAccount:
     """What one tenant was given."""
 
-    __slots__ = ("num_decoding", "num_requests", "origin_sum", "pending_prefill", "settled", "tenant", "waiting")
+    __slots__ = (
+        "num_decoding",
+        "num_requests",
+        "origin_sum",
+        "pending_prefill",
+        "raised",
+        "settled_output",
+        "settled_prefill",
+        "tenant",
+        "waiting",
+    )
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
-        self.settled = 0.0
-        """Service that will not change any more, in prompt tokens."""
+        self.raised = 0
+        """What was added when the tenant came back after a pause, in units (see `TokenCounters`)."""
+        self.settled_prefill = 0
+        """Prompt tokens computed."""
+        self.settled_output = 0
+        """Output tokens of sequences, or parts of them, that decode no more."""
         self.pending_prefill = 0
         """Prompt tokens of admitted requests that are still to be computed."""
         self.num_decoding = 0
@@ -69,7 +88,8 @@ class TokenCounters:
     """The accounts of the tenants of one instance, as of step `step`."""
 
     def __init__(self, output_weight: float) -> None:
-        self._weight = output_weight
+        self._weight, self.units = output_weight.as_integer_ratio()
+        """What an output token counts, and a prompt token."""
         self.step = 0
         self._accounts: dict[str, ServiceAccount] = {}
         self._requests: dict[RequestId, ServiceAccount] = {}
@@ -80,10 +100,10 @@ class TokenCounters:
         self.changed_accounts: dict[str, ServiceAccount] = {}
         """The accounts that changed since `TenantRanking` last cleared this."""
 
-    def counter(self, account: ServiceAccount) -> float:
-        """Return the service that `account` was given, as of `step`."""
-        decoded = account.num_decoding * self.step - account.origin_sum
-        return account.settled + account.pending_prefill + self._weight * decoded
+    def counter(self, account: ServiceAccount) -> int:
+        """Return the service that `account` was given, as of `step`, in units."""
+        output = account.settled_output + account.num_decoding * self.step - account.origin_sum
+        return account.raised + self.units * (account.settled_prefill + account.pending_prefill) + self._weight * output
 
     def add_waiting(self, seq: SequenceState) -> ServiceAccount:
         """Note that `seq` waits. Returns its tenant's account."""
@@ -123,7 +143,8 @@ class TokenCounters:
         """Settle what `seq` was given, as `WaitQueue.on_served` says: without prefill tokens, it decodes no more."""
         charge = self._running.get(seq.request.id)
         account = self._account(seq.request.tenant) if charge is None else charge.account
-        account.settled += prefill_tokens + self._weight * decode_tokens
+        account.settled_prefill += prefill_tokens
+        account.settled_output += decode_tokens
         self.changed_accounts[account.tenant] = account
         if charge is not None and prefill_tokens:
             paid = min(prefill_tokens, charge.pending_prefill)
@@ -139,16 +160,16 @@ class TokenCounters:
         if (account := self._requests.pop(seq.request.id, None)) is not None:
             account.num_requests -= 1
 
-    def raise_to(self, account: ServiceAccount, floor: float) -> None:
+    def raise_to(self, account: ServiceAccount, floor: int) -> None:
         """Raise the counter of `account` to `floor` if it is lower."""
-        account.settled += max(0.0, floor - self.counter(account))
+        account.raised += max(0, floor - self.counter(account))
         self.changed_accounts[account.tenant] = account
 
-    def close_idle(self, floor: float) -> None:
+    def close_idle(self, floor: int) -> None:
         """Forget, once there are many, the tenants without requests that would be raised to `floor` if they came
         back."""
         if len(self._accounts) > 2 * len(self._requests) + _SPARE_ACCOUNTS:
-            self._accounts = {t: a for t, a in self._accounts.items() if a.num_requests or a.settled > floor}
+            self._accounts = {t: a for t, a in self._accounts.items() if a.num_requests or self.counter(a) > floor}
 
     def __len__(self) -> int:
         """The number of open accounts."""
@@ -184,7 +205,7 @@ class TokenCounters:
         self.changed_accounts[account.tenant] = account
 
 
-TenantRank: TypeAlias = tuple[float, SortKey, str]
+TenantRank: TypeAlias = tuple[int, SortKey, str]
 """Of a tenant: its counter, the arrival and id of its earliest waiting request, its name."""
 
 
@@ -218,7 +239,7 @@ class TenantRanking:
         changed.clear()
         return self._ranked
 
-    def lowest_counter(self, excluding: Container[str]) -> float | None:
+    def lowest_counter(self, excluding: Container[str]) -> int | None:
         """Return the lowest counter of the tenants that are not in `excluding`, or None if there are no others."""
         for counter, _, tenant in self.in_order():
             if tenant not in excluding:
