@@ -28,7 +28,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str = "always-admit"
     """Policy that may refuse a request before anything else, in every mode: `always-admit`, `reject-all`, `token-bucket`,
-    `tier-shed`, `gaie-legacy`, with parameters if need be, or `package.module:Class`."""
+    `tier-shed`, `gaie-legacy`, with parameters if need be, or `module:Class`."""
     token_bucket_capacity: float = 10_000.0
     """`token-bucket`: prompt tokens that may enter at once. The bucket is full at first."""
     token_bucket_refill_rate: float = 1_000.0

@@ -75,7 +75,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     """How cached prefixes are kept: `blocks`, one by one as in vLLM; `radix`, in a tree as in SGLang."""
     radix_eviction_policy: str = "lru"
     """Which leaf of the radix tree is evicted first: `lru`, `mru`, `lfu`, `fifo`, `filo`, `priority`, `slru`, or
-    `package.module:Class`."""
+    `module:Class`."""
     preemption_policy: Literal["fcfs", "priority"] = "fcfs"
     """Which sequence is preempted when KV blocks run out: `fcfs`, the last admitted; `priority`, the least urgent by the score
     of `priority_policy`."""
@@ -96,7 +96,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     max_model_len: int | None = None
     """Longest prompt and output together, in tokens. Null: what the KV blocks hold and, with a model, its context length."""
     latency: AnyLatency | None = None
-    """How long a step takes: a section of its own, or one text such as `linear` or `package.module:Class`. Null:
+    """How long a step takes: a section of its own, or one text such as `linear` or `module:Class`. Null:
     `trained-physics` if `model` is given, else `linear`."""
     latency_scale: float = 1.0
     """Factor on the duration of every step, to see what the error of a latency model would do."""

@@ -23,10 +23,10 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     scheduler: str = "fcfs"
     """Order of the wait queue: a policy of `maitred policies`, with parameters if need be (`bounded(lpm, max_wait=5)`), or
-    `package.module:Class`. See docs/policies.md."""
+    `module:Class`. See docs/policies.md."""
     priority_policy: str | None = None
     """What scores requests for `priority-fcfs` and `reverse-priority`: `constant`, `slo-based(age_weight=1e-6)`,
-    `inverted-slo`, `static-slo-class`, or `package.module:Class`. Null: `constant`."""
+    `inverted-slo`, `static-slo-class`, or `module:Class`. Null: `constant`."""
     enable_priority_scheduling: bool = False
     """Order by the client's priority first, and by `scheduler` among equals."""
     schedule_low_priority_values_first: bool = False

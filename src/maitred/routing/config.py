@@ -29,7 +29,7 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     policy: str = "least-loaded"
     """How an instance is chosen: a policy of `maitred policies`, with parameters if need be (`session-affinity(power-of-two)`),
-    or `package.module:Class`. See docs/routing.md."""
+    or `module:Class`. See docs/routing.md."""
     scorers: str | tuple[str | WeightedScorer, ...] = ()
     """Scorers of the policy `weighted`, with their weights: `queue-depth:2,load-balance:1`. Also a list of these, or of `{name:
     queue-depth, weight: 2}`; empty: `precise-prefix-cache:2,queue-depth:1,kv-utilization:1`."""

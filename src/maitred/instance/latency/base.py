@@ -1,4 +1,4 @@
-"""What latency models are: their registry, the base of those with keys in files, and of those that answer step by step."""
+"""Latency models: their registry, and the base classes of those with keys in files and of those that answer step by step."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class LatencySpec(Protocol):
     """The description of a latency model, with its parameters."""
 
     def compiled(self, scale: float = 1.0) -> LatencyModel:
-        """Return what answers how long steps take; each takes `scale` times as long. Raises ConfigError if something that it
-        needs is missing."""
+        """Return the model, in which each step takes `scale` times as long. Raises ConfigError if something that it needs is
+        missing."""
         ...
 
 
@@ -45,7 +45,7 @@ class LatencyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     """
 
     def compiled(self, scale: float = 1.0) -> LatencyModel:
-        """Return what answers how long steps take, as `LatencySpec` has it."""
+        """Return the model, as `LatencySpec` says."""
         raise NotImplementedError
 
 
@@ -53,7 +53,7 @@ class StepTimes(ABC):
     """A latency model that knows how long one step takes, and makes the steps of a run one by one.
 
     Its constructor takes what users write: `--latency-model "my_package:Mine(a=1)"`. A model whose steps are straight lines in
-    the context need not make them: see `along_lines`.
+    the context need not make them: see `piecewise_affine`.
     """
 
     overheads: Overheads = Overheads()

@@ -1,8 +1,10 @@
-"""A latency model as flags and files write it: as policies are, or its name and after a colon its numbers (BLIS).
+"""A latency model as flags and files write it: as all policies are, or its name and, after a colon, its numbers (BLIS).
 
-linear:5000,17.5,60       linear([5000, 17.5, 60])       blackbox
-table:steps.json          table(steps.json)
-roofline                  my_package.models:Mine(a=1)
+    linear:5000,17.5,60       linear([5000, 17.5, 60])       blackbox
+    table:steps.json          table(steps.json)
+    roofline                  my_package.models:Mine(a=1)
+
+The second form of a line means what the first one does.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     AnyLatency: TypeAlias = LatencyConfig | str
 else:
     AnyLatency = Union[(str, *{found for found in LATENCY_MODELS.built_in().values() if issubclass(found, LatencyConfig)})]
-"""What may be written of the time of a step: keys, told apart by `model`, or a policy spec. A struct beside these modules joins
-the union by itself; the classes of others are a spec."""
+"""What a configuration may hold: keys, told apart by `model`, or a policy spec. A `LatencyConfig` in a module of this package
+joins the union by itself; any other class is written as a spec."""
 
 
 def parse_latency(text: str) -> LatencyConfig | str:
@@ -31,13 +33,13 @@ def parse_latency(text: str) -> LatencyConfig | str:
     if name in _WITH_COLON:
         return _WITH_COLON[name](rest if colon else None)
     if colon and not rest[:1].isidentifier():
-        LATENCY_MODELS.find(name)  # numbers behind an unknown name: that is what is wrong
+        LATENCY_MODELS.find(name)  # not a class but numbers follow: raises, because the name is unknown
     found = LATENCY_MODELS.create(text)
     return found if isinstance(found, LatencyConfig) else text
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Numbers with commas between them. Raises ConfigError."""
+    """Return the numbers in `text`, which has commas between them. Raises ConfigError."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
@@ -49,7 +51,7 @@ def numbers(text: str) -> tuple[float, ...]:
 def with_coefficients(
     latency: LatencyConfig | str, alpha: Sequence[float] | None, beta: Sequence[float] | None
 ) -> LatencyConfig | str:
-    """`latency` with BLIS's --alpha-coeffs and --beta-coeffs. Raises ConfigError where they do not belong."""
+    """Return `latency` with BLIS's --alpha-coeffs and --beta-coeffs. Raises ConfigError where they do not belong."""
     if alpha is None and beta is None:
         return latency
     if not isinstance(latency, LinearLatency | TrainedPhysicsLatency):

@@ -44,9 +44,9 @@ def test_a_policy_is_a_name_or_a_call_with_values_and_named_values() -> None:
         ("priority-fcfs(slo)", "unknown priority policy 'slo'"),
         ("srpt(hnt)", r"unknown length predictor 'hnt' \(did you mean 'hint'\?\)"),
         ("sjf(3)", r"takes no '3' \(it has no parameters\)"),
-        ("test_spelling:Strict", r"'test_spelling:Strict' needs 'limit' \(its parameters: limit\)"),
-        ("test_spelling:Strict(0)", "'test_spelling:Strict': limit must be at least 1"),
-        ("test_spelling:nowhere", "cannot load scheduler"),
+        ("test_policy_specs:Strict", r"'test_policy_specs:Strict' needs 'limit' \(its parameters: limit\)"),
+        ("test_policy_specs:Strict(0)", "'test_policy_specs:Strict': limit must be at least 1"),
+        ("test_policy_specs:nowhere", "cannot load scheduler"),
     ],
 )
 def test_a_mistake_is_an_error_when_the_policy_is_looked_up(written: str, complaint: str) -> None:
@@ -67,7 +67,7 @@ class Strict:
 
 
 def test_a_users_class_takes_parameters_too() -> None:
-    made = SCHEDULERS.get("test_spelling:Strict(limit=7)")()
+    made = SCHEDULERS.get("test_policy_specs:Strict(limit=7)")()
     assert isinstance(made, Strict)
     assert made.limit == 7
 
@@ -100,4 +100,4 @@ class Unfinished(KeyPolicy):
 )
 def test_a_mistake_in_a_users_policy_is_one_line(name: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        SCHEDULERS.get(f"test_spelling:{name}")
+        SCHEDULERS.get(f"test_policy_specs:{name}")
