@@ -94,7 +94,7 @@ def test_a_broken_promise_is_found() -> None:
 def test_a_mistake_in_a_plug_in_is_one_line() -> None:
     for spec, complaint in [
         ("queue_policy:WeightedShortestFirst(bulk=0)", "weights must be above 0"),
-        ("queue_policy:WeightedLongestFirst", "has no attribute 'WeightedLongestFirst'"),
+        ("queue_policy:WeightedLongestFirst", "has no 'WeightedLongestFirst' .did you mean 'WeightedShortestFirst'"),
         ("scorer:KvHeadroom", "is no scheduler"),
     ]:
         with pytest.raises(ConfigError, match=complaint) as error:

@@ -88,7 +88,7 @@ def test_a_class_whose_constructor_cannot_be_read_is_no_policy() -> None:
     [
         ("rad", r"unknown colour 'rad' \(did you mean 'red'\?\)"),
         ("no.such.module:Red", r"cannot load colour 'no.such.module:Red'.*module:Class, of a file in the working directory"),
-        ("collections:Nothing", r"cannot load colour .*has no attribute 'Nothing'"),
+        ("collections:Nothing", r"cannot load colour .*has no 'Nothing'"),
         (":", r"cannot load colour ':'"),
         ("Red", r"unknown colour 'Red' \(did you mean 'red'\?\)"),
     ],

@@ -85,7 +85,10 @@ def test_a_file_in_the_working_directory_is_a_module(elsewhere: Path, scales: Re
         ("broken_scales:Mine", r"cannot load scale 'broken_scales:Mine': SyntaxError: .*broken_scales.py, line 1"),
         ("raising_scales:Mine", r"cannot load scale 'raising_scales:Mine': ZeroDivisionError: division by zero"),
         ("hidden_scales:Mine", r"the parameters of scale 'hidden_scales:Mine' cannot be read: name 'Path' is not defined"),
-        ("missing_scales:Mine", r"No module named 'missing_scales' \(write it as module:Class, of a file in the working dir"),
+        (
+            "missing_scales:Mine",
+            r"No module named 'missing_scales' \(write one of your own as module:Class, of a file in the working dir",
+        ),
         (
             "good_scales:Mine(sizes=[3, x])",
             r"sizes is '\[3, x\]': expected a whole number .*its parameters: sizes, label, exact",
@@ -108,7 +111,7 @@ def test_what_is_wrong_with_it_is_one_line(elsewhere: Path, scales: Registry[Sca
 
 def test_nothing_in_the_working_directory_hides_what_is_installed(elsewhere: Path, scales: Registry[Scale]) -> None:
     (elsewhere / "uvicorn.py").write_text(MINE)
-    with pytest.raises(ConfigError, match="has no attribute 'Mine'"):
+    with pytest.raises(ConfigError, match="uvicorn has no 'Mine'"):
         scales.create("uvicorn:Mine")
 
 

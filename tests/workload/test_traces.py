@@ -307,3 +307,38 @@ def test_how_far_a_trace_was_read(write: Write) -> None:
     with open_trace(f"azure:{write(AZURE)}") as trace:
         list(trace)
         assert trace.fraction_read == 1.0
+
+
+OURS = """
+from maitred.workload import TraceFormat, TraceRow
+
+
+class Plain(TraceFormat):
+    example = "7 20 3"
+
+    def __init__(self, unit: int = 1) -> None:
+        self.unit = unit
+
+    def recognises(self, first_line):
+        return False
+
+    def make_parser(self, lines):
+        return self.row
+
+    def row(self, line):
+        at, prompt, answer = map(int, line.split())
+        return TraceRow(at * self.unit, prompt, answer)
+"""
+
+
+def test_a_format_of_ones_own_is_named_with_its_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain_format.py").write_text(OURS)
+    (tmp_path / "trace.txt").write_text("7 20 3\n9 10 1\n")
+    for spec, arrivals in (("plain_format:Plain:trace.txt", [0, 2]), ("plain_format:Plain(unit=50):trace.txt", [0, 100])):
+        with open_trace(spec) as trace:
+            assert [job.request.arrival for job in trace] == arrivals
+    with pytest.raises(ConfigError, match=r"^plain_format:Plane:trace.txt: .*has no 'Plane' \(did you mean 'Plain'\?\)"):
+        open_trace("plain_format:Plane:trace.txt")
+    with pytest.raises(ConfigError, match=r"^azure\(zone=1\):trace.txt: trace format 'azure' has no parameter 'zone'"):
+        open_trace("azure(zone=1):trace.txt")

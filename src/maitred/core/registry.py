@@ -42,6 +42,7 @@ T = TypeVar("T")
 Factory = Callable[..., T]
 
 NOT_SAID: Final = "not documented"
+_OF_YOUR_OWN: Final = "write one of your own as module:Class, of a file in the working directory or of an installed package"
 _COMPATIBILITY: Final = "maitred.compat"
 """Where the rules of other systems are, policies of every kind among them."""
 _KINDS: Final[dict[type, Registry[Any]]] = {}
@@ -104,7 +105,10 @@ class Registry(Generic[T]):
         for point in self._entry_points():
             if point.name == name:
                 return self._checked(self._load(name, point.load), name)
-        raise ConfigError(f"unknown {self.kind} {name!r}", hint=nearest_name_hint(name, self))
+        hint = nearest_name_hint(name, self)
+        if not hint.startswith("did you mean"):
+            hint = f"{hint}; {_OF_YOUR_OWN}"
+        raise ConfigError(f"unknown {self.kind} {name!r}", hint=hint)
 
     def get(self, spec: str, defaults: Mapping[Any, Any] | None = None) -> Factory[T]:
         """Return what makes the policies that `spec` describes: the class itself where there are no parameters to give.
@@ -176,20 +180,27 @@ class Registry(Generic[T]):
         return entry_points(group=self.group)
 
     def _by_path(self, path: str) -> Factory[T]:
-        module, _, attribute = path.partition(":")
-        return self._checked(self._load(path, lambda: getattr(_imported(module), attribute)), path)
+        name, _, attribute = path.partition(":")
+        module = self._load(path, lambda: _imported(name))
+        if not hasattr(module, attribute):
+            own = [known for known, value in vars(module).items() if isinstance(value, type) and value.__module__ == name]
+            hint = nearest_name_hint(attribute, [known for known in own if not self._missing(getattr(module, known))])
+            raise ConfigError(f"cannot load {self.kind} {path!r}: {name} has no {attribute!r}", hint=hint)
+        return self._checked(getattr(module, attribute), path)
 
     def _load(self, name: str, load: Callable[[], Any]) -> Any:
         try:
             return load()
         except Exception as error:  # a module of the user's own may raise anything
             what = str(error) if isinstance(error, ImportError | AttributeError | ValueError) else f"{_named(error)}"
-            hint = "write it as module:Class, of a file in the working directory or of an installed package"
-            raise ConfigError(f"cannot load {self.kind} {name!r}: {what}", hint=hint) from error
+            raise ConfigError(f"cannot load {self.kind} {name!r}: {what}", hint=_OF_YOUR_OWN) from error
+
+    def _missing(self, found: type) -> list[str]:
+        """Return the methods of the kind that `found` does not have."""
+        return [method for method in self.methods if not callable(getattr(found, method, None))]
 
     def _checked(self, found: Any, name: str) -> Factory[T]:
-        missing = [method for method in self.methods if not callable(getattr(found, method, None))]
-        if missing or not isinstance(found, type):
+        if not isinstance(found, type) or self._missing(found):
             hint = f"a class with {' and '.join(f'{method}()' for method in self.methods)}" if self.methods else "a class"
             raise ConfigError(f"{name!r} is no {self.kind}", hint=hint)
         return found

@@ -273,10 +273,17 @@ def open_trace(spec: str, *, bad_rows: BadRows = BadRows.REFUSE, header: Path | 
         return _open_file(_trace_path(rest, spec), FORMATS.create(prefix), bad_rows, header)
     if colon and not _path_exists(Path(spec)):
         if written := _FORMAT.fullmatch(spec):
-            return _open_file(_trace_path(written["file"], spec), FORMATS.create(written["format"]), bad_rows, header)
+            return _open_file(_trace_path(written["file"], spec), _format_of(written["format"], spec), bad_rows, header)
         hint = join_hints(nearest_name_hint(prefix, [*FORMATS, "sample"]), "write it as FORMAT:FILE")
         raise ConfigError(f"unknown trace format {prefix!r}", where=spec, hint=hint)
     return _open_file(_trace_path(spec, spec), None, bad_rows, header)
+
+
+def _format_of(written: str, spec: str) -> TraceFormat:
+    try:
+        return FORMATS.create(written)
+    except ConfigError as error:
+        raise ConfigError(error.problem, where=error.where or spec, hint=error.hint) from error
 
 
 def _trace_path(path: str, spec: str) -> Path:
