@@ -1,18 +1,23 @@
-"""Continuous batching, as vLLM forms its steps.
+"""ContinuousBatch: how vLLM plans its steps.
 
-    1. Running sequences first, in the order in which they were admitted: one token each that decodes, a chunk each that
+    1. Running sequences first, in the order in which they were admitted: one token for each that decodes, a chunk for each that
        prefills, at most `long_prefill_token_threshold`, as far as the token budget goes.
     2. If their KV blocks do not all fit, a victim is preempted, usually the last admitted: it loses its KV, keeps the tokens
-       it has emitted, and goes back to the front of the wait queue. Then nobody is admitted in this step.
-    3. Otherwise the wait queue is admitted, head first, until the budget, the sequence limit or the blocks are used up. One
-       that does not fit blocks those behind it; it is admitted only when its whole prompt fits.
+       that it has emitted, and goes back to the front of the wait queue. Then no sequence is admitted in this step.
+    3. Otherwise the wait queue is admitted, head first, until the budget, the sequence limit or the blocks are used up. A
+       sequence is admitted only when its whole prompt fits, and one that does not fit blocks those behind it.
 
-A step without chunks or victims repeats itself until a sequence ends, one arrives or the blocks run out, so
-`StepPlan.max_repeats`
-says how often it may run. Sequences that decode are never touched on the way: their number and their context are kept as
-sums, and each one's progress follows from the step counter (`SequenceState.decode_origin_step`). Every decoding sequence
-finds room in every step:
-it was admitted when the budget held it beside all before it, and what those take never grows.
+A step without chunks or victims repeats itself until a sequence completes, one arrives or the blocks run out, so
+`StepPlan.max_repeats` says how often it may run. Sequences that decode are never touched on the way: their number and their
+context are kept as sums, and the progress of each follows from the step counter (`SequenceState.decode_origin_step`). Every
+decoding sequence finds room in the token budget of every step: it was admitted when the budget held it beside all before it,
+and what those take never grows.
+
+Example: a budget of 512 tokens, blocks of 16, 60 of them free. One sequence decodes and holds 31 tokens; a prompt of 700 tokens
+waits. The decode takes 1 token and opens no block (its 32nd token fits). The prompt needs 44 blocks in all, which are free, so
+it is admitted with a chunk of 511 tokens in 32 blocks. The next step has the other 189 tokens in 12 blocks.
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from maitred.kv import NO_HIT, BlockManager, PrefixBlockManager
 
 
 class StepPlan:
-    """What one step does: a token for every decoding sequence, and these chunks. It may run `repeat` times unchanged."""
+    """What one step does: a token for every decoding sequence, and some chunks of prompts."""
 
     preempted: Sequence[SequenceState] = ()
     """Sequences that have lost their KV for it."""
@@ -40,14 +45,14 @@ class StepPlan:
     """µs that it takes longer because KV blocks are fetched for it. Then it does not repeat itself."""
 
     def __init__(self, max_repeats: int, chunks: Sequence[PrefillChunk] = (), prefill_tokens: int = 0) -> None:
-        """`prefill`: tokens of the chunks, summed."""
+        """`max_repeats`: how often it may run without being planned anew. `prefill_tokens`: those of the chunks, summed."""
         self.max_repeats = max_repeats
         self.chunks = chunks
         self.prefill_tokens = prefill_tokens
 
 
 class ContinuousBatch:
-    """The running batch of one instance. It is the `StepView` of the step about to be formed."""
+    """The running batch of one instance. It is the `StepView` of the step about to be planned."""
 
     __slots__ = (
         "_blocks",
@@ -75,16 +80,16 @@ class ContinuousBatch:
         self._blocks = blocks
         self._prefix_blocks = blocks if isinstance(blocks, PrefixBlockManager) else None
         self.sequences: dict[RequestId, SequenceState] = {}
-        """In order of admission."""
+        """Running sequences, in the order of admission."""
         self.pending_free_slots = 0
-        """Slots of sequences that have ended and that are not free yet, if the next step is planned while they run."""
+        """Slots of sequences that have completed, which are not free yet if the next step was planned while they ran."""
         self._prefilling: list[SequenceState] = []
         self.num_transferred = 0
-        """Sequences that enter in this step with their KV from elsewhere: each has one token to compute, as if it decoded."""
+        """Sequences admitted in this step whose KV comes from another instance: each computes one token, as if it decoded."""
         self.step_index = 0
         self.num_decodes = 0
         self.context_tokens = 0
-        """Tokens of KV that the decoding sequences hold together."""
+        """Tokens of KV that the decoding sequences hold, summed."""
 
     @property
     def running(self) -> int:
@@ -99,18 +104,18 @@ class ContinuousBatch:
 
     @property
     def is_full(self) -> bool:
-        """Nobody can be admitted, whoever comes."""
+        """Whether no sequence can be admitted, for want of a slot."""
         return len(self.sequences) + self.pending_free_slots >= self._limits.max_num_seqs
 
     def num_output_tokens(self, seq: SequenceState) -> int:
-        """Tokens that `seq` has emitted by now."""
+        """Return the tokens that `seq` has emitted by now."""
         return self.step_index - seq.decode_origin_step if seq.is_decoding else seq.num_output_tokens
 
     def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
-        """The step that begins at `now`, to be repeated at most `limit` times. `waiting`: None when nobody waits.
+        """Plan the step that begins at `now` and runs at most `max_repeats` times. `waiting`: None if no sequence waits.
 
-        Takes the blocks of its chunks; those of the decodes are taken as the step runs. Who is preempted has left the batch,
-        and is the caller's to put back into the wait queue.
+        The blocks of its chunks are reserved; those of the decodes are taken as the step runs. Preempted sequences have left
+        the batch, and the caller puts them back into the wait queue.
         """
         blocks, self.num_transferred = self._blocks, 0
         open_to = None if waiting is None or self.is_full else waiting
@@ -131,12 +136,12 @@ class ContinuousBatch:
             budget = self._admit_waiting(open_to, chunks, spare, budget, now)
         if chunks:
             return StepPlan(1, chunks, room - budget)
-        if self._prefix_blocks is not None:  # somebody waits, and finds what he finds now
+        if self._prefix_blocks is not None:  # evictions could change which sequence is next
             max_repeats = self._prefix_blocks.max_unchanged_steps(max_repeats)
         return StepPlan(blocks.max_steps(max_repeats))
 
     def batch_shape(self, plan: StepPlan) -> BatchShape:
-        """The work of `step`, which has just been formed."""
+        """Return the work of `plan`, which has just been made."""
         if not plan.chunks:
             return BatchShape(self.num_decodes, self.context_tokens)
         if not self.num_transferred:
@@ -147,7 +152,7 @@ class ContinuousBatch:
         return BatchShape(self.num_decodes + len(decode), context, plan.prefill_tokens - len(decode), chunks)
 
     def context_lengths(self, plan: StepPlan) -> list[int]:
-        """Tokens of KV of each sequence that decodes in `step`, in no order."""
+        """Return the tokens of KV of each sequence that decodes in `plan`, in no particular order."""
         ahead = self.step_index - 1
         contexts = [
             seq.request.prompt_tokens - seq.decode_origin_step + ahead for seq in self.sequences.values() if seq.is_decoding
@@ -161,19 +166,19 @@ class ContinuousBatch:
         return contexts
 
     def run_steps(self, steps: int) -> None:
-        """`steps` steps are over, as far as the decoding sequences go."""
+        """`steps` steps have ended: advance the decoding sequences."""
         self._blocks.run_steps(steps)
         self.step_index += steps
         self.context_tokens += self.num_decodes * steps
 
     def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
-        """The chunks of `step` are computed. Returns the sequences whose prompt is complete: each has emitted one token
-        more and decodes from now on."""
+        """The chunks of `plan` are computed. Return the sequences whose prompt is complete: each has emitted one token more,
+        and decodes from now on."""
         complete: list[SequenceState] = []
         for chunk in plan.chunks:
             seq = chunk.seq
             if seq.request.id not in self.sequences:
-                continue
+                continue  # it was withdrawn during the step
             seq.num_computed_tokens += chunk.num_tokens
             seq.num_scheduled_tokens = 0
             if seq.num_computed_tokens == seq.num_tokens_to_prefill:
@@ -183,11 +188,11 @@ class ContinuousBatch:
         return complete
 
     def finish(self, seq: SequenceState) -> None:
-        """`seq`, which is complete, leaves the batch."""
+        """Remove `seq`, which is complete."""
         self.remove(seq)
 
     def remove(self, seq: SequenceState) -> None:
-        """`seq` leaves the batch, finished or not: its blocks are free, its progress is settled."""
+        """Remove `seq`, complete or not: free its blocks, and settle its progress."""
         del self.sequences[seq.request.id]
         if not seq.is_decoding:
             self._prefilling.remove(seq)
@@ -201,7 +206,7 @@ class ContinuousBatch:
         self._blocks.release_decoding(seq, held)
 
     def check(self) -> None:
-        """Raises InvariantError if the sums do not follow from the sequences."""
+        """Raise InvariantError if the sums do not follow from the sequences."""
         held = {seq: self._kv_tokens(seq) for seq in self.sequences.values()}
         self._blocks.check(sum(self._blocks.blocks_held(seq, kv + seq.num_scheduled_tokens) for seq, kv in held.items()))
         decoding = [seq for seq in held if seq.is_decoding]
@@ -213,7 +218,7 @@ class ContinuousBatch:
             raise InvariantError("the prefilling sequences are not the running ones that do not decode")
 
     def _plan_running_chunks(self, budget: int) -> list[PrefillChunk]:
-        """The chunks of the sequences that prefill already, `budget` tokens at most."""
+        """Return the chunks of the running sequences that prefill, at most `budget` tokens in all."""
         chunks: list[PrefillChunk] = []
         for seq in self._prefilling:
             tokens = min(seq.num_tokens_to_prefill - seq.num_computed_tokens, self._max_chunk_tokens, budget)
@@ -222,7 +227,7 @@ class ContinuousBatch:
         return chunks
 
     def _reserve_chunks(self, chunks: list[PrefillChunk], blocks: int) -> None:
-        """The running sequences' chunks are in this step, and take `blocks` blocks."""
+        """Reserve `blocks` blocks for the chunks of running sequences."""
         self._blocks.reserve(blocks)
         for chunk in chunks:
             chunk.seq.num_scheduled_tokens = chunk.num_tokens
@@ -230,12 +235,12 @@ class ContinuousBatch:
                 self._prefix_blocks.fill(chunk.seq, chunk.num_computed_tokens + chunk.num_tokens)
 
     def _admit_waiting(self, waiting: WaitQueue, chunks: list[PrefillChunk], spare: int, budget: int, now: Micros) -> int:
-        """Adds a chunk for each sequence that enters the batch, within `spare` blocks and `budget` tokens. Returns what is left
-        of the budget."""
+        """Admit waiting sequences within `spare` blocks and `budget` tokens, and add a chunk for each to `chunks`. Return what
+        is left of the budget."""
         sequences, size, prefixed = self.sequences, self._blocks.block_size, self._prefix_blocks
         most = self._limits.max_num_seqs - self.pending_free_slots
         if prefixed is not None:
-            prefixed.reserve_next_step()
+            prefixed.reserve_next_step()  # decodes take their blocks before prompts do, so they evict first
             prefixed.apply_evictions()
         waiting.on_step_start(self, now)
         while budget > 0 and len(sequences) < most:
@@ -245,7 +250,7 @@ class ContinuousBatch:
             hit = NO_HIT if prefixed is None else prefixed.find_cached(seq)
             start = cached = hit.num_blocks * size
             if seq.num_tokens_to_prefill - cached > (spare - hit.num_unreferenced) * size:
-                break
+                break  # the whole prompt must fit, not only its first chunk, or it could be preempted at once
             waiting.pop()
             if seq.transferred_kv_tokens:
                 start = seq.transferred_kv_tokens
@@ -275,8 +280,8 @@ class ContinuousBatch:
         self._prefilling.append(seq)
 
     def _preempt_until_fits(self, chunks: Sequence[PrefillChunk]) -> StepPlan:
-        """Running sequences take their blocks in order, for their token or their chunk of `chunks`; while one finds none, a
-        victim is preempted."""
+        """Let the running sequences take blocks in their order, for their token or their chunk of `chunks`. While one does not
+        find enough, preempt a victim."""
         order = list(self.sequences.values())
         ready = {chunk.seq: chunk for chunk in chunks}
         needs = {seq: self._chunk_blocks(ready[seq]) if seq in ready else self._next_token_blocks(seq) for seq in order}
@@ -284,12 +289,12 @@ class ContinuousBatch:
         while served < len(order):
             seq = order[served]
             while needs[seq] > spare:
-                place = self._preemption_policy.choose_victim(order)
-                victim = order.pop(place)
+                index = self._preemption_policy.choose_victim(order)
+                victim = order.pop(index)
                 free = self._blocks.free
                 preempted.append(self._preempt(victim))
                 spare += self._blocks.free - free
-                if place < served:
+                if index < served:  # it has had its turn: what it took in this step is free again
                     served -= 1
                     spare += needs[victim]
                 if victim is seq:
@@ -297,18 +302,18 @@ class ContinuousBatch:
             else:
                 spare -= needs[seq]
                 served += 1
-        left = [ready[seq] for seq in self._prefilling]
-        self._reserve_chunks(left, sum(self._chunk_blocks(chunk) for chunk in left))
-        step = StepPlan(1, left, sum(chunk.num_tokens for chunk in left))
-        step.preempted = preempted
-        return step
+        remaining = [ready[seq] for seq in self._prefilling]
+        self._reserve_chunks(remaining, sum(self._chunk_blocks(chunk) for chunk in remaining))
+        plan = StepPlan(1, remaining, sum(chunk.num_tokens for chunk in remaining))
+        plan.preempted = preempted
+        return plan
 
     def _next_token_blocks(self, seq: SequenceState) -> int:
-        """Blocks that `seq`, which decodes, opens in the next step."""
+        """Return the number of blocks that `seq`, which decodes, opens in the next step."""
         return int(self._kv_tokens(seq) % self._blocks.block_size == 0)
 
     def _preempt(self, seq: SequenceState) -> SequenceState:
-        """It loses its KV, and will compute it again with the tokens it has emitted."""
+        """Take the KV of `seq`, which will compute it again together with the tokens that it has emitted."""
         if self._prefix_blocks is not None:
             self._prefix_blocks.keep_for_return(seq)
         self.remove(seq)
@@ -318,17 +323,14 @@ class ContinuousBatch:
         return seq
 
     def _chunk_blocks(self, chunk: PrefillChunk) -> int:
-        return self._blocks.blocks_for(chunk.num_computed_tokens + chunk.num_tokens) - self._blocks.blocks_for(
-            chunk.num_computed_tokens
-        )
+        blocks_for, computed = self._blocks.blocks_for, chunk.num_computed_tokens
+        return blocks_for(computed + chunk.num_tokens) - blocks_for(computed)
 
     def _kv_tokens(self, seq: SequenceState) -> int:
-        """Tokens of KV that `seq` holds."""
-        return (
-            seq.request.prompt_tokens + self.step_index - seq.decode_origin_step - 1
-            if seq.is_decoding
-            else seq.num_computed_tokens
-        )
+        """Return the tokens of KV that `seq` holds."""
+        if seq.is_decoding:
+            return seq.request.prompt_tokens + self.step_index - seq.decode_origin_step - 1
+        return seq.num_computed_tokens
 
     def _start_decode(self, seq: SequenceState) -> None:
         seq.is_decoding = True

@@ -1,9 +1,7 @@
-"""What a step may hold, who gives way, and what a sequence does in it.
+"""What one step may hold, which sequence gives way when KV blocks run out, and what a sequence does in a step.
 
-How far apart the contexts of a batch lie, for latency models to which that matters.
-
-It takes a look at every sequence that decodes, once for each run of steps; so only those models pay for it that ask
-(`instance.latency.SpreadAwareModel`). What follows is exact, and the same at every step of a run: differences of whole numbers.
+The spread of the contexts of a batch is worked out for latency models that ask for it (`instance.latency.SpreadAwareModel`),
+because that takes a look at every sequence that decodes, once for each run of steps.
 """
 
 from __future__ import annotations
@@ -20,26 +18,29 @@ from maitred.core.sequence import SequenceState
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
-    """What one step may hold. `long_prefill_token_threshold` 0: no limit on a chunk but the budget."""
+    """What one step may hold."""
 
     max_num_seqs: int
+    """Sequences in the running batch."""
     max_num_batched_tokens: int
+    """Tokens of all sequences: one for each that decodes, and those of the chunks."""
     long_prefill_token_threshold: int
+    """Tokens of one chunk; 0: no limit but `max_num_batched_tokens`."""
 
 
 class PreemptionPolicy(Enum):
-    """Who is preempted when KV blocks run out."""
+    """Which sequence is preempted when KV blocks run out."""
 
     LAST_ADMITTED = "fcfs"
-    """The last admitted."""
+    """The sequence that was admitted last."""
     LOWEST_PRIORITY = "priority"
-    """The lowest `SequenceState.priority`, of equals the latest to arrive, of equals the last admitted (BLIS)."""
+    """The sequence with the lowest priority; of equals the one that arrived last, and then that was admitted last (BLIS)."""
 
     def choose_victim(self, running: Sequence[SequenceState]) -> int:
-        """The place of the victim in `running`, which is in order of admission and not empty."""
+        """Return the index of the victim in `running`, which is in the order of admission and not empty."""
         if self is PreemptionPolicy.LAST_ADMITTED:
             return len(running) - 1
-        return max((-seq.priority, seq.request.arrival, place) for place, seq in enumerate(running))[2]
+        return max((-seq.priority, seq.request.arrival, index) for index, seq in enumerate(running))[2]
 
 
 class PrefillChunk(ChunkShape, frozen=True, gc=False):
@@ -49,7 +50,7 @@ class PrefillChunk(ChunkShape, frozen=True, gc=False):
 
 
 def context_spread(contexts: Sequence[int]) -> ContextSpread:
-    """Of at least one sequence. Adding a number to all `contexts` changes no bit of it."""
+    """Return the spread of at least one context. It is exact, so adding a number to all `contexts` changes no bit of it."""
     count, total = len(contexts), sum(contexts)
     squares = count * sum(map(mul, contexts, contexts)) - total * total
     return ContextSpread(

@@ -1,13 +1,15 @@
-"""Continuous batching by BLIS's rules, where they differ from vLLM's.
+"""BlisBatch: continuous batching by BLIS's rules, where they differ from vLLM's.
 
-* One that waits is admitted when its first chunk fits, not its whole prompt.
+* A waiting sequence is admitted when its first chunk fits, not its whole prompt.
 * A victim starts anew: what it has emitted is lost.
-* When the one that needs a block is itself the victim, those admitted after it stand still in this step.
-* A prompt that is cached as a whole computes nothing and gets its first token nevertheless.
+* When the sequence that needs a block is itself the victim, those admitted after it stand still in this step.
+* A prompt that is cached as a whole computes nothing, and gets its first token nevertheless.
 * The last token of an answer needs a block like the others.
 * What a prompt finds in the cache does not count as history of its first chunk: no time is charged for reading it.
 
-Blocks are taken sequence by sequence in the order of admission, since in BLIS's cache it matters who evicts whom first.
+Blocks are taken sequence by sequence in the order of admission, since in BLIS's cache the order of evictions matters.
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from maitred.core.units import Micros
 
 
 class BlisBatch(ContinuousBatch):
-    """The running batch of one instance, as BLIS forms it."""
+    """The running batch of one instance, as BLIS plans its steps. See `ContinuousBatch` for the methods."""
 
     __slots__ = ("_kv", "_stalled")
 
@@ -30,32 +32,33 @@ class BlisBatch(ContinuousBatch):
         self._stalled: list[SequenceState] = []
 
     def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
-        step = self._schedule_unfetched(waiting, now, max_repeats)
-        step.fetch_time = self._kv.take_fetch_time()
-        if step.fetch_time:
-            step.max_repeats = 1
-        return step
+        plan = self._plan(waiting, now, max_repeats)
+        plan.fetch_time = self._kv.take_fetch_time()
+        if plan.fetch_time:
+            plan.max_repeats = 1
+        return plan
 
-    def _schedule_unfetched(self, waiting: WaitQueue | None, now: Micros, limit: int) -> StepPlan:
-        memory, open_to = self._kv, None if self.is_full else waiting
-        if open_to is None and not (self._prefilling or memory.must_form_step):
-            repeat = memory.max_steps(limit)
-            if repeat:
-                return StepPlan(repeat)
-        step = StepPlan(1)
-        budget = self._schedule_running(step)
-        if step.preempted or step.stalled:
-            return step
+    def _plan(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
+        """Plan the step, without the time for what is fetched for it."""
+        kv, open_to = self._kv, None if self.is_full else waiting
+        if open_to is None and not (self._prefilling or kv.must_form_step):
+            repeats = kv.max_steps(max_repeats)
+            if repeats:
+                return StepPlan(repeats)
+        plan = StepPlan(1)
+        budget = self._schedule_running(plan)
+        if plan.preempted or plan.stalled:
+            return plan
         if open_to is not None:
-            memory.apply_evictions()
+            kv.apply_evictions()
             open_to.on_step_start(self, now)
-            self._admit_first_chunks(open_to, step, budget, now)
-            if not self.sequences and memory.release_waiting():
-                self._admit_first_chunks(open_to, step, budget, now)
-            limit = memory.max_unchanged_steps(limit)
-        if not step.chunks:
-            step.max_repeats = memory.max_steps(limit)
-        return step
+            self._admit_first_chunks(open_to, plan, budget, now)
+            if not self.sequences and kv.release_waiting():
+                self._admit_first_chunks(open_to, plan, budget, now)
+            max_repeats = kv.max_unchanged_steps(max_repeats)
+        if not plan.chunks:
+            plan.max_repeats = kv.max_steps(max_repeats)
+        return plan
 
     def batch_shape(self, plan: StepPlan) -> BatchShape:
         decodes, context = self.num_decodes - len(self._stalled), self.context_tokens - sum(map(self._kv_tokens, self._stalled))
@@ -77,11 +80,11 @@ class BlisBatch(ContinuousBatch):
         self._kv.try_open_block(seq, self._owned_tokens(seq))
         self.remove(seq)
 
-    def _schedule_running(self, step: StepPlan) -> int:
-        """Those that run take their tokens and blocks in turn; what whoever is preempted had serves those after it. Returns
-        what is left of the token budget."""
+    def _schedule_running(self, plan: StepPlan) -> int:
+        """Let the running sequences take their tokens and blocks in turn. What a preempted sequence had is free for those
+        after it. Return what is left of the token budget."""
         order, served, budget = list(self.sequences.values()), 0, self._limits.max_num_batched_tokens
-        given: dict[SequenceState, PrefillChunk | None] = {}
+        scheduled: dict[SequenceState, PrefillChunk | None] = {}
         preempted: list[SequenceState] = []
         while served < len(order) and budget > 0:
             seq = order[served]
@@ -89,21 +92,20 @@ class BlisBatch(ContinuousBatch):
             while seq not in preempted and not self._allocate(seq, chunk):
                 if len(order) == 1 and self._kv.try_relieve():
                     continue
-                place = self._preemption_policy.choose_victim(order)
-                victim = order.pop(place)
-                if victim in given:
-                    budget += _budget_tokens(given.pop(victim))
+                victim = order.pop(self._preemption_policy.choose_victim(order))
+                if victim in scheduled:  # it has had its turn: its tokens are free for others again
+                    budget += _budget_tokens(scheduled.pop(victim))
                     served -= 1
                 preempted.append(self._preempt(victim))
             if seq in preempted:
-                break
-            given[seq] = chunk
+                break  # those admitted after it stand still
+            scheduled[seq] = chunk
             budget -= _budget_tokens(chunk)
             served += 1
         self._stall(order[served:])
-        step.chunks = [chunk for chunk in given.values() if chunk is not None]
-        step.prefill_tokens = sum(chunk.num_tokens for chunk in step.chunks)
-        step.preempted, step.stalled = preempted, self._stalled
+        plan.chunks = [chunk for chunk in scheduled.values() if chunk is not None]
+        plan.prefill_tokens = sum(chunk.num_tokens for chunk in plan.chunks)
+        plan.preempted, plan.stalled = preempted, self._stalled
         return budget
 
     def _next_chunk(self, seq: SequenceState, budget: int) -> PrefillChunk:
@@ -115,22 +117,23 @@ class BlisBatch(ContinuousBatch):
         )
 
     def _allocate(self, seq: SequenceState, chunk: PrefillChunk | None) -> bool:
-        """Its blocks for this step, if they are free."""
+        """Take the blocks of `seq` for this step; return False if they are not free."""
         if chunk is None:
             return self._kv.try_open_block(seq, self._owned_tokens(seq))
-        given = self._kv.try_grow(seq, chunk.num_computed_tokens, chunk.num_tokens)
-        if given:
+        allocated = self._kv.try_grow(seq, chunk.num_computed_tokens, chunk.num_tokens)
+        if allocated:
             seq.num_scheduled_tokens = chunk.num_tokens
-        return given
+        return allocated
 
     def _stall(self, seqs: list[SequenceState]) -> None:
-        """They get nothing in this step."""
+        """`seqs` get nothing in this step."""
         self._stalled = [seq for seq in seqs if seq.is_decoding]
         for seq in self._stalled:
             self._kv.pause_decode(self._owned_tokens(seq))
 
-    def _admit_first_chunks(self, waiting: WaitQueue, step: StepPlan, budget: int, now: Micros) -> None:
-        chunks = list(step.chunks)
+    def _admit_first_chunks(self, waiting: WaitQueue, plan: StepPlan, budget: int, now: Micros) -> None:
+        """Admit waiting sequences while their first chunk fits, within `budget` tokens."""
+        chunks = list(plan.chunks)
         while budget > 0 and not self.is_full and (seq := waiting.peek()) is not None:
             hit = self._kv.find_cached(seq)
             cached = hit.num_blocks * self._kv.block_size
@@ -141,8 +144,8 @@ class BlisBatch(ContinuousBatch):
             self._add_running(seq, cached, tokens, now)
             chunks.append(PrefillChunk(tokens, 0, seq.num_tokens_to_prefill, seq))
             budget -= tokens
-            step.prefill_tokens += tokens
-        step.chunks = chunks
+            plan.prefill_tokens += tokens
+        plan.chunks = chunks
 
     def _start_decode(self, seq: SequenceState) -> None:
         super()._start_decode(seq)
@@ -151,7 +154,7 @@ class BlisBatch(ContinuousBatch):
             self._kv.start_decode(self._owned_tokens(seq))
 
     def _owned_tokens(self, seq: SequenceState) -> int:
-        """Tokens of KV for which `seq` has blocks of its own."""
+        """Return the tokens of KV for which `seq` has blocks of its own."""
         return self._kv_tokens(seq) - self._kv.unowned_tokens(seq)
 
     def _preempt(self, seq: SequenceState) -> SequenceState:
@@ -161,5 +164,5 @@ class BlisBatch(ContinuousBatch):
 
 
 def _budget_tokens(chunk: PrefillChunk | None) -> int:
-    """What one that runs takes of the token budget."""
+    """Return what a running sequence takes of the token budget."""
     return 1 if chunk is None else chunk.num_tokens

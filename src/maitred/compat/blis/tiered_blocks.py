@@ -1,21 +1,23 @@
 """TieredBlockManager: KV blocks by BLIS's rules, with main memory as a second tier (`HostMemory`).
 
-Whoever wants blocks for its prompt first fetches those that the GPU has no more: each takes the free block that is next to go,
-and becomes the last to go. Then, by BLIS's rules, which are not those of a real engine:
+A sequence that wants blocks for its prompt first fetches those that the GPU does not have any more: each takes the free block
+that is next to go, and becomes the last to go. Then, by BLIS's rules, which are not those of a real engine:
 
 * What is fetched is held at once. If the rest does not fit, the sequence waits on with what it holds.
-* What is fetched for a step is computed in it all the same; only who had to wait finds it done.
-* Nobody looks whom a fetched block replaces. If it is another one of this prompt nothing is gained, and the sequence holds
-  what was found by its places, whatever is in them by now.
+* What is fetched for a step is computed in it all the same; only a sequence that had to wait finds it done.
+* The block that a fetched one replaces is not looked at. If it is another one of this prompt nothing is gained, and the
+  sequence holds what was found by its positions, whatever is in them by now.
 * A chunk that ends within a fetched block holds it as a whole, and the next one goes on in another block.
 
-So a sequence may have room for other tokens than those it has computed: `unowned_tokens` says how many it
-lacks, negative if it
-has too many. What it then computes goes astray: such blocks have keys of their own, which only who goes the same way can find.
+So a sequence may have room for other tokens than those it has computed: `unowned_tokens` says how many it lacks, negative if it
+has too many. What it then computes is *misplaced*: such blocks have hashes of their own, which only a sequence finds that goes
+the same way.
 
-Those who wait may hold so much together that none can enter, while nobody runs who could give any back; or that whoever runs
-alone gives way again and again. BLIS goes on like that for ever. Here they let go of what they hold: at once if nobody runs,
-and if somebody runs alone and lacks blocks for the second time while nobody has left.
+Waiting sequences may hold so much together that none can be admitted, while none runs that could give any back; or a sequence
+that runs alone is preempted again and again. BLIS goes on like that for ever. Here the waiting ones release what they hold: at
+once if no sequence runs, and if one runs alone and lacks blocks for the second time while none has left.
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ from maitred.core.units import Micros
 from maitred.kv.prefix_cache import PrefixHit
 
 _MISPLACED_SALT = 0x617374726179
-"""Marks the keys of what has gone astray."""
+"""Marks the hashes of misplaced blocks."""
 
 
 class TieredBlockManager(BlisBlockManager):
-    """The KV blocks of one instance and its main memory."""
+    """The KV blocks of one instance and its main memory. See `BlisBlockManager` for the methods."""
 
     __slots__ = ("_has_lacked_blocks", "_host_memory", "_owned_tokens", "_waiting_holders", "_without_blocks")
 
@@ -43,17 +45,17 @@ class TieredBlockManager(BlisBlockManager):
         super().__init__(cache)
         self._host_memory = host
         self._owned_tokens: dict[RequestId, int] = {}
-        """Tokens for which those who prefill, or wait and hold blocks, have room."""
+        """Tokens for which a sequence has room that prefills, or waits and holds blocks."""
         self._waiting_holders: dict[RequestId, SequenceState] = {}
-        """Who waits and holds blocks."""
+        """Waiting sequences that hold blocks."""
         self._has_lacked_blocks = False
-        """One who ran alone has lacked blocks that others held who waited, and nobody has left since."""
+        """Whether a sequence that ran alone has lacked blocks that waiting ones held, and none has left since."""
         self._without_blocks: set[RequestId] = set()
-        """Who has entered and holds nothing yet."""
+        """Running sequences that hold nothing yet."""
 
     @property
     def num_fetched_blocks(self) -> int:
-        """Blocks that came from main memory so far."""
+        """Blocks that were fetched from main memory so far."""
         return self._host_memory.num_fetched
 
     @property
@@ -128,8 +130,8 @@ class TieredBlockManager(BlisBlockManager):
         self._release(seq, self._owned_tokens[seq.request.id], 0)
 
     def _allocate(self, seq: SequenceState, start: int, end: int, found: Sequence[int]) -> bool:
-        """Room for the tokens of its prompt from `start` to before `end`, if there is any; `found` are the copies of the blocks
-        before `start`, if it enters."""
+        """Take blocks for the tokens of the prompt from `start` to before `end`; return False if there is no room. `found` are
+        the copies of the blocks before `start`, if `seq` is to be admitted."""
         begun = seq.request.id in self._owned_tokens
         moved = self._fetch_missing(seq, len(found))
         if not moved:
@@ -142,27 +144,27 @@ class TieredBlockManager(BlisBlockManager):
         return reach >= end or self._allocate_computed(seq, reach, end, copies)
 
     def _fetch_missing(self, seq: SequenceState, found: int) -> dict[int, int]:
-        """Fetch what the GPU lacks of its prompt, after the first `found` blocks and those that it holds. Returns the copies
-        that were made, by those that they have replaced."""
+        """Fetch what the GPU lacks of the prompt, after the first `found` blocks and those that `seq` holds. Return the copies
+        that were made, by the copies that they have replaced."""
         cache, size, moved = self._pool, self.block_size, dict[int, int]()
         room, own = cache.free, self._owned_tokens.get(seq.request.id, 0)
-        first, key = found, self._prompt_hash_before(seq, found)
+        first, before = found, self._prompt_hash_before(seq, found)
         if self.blocks_for(own) > found:
-            first, key = self.blocks_for(own), 0 if own % size else self._last_held_hash(seq)
+            first, before = self.blocks_for(own), 0 if own % size else self._last_held_hash(seq)
         for start in range(first * size, seq.request.prompt_tokens - size + 1, size):
-            key = self._block_hash(seq, key, start)
-            if cache.contains(key):
+            before = self._block_hash(seq, before, start)
+            if cache.contains(before):
                 continue
-            if not room or key not in self._host_memory:
+            if not room or before not in self._host_memory:
                 break
             room -= 1
-            self._host_memory.fetch(key)
-            replaced, copy = cache.refill(key)
+            self._host_memory.fetch(before)
+            replaced, copy = cache.refill(before)
             moved[replaced] = copy
         return moved
 
     def _allocate_computed(self, seq: SequenceState, start: int, end: int, found: Sequence[int]) -> bool:
-        """Likewise, without what could be fetched."""
+        """Take blocks for the tokens from `start` to before `end`, and fetch nothing; return False if there is no room."""
         own = self._owned_tokens.get(seq.request.id)
         needed = self.blocks_for(max(0, end - start - -(own or 0) % self.block_size))
         if needed + self._pool.num_unreferenced_copies(found) > self.free:
@@ -183,7 +185,7 @@ class TieredBlockManager(BlisBlockManager):
         self._owned_tokens[number] = self._owned_tokens.get(number, 0) + len(copies) * self.block_size
 
     def _append_tokens(self, seq: SequenceState, start: int, end: int) -> None:
-        """The tokens from `start` to before `end` go behind what it holds, block by block as in `_fill_blocks`."""
+        """Put the tokens from `start` to before `end` behind what `seq` holds, block by block as in `_fill_blocks`."""
         size, own, content = self.block_size, self._owned_tokens[seq.request.id], self._blocks_of(seq)
         total = self._owned_tokens[seq.request.id] = own + end - start
         for held in range(self.blocks_for(own), self.blocks_for(total) + 1):
@@ -197,23 +199,23 @@ class TieredBlockManager(BlisBlockManager):
                 self.free = self._pool.free
 
     def _set_computed(self, seq: SequenceState, computed: int) -> None:
-        """`computed` tokens will be computed when the step is over."""
+        """`computed` tokens of `seq` will be computed when the step has ended."""
         self._unowned[seq.request.id] = computed - self._owned_tokens[seq.request.id]
 
     def _block_hash(self, seq: SequenceState, before: int, start: int) -> int:
-        """Of a block with the tokens of its prompt from `start` on, behind one of key `before` (0: none)."""
-        place, rest = divmod(start, self.block_size)
+        """Return the hash of a block with the tokens of the prompt from `start` on, behind a block `before` (0: none)."""
+        index, rest = divmod(start, self.block_size)
         if rest:
             return hash((_MISPLACED_SALT, before, seq.arrival_index, start))
-        key = self._prompt_hashes(seq)[place]
-        return key if before == self._prompt_hash_before(seq, place) else hash((_MISPLACED_SALT, before, key))
+        own = self._prompt_hashes(seq)[index]
+        return own if before == self._prompt_hash_before(seq, index) else hash((_MISPLACED_SALT, before, own))
 
-    def _prompt_hash_before(self, seq: SequenceState, place: int) -> int:
-        """The key of the block before `place` in its prompt; 0: none."""
-        return self._blocks_of(seq).block_hashes[place - 1] if place else 0
+    def _prompt_hash_before(self, seq: SequenceState, index: int) -> int:
+        """Return the hash of the block of the prompt before the one at `index`; 0 if there is none."""
+        return self._blocks_of(seq).block_hashes[index - 1] if index else 0
 
     def _last_held_hash(self, seq: SequenceState) -> int:
-        """The key of the last of its blocks that say something; 0: none."""
+        """Return the hash of the last of its committed blocks; 0 if there is none."""
         copies = self._held_copies(seq)
         return self._pool.copy_hashes(copies[-1:])[0] if copies else 0
 
@@ -222,12 +224,12 @@ class TieredBlockManager(BlisBlockManager):
         return lock.copies if isinstance(lock, BlisLock) else ()
 
     def _held_hashes(self, seq: SequenceState, tokens: int) -> list[int]:
-        """Of the full blocks of `seq`, which owns `tokens` tokens."""
-        keys, full = self._pool.copy_hashes(self._held_copies(seq)), tokens // self.block_size
-        if len(keys) == full:
-            return keys
+        """Return the hashes of the full blocks of `seq`, which owns `tokens` tokens."""
+        hashes, full = self._pool.copy_hashes(self._held_copies(seq)), tokens // self.block_size
+        if len(hashes) == full:
+            return hashes
         if self._has_known_content(seq):
-            return keys + self._all_block_hashes(seq, full)[len(keys) : full]
-        return keys + [
-            hash((_MISPLACED_SALT, self._last_held_hash(seq), seq.arrival_index, place)) for place in range(len(keys), full)
+            return hashes + self._all_block_hashes(seq, full)[len(hashes) : full]
+        return hashes + [
+            hash((_MISPLACED_SALT, self._last_held_hash(seq), seq.arrival_index, index)) for index in range(len(hashes), full)
         ]
