@@ -19,9 +19,12 @@ import msgspec
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from world import STREAM_HEAD, Backend, BackendRequest, chunk, whole
+from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole
 
 from maitred.cli import main
+from maitred.gateway import GatewayConfig
+from maitred.gateway.app import Gateway
+from maitred.wire.server import running_server
 
 WORDS = ["Hello", ",", " world", "!"]
 
@@ -204,14 +207,20 @@ def test_nothing_has_leaked(url: str) -> None:
 def test_not_ready_is_a_server_error_and_the_gateway_waits_for_its_backends() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with (
-        gateway("--backend", f"http://127.0.0.1:{port}") as url,
-        OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
-    ):
-        with pytest.raises(openai.InternalServerError) as caught:
-            chat(client)
-        assert caught.value.code == "no_healthy_backend"
-        assert caught.value.response.headers["retry-after"] == "2"
+
+    async def scenario() -> openai.InternalServerError:
+        unready = Gateway(GatewayConfig(backends=(f"http://127.0.0.1:{port}",)))
+        async with (
+            running_server(unready) as url,
+            AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
+        ):
+            with pytest.raises(openai.InternalServerError) as caught:
+                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+            return caught.value
+
+    error = run(scenario())
+    assert error.code == "no_healthy_backend"
+    assert error.response.headers["retry-after"] == "2"
 
 
 @pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="reads the limits of another process")
@@ -230,20 +239,14 @@ def test_it_takes_all_the_descriptors_that_it_may_have() -> None:
 
 
 def test_flags_files_and_environment(tmp_path: Any) -> None:
+    """An environment variable beats the file, and a flag does as well."""
     file = tmp_path / "maitred.yaml"
-    with backend() as engine:
-        file.write_text(f"gateway:\n  backends: ['{engine.url}']\n  slots_per_backend: 5\n")
-        with gateway("--config", str(file), env={"MAITRED_GATEWAY__SLOTS_PER_BACKEND": "7"}) as url:
-            wait_until_ready(url)
-            assert slots(url) == 7
-        with gateway("--config", str(file), "--slots-per-backend", "9") as url:
-            wait_until_ready(url)
-            assert slots(url) == 9
-
-
-def slots(url: str) -> int:
-    found: int = msgspec.json.decode(urllib.request.urlopen(f"{url}/maitred/state").read())["models"]["m"]["slots"]
-    return found
+    file.write_text("gateway: {backends: ['http://127.0.0.1:9'], slots_per_backend: 5, max_attempts: 5}\n")
+    flags = ("--config", str(file), "--max-attempts", "9")
+    with gateway(*flags, env={"MAITRED_GATEWAY__SLOTS_PER_BACKEND": "7"}) as url:
+        in_force = msgspec.json.decode(urllib.request.urlopen(f"{url}/admin/config").read())["gateway"]
+    assert (in_force["slots_per_backend"], in_force["max_attempts"]) == (7, 9)
+    assert in_force["backends"] == ["http://127.0.0.1:9"]
 
 
 @pytest.mark.parametrize(

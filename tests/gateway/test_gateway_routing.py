@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -177,13 +176,13 @@ def test_a_router_that_looks_at_queues_sees_those_of_the_backends() -> None:
 
 
 def polls(policy: str, metrics: bytes | None) -> int:
-    """Return how often a backend is asked for its load in about 20 polls of its health."""
+    """Return how often a backend is asked for its load in 20 polls of its health."""
 
     async def scenario() -> int:
         backend = Backend()
         backend.metrics = metrics
-        async with world(backend, routing=RoutingConfig(policy=policy)):
-            await asyncio.sleep(0.25)
+        async with world(backend, routing=RoutingConfig(policy=policy), health_interval_secs=0.002) as w:
+            await w.wait_until(lambda: backend.health_polls > 20)
             return backend.metrics_polls
 
     return run(scenario())

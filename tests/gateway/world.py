@@ -89,6 +89,7 @@ class Backend:
         self.status = b"200 OK"
         self.info: object = None
         """Its answer to /server_info; None for 404."""
+        self.health_polls = 0
         self.info_polls: list[str] = []
         self.metrics: bytes | None = None
         """Its answer to /metrics; None for 404."""
@@ -133,6 +134,7 @@ class Backend:
 
     async def _answer(self, received: BackendRequest) -> None:
         if received.head.startswith(b"GET /health"):
+            self.health_polls += 1
             await received.send(whole(b"{}", self.status))
         elif received.head.startswith(b"GET /v1/models"):
             listed = [{"id": model, "object": "model", "created": 1, "owned_by": "test"} for model in self.models]
