@@ -114,7 +114,7 @@ MISTAKES = [
     (["--rate", "5", "--model", "llama-3.1-8b", "--hardware-config", "g"], "g: cannot read kinds of GPU: No such file or dir"),
     (
         ["--rate", "5", "--results-path", "r.xlsx"],
-        "--results-path: r.xlsx says a kind of file that is not written",
+        "--results-path: r.xlsx has the suffix of a format that is not written",
     ),
     (["--rate", "5", "--latency-model", ""], "--latency-model: latency model '' cannot be read"),
     (

@@ -131,8 +131,8 @@ def test_a_horizon_in_micros_as_blis_has_it(maitred: Any) -> None:
 
 MISTAKES = [
     (["--per", "tenants"], "--per: there is no breakdown 'tenants' (did you mean 'tenant'?)"),
-    (["--plot", "p.gif"], "--plot: p.gif says no kind of picture that can be drawn"),
-    (["--plot", "p"], "--plot: p says no kind of picture that can be drawn (end it in .png, .svg, .pdf)"),
+    (["--plot", "p.gif"], "--plot: p.gif has no suffix of a picture format"),
+    (["--plot", "p"], "--plot: p has no suffix of a picture format (end it in .png, .svg, .pdf)"),
     (["--report", "no/r.html"], "--report: there is no directory no (create it first)"),
     (["--report", "a", "--metrics-path", "a"], "--report: a is already what --metrics-path writes to (name another file)"),
     (["--summary-only", "--report", "r.html"], "--report does not go with --summary-only (it keeps no requests"),

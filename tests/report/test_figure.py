@@ -42,8 +42,8 @@ def test_a_run_without_requests(none: Results) -> None:
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("p.pngg", r"--plot: p.pngg says no kind of picture that can be drawn \(did you mean 'png'\?\)"),
-        ("p", r"--plot: p says no kind of picture that can be drawn \(end it in .png, .svg, .pdf\)"),
+        ("p.pngg", r"--plot: p.pngg has no suffix of a picture format \(did you mean 'png'\?\)"),
+        ("p", r"--plot: p has no suffix of a picture format \(end it in .png, .svg, .pdf\)"),
     ],
 )
 def test_other_kinds_are_refused(name: str, what: str) -> None:

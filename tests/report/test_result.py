@@ -48,7 +48,7 @@ def test_it_writes_page_and_plot(result: maitred.Result, tmp_path: Path) -> None
 def test_what_cannot_be_written_is_told_and_leaves_nothing(result: maitred.Result, tmp_path: Path) -> None:
     with pytest.raises(maitred.ConfigError, match="there is no directory"):
         result.report(tmp_path / "no" / "run.html")
-    with pytest.raises(maitred.ConfigError, match="no kind of picture"):
+    with pytest.raises(maitred.ConfigError, match="no suffix of a picture format"):
         result.plot(tmp_path / "run.gif")
     assert list(tmp_path.iterdir()) == []
 

@@ -56,7 +56,7 @@ def check_rows_path(path: Path, *, where: str = "") -> None:
     Raises ConfigError for Parquet or CSV without polars, and for other known formats. An unknown suffix means JSON.
     """
     if path.suffix in _UNSUPPORTED_SUFFIXES:
-        raise ConfigError(f"{path} says a kind of file that is not written", where=where, hint=".json, .parquet or .csv")
+        raise ConfigError(f"{path} has the suffix of a format that is not written", where=where, hint=".json, .parquet or .csv")
     if path.suffix in (PARQUET, CSV):
         require_polars(where)
 

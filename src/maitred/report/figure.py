@@ -60,7 +60,7 @@ def plot_format(path: Path, *, where: str = "") -> str:
     """Return the format that the suffix names. Raises ConfigError if it names none."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in PLOT_FORMATS:
-        what = f"{path.name} says no kind of picture that can be drawn"
+        what = f"{path.name} has no suffix of a picture format"
         raise ConfigError(
             what, where=where, hint=nearest_name_hint(kind, PLOT_FORMATS) if kind else f"end it in .{', .'.join(PLOT_FORMATS)}"
         )

@@ -208,11 +208,11 @@ def test_what_is_wrong_with_a_folder_is_said(maitred: Maitred, tmp_path: Path) -
     Path("run/profile/tp1/attention.csv").write_text("prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n16,0,0,0,5\n")
     assert "attention.csv has no rows of decode-only steps" in maitred("validate", "run")[2]
     Path("run/profile/tp1/attention.csv").write_text("prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n0,0,1,16,5\n")
-    assert "run: its layer profile is no full one" in maitred("validate", "run")[2]
+    assert "run: its layer profile is incomplete" in maitred("validate", "run")[2]
     shutil.rmtree("run/profile/tp1")
     assert "run/profile/tp1: there is no profile for 1 GPUs (there is no tpN at all)" in maitred("validate", "run")[2]
     Path("run/meta.json").write_text('{"engine_kwargs": {}, "model_config": {}, "cluster": {}}')
-    assert "run/meta.json: not what a meta.json holds: Object missing required field" in maitred("validate", "run")[2]
+    assert "run/meta.json: it is not a valid meta.json: Object missing required field" in maitred("validate", "run")[2]
     assert "layer profiles make a table" in maitred("calibrate", "run", "--latency-model", "linear")[2]
     assert "absent.csv: cannot be read: no such file" in maitred("calibrate", "absent.csv")[2]
 

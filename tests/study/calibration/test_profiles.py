@@ -70,7 +70,7 @@ def test_a_fit_without_buckets_is_said(profile: Path) -> None:
     path = profile / "tp1" / "skew_fit.csv"
     path.write_text(path.read_text().splitlines()[0] + "\n")
 
-    with pytest.raises(ConfigError, match=r"skew_fit.csv: no fit of unequal lengths"):
+    with pytest.raises(ConfigError, match=r"skew_fit.csv: not a fit of unequal lengths"):
         read_profile(profile, 1)
 
 

@@ -35,7 +35,7 @@ def num_kv_blocks(deployment: Deployment, block_size: int, utilisation: float = 
         deployment.data_parallel_size,
     )
     if not hardware.memory_gib:
-        hint = "say memory_gib (MemoryGiB) there, or --total-kv-blocks here"
+        hint = "give memory_gib (MemoryGiB) there, or --total-kv-blocks here"
         raise ConfigError(f"the memory of {hardware.name} is not known", hint=hint)
     gpus = tp * dp
     libraries = _LIBRARIES_ALONE if gpus == 1 else _LIBRARIES * gpus
@@ -50,7 +50,7 @@ def num_kv_blocks(deployment: Deployment, block_size: int, utilisation: float = 
         wants = (weights + activations + libraries) / _GIB
         what = f"{model.name} wants {wants:.0f} GiB before any KV, and {gpus} x {hardware.name} give it {memory / _GIB:.0f}"
         more = "" if utilisation >= DEFAULT_UTILISATION else "a larger --gpu-memory-utilization, "
-        hint = f"{more}a larger --tensor-parallel-size, other --hardware, or say --total-kv-blocks"
+        hint = f"{more}a larger --tensor-parallel-size, other --hardware, or give --total-kv-blocks"
         raise ConfigError(what, where="hardware", hint=hint)
     return blocks
 

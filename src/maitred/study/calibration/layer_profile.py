@@ -120,7 +120,7 @@ def _skew(part: Path) -> Skew:
     try:
         return Skew(counts, rates, most, tuple(found.get(key, 0.0) for key in product(counts, rates, most)))
     except ValueError as error:
-        raise ConfigError(f"no fit of unequal lengths: {error}", where=str(path)) from error
+        raise ConfigError(f"not a fit of unequal lengths: {error}", where=str(path)) from error
 
 
 def _bucket_bound(label: str) -> float:
@@ -177,7 +177,7 @@ def compile_profile(
             source=source,
         )
     except ValueError as error:
-        raise ConfigError(f"its layer profile is no full one: {error}", where=source) from error
+        raise ConfigError(f"its layer profile is incomplete: {error}", where=source) from error
 
 
 def graph_sizes(limit: int) -> list[int]:

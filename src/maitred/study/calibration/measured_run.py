@@ -183,8 +183,8 @@ class MeasuredRun(msgspec.Struct, frozen=True):
         model, engine = self.meta.model_config, self.meta.engine_kwargs
         instances = [gpus for node in self.meta.cluster.nodes for gpus in node.instances]
         if not instances:
-            hint = "say kv_cache.num_gpu_blocks, or cluster.nodes[].instances[].npu_mem.mem_size"
-            raise ConfigError("nothing says how many KV blocks there are", where=str(self.path / "meta.json"), hint=hint)
+            hint = "give kv_cache.num_gpu_blocks, or cluster.nodes[].instances[].npu_mem.mem_size"
+            raise ConfigError("the number of KV blocks is not known", where=str(self.path / "meta.json"), hint=hint)
         kv_heads = max(1, model.num_key_value_heads // engine.tensor_parallel_size)
         block = _BLOCK * model.num_hidden_layers * 2 * kv_heads * _head(model) * _BYTES_PER_ELEMENT
         weights = _parameters(model, engine.data_parallel_size) * _BYTES_PER_ELEMENT / engine.tensor_parallel_size
@@ -200,7 +200,7 @@ def read_measured_run(path: Path) -> MeasuredRun:
         hint = "a folder with meta.json, requests.csv and profile/"
         raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(file), hint=hint) from error
     except msgspec.DecodeError as error:
-        raise ConfigError(f"not what a meta.json holds: {error}", where=str(file)) from error
+        raise ConfigError(f"it is not a valid meta.json: {error}", where=str(file)) from error
 
 
 def _head(model: ModelShape) -> int:

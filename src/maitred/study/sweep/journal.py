@@ -89,7 +89,7 @@ class FileJournal(InMemoryJournal):
         try:
             return msgspec.json.decode(path.read_bytes(), type=_JournalHeader)
         except msgspec.DecodeError as error:
-            raise ConfigError("this is not what a sweep writes", where=str(path), hint="name another --out") from error
+            raise ConfigError("this is not the header of a sweep", where=str(path), hint="name another --out") from error
 
     def _check(self, before: _JournalHeader, now: _JournalHeader, resume: bool) -> None:
         if not resume:

@@ -59,7 +59,9 @@ def _grid_points(plan: SweepPlan) -> list[SweepPoint]:
     assert plan.spec.grid is not None
     points = plan.points(0, grid_values(plan.spec.grid, plan.locate("grid")))
     if all(point.problem for point in points):
-        raise ConfigError(f"none of the {len(points):,} candidates can be; the first: {points[0].problem}", where=plan.name)
+        raise ConfigError(
+            f"none of the {len(points):,} candidates can be simulated; the first: {points[0].problem}", where=plan.name
+        )
     return points
 
 

@@ -119,7 +119,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         if self.grid is None and self.search is None:
-            raise ValueError("grid is missing: nothing says what is to be tried (or search)")
+            raise ValueError("grid is missing: it lists the values to try (or give search)")
         if self.grid is not None and self.search is not None:
             raise ValueError("search does not go with grid: give one of them")
         if self.grid is not None:
@@ -160,7 +160,7 @@ def sweep_document(spec: str | Path | Mapping[str, Any]) -> YamlDocument:
     try:
         return _InlineDocument(yaml.safe_dump(msgspec.to_builtins(spec), sort_keys=False, allow_unicode=True), "sweep")
     except (TypeError, yaml.YAMLError) as error:
-        raise ConfigError(f"it holds what no file could say: {error}", where="sweep") from error
+        raise ConfigError(f"it holds a value that no file could hold: {error}", where="sweep") from error
 
 
 class CandidateDocument(YamlDocument):
