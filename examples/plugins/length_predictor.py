@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
-from maitred.queueing.srpt import LengthEstimator, LengthPredictor
+from maitred.queueing import LengthEstimator, LengthPredictor
 
 
 class MovingAverage(LengthPredictor):

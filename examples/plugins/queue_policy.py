@@ -11,8 +11,7 @@ from __future__ import annotations
 from maitred.core.contracts import SortKey
 from maitred.core.request import PriorityClass
 from maitred.core.sequence import SequenceState
-from maitred.queueing import CacheAware, PolicyInfo
-from maitred.queueing.base import KeyPolicy
+from maitred.queueing import CacheAware, KeyPolicy, PolicyInfo
 
 
 class WeightedShortestFirst(KeyPolicy):

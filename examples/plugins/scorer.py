@@ -9,8 +9,7 @@ To try it, in this folder:
 from __future__ import annotations
 
 from maitred.core.contracts import InstanceView
-from maitred.routing import RouterInfo, Signals
-from maitred.routing.scorers import ViewScorer
+from maitred.routing import RouterInfo, Signals, ViewScorer
 
 
 class KvHeadroom(ViewScorer):

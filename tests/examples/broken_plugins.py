@@ -10,13 +10,9 @@ from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance.latency import StepTimes
-from maitred.queueing import TimeInvariantPriority
-from maitred.queueing.base import KeyPolicy
-from maitred.queueing.srpt import LengthEstimator, LengthPredictor
+from maitred.queueing import KeyPolicy, LengthEstimator, LengthPredictor, TimeInvariantPriority
 from maitred.routing import BaseRouter, BaseScorer
-from maitred.workload import TraceFormat, TraceRow
-from maitred.workload.line_reader import LineReader
-from maitred.workload.trace_format import RowParser
+from maitred.workload import LineReader, RowParser, TraceFormat, TraceRow
 
 
 class ByTheClock(KeyPolicy):

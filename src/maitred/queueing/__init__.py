@@ -7,8 +7,21 @@ sorted again. Policies are composed by wrapping: `bounded(lpm, max_wait=5)`.
 
 from __future__ import annotations
 
-from maitred.queueing.base import SCHEDULERS, CacheAware, PolicyInfo
+from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, KeyPolicy, PolicyInfo
 from maitred.queueing.config import QueueingConfig
 from maitred.queueing.priority import PRIORITIES, TimeInvariantPriority
+from maitred.queueing.srpt import LENGTH_PREDICTORS, LengthEstimator, LengthPredictor
 
-__all__ = ["PRIORITIES", "SCHEDULERS", "CacheAware", "PolicyInfo", "QueueingConfig", "TimeInvariantPriority"]
+__all__ = [
+    "LENGTH_PREDICTORS",
+    "PRIORITIES",
+    "SCHEDULERS",
+    "BaseQueue",
+    "CacheAware",
+    "KeyPolicy",
+    "LengthEstimator",
+    "LengthPredictor",
+    "PolicyInfo",
+    "QueueingConfig",
+    "TimeInvariantPriority",
+]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from maitred.routing.base import ROUTERS, BaseRouter, RouterInfo, Signals, signals_read
 from maitred.routing.config import RoutingConfig
-from maitred.routing.scorers import SCORERS, BaseScorer, Scorer
+from maitred.routing.scorers import SCORERS, BaseScorer, Scorer, ViewScorer
 
 __all__ = [
     "ROUTERS",
@@ -20,5 +20,6 @@ __all__ = [
     "RoutingConfig",
     "Scorer",
     "Signals",
+    "ViewScorer",
     "signals_read",
 ]

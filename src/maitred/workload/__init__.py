@@ -22,7 +22,7 @@ from maitred.workload.line_reader import LineReader
 from maitred.workload.spec import Client, Cohort, Workload
 from maitred.workload.synthetic import closed_loop, synthetic
 from maitred.workload.trace import BadRows, Trace, open_trace, sample_jobs, sample_names
-from maitred.workload.trace_format import FORMATS, RowError, RowParser, TraceFormat, TraceRow
+from maitred.workload.trace_format import FORMATS, CsvColumns, RowError, RowParser, TraceFormat, TraceRow
 from maitred.workload.trace_writer import WRITERS, LostField, RecordingWorkload, RequestMeasurement, TraceWriter
 from maitred.workload.transforms import (
     ClassMix,
@@ -46,6 +46,7 @@ __all__ = [
     "ClassMix",
     "Client",
     "Cohort",
+    "CsvColumns",
     "Job",
     "LengthDistribution",
     "LineReader",
