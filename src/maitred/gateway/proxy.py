@@ -5,10 +5,10 @@
     _try_backends()   let the router choose a backend (`fleet`); try another one while no part of a response has been sent
     _try_backend()    send the request to one backend, and its response to the client (`response_forwarder`)
 
-**Slots and places in a queue** are freed in one place: the `finally` of `_hold_slot`. When a client disconnects, the
-`DisconnectWatcher` cancels the task of its request, wherever that task waits: in the queue (`slot.wait`) or for a backend. The
-cancellation passes through this `finally`, which tells the core that the request has ended with CLIENT_GONE. The core frees
-what the request has: its place in the queue, or its slot.
+**Slots and places in a queue** are freed in `_hold_slot` alone: by its `finally`, and by `yield_slot` for a request that is
+preempted. When a client disconnects, the `DisconnectWatcher` cancels the task of its request, wherever that task waits: in the
+queue (`slot.wait`) or for a backend. The cancellation passes through this `finally`, which tells the core that the request has
+ended with CLIENT_GONE. The core (`Admission.release`) frees what the request has: its place in the queue, or its slot.
 
 **A preempted request** is stopped in the same way, which closes its connection to the backend. Its slot is free before anything
 is said to its client, which may be slow to read. Then the request is refused; or, with `on_preempt: retry`, it waits for a slot
@@ -96,6 +96,7 @@ class Proxy:
             send = recorded.send
         task = asyncio.current_task()
         assert task is not None
+        # The body has been read, so all that the server can still report is a disconnect.
         disconnect = DisconnectWatcher(receive, task.cancel)
         try:
             if proxied.route.needs_slot:
@@ -122,7 +123,7 @@ class Proxy:
     async def _hold_slot(self, proxied: ProxyRequest, send: Send, disconnect: DisconnectWatcher) -> None:
         """Serve one request while it holds a slot. Raises ApiError if it gets none, loses it, or no backend answers.
 
-        The only place where the gateway frees a slot or a place in a queue.
+        No other function of the gateway frees a slot or a place in a queue.
         """
         request, end = proxied.request, ReleaseReason.FAILED
         try:
@@ -135,6 +136,8 @@ class Proxy:
                 except asyncio.CancelledError:
                     if not slot.absorb_preemption():
                         raise
+                # The work has stopped, and the connection to the backend is closed. The preemptor gets the slot now, before
+                # anything is sent to the client of the victim, which may be slow to read.
                 if not slot.yield_slot():
                     raise error_responses.preempted()
         except AdmissionRejected as rejected:
@@ -182,6 +185,7 @@ class Proxy:
             response = await self._client.request(backend.origin, "POST", proxied.path, proxied.headers, proxied.body)
             forwarder = ResponseForwarder(proxied, response, send, disconnect, self._config.sse_keepalive_secs)
             await forwarder.wait_for_data()
+            # From here on the backend is not abandoned for this request; and after a True from the core it is no victim.
             sent.response_started = True
             if proxied.route.needs_slot and not self._admission.confirm_first_byte(proxied.request.id):
                 raise error_responses.preempted()
@@ -196,6 +200,7 @@ class Proxy:
                 raise
             raise BackendAbandoned(f"{backend.url} is down: {backend.problem}") from None
         finally:
+            # If the response is not complete, this closes the connection, so that the engine stops working on it.
             if response is not None:
                 response.close()
             self._fleet.remove_request(sent)

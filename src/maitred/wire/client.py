@@ -112,6 +112,7 @@ class ConnectionPool:
             async with asyncio.timeout(self._limits.connect_secs):
                 connection = await waiter
         except BaseException as error:
+            # The waiter may have been given a connection, or a place for one, just before it was cancelled or timed out.
             if waiter.done() and not waiter.cancelled():
                 self._return_unused(waiter.result())
             if isinstance(error, TimeoutError):

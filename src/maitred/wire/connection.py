@@ -134,6 +134,7 @@ class UpstreamConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            # An error behind the end of a response concerns what follows: the response stands, the connection does not.
             if not self._is_complete:
                 self._fail(error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error)
                 return
