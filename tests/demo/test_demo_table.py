@@ -19,15 +19,15 @@ def rows(table):
 
 
 def test_a_row_per_class_says_who_waits_and_how_long_the_others_waited():
-    tally = ClientStats((PriorityClass.INTERACTIVE, PriorityClass.BULK))
+    stats = ClientStats((PriorityClass.INTERACTIVE, PriorityClass.BULK))
     for ttft in (0.2, 1.5):
-        flight = tally.on_send(PriorityClass.INTERACTIVE, 0.0)
-        flight.on_token(ttft)
-        flight.on_end(ClientOutcome.COMPLETED, 2.0)
-    tally.on_send(PriorityClass.BULK, 0.0)
-    tally.on_send(PriorityClass.BULK, 0.0).on_token(1.0)
-    tally.on_send(PriorityClass.BULK, 0.0).on_end(ClientOutcome.REJECTED, 1.0)
-    chats, bulk = rows(live_table(tally, 3.0))
+        sent = stats.on_send(PriorityClass.INTERACTIVE, 0.0)
+        sent.on_token(ttft)
+        sent.on_end(ClientOutcome.COMPLETED, 2.0)
+    stats.on_send(PriorityClass.BULK, 0.0)
+    stats.on_send(PriorityClass.BULK, 0.0).on_token(1.0)
+    stats.on_send(PriorityClass.BULK, 0.0).on_end(ClientOutcome.REJECTED, 1.0)
+    chats, bulk = rows(live_table(stats, 3.0))
     assert chats == ["interactive", "0", "0", "200 ms", "1.5 s", "2", "0"]
     assert bulk == ["bulk", "1", "1", "–", "–", "0", "1"]
 
@@ -37,9 +37,9 @@ def test_the_summary_fits_a_terminal_and_names_the_slots_that_leaked(capsys, mon
     counts = {"completed": 123, "rejected": 4, "preempted": 7, "failed": 5, "cancelled": 6}
     of = ClassOutcomes(**counts, ttft_p50_ms=31.2, ttft_p99_ms=48.0, e2e_p50_ms=10_500.0)
     print_summary(DemoSummary(seconds=4.0, arrivals=145, classes={"interactive": of}, leaked_slots=3))
-    said = capsys.readouterr().out
-    assert "145 requests in 4 s" in said
-    (row,) = [line.split() for line in said.splitlines() if "interactive" in line]
+    printed = capsys.readouterr().out
+    assert "145 requests in 4 s" in printed
+    (row,) = [line.split() for line in printed.splitlines() if "interactive" in line]
     assert row == ["interactive", "123", "4", "7", "5", "6", "31", "ms", "48", "ms", "10.5", "s"]
-    assert max(map(len, said.splitlines())) <= 80
-    assert "Slots leaked: 3" in said
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "Slots leaked: 3" in printed

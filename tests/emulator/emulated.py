@@ -1,4 +1,4 @@
-"""What the tests of the emulated engine share: an engine on a socket, and a client that sees bytes."""
+"""Helpers of the emulator tests: an engine on a socket, and a client that sees bytes."""
 
 import asyncio
 import contextlib
@@ -13,10 +13,10 @@ from maitred.wire.client import Origin, UpstreamClient
 from maitred.wire.server import running_server
 
 play = uvloop.run
-"""Runs a scenario on the loop that the servers run on."""
+"""Run a scenario on the event loop that the servers use."""
 
 FROZEN = LinearLatency((3_600_000_000.0, 0.0, 0.0))
-"""A step takes an hour: no token ever comes."""
+"""A step takes an hour, so no token ever comes."""
 
 QUICK = LinearLatency((1_000.0, 0.0, 0.0))
 """A step takes a millisecond."""
@@ -29,12 +29,12 @@ class Emulated:
         self.url, self.client, self.origin = url, client, Origin.parse(url)
 
     async def ask(self, path, payload, *, method="POST"):
-        """The response when its head has come."""
+        """Return the response when its head has come."""
         body = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
         return await self.client.request(self.origin, method, path, [(b"content-type", b"application/json")], body)
 
     async def answer(self, path, payload=b"", *, method="POST"):
-        """The whole response: status and JSON."""
+        """Return the status and the JSON of a whole response."""
         response = await self.ask(path, payload, method=method)
         return response.status, msgspec.json.decode(await whole(response))
 
@@ -43,7 +43,7 @@ class Emulated:
         return (await whole(response)).decode()
 
     async def state_with(self, **wanted):
-        """The engine's state as soon as it is like that; what it is like instead after two seconds."""
+        """Return the state of the engine as soon as it has the `wanted` values, or after two seconds as it is then."""
         for _ in range(400):
             state = msgspec.json.decode(await self.get("/emulator/state"))
             if wanted.items() <= state.items():
@@ -57,9 +57,9 @@ async def whole(response):
 
 
 def events(body):
-    """The JSON of each event, and whether [DONE] is the last."""
-    *said, last = [event.removeprefix("data: ") for event in body.decode().strip().split("\n\n")]
-    return [msgspec.json.decode(event) for event in said], last == "[DONE]"
+    """Return the JSON of each event, and whether [DONE] is the last."""
+    *payloads, last = [event.removeprefix("data: ") for event in body.decode().strip().split("\n\n")]
+    return [msgspec.json.decode(event) for event in payloads], last == "[DONE]"
 
 
 @contextlib.asynccontextmanager
@@ -73,6 +73,6 @@ async def emulated(*, latency=QUICK, engine=None, **instance):
             await client.close()
 
 
-def chat(tokens=None, *, said="hello", **fields):
+def chat(tokens=None, *, text="hello", **fields):
     limit = {} if tokens is None else {"max_tokens": tokens, "ignore_eos": True}
-    return {"messages": [{"role": "user", "content": said}], **limit, **fields}
+    return {"messages": [{"role": "user", "content": text}], **limit, **fields}

@@ -25,15 +25,15 @@ def test_a_workload_is_sent_with_its_classes_and_the_answers_have_its_lengths():
     jobs = [job(0), job(1, at_ms=5, prompt=100, tokens=7, priority_class=BULK), job(2, at_ms=9, prompt=1)]
 
     async def scenario():
-        tally = ClientStats()
+        stats = ClientStats()
         async with emulated() as engine:
-            clients = WorkloadClients(engine.client, engine.origin, "emulated", tally)
+            clients = WorkloadClients(engine.client, engine.origin, "emulated", stats)
             await clients.send_jobs(jobs)
             await clients.wait_until_done()
-            return tally, await engine.get("/metrics")
+            return stats, await engine.get("/metrics")
 
-    tally, page = play(scenario())
-    assert {c: of.num_ended[ClientOutcome.COMPLETED] for c, of in tally.classes.items()} == {CHAT: 2, BULK: 1}
+    stats, page = play(scenario())
+    assert {c: of.num_ended[ClientOutcome.COMPLETED] for c, of in stats.classes.items()} == {CHAT: 2, BULK: 1}
     # 20 + 100, and the shortest chat there can be: one token, four for its message, three for the answer
     assert 'prompt_tokens_total{engine="0",model_name="emulated"} 128.0' in page
     assert 'generation_tokens_total{engine="0",model_name="emulated"} 13.0' in page
@@ -41,19 +41,19 @@ def test_a_workload_is_sent_with_its_classes_and_the_answers_have_its_lengths():
 
 def test_arrivals_wait_for_no_answer_and_giving_up_frees_the_engine():
     async def scenario():
-        tally = ClientStats()
+        stats = ClientStats()
         async with emulated(latency=FROZEN) as engine:
-            clients = WorkloadClients(engine.client, engine.origin, "emulated", tally)
+            clients = WorkloadClients(engine.client, engine.origin, "emulated", stats)
             await clients.send_jobs([job(n) for n in range(5)])
             before = await engine.state_with(running=1, waiting=4)
-            waiting = tally.classes[CHAT].num_waiting
+            waiting = stats.classes[CHAT].num_waiting
             await clients.cancel_open()
-            return before["running"] + before["waiting"], waiting, await engine.state_with(running=0, waiting=0), tally
+            return before["running"] + before["waiting"], waiting, await engine.state_with(running=0, waiting=0), stats
 
-    reached, waiting, after, tally = play(scenario())
+    reached, waiting, after, stats = play(scenario())
     assert (reached, waiting) == (5, 5)
     assert after["aborted"] == 5
-    assert tally.classes[CHAT].num_ended[ClientOutcome.CANCELLED] == 5
+    assert stats.classes[CHAT].num_ended[ClientOutcome.CANCELLED] == 5
 
 
 @pytest.mark.parametrize(
@@ -87,17 +87,17 @@ def test_an_answer_counts_as_what_it_is(status, headers, body, outcome):
         await send({"type": "http.response.body", "body": body})
 
     async def scenario():
-        tally = ClientStats()
+        stats = ClientStats()
         async with running_server(app) as url:
             client = UpstreamClient()
-            clients = WorkloadClients(client, Origin.parse(url), "some-model", tally)
+            clients = WorkloadClients(client, Origin.parse(url), "some-model", stats)
             await clients.send_jobs([job(0, tokens=9, priority_class=BULK)])
             await clients.wait_until_done()
             await client.close()
-        return tally
+        return stats
 
-    tally = play(scenario())
-    assert [o for o, number in tally.classes[BULK].num_ended.items() if number] == [outcome]
+    stats = play(scenario())
+    assert [o for o, number in stats.classes[BULK].num_ended.items() if number] == [outcome]
     ((priority, asked),) = seen
     assert priority == b"bulk"
     assert (asked["model"], asked["max_tokens"], asked["ignore_eos"], asked["stream"]) == ("some-model", 9, True, True)
@@ -105,12 +105,12 @@ def test_an_answer_counts_as_what_it_is(status, headers, body, outcome):
 
 def test_a_server_that_is_not_there_is_a_failure():
     async def scenario():
-        tally, client = ClientStats(), UpstreamClient()
-        clients = WorkloadClients(client, Origin.parse("http://127.0.0.1:1"), "m", tally)
+        stats, client = ClientStats(), UpstreamClient()
+        clients = WorkloadClients(client, Origin.parse("http://127.0.0.1:1"), "m", stats)
         await clients.send_jobs([job(0)])
         await clients.wait_until_done()
         await client.close()
-        return tally
+        return stats
 
     assert asyncio.run(scenario()).classes[CHAT].num_ended[ClientOutcome.FAILED] == 1
 

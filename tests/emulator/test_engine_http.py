@@ -1,4 +1,4 @@
-"""The emulated engine on the wire: heads, order, disconnects, refusals, metrics."""
+"""The emulated engine over HTTP: heads, order, disconnects, errors, metrics."""
 
 import asyncio
 import contextlib
@@ -64,22 +64,27 @@ def test_a_client_that_does_not_stream_and_leaves_is_noticed_too():
 
 @pytest.mark.parametrize(("scheduler", "order"), [("fcfs", ["long", "short"]), ("sjf", ["short", "long"])])
 def test_one_place_is_given_in_the_order_of_the_scheduler(scheduler, order):
+    """A request that gets the place leaves it when its first token comes. Its answer would take minutes, so the order does not
+    depend on how late the process is."""
+
     async def scenario():
-        ended = []
+        started = []
         async with emulated(max_num_seqs=1, scheduler=scheduler) as engine:
 
-            async def ask(name, said):
-                await whole(await engine.ask(CHAT, chat(2, said=said, stream=True)))
-                ended.append(name)
+            async def ask(name, text):
+                response = await engine.ask(CHAT, chat(100_000, text=text, stream=True))
+                await response.read_piece()
+                started.append(name)
+                response.close()
 
             holds_the_place = await engine.ask(CHAT, chat(100_000, stream=True))
             asking = []
-            for waiting, (name, said) in enumerate([("long", "x" * 400), ("short", "x")], start=1):
-                asking.append(asyncio.create_task(ask(name, said)))
+            for waiting, (name, text) in enumerate([("long", "x" * 400), ("short", "x")], start=1):
+                asking.append(asyncio.create_task(ask(name, text)))
                 await engine.state_with(running=1, waiting=waiting)
             holds_the_place.close()
             await asyncio.gather(*asking)
-        return ended
+        return started
 
     assert play(scenario()) == order
 
@@ -104,7 +109,7 @@ def test_two_streams_share_every_step():
 
 
 @pytest.mark.parametrize(
-    ("path", "payload", "status", "code", "param", "said"),
+    ("path", "payload", "status", "code", "param", "expected"),
     [
         (CHAT, b'{"messages": [', 400, None, None, "the body is not JSON"),
         (CHAT, b"\xff\xfe", 400, None, None, "the body is not JSON"),
@@ -129,7 +134,7 @@ def test_two_streams_share_every_step():
         (TEXT, b" " * 9000, 413, "request_too_large", None, "8000 bytes"),
     ],
 )
-def test_a_request_that_cannot_be_served_is_told_why(path, payload, status, code, param, said):
+def test_a_request_that_cannot_be_served_is_told_why(path, payload, status, code, param, expected):
     async def scenario():
         async with emulated(engine={"max_body_bytes": 8000}, max_model_len=64) as engine:
             got = await engine.answer(path, payload)
@@ -138,7 +143,7 @@ def test_a_request_that_cannot_be_served_is_told_why(path, payload, status, code
     (got_status, answer), state = play(scenario())
     error = answer["error"]
     assert (got_status, error["code"], error["param"]) == (status, code, param)
-    assert said in error["message"]
+    assert expected in error["message"]
     assert state["accepted"] == 0
 
 
@@ -222,7 +227,7 @@ def test_a_stream_ends_with_done_and_carries_no_usage_unless_it_was_asked_for():
         async with emulated() as engine:
             return events(await whole(await engine.ask(CHAT, chat(2, stream=True))))
 
-    said, done = play(scenario())
+    expected, done = play(scenario())
     assert done
-    assert len(said) == 4  # the role, two words, the reason
-    assert not any("usage" in event for event in said)
+    assert len(expected) == 4  # the role, two words, the reason
+    assert not any("usage" in event for event in expected)

@@ -1,4 +1,4 @@
-"""An emulated engine that is told on what hardware its model runs."""
+"""An emulated engine with a model and hardware of the catalogue."""
 
 import msgspec
 from emulated import emulated, play

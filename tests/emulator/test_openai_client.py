@@ -1,4 +1,4 @@
-"""The emulated engine as the real `openai` package sees it."""
+"""The emulated engine seen by the real `openai` package."""
 
 import base64
 import math

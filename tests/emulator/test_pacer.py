@@ -1,4 +1,4 @@
-"""The pacer on a clock that is moved by hand.
+"""The pacer on a manual clock.
 
 The latency model is β = (10 ms, 0.1 ms, 1 ms): a prompt of 10 tokens is read in one step of 11 ms, which also gives the first
 token; a step with one sequence decoding takes 11 ms, with two 12 ms.
@@ -18,8 +18,8 @@ from maitred.instance import Instance, InstanceConfig, LinearLatency
 LATENCY = LinearLatency((10_000.0, 100.0, 1_000.0))
 
 
-class HandClock:
-    """Time stands still until it is moved. Timers can be made to go off late."""
+class ManualClock:
+    """A clock that is moved by the test. Timers can fire late."""
 
     def __init__(self):
         self.now = 0.0
@@ -29,12 +29,12 @@ class HandClock:
         return self.now
 
     def call_at(self, when, callback):
-        timer = HandTimer(when, callback, self.timers)
+        timer = ManualTimer(when, callback, self.timers)
         self.timers.append(timer)
         return timer
 
     def move_to(self, ms):
-        """Every timer goes off when it is due."""
+        """Move the clock; every timer fires when it is due."""
         target = ms / 1000
         while (timer := min(self.timers, key=lambda t: t.when, default=None)) and timer.when <= target:
             self.now = max(self.now, timer.when)
@@ -43,7 +43,7 @@ class HandClock:
         self.now = target
 
     def jump_to(self, ms):
-        """The process was held up: what was due meanwhile goes off now."""
+        """Move the clock as if the process had been held up: timers that were due fire now."""
         self.now = ms / 1000
         self.move_to(ms)
 
@@ -52,7 +52,7 @@ class HandClock:
         return round(timer.when * 1000, 6)
 
 
-class HandTimer:
+class ManualTimer:
     def __init__(self, when, callback, timers):
         self.when, self.callback, self.timers = when, callback, timers
 
@@ -61,12 +61,12 @@ class HandTimer:
             self.timers.remove(self)
 
 
-class Books:
-    """In place of the metrics: what the pacer reports, with virtual times in ms."""
+class RecordedMetrics:
+    """A stand-in for the metrics that keeps what the pacer reports, with virtual times in ms."""
 
     def __init__(self):
         self.finishes, self.gaps, self.aborts, self.tokens = {}, [], 0, 0
-        self.first_tokens, self.courses = {}, {}
+        self.first_tokens, self.times = {}, {}
 
     def on_first_token(self, request, at, scheduled, cached):
         self.first_tokens[request.id] = (scheduled / 1000, at / 1000)
@@ -82,7 +82,7 @@ class Books:
 
     def on_finished(self, request, course, reason):
         self.finishes[request.id] = (course.output_tokens, course.last_token / 1000)
-        self.courses[request.id] = course
+        self.times[request.id] = course
 
     def on_end(self, reason):
         assert reason is FinishReason.ABORT
@@ -91,27 +91,27 @@ class Books:
 
 class Scene:
     def __init__(self, *, speed=1.0, **instance):
-        self.clock, self.books, self.told = HandClock(), Books(), []
+        self.clock, self.metrics, self.reported = ManualClock(), RecordedMetrics(), []
         self.instance = Instance(InstanceConfig(latency=LATENCY, step_by_step=True, **instance), Random(1))
-        self.pacer = Pacer(self.instance, self.clock, self.books, speed=speed)
+        self.pacer = Pacer(self.instance, self.clock, self.metrics, speed=speed)
 
     def submit(self, number, tokens, *, prompt=10):
         request = Request(id=number, arrival=self.pacer.now(), prompt_tokens=prompt)
         self.pacer.submit(
-            PacedAnswer(request, PlannedFinish(tokens, FinishReason.STOP), lambda emitted: self.hear(number, emitted))
+            PacedAnswer(request, PlannedFinish(tokens, FinishReason.STOP), lambda emitted: self.on_progress(number, emitted))
         )
 
-    def hear(self, number, emitted):
-        self.told.append((round(self.clock.now * 1000, 3), number, emitted))
+    def on_progress(self, number, emitted):
+        self.reported.append((round(self.clock.now * 1000, 3), number, emitted))
 
 
 def test_each_token_is_told_at_the_end_of_its_step():
     scene = Scene()
     scene.submit(0, tokens=3)
     scene.clock.move_to(100)
-    assert scene.told == [(11.0, 0, 1), (22.0, 0, 2), (33.0, 0, 3)]
-    assert scene.books.finishes == {0: (3, 33.0)}
-    assert scene.books.gaps == [11.0, 11.0]
+    assert scene.reported == [(11.0, 0, 1), (22.0, 0, 2), (33.0, 0, 3)]
+    assert scene.metrics.finishes == {0: (3, 33.0)}
+    assert scene.metrics.gaps == [11.0, 11.0]
     assert scene.clock.timers == []
 
 
@@ -120,7 +120,7 @@ def test_the_course_of_a_request_that_lost_its_place_to_another():
     for number in (0, 1):
         scene.submit(number, tokens=10)
     scene.clock.move_to(1_000)
-    first, second = scene.books.courses[0], scene.books.courses[1]
+    first, second = scene.metrics.times[0], scene.metrics.times[1]
     assert (first.scheduled, first.first_token, first.output_tokens, first.preemptions) == (0, 11_000, 10, 0)
     assert (second.scheduled, second.first_token, second.output_tokens, second.preemptions) == (11_000, 23_000, 10, 1)
     assert second.last_token > first.last_token
@@ -130,18 +130,18 @@ def test_a_late_timer_tells_all_that_was_due_at_once_and_the_next_step_is_not_la
     scene = Scene()
     scene.submit(0, tokens=5)
     scene.clock.jump_to(30)
-    assert scene.told == [(30.0, 0, 2)]
+    assert scene.reported == [(30.0, 0, 2)]
     assert scene.clock.next_ms() == 33
     scene.clock.move_to(100)
-    assert scene.books.finishes == {0: (5, 55.0)}
+    assert scene.metrics.finishes == {0: (5, 55.0)}
 
 
 def test_twice_the_speed_is_half_the_time():
     scene = Scene(speed=2)
     scene.submit(0, tokens=2)
     scene.clock.move_to(100)
-    assert scene.told == [(5.5, 0, 1), (11.0, 0, 2)]
-    assert scene.books.finishes == {0: (2, 22.0)}
+    assert scene.reported == [(5.5, 0, 1), (11.0, 0, 2)]
+    assert scene.metrics.finishes == {0: (2, 22.0)}
 
 
 def test_who_comes_during_a_step_joins_the_next_one():
@@ -151,8 +151,8 @@ def test_who_comes_during_a_step_joins_the_next_one():
     scene.submit(1, tokens=1)
     scene.clock.move_to(100)
     # step 2 decodes one and reads ten tokens: 10 + 1 + 1 ms
-    assert scene.told == [(11.0, 0, 1), (23.0, 0, 2), (23.0, 1, 1), (34.0, 0, 3)]
-    assert scene.books.first_tokens[1] == (11.0, 23.0)
+    assert scene.reported == [(11.0, 0, 1), (23.0, 0, 2), (23.0, 1, 1), (34.0, 0, 3)]
+    assert scene.metrics.first_tokens[1] == (11.0, 23.0)
 
 
 def test_one_that_is_aborted_while_it_waits_is_never_told_anything_and_holds_up_nobody():
@@ -161,8 +161,8 @@ def test_one_that_is_aborted_while_it_waits_is_never_told_anything_and_holds_up_
         scene.submit(number, tokens=1)
     assert scene.pacer.abort(1)
     scene.clock.move_to(100)
-    assert scene.told == [(11.0, 0, 1), (22.0, 2, 1)]
-    assert scene.books.aborts == 1
+    assert scene.reported == [(11.0, 0, 1), (22.0, 2, 1)]
+    assert scene.metrics.aborts == 1
 
 
 def test_one_that_is_aborted_while_it_runs_leaves_its_place_at_once():
@@ -173,7 +173,7 @@ def test_one_that_is_aborted_while_it_runs_leaves_its_place_at_once():
     assert scene.pacer.abort(0)
     assert (scene.instance.running, scene.instance.waiting) == (0, 1)
     scene.clock.move_to(100)
-    assert scene.told == [(11.0, 0, 1), (33.0, 1, 1)]
+    assert scene.reported == [(11.0, 0, 1), (33.0, 1, 1)]
     assert not scene.pacer.abort(0)
 
 
@@ -188,7 +188,7 @@ def test_a_listener_that_fails_does_not_stop_the_clock():
         scene.clock.move_to(11)
     with pytest.raises(RuntimeError, match="at token 2"):
         scene.clock.move_to(100)
-    assert scene.books.finishes == {7: (2, 22.0)}
+    assert scene.metrics.finishes == {7: (2, 22.0)}
 
 
 ARRIVALS = st.lists(
@@ -225,12 +225,12 @@ def test_lateness_changes_what_is_told_together_and_nothing_else(arrivals, hops)
             clock.jump_to(at)
         clock.jump_to(until)
 
-    punctual, late = play(HandClock.move_to), play(stumble)
-    assert late.books.finishes == punctual.books.finishes
-    assert late.books.gaps == punctual.books.gaps
-    assert late.books.first_tokens == punctual.books.first_tokens
-    for number, (tokens, _) in late.books.finishes.items():
-        heard = [emitted for _, who, emitted in late.told if who == number]
+    punctual, late = play(ManualClock.move_to), play(stumble)
+    assert late.metrics.finishes == punctual.metrics.finishes
+    assert late.metrics.gaps == punctual.metrics.gaps
+    assert late.metrics.first_tokens == punctual.metrics.first_tokens
+    for number, (tokens, _) in late.metrics.finishes.items():
+        heard = [emitted for _, who, emitted in late.reported if who == number]
         assert heard == sorted(set(heard))
         assert heard[-1] == tokens
-    assert len(late.books.finishes) + late.books.aborts == len(arrivals)
+    assert len(late.metrics.finishes) + late.metrics.aborts == len(arrivals)

@@ -1,4 +1,4 @@
-"""The emulated engine over a prefix cache: what clients send twice is computed once."""
+"""The emulated engine with a prefix cache: a prefix that is sent twice is computed once."""
 
 import pytest
 from emulated import emulated, play
@@ -11,12 +11,12 @@ def chat(*messages):
     return {"model": "emulated", "messages": list(messages), "max_tokens": 3}
 
 
-def said(text, role="user"):
+def message(text, role="user"):
     return {"role": role, "content": text}
 
 
-def asked(*payloads, path="/v1/chat/completions", caching=True):
-    """Prompt tokens looked up, and of these found, when each was asked after the other was answered."""
+def cache_counts(*payloads, path="/v1/chat/completions", caching=True):
+    """Send the payloads one after the other, and return the prompt tokens looked up and found in the cache."""
 
     async def scenario():
         async with emulated(enable_prefix_caching=caching) as engine:
@@ -31,33 +31,34 @@ def asked(*payloads, path="/v1/chat/completions", caching=True):
 
 
 def test_a_system_prompt_that_chats_share_is_found():
-    """4 + 240 + 4 + 3 + 3 = 254 tokens each; alike are the first head, its text and the next head: 248, 15 blocks."""
-    queries, hits = asked(chat(SYSTEM, said("Hello there!")), chat(SYSTEM, said("Goodbye then")))
+    """Each prompt has 4 + 240 + 4 + 3 + 3 = 254 tokens. They share the first head, its text and the next head: 248, 15
+    blocks."""
+    queries, hits = cache_counts(chat(SYSTEM, message("Hello there!")), chat(SYSTEM, message("Goodbye then")))
 
     assert (queries, hits) == (508, 240)
 
 
 def test_a_conversation_finds_what_was_said_before():
-    first = chat(SYSTEM, said("Hello there!"))
-    second = chat(SYSTEM, said("Hello there!"), said("the old cat", "assistant"), said("And now?"))
+    first = chat(SYSTEM, message("Hello there!"))
+    second = chat(SYSTEM, message("Hello there!"), message("the old cat", "assistant"), message("And now?"))
 
-    assert asked(first, second)[1] == 240
+    assert cache_counts(first, second)[1] == 240
 
 
 def test_the_role_is_part_of_what_is_said():
     text = "x" * 400
 
-    assert asked(chat(said(text, "user")), chat(said(text, "system")))[1] == 0
+    assert cache_counts(chat(message(text, "user")), chat(message(text, "system")))[1] == 0
 
 
 def test_token_ids_are_prompts_too():
     ids = list(range(100))
 
-    assert asked(*[{"model": "emulated", "prompt": ids, "max_tokens": 2}] * 2, path="/v1/completions")[1] == 96
+    assert cache_counts(*[{"model": "emulated", "prompt": ids, "max_tokens": 2}] * 2, path="/v1/completions")[1] == 96
 
 
 def test_without_a_cache_nothing_is_looked_up():
-    assert asked(*[chat(SYSTEM)] * 2, caching=False) == (0, 0)
+    assert cache_counts(*[chat(SYSTEM)] * 2, caching=False) == (0, 0)
 
 
 @pytest.mark.parametrize("caching", [True, False])

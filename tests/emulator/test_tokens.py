@@ -1,4 +1,4 @@
-"""One rule counts what comes in and what goes out."""
+"""One rule counts the tokens of prompts and of answers."""
 
 from hypothesis import given
 from hypothesis import strategies as st

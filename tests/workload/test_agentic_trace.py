@@ -28,7 +28,7 @@ def keys(job: Job, block_size: int = 64) -> list[int]:
 
 
 def test_a_session_and_its_sub_agents_as_recorded(samples: Path) -> None:
-    """20 requests of the session; sub-agents of 5 and 7 that began at 1148.013 s and 1180.553 s."""
+    """The session has 20 requests; its sub-agents have 5 and 7, and start at 1148.013 s and 1180.553 s."""
     read = jobs(samples / "agentic_one_session.jsonl")
     assert len(read) == 20 + 5 + 7
     by_program = {
@@ -41,7 +41,7 @@ def test_a_session_and_its_sub_agents_as_recorded(samples: Path) -> None:
 
 
 def test_prompts_share_the_blocks_that_they_keep(samples: Path) -> None:
-    """279 blocks, of which the next prompt keeps all; the third keeps all 293 of that; the fourth 297 of 298."""
+    """The second prompt keeps all 279 blocks of the first, the third all 293 of the second, the fourth 297 of 298."""
     first, second, third, fourth = [
         job for job in jobs(samples / "agentic_one_session.jsonl") if "/" not in job.request.program
     ][:4]
@@ -76,7 +76,7 @@ def test_what_comes_of_an_answer_is_known_where_the_next_prompt_goes_on_with_all
 def test_a_prompt_that_ends_within_the_answer_before_it_does_not_say_what_became_of_that(
     tmp_path: Path, next_prompt: int, known: bool
 ) -> None:
-    """640 tokens and 64 of an answer."""
+    """The prompt has 640 tokens, the answer 64."""
     calls = [
         {"t": 0, "in": 640, "out": 64, "keep": 0, "new": [[1, 10]]},
         {"t": 9, "in": next_prompt, "out": 64, "keep": 10, "new": [[11, 11]]},
@@ -87,7 +87,7 @@ def test_a_prompt_that_ends_within_the_answer_before_it_does_not_say_what_became
 
 
 def test_pauses_and_parents_of_both_encodings(samples: Path) -> None:
-    """The first sub-agent began at 1148.013 s; the request before it of its parent came at 1085 s and took 15.64 s."""
+    """The first sub-agent starts at 1148.013 s; the previous request of its parent arrived at 1085 s and took 15.64 s."""
     said = rows(samples / "agentic_one_session.jsonl")
     first = next(row for row in said if row.program == "trace_0291/16")
     assert (first.parent_program, first.think_time) == ("trace_0291", from_seconds(1148.013) - from_seconds(1085 + 15.64))

@@ -1,4 +1,4 @@
-"""TraceV2 of BLIS: absolute times, shared prefixes, and what its optional columns mean."""
+"""TraceV2 of BLIS: absolute times, shared prefixes, and the meaning of its optional columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maitred.workload import Job, open_trace
 from maitred.workload.formats.blis import WRITTEN_COLUMNS
 
 
-def row(**said: object) -> str:
+def row(**fields: object) -> str:
     usual: dict[str, object] = {
         "request_id": 0,
         "input_tokens": 9,
@@ -21,7 +21,7 @@ def row(**said: object) -> str:
         "arrival_time_us": 500,
         "streaming": "true",
     }
-    return ",".join(str((usual | said).get(column, "")) for column in WRITTEN_COLUMNS)
+    return ",".join(str((usual | fields).get(column, "")) for column in WRITTEN_COLUMNS)
 
 
 def trace(path: Path, *rows: str, columns: Sequence[str] = WRITTEN_COLUMNS) -> Path:
@@ -34,14 +34,14 @@ def jobs(path: Path) -> list[Job]:
         return list(opened)
 
 
-def refusal(path: Path) -> str:
+def error_of(path: Path) -> str:
     with pytest.raises(ConfigError) as raised:
         jobs(path)
     return str(raised.value)
 
 
 def test_a_row_is_what_replay_makes_of_it(tmp_path: Path) -> None:
-    said = row(
+    fields = row(
         request_id=7,
         tenant_id="t1",
         slo_class="critical",
@@ -51,7 +51,7 @@ def test_a_row_is_what_replay_makes_of_it(tmp_path: Path) -> None:
         deadline_us=9_000,
         send_time_us=22_906,
     )
-    (job,) = jobs(trace(tmp_path / "t.csv", said))
+    (job,) = jobs(trace(tmp_path / "t.csv", fields))
     request = job.request
     assert (request.id, request.arrival, request.deadline) == (7, 22_906, 9_000)
     assert (request.prompt_tokens, request.max_output_tokens, job.output_tokens) == (9, 4, 4)
@@ -68,7 +68,7 @@ def test_times_are_those_of_the_trace_unless_its_clock_is_of_1970(tmp_path: Path
 
 
 def test_blocks_wholly_within_a_groups_prefix_are_shared_and_all_others_are_not(tmp_path: Path) -> None:
-    """40 shared tokens are two blocks of 16; the third block, in which they end, is each request's own."""
+    """40 shared tokens are two blocks of 16; the third block, in which they end, belongs to each request alone."""
     group = {"prefix_group": "g", "prefix_length": 40, "input_tokens": 24}
     first, second, other_group, other_model, alone = jobs(
         trace(
@@ -130,8 +130,8 @@ def test_ids_may_come_in_any_order_and_once(tmp_path: Path) -> None:
     read = jobs(trace(tmp_path / "t.csv", *(row(request_id=number) for number in ids)))
     assert [job.request.id for job in read] == ids
     for again in ids:
-        said = refusal(trace(tmp_path / "t.csv", *(row(request_id=number) for number in [*ids, again])))
-        assert f":12: its id is {again}, as that of a row above" in said
+        fields = error_of(trace(tmp_path / "t.csv", *(row(request_id=number) for number in [*ids, again])))
+        assert f":12: its id is {again}, as that of a row above" in fields
 
 
 def test_a_quoted_field_may_hold_commas(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_quoted_field_may_hold_commas(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "what"),
+    ("fields", "what"),
     [
         ({"request_id": 1}, ":3: its id is 1, as that of a row above"),
         ({"request_id": "x"}, ":3: its id is no whole number"),
@@ -151,13 +151,13 @@ def test_a_quoted_field_may_hold_commas(tmp_path: Path) -> None:
         ({"request_id": 2, "streaming": "yes"}, ":3: streaming is 'yes'"),
     ],
 )
-def test_a_bad_row_is_named_by_its_line(tmp_path: Path, said: dict[str, object], what: str) -> None:
-    assert what in refusal(trace(tmp_path / "t.csv", row(request_id=1), row(**said)))
+def test_a_bad_row_is_named_by_its_line(tmp_path: Path, fields: dict[str, object], what: str) -> None:
+    assert what in error_of(trace(tmp_path / "t.csv", row(request_id=1), row(**fields)))
 
 
 def test_where_contexts_accumulate_a_round_says_what_is_new(tmp_path: Path) -> None:
-    """Of session a: 40 + 30 tokens, then 50 new ones after the answer of 26 (146), then nothing new after 14 (160). Each
-    session has a clock of its own. 96 tokens have been said when the first answer ends, which are six blocks."""
+    """Session a has 40 + 30 tokens, then 50 new ones after an answer of 26 (146 in all), then no new ones after an answer of 14
+    (160). Each session has a clock of its own. Prompt and answer of the first round are 96 tokens, which are six blocks."""
     (tmp_path / "t.yaml").write_text("trace_version: 3\nsession_context_growth: accumulate\n")
     group = {"prefix_group": "g", "prefix_length": 40}
     read = jobs(
@@ -192,6 +192,6 @@ def test_where_contexts_accumulate_a_round_says_what_is_new(tmp_path: Path) -> N
 )
 def test_a_header_that_means_something_else_is_refused(tmp_path: Path, header: str, what: str) -> None:
     (tmp_path / "t.yaml").write_text(header)
-    assert what in refusal(trace(tmp_path / "t.csv", row()))
+    assert what in error_of(trace(tmp_path / "t.csv", row()))
     (tmp_path / "t.yaml").write_text("trace_version: 2\ntime_unit: microseconds\nmode: real\n")
     assert len(jobs(tmp_path / "t.csv")) == 1

@@ -24,7 +24,7 @@ def draws(lengths: LengthDistribution | str, count: int = 30_000) -> list[int]:
 
 
 def test_gaussian_is_clamped_and_then_rounded() -> None:
-    """Within ±1 deviation lie 68.3 %, and 15.9 % on each side are clamped."""
+    """68.3 % lie within one standard deviation, and 15.9 % are clamped on each side."""
     drawn = draws("gaussian:500,100,400,600")
     assert (min(drawn), max(drawn)) == (400, 600)
     assert Counter(drawn)[400] / len(drawn) == pytest.approx(0.1587, abs=0.01)
@@ -39,7 +39,7 @@ def test_exponential_falls_by_e_with_each_mean() -> None:
 
 
 def test_lognormal_of_logarithms() -> None:
-    """Median e^μ, mean e^(μ + σ²/2)."""
+    """The median is e^μ, the mean e^(μ + σ²/2)."""
     drawn = draws(LogNormalLengthByLogs(5.0, 0.8))
     assert statistics.median(drawn) == pytest.approx(math.exp(5), rel=0.03)
     assert statistics.mean(drawn) == pytest.approx(math.exp(5 + 0.32), rel=0.03)
@@ -47,7 +47,7 @@ def test_lognormal_of_logarithms() -> None:
 
 
 def test_pareto_lognormal_is_a_mixture() -> None:
-    """Log-normal so narrow that it is 20; Pareto from 1,000 with power 2, of which 1/4 lie beyond 2,000."""
+    """The log-normal part is so narrow that it is 20; of the Pareto part, from 1,000 with power 2, 1/4 lies beyond 2,000."""
     drawn = draws(f"pareto_lognormal:2,1000,{math.log(20)},0,0.3")
     tail = [length for length in drawn if length != 20]
     assert len(tail) / len(drawn) == pytest.approx(0.3, abs=0.014)

@@ -1,4 +1,4 @@
-"""Formats of load generators and of published traces: rows by hand, and what each says of the content of prompts."""
+"""Formats of load generators and of published traces: rows by hand, and the prefixes that they give to prompts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def jobs(spec: object, bad_rows: BadRows = BadRows.REFUSE) -> list[Job]:
         return list(trace)
 
 
-def refusal(spec: object) -> str:
+def error_of(spec: object) -> str:
     with pytest.raises(ConfigError) as raised:
         jobs(spec)
     return str(raised.value)
@@ -64,12 +64,12 @@ def test_burstgpts_failures_are_counted_and_not_replayed(write: Write) -> None:
         assert [job.request.arrival for job in trace] == [0]
         assert trace.num_skipped == 1
         assert str(trace.first_skipped) == f"{path}:2: a request that failed: it has no response tokens (it is not replayed)"
-    assert "there is no row" not in refusal(write(BURST, "5,GPT-4,9,0,9,API log"))
+    assert "there is no row" not in error_of(write(BURST, "5,GPT-4,9,0,9,API log"))
 
 
 @pytest.mark.parametrize(("row", "what"), [("x,m,1,1,2,l", "Timestamp is 'x'"), ("1,m,0,1,1,l", "Request tokens is '0'")])
 def test_a_bad_burstgpt_row_is_named_by_its_line(write: Write, row: str, what: str) -> None:
-    assert f"trace:3: {what}" in refusal(write(BURST, "1,m,1,1,2,l", row))
+    assert f"trace:3: {what}" in error_of(write(BURST, "1,m,1,1,2,l", row))
 
 
 # Bailian
@@ -92,7 +92,8 @@ def test_bailians_chats_are_programs_and_its_blocks_of_16_are_prefixes(write: Wr
 
 
 def test_bailians_chats_are_forgotten_when_so_many_others_have_come(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two are remembered. 1 is forgotten when 3 comes; 2, which began with 1, when 4 does: 5 does not know of 1 any more."""
+    """Two chats are remembered. Chat 1 is forgotten when 3 arrives, and 2, which continued 1, when 4 arrives: 5, which
+    continues 2, is no longer in the program of 1."""
     monkeypatch.setattr("maitred.workload.formats.bailian._MAX_CHATS", 2)
     parents = {1: -1, 2: 1, 3: -1, 4: 2, 5: 2}
     row = {"timestamp": 0, "input_length": 40, "output_length": 9}
@@ -113,7 +114,7 @@ def test_a_block_of_the_cache_may_be_several_of_the_trace(write: Write) -> None:
 
 def test_bailian_ids_must_fit_the_prompt(write: Write) -> None:
     row = {"timestamp": 0, "input_length": 64, "output_length": 9, "chat_id": 1, "hash_ids": [1]}
-    assert "trace:1: 1 hash_ids for 64 tokens (they are 4 blocks of 16" in refusal(write(row))
+    assert "trace:1: 1 hash_ids for 64 tokens (they are 4 blocks of 16" in error_of(write(row))
 
 
 # vLLM timed_trace
@@ -131,14 +132,14 @@ def test_timed_trace_is_in_seconds_and_blocks_of_16(write: Write) -> None:
 
 def test_a_mooncake_file_is_no_timed_trace(write: Write) -> None:
     path = write({"timestamp": 0, "input_length": 1200, "output_length": 3, "hash_ids": [7, 8, 9]})
-    assert "a file with blocks of 512 is mooncake:FILE" in refusal(f"timed_trace:{path}")
+    assert "a file with blocks of 512 is mooncake:FILE" in error_of(f"timed_trace:{path}")
 
 
 # AIPerf
 
 
 def test_aiperfs_turns_are_prompts_that_grow(write: Write) -> None:
-    """700 + 52, then 100 new tokens: a prompt of 852. Of it 47 blocks of 16 have been said (752 tokens)."""
+    """700 + 52 tokens, then 100 new ones: a prompt of 852. 47 of its blocks of 16 come from the first round (752 tokens)."""
     path = write(
         {"session_id": "a", "timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]},
         {"session_id": "b", "timestamp": 5, "input_length": 600, "output_length": 9, "hash_ids": [0, 2]},
@@ -175,12 +176,12 @@ def test_aiperf_rows_that_stand_by_session_are_put_in_order(write: Write) -> Non
     ],
 )
 def test_a_bad_aiperf_row_is_named_by_its_line(write: Write, row: dict[str, object], what: str) -> None:
-    assert f"trace:1: {what}" in refusal(write(row))
+    assert f"trace:1: {what}" in error_of(write(row))
 
 
 def test_a_delay_alone_is_no_time(write: Write) -> None:
     turn = {"session_id": "a", "input_length": 5, "output_length": 1}
-    said = refusal(write({**turn, "timestamp": 0}, {**turn, "delay": 100}))
+    said = error_of(write({**turn, "timestamp": 0}, {**turn, "delay": 100}))
     assert "trace:2: it has no time of its own" in said
     assert "--session-mode closed-loop" in said
 

@@ -54,7 +54,7 @@ def test_without_deviation_they_are_constants() -> None:
 
 
 def test_known_draws_stay_what_they_are() -> None:
-    """Recorded once: a seed must mean the same workload tomorrow and under every Python."""
+    """The lengths were recorded once: a seed gives the same workload with every version of Python."""
     assert {text: draws(text, 5) for text in KNOWN} == KNOWN
 
 

@@ -1,4 +1,4 @@
-"""Block ids of a trace become keys of any smaller block size, equal as long as the prompts are."""
+"""Block ids of a trace become keys of any smaller block size, equal as far as the prompts are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_block_size_that_does_not_divide_is_refused_with_what_would(block_size
 
 @given(st.lists(st.integers(0, 5), max_size=4), st.lists(st.integers(0, 5), max_size=4), sizes)
 def test_first_n_keys_are_equal_if_and_only_if_the_first_n_blocks_are(one: list[int], other: list[int], size: int) -> None:
-    """Chains share as many keys as they share ids, times the small blocks in a large one."""
+    """Two chains share their common ids times the number of small blocks in a large one."""
     mine = ChainedBlockIds(tuple(one), 512 * len(one), 512).block_keys(size)
     yours = ChainedBlockIds(tuple(other), 512 * len(other), 512).block_keys(size)
     assert _shared(mine, yours) == _shared(one, other) * (512 // size)

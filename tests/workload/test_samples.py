@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_mixed_is_what_its_script_makes() -> None:
-    """Any other bytes would mean that drawing changed, and with it every seeded workload."""
+    """Other bytes would mean that drawing changed, and every seeded workload with it."""
     make = runpy.run_path(str(ROOT / "tools" / "make_samples.py"))
     assert (make["SAMPLES"] / "mixed.csv").read_text(encoding="utf-8").splitlines() == list(make["mixed_lines"]())
 

@@ -1,4 +1,4 @@
-"""Closed loop: who waits for whose answer, by hand; then sub-agents, and how much is read."""
+"""Closed-loop replay: arrivals by hand, sub-agents, and how far the trace is read."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ Served = list[tuple[int, str, int]]
 
 
 class Plain(MaitredFormat):
-    """Its rows say nothing of pauses."""
+    """Rows without think times."""
 
 
 class Pauses(MaitredFormat):
+    """Rows with think times."""
+
     has_think_times = True
 
 
 class Whole(MaitredFormat):
+    """Rows with think times, grouped by session."""
+
     has_think_times = True
     is_grouped_by_session = True
 
@@ -42,8 +46,8 @@ def row(at: int, program: str = "", think: int | None = None, parent: str = "") 
 def served(
     loop: ReactiveWorkload, service: int = SERVICE, completes: Callable[[Job], bool] = lambda job: True
 ) -> tuple[Served, int]:
-    """(arrival, program, id) of all, in a world that serves each within `service` µs, and how many sessions were open at
-    most. It reads one job ahead, as the simulator does."""
+    """Serve each job within `service` µs, and return (arrival, program, id) of all and the largest number of open sessions. The
+    driver reads one job ahead, as the simulator does."""
     source, latest = iter(loop), -1
     out: Served = []
     heap: list[tuple[int, int, int, Job]] = []
@@ -84,7 +88,8 @@ def arrivals(rows: Sequence[TraceRow], kind: type[MaitredFormat] = Plain, **opti
 
 
 def test_without_pauses_the_gaps_between_arrivals_are_those_after_answers() -> None:
-    """a: at 0 and 300 later. The answer takes 1000, so its second request comes at 1300, and b has not waited for it."""
+    """Session a has requests at 0 and at 300. An answer takes 1000, so the second request comes at 1300; b does not wait for
+    it."""
     out = arrivals([row(0, "a"), row(200, "b"), row(300, "a"), row(350, "a"), row(400)])
     assert [(at, program) for at, program, _ in out] == [(0, "a"), (200, "b"), (400, ""), (1_300, "a"), (2_350, "a")]
 
@@ -101,7 +106,7 @@ def test_one_pause_for_all() -> None:
 
 @pytest.mark.parametrize(("scale", "begun", "second"), [(2, 1_000, 500), (0.5, 4_000, 2_000)])
 def test_sessions_begin_more_densely_and_think_as_long(scale: float, begun: int, second: int) -> None:
-    """a's second request comes 300 after the answer, which takes 1000, at whatever rate sessions begin."""
+    """The second request of a comes 300 after the answer, which takes 1000, at any rate of sessions."""
     rows = [row(1_000, "x"), row(2_000, "a"), row(2_300, "a"), row(3_000, "b")]
     out, _ = served(SessionReplay(rows, Plain(), rate_scale=scale))
     expected = [(0, "x"), (second, "a"), (begun, "b"), (second + 1_300, "a")]
@@ -127,7 +132,7 @@ def test_a_sub_agent_starts_after_a_request_of_its_parent_which_goes_on_beside_i
 
 
 def test_a_session_begins_when_another_is_over_with_all_its_sub_agents() -> None:
-    """a ends at 1000, its sub-agent at 3050; b cannot begin before."""
+    """Session a ends at 1000, its sub-agent at 3050; b starts then."""
     rows = [row(0, "a", 0), row(500, "a/1", 2_000 - 950, parent="a"), row(0, "b", 0), row(0, "b", 100), row(0, "c", 0)]
     out, most = served(SessionReplay(rows, Whole(), max_sessions=1))
     assert [(at, program) for at, program, _ in out] == [(0, "a"), (2_050, "a/1"), (3_050, "b"), (4_150, "b"), (5_150, "c")]
@@ -141,7 +146,7 @@ def test_a_session_without_an_answer_makes_room_too() -> None:
 
 
 def test_of_sessions_that_stand_together_no_more_is_read_than_is_open() -> None:
-    """Three rows each: when the first request is sent, one row has been looked at ahead, and no other session."""
+    """Each session has three rows. When the first request is sent, one row has been read ahead, and no other session."""
     read: list[str] = []
 
     def rows() -> list[TraceRow]:
@@ -166,28 +171,25 @@ def test_of_sessions_that_stand_together_no_more_is_read_than_is_open() -> None:
     st.sampled_from([Plain, Pauses]),
 )
 def test_every_row_is_sent_once_and_never_before_the_answer_it_waits_for(
-    said: list[tuple[int, str, int | None]], service: int, kind: type[MaitredFormat]
+    trace: list[tuple[int, str, int | None]], service: int, kind: type[MaitredFormat]
 ) -> None:
     at, rows = 0, []
-    for gap, program, think in said:
+    for gap, program, think in trace:
         at += gap
         rows.append(row(at, program, think if kind is Pauses else None))
     out, most = served(SessionReplay(rows, kind()), service)
     assert sorted(program for _, program, _ in out) == sorted(row.program for row in rows)
     assert most <= 5
     for program in "abcde":
-        times = [at for at, whose, _ in out if whose == program]
+        times = [at for at, owner, _ in out if owner == program]
         thinks = [row.think_time for row in rows if row.program == program][1:]
         assert all(b - a >= service + (pause or 0) for a, b, pause in zip(times, times[1:], thinks, strict=False))
-
-
-# From files
 
 
 def test_aiperfs_delays_are_pauses(tmp_path: Path) -> None:
     turn = {"session_id": "a", "input_length": 5, "output_length": 1}
     path = tmp_path / "trace"
-    path.write_text("\n".join(json.dumps(said) for said in ({**turn, "timestamp": 0}, {**turn, "delay": 100})))
+    path.write_text("\n".join(json.dumps(line) for line in ({**turn, "timestamp": 0}, {**turn, "delay": 100})))
     with open_trace(str(path)) as trace:
         out, _ = served(trace.closed_loop())
     assert [at for at, _, _ in out] == [0, SERVICE + 100 * MILLISECOND]

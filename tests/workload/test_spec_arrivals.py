@@ -1,4 +1,4 @@
-"""Arrival processes: a mean of 1 and the spread that was asked for, and rates that change with time."""
+"""Arrival processes have a mean of 1 and the given CV; rates change over time."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def arrivals(workload: Workload, client_id: str = "") -> list[int]:
     return [job.request.arrival for job in workload.jobs() if job.request.client_id.startswith(client_id)]
 
 
-def client(client_id: str = "c", **said: object) -> Client:
-    return Client(id=client_id, input_distribution=10, output_distribution=10, **said)  # type: ignore[arg-type]
+def client(client_id: str = "c", **fields: object) -> Client:
+    return Client(id=client_id, input_distribution=10, output_distribution=10, **fields)  # type: ignore[arg-type]
 
 
-def cohort(cohort_id: str = "c", population: int = 1, **said: object) -> Cohort:
-    return Cohort(id=cohort_id, population=population, input_distribution=10, output_distribution=10, **said)  # type: ignore[arg-type]
+def cohort(cohort_id: str = "c", population: int = 1, **fields: object) -> Cohort:
+    return Cohort(id=cohort_id, population=population, input_distribution=10, output_distribution=10, **fields)  # type: ignore[arg-type]
 
 
 def within(instants: list[int], start: int, end: int) -> int:
@@ -49,7 +49,7 @@ def test_a_process_has_gaps_of_mean_1_and_the_spread_that_was_asked_for(text: st
 
 
 def test_a_median_that_only_the_right_distribution_has() -> None:
-    """Exponential: ln 2. Gamma of shape 4: 3.672/4. Weibull of shape k: (ln 2)^(1/k) / Γ(1 + 1/k)."""
+    """The medians: ln 2 (exponential), 3.672/4 (gamma of shape 4), (ln 2)^(1/k) / Γ(1 + 1/k) (Weibull of shape k)."""
     k = weibull_shape(0.5)
     assert statistics.median(gaps("poisson")) == pytest.approx(math.log(2), abs=0.02)
     assert statistics.median(gaps("gamma:0.5")) == pytest.approx(3.6721 / 4, abs=0.015)
@@ -69,13 +69,13 @@ def test_constant_arrivals_are_a_metronome() -> None:
 
 @pytest.mark.parametrize(("cv", "shape"), [(1.0, 1.0), (2.236068, 0.5), (0.5227232, 2.0)])
 def test_the_weibull_shape_of_a_spread(cv: float, shape: float) -> None:
-    """Weibull of shape 1 is exponential; of 1/2: CV² = Γ(5)/Γ(3)² - 1 = 5; of 2 (Rayleigh): 4/π - 1."""
+    """Shape 1 is exponential; shape 1/2 has CV² = Γ(5)/Γ(3)² - 1 = 5; shape 2 (Rayleigh) has 4/π - 1."""
     assert weibull_cv(shape) == pytest.approx(cv, rel=1e-6)
     assert weibull_shape(cv) == pytest.approx(shape, rel=1e-6)
 
 
 def test_normalized_arrivals_are_as_many_as_expected_and_the_last_ends_the_span() -> None:
-    """50 requests per second for 10 s, however they are drawn."""
+    """50 requests per second for 10 s are 500 requests with every seed."""
     steady = client(rate=50, arrival=Arrival(process="normalized"))
     for seed in range(5):
         instants = [job.request.arrival for job in Workload(horizon=10 * SECOND, clients=[steady]).jobs(seed=seed)]
@@ -108,7 +108,7 @@ def test_a_process_that_is_none_is_refused(text: str, message: str) -> None:
 
 
 def test_clients_share_the_aggregate_rate_by_their_fractions() -> None:
-    """30 per second, 2 : 1, for 1,000 s: 20,000 and 10,000, each within five standard deviations."""
+    """30 requests per second, shared 2 : 1, for 1,000 s are 20,000 and 10,000, each within five standard deviations."""
     workload = Workload(
         aggregate_rate=30, horizon=1_000 * SECOND, clients=[client("a", rate_fraction=0.5), client("b", rate_fraction=0.25)]
     )
@@ -117,7 +117,7 @@ def test_clients_share_the_aggregate_rate_by_their_fractions() -> None:
 
 
 def test_who_leaves_makes_the_others_faster() -> None:
-    """12 per second all the time: a and b share it for the first 10 s, then a has it all. Metronomes, so to the request."""
+    """Of 12 requests per second, a and b share the first 10 s, then a has all. Gaps are constant, so counts are exact."""
     steady = Arrival(process="constant")
     first_ten = Lifecycle(windows=[Window(start_us=0, end_us=10 * SECOND)])
     workload = Workload(
@@ -145,7 +145,7 @@ def test_rates_of_ones_own_take_no_part_in_the_sharing() -> None:
 
 
 def test_windows_with_rates_and_processes_of_their_own() -> None:
-    """No aggregate rate: 10/s for 10 s, nothing for 10 s, then gaps of 0.05 s: Weibull of huge shape is as good as constant."""
+    """Without an aggregate rate: 10 per second for 10 s, none for 10 s, then gaps of 0.05 s (Weibull of a huge shape)."""
     windows = [
         Window(start_us=0, end_us=10 * SECOND, trace_rate=10),
         Window(start_us=20 * SECOND, end_us=30 * SECOND, arrival=Arrival(process="weibull", shape=120, scale=50_230)),
@@ -158,7 +158,7 @@ def test_windows_with_rates_and_processes_of_their_own() -> None:
 
 
 def test_a_day_is_a_cosine_of_24_steps_over_and_over() -> None:
-    """36 per hour at the peak (hour 14), a quarter of it at hour 2, halfway at hours 8 and 20; the next day likewise."""
+    """36 requests per hour at the peak (hour 14), a quarter of it at hour 2, halfway at hours 8 and 20, on both days."""
     day = cohort(rate=0.01, arrival=Arrival(process="constant"), diurnal=Diurnal(peak_hour=14, peak_to_trough_ratio=4))
     instants = arrivals(Workload(horizon=48 * HOUR, cohorts=[day]))
     by_hour = [within(instants, hour * HOUR, (hour + 1) * HOUR) for hour in range(48)]
@@ -191,7 +191,7 @@ def test_a_spike_comes_and_goes() -> None:
 
 
 def test_a_drain_steps_down_to_nothing() -> None:
-    """100/s for 10 s, then ten steps of 1 s: 100, 90, ..., 10."""
+    """100 per second for 10 s, then ten steps of 1 s: 100, 90, ..., 10."""
     drained = cohort(
         rate=100, arrival=Arrival(process="constant"), drain=Drain(start_time_us=10 * SECOND, ramp_duration_us=10 * SECOND)
     )
@@ -232,7 +232,7 @@ def test_twice_the_rate_is_twice_as_many_in_the_same_windows() -> None:
 
 
 def test_a_window_may_have_bursts_of_its_own() -> None:
-    """A metronome at 10 per second, but for the second of three windows, where 10 per second come in bursts."""
+    """Constant gaps at 10 per second, except in the second of three windows, where 10 per second come in bursts."""
     windows = [
         Window(start_us=0, end_us=100 * SECOND),
         Window(start_us=100 * SECOND, end_us=200 * SECOND, arrival=Arrival(process="gamma", cv=3)),
@@ -250,7 +250,7 @@ def test_a_window_may_have_bursts_of_its_own() -> None:
 
 
 def test_windows_weigh_by_their_trace_rate_and_may_say_something_else() -> None:
-    """16 per second in all. For 10 s a and b weigh 1 : 1, then 1 : 3, and b's prompts are longer."""
+    """16 requests per second in all. For 10 s the weights of a and b are 1 : 1, then 1 : 3 with longer prompts of b."""
     steady = Arrival(process="constant")
     windows = [
         Window(start_us=0, end_us=10 * SECOND, trace_rate=1),

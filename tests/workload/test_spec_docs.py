@@ -1,4 +1,4 @@
-"""docs/workloads.md names every key of a specification, and what it shows runs."""
+"""docs/workloads.md names every key of a specification, and the specifications that it shows are valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specifications as files: BLIS's keys, what becomes of them, and what is wrong with those that are wrong."""
+"""Specification files: BLIS's keys, the jobs that they give, and the errors of wrong files."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_file_of_blis_is_read_as_it_is(written: Callable[[str], Path]) -> None
 
 
 def test_prompts_of_one_group_begin_alike_and_end_each_for_itself(written: Callable[[str], Path]) -> None:
-    """`system` is 50 tokens, as nobody says how many: 3 blocks of 16. Members of the cohort have a prefix each: 4 blocks."""
+    """`system` has the default of 50 tokens: 3 blocks of 16. The members of the cohort have a prefix each: 4 blocks."""
     jobs = list(Workload.from_yaml(written(BLIS)).jobs())
     keys = {job.request.id: job.request.prefix.block_keys(16) for job in jobs if job.request.prefix is not None}
     assert len(keys) == 400
@@ -141,7 +141,7 @@ def test_it_is_the_same_in_every_process(written: Callable[[str], Path]) -> None
 
 
 def test_known_jobs_stay_what_they_are(written: Callable[[str], Path]) -> None:
-    """Recorded once: a seed must mean the same workload tomorrow and under every Python."""
+    """The jobs were recorded once: a seed gives the same workload with every version of Python."""
     made = [
         (job.request.client_id, job.request.arrival, job.request.prompt_tokens, job.output_tokens)
         for job in Workload.from_yaml(written(BLIS)).jobs()
@@ -287,7 +287,7 @@ def test_numbers_of_nobody_are_names_like_any_other() -> None:
 
 
 def test_nothing_arrives_after_thirty_years() -> None:
-    """Which are 10⁹ seconds: 1,000 requests at one in 10⁶ s, the last of them at the very end."""
+    """The horizon is 10⁹ s: 1,000 requests, one in 10⁶ s, of which the last one arrives at the horizon."""
     rare = Client(id="a", rate=1e-6, arrival=Arrival(process="constant"), input_distribution=1, output_distribution=1)
     assert [job.request.arrival for job in Workload(num_requests=2_000, clients=[rare]).jobs()][998:] == [
         999 * 10**12,

@@ -1,4 +1,4 @@
-"""Sessions and closed loops: what comes next depends on what became of what came before."""
+"""Sessions and closed loops: later requests depend on the ends of earlier ones."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ STEADY = Arrival(process="constant")
 
 
 class End(msgspec.Struct):
-    """What becomes of a request, so long after its arrival."""
+    """The end of a request, `after` µs after its arrival."""
 
     after: Micros
     completed: bool = True
     tokens: int | None = None
-    """None: all of them."""
+    """Tokens of the answer, or None for all of them."""
 
 
 def driven(jobs: ReactiveWorkload, end: Callable[[Request], End]) -> list[Job]:
-    """All jobs in the order of arrival, by a driver that ends each request as `end` says."""
+    """Return all jobs in the order of arrival, from a driver that ends each request as `end` says."""
     arrived: list[Job] = []
     coming: list[tuple[Micros, int, Job]] = []
     ends: list[tuple[Micros, int, Job, End]] = []
@@ -64,7 +64,7 @@ def driven(jobs: ReactiveWorkload, end: Callable[[Request], End]) -> list[Job]:
     return arrived
 
 
-def chat(rounds: int = 3, think: Micros = 5 * SECOND, **said: object) -> Client:
+def chat(rounds: int = 3, think: Micros = 5 * SECOND, **fields: object) -> Client:
     turns = MultiTurn(max_rounds=rounds, think_time_us=think, context_growth="accumulate")
     return Client(
         **{  # type: ignore[arg-type]
@@ -74,13 +74,13 @@ def chat(rounds: int = 3, think: Micros = 5 * SECOND, **said: object) -> Client:
             "input_distribution": 100,
             "output_distribution": 40,
             "reasoning": Reasoning(multi_turn=turns),
-            **said,
+            **fields,
         }
     )
 
 
-def told(jobs: Sequence[Job]) -> list[tuple[float, str, int]]:
-    """Arrival in seconds, session and prompt of each."""
+def arrivals_of(jobs: Sequence[Job]) -> list[tuple[float, str, int]]:
+    """Return arrival in seconds, session and prompt tokens of each job."""
     return [(job.request.arrival / SECOND, job.request.program, job.request.prompt_tokens) for job in jobs]
 
 
@@ -90,9 +90,9 @@ def keys(prefix: PrefixKeys | None, block: int = 16) -> list[int]:
 
 
 def test_a_round_comes_when_the_answer_has_been_read_and_says_all_that_was_said() -> None:
-    """Sessions begin at 10 and 20 s. An answer takes 2 s and is read for 5; 100 new tokens each round, 40 of answer."""
+    """Sessions start at 10 and 20 s. An answer takes 2 s, thinking 5 s; a round has 100 new tokens and 40 of answer."""
     jobs = driven(Workload(horizon=25 * SECOND, clients=[chat()]).jobs(), lambda request: End(2 * SECOND))
-    assert told(jobs) == [
+    assert arrivals_of(jobs) == [
         (10, "chat/1", 100),
         (17, "chat/1", 240),
         (20, "chat/2", 100),
@@ -103,7 +103,7 @@ def test_a_round_comes_when_the_answer_has_been_read_and_says_all_that_was_said(
 def test_without_growth_each_round_says_something_new_alone() -> None:
     turns = Reasoning(multi_turn=MultiTurn(max_rounds=2))
     jobs = driven(Workload(horizon=19 * SECOND, clients=[chat(reasoning=turns)]).jobs(), lambda request: End(2 * SECOND))
-    assert told(jobs) == [(10, "chat/1", 100), (12, "chat/1", 100)]
+    assert arrivals_of(jobs) == [(10, "chat/1", 100), (12, "chat/1", 100)]
     assert jobs[0].request.prefix is None
     assert jobs[0].conversation_prefix is None
 
@@ -122,50 +122,50 @@ def test_a_session_ends_with_a_round_that_was_not_answered(lost: int) -> None:
         return End(2 * SECOND, completed=round_number != lost)
 
     jobs = driven(Workload(horizon=19 * SECOND, clients=[chat()]).jobs(), end)
-    assert told(jobs) == [(10, "chat/1", 100), (17, "chat/1", 240)][: lost + 1]
+    assert arrivals_of(jobs) == [(10, "chat/1", 100), (17, "chat/1", 240)][: lost + 1]
 
 
 def test_an_answer_that_was_cut_short_is_what_the_next_round_holds() -> None:
     jobs = driven(Workload(horizon=19 * SECOND, clients=[chat()]).jobs(), lambda request: End(2 * SECOND, tokens=7))
-    assert told(jobs)[1] == (17, "chat/1", 207)
+    assert arrivals_of(jobs)[1] == (17, "chat/1", 207)
     assert keys(jobs[0].conversation_prefix)[: 107 // 16] == keys(jobs[1].request.prefix)[: 107 // 16]
 
 
 def test_no_round_comes_beyond_the_horizon() -> None:
-    """The second round would come at 17 s."""
+    """The second round would arrive at 17 s."""
     assert len(driven(Workload(horizon=17 * SECOND, clients=[chat()]).jobs(), lambda request: End(2 * SECOND))) == 2
     assert len(driven(Workload(horizon=17 * SECOND - 1, clients=[chat()]).jobs(), lambda request: End(2 * SECOND))) == 1
 
 
 def test_later_rounds_count_among_the_requests() -> None:
     jobs = driven(Workload(num_requests=4, clients=[chat()]).jobs(), lambda request: End(2 * SECOND))
-    assert told(jobs)[:3] == [(10, "chat/1", 100), (17, "chat/1", 240), (20, "chat/2", 100)]
+    assert arrivals_of(jobs)[:3] == [(10, "chat/1", 100), (17, "chat/1", 240), (20, "chat/2", 100)]
     assert len(jobs) == 4
 
 
 def test_a_single_session() -> None:
     turns = MultiTurn(max_rounds=2, single_session=True, context_growth="accumulate")
     jobs = driven(Workload(clients=[chat(reasoning=Reasoning(multi_turn=turns))]).jobs(), lambda request: End(SECOND))
-    assert told(jobs) == [(10, "chat/1", 100), (11, "chat/1", 240)]
+    assert arrivals_of(jobs) == [(10, "chat/1", 100), (11, "chat/1", 240)]
 
 
 def test_an_open_loop_asks_at_its_times_whatever_becomes_of_the_answers() -> None:
     workload = Workload(num_requests=4, clients=[chat(closed_loop=False)])
     jobs = driven(workload.jobs(), lambda request: End(60 * SECOND, completed=False))
-    assert told(jobs) == [(10, "chat/1", 100), (15, "chat/1", 240), (20, "chat/2", 100), (20, "chat/1", 380)]
+    assert arrivals_of(jobs) == [(10, "chat/1", 100), (15, "chat/1", 240), (20, "chat/2", 100), (20, "chat/1", 380)]
     assert {job.request.deadline for job in jobs} == {None}
 
 
 @settings(max_examples=30, deadline=None)
 @given(block=st.integers(1, 64), prefix=st.integers(0, 70), seed=st.integers(0, 100))
 def test_the_keys_of_a_round_begin_with_those_of_the_round_before_and_its_answer(block: int, prefix: int, seed: int) -> None:
-    said = {
+    fields = {
         "input_distribution": "uniform:1,90",
         "output_distribution": "uniform:1,90",
         "prefix_group": "g",
         "prefix_length": prefix,
     }
-    workload = Workload(horizon=25 * SECOND, clients=[chat(4, think=SECOND, **said)])
+    workload = Workload(horizon=25 * SECOND, clients=[chat(4, think=SECOND, **fields)])
     jobs = driven(workload.jobs(seed=seed), lambda request: End(SECOND))
     one = [job for job in jobs if job.request.program == "chat/1"]
     other = next(job for job in jobs if job.request.program == "chat/2")
@@ -186,7 +186,7 @@ def test_the_keys_of_a_round_begin_with_those_of_the_round_before_and_its_answer
 
 
 def test_lengths_do_not_depend_on_when_answers_come() -> None:
-    """Else two policies would not be given the same work."""
+    """Two policies receive the same work."""
     lengths = {"input_distribution": "lognormal:100,80", "output_distribution": "lognormal:50,40", "rate": 1.0}
     workload = Workload(horizon=300 * SECOND, clients=[chat(5, **lengths)])
 
@@ -203,7 +203,7 @@ def test_lengths_do_not_depend_on_when_answers_come() -> None:
 
 
 def test_users_of_a_closed_loop_have_one_request_each_and_think_in_between() -> None:
-    """Three users who begin within the 3 s that they think; an answer takes 2 s."""
+    """Three users start within their think time of 3 s; an answer takes 2 s."""
     users = Client(id="u", concurrency=3, think_time_us=3 * SECOND, input_distribution=10, output_distribution=5)
     jobs = driven(Workload(num_requests=9, clients=[users]).jobs(), lambda request: End(2 * SECOND))
     assert [job.request.arrival / SECOND for job in jobs] == [0, 1, 2, 5, 6, 7, 10, 11, 12]
@@ -236,13 +236,13 @@ def test_a_user_whose_request_failed_asks_no_more() -> None:
 
 
 def test_users_may_have_sessions() -> None:
-    """One user: rounds 1 s apart, sessions 10 s apart; each answer takes 1 s."""
+    """One user has rounds 1 s apart and sessions 10 s apart; an answer takes 1 s."""
     turns = Reasoning(multi_turn=MultiTurn(max_rounds=2, think_time_us=SECOND, context_growth="accumulate"))
     agent = Client(
         id="a", concurrency=1, think_time_us=10 * SECOND, input_distribution=100, output_distribution=40, reasoning=turns
     )
     jobs = driven(Workload(num_requests=4, clients=[agent]).jobs(), lambda request: End(SECOND))
-    assert told(jobs) == [(0, "a-0/1", 100), (2, "a-0/1", 240), (13, "a-0/2", 100), (15, "a-0/2", 240)]
+    assert arrivals_of(jobs) == [(0, "a-0/1", 100), (2, "a-0/1", 240), (13, "a-0/2", 100), (15, "a-0/2", 240)]
 
 
 def test_sessions_of_different_users_are_different_programs() -> None:
@@ -252,9 +252,9 @@ def test_sessions_of_different_users_are_different_programs() -> None:
     assert Counter(job.request.program for job in jobs) == {"a-0/1": 2, "a-0/2": 2, "a-1/1": 2, "a-1/2": 2}
 
 
-@pytest.mark.parametrize(("said", "deadline"), [({}, 310), ({"timeout": 0}, None), ({"timeout": 7 * SECOND}, 17)])
-def test_who_waits_for_an_answer_waits_for_300_seconds_unless_he_says_so(said: dict[str, int], deadline: int | None) -> None:
-    (job, *_) = Workload(num_requests=1, clients=[chat(**said)]).jobs()
+@pytest.mark.parametrize(("fields", "deadline"), [({}, 310), ({"timeout": 0}, None), ({"timeout": 7 * SECOND}, 17)])
+def test_who_waits_for_an_answer_waits_for_300_seconds_unless_he_says_so(fields: dict[str, int], deadline: int | None) -> None:
+    (job, *_) = Workload(num_requests=1, clients=[chat(**fields)]).jobs()
     assert job.request.deadline == (None if deadline is None else deadline * SECOND)
 
 
@@ -280,7 +280,7 @@ def test_in_a_world_twice_as_slow_everything_happens_at_twice_the_time() -> None
 
 
 def test_in_the_simulator_each_round_comes_its_pause_after_the_end_of_the_one_before() -> None:
-    """Whatever the load makes of the answers; and with a prefix cache, each round finds the one before in it."""
+    """Under load too; with a prefix cache, each round finds the previous one in it."""
     workload = Workload(num_requests=60, clients=[chat(rate=2.0, think=3 * SECOND, output_distribution=64)])
     results = simulate(workload.jobs(), instance=InstanceConfig(enable_prefix_caching=True))
     rows = sorted(zip(results.arrival.tolist(), results.finished.tolist(), results.prompt_tokens.tolist(), strict=True))

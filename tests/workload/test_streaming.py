@@ -1,4 +1,4 @@
-"""Traces are read as they are needed: no list of all rows, in any format, waiting or not."""
+"""Traces are read as they are needed, in every format, as recorded and in a closed loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FILES: dict[str, tuple[str, Line]] = {
 
 
 def test_every_format_that_is_in_order_of_time_is_among_these() -> None:
-    """Or is held to it in a test of its own."""
+    """`agentic` has a test of its own."""
     beside = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     missing = set(FORMATS) - set(FILES) - {"agentic"}
     assert set(FILES) <= set(FORMATS)
@@ -63,7 +63,7 @@ def test_jobs_come_after_no_more_rows_than_may_be_out_of_order(file: tuple[str, 
 
 
 def test_who_waits_for_answers_reads_no_further_either(file: tuple[str, Path]) -> None:
-    """Seven sessions begin at once; what comes after them is not read before somebody asks."""
+    """Seven sessions start at once; later rows are not read before they are needed."""
     name, path = file
     with open_trace(f"{name}:{path}") as trace:
         assert lines_read(trace.closed_loop(), trace, 7) <= 7 + FORMATS.get(name)().max_disorder + 2

@@ -1,4 +1,4 @@
-"""The synthetic workload: Poisson, reproducible, each quantity with a stream of its own."""
+"""The synthetic workload: Poisson, reproducible, each quantity with a random stream of its own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_same_seed_same_jobs_other_seed_other_jobs() -> None:
 
 
 def test_changing_the_answers_leaves_arrivals_and_prompts_alone() -> None:
-    """So two runs that differ in one thing differ in that thing only."""
+    """Two runs that differ in one quantity differ in that quantity only."""
     short = list(synthetic(10, 50, input_tokens="normal:500,150", output_tokens=5))
     mixed = list(
         synthetic(10, 50, input_tokens="normal:500,150", output_tokens="lognormal:90,40", class_mix="bulk:1,default:1")
@@ -144,7 +144,7 @@ def test_a_mix_that_is_none_is_told_what_would_be(text: str, said: str) -> None:
 
 
 def test_prompts_share_their_prefix_and_nothing_else() -> None:
-    """A prefix of 32 tokens is two blocks of 16; what comes after is everybody's own."""
+    """A prefix of 32 tokens is two blocks of 16; later blocks are not shared."""
     bare = [job.request.prompt_tokens for job in synthetic(rate=10, num_requests=3, input_tokens="uniform:100,200")]
     jobs = list(synthetic(rate=10, num_requests=3, input_tokens="uniform:100,200", prefix_tokens=32))
 
@@ -156,7 +156,7 @@ def test_prompts_share_their_prefix_and_nothing_else() -> None:
 
 
 def test_patience_begins_with_each_arrival() -> None:
-    """`constant` arrivals at 2 per second are 500 ms apart; clients wait for 3 s."""
+    """`constant` arrivals at 2 per second are 500 ms apart; the timeout is 3 s."""
     jobs = list(with_timeout(synthetic(rate=2, num_requests=3, arrival="constant"), 3))
 
     assert [job.request.deadline for job in jobs] == [job.request.arrival + 3_000_000 for job in jobs]

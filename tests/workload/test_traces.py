@@ -1,4 +1,4 @@
-"""Traces: rows become jobs exactly, files of every dress open, and what cannot be used is named."""
+"""Traces: rows become jobs exactly, every kind of file opens, and errors name the row."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def jobs(spec: object, bad_rows: BadRows = BadRows.REFUSE) -> list[Job]:
         return list(trace)
 
 
-def refusal(spec: object) -> ConfigError:
+def error_of(spec: object) -> ConfigError:
     with pytest.raises(ConfigError) as raised:
         jobs(spec)
     return raised.value
 
 
 def test_azure_as_published(write: Write) -> None:
-    """CRLF, 100 ns text, no newline after the last row, over midnight: microseconds come out exact and start at 0."""
+    """With CRLF, 100 ns, no newline after the last row, and over midnight: arrivals are exact in µs and start at 0."""
     read = jobs(f"azure:{write(AZURE)}")
     assert [job.request.arrival for job in read] == [0, 20_040, 4_020_040]
     assert [(job.request.prompt_tokens, job.output_tokens) for job in read] == [(374, 44), (396, 109), (879, 55)]
@@ -65,7 +65,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(write: Write) -> None:
 
 def test_a_column_that_is_there_twice_is_an_error_if_it_is_read(write: Write) -> None:
     text = "arrival_secs,class,prompt_tokens,note,output_tokens,note,class\n1,bulk,8,x,1,y,interactive\n"
-    assert "trace:1: the header has the column class twice (leave one of them out)" in str(refusal(write(text)))
+    assert "trace:1: the header has the column class twice (leave one of them out)" in str(error_of(write(text)))
     assert len(jobs(write(text.replace("note,class", "note,more")))) == 1
 
 
@@ -117,12 +117,12 @@ def test_our_own_format_may_carry_tenants_and_what_clients_asked_for(write: Writ
     assert (first.tenant, first.max_output_tokens, first.stream) == ("auth:acme", 100, False)
     assert (second.tenant, second.max_output_tokens, second.stream) == ("", None, True)
     path = write(header + ",0,bulk,9,8,,no\n")
-    assert "stream is 'no'" in refusal(f"maitred:{path}").problem
+    assert "stream is 'no'" in error_of(f"maitred:{path}").problem
 
 
 def test_a_tenant_that_no_policy_could_name_is_a_bad_row(write: Write) -> None:
     path = write("arrival_secs,class,prompt_tokens,output_tokens,tenant\n0,bulk,1,1,acme\n")
-    error = refusal(f"maitred:{path}")
+    error = error_of(f"maitred:{path}")
     assert error.problem == "tenant 'acme' matches nobody: write auth:acme, header:acme, ip:ADDRESS or anonymous"
     assert error.hint == "empty: nobody knows who it was; --skip-bad-rows leaves such rows out"
 
@@ -147,14 +147,14 @@ def test_a_pipe_is_read_once_and_serves(tmp_path: Path) -> None:
 
 
 def test_an_ambiguous_first_line_lists_the_formats(write: Write) -> None:
-    error = refusal(write("time,tokens\n1,2\n"))
+    error = error_of(write("time,tokens\n1,2\n"))
     assert "trace:1: the first line does not tell the format" in str(error)
     assert all(name in error.hint for name in ("azure", "maitred", "mooncake"))
 
 
 def test_an_unknown_format_suggests_the_nearest() -> None:
-    assert refusal("azur:conv.csv").hint == "did you mean 'azure'? Write it as FORMAT:FILE"
-    assert refusal("qqq:conv.csv").hint == f"valid: {', '.join(sorted([*FORMATS, 'sample']))}; write it as FORMAT:FILE"
+    assert error_of("azur:conv.csv").hint == "did you mean 'azure'? Write it as FORMAT:FILE"
+    assert error_of("qqq:conv.csv").hint == f"valid: {', '.join(sorted([*FORMATS, 'sample']))}; write it as FORMAT:FILE"
 
 
 @pytest.mark.parametrize("spec", ["azure:no/such.csv", "no/such.csv"])
@@ -164,19 +164,19 @@ def test_a_missing_file_is_named_at_once(spec: str) -> None:
 
 
 def test_a_directory_or_an_empty_file_is_no_trace(tmp_path: Path, write: Write) -> None:
-    assert "Is a directory" in str(refusal(f"azure:{tmp_path}"))
-    assert "empty" in str(refusal(write("")))
-    assert "empty" in str(refusal(write("\n \r\n\n")))
+    assert "Is a directory" in str(error_of(f"azure:{tmp_path}"))
+    assert "empty" in str(error_of(write("")))
+    assert "empty" in str(error_of(write("\n \r\n\n")))
 
 
 def test_what_is_no_text_is_said_to_be_none(write: Write) -> None:
-    assert "not text" in str(refusal(f"azure:{write(b'PK' + bytes([3, 4, 255, 254]))}"))
+    assert "not text" in str(error_of(f"azure:{write(b'PK' + bytes([3, 4, 255, 254]))}"))
 
 
 def test_a_row_that_is_no_text_is_a_bad_row_like_others(write: Write) -> None:
     header = b"TIMESTAMP,ContextTokens,GeneratedTokens,Model\n"
     path = write(header + b"2023-11-17 00:00:00,1,2,\xff\n2023-11-17 00:00:00,3,4,\xc3\xa9\n")
-    assert str(refusal(f"azure:{path}")).startswith(f"{path}:2: this row is not text (UTF-8) (is the file damaged?")
+    assert str(error_of(f"azure:{path}")).startswith(f"{path}:2: this row is not text (UTF-8) (is the file damaged?")
     with open_trace(f"azure:{path}", bad_rows=BadRows.SKIP) as trace:
         assert [job.request.prompt_tokens for job in trace] == [3]
         assert trace.num_skipped == 1
@@ -185,7 +185,7 @@ def test_a_row_that_is_no_text_is_a_bad_row_like_others(write: Write) -> None:
 @pytest.mark.parametrize("rows", ["", "\n\n"])
 def test_a_trace_without_rows_is_an_error(write: Write, rows: str) -> None:
     path = write(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
-    assert str(refusal(f"azure:{path}")) == f"{path}: there is no row in it"
+    assert str(error_of(f"azure:{path}")) == f"{path}: there is no row in it"
 
 
 def test_a_trace_of_bad_rows_only_is_an_error_although_they_are_skipped(write: Write) -> None:
@@ -197,28 +197,28 @@ def test_a_trace_of_bad_rows_only_is_an_error_although_they_are_skipped(write: W
 
 @pytest.mark.parametrize("spec", ["", "azure:"])
 def test_no_name_is_no_trace(spec: str) -> None:
-    assert str(refusal(spec)) == f"{spec!r} names no trace (write it as FORMAT:FILE)"
+    assert str(error_of(spec)) == f"{spec!r} names no trace (write it as FORMAT:FILE)"
 
 
 @pytest.mark.parametrize("spec", ["n" * 300, "azure:" + "n" * 300])
 def test_a_name_that_is_too_long_is_no_file(spec: str) -> None:
-    assert "cannot be read: File name too long" in str(refusal(spec))
-    assert "unknown trace format 'x'" in str(refusal(f"x:{spec}"))
+    assert "cannot be read: File name too long" in str(error_of(spec))
+    assert "unknown trace format 'x'" in str(error_of(f"x:{spec}"))
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="only Linux has a file that opens and cannot be read")
 def test_a_file_that_opens_and_cannot_be_read_is_named() -> None:
-    assert "/proc/self/mem: cannot be read: " in str(refusal("azure:/proc/self/mem"))
+    assert "/proc/self/mem: cannot be read: " in str(error_of("azure:/proc/self/mem"))
 
 
 def test_a_gzip_file_cut_short_is_said_to_be_cut(write: Write) -> None:
     rows = "".join(f"2023-11-17 00:00:00.0{n:06d},{n},{n}\n" for n in range(1, 5000))
     zipped = gzip.compress(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}".encode())
-    assert "ends in the middle" in str(refusal(f"azure:{write(zipped[: len(zipped) // 2])}"))
+    assert "ends in the middle" in str(error_of(f"azure:{write(zipped[: len(zipped) // 2])}"))
 
 
 def test_a_wrong_header_is_an_error_of_line_1(write: Write) -> None:
-    error = refusal(f"azure:{write('time,ContextTokens,GeneratedTokens')}")
+    error = error_of(f"azure:{write('time,ContextTokens,GeneratedTokens')}")
     assert ":1: the header has no column TIMESTAMP" in str(error)
     assert "TIMESTAMP,ContextTokens,GeneratedTokens" in error.hint
 
@@ -237,9 +237,9 @@ def test_a_wrong_header_is_an_error_of_line_1(write: Write) -> None:
     ],
 )
 def test_a_bad_row_is_named_by_its_line_and_can_be_skipped(write: Write, row: str, what: str) -> None:
-    """The bad row is the third line of the file as an editor counts."""
+    """The bad row is line 3 of the file, as an editor counts."""
     path = write(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-17 00:00:00,1,2\n{row}\n2023-11-17 00:00:02,3,4\n")
-    error = refusal(f"azure:{path}")
+    error = error_of(f"azure:{path}")
     assert error.where == f"{path}:3"
     assert what in error.problem
     assert "--skip-bad-rows" in error.hint
@@ -265,29 +265,29 @@ def test_a_bad_row_is_named_by_its_line_and_can_be_skipped(write: Write, row: st
 )
 def test_a_bad_mooncake_row_is_named_by_its_line(write: Write, row: str, what: str) -> None:
     path = write(f'{{"timestamp": 0, "input_length": 1, "output_length": 1}}\n{row}\n')
-    error = refusal(f"mooncake:{path}")
+    error = error_of(f"mooncake:{path}")
     assert error.where == f"{path}:2"
     assert what in error.problem
 
 
 def test_blank_lines_are_nothing_but_count_as_lines(write: Write) -> None:
     path = write("\nTIMESTAMP,ContextTokens,GeneratedTokens\n\n2023-11-17 00:00:00,1,2\n  \t\nrubbish\n\n")
-    assert refusal(path).where == f"{path}:6"
-    assert refusal(write("\n\nx\n")).where == f"{path}:3"
+    assert error_of(path).where == f"{path}:6"
+    assert error_of(write("\n\nx\n")).where == f"{path}:3"
     write(" \nx")
-    assert refusal(f"azure:{path}").where == f"{path}:2"
+    assert error_of(f"azure:{path}").where == f"{path}:2"
 
 
 def test_a_class_that_is_none_suggests_the_nearest(write: Write) -> None:
     path = write("arrival_secs,class,prompt_tokens,output_tokens\n0,bulky,1,1\n")
-    error = refusal(f"maitred:{path}")
+    error = error_of(f"maitred:{path}")
     assert error.hint == "did you mean 'bulk'? --skip-bad-rows leaves such rows out"
 
 
 @pytest.mark.parametrize("secs", ["", "nan", "inf", "-1", "soon"])
 def test_an_arrival_that_is_no_time_is_a_bad_row(write: Write, secs: str) -> None:
     path = write(f"arrival_secs,class,prompt_tokens,output_tokens\n{secs},bulk,1,1\n")
-    error = refusal(f"maitred:{path}")
+    error = error_of(f"maitred:{path}")
     assert f"arrival_secs is {secs!r}" in error.problem
 
 

@@ -1,4 +1,4 @@
-"""Traces written and read again: what a format can say comes back as it was, what it cannot is counted."""
+"""Traces written and read again: fields that a format has come back as they were, the others are counted."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def blis_jobs(draw: st.DrawFn) -> Job:
 
 
 def numbered(jobs: list[Job]) -> Iterator[Job]:
-    """In order of arrival, with ids, and each with a prompt of its own."""
+    """Yield the jobs in the order of arrival, with ids, and each with a prompt of its own."""
     for number, job in enumerate(sorted(jobs, key=lambda job: job.request.arrival)):
         prefix = job.request.prefix
         assert isinstance(prefix, GroupPrefixKeys)
@@ -72,7 +72,7 @@ def numbered(jobs: list[Job]) -> Iterator[Job]:
 
 
 def sharing(jobs: list[Job]) -> list[list[int]]:
-    """For each block the first request that had it."""
+    """Return, for each block of each job, the first request that had it."""
     seen: dict[int, int] = {}
     found = []
     for job in jobs:
@@ -84,7 +84,8 @@ def sharing(jobs: list[Job]) -> list[list[int]]:
 @settings(max_examples=60)
 @given(st.lists(blis_jobs(), min_size=1, max_size=12))
 def test_tracev2_brings_back_what_was_written(drawn: list[Job]) -> None:
-    """All fields; of prefixes who shares which blocks with whom, for groups have new names (one model each)."""
+    """All fields are equal. Groups get new names, so prefixes are compared by the blocks that requests share (one model
+    each)."""
     jobs = list(numbered(drawn))
     text, writer = written(jobs, "blis")
     assert not +writer.lost_fields
@@ -97,22 +98,22 @@ def test_tracev2_brings_back_what_was_written(drawn: list[Job]) -> None:
         assert sharing(back) == sharing(jobs)
 
 
-def job(**said: object) -> Job:
-    return Job(Request(**{"id": 0, "arrival": 5, "prompt_tokens": 9, **said}), 3)  # type: ignore[arg-type]
+def job(**fields: object) -> Job:
+    return Job(Request(**{"id": 0, "arrival": 5, "prompt_tokens": 9, **fields}), 3)  # type: ignore[arg-type]
 
 
 def test_the_27_columns_alone_where_no_other_is_needed() -> None:
     text, _ = written([job(program="s"), job(program="s", id=1), job(id=2)], "blis")
-    said = text.splitlines()
-    assert said[0] == ",".join(WRITTEN_COLUMNS)
-    first = dict(zip(WRITTEN_COLUMNS, said[1].split(","), strict=True))
+    fields = text.splitlines()
+    assert fields[0] == ",".join(WRITTEN_COLUMNS)
+    first = dict(zip(WRITTEN_COLUMNS, fields[1].split(","), strict=True))
     assert (first["arrival_time_us"], first["send_time_us"], first["input_tokens"], first["slo_class"]) == (
         "5",
         "5",
         "9",
         "standard",
     )
-    assert [line.split(",")[WRITTEN_COLUMNS.index("round_index")] for line in said[1:]] == ["0", "1", "0"]
+    assert [line.split(",")[WRITTEN_COLUMNS.index("round_index")] for line in fields[1:]] == ["0", "1", "0"]
     assert len(WRITTEN_COLUMNS) == 27
 
 
@@ -123,7 +124,7 @@ def test_a_column_that_is_needed_too_late_is_counted() -> None:
 
 
 def test_memory_does_not_grow_with_the_jobs() -> None:
-    """The header comes after 4,096 jobs at most, each further line after one."""
+    """The header comes after at most 4,096 jobs, each further line after one."""
     taken = 0
 
     def endless() -> Iterator[Job]:
@@ -141,7 +142,7 @@ def test_memory_does_not_grow_with_the_jobs() -> None:
 
 
 def test_ours_brings_back_what_was_written() -> None:
-    said = job(
+    fields = job(
         arrival=1_500_000,
         max_output_tokens=77,
         model='a "b", c',
@@ -151,17 +152,17 @@ def test_ours_brings_back_what_was_written() -> None:
         stream=False,
         slo_class="sheddable",
     )
-    text, writer = written([said], "maitred")
+    text, writer = written([fields], "maitred")
     (back,) = read(text, "maitred")
     assert not +writer.lost_fields
     for name in ("max_output_tokens", "model", "priority_class", "tenant", "stream", "slo_class"):
-        assert getattr(back.request, name) == getattr(said.request, name)
+        assert getattr(back.request, name) == getattr(fields.request, name)
     assert back.request.program == "s 1"
     assert text.splitlines()[1].startswith("1.500000,bulk,9,3,auth:acme,77,false,")
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "lost"),
+    ("name", "fields", "lost"),
     [
         ("maitred", {"deadline": 5}, LostField.DEADLINE),
         ("maitred", {"priority": 1.0}, LostField.PRIORITY),
@@ -169,12 +170,12 @@ def test_ours_brings_back_what_was_written() -> None:
         ("blis", {"deadline": 0}, LostField.DEADLINE),
     ],
 )
-def test_what_cannot_be_said_is_counted(name: str, said: dict[str, object], lost: LostField) -> None:
-    assert +written([job(**said)], name)[1].lost_fields == {lost: 1}
+def test_what_cannot_be_said_is_counted(name: str, fields: dict[str, object], lost: LostField) -> None:
+    assert +written([job(**fields)], name)[1].lost_fields == {lost: 1}
 
 
 def test_the_prefix_groups_of_a_specification_can_be_said() -> None:
-    """Prefixes of 32 and 48 tokens: two blocks of one group, three of the other; and one without."""
+    """Prefixes of 32 and 48 tokens are two blocks of one group and three of the other; the third client has none."""
     common = {"rate": 1.0, "input_distribution": 20, "output_distribution": 3}
     clients = [
         Client(id="a", prefix_group="x", prefix_length=32, **common),  # type: ignore[arg-type]
@@ -192,7 +193,7 @@ def test_the_prefix_groups_of_a_specification_can_be_said() -> None:
 
 
 def test_what_rounds_repeat_of_earlier_ones_cannot_be_said() -> None:
-    """Two rounds, of which the second begins with the first and its answer."""
+    """The second of two rounds begins with the first one and its answer."""
     turns = MultiTurn(max_rounds=2, context_growth="accumulate")
     client = Client(
         id="a", rate=1.0, input_distribution=20, output_distribution=3, closed_loop=False, reasoning=Reasoning(multi_turn=turns)

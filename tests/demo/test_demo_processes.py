@@ -1,4 +1,4 @@
-"""Child processes: they come up, say why when they do not, and never outlive the stage."""
+"""Child processes of the demo: they start, say why if they do not, and never survive the `async with` block."""
 
 import asyncio
 import os
@@ -27,8 +27,8 @@ def is_alive(pid):
 
 def test_no_child_survives_the_block_even_when_it_fails():
     async def scenario():
-        async with DemoProcesses() as stage:
-            child = await stage.start("engine", "engine", "--port", "0")
+        async with DemoProcesses() as processes:
+            child = await processes.start("engine", "engine", "--port", "0")
             url = await child.wait_until_listening()
             pids.append(child.pid)
             urls.append(url)
@@ -45,8 +45,8 @@ def test_no_child_survives_the_block_even_when_it_fails():
 @pytest.mark.parametrize("turns", range(4))
 def test_a_start_that_is_cancelled_leaves_nothing_behind(turns):
     async def scenario():
-        async with DemoProcesses() as stage:
-            starting = asyncio.create_task(stage.start("engine", "engine", "--port", "0"))
+        async with DemoProcesses() as processes:
+            starting = asyncio.create_task(processes.start("engine", "engine", "--port", "0"))
             for _ in range(turns):
                 await asyncio.sleep(0)
             starting.cancel()
@@ -60,8 +60,8 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(turns):
 
 def test_a_child_that_does_not_come_up_is_quoted():
     async def scenario():
-        async with DemoProcesses() as stage:
-            child = await stage.start("first engine", "engine", "--port", "0", "--scheduler", "sfj")
+        async with DemoProcesses() as processes:
+            child = await processes.start("first engine", "engine", "--port", "0", "--scheduler", "sfj")
             await child.wait_until_listening()
 
     with pytest.raises(
@@ -72,20 +72,22 @@ def test_a_child_that_does_not_come_up_is_quoted():
 
 def test_a_child_that_dies_early_is_noticed():
     async def scenario():
-        async with DemoProcesses() as stage:
-            children = [await stage.start(name, "engine", "--port", "0") for name in ("first engine", "second engine")]
+        async with DemoProcesses() as processes:
+            children = [await processes.start(name, "engine", "--port", "0") for name in ("first engine", "second engine")]
             for child in children:
                 await child.wait_until_listening()
             os.kill(children[1].pid, signal.SIGKILL)
-            return str(await stage.wait_for_exit())
+            return str(await processes.wait_for_exit())
 
-    assert asyncio.run(scenario()) == "the second engine was ended by signal 9"  # where it listened explains nothing
+    assert (
+        asyncio.run(scenario()) == "the second engine was ended by signal 9"
+    )  # its last line names the URL, which explains nothing
 
 
 def test_an_answer_that_is_none_is_said_and_its_connection_used_again():
     async def scenario():
-        async with DemoProcesses() as stage:
-            server = Origin.parse(await (await stage.start("engine", "engine", "--port", "0")).wait_until_listening())
+        async with DemoProcesses() as processes:
+            server = Origin.parse(await (await processes.start("engine", "engine", "--port", "0")).wait_until_listening())
             client = UpstreamClient()
             with pytest.raises(DemoProcessError, match="answered /ready with the status 404"):
                 await _get(client, server, "/ready")

@@ -1,4 +1,4 @@
-"""A client that is too slow loses no token and holds up nobody."""
+"""A slow client loses no token, and the engine does not wait for it."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from maitred.emulator.responses import ChatFormat, ResponsePlan, StreamedRespons
 
 
 class SlowClient:
-    """Takes one message, then none until it is told to."""
+    """Takes one message, and the next ones when the test lets it."""
 
     def __init__(self):
         self.taken, self.free = [], asyncio.Event()

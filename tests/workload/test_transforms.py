@@ -1,4 +1,4 @@
-"""The same workload denser, or slower."""
+"""A workload with denser arrivals, or with longer times."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CHAT = Client(id="c", concurrency=5, think_time_us=SECOND, input_distribution="n
 
 
 def test_on_an_instance_twice_as_slow_a_workload_twice_as_slow_takes_twice_as_long() -> None:
-    """Steps of whole ms, so that nothing is rounded: every instant of the run doubles."""
+    """Steps take whole ms, so nothing is rounded: every instant of the run doubles."""
     workload = Workload(num_requests=60, clients=[CHAT])
     fast = InstanceConfig(latency=LinearLatency(beta=(5_000, 10, 50)))
     slow = replace(fast, latency=LinearLatency(beta=(10_000, 20, 100)))
@@ -70,7 +70,7 @@ def test_a_closed_loop_in_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "where"),
+    ("arguments", "where"),
     [
         ({"concurrency": 0}, "concurrency"),
         ({"concurrency": 100_001}, "concurrency"),
@@ -81,9 +81,9 @@ def test_a_closed_loop_in_short() -> None:
         ({"num_requests": 10**13}, "num_requests"),
     ],
 )
-def test_a_closed_loop_that_cannot_be(said: dict[str, object], where: str) -> None:
+def test_a_closed_loop_that_cannot_be(arguments: dict[str, object], where: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        closed_loop(**{"concurrency": 3, "num_requests": 5, **said})  # type: ignore[arg-type]
+        closed_loop(**{"concurrency": 3, "num_requests": 5, **arguments})  # type: ignore[arg-type]
     assert raised.value.where == where
 
 

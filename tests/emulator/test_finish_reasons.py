@@ -1,4 +1,4 @@
-"""How long answers are, and what clients are told of why they end."""
+"""The lengths of answers, and their finish reasons."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What clients saw, counted: a timeline in seconds."""
+"""Requests counted as clients see them, on a timeline in seconds."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,27 +10,27 @@ CHAT, BULK = PriorityClass.INTERACTIVE, PriorityClass.BULK
 
 
 def test_a_request_waits_then_is_in_flight_then_has_ended():
-    tally = ClientStats((CHAT, BULK))
-    flight = tally.on_send(CHAT, 10.0)
-    of = tally.classes[CHAT]
+    stats = ClientStats((CHAT, BULK))
+    sent = stats.on_send(CHAT, 10.0)
+    of = stats.classes[CHAT]
     assert (of.num_sent, of.num_waiting, of.num_in_flight) == (1, 1, 0)
-    flight.on_token(10.25)
-    flight.on_token(10.75)
+    sent.on_token(10.25)
+    sent.on_token(10.75)
     assert (of.num_sent, of.num_waiting, of.num_in_flight) == (1, 0, 1)
-    flight.on_end(ClientOutcome.COMPLETED, 11.0)
+    sent.on_end(ClientOutcome.COMPLETED, 11.0)
     assert (of.num_sent, of.num_waiting, of.num_in_flight) == (1, 0, 0)
     summary = of.outcomes()
     assert (summary.completed, summary.ttft_p50_ms, summary.ttft_p99_ms, summary.e2e_p50_ms) == (1, 250.0, 250.0, 1000.0)
-    assert tally.classes[BULK].outcomes().ttft_p50_ms is None
+    assert stats.classes[BULK].outcomes().ttft_p50_ms is None
 
 
 def test_times_are_of_completed_requests_alone():
-    tally = ClientStats()
+    stats = ClientStats()
     for outcome in ClientOutcome:
-        flight = tally.on_send(BULK, 0.0)
-        flight.on_token(1.0 if outcome is ClientOutcome.COMPLETED else 5.0)
-        flight.on_end(outcome, 9.0)
-    summary = tally.classes[BULK].outcomes()
+        sent = stats.on_send(BULK, 0.0)
+        sent.on_token(1.0 if outcome is ClientOutcome.COMPLETED else 5.0)
+        sent.on_end(outcome, 9.0)
+    summary = stats.classes[BULK].outcomes()
     ended = (summary.completed, summary.rejected, summary.preempted, summary.failed, summary.cancelled)
     assert ended == (1, 1, 1, 1, 1)
     assert (summary.ttft_p99_ms, summary.e2e_p50_ms) == (1000.0, 9000.0)
@@ -43,13 +43,13 @@ def test_percentiles_are_values_that_occurred():
 
 @given(st.lists(st.tuples(st.sampled_from([CHAT, BULK]), st.booleans(), st.sampled_from([None, *ClientOutcome]))))
 def test_whatever_was_sent_is_waiting_in_flight_or_ended_once(requests):
-    tally = ClientStats()
+    stats = ClientStats()
     for priority_class, token, outcome in requests:
-        flight = tally.on_send(priority_class, 0.0)
+        sent = stats.on_send(priority_class, 0.0)
         if token:
-            flight.on_token(1.0)
+            sent.on_token(1.0)
         if outcome is not None:
-            flight.on_end(outcome, 2.0)
-        for of in tally.classes.values():
+            sent.on_end(outcome, 2.0)
+        for of in stats.classes.values():
             assert of.num_sent == of.num_waiting + of.num_in_flight + sum(of.num_ended.values())
-    assert tally.num_sent == len(requests)
+    assert stats.num_sent == len(requests)
