@@ -1,8 +1,8 @@
 # %% [markdown]
 # # How many instances do chats need?
 #
-# A notebook in cells (`# %%`): run it in an editor that knows them, or as a script. It simulates chats beside bulk work on a
-# growing cluster, looks at who waits for what, and compares two ways of ordering the wait queue.
+# A notebook in cells (`# %%`): run it in an editor that supports them, or as a script. It simulates chats and bulk requests on
+# clusters of growing size, looks at latencies by class, and compares a larger cluster with admission by classes.
 
 # %%
 import polars as pl
@@ -15,7 +15,7 @@ INSTANCE = maitred.InstanceConfig(max_num_seqs=64, total_kv_blocks=6_000)
 
 
 def workload():
-    """60 requests a second for a minute, a third of them chats. A workload is read once, so each run makes its own."""
+    """Return a minute of 60 requests per second, a third of them chats. A workload is read once, so each run makes its own."""
     return maitred.synthetic(
         rate=60,
         num_requests=3_600,

@@ -4,13 +4,14 @@ A workload is an iterator of `Job` in the order of arrival, with ids 0, 1, 2, ..
 size is streamed from its file, and a synthetic workload is drawn job by job. The length of an answer is beside the `Request`
 and not in it, so no policy can see it.
 
-    job, transforms                         the job; a workload with each job changed (mixes, timeout, scaling) trace,
-    line_reader, trace_format        recorded workloads; `formats` has one module for each format session_replay
-    a trace whose sessions wait for their answers trace_writer                            writing traces spec, spec_clients,
-    spec_parts          the description of a synthetic workload (`Workload`), in Python or in a file of BLIS's generator,
-    sessions, rates              the jobs of such a description: merged, what is said, and when arrivals, lengths
-    arrival processes and length distributions, by name synthetic, load, length_presets         the plain workload; a workload
-    described by flags prefix_keys                             which prompts begin with the same tokens
+    job, transforms                      the job; a workload with each job changed (mixes, timeout, scaling)
+    trace, line_reader, trace_format     recorded workloads; `formats` has one module for each format
+    session_replay, trace_writer         a trace in a closed loop; writing traces
+    spec, spec_clients, spec_parts       the description of a synthetic workload, in Python or in a file with BLIS's keys
+    generator, sessions, rates           the jobs of such a description: their merge, their content, and their arrivals
+    arrivals, lengths                    arrival processes and length distributions, by name
+    synthetic, load, length_presets      the plain workload; a workload described by flags
+    prefix_keys                          which prompts begin with the same tokens
 """
 
 from __future__ import annotations

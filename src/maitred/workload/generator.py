@@ -40,7 +40,7 @@ class ArrivalSource(Protocol):
 
 
 class ClosedLoopUser(msgspec.Struct, frozen=True):
-    """A user with one request or session at a time, who starts the next one `think_time` after the answer."""
+    """A user with one request or session at a time; the next one starts `think_time` after the answer."""
 
     client: VirtualClient
     think_time: Micros

@@ -24,13 +24,13 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int
     """Tokens of the answer, at least 1: where the model will end the sequence."""
     conversation_prefix: PrefixKeys | None = None
-    """The content of prompt and answer together, whose keys begin with those of the prompt, or None if no later request
-    contains the answer."""
+    """The content of prompt and answer together, or None if no later request contains the answer. Its keys begin with those of
+    the prompt."""
 
 
 @runtime_checkable
 class ReactiveWorkload(Protocol):
-    """A workload whose later jobs follow from the ends of earlier requests.
+    """A workload in which later jobs follow from the ends of earlier requests.
 
     Iteration and `on_request_end` happen in the order of time: `on_request_end(..., now)` comes after the jobs that arrived
     before `now`.

@@ -81,7 +81,7 @@ def usage_hint(spell: KeySpelling) -> str:
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A recorded trace, a specification, requests at a rate, or users who wait for their answers. None: the key is not given.
+    """A recorded trace, a specification, requests at a rate, or the users of a closed loop. None: the key is not given.
 
     `jobs(seed)` opens the load; the same seed gives the same requests again.
     """
@@ -262,7 +262,7 @@ def _synthetic_jobs(load: Load, seed: int, spell: KeySpelling) -> Iterable[Job]:
 
 
 class _ArgumentError(Exception):
-    """A ConfigError whose `where` is the name of an argument, which is also the name of a key."""
+    """A ConfigError that names an argument in `where`. The argument and its key have the same name."""
 
     def __init__(self, error: ConfigError) -> None:
         self.error = error

@@ -32,7 +32,7 @@ MAX_MEMBERS = 100_000
 DEFAULT_PREFIX_TOKENS = 50
 """Tokens of a shared prefix without a `prefix_length` (BLIS)."""
 DEFAULT_TIMEOUT: Micros = 300_000_000
-"""µs, for requests whose answer the next request waits for (BLIS)."""
+"""µs, for requests that a later request waits for (BLIS)."""
 V1_SLO_CLASSES: Final = {"realtime": "critical", "interactive": "standard"}
 """The present names of two SLO classes of version 1."""
 
@@ -100,7 +100,7 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Client(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One stream of requests at a rate; with `concurrency`, that many users who each wait for their answers."""
+    """One stream of requests at a rate; with `concurrency`, that many users with one request at a time."""
 
     concurrency: int = 0
     """Number of users, each with one request at a time (BLIS's closed loop)."""
