@@ -9,12 +9,16 @@ A kind (wait queue order, router, scorer, latency model, ...) is a `Registry`. A
 
 All three are looked up alike, and take parameters alike: those of the constructor, by the annotations there.
 
-    def __init__(self, policy: QueuePolicy, max_wait: float = 10.0, rng: Random) -> None: ...
+    class Bounded:
+        def __init__(self, policy: QueuePolicy, max_wait: float = 10.0, *, rng: Random) -> None: ...
 
-A parameter whose type is the protocol of a kind takes a policy of that kind. Numbers, words, true and false, and lists of them
-are converted and checked. A type for which the maker of the policy supplies the value (`defaults`: `Random`, say) cannot be
-written by users, who need not know that there is such a parameter. Everything is checked by making the policy once when its
-name is looked up, hence where a configuration is read.
+    bounded(vtc(lpm, slack=20000), max_wait=5)
+
+A parameter whose type is the protocol of a kind takes a policy of that kind: `policy` is what the registry of queue policies
+makes of `vtc(lpm, slack=20000)`. Numbers, words, true and false, and lists of them are converted and checked: `max_wait` is 5.0.
+A parameter of a type for which the maker of the policy supplies the value (`defaults`, here the `Random` of the run) cannot be
+written, and is not listed. Everything is checked by making the policy once when its name is looked up, hence where a
+configuration is read.
 
 Classes in modules that are compiled with mypyc cannot be registered, because their constructors have no annotations.
 """
