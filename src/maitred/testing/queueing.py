@@ -22,7 +22,7 @@ def check_queue_policy(policy: str | Callable[[], QueuePolicy], *, seeds: int = 
     """Raise AssertionError unless the queue of `policy` loses nothing, keeps its word on heads and instants, orders the same
     requests alike however it came by them, and does not see how many steps an instance has skipped.
 
-    `fixed_order`: the order follows from who waits, from time and from the step, as it does for all but those that draw.
+    `fixed_order`: the order follows from the waiting requests, from time and from the step, as it does for all but those that draw.
     """
     make = factory_of(policy, SCHEDULERS)
 
@@ -81,7 +81,7 @@ def check_nothing_is_lost(queue: WaitQueue, operations: Operations, seed: int) -
         assert len(queue) == len(here), f"{len(queue)} wait, and it should be {len(here)}"
         until = queue.next_order_change(now)
         assert until is None or until > now, f"next_order_change({now}) is {until}"
-    assert (queue.peek() is None) == (not here), "the head is not that of those who wait"
+    assert (queue.peek() is None) == (not here), "a head, and nothing waits, or none, and something does"
     assert sorted(drain(queue)) == sorted(here), "other requests come out than went in"
 
 
