@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred import InstanceConfig, LinearLatency
-from maitred.study.compare.bootstrap import bootstrap
-from maitred.study.compare.comparison import make_difference
+from maitred.study.compare.comparison import bootstrap, make_difference
 from maitred.study.latency_error import draw_latency_scale
 
 

@@ -17,8 +17,13 @@ from maitred.instance.catalogue import find_deployment
 from maitred.instance.latency import TrainedPhysicsLatency
 from maitred.instance.latency.linear_steps import LinearSteps
 from maitred.sim import simulate
-from maitred.study.calibration.fitting import compute_residuals, fit_linear, fit_timeline, fit_trained_physics
-from maitred.study.calibration.least_squares import non_negative_least_squares
+from maitred.study.calibration.fitting import (
+    compute_residuals,
+    fit_linear,
+    fit_timeline,
+    fit_trained_physics,
+    non_negative_least_squares,
+)
 from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep
 from maitred.study.calibration.table_fit import fit_table
 from maitred.workload import Job

@@ -1,10 +1,9 @@
 """Calibration: latency models from measurements, and the error of predictions.
 
-measurements.py   measured steps and timelines of requests, as files csv_file.py       rows of numbers from CSV, with the line
-of every mistake fitting.py        coefficients by least squares, the residuals, and the file of a fitted model least_squares.py
-least squares with non-negative coefficients table_fit.py      a step table from measured steps layer_profile.py  a step table
-from the profile of single layers measured_run.py   a folder with a configuration, a layer profile and the timeline of a real
-engine validation.py     the error of a simulation against a timeline
+measurements.py   measured steps and timelines of requests, as files fitting.py        coefficients by least squares, the
+residuals, and the file of a fitted model table_fit.py      a step table from measured steps layer_profile.py  a step table from
+the profile of single layers measured_run.py   a folder with a configuration, a layer profile and the timeline of a real engine
+validation.py     the error of a simulation against a timeline
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 Coefficients are the least squares of relative errors and never negative. So a step of 10 ms and a step of 300 ms count alike,
 because a model should be right within some percent.
 
+Non-negative least squares follow Lawson and Hanson (Solving Least Squares Problems, chapter 23). Coefficients become active one
+by one, first the one along which the error falls fastest. If the unconstrained solution for the active ones makes one of them
+negative, the step towards it ends where the first of them reaches 0, and that one becomes inactive again.
+
 `write_fit` writes a model as a YAML file for `--config`, with its tables beside it. The file also contains the other keys of
 the engine that differ from their defaults, because coefficients hold only for one model on one kind of GPU, and the errors that
 `maitred validate` prints hold for the engine of the folder.
@@ -16,15 +20,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from maitred.core.errors import ConfigError
 from maitred.core.units import SECOND
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.resolving import encode_step_table
 from maitred.instance.latency import Deployment, LatencyConfig, LinearLatency, TableLatency, TrainedPhysicsLatency
-from maitred.study.calibration.least_squares import Floats, non_negative_least_squares
 from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep
 
+Floats = NDArray[np.float64]
 _QUALITIES = ((0.10, 0.95, "excellent"), (0.20, 0.85, "good"), (0.35, 0.70, "fair"))
 """BLIS's words: largest mean absolute percentage error, and smallest Pearson's r."""
 _MIN_ROWS = 3
@@ -33,6 +38,42 @@ _PRECISE = 1e6
 _FITTED = (0, 1, 2, 3, 5, 8, 9)
 """β1 β2 β3 β4 β6 β1b β2b of trained-physics. β5, β7 and β8 are constants of a step, as β3 is for one model on one kind of GPU,
 so measurements there cannot tell them apart."""
+
+
+def non_negative_least_squares(features: Floats, target: Floats) -> Floats:
+    """Return the x >= 0 for which `features` @ x is nearest to `target`. Features that are always 0 get 0."""
+    # Features differ by orders of magnitude (a constant, tokens, tokens of context); the tolerance needs them on one scale.
+    scale = np.linalg.norm(features, axis=0)
+    scale[scale == 0] = 1.0
+    a = features / scale
+    x = np.zeros(a.shape[1])
+    inside = np.zeros(a.shape[1], dtype=bool)
+    tolerance = 1e-10 * max(1.0, float(np.abs(a.T @ target).max(initial=0.0)))
+    for _ in range(10 * a.shape[1]):
+        gradient = a.T @ (target - a @ x)
+        gradient[inside] = -np.inf
+        if gradient.max() <= tolerance:
+            break
+        inside[gradient.argmax()] = True
+        x = _step(a, target, x, inside)
+    found: Floats = x / scale
+    return found
+
+
+def _step(a: Floats, target: Floats, x: Floats, inside: NDArray[np.bool_]) -> Floats:
+    """Step towards the solution for the active coefficients (`inside`), of which some may become inactive."""
+    while True:
+        solution = np.zeros_like(x)
+        solution[inside] = np.linalg.lstsq(a[:, inside], target, rcond=None)[0]
+        below = inside & (solution <= 0)
+        if not below.any():
+            return solution
+        fraction = float((x[below] / (x[below] - solution[below])).min(initial=1.0))
+        x = x + fraction * (solution - x)
+        inside &= x > 1e-14  # rounding may leave a coefficient just above 0 that has reached it
+        x[~inside] = 0.0
+        if not inside.any():
+            return x
 
 
 class Residuals(msgspec.Struct, frozen=True):

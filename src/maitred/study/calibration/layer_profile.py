@@ -35,7 +35,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.yaml_document import YamlDocument
 from maitred.instance.latency import Skew, StepTable
 from maitred.instance.latency.step_table import Curve, Grid, curve_value
-from maitred.study.calibration.csv_file import read_rows
+from maitred.study.calibration.measurements import read_rows
 
 K = TypeVar("K", int, str)
 

@@ -1,6 +1,7 @@
 """Measurements of a real engine as files: steps with their durations, or the timeline of each request.
 
-Measured steps have a row per step, in CSV with a header or as one JSON object per line. Other columns are ignored.
+Every mistake in a file is reported with its line. Measured steps have a row per step, in CSV with a header or as one JSON
+object per line. Other columns are ignored.
 
     prefill_tokens   tokens of prefill in the step
     decode_tokens    sequences that decoded, a token each
@@ -22,25 +23,88 @@ vLLM's own metrics. Without a column `submitted_s`, a request counts as sent whe
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
 from maitred.core.contracts import BatchShape, ChunkShape
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.request import Request
 from maitred.core.units import from_seconds
-from maitred.study.calibration.csv_file import check_counts, read_header, read_rows
 from maitred.workload import Job
 
+_MAX_COUNT = 1_000_000_000
+"""More tokens than any step or request has."""
 TIME_COLUMNS: Mapping[str, float] = {"step_us": 1.0, "step_ms": 1e3, "step_secs": 1e6}
 _STEP_COUNTS = ("prefill_tokens", "decode_tokens")
 _OPTIONAL = ("context_tokens", "prefill_start")
 SHARED_BLOCK_TOKENS = 16
 _TIMELINE_COUNTS = ("input_tokens", "output_tokens", "prefix_blocks16_seen_before")
+
+
+def read_rows(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> Iterator[tuple[list[float], list[str]]]:
+    """Yield the columns `numbers` and the columns `texts` of each row. `path` may be gzipped. Raises ConfigError."""
+    try:
+        with _open(path) as lines:
+            reader = csv.DictReader(lines)
+            _check_header(path, reader.fieldnames or (), (*numbers, *texts))
+            for row in reader:
+                place = f"{path}:{reader.line_num}"
+                yield [_csv_number(row, name, place) for name in numbers], [row[name] or "" for name in texts]
+    except (OSError, EOFError) as error:
+        raise _unreadable(path, error) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"no CSV: {error}", where=str(path)) from error
+
+
+def read_header(path: Path) -> Sequence[str]:
+    """Return the names of the columns. Raises ConfigError if the file cannot be read."""
+    try:
+        with _open(path) as lines:
+            return next(csv.reader(lines), [])
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise _unreadable(path, error) from error
+
+
+def check_counts(counts: Mapping[str, float], place: str) -> None:
+    """Raise ConfigError for a number that cannot be a count of tokens or requests."""
+    for name, value in counts.items():
+        if not (0 <= value <= _MAX_COUNT and value == int(value)):
+            raise ConfigError(f"{name} should be a whole number from 0 to {_MAX_COUNT:,}, not {value:g}", where=place)
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    why = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+    return ConfigError(f"cannot be read: {why}", where=str(path))
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _check_header(path: Path, found: Sequence[str], wanted: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in found:
+            raise ConfigError(f"there is no column {name!r}", where=f"{path}:1", hint=nearest_name_hint(name, found))
+
+
+def _csv_number(row: Mapping[str, str | None], name: str, place: str) -> float:
+    text = row[name]
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = float("nan")
+    if not isfinite(value):
+        raise ConfigError(f"{name} should be a number, not {text!r}", where=place)
+    return value
 
 
 class MeasuredStep(msgspec.Struct, frozen=True):

@@ -18,8 +18,7 @@ import numpy as np
 from maitred.core.errors import ConfigError
 from maitred.instance.latency import Grid, StepTable, TableLatency
 from maitred.instance.latency.step_table import Axis, interpolation_point
-from maitred.study.calibration.fitting import Fit, evaluate_fit
-from maitred.study.calibration.least_squares import Floats, non_negative_least_squares
+from maitred.study.calibration.fitting import Fit, Floats, evaluate_fit, non_negative_least_squares
 from maitred.study.calibration.measurements import MeasuredStep
 
 _MIN_STEPS = 10

@@ -13,7 +13,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.units import SECOND
 from maitred.instance import InstanceConfig
 from maitred.sim import Outcome, Results, simulate
-from maitred.study.calibration.least_squares import Floats
+from maitred.study.calibration.fitting import Floats
 from maitred.study.calibration.measurements import MeasuredRequest, timeline_jobs
 
 METRICS = ("ttft", "tpot", "e2e")

@@ -1,7 +1,7 @@
 """Compare: candidates on the same workloads, seed by seed.
 
-run.py          compare: the runs comparison.py   the differences, and their table for the terminal bootstrap.py    confidence
-intervals
+run.py          compare: the runs comparison.py   the differences with their confidence intervals, and the table for the
+terminal
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Sweep: candidates from a grid or a search, on this machine or on many.
 
 run.py       sweep: the runs of all candidates spec.py      the file of a sweep: its keys, and where the user wrote them
-criteria.py  costs, constraints, the objective points.py    candidates, each with its runs search.py    candidates that Optuna
-proposes journal.py   the completed runs, on disk result.py    SweepResult: the best candidate, the Pareto front, table and
-files plot.py      the Pareto plot
+criteria.py  costs, constraints, the objective points.py    candidates from a grid, or proposed by Optuna, each with its runs
+journal.py   the completed runs, on disk result.py    SweepResult: the best candidate, the Pareto front, plot, table and files
 """
 
 from __future__ import annotations
