@@ -54,7 +54,7 @@ def test_what_is_said_of_another_cache_is_reported(said: dict[str, Any], warning
 @pytest.mark.parametrize(
     ("said", "warnings"),
     [
-        ({}, ["preemption_policy priority goes by what clients say, without priority_policy; of who says none LATEST"]),
+        ({}, ["preemption_policy priority goes by what clients say, without priority_policy; of those that say none LATEST"]),
         ({"priority_policy": "static-slo-class"}, []),
         ({"scheduler": "sjf", "priority_policy": "slo-based"}, []),
         ({"enable_priority_scheduling": True}, []),

@@ -1,4 +1,4 @@
-"""What an instance is made of. The same section describes an emulated engine and the instances of a simulation."""
+"""InstanceConfig: the section `instance` of a configuration, for an emulated engine and for the instances of a simulation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UPPER_LIMITS = {
     "total_kv_blocks": 1_000_000_000,
     "block_size_in_tokens": 65_536,
 }
-"""Far more than any engine has: what is above is a slip of the keyboard, and would only exhaust memory."""
+"""Far more than any engine has. A larger value is a slip of the keyboard, and would only exhaust memory."""
 _MAX_GPUS = 4096
 _MIN_BANDWIDTH = 1e-6
 _HOUR: Micros = 3_600_000_000
@@ -44,7 +44,8 @@ _FLAVOURS = {
 
 
 class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names and meanings as vLLM's and BLIS's flags; defaults as theirs, KV as an 80 GB GPU has beside an 8B model."""
+    """One instance. Names and meanings are those of vLLM's and BLIS's flags, and so are the defaults, with the KV memory of an
+    80 GB GPU beside an 8B model."""
 
     model: str = ""
     """What runs: a name in the catalogue (`maitred models`), any case, or the path of a Hugging Face `config.json`; empty:
@@ -150,7 +151,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             )
 
     def warnings(self, *, prefix_cache: bool) -> list[str]:
-        """Also what is said of a prefix cache that is another one, or none."""
+        """Return what has no effect or little sense, in sentences. `prefix_cache`: whether there is one."""
         return [
             *super().warnings(prefix_cache=prefix_cache),
             *self._cache_warnings(),
@@ -163,7 +164,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         return self.preemption_policy == "priority"
 
     def _preemption_warnings(self) -> Iterator[str]:
-        """What is said of victims by priority where all may have the same."""
+        """Warn of victims by priority where all sequences may have the same."""
         if not self.scores_matter_elsewhere:
             return
         alike = "the latest to arrive gives way"
@@ -173,29 +174,30 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             if self.schedule_low_priority_values_first:
                 yield "preemption_policy priority preempts low numbers, which schedule_low_priority_values_first puts first"
         elif self.priority_policy is None:
-            yield f"preemption_policy priority goes by what clients say, without priority_policy; of who says none {alike}"
+            none = f"of those that say none {alike}"
+            yield f"preemption_policy priority goes by what clients say, without priority_policy; {none}"
 
     def _cache_warnings(self) -> Iterator[str]:
         if self.prefix_cache != "blocks" and not self.enable_prefix_caching:
             yield f"prefix_cache {self.prefix_cache} has no effect without enable_prefix_caching"
-        for name, usual in (("kv_transfer_bandwidth", 100.0), ("kv_transfer_base_latency", 0)):
-            if getattr(self, name) != usual and not self.kv_cpu_blocks:
+        for name, default in (("kv_transfer_bandwidth", 100.0), ("kv_transfer_base_latency", 0)):
+            if getattr(self, name) != default and not self.kv_cpu_blocks:
                 yield f"{name} {getattr(self, name)} has no effect without kv_cpu_blocks"
         if self.radix_eviction_policy != "lru" and self.prefix_cache != "radix":
             yield f"radix_eviction_policy {self.radix_eviction_policy} has no effect without prefix_cache radix"
 
     def _model_warnings(self) -> Iterator[str]:
-        """What is said of a model that is not there. Whatever needs one, and has none, is an error."""
+        """Warn of keys that only a model gives a meaning. A key that needs a model is an error elsewhere."""
         if self._has_model:
             return
-        for name, usual in (
+        for name, default in (
             ("hardware", "H100"),
             ("tensor_parallel_size", 1),
             ("data_parallel_size", 1),
             ("hardware_config", None),
             ("gpu_memory_utilization", 0.9),
         ):
-            if getattr(self, name) != usual:
+            if getattr(self, name) != default:
                 yield f"{name} {getattr(self, name)} has no effect without model"
 
     @property
@@ -203,17 +205,17 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         return bool(self.model or self.model_config_folder)
 
     def latency_model(self) -> LatencyModel:
-        """Ready to be asked how long steps take. Raises ConfigError where `catalogue.resolve_instance` has yet to be called."""
+        """Return the latency model, ready to be asked. Raises ConfigError before `catalogue.resolve_instance`."""
         if self.latency is None and self._has_model:
-            what = f"nobody has looked up the model {self.model or self.model_config_folder!r} yet"
-            raise ConfigError(what, hint="catalogue.resolved(config) does")
+            what = f"the model {self.model or self.model_config_folder!r} has not been looked up yet"
+            raise ConfigError(what, hint="catalogue.resolve_instance(config) does")
         latency = self.latency or LinearLatency()
         model = LATENCY_MODELS.create(latency) if isinstance(latency, str) else latency
         return model.compiled(self.latency_scale)
 
     @property
     def kv_blocks(self) -> int:
-        """`total_kv_blocks`, and the usual number where nothing is said or derived."""
+        """`total_kv_blocks`, or the default where it is neither given nor derived."""
         return _DEFAULT_KV_BLOCKS if self.total_kv_blocks is None else self.total_kv_blocks
 
     def new_prefix_cache(self) -> PrefixCache[Any] | None:
@@ -226,6 +228,6 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def model_len(self) -> int:
-        """The longest prompt and output together that fits, in tokens."""
+        """Longest prompt and output together that fits, in tokens."""
         held = self.kv_blocks * self.block_size_in_tokens
         return held if self.max_model_len is None else min(held, self.max_model_len)

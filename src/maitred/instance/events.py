@@ -1,4 +1,4 @@
-"""What an instance tells its driver."""
+"""Events: what an instance tells its driver."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from maitred.core.units import Micros
 
 
 class EventKind(IntEnum):
-    """What happened to a request in an instance. All but the first two end its life there."""
+    """What happened to a request in an instance. With all but the first two the request leaves it."""
 
     FIRST_TOKEN = 0
     KV_PREEMPTED = 1
-    """It lost its KV and waits again; the tokens it has emitted stand."""
+    """It lost its KV and waits again. The tokens that it has emitted stand."""
     FINISHED = 2
     TIMED_OUT = 3
     ABORTED = 4
     REFUSED = 5
-    """It can never run here; `Instance.rejection_reason` says why."""
+    """It can never run here: see `Instance.rejection_reason`."""
 
 
 class InstanceEvent(msgspec.Struct, frozen=True, gc=False):
-    """With all kinds but FIRST_TOKEN, `seq` is settled: `seq.num_output_tokens` counts the tokens that came out."""
+    """An event of one sequence. With all kinds but FIRST_TOKEN the sequence is settled: `seq.num_output_tokens` counts the
+    tokens that came out."""
 
     at: Micros
     kind: EventKind

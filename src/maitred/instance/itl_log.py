@@ -1,11 +1,19 @@
-"""Gap log: whose the gaps between tokens were.
+"""ItlLog: which request had which gaps between its tokens (ITL: inter-token latency).
 
-The meter counts gaps by their size, of all sequences at once. To say later who had which, the log knows two things: stretches
-of steps in which nobody began or stopped to decode and whose gaps are about equal (one bucket of the sketch), and for each
-sequence through which stretches it decoded. It had one gap for every step of these. Pauses are noted one by one.
+The meter counts gaps by their size, over all sequences. To tell later which sequence had which gaps, the log knows two things:
+*stretches* of steps in which no sequence began or stopped to decode and whose gaps are about equal (one bucket of the sketch),
+and for each sequence through which stretches it decoded. It had one gap for every step of these. Pauses are noted one by one.
 
-That is two numbers for a stretch and three for a sequence, however long answers are, and nothing per step. How steps were cut
-into runs does not show: what goes on in the same way is the same stretch.
+That is two numbers for a stretch and three for a sequence, however long answers are, and nothing per step. How steps were
+divided into runs does not show: steps that go on in the same way belong to the same stretch.
+
+Example: request 1 decodes through 10 steps of 100 µs, and request 2 joins for the last 4 of them, which take 110 µs each:
+
+    stretch_steps        6    4           request_ids        1    2
+    stretch_times      600  440           first_stretches    0    1
+                                          end_stretches      2    2
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +26,11 @@ from maitred.core.request import RequestId
 from maitred.core.units import Micros
 
 _NO_BUCKET: Final = -2
-"""No kind: what comes next is a stretch of its own."""
+"""No bucket: the next steps begin a stretch of their own."""
 
 
 class ItlLog:
-    """Of one instance. Told of every run by the meter, and by the instance of who decodes."""
+    """The log of one instance. The meter adds every run, and the instance says which sequences decode."""
 
     __slots__ = (
         "_last_bucket",
@@ -38,17 +46,17 @@ class ItlLog:
 
     def __init__(self) -> None:
         self.stretch_steps, self.stretch_times = array("q"), array("q")
-        """By stretch: how many steps it had, and how long these took together (µs)."""
+        """By stretch: its steps, and the time that they took together (µs)."""
         self.request_ids, self.first_stretches, self.end_stretches = array("q"), array("q"), array("q")
-        """Who decoded, from which stretch on, and up to and without which one."""
+        """By interval of decoding: the request, its first stretch, and the stretch before which it ended."""
         self.paused_request_ids, self.pauses = array("q"), array("q")
-        """Who stood still between two tokens, and how far apart these were (µs)."""
+        """By pause: the request, and the time between its two tokens (µs)."""
         self._open_intervals: dict[RequestId, int] = {}
-        """Where those who decode now stand in these."""
+        """Index of the interval of each request that decodes now."""
         self._last_bucket = _NO_BUCKET
 
     def add_steps(self, itl_bucket: int, steps: int, time: Micros) -> None:
-        """Steps that are over. Those of the same `kind` have gaps in the same bucket."""
+        """Add steps that have ended, with gaps in one bucket of the sketch, to the present stretch or as a new one."""
         if itl_bucket == self._last_bucket:
             self.stretch_steps[-1] += steps
             self.stretch_times[-1] += time
@@ -58,7 +66,7 @@ class ItlLog:
             self.stretch_times.append(time)
 
     def on_decode_start(self, request_id: RequestId) -> None:
-        """It decodes in the steps that come now. Raises ConfigError for an id of more than 64 bits."""
+        """A request decodes from the next step on. Raises ConfigError for an id of more than 64 bits."""
         self._last_bucket = _NO_BUCKET
         self._open_intervals[request_id] = len(self.end_stretches)
         try:
@@ -70,17 +78,17 @@ class ItlLog:
         self.end_stretches.append(stretch)
 
     def on_decode_end(self, request_id: RequestId) -> None:
-        """It has decoded in the steps so far, and does not in those to come."""
+        """A request does not decode from the next step on."""
         self._last_bucket = _NO_BUCKET
         self.end_stretches[self._open_intervals.pop(request_id)] = len(self.stretch_steps)
 
     def add_pause(self, request_id: RequestId, gap: Micros) -> None:
-        """Between two tokens, `gap` after each other."""
+        """A request stood still between two tokens, which came `gap` µs after each other."""
         self.paused_request_ids.append(request_id)
         self.pauses.append(gap)
 
     def close(self) -> None:
-        """The run is over: those who still decode have come to here."""
-        for place in self._open_intervals.values():
-            self.end_stretches[place] = len(self.stretch_steps)
+        """End the intervals of the requests that still decode: the simulation has ended."""
+        for index in self._open_intervals.values():
+            self.end_stretches[index] = len(self.stretch_steps)
         self._open_intervals.clear()

@@ -1,9 +1,11 @@
-"""Meter: how busy an instance was, and the gaps between the tokens that came out of it.
+"""StepMeter: how busy an instance was, and the gaps between the tokens that came out of it (ITL).
 
 In a step every decoding sequence emits a token, so the gap before each of them is the duration of the step: a run of k steps
-with n decoding sequences has k * n gaps. If all its steps last equally long that is one addition; else their durations
+with n decoding sequences has k * n gaps. If all its steps take equally long, that is one addition. Otherwise their durations
 grow with the context from step to step, and where they pass from one bucket of the sketch into the next is found by bisection.
 Either way the counts are those of one step after the other.
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -18,36 +20,37 @@ from maitred.instance.itl_log import ItlLog
 from maitred.instance.latency.linear_steps import LinearSteps
 
 _MAX_EXACT_GAPS: Final = 4096
-"""So many different gaps are counted exactly before they go into the sketch: an addition is cheaper than a logarithm."""
+"""Different gaps that are counted exactly before they go into the sketch: an addition is cheaper than a logarithm."""
 
 
 class StepMeter:
-    """Told of every run, when it is over."""
+    """The meter of one instance, which adds every run when it has ended."""
 
     __slots__ = ("_exact_counts", "_is_constant", "_itl_log", "_latency", "_overhead", "_sketch", "busy_time")
 
     def __init__(self, latency: LatencyModel, itl_log: ItlLog | None = None) -> None:
-        """`latency` made the steps; its overhead per output token is part of every gap. `log` is told which gaps came when."""
+        """`latency` is the model of the instance; its overhead per output token is part of every gap. `itl_log` receives the
+        gaps, too, in the order of time."""
         self._latency = latency
         self._is_constant = isinstance(latency, LinearSteps)
-        """All steps of a run last equally long."""
+        """Whether all steps of a run take equally long."""
         self._itl_log = itl_log
         self._overhead = latency.overheads.per_output_token
         self.busy_time: Micros = 0
-        """The time that all steps took."""
+        """µs that all steps took."""
         self._sketch = QuantileSketch()
         self._exact_counts: dict[Micros, int] = {}
-        """How often each gap came that is not in the sketch yet."""
+        """Counts of the gaps (µs, without overhead) that are not in the sketch yet."""
 
     @property
     def itl_sketch(self) -> QuantileSketch:
-        """Between one token and the next of the same sequence, as the client sees them (ITL)."""
+        """Gaps between one token and the next of the same sequence, as the client sees them, in µs."""
         self._flush_counts()
         return self._sketch
 
     def add_run(self, shape: BatchShape, steps: int, time: Micros, not_emitting: int = 0) -> None:
-        """`steps` steps are over, the first of which had this shape; together they took `span`. Of those that decoded in it,
-        `others` have no such gap: they had stood still before, or left meanwhile."""
+        """Add `steps` steps that have ended and took `time` together; the first of them had this shape. `not_emitting` of its
+        decoding sequences have no such gap: they had stood still before, or have left meanwhile."""
         self.busy_time += time
         decodes = shape.num_decodes - not_emitting
         if not decodes:
@@ -61,25 +64,25 @@ class StepMeter:
                 return
         if self._itl_log is not None:
             self._itl_log.add_steps(gap if self._is_constant else bucket_index(gap + self._overhead), steps, time)
-        exactly = self._exact_counts
-        exactly[gap] = exactly.get(gap, 0) + decodes * steps
-        if len(exactly) > _MAX_EXACT_GAPS:
+        counts = self._exact_counts
+        counts[gap] = counts.get(gap, 0) + decodes * steps
+        if len(counts) > _MAX_EXACT_GAPS:
             self._flush_counts()
 
     def add_pause(self, request_id: RequestId, gap: Micros) -> None:
-        """Its sequence stood still between two of its tokens, `gap` after each other: its KV was lost, or on its way."""
+        """Add a pause of one sequence between two tokens, `gap` µs after each other: its KV was lost, or being transferred."""
         if self._itl_log is not None:
             self._itl_log.add_pause(request_id, gap)
         self._exact_counts[gap] = self._exact_counts.get(gap, 0) + 1
 
     def _flush_counts(self) -> None:
-        """All gaps are in the sketch."""
+        """Put the gaps that are counted exactly into the sketch."""
         overhead = self._overhead
         self._sketch.add_counts({gap + overhead: times for gap, times in self._exact_counts.items()})
         self._exact_counts.clear()
 
     def _add_growing(self, shape: BatchShape, steps: int, span: Micros, first: Micros) -> None:
-        """Durations that grow."""
+        """Add a run whose steps take longer and longer, the first one `first` µs, and together `span`."""
         overhead, decodes = self._overhead, shape.num_decodes
         last = self._step_time(shape, steps - 1)
         counts: dict[int, int] = {}
@@ -98,7 +101,7 @@ class StepMeter:
         self._sketch.add_buckets(counts, (span + steps * overhead) * decodes, first + overhead, last + overhead)
 
     def _first_step_beyond(self, number: int, shape: BatchShape, low: int, high: int) -> int:
-        """The first step whose duration is not in this bucket any more: after `low`, and `high` at the latest."""
+        """Return the first step whose duration is beyond bucket `number`: after `low`, and `high` at the latest."""
         while high - low > 1:
             middle = (low + high) // 2
             if bucket_index(self._step_time(shape, middle) + self._overhead) <= number:
@@ -108,7 +111,7 @@ class StepMeter:
         return high
 
     def _step_time(self, shape: BatchShape, step: int) -> Micros:
-        """Of a step of the run."""
+        """Return the duration of a step of the run whose first step has this shape."""
         return self._latency.step_time(
             BatchShape(shape.num_decodes, shape.context_tokens + step * shape.num_decodes, context_spread=shape.context_spread)
         )

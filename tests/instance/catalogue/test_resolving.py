@@ -75,7 +75,7 @@ def test_without_a_model_the_usual_holds() -> None:
 
 
 def test_an_instance_of_a_model_nobody_looked_up_says_so() -> None:
-    with pytest.raises(ConfigError, match="nobody has looked up the model"):
+    with pytest.raises(ConfigError, match="has not been looked up yet"):
         Instance(InstanceConfig(model=LLAMA), Random(0))
 
 

@@ -1,8 +1,17 @@
 """How long does a step take?
 
-A latency model is said as a frozen struct of its own, told apart in a file by `model`, and `compiled` once into something that
-answers quickly (`contracts.LatencyModel`). `linear` needs nothing but its numbers, `table` its measurements; `roofline` and
-`trained-physics` work out arithmetic and memory traffic of a model on a GPU, a `Deployment`, which the catalogue fills in.
+A latency model is described by a frozen struct of its own, told apart in a file by `model`, and is `compiled` once into what
+answers quickly (`core.contracts.LatencyModel`). `linear` needs nothing but its numbers, `table` its measurements; `roofline`
+and `trained-physics` work out arithmetic and memory traffic of a model on a GPU, a `Deployment`, which the catalogue fills in.
+
+    base, parse             the registry, and how users write a model
+    affine                  runs of steps summed exactly
+    piecewise_affine        the bases of models that use it
+    linear, linear_steps    β0 + β1 · prefill tokens + β2 · decode tokens
+    roofline                limits of the hardware
+    trained_physics         the parts of a roofline, times fitted coefficients
+    table, step_table       measurements
+    deployment              a model on GPUs, as data
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Step times that grow with the context along straight lines, summed exactly without making the steps.
+"""Step times that grow with the context along straight lines, summed exactly without making the steps, one by one.
 
 In a run of decode-only steps each of N sequences reads one token of KV more in every step, so step j reads C + N·j tokens.
 The time of a step is the largest of a few lines in that context (what computes, what moves bytes, never less than 1 µs),
@@ -7,9 +7,13 @@ truncated to a whole µs:
     t(j) = floor(max over lines of (a + b·(C + N·j)))
 
 Lines are kept as integers in units of 2^-48 µs. Truncation is a shift, comparison is exact, and where the largest line
-changes is known beforehand, so a run is a few stretches on one line each. On one line the sum of the truncated times is a sum
-of floors of an arithmetic progression, which Euclid's algorithm knows in O(log steps); for short stretches the plain sum is
+changes is known beforehand, so a run is a few segments on one line each. On one line the sum of the truncated times is a sum
+of floors of an arithmetic progression, which Euclid's algorithm knows in O(log steps); for short segments the plain sum is
 faster. Nothing is rounded on the way: a run takes what its steps take, one by one, to the microsecond.
+
+Example: t = max(100 + 0.25·context, 175) µs, 2 sequences with 290 tokens of context together, and a run of 10 steps. The lines
+cross at a context of 300, so the first 5 steps (290 to 298 tokens) take 175 µs each, and the others (300 to 308 tokens) take
+175.0, 175.5, 176.0, 176.5 and 177.0 µs, truncated to 175, 175, 176, 176 and 177: 1,754 µs in all.
 """
 
 from __future__ import annotations
@@ -23,25 +27,25 @@ import msgspec
 from maitred.core.units import Micros
 
 SHIFT = 48
-"""Bits after the point. A slope is off by less than 2^-49 µs per token: 2e-8 µs over ten million tokens of context. """
+"""Bits after the binary point. A slope is off by less than 2^-49 µs per token: 2e-8 µs over ten million tokens of context."""
 _ONE = 1 << SHIFT
 _FRACTION_MASK = _ONE - 1
 _UNIT = 1 / _ONE
 _PLAIN_SUM_STEPS = 4
-"""Steps up to which nothing is faster than the plain sum, ..."""
+"""Steps up to which the plain sum is fastest."""
 _EUCLID_STEPS = 16
-"""... and up to which it is faster than Euclid's algorithm."""
+"""Steps up to which the plain sum is faster than Euclid's algorithm."""
 
 
 class AffineCost(msgspec.Struct, frozen=True, gc=False):
-    """base + slope · context, in µs; neither is negative."""
+    """A time of base + slope · context, in µs. Neither is negative."""
 
     base: float
     slope: float = 0.0
 
 
 class EnvelopeSegment(msgspec.Struct, frozen=True, gc=False):
-    """The line that is the largest while the context is below `until` (None: from there on), in units of 2^-48 µs."""
+    """The line that is the largest while the context is below `until` (None: without end), in units of 2^-48 µs."""
 
     base: int
     slope: int
@@ -49,60 +53,60 @@ class EnvelopeSegment(msgspec.Struct, frozen=True, gc=False):
 
 
 Envelope: TypeAlias = tuple[EnvelopeSegment, ...]
-"""The largest of some lines, in the order of the context: the slopes increase."""
+"""The largest of some lines, in the order of the context. The slopes increase."""
 
 
 def envelope(lines: Sequence[AffineCost]) -> Envelope:
-    """The largest of `lines` and of 1 µs, for every context from 0."""
+    """Return the largest of `lines` and of 1 µs, for every context from 0."""
     fixed = [(_ONE, 0), *((round(line.base * _ONE), round(line.slope * _ONE)) for line in lines)]
-    stretches: list[EnvelopeSegment] = []
+    segments: list[EnvelopeSegment] = []
     base, slope = max(fixed)
     while steeper := [(b, s) for b, s in fixed if s > slope]:
         until = min(_crossing_context(base, slope, b, s) for b, s in steeper)
-        stretches.append(EnvelopeSegment(base, slope, until))
+        segments.append(EnvelopeSegment(base, slope, until))
         base, slope = max(steeper, key=lambda line: (line[0] + line[1] * until, line[1]))
-    return (*stretches, EnvelopeSegment(base, slope, None))
+    return (*segments, EnvelopeSegment(base, slope, None))
 
 
 def _crossing_context(base: int, slope: int, other: int, steeper: int) -> int:
-    """The first context at which the steeper line is at least as large."""
+    """Return the first context at which the steeper line is at least as large."""
     return max(0, -((base - other) // -(steeper - slope)))
 
 
-def step_time_at(line: Envelope, context: int) -> Micros:
-    """Of one step."""
-    stretch = line[0] if len(line) == 1 else _segment_at(line, context)
-    return (stretch.base + stretch.slope * context) >> SHIFT
+def step_time_at(times: Envelope, context: int) -> Micros:
+    """Return the time of one step."""
+    segment = times[0] if len(times) == 1 else _segment_at(times, context)
+    return (segment.base + segment.slope * context) >> SHIFT
 
 
-def run_time_from(line: Envelope, context: int, growth: int, steps: int) -> Micros:
-    """Of `steps` steps, of which each has `growth` tokens of context more than the one before."""
+def run_time_from(times: Envelope, context: int, growth: int, steps: int) -> Micros:
+    """Return the time of `steps` steps, each of which has `growth` tokens of context more than the one before."""
     total = 0
     while steps:
-        stretch = _segment_at(line, context)
-        here = steps if stretch.until is None else _steps_below(stretch.until, context, growth, steps)
-        total += sum_of_floors(stretch.base + stretch.slope * context, stretch.slope * growth, here)
+        segment = _segment_at(times, context)
+        here = steps if segment.until is None else _steps_below(segment.until, context, growth, steps)
+        total += sum_of_floors(segment.base + segment.slope * context, segment.slope * growth, here)
         context += growth * here
         steps -= here
     return total
 
 
 class RunPart(msgspec.Struct, frozen=True, gc=False):
-    """The first steps of a run, and the time that they take."""
+    """The first steps of a run, and the µs that they take."""
 
     steps: int
     time: Micros
 
 
-def steps_within_span(line: Envelope, context: int, growth: int, span: Micros, limit: int) -> RunPart:
-    """The most steps, at most `limit`, that together take no more than `span`."""
+def steps_within_span(times: Envelope, context: int, growth: int, span: Micros, limit: int) -> RunPart:
+    """Return the largest number of steps, at most `limit`, that together take no more than `span`."""
     made, left = 0, span
     while made < limit:
-        stretch = line[0] if len(line) == 1 else _segment_at(line, context)
+        segment = times[0] if len(times) == 1 else _segment_at(times, context)
         here = limit - made
-        if stretch.until is not None:
-            here = _steps_below(stretch.until, context, growth, here)
-        fit, left = _steps_on_line_within(stretch.base + stretch.slope * context, stretch.slope * growth, left, here)
+        if segment.until is not None:
+            here = _steps_below(segment.until, context, growth, here)
+        fit, left = _steps_on_line_within(segment.base + segment.slope * context, segment.slope * growth, left, here)
         made += fit
         context += growth * fit
         if fit < here:
@@ -110,22 +114,25 @@ def steps_within_span(line: Envelope, context: int, growth: int, span: Micros, l
     return RunPart(made, span - left)
 
 
-def _segment_at(line: Envelope, context: int) -> EnvelopeSegment:
-    """The one in which `context` is."""
-    for stretch in line:
-        if stretch.until is None or context < stretch.until:
-            return stretch
-    raise AssertionError("the last stretch has no end")
+def _segment_at(times: Envelope, context: int) -> EnvelopeSegment:
+    """Return the segment in which `context` is."""
+    for segment in times:
+        if segment.until is None or context < segment.until:
+            return segment
+    raise AssertionError("the last segment has no end")
 
 
 def _steps_below(until: int, context: int, growth: int, steps: int) -> int:
-    """How many of the next `steps` steps have a context below `until`; the first one has."""
+    """Return how many of the next `steps` steps have a context below `until`. The first one has."""
     return min(steps, -((context - until) // growth)) if growth else steps
 
 
 def _steps_on_line_within(first: int, growth: int, span: Micros, limit: int) -> tuple[int, Micros]:
-    """The most steps, at most `limit`, within `span`, and what is left of it. As many are made at once as are sure to fit, and
-    that is half of them at least, so there are few rounds; mostly it is all of them, or all but one."""
+    """Return the largest number of steps, at most `limit`, within `span`, and what is left of the span.
+
+    Each round makes as many steps at once as are sure to fit, which is at least half of those that do. Mostly it is all of
+    them, or all but one, so there are few rounds.
+    """
     made = 0
     while made < limit and span >= (time := first >> SHIFT):
         steps = min(limit - made, span // time)
@@ -141,14 +148,14 @@ def _steps_on_line_within(first: int, growth: int, span: Micros, limit: int) -> 
 
 
 def _untruncated_steps(first: float, growth: float, span: Micros) -> int:
-    """How many steps fit if they are not truncated, by the quadratic of their sum; one less, since a root is not exact, and 1
-    at least."""
+    """Return how many steps would fit if their times were not truncated, by the root of the quadratic of their sum. It is one
+    less, since a root in floating point is not exact, and at least 1."""
     half = first - growth / 2
     return max(1, int(2 * span / (half + sqrt(half * half + 2 * growth * span))) - 1)
 
 
 def sum_of_floors(first: int, growth: int, steps: int) -> int:
-    """Σ floor((first + growth·j) / 2^48) for j from 0 below `steps`."""
+    """Return Σ floor((first + growth·j) / 2^48) for j from 0 below `steps`."""
     total = 0
     if steps > _PLAIN_SUM_STEPS:
         total = (first >> SHIFT) * steps + (growth >> SHIFT) * (steps * (steps - 1) >> 1)
@@ -165,8 +172,11 @@ def sum_of_floors(first: int, growth: int, steps: int) -> int:
 
 
 def _euclidean_sum_of_floors(steps: int, modulus: int, growth: int, first: int) -> int:
-    """Σ floor((first + growth·j) / modulus) for j from 0 below `steps`, in O(log): the points under a line, counted by rows
-    instead of columns, are those under a flatter one (Graham, Knuth, Patashnik, Concrete Mathematics, 3.32)."""
+    """Return Σ floor((first + growth·j) / modulus) for j from 0 below `steps`, in O(log).
+
+    The sum counts the points below a line. Counted by rows instead of columns they are the points below a flatter line, and so
+    on, as in Euclid's algorithm (Graham, Knuth, Patashnik, Concrete Mathematics, 3.32).
+    """
     total = 0
     while True:
         total += (growth // modulus) * (steps * (steps - 1) >> 1) + (first // modulus) * steps

@@ -83,5 +83,5 @@ class StepTimes(ABC):
 
 
 def _later(batch: BatchShape, steps: int) -> BatchShape:
-    """Return the batch so many steps later in its run: each sequence reads a token more in every step."""
+    """Return the batch `steps` steps later in its run: each sequence reads one token more in every step."""
     return replace(batch, context_tokens=batch.context_tokens + batch.num_decodes * steps) if steps else batch

@@ -1,4 +1,4 @@
-"""What latency models and KV capacities are computed from: a model's shape and a GPU's figures. The catalogue holds many."""
+"""Deployment: a model on GPUs, from whose figures latency models and KV capacities are computed. The catalogue holds many."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import isfinite
 import msgspec
 
 _MAX_COUNT = 1 << 31
-"""Of anything that is counted: far more than any model has."""
+"""Upper limit of every count: far more than any model has."""
 
 
 class AttentionRanks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,28 +35,28 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     num_heads: int
     num_kv_heads: int
     intermediate_size: int
-    """Of a dense feed-forward layer."""
+    """Width of a dense feed-forward layer."""
     vocab_size: int
     head_dim: int = 0
     """0: hidden_size / num_heads."""
     max_position_embeddings: int = 0
     """Longest context, in tokens; 0: not known."""
     bytes_per_element: float = 2.0
-    """Of activations and of KV."""
+    """Bytes of an element of activations and of KV."""
     weight_bytes: float = 0.0
-    """Per parameter, where weights are quantised; 0: as bytes_per_element."""
+    """Bytes of a parameter, where weights are quantised; 0: bytes_per_element."""
     tied_embeddings: bool = False
     num_experts: int = 0
-    """Of a mixture of experts; 0: dense."""
+    """Experts of a mixture; 0: dense."""
     experts_per_token: int = 0
     expert_intermediate_size: int = 0
-    """Of one routed expert; 0: intermediate_size."""
+    """Width of one routed expert; 0: intermediate_size."""
     shared_intermediate_size: int = 0
-    """Of all shared experts together, which every token passes."""
+    """Width of all shared experts together, which every token passes."""
     first_dense_layers: int = 0
     """Layers at the beginning that have no experts."""
     interleave_moe_layer_step: int = 0
-    """n: every n-th layer has experts (Llama 4); 0: they are not interleaved."""
+    """Distance n of the layers that have experts, if only every n-th has (Llama 4); 0: they are not interleaved."""
     latent_attention: AttentionRanks | None = None
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def head_width(self) -> int:
-        """Elements of one head, as far as the work of attention goes."""
+        """Elements of one head, for the work of attention."""
         if self.latent_attention is None:
             return self.head_dim or self.hidden_size // self.num_heads
         ranks = self.latent_attention
@@ -99,8 +99,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.latent_attention.kv_lora_rank + self.latent_attention.qk_rope_head_dim
 
     def kv_shards(self, tensor_parallel_size: int) -> int:
-        """Over how many GPUs the KV of a token is spread: compressed KV is on each of them, and where there are more GPUs than
-        KV heads, a head is on several."""
+        """Return the number of GPUs over which the KV of a token is spread. Compressed KV is on each of them, and where there
+        are more GPUs than KV heads, a head is on several."""
         return min(tensor_parallel_size, self.num_kv_heads) if self.latent_attention is None else 1
 
     @property
@@ -128,7 +128,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def moe_layers(self) -> int:
-        """Layers with experts as BLIS counts them, to which the coefficients of trained-physics were fitted: where they are
+        """Layers with experts as BLIS counts them, because the coefficients of trained-physics were fitted so: where they are
         interleaved, one of n + 1."""
         if self.num_experts > 1 and self.interleave_moe_layer_step:
             return self.num_layers // (self.interleave_moe_layer_step + 1)
@@ -156,7 +156,7 @@ class HardwareSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     peak_tflops: float
     """Dense 16-bit matrix arithmetic, without sparsity."""
     bandwidth_tb_s: float
-    """Of its memory."""
+    """Bandwidth of its memory, in TB/s."""
     memory_gib: float = 0.0
     """0: not known; then KV blocks cannot be derived."""
     peak_tflops_fp8: float = 0.0
@@ -168,7 +168,7 @@ class HardwareSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trained_physics_error: float = 0.0
     """Mean absolute error of E2E latency that is published of `trained-physics` with its shipped coefficients; 0: none is."""
     source: str = ""
-    """Where the figures are from."""
+    """Source of the figures."""
 
     def __post_init__(self) -> None:
         for name in ("peak_tflops", "bandwidth_tb_s", "mfu_prefill", "mfu_decode"):
@@ -201,7 +201,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def flops_per_us(self) -> float:
-        """Peak, at 8 bits where weights have one byte and the GPU has such arithmetic."""
+        """Peak rate, at 8 bits where weights have one byte and the GPU has such arithmetic."""
         eight_bits = self.model.weight_width == 1.0 and self.hardware.peak_tflops_fp8
         return (eight_bits or self.hardware.peak_tflops) * 1e6
 

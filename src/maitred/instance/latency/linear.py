@@ -1,4 +1,4 @@
-"""A step costs so much, and so much more for each token."""
+"""The latency model `linear`: a step takes a fixed time, and a time for each token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LinearLatency(LatencyConfig, frozen=True, tag="linear"):
         return Overheads(queueing=a0, queueing_per_token=a1, per_output_token=int(a2))
 
     def compiled(self, scale: float = 1.0) -> LatencyModel:
-        """Ready to be asked; every step takes `scale` times as long. Raises ConfigError if one takes more than an hour."""
+        """Return the model, in which each step takes `scale` times as long. Raises ConfigError for steps above an hour."""
         b0, b1, b2 = (b * scale for b in self.beta)
         if max(b0, b1, b2) > _HOUR:
             raise ConfigError(f"latency_scale {scale:g} makes of beta {self.beta} more than {_HOUR:g} µs, an hour")

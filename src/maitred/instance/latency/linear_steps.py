@@ -1,4 +1,4 @@
-"""The steps of the linear model: all those of a run last equally long."""
+"""LinearSteps: the steps of the linear model, of which all in a run take equally long. Compiled (`tools/compile.py`)."""
 
 from __future__ import annotations
 

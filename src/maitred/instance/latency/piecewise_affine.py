@@ -1,6 +1,10 @@
-"""Latency models whose decode-only steps are affine in the context, piece by piece: what they have in common.
+"""Bases of latency models whose decode-only steps are affine in the context, piece by piece.
 
-Latency models to which it matters how far apart the contexts in a batch lie.
+    PiecewiseAffineModel    the time of a decode-only step follows from its context and the number of sequences
+    MaxOfLinesModel         ... as the largest of a few lines
+    SpreadAwareModel        ... and from how unequal the contexts in the batch are
+
+A model says how a step grows (an `Envelope`), and `affine` sums the steps of a run exactly.
 """
 
 from __future__ import annotations
@@ -25,25 +29,27 @@ from maitred.instance.latency.affine import (
 
 
 class PiecewiseAffineModel(ABC):
-    """Says how long any step takes from two things: a decode-only step by its context, and a step with prefill in it.
+    """Works out step times from two things: the envelope of decode-only steps, and the time of a step that prefills.
 
-    The former depends on nothing else but the number of sequences that decode, so it is worked out once for each.
+    An envelope depends on nothing but the number of sequences that decode, so it is worked out once for each number.
     """
 
     def __init__(self, overheads: Overheads) -> None:
         self.overheads = overheads
         self._envelopes = _Envelopes(self.envelope_of)
-        self._partial_run: BatchShape | None = None
-        self._partial_run_part = RunPart(0, 0)
-        """What was last asked of a run, which is cut there next, or a step later."""
+        self._last_asked: BatchShape | None = None
+        self._last_part = RunPart(0, 0)
+        """The answer of the last `steps_within`, which was about `_last_asked`. The run is truncated there next, or a step
+        later, and its time is asked for."""
 
     @abstractmethod
     def envelope_of(self, decodes: int) -> Envelope:
-        """A step in which `decodes` sequences decode and none prefills; never less than 1 µs, nor less for more context."""
+        """Return the times of a step in which `decodes` sequences decode and none prefills: at least 1 µs, and not less with
+        more context."""
 
     @abstractmethod
     def prefill_step_time(self, batch: BatchShape) -> float:
-        """µs of a step that prefills."""
+        """Return the µs of a step that prefills."""
 
     def step_time(self, batch: BatchShape) -> Micros:
         if batch.prefill_tokens:
@@ -53,54 +59,54 @@ class PiecewiseAffineModel(ABC):
     def run_time(self, batch: BatchShape, steps: int) -> Micros:
         if steps == 1:
             return self.step_time(batch)
-        line, context, growth = self._envelopes[batch.num_decodes], batch.context_tokens, batch.num_decodes
-        if batch is self._partial_run:
-            part = self._partial_run_part
+        times, context, growth = self._envelopes[batch.num_decodes], batch.context_tokens, batch.num_decodes
+        if batch is self._last_asked:
+            part = self._last_part
             if steps == part.steps:
                 return part.time
             if steps == part.steps + 1:
-                return part.time + step_time_at(line, context + growth * part.steps)
-        if len(line) == 1:
-            stretch = line[0]
-            return sum_of_floors(stretch.base + stretch.slope * context, stretch.slope * growth, steps)
-        return run_time_from(line, context, growth, steps)
+                return part.time + step_time_at(times, context + growth * part.steps)
+        if len(times) == 1:
+            segment = times[0]
+            return sum_of_floors(segment.base + segment.slope * context, segment.slope * growth, steps)
+        return run_time_from(times, context, growth, steps)
 
     def steps_within(self, batch: BatchShape, span: Micros, limit: int) -> int:
-        part = self._partial_run_part = steps_within_span(
+        part = self._last_part = steps_within_span(
             self._envelopes[batch.num_decodes], batch.context_tokens, batch.num_decodes, span, limit
         )
-        self._partial_run = batch
+        self._last_asked = batch
         return part.steps
 
 
 class _Envelopes(dict[int, Envelope]):
-    """Those of a model, worked out when they are first asked for."""
+    """The envelopes of a model by the number of decoding sequences, worked out when they are first asked for."""
 
-    def __init__(self, stretches: Callable[[int], Envelope]) -> None:
-        self._stretches = stretches
+    def __init__(self, envelope_of: Callable[[int], Envelope]) -> None:
+        self._envelope_of = envelope_of
 
     def __missing__(self, decodes: int) -> Envelope:
-        found = self[decodes] = self._stretches(decodes) if decodes else envelope(())
+        found = self[decodes] = self._envelope_of(decodes) if decodes else envelope(())
         return found
 
 
 class MaxOfLinesModel(PiecewiseAffineModel):
-    """A decode-only step lasts as long as the largest of a few lines."""
+    """A model whose decode-only step takes as long as the largest of a few lines."""
 
     @abstractmethod
     def decode_lines(self, decodes: int) -> Sequence[AffineCost]:
-        """Of a step in which `decodes` (at least 1) sequences decode."""
+        """Return the lines of a step in which `decodes` (at least 1) sequences decode."""
 
     def envelope_of(self, decodes: int) -> Envelope:
         return envelope(self.decode_lines(decodes))
 
 
 _EXTRA_STEPS = 16
-"""Steps after a run for which an envelope is worked out with it: the next one may be but a step longer."""
+"""Steps after a run that its envelope covers, too: the next run may be only a step longer."""
 
 
 class _EnvelopeRange(msgspec.Struct, frozen=True, gc=False):
-    """For which batches of so many sequences an envelope holds: this spread, and a context from `first` to `last`."""
+    """The batches for which an envelope holds: this spread, and a context from `first` to `last`."""
 
     spread: ContextSpread
     first: int
@@ -108,10 +114,10 @@ class _EnvelopeRange(msgspec.Struct, frozen=True, gc=False):
 
 
 class SpreadAwareModel(PiecewiseAffineModel):
-    """A decode-only step depends on its context, and on `BatchShape.context_spread`, which is the same all through a run.
+    """A model whose decode-only step depends on its context and on `BatchShape.context_spread`, which stays the same in a run.
 
-    An instance works out the spread of its batches only for models of this class. Nearly every run has another one, so
-    an envelope is worked out no farther than the run goes.
+    An instance works out the spread of its batches only for models of this class. Nearly every run has another spread, so an
+    envelope is worked out no farther than the run goes.
     """
 
     def __init__(self, overheads: Overheads) -> None:
@@ -120,7 +126,7 @@ class SpreadAwareModel(PiecewiseAffineModel):
 
     @abstractmethod
     def envelope_within(self, decodes: int, spread: ContextSpread, first: int, last: int) -> Envelope:
-        """As `stretches`, for contexts from `first` to `last` alone; there it is what it would be for any other range."""
+        """Return the envelope for contexts from `first` to `last` alone. There it is the same as for any other range."""
 
     def envelope_of(self, decodes: int) -> Envelope:
         return self.envelope_within(decodes, UNIFORM_CONTEXTS, 0, 0)
@@ -138,7 +144,7 @@ class SpreadAwareModel(PiecewiseAffineModel):
         return super().steps_within(batch, span, limit)
 
     def _prepare_envelope(self, batch: BatchShape, steps: int) -> None:
-        """The envelope for as many sequences is that of this batch, for so many steps."""
+        """Make the envelope for this number of sequences that of `batch`, as far as `steps` steps go."""
         decodes, spread, first = batch.num_decodes, batch.context_spread, batch.context_tokens
         known = self._known_ranges.get(decodes)
         if known is None or known.first > first or known.last < first + decodes * (steps - 1) or known.spread != spread:

@@ -1,4 +1,4 @@
-"""A step takes as long as its arithmetic or its memory traffic, whichever is longer (BLIS `roofline`).
+"""The latency model `roofline`: a step takes as long as its arithmetic or its memory traffic, whichever is longer (BLIS).
 
 Per sequence, with T new tokens after s that are in KV (a decode: T = 1), e = s + (T-1)/2 the context they see on average:
 
@@ -7,7 +7,7 @@ Per sequence, with T new tokens after s that are in KV (a decode: T = 1), e = s 
     step   = max(Σ flops / (peak · MFU), (weights + Σ bytes) / bandwidth), both / TP
 
 MFU is that of prefill or of decode, per sequence. As BLIS has it, a feed-forward layer counts two of its three matrices, and a
-mixture of N experts loads N·(1 - ((N-k)/N)^T) of them for T tokens in all: those that somebody is routed to.
+mixture of N experts loads N·(1 - ((N-k)/N)^T) of them for T tokens in all: those that some token is routed to.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RooflineLatency(LatencyConfig, frozen=True, tag="roofline"):
     catalogue."""
 
     def compiled(self, scale: float = 1.0) -> LatencyModel:
-        """Ready to be asked; every step takes `scale` times as long. Raises ConfigError without a deployment."""
+        """Return the model, in which each step takes `scale` times as long. Raises ConfigError without a deployment."""
         if self.deployment is None:
             raise ConfigError("the latency model roofline needs a model", hint="say which: --model meta-llama/llama-3.1-8b")
         return _compiled(self.deployment, scale)
@@ -80,7 +80,7 @@ class _RooflineModel(MaxOfLinesModel):
         return max(compute, memory)
 
     def _weights_time(self, tokens: float) -> float:
-        """µs to load the weights that a step of so many tokens needs."""
+        """Return the µs to load the weights that a step of `tokens` tokens needs."""
         experts = self._model.num_experts
         if not self._experts:
             return self._weights
@@ -89,13 +89,13 @@ class _RooflineModel(MaxOfLinesModel):
 
 
 def _active_ffn_elements(model: ModelSpec) -> int:
-    """Intermediate elements that a token passes, summed over the layers."""
+    """Return the intermediate elements that a token passes, summed over the layers."""
     routed = model.experts_per_token * model.expert_width + model.shared_intermediate_size
     return model.dense_layers * model.intermediate_size + model.moe_layers * routed
 
 
 def _always_loaded_ffn_elements(model: ModelSpec) -> int:
-    """Intermediate elements whose weights every step needs, summed over the layers."""
+    """Return the intermediate elements whose weights every step needs, summed over the layers."""
     return model.dense_layers * model.intermediate_size + model.moe_layers * model.shared_intermediate_size
 
 

@@ -1,12 +1,14 @@
-"""Curves and grids of measurements: linear between their points, constant before the first and straight on after the last.
+"""StepTable: measured step times, which the latency model `table` looks up.
 
-What unequal lengths cost: attention over sequences of unequal contexts takes longer than over as many of their mean.
+Curve, Grid    measurements along one axis or several: linear between their points, constant before the first and straight
+               on after the last
+Skew           the cost of unequal lengths: attention over sequences of unequal contexts takes longer than over as many of
+               their mean,
 
-    t(mean) + α · (t(longest) - t(mean))
+                   t(mean) + α · (t(longest) - t(mean))
 
-with α by (sequences, (mean - shortest) / (longest - shortest), longest), in buckets, as LLMServingSim's profiler fits it.
-
-Measured step times, as tables: what the latency model `table` looks up.
+               with α by (sequences, (mean - shortest) / (longest - shortest), longest), in buckets, as LLMServingSim's
+               profiler fits it
 """
 
 from __future__ import annotations
@@ -24,25 +26,25 @@ _BEYOND_ANY_TIME = 1e12
 Curve: TypeAlias = tuple[tuple[float, float], ...]
 """Points (tokens or sequences, µs), in increasing order."""
 Axis: TypeAlias = tuple[float, ...]
-"""In increasing order."""
+"""Points in increasing order."""
 
 ZERO_CURVE: Curve = ((0.0, 0.0),)
 
 
 def check_increasing(points: Sequence[float], what: str) -> None:
-    """Raises ValueError, with the name of what they are points of."""
+    """Raise ValueError unless `points` increase. `what` names what they are points of."""
     if not points or points[0] < 0 or any(b <= a for a, b in pairwise(points)):
         raise ValueError(f"{what} must have points in increasing order, from 0 on")
 
 
 def check_times(times: Sequence[float]) -> None:
-    """Raises ValueError."""
+    """Raise ValueError unless all times are at least 0."""
     if not all(isfinite(us) and us >= 0 for us in times):
         raise ValueError("every time must be a number of at least 0 (µs)")
 
 
 class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """µs at every combination of the points of some axes; the last axis varies fastest. Raises ValueError."""
+    """Times (µs) at every combination of the points of some axes; the last axis varies fastest. Raises ValueError."""
 
     axes: tuple[Axis, ...]
     us: tuple[float, ...]
@@ -55,7 +57,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_times(self.us)
 
     def value_at(self, *point: float) -> float:
-        """µs at a point, one number for each axis."""
+        """Return the µs at a point, which has one number for each axis."""
         terms, stride = [(0, 1.0)], len(self.us)
         for axis, x in zip(self.axes, point, strict=True):
             stride //= len(axis)
@@ -66,7 +68,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def interpolation_point(axis: Sequence[float], x: float) -> tuple[int, float]:
-    """Between which two points, and how far on the way to the second one; beyond 1 after the last."""
+    """Return the index of the point before `x`, and the share of the way to the next one; above 1 after the last point."""
     if x <= axis[0] or len(axis) == 1:
         return 0, 0.0
     index = min(bisect_right(axis, x), len(axis) - 1) - 1
@@ -74,7 +76,7 @@ def interpolation_point(axis: Sequence[float], x: float) -> tuple[int, float]:
 
 
 def curve_value(curve: Curve, x: float) -> float:
-    """µs at `x`: see the module."""
+    """Return the µs at `x`."""
     index = min(bisect_right(curve, (x, _BEYOND_ANY_TIME)), len(curve) - 1) - 1
     if index < 0 or x <= curve[0][0]:
         return curve[0][1]
@@ -83,12 +85,12 @@ def curve_value(curve: Curve, x: float) -> float:
 
 
 Alphas: TypeAlias = tuple[tuple[float, float], ...]
-"""(up to which context of the longest, α), in order; the last has no bound (inf)."""
+"""Pairs of the largest context of the longest sequence, and the α up to there. In order; the last has no bound (inf)."""
 
 
 class Skew(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """α of every bucket, the last axis varying fastest; 0 where nothing was measured. An axis is the upper bounds of its
-    buckets, of which the last one also takes what is beyond. Raises ValueError."""
+    """The α of every bucket, the last axis varying fastest; 0 where nothing was measured. An axis holds the upper bounds of its
+    buckets, of which the last one also takes what is above. Raises ValueError."""
 
     sequences: Axis
     rates: Axis
@@ -105,7 +107,7 @@ class Skew(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("every alpha must be a number from 0 to 1")
 
     def alphas_of(self, sequences: int, rate: float) -> Alphas:
-        """Of batches of so many sequences, whose mean is at `rate` of the way from the shortest to the longest."""
+        """Return the α of batches whose mean context is at `rate` of the way from the shortest to the longest."""
         start = (_bucket(self.sequences, sequences) * len(self.rates) + _bucket(self.rates, rate)) * len(self.longest)
         return tuple(zip((*self.longest[:-1], inf), self.alphas[start : start + len(self.longest)], strict=True))
 
@@ -115,24 +117,25 @@ def _bucket(bounds: Axis, x: float) -> int:
 
 
 class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the parts of a step take: see `table`. Raises ValueError for tables that cannot be."""
+    """The times of the parts of a step: see `table`. Raises ValueError for tables that cannot be."""
 
     tokens: Curve = ZERO_CURVE
-    """By the tokens of one rank."""
+    """Time by the tokens of one rank."""
     sequences: Curve = ZERO_CURVE
-    """By the sequences of one rank."""
+    """Time by the sequences of one rank."""
     all_tokens: Curve = ZERO_CURVE
-    """By the tokens of all ranks."""
+    """Time by the tokens of all ranks."""
     decode: Grid = Grid(((0.0,), (0.0,)), (0.0,))
-    """By sequences and context per sequence."""
+    """Time of attention without prefill, by sequences and context per sequence."""
     mixed: Grid = Grid(((0.0,), (0.0,), (0.0,), (0.0,)), (0.0,))
-    """By tokens of prefill, tokens before them, sequences that decode, and context per sequence of these."""
+    """Time of attention with prefill, by tokens of prefill, tokens before them, sequences that decode, and context per sequence
+    of these."""
     data_parallel_size: int = 1
     """Ranks among which the sequences of an instance are spread."""
     skew: Skew | None = None
-    """What unequal contexts cost in `decode`; None: nothing."""
+    """Cost of unequal contexts in `decode`; None: nothing."""
     source: str = ""
-    """Where the measurements are from."""
+    """Source of the measurements."""
 
     def __post_init__(self) -> None:
         for curve in (self.tokens, self.sequences, self.all_tokens):

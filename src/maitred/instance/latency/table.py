@@ -1,4 +1,4 @@
-"""Step times looked up in tables of measurements, interpolated between them.
+"""The latency model `table`: step times looked up in tables of measurements, interpolated between them.
 
 A step is made of what depends on its tokens, on its sequences, and on what they attend to:
 
@@ -10,10 +10,11 @@ A step is made of what depends on its tokens, on its sequences, and on what they
 Curves and grids are linear between their points, constant before the first and straight on after the last. Several chunks
 count as one that attends to as many pairs of tokens: s = max(0, Σ t·(start + t/2) / P - P/2).
 
-What all ranks of an engine with data parallelism do is `all_tokens`; for the rest the slowest rank counts, where sequences are
-spread evenly and each chunk goes to the rank that has the fewest tokens so far. As many sequences have not as much context on
-every rank: without prefill the slowest one has on average what the largest of R means of N/R independent lengths is expected to
-be, z(R)·deviation/√(N/R) tokens more than all. Longest and deviation are those of the very batch (`BatchShape.context_spread`).
+With data parallelism, `all_tokens` is what all ranks do together. For the rest the slowest rank counts: sequences are spread
+evenly, and each chunk goes to the rank that has the fewest tokens so far. Ranks with as many sequences do not have as much
+context: without prefill the mean context of the slowest one is taken to be the expected largest of R means of N/R independent
+lengths, z(R)·deviation/√(N/R) tokens above that of all. Longest and deviation are those of the batch itself
+(`BatchShape.context_spread`).
 
 Between two points a decode-only step is affine in the context, so that a run of them is summed exactly (`affine`).
 """
@@ -36,7 +37,7 @@ from maitred.instance.latency.step_table import Alphas, Curve, StepTable, curve_
 
 _ONE = 1 << SHIFT
 _EXTRAPOLATION_TOKENS = 1024
-"""Tokens per sequence: after the last bend the line goes on through a point that is so much farther."""
+"""Tokens per sequence from the last bend to the point through which the line goes on."""
 
 
 @LATENCY_MODELS.register("table")
@@ -53,7 +54,7 @@ class TableLatency(LatencyConfig, frozen=True, tag="table"):
         return Overheads()
 
     def compiled(self, scale: float = 1.0) -> LatencyModel:
-        """Ready to be asked; every step takes `scale` times as long. Raises ConfigError without a table."""
+        """Return the model, in which each step takes `scale` times as long. Raises ConfigError without a table."""
         if self.table is None:
             hint = "latency: {model: table, file: FILE}; maitred calibrate --latency-model table makes one"
             raise ConfigError("the latency model table needs a table", hint=hint)
@@ -67,7 +68,7 @@ def _compiled(table: StepTable, scale: float) -> LatencyModel:
 
 
 class _UniformTableModel(PiecewiseAffineModel):
-    """One rank, and no matter how the context is shared out among the sequences."""
+    """The model of one rank, where it does not matter how the context is distributed over the sequences."""
 
     def __init__(self, table: StepTable, scale: float) -> None:
         super().__init__(Overheads())
@@ -84,7 +85,7 @@ class _UniformTableModel(PiecewiseAffineModel):
 
 
 class _SkewedTableModel(SpreadAwareModel):
-    """Several ranks, or sequences whose lengths matter each."""
+    """The model of several ranks, or where unequal lengths have a cost."""
 
     def __init__(self, table: StepTable, scale: float) -> None:
         super().__init__(Overheads())
@@ -110,7 +111,7 @@ class _SkewedTableModel(SpreadAwareModel):
         return (slowest + curve_value(self._table.all_tokens, batch.prefill_tokens + batch.num_decodes)) * self._scale
 
     def _rank_time(self, chunks: Sequence[ChunkShape], decodes: int, batch: BatchShape) -> float:
-        """What it does alone: `decodes` of the sequences of `batch`, and `chunks`."""
+        """Return the µs of one rank alone, with `decodes` of the decoding sequences of `batch`, and with `chunks`."""
         tokens = sum([chunk.num_tokens for chunk in chunks]) + decodes
         rest, mean = _linear_time(self._table, tokens, len(chunks) + decodes), _mean_context(batch)
         if chunks:
@@ -120,14 +121,14 @@ class _SkewedTableModel(SpreadAwareModel):
         return rest + _attention(self._decode_curve(decodes), mean, longest, alpha)
 
     def _alphas_of(self, sequences: int, more: float, spread: ContextSpread) -> Alphas:
-        """Of a rank whose mean context is `more` above that of all."""
+        """Return the α of a rank whose mean context is `more` above that of all."""
         skew, apart = self._table.skew, spread.max_above_mean + spread.min_below_mean
         if skew is None or sequences < 2:
             return ((inf, 0.0),)
         return skew.alphas_of(sequences, min(1.0, (spread.min_below_mean + more) / apart) if apart else 0.0)
 
     def _decode_curve(self, sequences: int) -> Curve:
-        """Attention without prefill, by the context of each; never less for more."""
+        """Return the µs of attention without prefill, by the context of each sequence; never less for more."""
         curve = self._curves.get(sequences)
         if curve is None:
             grid = self._table.decode
@@ -136,7 +137,7 @@ class _SkewedTableModel(SpreadAwareModel):
         return curve
 
     def _chunks_by_rank(self, batch: BatchShape) -> list[tuple[list[ChunkShape], int]]:
-        """The chunks of each rank, and how many sequences decode there."""
+        """Return the chunks of each rank, and how many sequences decode there."""
         each, more = divmod(batch.num_decodes, self._ranks)
         ranks: list[tuple[list[ChunkShape], int]] = [([], each + (rank < more)) for rank in range(self._ranks)]
         tokens = [decodes for _, decodes in ranks]
@@ -152,7 +153,7 @@ def _mean_context(batch: BatchShape) -> float:
 
 
 def _linear_time(table: StepTable, tokens: int, sequences: int, all_tokens: int | None = None) -> float:
-    """All but attention; None: what a rank does alone."""
+    """Return the µs of everything but attention. `all_tokens` None: of what a rank does alone."""
     time = curve_value(table.tokens, tokens) + curve_value(table.sequences, sequences)
     return time if all_tokens is None else time + curve_value(table.all_tokens, all_tokens)
 
@@ -164,18 +165,21 @@ def _mixed_attention(table: StepTable, chunks: Sequence[ChunkShape], decodes: in
 
 
 def _expected_maximum(ranks: int) -> float:
-    """What the largest of so many standard normal numbers is expected to be (Blom)."""
+    """Return the expected value of the largest of `ranks` standard normal numbers (Blom)."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
 def _attention(curve: Curve, mean: float, longest: float, alpha: float) -> float:
-    """Without prefill. No rounding makes it less for more: α and 1 - α are at least 0."""
+    """Return the µs of attention without prefill. No rounding makes it less for more: α and 1 - α are at least 0."""
     return (1 - alpha) * curve_value(curve, mean) + alpha * curve_value(curve, longest) if alpha else curve_value(curve, mean)
 
 
 def _envelope_corners(curve: Curve, decodes: int, more: float, top: float, alphas: Alphas) -> list[tuple[int, float]]:
-    """The contexts, in order, at which the time of a step bends or jumps, each with its α: where the mean of a rank (`more`
-    above that of all) or the longest sequence (`top` above it) comes to a point of the curve, or the latter to a bound."""
+    """Return the contexts, in order, at which the time of a step bends or jumps, each with its α.
+
+    There the mean of a rank (`more` above that of all) or the longest sequence (`top` above it) comes to a point of the curve,
+    or the longest sequence to a bound of α.
+    """
     bends = sorted([round((point - beyond) * decodes) for point, _ in curve for beyond in {more, top}])
     corners, start = [], 0
     for bound, alpha in alphas:
@@ -188,8 +192,8 @@ def _envelope_corners(curve: Curve, decodes: int, more: float, top: float, alpha
 
 
 def _corners_between(corners: Sequence[tuple[int, float]], first: int, last: int) -> Sequence[tuple[int, float]]:
-    """Those that the times from `first` to `last` depend on: those next to them, and before these the ends of buckets, since
-    no time is less than one before; within a bucket none is anyway."""
+    """Return the corners that the times from `first` to `last` depend on: those next to them, and before these the ends of
+    buckets of α, since no time may be less than one before. Within a bucket none is."""
     begin = min(bisect_right(corners, (first, 2.0)), len(corners) - 1) - 1
     end = bisect_right(corners, (last, 2.0)) + 1
     ends = [corner for corner, after in pairwise(corners[: begin + 1]) if after[1] != corner[1]]
@@ -197,7 +201,7 @@ def _corners_between(corners: Sequence[tuple[int, float]], first: int, last: int
 
 
 def _envelope_through(points: Sequence[tuple[int, float]]) -> Envelope:
-    """The straight stretches through points (context, µs); where the time would fall, it stays."""
+    """Return the straight segments through points (context, µs). Where the time would fall, it stays."""
     contexts = [context for context, _ in points]
     times = list(accumulate([max(_ONE, round(us * _ONE)) for _, us in points], max))
     stretches = [EnvelopeSegment(times[0], 0, contexts[0])] if contexts[0] else []
@@ -211,6 +215,6 @@ def _envelope_through(points: Sequence[tuple[int, float]]) -> Envelope:
 
 
 def _slope(rise: int, run: int) -> int:
-    """Rounded up, so that a whole µs is not missed by a hair; unless that would end above where the next stretch begins."""
+    """Return the slope, rounded up so that a whole µs is not missed by rounding, unless the segment would end too high then."""
     slope = -(-rise // run)
     return slope if slope * (run - 1) <= rise else rise // run

@@ -1,4 +1,4 @@
-"""A step is what the roofline has it, times coefficients that were fitted to measurements (BLIS `trained-physics`).
+"""The latency model `trained-physics`: the parts of a roofline, times coefficients that were fitted to measurements (BLIS).
 
     step = P + D + β3·weights + β4·all-reduce + βEP·dispatch + β5·layers + β6·requests + β7 + β8·MoE layers, if interleaved
     P    = β1·compute + β1b·KV written   of the tokens that prefill    (7 or 8 β: β1·max of the two)
@@ -7,9 +7,11 @@
 in the order β1 β2 β3 β4 β5 β6 β7 β8 β1b β2b βEP; those left out are 0, βEP is β4. Compute is flops at the peak rate, the others
 bytes at the memory's. Each sees the work of one GPU: of TP that share every layer, and of DP that share the requests and, with
 TP, the experts. Attention of a chunk of t tokens is charged for the whole prompt and half the chunk, wherever the chunk
-stands in it: the coefficients were fitted so. α is a request's way in, its way out, and the way out of each token, in µs.
+stands in it, because the coefficients were fitted so. α is the time of a request's way in, of its way out, and of the way out
+of each token, in µs.
 
-All of it is linear in four numbers, which is what is kept: tokens, and the pairs of tokens that attend to each other.
+All of it is linear in tokens and in the pairs of tokens that attend to each other, of prefill and of decode. So the model
+keeps only the cost of each.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ BETA = (0.152128, 0.0, 1.36252915, 0.752037, 32.09546717, 4.41684444, 126.024825
 """Shipped with BLIS (`trained_physics_coefficients` in its defaults.yaml): fitted to vLLM on H100, by its documentation within
 5.5 % of measured E2E there, 16 % on A100 and 13 % on L40S."""
 _KV_BYTES = 2.0
-"""Per element of KV, and of what an all-reduce moves, however the weights are quantised."""
+"""Bytes of an element of KV, and of what an all-reduce moves, however the weights are quantised."""
 _MAX_COEFFICIENT = 1e12
 
 
@@ -63,7 +65,7 @@ class TrainedPhysicsLatency(LatencyConfig, frozen=True, tag="trained-physics"):
 
     @property
     def shipped(self) -> bool:
-        """Whether its coefficients are those that BLIS has published figures of."""
+        """Whether its coefficients are those that BLIS has published the accuracy of."""
         return (self.alpha, self.beta) == (ALPHA, BETA)
 
     @property
@@ -72,7 +74,7 @@ class TrainedPhysicsLatency(LatencyConfig, frozen=True, tag="trained-physics"):
         return Overheads(queueing=way_in, per_output_token=per_token, after_last_token=way_out)
 
     def compiled(self, scale: float = 1.0) -> LatencyModel:
-        """Ready to be asked; every step takes `scale` times as long. Raises ConfigError without a deployment."""
+        """Return the model, in which each step takes `scale` times as long. Raises ConfigError without a deployment."""
         if self.deployment is None:
             raise ConfigError(
                 "the latency model trained-physics needs a model", hint="say which: --model meta-llama/llama-3.1-8b"
@@ -81,19 +83,19 @@ class TrainedPhysicsLatency(LatencyConfig, frozen=True, tag="trained-physics"):
 
 
 class _TokenCosts(msgspec.Struct, frozen=True):
-    """What a token costs on one GPU, in µs at the peak rates."""
+    """The cost of a token on one GPU, in µs at the peak rates."""
 
     compute: float
-    """All but attention."""
+    """Everything but attention."""
     attention: float
-    """Per pair of tokens, one of which attends to the other."""
+    """Attention, for each pair of tokens of which one attends to the other."""
     kv: float
-    """To read or write its KV."""
+    """Reading or writing its KV."""
     all_reduce: float
     dispatch: float
-    """To its experts and back."""
+    """The way to its experts and back."""
     weights: float
-    """Per step, not per token."""
+    """Loading the weights, once for each step."""
 
 
 def _token_costs(on: Deployment, moe_communication: str) -> _TokenCosts:
@@ -117,7 +119,7 @@ def _token_costs(on: Deployment, moe_communication: str) -> _TokenCosts:
 
 
 def _dispatch(model: ModelSpec, gpus: int, dp: int, moe_communication: str) -> float:
-    """Bytes per token on its way to the experts and back."""
+    """Return the bytes of a token on its way to the experts and back."""
     if dp == 1:
         return 0.0
     copies = model.experts_per_token if moe_communication == "all-to-all" else 1
