@@ -1,4 +1,4 @@
-"""docs/admission.md: its commands run, its figures hold, and it knows every decision that there is."""
+"""docs/admission.md: its commands run, its figures hold, and it names every decision that exists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def blocks(language: str) -> Iterator[str]:
 
 
 def rows(heading: str) -> dict[str, list[str]]:
-    """The table whose first line begins so: the first cell without its quotes, and the others."""
+    """Return the rows of the table whose first line begins with `heading`: first cells without its quotes, and the others."""
     lines = iter(DOC.splitlines())
     next(line for line in lines if line.startswith(f"| {heading} |"))
     next(lines)
@@ -40,12 +40,12 @@ def rows(heading: str) -> dict[str, list[str]]:
 
 @pytest.fixture
 def runs(maitred: Any) -> list[Any]:
-    """The metrics of each command that the page shows, in a folder in which `examples` is at hand."""
+    """Run each command that the page shows, in a folder with `examples`, and return its metrics."""
     Path("examples").symlink_to(ROOT / "examples")
     found = []
     for command in next(blocks("sh")).splitlines():
-        said = maitred(*shlex.split(command)[1:], "--metrics-path", "metrics.json")
-        assert said.code == 0, said.err
+        result = maitred(*shlex.split(command)[1:], "--metrics-path", "metrics.json")
+        assert result.code == 0, result.err
         found.append(json.loads(Path("metrics.json").read_text(encoding="utf-8")))
     return found
 

@@ -29,15 +29,15 @@ def test_a_converted_trace_runs_as_the_one_it_was_made_of(maitred: Any, samples:
 
 
 def test_what_is_lost_is_said(maitred: Any, samples: Path) -> None:
-    said = maitred("convert", samples / "mooncake_tiny.jsonl", "blis:t.csv", "--max-requests", 2)
-    assert said.err.splitlines() == [
+    result = maitred("convert", samples / "mooncake_tiny.jsonl", "blis:t.csv", "--max-requests", 2)
+    assert result.err.splitlines() == [
         "maitred: warning: the format cannot say of a request what its prompt shares with others: 2 times",
         "2 requests",
     ]
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "message"),
     [
         ("azure:t.csv", "OUT: unknown format 'azure' for writing (write it as blis:FILE or maitred:FILE)"),
         ("blsi:t.csv", "OUT: unknown format 'blsi' for writing (did you mean 'blis'? write it as"),
@@ -46,9 +46,9 @@ def test_what_is_lost_is_said(maitred: Any, samples: Path) -> None:
         ("blis:t.yaml", "its header would be t.yaml itself"),
     ],
 )
-def test_a_target_that_is_none(maitred: Any, samples: Path, target: str, said: str) -> None:
+def test_a_target_that_is_none(maitred: Any, samples: Path, target: str, message: str) -> None:
     ended = maitred("convert", samples / "azure_tiny.csv", target)
-    assert (ended.code, said in ended.err) == (2, True), ended.err
+    assert (ended.code, message in ended.err) == (2, True), ended.err
     assert not list(Path().iterdir())
 
 
@@ -66,8 +66,8 @@ def test_formats_are_listed_with_an_example_each(maitred: Any) -> None:
 
 
 def test_a_session_waits_for_its_answers_and_thinks(maitred: Any) -> None:
-    """A prompt of 100 tokens takes 2000 µs to the only token of its answer, one of 210 takes 3100. 5 ms of thought lie between.
-    As recorded the turns come 1 ms apart and meet."""
+    """A prompt of 100 tokens takes 2000 µs to the only token of its output, one of 210 takes 3100 µs. Think time is 5 ms. As
+    recorded, the turns come 1 ms apart and overlap."""
     turns = [
         {"session_id": "a", "timestamp": 0, "input_length": 100, "output_length": 1},
         {"session_id": "a", "timestamp": 1, "input_length": 109, "output_length": 1},
@@ -84,7 +84,7 @@ def test_a_session_waits_for_its_answers_and_thinks(maitred: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (("--session-mode", "closed"), "--session-mode: unknown session mode 'closed'"),
         (("--think-time-ms", 5), "--think-time-ms: nobody waits for an answer (it goes with --session-mode closed-loop)"),
@@ -93,15 +93,15 @@ def test_a_session_waits_for_its_answers_and_thinks(maitred: Any) -> None:
         (("--session-mode", "closed-loop", "--concurrent-sessions", 3), "this trace cannot limit its sessions"),
     ],
 )
-def test_flags_of_sessions_that_cannot_be(maitred: Any, samples: Path, flags: tuple[object, ...], said: str) -> None:
+def test_flags_of_sessions_that_cannot_be(maitred: Any, samples: Path, flags: tuple[object, ...], message: str) -> None:
     ended = maitred("simulate", "--trace", samples / "azure_tiny.csv", *flags)
-    assert (ended.code, said in ended.err) == (2, True), ended.err
+    assert (ended.code, message in ended.err) == (2, True), ended.err
 
 
 def test_a_synthetic_workload_written_down_runs_again_as_it_was(maitred: Any) -> None:
     made = ("--rate", 50, "--num-requests", 40, "--class-mix", "bulk:1,interactive:1")
-    said = maitred("simulate", *made, *BETA, "--trace-output", "kept", "--results-path", "r0.json")
-    assert (said.code, Path("kept.yaml").exists()) == (0, True)
+    result = maitred("simulate", *made, *BETA, "--trace-output", "kept", "--results-path", "r0.json")
+    assert (result.code, Path("kept.yaml").exists()) == (0, True)
     assert maitred("simulate", "--trace", "kept.csv", *BETA, "--results-path", "r1.json").code == 0
     assert len(results("r0.json")) == 40
     assert results("r0.json") == results("r1.json")
@@ -116,15 +116,15 @@ def test_a_request_that_shares_nothing_loses_nothing(maitred: Any) -> None:
 
 @pytest.mark.parametrize("target", ["kept", "blis:kept.csv.gz"])
 def test_what_became_of_requests_is_written_where_blis_has_columns_for_it(maitred: Any, target: str) -> None:
-    """One at a time, 100 in. Two tokens in 2000 + 1100 µs; the second answer comes at once; the third client leaves at 7500;
-    the fourth would arrive after the run."""
+    """One request runs at a time, with 100 prompt tokens. The first has two output tokens in 2000 + 1100 µs, the second one;
+    the client of the third leaves at 7500 µs; the fourth would arrive after the run."""
     columns = "request_id,prefix_group,streaming,input_tokens,output_tokens,arrival_time_us,deadline_us\n"
     rows = "0,,true,100,2,0,0\n1,,false,100,2,0,0\n2,,true,100,2,1,7500\n3,,true,100,2,90000,0\n"
     Path("t.csv").write_text(columns + rows, encoding="utf-8")
-    said = maitred(
+    result = maitred(
         "simulate", "--trace", "blis:t.csv", *BETA, "--max-num-seqs", 1, "--horizon", 80_000, "--trace-output", target
     )
-    assert said.code == 0, said.err
+    assert result.code == 0, result.err
     text = Path("kept.csv").read_text() if target == "kept" else gzip.decompress(Path("kept.csv.gz").read_bytes()).decode()
     measured = ("first_chunk_time_us", "last_chunk_time_us", "num_chunks", "status", "error_message")
     assert [tuple(row[name] for name in measured) for row in csv.DictReader(text.splitlines())] == [
@@ -138,7 +138,7 @@ def test_what_became_of_requests_is_written_where_blis_has_columns_for_it(maitre
 
 
 def test_turns_that_waited_are_written_when_they_came(maitred: Any) -> None:
-    """Answers take 2000 and 3100 µs; 10 ms lie between. Two other sessions begin at 4 and 8 ms, before the second turn."""
+    """Outputs take 2000 and 3100 µs, with 10 ms between. Two other sessions begin at 4 and 8 ms, before the second turn."""
     turns = [
         {"session_id": "a", "timestamp": 0, "input_length": 100, "output_length": 1},
         {"session_id": "a", "timestamp": 1, "input_length": 109, "output_length": 1},
@@ -158,15 +158,15 @@ def test_turns_that_waited_are_written_when_they_came(maitred: Any) -> None:
 
 
 def test_a_trace_that_cannot_be_written_is_said_before_the_run(maitred: Any) -> None:
-    said = maitred("simulate", "--rate", 1, "--num-requests", 1, "--trace-output", "azure:t.csv")
-    assert (said.code, "--trace-output: unknown format 'azure' for writing" in said.err) == (2, True)
+    result = maitred("simulate", "--rate", 1, "--num-requests", 1, "--trace-output", "azure:t.csv")
+    assert (result.code, "--trace-output: unknown format 'azure' for writing" in result.err) == (2, True)
 
 
 ROW = "arrival_secs,class,prompt_tokens,output_tokens\n0,default,50,2\n"
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "message"),
     [
         ("maitred:t.csv", "--trace-output: t.csv is already what --trace reads (name another file)"),
         ("t", "--trace-output: t.csv is already what --trace reads"),
@@ -175,12 +175,12 @@ ROW = "arrival_secs,class,prompt_tokens,output_tokens\n0,default,50,2\n"
         ("maitred:r.json", "--results-path: r.json is already what --trace-output writes to"),
     ],
 )
-def test_a_trace_is_not_written_over_what_the_run_reads_or_writes(maitred: Any, target: str, said: str) -> None:
+def test_a_trace_is_not_written_over_what_the_run_reads_or_writes(maitred: Any, target: str, message: str) -> None:
     Path("t.csv").write_text(ROW)
     Path("c.yaml").touch()
     run = ("simulate", "--trace", "t.csv", "--config", "c.yaml", "--results-path", "r.json")
     ended = maitred(*run, "--trace-output", target)
-    assert (ended.code, said in ended.err) == (2, True), ended.err
+    assert (ended.code, message in ended.err) == (2, True), ended.err
     assert (Path("t.csv").read_text(), Path("c.yaml").read_text()) == (ROW, "")
 
 
@@ -189,8 +189,8 @@ def test_the_header_of_a_trace_is_not_written_over(maitred: Any) -> None:
     assert maitred("convert", "m.csv", "blis:t.csv").code == 0
     header = "trace_version: 2\nsession_context_growth: accumulate\n"
     Path("t.yaml").write_text(header)
-    said = maitred("convert", "t.csv", "blis:t.csv.gz").err
-    assert said == "maitred: error: t.yaml: this is the trace itself, or its header (name another file)\n"
+    result = maitred("convert", "t.csv", "blis:t.csv.gz").err
+    assert result == "maitred: error: t.yaml: this is the trace itself, or its header (name another file)\n"
     run = ("simulate", "--trace", "t.csv", "--metrics-path", "t.yaml")
     assert "--metrics-path: t.yaml is already what --trace reads" in maitred(*run).err
     assert Path("t.yaml").read_text() == header

@@ -1,4 +1,4 @@
-"""`maitred simulate`, flag by flag: each of them changes what comes of the run, and none is taken and forgotten.
+"""`maitred simulate`, flag by flag: each flag changes the outcome of a run, and none is accepted and then ignored.
 
 A case is a command line, and the flags that are under test after it. What came of a run is what it printed, the requests and
 the figures that it wrote, and which other files there are.
@@ -163,12 +163,12 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
     "trace_output": (LOAD, "--trace-output made"),
     "decision_log": (f"{MIXED} --capacity 4", "--decision-log log.jsonl"),
 }
-"""By the name of the flag: the command line without it, and it."""
+"""By the name of the flag: the command line without it, and the flag with its value."""
 
 ELSEWHERE: Final = {"step_by_step": "its results are those without it, which tests of the instance hold it to"}
 
 NEEDED: Final = {"skip_bad_rows", "workload_spec", "concurrency"}
-"""Without them their command line is a mistake."""
+"""Flags without which their command line is an error."""
 
 FILES: Final[Mapping[str, str]] = {
     "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2026-01-31 23:59:59.0000000,100,3\n",
@@ -194,19 +194,19 @@ FILES: Final[Mapping[str, str]] = {
 }
 
 BEFORE: Final[dict[str, dict[str, str]]] = {}
-"""What came of the command lines so far, most of which have several flags to be tried."""
+"""The outcomes of command lines without the flag under test; several flags share one."""
 RESULTS: Final[tuple[str, ...]] = ("r.json", "m.json")
 
 
 def outcome(maitred: Any, line: str) -> dict[str, str]:
-    """What came of it. Options that are said twice count the last time."""
+    """Return what the command printed, and the files that it wrote. The last of two equal options counts."""
     for name in RESULTS:
         Path(name).unlink(missing_ok=True)
     wanted = [] if "--summary-only" in line else ["--results-path", "r.json"]
-    said = maitred("simulate", *wanted, "--metrics-path", "m.json", *line.split())
+    result = maitred("simulate", *wanted, "--metrics-path", "m.json", *line.split())
     files = {path.name: "" for path in Path().iterdir()}
     written = {name: Path(name).read_text(encoding="utf-8") for name in RESULTS if name in files}
-    return files | written | {"out": said.out, "error": said.err if said.code else ""}
+    return files | written | {"out": result.out, "error": result.err if result.code else ""}
 
 
 def test_every_flag_is_here() -> None:

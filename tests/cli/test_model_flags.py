@@ -1,4 +1,4 @@
-"""What flags say of models, hardware and step times."""
+"""Flags for models, hardware and step times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PURELY_LINEAR = TrainedPhysicsLatency((1000.0, 500.0, 20.0), (0, 0, 0, 0, 0, 50,
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected"),
     [
         ({}, None),
         ({"latency_model": "roofline"}, RooflineLatency()),
@@ -29,8 +29,8 @@ PURELY_LINEAR = TrainedPhysicsLatency((1000.0, 500.0, 20.0), (0, 0, 0, 0, 0, 50,
         ({"latency_model": "trained-physics", "beta_coeffs": TEN, "alpha_coeffs": "1000,500,20"}, PURELY_LINEAR),
     ],
 )
-def test_a_latency_model_and_its_coefficients(flags: dict[str, str], said: LatencyConfig | None) -> None:
-    assert latency(InstanceFlags(**flags)) == said
+def test_a_latency_model_and_its_coefficients(flags: dict[str, str], expected: LatencyConfig | None) -> None:
+    assert latency(InstanceFlags(**flags)) == expected
 
 
 @pytest.mark.parametrize(

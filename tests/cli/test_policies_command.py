@@ -14,11 +14,11 @@ from maitred.routing import ROUTERS, SCORERS
 
 
 def test_every_policy_has_its_line_with_cost_and_who_starves(maitred: Any) -> None:
-    said = maitred("policies")
-    assert said.code == 0
-    rows = {row.split()[0]: row for row in said.out.splitlines() if row.strip()}
+    result = maitred("policies")
+    assert result.code == 0
+    rows = {row.split()[0]: row for row in result.out.splitlines() if row.strip()}
     assert set(SCHEDULERS) <= set(rows)
-    assert "not documented" not in said.out
+    assert "not documented" not in result.out
     assert re.search(r"lpm .* O\(log n\) .* requests with nothing in the cache .* yes$", rows["lpm"].rstrip())
     assert re.search(r"fcfs +in order of arrival.* O\(1\) .* no$", rows["fcfs"].rstrip())
     assert rows["bounded"].rstrip().endswith("as the inner policy")
@@ -27,16 +27,16 @@ def test_every_policy_has_its_line_with_cost_and_who_starves(maitred: Any) -> No
 
 
 def test_one_policy_is_shown_with_its_parameters(maitred: Any) -> None:
-    said = maitred("policies", "bounded")
-    assert said.code == 0
-    assert said.out.startswith("bounded(policy, max_wait, max_displacement)\n")
-    assert "seconds" in said.out
+    result = maitred("policies", "bounded")
+    assert result.code == 0
+    assert result.out.startswith("bounded(policy, max_wait, max_displacement)\n")
+    assert "seconds" in result.out
 
 
 def test_an_unknown_policy_is_a_mistake_in_one_line(maitred: Any) -> None:
-    said = maitred("policies", "lmp")
-    assert said.code == 2
-    assert said.err == "maitred: error: unknown policy 'lmp' (did you mean 'lpm'?)\n"
+    result = maitred("policies", "lmp")
+    assert result.code == 2
+    assert result.err == "maitred: error: unknown policy 'lmp' (did you mean 'lpm'?)\n"
 
 
 def test_routers_and_scorers_are_listed_with_what_they_look_at(maitred: Any) -> None:
@@ -67,10 +67,10 @@ def test_admission_policies_are_listed_with_whom_they_refuse(maitred: Any) -> No
 
 
 def test_every_kind_is_listed_and_every_plug_in_says_what_it_is(maitred: Any) -> None:
-    said = maitred("policies").out
-    names = [line.split()[0] for line in said.splitlines() if line.strip()]
+    result = maitred("policies").out
+    names = [line.split()[0] for line in result.splitlines() if line.strip()]
     for kind in KINDS:
-        assert f" {kind.kind} ({kind.flag}) " in said
+        assert f" {kind.kind} ({kind.flag}) " in result
         assert set(kind) <= set(names)
         for name in kind:
             assert NOT_SAID not in kind.describe(name).values(), f"{kind.kind} {name} does not say what it is"

@@ -19,8 +19,8 @@ RUN = ["simulate", "--rate", "50", "--num-requests", "40", "--num-instances", "3
     ],
 )
 def test_a_policy_is_taken_without_a_word(maitred: Any, flags: list[str]) -> None:
-    said = maitred(*RUN, *flags)
-    assert (said.code, said.err) == (0, "")
+    result = maitred(*RUN, *flags)
+    assert (result.code, result.err) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,10 @@ def test_a_policy_is_taken_without_a_word(maitred: Any, flags: list[str]) -> Non
     ],
 )
 def test_what_has_no_effect_is_said(maitred: Any, flags: list[str], warning: str) -> None:
-    said = maitred(*RUN, *flags)
-    assert said.code == 0
-    assert said.err.startswith(f"maitred: warning: {warning}")
-    assert len(said.err.splitlines()) == 1
+    result = maitred(*RUN, *flags)
+    assert result.code == 0
+    assert result.err.startswith(f"maitred: warning: {warning}")
+    assert len(result.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("command", [RUN, ["serve", "--backend", "http://127.0.0.1:9", "--strict-config"]])
@@ -58,17 +58,17 @@ def test_what_has_no_effect_is_said(maitred: Any, flags: list[str], warning: str
     ],
 )
 def test_a_mistake_names_the_flag(maitred: Any, command: list[str], flags: list[str], error: str) -> None:
-    said = maitred(*command, *flags)
-    assert said.code == 2
-    assert said.err.startswith(f"maitred: error: {error}")
-    assert len(said.err.splitlines()) == 1
+    result = maitred(*command, *flags)
+    assert result.code == 2
+    assert result.err.startswith(f"maitred: error: {error}")
+    assert len(result.err.splitlines()) == 1
 
 
 def test_a_mistake_in_a_file_names_its_line(maitred: Any, tmp_path: Path) -> None:
     path = tmp_path / "maitred.yaml"
     path.write_text("routing:\n  policy: weighted\n  scorers:\n    - queue-depth:2\n    - {name: load-balance, weight: 0}\n")
-    said = maitred("check", str(path))
-    assert said.code == 2
-    assert f"{path}:3: routing.scorers: the weight of 'load-balance' is 0" in said.err
+    result = maitred("check", str(path))
+    assert result.code == 2
+    assert f"{path}:3: routing.scorers: the weight of 'load-balance' is 0" in result.err
     path.write_text("routing: {policy: weighted, scorers: [queue-depth:2, {name: load-balance, weight: 1}]}\n")
     assert maitred("check", str(path)).code == 0

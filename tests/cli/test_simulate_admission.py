@@ -1,4 +1,4 @@
-"""`maitred simulate --admission ...`: modes, and where they may be said."""
+"""`maitred simulate --admission ...`: modes, and the sources that may give them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 LOAD = ("--rate", 200, "--num-requests", 300, "--input-tokens", 100, "--output-tokens", 20)
 OVERLOAD = (*LOAD, "--class-mix", "interactive:1,bulk:9")
-"""Five times what four slots can carry; the chats alone are half."""
+"""Five times the load that four slots can carry; the chats alone are half of that load."""
 SLOTS = ("--capacity", 4)
 SMG = """\
 classes:
@@ -24,8 +24,8 @@ classes:
 
 
 def figures(maitred: Any, *flags: object, **options: Any) -> Any:
-    said = maitred("simulate", *OVERLOAD, *flags, "--metrics-path", "m.json", **options)
-    assert (said.code, said.err.count("\n")) == (0, 1), said.err
+    result = maitred("simulate", *OVERLOAD, *flags, "--metrics-path", "m.json", **options)
+    assert (result.code, result.err.count("\n")) == (0, 1), result.err
     return json.loads(Path("m.json").read_text(encoding="utf-8"))
 
 
@@ -111,11 +111,11 @@ def test_a_mistake_is_one_line_that_says_what_would_be_right(maitred: Any, flags
     Path("a.yaml").write_text("classes: {bulk: {reserved_floor: 6}}\n", encoding="utf-8")
     Path("l.yaml").write_text("legacy: {max_concurrent_requests: 7}\n", encoding="utf-8")
     Path("bad.yaml").write_text("clases: {}\n", encoding="utf-8")
-    said = maitred("simulate", *OVERLOAD, *flags)
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("maitred: error: ")
-    assert said.err.count("\n") == 1
-    assert what in said.err
+    result = maitred("simulate", *OVERLOAD, *flags)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("maitred: error: ")
+    assert result.err.count("\n") == 1
+    assert what in result.err
 
 
 def test_the_log_of_a_run_with_preemptions_and_tenants_replays_to_the_same_bytes(maitred: Any) -> None:

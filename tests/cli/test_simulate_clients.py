@@ -1,4 +1,4 @@
-"""`maitred simulate`: what clients have in common, flag by flag, by hand.
+"""`maitred simulate`: flags for the behaviour of all clients, with figures computed by hand.
 
 A step takes 1000 µs, 10 more per prefill token, 100 more per decode.
 """
@@ -16,8 +16,8 @@ HEADER = "request_id,slo_class,session_id,prefix_group,prefix_length,input_token
 
 
 def run(maitred: Any, *flags: object) -> Any:
-    said = maitred("simulate", *flags, *BETA, "--quiet", "--metrics-path", "m.json", "--results-path", "r.json")
-    assert said.code == 0, said.err
+    result = maitred("simulate", *flags, *BETA, "--quiet", "--metrics-path", "m.json", "--results-path", "r.json")
+    assert result.code == 0, result.err
     return json.loads(Path("m.json").read_text(encoding="utf-8"))
 
 
@@ -27,7 +27,7 @@ def rows() -> dict[int, tuple[int, int]]:
 
 
 def test_clients_leave_when_their_time_is_up(maitred: Any) -> None:
-    """Each asks for 2 tokens after 100: 2000 + 1100. One at a time, so the three are done after 3100, 6200 and 9300."""
+    """A request has 100 prompt and 2 output tokens: 2000 + 1100 µs. One runs at a time: they end at 3100, 6200 and 9300 µs."""
     Path("t.csv").write_text(HEADER + "0,,,,0,100,2,0,0\n1,,,,0,100,2,0,0\n2,,,,0,100,2,0,8000\n", encoding="utf-8")
     common = ("--trace", "blis:t.csv", "--max-num-seqs", 1)
     assert run(maitred, *common)["timed_out_requests"] == 1
@@ -39,8 +39,8 @@ def test_clients_leave_when_their_time_is_up(maitred: Any) -> None:
 
 
 def test_users_in_a_loop_wait_as_long_as_is_said(maitred: Any) -> None:
-    """Two users, one place, 3.5 ms of patience. The first is done at 3.1 and asks again, the second leaves at 3.5 in the midst
-    of a step that goes on until 5.1: too late for the first, who leaves at 6.6."""
+    """Two users share one place, and leave after 3.5 ms. The first is done at 3.1 ms and sends again. The second leaves at 3.5
+    ms, during a step that lasts until 5.1 ms. That is too late for the first user, who leaves at 6.6 ms."""
     loop = ("--concurrency", 2, "--num-requests", 6, "--prompt-tokens", 100, "--output-tokens", 2, "--max-num-seqs", 1)
     assert run(maitred, *loop)["timed_out_requests"] == 0
     figures = run(maitred, *loop, "--timeout-secs", 0.0035)
@@ -49,23 +49,23 @@ def test_users_in_a_loop_wait_as_long_as_is_said(maitred: Any) -> None:
 
 @pytest.mark.parametrize("load", [("--rate", 1), ("--concurrency", 1)])
 def test_prompts_begin_alike(maitred: Any, load: tuple[object, ...]) -> None:
-    """160 tokens that all share, ten blocks, and 40 of their own."""
-    said = (*load, "--num-requests", 3, "--prompt-tokens", 40, "--output-tokens", 2, "--prefix-tokens", 160)
-    assert run(maitred, *said)["total_input_tokens"] == 600
+    """Each prompt has 160 tokens that all prompts share, ten blocks, and 40 tokens of its own."""
+    flags = (*load, "--num-requests", 3, "--prompt-tokens", 40, "--output-tokens", 2, "--prefix-tokens", 160)
+    assert run(maitred, *flags)["total_input_tokens"] == 600
     assert [ttft for ttft, _ in rows().values()] == [3_000, 3_000, 3_000]
-    assert run(maitred, *said, "--enable-prefix-caching")["total_cached_tokens"] == 320
+    assert run(maitred, *flags, "--enable-prefix-caching")["total_cached_tokens"] == 320
     assert [ttft for ttft, _ in rows().values()] == [3_000, 1_400, 1_400]
 
 
 def test_routers_are_shown_the_prefix_that_is_said(maitred: Any) -> None:
     load = ("simulate", "--rate", 1, "--num-requests", 3, "--num-instances", 2, "--routing-policy", "weighted")
-    said = (*load, "--routing-scorers", "prefix-affinity:1", "--enable-prefix-caching", "--quiet")
-    assert "the scorer prefix-affinity looks at" in maitred(*said).err
-    assert maitred(*said, "--prefix-tokens", 160).err == ""
+    flags = (*load, "--routing-scorers", "prefix-affinity:1", "--enable-prefix-caching", "--quiet")
+    assert "the scorer prefix-affinity looks at" in maitred(*flags).err
+    assert maitred(*flags, "--prefix-tokens", 160).err == ""
 
 
 def test_the_two_files_of_blis_are_named_apart(maitred: Any) -> None:
-    """In the header of another folder: the second round holds the first one, 100 + 2 tokens, and 58 new ones."""
+    """The header is in another folder. The second round contains the first, 100 + 2 tokens, and 58 new tokens."""
     Path("headers").mkdir()
     header = "trace_version: 2\nsession_context_growth: accumulate\ngoodput_slo_targets: {standard: {ttft_ms: 2}}\n"
     Path("headers/h.yaml").write_text(header, encoding="utf-8")
@@ -126,10 +126,10 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("flags", "what"), MISTAKES, ids=[" ".join(flags) for flags, _ in MISTAKES])
 def test_a_mistake_names_its_flag(maitred: Any, flags: list[str], what: str) -> None:
-    said = maitred("simulate", *flags, "--num-requests", 5)
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith(f"maitred: error: {what}")
-    assert said.err.count("\n") == 1
+    result = maitred("simulate", *flags, "--num-requests", 5)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"maitred: error: {what}")
+    assert result.err.count("\n") == 1
     assert list(Path().iterdir()) == []
 
 
@@ -144,18 +144,18 @@ def test_a_mistake_names_its_flag(maitred: Any, flags: list[str], what: str) -> 
 )
 def test_so_does_one_about_a_trace(maitred: Any, flags: list[str], what: str) -> None:
     Path("t.csv").write_text(HEADER + "0,,,,0,100,2,0,0\n", encoding="utf-8")
-    said = maitred("simulate", "--trace", "blis:t.csv", *flags)
-    assert said.err.startswith(f"maitred: error: {what}")
+    result = maitred("simulate", "--trace", "blis:t.csv", *flags)
+    assert result.err.startswith(f"maitred: error: {what}")
 
 
 def test_only_blis_has_a_header_of_its_own(maitred: Any, samples: Path) -> None:
-    said = maitred("simulate", "--trace", samples / "azure_tiny.csv", "--trace-header", "h.yaml")
-    assert said.err.startswith("maitred: error: only a trace of BLIS has a header in a file of its own")
+    result = maitred("simulate", "--trace", samples / "azure_tiny.csv", "--trace-header", "h.yaml")
+    assert result.err.startswith("maitred: error: only a trace of BLIS has a header in a file of its own")
 
 
 def test_an_id_beyond_64_bits_is_a_bad_row(maitred: Any) -> None:
     Path("t.csv").write_text(HEADER + f"0,,,,0,100,2,0,0\n{2**63},,,,0,100,2,0,0\n", encoding="utf-8")
-    said = maitred("simulate", "--trace", "blis:t.csv")
-    assert said.err.startswith(f"maitred: error: t.csv:3: its id is {2**63} (it must be at most {2**63 - 1}; --skip-bad")
+    result = maitred("simulate", "--trace", "blis:t.csv")
+    assert result.err.startswith(f"maitred: error: t.csv:3: its id is {2**63} (it must be at most {2**63 - 1}; --skip-bad")
     Path("t.csv").write_text(HEADER + f"{2**63 - 1},,,,0,100,2,0,0\n", encoding="utf-8")
     assert run(maitred, "--trace", "blis:t.csv")["completed_requests"] == 1

@@ -23,13 +23,13 @@ def results(path: str = "r.json") -> Any:
 
 
 def test_the_azure_sample_by_hand(maitred: Any, samples: Path) -> None:
-    """Nobody waits for anybody, but requests 1 and 2 arrive together and share their first step.
+    """No request waits for another, but requests 1 and 2 arrive together and share their first step.
 
     0: 100 tokens in: 1000 + 1000 = 2000; two decodes of 1100.           1: with 2, 250 in: 3500; a single token.
     2: as 1, then nine decodes of 1100.   3: 1000 in: 11000, one decode.  4: 10 in: 1100, four decodes.
     """
-    said = maitred("simulate", "--trace", f"azure:{samples / 'azure_tiny.csv'}", *BETA, "--results-path", "r.json")
-    assert said.code == 0
+    result = maitred("simulate", "--trace", f"azure:{samples / 'azure_tiny.csv'}", *BETA, "--results-path", "r.json")
+    assert result.code == 0
     assert [(row["request_id"], row["ttft_us"], row["e2e_us"]) for row in results()] == [
         (0, 2_000, 4_200),
         (1, 3_500, 3_500),
@@ -41,7 +41,7 @@ def test_the_azure_sample_by_hand(maitred: Any, samples: Path) -> None:
 
 
 def test_chunked_prefill_and_the_metrics_by_hand(maitred: Any, samples: Path) -> None:
-    """With a budget of 500 tokens, request 3 takes two steps of 6000 to its first token. End: 2 s and 5500 µs."""
+    """With a budget of 500 tokens, request 3 takes two steps of 6000 µs to its first token. The run ends at 2 s and 5500 µs."""
     maitred(
         "simulate", "--trace", samples / "azure_tiny.csv", *BETA, "--max-num-batched-tokens", 500,
         "--slo-ttft-ms", 3.5, "--metrics-path", "m.json", "--results-path", "r.json",
@@ -57,16 +57,16 @@ def test_chunked_prefill_and_the_metrics_by_hand(maitred: Any, samples: Path) ->
 
 
 def test_goodput_is_shown_against_a_usual_slo_when_none_is_given(maitred: Any, samples: Path) -> None:
-    """Steps of 3 s bring no first token within 2 s."""
+    """With steps of 3 s no first token comes within 2 s."""
     slow = maitred("simulate", "--trace", samples / "azure_tiny.csv", "--beta-coeffs", "3000000,0,0")
     quick = maitred("simulate", "--trace", samples / "azure_tiny.csv", *BETA)
     assert "SLO: TTFT ≤ 2,000 ms, TPOT ≤ 200 ms" in quick.out
-    within = [next(line.split()[-1] for line in said.out.splitlines() if "within SLO" in line) for said in (slow, quick)]
+    within = [next(line.split()[-1] for line in result.out.splitlines() if "within SLO" in line) for result in (slow, quick)]
     assert within == ["0.0%", "100.0%"]
 
 
 def test_sjf_lets_the_short_prompt_pass(maitred: Any, tmp_path: Path) -> None:
-    """Room for one at a time; the long prompt came first among those that wait."""
+    """One request runs at a time. Of those that wait, the long prompt arrived first."""
     (tmp_path / "t.csv").write_text(
         "arrival_secs,class,prompt_tokens,output_tokens\n0,default,50,2\n0.0001,default,900,2\n0.0002,default,10,2\n",
         encoding="utf-8",
@@ -80,24 +80,24 @@ def test_sjf_lets_the_short_prompt_pass(maitred: Any, tmp_path: Path) -> None:
 
 
 def test_the_table_is_on_stdout_and_nothing_else_is(maitred: Any, samples: Path) -> None:
-    said = maitred("simulate", "--trace", samples / "azure_tiny.csv", *BETA)
-    assert said.code == 0
-    assert "TTFT ms" in said.out
-    assert "\x1b" not in said.out
-    assert "5 requests in" in said.err
-    assert "requests in" not in said.out
+    result = maitred("simulate", "--trace", samples / "azure_tiny.csv", *BETA)
+    assert result.code == 0
+    assert "TTFT ms" in result.out
+    assert "\x1b" not in result.out
+    assert "5 requests in" in result.err
+    assert "requests in" not in result.out
 
 
 def test_quiet_is_silent(maitred: Any, samples: Path) -> None:
-    said = maitred("simulate", "--trace", samples / "azure_tiny.csv", "--quiet")
-    assert (said.code, said.out, said.err) == (0, "", "")
+    result = maitred("simulate", "--trace", samples / "azure_tiny.csv", "--quiet")
+    assert (result.code, result.out, result.err) == (0, "", "")
 
 
 def test_mooncake_and_the_sample_that_comes_along(maitred: Any, samples: Path) -> None:
     maitred("simulate", "--trace", f"mooncake:{samples / 'mooncake_tiny.jsonl'}", "--results-path", "r.json")
     assert [row["output_tokens"] for row in results()] == [4, 2, 1]
-    said = maitred("simulate", "--trace", "sample:mixed", "--num-instances", 2, "--metrics-path", "m.json")
-    assert said.code == 0
+    result = maitred("simulate", "--trace", "sample:mixed", "--num-instances", 2, "--metrics-path", "m.json")
+    assert result.code == 0
     assert set(results("m.json")["per_class"]) == {"interactive", "bulk"}
     assert results("m.json")["completed_requests"] == 476
 
@@ -107,9 +107,9 @@ def test_synthetic_runs_repeat_byte_for_byte(maitred: Any) -> None:
 
     def run(seed: int, *more: str) -> tuple[str, str]:
         classes = ("--class-mix", "interactive:1,bulk:2")
-        said = maitred("simulate", *workload, *classes, "--seed", seed, *more, "--results-path", "r")
-        assert said.code == 0
-        return said.out, Path("r").read_text(encoding="utf-8")
+        result = maitred("simulate", *workload, *classes, "--seed", seed, *more, "--results-path", "r")
+        assert result.code == 0
+        return result.out, Path("r").read_text(encoding="utf-8")
 
     assert run(7) == run(7) == run(7, "--step-by-step")
     assert run(7) != run(8)
@@ -120,8 +120,8 @@ def test_capacity_holds_requests_back_at_the_gateway_and_the_log_says_why(maitre
     workload = ("--rate", 1000, "--num-requests", 20, "--input-tokens", 100, "--output-tokens", 50, "--results-path", "r.json")
     maitred("simulate", *workload)
     free = max(row["ttft_us"] for row in results())
-    said = maitred("simulate", *workload, "--capacity", 2, "--decision-log", "log.jsonl")
-    assert said.code == 0
+    result = maitred("simulate", *workload, "--capacity", 2, "--decision-log", "log.jsonl")
+    assert result.code == 0
     assert max(row["ttft_us"] for row in results()) > 5 * free
     entries = [json.loads(line) for line in Path("log.jsonl").read_text(encoding="utf-8").splitlines()]
     decided = [entry["decision"] for entry in entries if "decision" in entry]
@@ -154,18 +154,18 @@ def test_max_requests_stops_reading(maitred: Any, samples: Path) -> None:
 
 
 def test_nothing_at_all_is_a_table_of_dashes(maitred: Any) -> None:
-    said = maitred("simulate", "--rate", 1, "--num-requests", 0, "--results-path", "r.json", "--slo-e2e-ms", 1)
-    assert said.code == 0
-    assert "–" in said.out
-    assert "nan" not in said.out
+    result = maitred("simulate", "--rate", 1, "--num-requests", 0, "--results-path", "r.json", "--slo-e2e-ms", 1)
+    assert result.code == 0
+    assert "–" in result.out
+    assert "nan" not in result.out
     assert results() == []
 
 
 def test_a_bad_row_is_one_line_with_its_place_and_what_to_do(maitred: Any) -> None:
     Path("t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,12,nine\n", encoding="utf-8")
-    said = maitred("simulate", "--trace", "azure:t.csv", "--results-path", "r.json")
-    assert said.code == 2
-    assert said.err == (
+    result = maitred("simulate", "--trace", "azure:t.csv", "--results-path", "r.json")
+    assert result.code == 2
+    assert result.err == (
         "maitred: error: t.csv:2: GeneratedTokens is 'nine' "
         "(it must be a whole number of tokens from 1 to 100000000; --skip-bad-rows leaves such rows out)\n"
     )
@@ -175,9 +175,9 @@ def test_a_bad_row_is_one_line_with_its_place_and_what_to_do(maitred: Any) -> No
 def test_skipped_rows_are_counted_and_the_first_is_named(maitred: Any) -> None:
     rows = "2023-11-16 18:17:03,12,9\n2023-11-16 18:17:02,12,9\nx\n2023-11-16 18:17:04,12,9\n"
     Path("t.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}", encoding="utf-8")
-    said = maitred("simulate", "--trace", "azure:t.csv", "--skip-bad-rows", "--quiet", "--results-path", "r.json")
-    assert said.code == 0
-    assert said.err.startswith("maitred: 2 rows were skipped; the first: t.csv:3: it arrived before the row above it")
+    result = maitred("simulate", "--trace", "azure:t.csv", "--skip-bad-rows", "--quiet", "--results-path", "r.json")
+    assert result.code == 0
+    assert result.err.startswith("maitred: 2 rows were skipped; the first: t.csv:3: it arrived before the row above it")
     assert len(results()) == 2
 
 
@@ -218,16 +218,16 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("flags", "what"), MISTAKES, ids=[" ".join(flags) for flags, _ in MISTAKES])
 def test_a_mistake_is_one_line_and_leaves_no_file(maitred: Any, flags: list[str], what: str) -> None:
-    said = maitred("simulate", *flags)
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("maitred: error: ")
-    assert said.err.count("\n") == 1
-    assert what in said.err
+    result = maitred("simulate", *flags)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("maitred: error: ")
+    assert result.err.count("\n") == 1
+    assert what in result.err
     assert list(Path().iterdir()) == []
 
 
 def test_a_bad_output_path_is_found_before_the_trace_is_simulated(maitred: Any) -> None:
-    """The second row is bad, but nobody has come that far."""
+    """The second row is invalid, but the run ends before it is read."""
     Path("t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nrubbish\n", encoding="utf-8")
     assert "--metrics-path" in maitred("simulate", "--trace", "azure:t.csv", "--metrics-path", "no/m.json").err
 
@@ -245,11 +245,11 @@ def test_what_is_read_is_not_written_over(maitred: Any, flag: str) -> None:
 
 
 def test_help_is_grouped_and_names_every_flag_once(maitred: Any) -> None:
-    said = maitred("simulate", "--help", env={"COLUMNS": "120"})
-    assert said.code == 0
+    result = maitred("simulate", "--help", env={"COLUMNS": "120"})
+    assert result.code == 0
     for group in ("Workload: a recorded trace", "Workload: synthetic", "Cluster", "Instance: order", "Service level objective"):
-        assert said.out.count(group) == 1
-    words = said.out.replace("│", " ").split()
+        assert result.out.count(group) == 1
+    words = result.out.replace("│", " ").split()
     assert "lognormal:MEAN,SD (both of the lengths)" in " ".join(words)
     assert words[words.index("--quiet") + 1] == "No"
 
@@ -302,7 +302,7 @@ def test_a_redirected_descriptor_is_appended_to(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_nothing_half_written_behind(tmp_path: Path, number: signal.Signals) -> None:
-    """The trace comes from a pipe that stays open after a row, so the run waits until it is told to end."""
+    """The trace comes from a pipe that stays open after one row, so the run waits until a signal ends it."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "maitred", "simulate", "--trace", f"maitred:{pipe}", "--results-path", "out.json"]

@@ -24,8 +24,8 @@ def line(text: str, *start: str) -> list[str]:
 
 
 def test_a_page_with_the_command_that_made_it(maitred: Any) -> None:
-    said = maitred(*RUN, "--report", "run.html")
-    assert said.code == 0
+    result = maitred(*RUN, "--report", "run.html")
+    assert result.code == 0
     page = Path("run.html").read_text(encoding="utf-8")
     assert "200 requests, 50 per second" in page
     workload = "--rate 50.0 --num-requests 200 --class-mix interactive:1,bulk:2"
@@ -56,10 +56,10 @@ def test_requests_as_parquet_or_csv_are_all_requests(maitred: Any) -> None:
     [("tenant", {"auth:acme", "auth:globex"}), ("instance", {"0", "1"}), ("class", {"interactive", "bulk"})],
 )
 def test_the_table_is_broken_down_as_one_likes(maitred: Any, per: str, groups: set[str]) -> None:
-    said = maitred(*RUN, *TENANTS, "--per", per)
-    words = set(said.out.split())
+    result = maitred(*RUN, *TENANTS, "--per", per)
+    words = set(result.out.split())
     assert groups <= words
-    assert max(map(len, said.out.splitlines())) <= 80
+    assert max(map(len, result.out.splitlines())) <= 80
     others = {"auth:acme", "auth:globex", "interactive"} - groups
     assert not others & words
 
@@ -101,16 +101,16 @@ def test_targets_of_classes_as_blis_writes_them(maitred: Any) -> None:
 
 
 def test_a_class_that_nobody_is_of_is_a_warning(maitred: Any) -> None:
-    said = maitred(*RUN, "--slo-ttft", "interactiv=1s")
-    assert said.code == 0
-    assert "maitred: warning: there is an SLO for the class 'interactiv', and no request of it\n" in said.err
+    result = maitred(*RUN, "--slo-ttft", "interactiv=1s")
+    assert result.code == 0
+    assert "maitred: warning: there is an SLO for the class 'interactiv', and no request of it\n" in result.err
 
 
 def test_thrashing_is_a_warning(maitred: Any) -> None:
     lengths = ("--input-tokens", 400, "--output-tokens", 300, "--total-kv-blocks", 100)
-    said = maitred("simulate", "--rate", 50, "--num-requests", 60, *lengths)
-    assert "maitred: warning: KV thrashing: " in said.err
-    assert "wasted tokens" in said.out
+    result = maitred("simulate", "--rate", 50, "--num-requests", 60, *lengths)
+    assert "maitred: warning: KV thrashing: " in result.err
+    assert "wasted tokens" in result.out
     assert "KV thrashing" not in maitred(*RUN).err
 
 
@@ -118,15 +118,15 @@ def test_what_blis_called_its_flags_before(maitred: Any) -> None:
     flags = ("--max-num-running-reqs", 7, "--max-num-scheduled-tokens", 300, "--preemption-policy", "priority")
     assert maitred(*RUN, *flags, "--report", "run.html").code == 0
     page = Path("run.html").read_text(encoding="utf-8")
-    for said in ("max_num_seqs: 7", "max_num_batched_tokens: 300", "preemption_policy: priority"):
-        assert f"<b>  {said}</b>" in page
+    for line in ("max_num_seqs: 7", "max_num_batched_tokens: 300", "preemption_policy: priority"):
+        assert f"<b>  {line}</b>" in page
 
 
 def test_a_horizon_in_micros_as_blis_has_it(maitred: Any) -> None:
     maitred(*RUN, "--horizon", 1_500_000, "--metrics-path", "m.json")
     assert metrics()["simulated_duration_s"] == 1.5
-    said = maitred(*RUN, "--horizon", 60)
-    assert "warning: --horizon is in µs, as in BLIS: the run ends after 6e-05 s (--horizon-secs takes seconds)\n" in said.err
+    result = maitred(*RUN, "--horizon", 60)
+    assert "warning: --horizon is in µs, as in BLIS: the run ends after 6e-05 s (--horizon-secs takes seconds)\n" in result.err
 
 
 MISTAKES = [
@@ -151,11 +151,11 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("flags", "what"), MISTAKES, ids=[" ".join(flags) for flags, _ in MISTAKES])
 def test_a_mistake_is_one_line_and_leaves_no_file(maitred: Any, flags: list[str], what: str) -> None:
-    said = maitred(*RUN, *flags)
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("maitred: error: ")
-    assert said.err.count("\n") == 1
-    assert what in said.err
+    result = maitred(*RUN, *flags)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("maitred: error: ")
+    assert result.err.count("\n") == 1
+    assert what in result.err
     assert list(Path().iterdir()) == []
 
 
@@ -167,9 +167,9 @@ def test_a_library_that_is_missing_is_one_line(
     maitred: Any, monkeypatch: pytest.MonkeyPatch, library: str, flags: tuple[str, str], extra: str
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    said = maitred(*RUN, *flags)
-    assert said.code == 2
-    assert said.err == (
+    result = maitred(*RUN, *flags)
+    assert result.code == 2
+    assert result.err == (
         f"maitred: error: {flags[0]}: needs {library}, which is not installed (pip install 'maitred[{extra}]')\n"
     )
     assert list(Path().iterdir()) == []

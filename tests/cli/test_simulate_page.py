@@ -1,4 +1,4 @@
-"""docs/simulate.md says what is so."""
+"""docs/simulate.md is true: its flags exist, its Python runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def section(title: str) -> str:
 
 def test_every_flag_of_the_page_is_one(maitred: Any) -> None:
     known = set(re.findall(r"--[a-z0-9-]+", maitred("simulate", "--help", env={"COLUMNS": "300"}).out))
-    said = set(re.findall(r"`(--[a-z0-9-]+)", PAGE.split("## Beside other simulators")[0]))
-    assert len(said) > 15
-    assert said <= known
+    named = set(re.findall(r"`(--[a-z0-9-]+)", PAGE.split("## Beside other simulators")[0]))
+    assert len(named) > 15
+    assert named <= known
 
 
 def test_its_columns_are_those_of_the_frame() -> None:

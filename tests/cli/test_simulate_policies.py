@@ -13,8 +13,8 @@ MIXED = (*LOAD, "--class-mix", "interactive:1,bulk:9")
 
 
 def figures(maitred: Any, *flags: object) -> Any:
-    said = maitred("simulate", *MIXED, *flags, "--metrics-path", "m.json")
-    assert (said.code, said.err.count("\n")) == (0, 1), said.err
+    result = maitred("simulate", *MIXED, *flags, "--metrics-path", "m.json")
+    assert (result.code, result.err.count("\n")) == (0, 1), result.err
     return json.loads(Path("m.json").read_text(encoding="utf-8"))
 
 
@@ -28,7 +28,7 @@ def test_a_policy_needs_no_mode(maitred: Any) -> None:
 
 
 def test_the_token_bucket_has_flags_of_its_own(maitred: Any) -> None:
-    """2,000 tokens let 20 prompts in, and nothing comes after."""
+    """A bucket of 2,000 tokens admits 20 prompts, and is not refilled."""
     bucket = ("--admission-policy", "token-bucket", "--token-bucket-capacity", 2000, "--token-bucket-refill-rate", 0)
     assert figures(maitred, *bucket)["completed_requests"] == 20
 
@@ -77,14 +77,14 @@ def test_a_policy_bundle_of_blis(maitred: Any) -> None:
 )
 def test_a_bundle_that_is_wrong_is_one_line(maitred: Any, text: str, line: str) -> None:
     Path("b.yaml").write_text(text)
-    said = maitred("simulate", *LOAD, "--policy-config", "b.yaml")
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith(f"maitred: error: {line}")
-    assert said.err.count("\n") == 1
+    result = maitred("simulate", *LOAD, "--policy-config", "b.yaml")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"maitred: error: {line}")
+    assert result.err.count("\n") == 1
 
 
 def test_flow_control_keeps_requests_before_the_instances(maitred: Any) -> None:
-    """With 8 in a batch, 8 in flight keep the instance as busy as 300 do; chats no longer wait behind bulk in its queue."""
+    """With a batch of 8, 8 requests in flight keep the instance as busy as 300, and chats no longer wait behind bulk there."""
     held = figures(maitred, "--flow-control", "--max-concurrency", 8)
     free = figures(maitred)
 
@@ -124,10 +124,10 @@ def test_every_flag_of_flow_control_is_known(maitred: Any) -> None:
     ],
 )
 def test_a_flag_that_is_wrong_is_one_line(maitred: Any, flags: tuple[object, ...], line: str) -> None:
-    said = maitred("simulate", *LOAD, *flags)
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith(f"maitred: error: {line}"), said.err
-    assert said.err.count("\n") == 1
+    result = maitred("simulate", *LOAD, *flags)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"maitred: error: {line}"), result.err
+    assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_a_flag_that_is_wrong_is_one_line(maitred: Any, flags: tuple[object, ...
     ],
 )
 def test_what_has_no_effect_is_warned_of(maitred: Any, flags: tuple[object, ...], words: str) -> None:
-    said = maitred("simulate", *LOAD, *flags)
-    assert said.code == 0
-    assert f"maitred: warning: {words}\n" in said.err
+    result = maitred("simulate", *LOAD, *flags)
+    assert result.code == 0
+    assert f"maitred: warning: {words}\n" in result.err
 
 
 SHED = "admission: {policy: tier-shed, slo_priorities: {standard: 2}"
@@ -172,7 +172,7 @@ BUNDLES = [
 
 @pytest.mark.parametrize(("before", "after"), BUNDLES, ids=[after for _, after in BUNDLES])
 def test_every_key_of_a_bundle_has_an_effect(maitred: Any, before: str, after: str) -> None:
-    """Standard and batch requests of one tenant, on two instances whose memory is short."""
+    """Run standard and batch requests of one tenant on two instances with little memory."""
     classes = ("standard", "batch", "batch")
     rows = "".join(f"{n},auth:a,{classes[n % 3]},,{40 + n * 37 % 99},{9 + n % 40},{n * 900}\n" for n in range(80))
     header = "request_id,tenant_id,slo_class,prefix_group,input_tokens,output_tokens,arrival_time_us\n"
@@ -182,8 +182,8 @@ def test_every_key_of_a_bundle_has_an_effect(maitred: Any, before: str, after: s
         Path("b.yaml").write_text(bundle)
         limits = ("--num-instances", 2, "--max-num-seqs", 6, "--total-kv-blocks", 30, "--max-model-len", 400)
         run = ("simulate", "--trace", "blis:t.csv", *limits, "--policy-config", "b.yaml", "--quiet", "--results-path", "r.json")
-        said = maitred(*run)
-        assert said.code == 0, said.err
+        result = maitred(*run)
+        assert result.code == 0, result.err
         return Path("r.json").read_text()
 
     assert outcome(before) != outcome(after)

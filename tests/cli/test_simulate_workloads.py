@@ -36,12 +36,12 @@ def spec(tmp_path: Path) -> Path:
 
 
 def test_a_specification_runs_and_its_targets_count(maitred: Any, spec: Path) -> None:
-    said = maitred("simulate", "--workload-spec", spec, "--results-path", "r.json", env={"COLUMNS": "200"})
-    assert said.code == 0
+    result = maitred("simulate", "--workload-spec", spec, "--results-path", "r.json", env={"COLUMNS": "200"})
+    assert result.code == 0
     assert {row["input_tokens"] for row in results()} == {100, 210, 320, 430}
     assert len(results()) == 40
-    assert "SLO: critical: TTFT ≤ 0.001 ms" in said.out
-    assert re.search(r"within SLO +0\.0%", said.out)
+    assert "SLO: critical: TTFT ≤ 0.001 ms" in result.out
+    assert re.search(r"within SLO +0\.0%", result.out)
 
 
 def test_its_seed_holds_unless_another_is_given(maitred: Any, tmp_path: Path) -> None:
@@ -60,18 +60,18 @@ def test_fewer_requests_of_a_specification(maitred: Any, spec: Path) -> None:
 
 
 def test_users_who_wait(maitred: Any) -> None:
-    """Two users on an instance that serves them side by side: 10 requests each, one after the other, 1 s of thought between."""
-    said = maitred("simulate", "--concurrency", "2", "--think-time-ms", "1000", "--num-requests", "20", "--input-tokens", "8",
+    """Two users are served side by side: each sends 10 requests, one after the other, with a think time of 1 s."""
+    result = maitred("simulate", "--concurrency", "2", "--think-time-ms", "1000", "--num-requests", "20", "--input-tokens", "8",
                    "--output-tokens", "2", "--metrics-path", "m.json", *RUN)  # fmt: skip
-    assert said.code == 0
+    assert result.code == 0
     assert len(results()) == 20
     span = msgspec.json.decode(Path("m.json").read_bytes())["simulated_duration_s"]
     assert span == pytest.approx(9.5, abs=0.6)
 
 
 def test_lengths_by_kind_and_by_blis_flags(maitred: Any) -> None:
-    def prompts(*said: str) -> list[int]:
-        assert maitred("simulate", "--rate", "50", "--num-requests", "300", *said, *RUN).code == 0
+    def prompts(*flags: str) -> list[int]:
+        assert maitred("simulate", "--rate", "50", "--num-requests", "300", *flags, *RUN).code == 0
         return [row["input_tokens"] for row in results()]
 
     chat = prompts("--workload", "chatbot")
@@ -85,11 +85,11 @@ def test_lengths_by_kind_and_by_blis_flags(maitred: Any) -> None:
 
 
 def test_arrival_processes_and_scales(maitred: Any) -> None:
-    """With answers of one token, E2E is much less than the gap of 250 ms, so the last one ends shortly after it came."""
+    """With outputs of one token, E2E is much less than the gap of 250 ms, so the last request ends soon after its arrival."""
 
-    def span(*said: str) -> float:
+    def span(*flags: str) -> float:
         tiny = ("--num-requests", "8", "--input-tokens", "8", "--output-tokens", "1", "--metrics-path", "m.json")
-        assert maitred("simulate", "--rate", "4", "--arrival", "constant", *tiny, *RUN, *said).code == 0
+        assert maitred("simulate", "--rate", "4", "--arrival", "constant", *tiny, *RUN, *flags).code == 0
         return float(msgspec.json.decode(Path("m.json").read_bytes())["simulated_duration_s"])
 
     assert span() == pytest.approx(2, abs=0.05)
@@ -100,8 +100,8 @@ def test_arrival_processes_and_scales(maitred: Any) -> None:
 def test_traces_are_scaled_too(maitred: Any, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("arrival_secs,class,prompt_tokens,output_tokens\n0,bulk,8,1\n10,bulk,8,1\n")
 
-    def span(*said: str) -> float:
-        assert maitred("simulate", "--trace", "maitred:t.csv", "--metrics-path", "m.json", *RUN, *said).code == 0
+    def span(*flags: str) -> float:
+        assert maitred("simulate", "--trace", "maitred:t.csv", "--metrics-path", "m.json", *RUN, *flags).code == 0
         return float(msgspec.json.decode(Path("m.json").read_bytes())["simulated_duration_s"])
 
     assert span() == pytest.approx(10, abs=0.05)
@@ -152,8 +152,8 @@ MISTAKES = [
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES)
 def test_mistakes_are_one_line(maitred: Any, spec: Path, arguments: list[str], message: str) -> None:
     Path("bad.yaml").write_text("cleints: []\n")
-    said = maitred("simulate", *arguments)
-    assert said.code == 2
-    assert said.err.startswith("maitred: error: ")
-    assert message in said.err
-    assert said.err.count("\n") == 1
+    result = maitred("simulate", *arguments)
+    assert result.code == 2
+    assert result.err.startswith("maitred: error: ")
+    assert message in result.err
+    assert result.err.count("\n") == 1

@@ -32,32 +32,33 @@ def files(tmp_path: Path) -> None:
 
 
 def test_a_comparison_is_printed_and_written(maitred: Any, files: None) -> None:
-    said = maitred("compare", "base.yaml", "two.yaml", *LOAD, "--seeds", 3, "--jobs", 1, "--json", "c.json")
-    assert said.code == 0
-    assert "A = base.yaml\nB = two.yaml\n" in said.out
-    assert "60 requests, 30 per second; 3 seeds" in said.out
-    assert max(map(len, said.out.splitlines())) <= 80
+    result = maitred("compare", "base.yaml", "two.yaml", *LOAD, "--seeds", 3, "--jobs", 1, "--json", "c.json")
+    assert result.code == 0
+    assert "A = base.yaml\nB = two.yaml\n" in result.out
+    assert "60 requests, 30 per second; 3 seeds" in result.out
+    assert max(map(len, result.out.splitlines())) <= 80
     written = msgspec.json.decode(Path("c.json").read_bytes())
     assert written["seeds"] == [42, 43, 44]
     assert len(written["figures"][1]) == 3
     again = maitred("compare", "base.yaml", "two.yaml", *LOAD, "--seeds", 3, "--jobs", 2)
-    assert again.out == said.out
+    assert again.out == result.out
 
 
 def test_metrics_seeds_and_targets_of_a_comparison(maitred: Any, files: None) -> None:
     more = ("--metric", "slo_attainment,default.ttft_p50_ms", "--metric", "ttft_p50_ms", "--slo-ttft-ms", "0.001")
-    said = maitred("compare", "base.yaml", "two.yaml", *LOAD, "--seeds", 1, "--seed", 7, "--jobs", 1, "--json", "c.json", *more)
-    assert said.code == 0
+    flags = ("--seeds", 1, "--seed", 7, "--jobs", 1, "--json", "c.json", *more)
+    result = maitred("compare", "base.yaml", "two.yaml", *LOAD, *flags)
+    assert result.code == 0
     written = msgspec.json.decode(Path("c.json").read_bytes())
     assert written["seeds"] == [7]
     (figures,) = written["figures"][0]
     assert figures["slo_attainment"] == 0
     assert figures["default.ttft_p50_ms"] == figures["ttft_p50_ms"] > 0
-    assert "SLO: TTFT ≤ 0.001 ms" in said.out
+    assert "SLO: TTFT ≤ 0.001 ms" in result.out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("compare", "base.yaml", *LOAD), "there is nothing to compare"),
         (("compare", "base.yaml", "base.yaml", *LOAD), "one file is given twice"),
@@ -74,25 +75,25 @@ def test_metrics_seeds_and_targets_of_a_comparison(maitred: Any, files: None) ->
         (("sweep", "sweep.yaml", "--out", "base.yaml"), "base.yaml: cannot be used"),
     ],
 )
-def test_a_mistake_is_one_line(maitred: Any, files: None, arguments: tuple[str, ...], said: str) -> None:
+def test_a_mistake_is_one_line(maitred: Any, files: None, arguments: tuple[str, ...], message: str) -> None:
     ended = maitred(*arguments)
     assert ended.code == 2
-    assert said in ended.err
+    assert message in ended.err
     assert ended.err.count("\n") == 1
 
 
 def test_a_sweep_is_printed_and_written(maitred: Any, files: None) -> None:
-    said = maitred("sweep", "sweep.yaml", "--jobs", 1, "--plot", "p.png")
-    assert said.code == 0
-    assert "best" in said.out
-    assert "2 candidates, 2 runs" in said.out
+    result = maitred("sweep", "sweep.yaml", "--jobs", 1, "--plot", "p.png")
+    assert result.code == 0
+    assert "best" in result.out
+    assert "2 candidates, 2 runs" in result.out
     folder = Path("sweep.sweep")
     assert sorted(path.name for path in folder.iterdir()) == ["results.jsonl", "results.parquet", "runs.jsonl", "sweep.json"]
     assert Path("p.png").read_bytes().startswith(b"\x89PNG")
     again = maitred("sweep", "sweep.yaml", "--jobs", 1)
     assert again.code == 2
     assert "sweep.sweep: it holds a sweep already (--resume goes on with it" in again.err
-    assert maitred("sweep", "sweep.yaml", "--jobs", 1, "--resume").out == said.out
+    assert maitred("sweep", "sweep.yaml", "--jobs", 1, "--resume").out == result.out
 
 
 def test_a_key_that_is_wrong_has_its_line(maitred: Any, files: None) -> None:
@@ -103,7 +104,7 @@ def test_a_key_that_is_wrong_has_its_line(maitred: Any, files: None) -> None:
 
 
 def test_ctrl_c_leaves_what_can_be_resumed(maitred: Any, files: None, tmp_path: Path) -> None:
-    """As soon as a run is written, of more than can be made in the meantime."""
+    """Interrupt a sweep when its first run is written; it has more runs than can be done until then."""
     Path("sweep.yaml").write_text(
         SPEC.replace("[1, 2]", "[1, 2, 3]").replace("num_requests: 60", "num_requests: 4000") + "seeds: 400\n"
     )

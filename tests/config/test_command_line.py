@@ -1,4 +1,8 @@
-"""`maitred` as a user meets it: exit codes, one line per mistake, and silence where nobody listens."""
+"""`maitred` as users see it: exit codes, one line per mistake, and no traceback if the output has no reader.
+
+Commands run in the process of the tests, except where the interpreter itself is under test: its descriptors, signals and
+encodings.
+"""
 
 from __future__ import annotations
 
@@ -100,12 +104,12 @@ def test_check_of_an_admission_file_alone_and_with_another(maitred: Any, tmp_pat
 
     assert "bulk 0 reserved, 7 may wait, 300 s at most" in checked(maitred, str(main), "--admission-config", str(admission))
     admission.write_text("mode: priority\nclases: {}\n")
-    said = refused(maitred, "check", "--priority-scheduler-config", str(admission))
-    assert said == f"{admission}:2: unknown key 'admission.clases' (did you mean 'classes'?)"
+    message = refused(maitred, "check", "--priority-scheduler-config", str(admission))
+    assert message == f"{admission}:2: unknown key 'admission.clases' (did you mean 'classes'?)"
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "summary"),
     [
         ("mode: flow-control", "flow control, flavour maitred, saturated by concurrency (at 100 in flight per instance)"),
         (
@@ -114,13 +118,13 @@ def test_check_of_an_admission_file_alone_and_with_another(maitred: Any, tmp_pat
         ),
     ],
 )
-def test_check_says_what_flow_control_goes_by(maitred: Any, tmp_path: Path, keys: str, said: str) -> None:
+def test_check_says_what_flow_control_goes_by(maitred: Any, tmp_path: Path, keys: str, summary: str) -> None:
     path = tmp_path / "maitred.yaml"
     path.write_text(f"admission: {{{keys}, policy: token-bucket}}\n")
 
     lines = checked(maitred, str(path))
 
-    assert f"admission {said}" in lines
+    assert f"admission {summary}" in lines
     assert "policy token-bucket" in lines
     assert not any("reserved" in line for line in lines)
 
@@ -158,7 +162,7 @@ def test_check_warns_of_what_is_probably_not_meant(maitred: Any, tmp_path: Path)
     ],
 )
 def test_check_says_what_becomes_of_reservations_that_do_not_fit(maitred: Any, tmp_path: Path, more: str, warning: str) -> None:
-    """SMG compares with the 1,024 slots that it assumes at the start, and scales down later. Its `default` reserves a tenth."""
+    """SMG compares with the 1,024 slots that it assumes at start-up, and scales down later. Its `default` reserves 10 %."""
     path = tmp_path / "admission.yaml"
     whole = "reserved_floor: 10, queue_size: 1, queue_timeout_secs: 1, starvation_threshold_secs: 1, can_preempt: true"
     path.write_text(f"mode: priority\nclasses: {{system: {{{whole}}}, interactive: {{{whole}}}}}\n{more}")
@@ -212,7 +216,7 @@ def test_a_reader_that_went_away_is_no_error() -> None:
 
 
 def in_a_shell(line: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """`line` with $MAITRED for the command."""
+    """Run `line` in a shell, with the command in place of $MAITRED."""
     return subprocess.run(
         ["/bin/sh", "-c", line.replace("$MAITRED", shlex.join(MAITRED))],
         capture_output=True, timeout=30, check=False, env={**ENV, **env}, encoding="utf-8",

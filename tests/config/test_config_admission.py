@@ -1,4 +1,4 @@
-"""The section `admission`: SMG's YAML as a file of its own, in both flavours; keys of clients, which nobody gets to see."""
+"""The section `admission`: SMG's YAML as a file of its own, in both flavours; and API keys, which no output shows."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def admission(tmp_path: Path):  # type: ignore[no-untyped-def]
     def admission(text: str, **flags: object) -> AdmissionConfig:
         path = tmp_path / "smg.yaml"
         path.write_text(text)
-        said = {f"admission.{key}": value for key, value in flags.items()}
-        return ConfigSources(admission_file=path, flags=said).load().admission
+        values = {f"admission.{key}": value for key, value in flags.items()}
+        return ConfigSources(admission_file=path, flags=values).load().admission
 
     return admission
 
@@ -129,10 +129,10 @@ def test_an_admission_file_goes_between_the_main_file_and_the_environment(tmp_pa
 
 def test_of_keys_only_hashes_are_kept() -> None:
     digest = "sha256:" + hashlib.sha256(b"s3cret").hexdigest()
-    said = {"gateway.api_key": "s3cret", "gateway.tenant_api_keys": {"acme": digest.replace("sha256:", "").upper()}}
-    said["gateway.tenant_api_keys"] = {"acme": "sha256:" + hashlib.sha256(b"other").hexdigest().upper()}
+    values = {"gateway.api_key": "s3cret", "gateway.tenant_api_keys": {"acme": digest.replace("sha256:", "").upper()}}
+    values["gateway.tenant_api_keys"] = {"acme": "sha256:" + hashlib.sha256(b"other").hexdigest().upper()}
 
-    gateway = ConfigSources(flags=said).load().gateway
+    gateway = ConfigSources(flags=values).load().gateway
 
     assert gateway.api_key == digest
     assert gateway.tenant_api_keys == {"acme": "sha256:" + hashlib.sha256(b"other").hexdigest()}

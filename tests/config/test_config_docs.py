@@ -21,7 +21,7 @@ CLASSES = ("system", "interactive", "default", "bulk")
 
 
 def documented() -> dict[str, Any]:
-    """Dotted key → default, as the tables have it."""
+    """Return the default of each dotted key in the tables of the page."""
     found: dict[str, Any] = {}
     section = ""
     for line in DOC.read_text(encoding="utf-8").splitlines():
@@ -39,7 +39,7 @@ def _places(section: str) -> list[str]:
 
 
 def defaults(tree: Any, *path: str) -> dict[str, Any]:
-    """Dotted key → default, as the code has it."""
+    """Return the default of each dotted key in the code."""
     if not isinstance(tree, dict) or not tree:
         return {".".join(path): list(tree) if isinstance(tree, tuple) else tree}
     return {dotted: value for key, below in tree.items() for dotted, value in defaults(below, *path, key).items()}
@@ -51,14 +51,14 @@ def of_classes(flavour: Flavour, *path: str) -> dict[str, Any]:
 
 
 def test_every_key_is_documented_with_its_default_and_nothing_else_is() -> None:
-    said = {key: value for key, value in defaults(msgspec.to_builtins(Config())).items() if ".classes." not in key}
+    keys = {key: value for key, value in defaults(msgspec.to_builtins(Config())).items() if ".classes." not in key}
     policy = defaults(msgspec.to_builtins(TenantPolicy()), "admission", "tenant_policies", "TENANT")
 
     latencies = [LinearLatency(), RooflineLatency(), TrainedPhysicsLatency(), TableLatency()]
     for latency in map(msgspec.to_builtins, latencies):
         policy |= defaults(latency, "instance", "latency", latency["model"])
 
-    assert said | policy | of_classes("maitred", "admission", "classes") | of_classes("smg") == documented()
+    assert keys | policy | of_classes("maitred", "admission", "classes") | of_classes("smg") == documented()
 
 
 def test_classes_are_those_of_the_code() -> None:

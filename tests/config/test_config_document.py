@@ -1,4 +1,4 @@
-"""YAML as values with places: what is text and what is not, and errors at line and column."""
+"""YAML as values with places: which scalars are text, and errors with line and column."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from maitred.core.errors import ConfigError
 from maitred.core.yaml_document import YamlDocument
 
 
-def said(text: str) -> str:
+def message_of(text: str) -> str:
+    """Return the error message for a document."""
     with pytest.raises(ConfigError) as caught:
         YamlDocument(text, "f.yaml")
     return str(caught.value)
@@ -47,7 +48,7 @@ def test_a_whole_number_as_a_key_is_its_text() -> None:
 
     assert document.value == {"a": {"128": 0.5, "256": 0.5}}
     assert document.where(("a", "256")) == "f.yaml:3"
-    assert said("1: x\n'1': y") == "f.yaml:2: '1' is given twice (first in line 1)"
+    assert message_of("1: x\n'1': y") == "f.yaml:2: '1' is given twice (first in line 1)"
 
 
 def test_aliases_stand_for_what_they_name() -> None:
@@ -55,11 +56,11 @@ def test_aliases_stand_for_what_they_name() -> None:
 
 
 def test_aliases_of_aliases_are_not_followed_for_ever() -> None:
-    """Eleven lines that stand for 10^10 values."""
+    """Eleven lines describe 10^10 values."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 11)]
 
-    assert said("\n".join(lines)) == "f.yaml:1: more than 100,000 values (do aliases repeat each other?)"
+    assert message_of("\n".join(lines)) == "f.yaml:1: more than 100,000 values (do aliases repeat each other?)"
 
 
 def test_a_place_is_the_line_of_the_key() -> None:
@@ -95,7 +96,7 @@ def test_a_place_is_the_line_of_the_key() -> None:
     ],
 )
 def test_what_is_not_usable_is_said_with_its_place(text: str, message: str) -> None:
-    assert said(text) == message
+    assert message_of(text) == message
 
 
 @pytest.mark.parametrize(

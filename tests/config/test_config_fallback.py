@@ -1,4 +1,4 @@
-"""What a gateway serves with when its configuration is wrong: as much as is right, without classes, and never unlocked."""
+"""The configuration in force if a part is invalid: the valid rest, without classes, and never without its API keys."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ BAD_CLASS = "admission:\n  mode: priority\n  classes: {bulk: {queue_size: many}}
 
 
 @pytest.fixture
-def said(tmp_path: Path):  # type: ignore[no-untyped-def]
-    """`said("text of the main file", admission="text of the admission file", env=..., flags=...)`."""
+def sources_of(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Return a function that makes sources of file contents:
 
-    def said(main: str | None = None, admission: str | None = None, **more: object) -> ConfigSources:
+    `sources_of("text of the main file", admission="text of the admission file", env=..., flags=...)`.
+    """
+
+    def sources_of(main: str | None = None, admission: str | None = None, **more: object) -> ConfigSources:
         files = {}
         for key, name, text in (("file", "main.yaml", main), ("admission_file", "admission.yaml", admission)):
             if text is not None:
@@ -26,11 +29,11 @@ def said(tmp_path: Path):  # type: ignore[no-untyped-def]
                 files[key].write_text(text)
         return ConfigSources(**files, **more)  # type: ignore[arg-type]
 
-    return said
+    return sources_of
 
 
-def test_what_is_right_is_in_force_as_a_whole(said) -> None:  # type: ignore[no-untyped-def]
-    loaded = load_or_fall_back(said(BACKENDS, "mode: priority\n"))
+def test_what_is_right_is_in_force_as_a_whole(sources_of) -> None:  # type: ignore[no-untyped-def]
+    loaded = load_or_fall_back(sources_of(BACKENDS, "mode: priority\n"))
 
     assert loaded.problem is None
     assert loaded.config.admission.mode == "priority"
@@ -57,8 +60,8 @@ def test_what_is_right_is_in_force_as_a_whole(said) -> None:  # type: ignore[no-
         ),
     ],
 )
-def test_a_mistake_about_admission_leaves_the_gateway_as_it_is_without_classes(said, main, more, message) -> None:  # type: ignore[no-untyped-def]
-    loaded = load_or_fall_back(said(main, **more))
+def test_a_mistake_about_admission_leaves_the_gateway_as_it_is_without_classes(sources_of, main, more, message) -> None:  # type: ignore[no-untyped-def]
+    loaded = load_or_fall_back(sources_of(main, **more))
 
     assert message in str(loaded.problem)
     assert "\n" not in str(loaded.problem)
@@ -66,26 +69,26 @@ def test_a_mistake_about_admission_leaves_the_gateway_as_it_is_without_classes(s
     assert loaded.config.admission == AdmissionConfig()
 
 
-def test_a_missing_admission_file_is_such_a_mistake(said, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    loaded = load_or_fall_back(ConfigSources(file=said(BACKENDS).file, admission_file=tmp_path / "nowhere.yaml"))
+def test_a_missing_admission_file_is_such_a_mistake(sources_of, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    loaded = load_or_fall_back(ConfigSources(file=sources_of(BACKENDS).file, admission_file=tmp_path / "nowhere.yaml"))
 
     assert "nowhere.yaml: cannot be read" in str(loaded.problem)
     assert loaded.config.admission.mode == "legacy"
 
 
-def test_the_limits_without_classes_hold_where_they_are_right(said) -> None:  # type: ignore[no-untyped-def]
+def test_the_limits_without_classes_hold_where_they_are_right(sources_of) -> None:  # type: ignore[no-untyped-def]
     legacy = "  legacy: {max_concurrent_requests: 8}\n"
-    kept = load_or_fall_back(said(BACKENDS + BAD_CLASS + legacy, flags={"admission.legacy.queue_size": 3}))
-    lost = load_or_fall_back(said(BACKENDS + BAD_CLASS + "  legacy: {max_concurrent_requests: x}\n"))
+    kept = load_or_fall_back(sources_of(BACKENDS + BAD_CLASS + legacy, flags={"admission.legacy.queue_size": 3}))
+    lost = load_or_fall_back(sources_of(BACKENDS + BAD_CLASS + "  legacy: {max_concurrent_requests: x}\n"))
 
     assert (kept.config.admission.legacy.max_concurrent_requests, kept.config.admission.legacy.queue_size) == (8, 3)
     assert lost.config.admission == AdmissionConfig()
 
 
 @pytest.mark.parametrize("main", ["gateway: [\n", "gateway: {prot: 1}\n", "- x\n"])
-def test_without_a_usable_file_flags_and_variables_that_name_backends_are_enough(said, main: str) -> None:  # type: ignore[no-untyped-def]
+def test_without_a_usable_file_flags_and_variables_that_name_backends_are_enough(sources_of, main: str) -> None:  # type: ignore[no-untyped-def]
     env = {"MAITRED_GATEWAY__PORT": "9000", "MAITRED_ADMISSION__MODE": "priority"}
-    loaded = load_or_fall_back(said(main, flags={"gateway.backends": ["http://b:1"]}, env=env))
+    loaded = load_or_fall_back(sources_of(main, flags={"gateway.backends": ["http://b:1"]}, env=env))
 
     assert "main.yaml:" in str(loaded.problem)
     assert (loaded.config.gateway.backends, loaded.config.gateway.port) == (("http://b:1",), 9000)
@@ -100,8 +103,8 @@ def test_without_a_usable_file_flags_and_variables_that_name_backends_are_enough
         (BAD_CLASS, {}),
     ],
 )
-def test_the_mistake_is_raised_when_nothing_usable_is_left(said, main: str, flags: dict[str, object]) -> None:  # type: ignore[no-untyped-def]
-    sources = said(main, flags=flags)
+def test_the_mistake_is_raised_when_nothing_usable_is_left(sources_of, main: str, flags: dict[str, object]) -> None:  # type: ignore[no-untyped-def]
+    sources = sources_of(main, flags=flags)
     with pytest.raises(ConfigError) as whole:
         sources.load()
     with pytest.raises(ConfigError) as caught:
@@ -110,15 +113,15 @@ def test_the_mistake_is_raised_when_nothing_usable_is_left(said, main: str, flag
     assert str(caught.value) == str(whole.value)
 
 
-def test_a_file_with_keys_is_not_replaced_by_a_gateway_that_is_open_to_all(said, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_file_with_keys_is_not_replaced_by_a_gateway_that_is_open_to_all(sources_of, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     backends: dict[str, object] = {"gateway.backends": ["http://b:1"]}
     locked = "gateway: {api_key: k, prot: 1}\n"
     with pytest.raises(ConfigError, match="prot"):
-        load_or_fall_back(said(locked, flags=backends))
+        load_or_fall_back(sources_of(locked, flags=backends))
     with pytest.raises(ConfigError, match="cannot be read"):
         load_or_fall_back(ConfigSources(file=tmp_path / "nowhere.yaml", flags=backends))
 
-    loaded = load_or_fall_back(said(locked, flags={**backends, "gateway.tenant_api_keys": {"acme": "k2"}}))
+    loaded = load_or_fall_back(sources_of(locked, flags={**backends, "gateway.tenant_api_keys": {"acme": "k2"}}))
     assert loaded.config.gateway.tenant_api_keys.keys() == {"acme"}
-    kept = load_or_fall_back(said("gateway: {backends: [http://a:1], api_key: k}\n" + BAD_CLASS))
+    kept = load_or_fall_back(sources_of("gateway: {backends: [http://a:1], api_key: k}\n" + BAD_CLASS))
     assert kept.config.gateway.api_key is not None

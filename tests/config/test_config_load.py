@@ -1,4 +1,4 @@
-"""File, environment and flags, merged key by key; and what is said when one of them is wrong."""
+"""File, environment and flags, merged key by key; and the error message for each kind of mistake."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_variables_are_read_as_the_type_of_their_key() -> None:
 
 
 def test_variables_that_are_not_ours_are_left_alone() -> None:
-    """Kubernetes sets such for services called maitred and maitred-gateway."""
+    """Kubernetes sets such variables for services called maitred and maitred-gateway."""
     env = {"MAITRED_PORT": "tcp://10.0.0.1:80", "MAITRED_SERVICE_HOST": "10.0.0.1", "HOME": "/", "GATEWAY__PORT": "x"}
     env |= {"MAITRED_GATEWAY_PORT": "tcp://10.0.0.1:80", "MAITRED_GATEWAY_SERVICE_HOST": "10.0.0.1", "MAITRED_GATEWAY": "{}"}
 
@@ -224,10 +224,10 @@ def test_a_mistake_is_placed_where_the_winning_value_was_said(write) -> None:  #
 
 
 def test_what_is_set_below_a_value_is_an_error_whatever_else_is_said(write) -> None:  # type: ignore[no-untyped-def]
-    said = "MAITRED_GATEWAY__PORT__X: gateway.port: expected a whole number, found a section (keys with values)"
+    message = "MAITRED_GATEWAY__PORT__X: gateway.port: expected a whole number, found a section (keys with values)"
 
-    assert error(write("gateway: {port: 81}"), env={"MAITRED_GATEWAY__PORT__X": "1"}) == said
-    assert error(None, env={"MAITRED_GATEWAY__PORT": "81", "MAITRED_GATEWAY__PORT__X": "1"}) == said
+    assert error(write("gateway: {port: 81}"), env={"MAITRED_GATEWAY__PORT__X": "1"}) == message
+    assert error(None, env={"MAITRED_GATEWAY__PORT": "81", "MAITRED_GATEWAY__PORT__X": "1"}) == message
     backends = error(write("gateway: {backends: [http://a]}"), env={"MAITRED_GATEWAY__BACKENDS__0": "http://b"})
     assert backends.startswith("MAITRED_GATEWAY__BACKENDS__0: gateway.backends: expected a list")
 

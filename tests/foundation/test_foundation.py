@@ -1,4 +1,4 @@
-"""What every room stands on: errors, units, registry, decisions."""
+"""The leaves of core: errors, units, registry, decisions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_classes_are_ordered_and_named_as_users_type_them() -> None:
 
 
 class Colour:
-    """A kind of plug-in that needs nothing."""
+    """A kind of plug-in without required methods."""
 
 
 class Red(Colour):
@@ -52,7 +52,7 @@ class Red(Colour):
 
 
 class Switch:
-    """A kind with methods."""
+    """A kind of plug-in with required methods."""
 
     def choose(self) -> None: ...
 
@@ -78,7 +78,7 @@ def test_a_policy_is_found_by_name_or_by_path() -> None:
 
 
 def test_a_class_whose_constructor_cannot_be_read_is_no_policy() -> None:
-    """As those in modules compiled with mypyc cannot."""
+    """Constructors in modules compiled with mypyc cannot be read."""
     with pytest.raises(TypeError, match="colour 'green' has no annotations: a compiled module cannot register policies"):
         colours().register("green")(dict)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""SLO classes: BLIS's priorities, and what they are in our classes."""
+"""SLO classes: their priorities in BLIS, and their priority classes."""
 
 from __future__ import annotations
 

@@ -106,13 +106,19 @@ class _Progress:
     """How many runs of a sweep are done: shown while it runs, and printed when it is stopped."""
 
     def __init__(self) -> None:
-        self._done = self._total = 0
+        self._total = 0
         self.show: ShowProgress
 
     def update(self, done: int, total: int) -> None:
-        self._done, self._total = done, total
+        self._total = total
         self.show(done / max(total, 1), f"{done} of {total} runs")
 
     def print_resume_hint(self, spec: Path, out: Path) -> None:
-        where = f"{self._done} of {self._total} runs are in {out}; " if self._total else ""
+        """Print how many runs are on disk, and how to continue. The signal may have come before `update` counted the last."""
+        from maitred.study.sweep.journal import RUNS_FILE
+
+        where = ""
+        if self._total:
+            done = (out / RUNS_FILE).read_bytes().count(b"\n")
+            where = f"{done} of {self._total} runs are in {out}; "
         typer.echo(printable(f"maitred: stopped: {where}go on with: maitred sweep {spec} --out {out} --resume"), err=True)
