@@ -1,10 +1,10 @@
-"""Compile the modules that a simulation spends its time in, with mypyc: the same source, about 1.7 times as fast.
+"""Compile the hot modules of a simulation with mypyc: the same source, about 1.7 times as fast.
 
     python tools/compile.py build/compiled          (`make compile`)
 
-The package is copied there, and those of its modules that pyproject.toml names (`[tool.maitred] compiled`) get a compiled
-sibling, which Python prefers. Who puts that folder first on PYTHONPATH runs them; nothing in `src` changes, so nobody runs
-compiled code that is older than its source by accident. Needs a C compiler and Python's headers.
+The package is copied to that folder. The modules that pyproject.toml names (`[tool.maitred] compiled`) get a compiled sibling
+there, which Python prefers. With that folder first on PYTHONPATH they run; nothing in `src` changes, so compiled code that is
+older than its source never runs by accident. Needs a C compiler and Python's headers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SETTINGS = """\
 [mypy]
 follow_imports = silent
 """
-"""The types are checked elsewhere, strictly; here they are only needed."""
-FAILED = "not compiled: this needs a C compiler and Python's headers. Everything works without, only slower."
+"""mypyc needs the types; `make check` checks them strictly."""
+FAILED = "not compiled: this needs a C compiler and Python's headers. maitred works without, only slower."
 
 
 def main() -> None:

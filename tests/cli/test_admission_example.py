@@ -25,7 +25,7 @@ def blocks(language: str) -> Iterator[str]:
 
 
 def rows(heading: str) -> dict[str, list[str]]:
-    """Return the rows of the table whose first line begins with `heading`: first cells without its quotes, and the others."""
+    """Return the rows of the table whose first line begins with `heading`: first cells without their quotes, and the others."""
     lines = iter(DOC.splitlines())
     next(line for line in lines if line.startswith(f"| {heading} |"))
     next(lines)

@@ -313,7 +313,7 @@ def test_a_signal_leaves_nothing_half_written_behind(tmp_path: Path, number: sig
                 break
             time.sleep(0.01)
         assert list(tmp_path.glob(".out.json.*.part"))
-        time.sleep(0.1)  # the file is there a moment before it is in the hands of who discards it
+        time.sleep(0.1)  # the file exists a moment before the code that discards it knows of it
         running.send_signal(number)
         _, stderr = running.communicate(timeout=30)
     assert (running.returncode, stderr) == (128 + number, b"")

@@ -115,7 +115,7 @@ def test_ctrl_c_leaves_what_can_be_resumed(maitred: Any, files: None, tmp_path: 
         while sweep.poll() is None and not (journal.exists() and journal.stat().st_size):
             time.sleep(0.05)
         os.killpg(sweep.pid, signal.SIGINT)  # as a terminal does: to its workers as well
-        _, err = sweep.communicate()  # ends when nobody holds the other end: no worker is left
+        _, err = sweep.communicate()  # ends when no process holds the other end: no worker is left
     finally:
         with suppress(ProcessLookupError):
             os.killpg(sweep.pid, signal.SIGKILL)

@@ -42,6 +42,14 @@ def test_version_and_help(maitred: Any) -> None:
         assert maitred(command, "--help").code == 0
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["check", "nowhere.yaml"], ["formats"], ["srve"]])
+def test_a_command_in_this_process_gives_what_a_process_gives(maitred: Any, arguments: list[str]) -> None:
+    result = maitred(*arguments)
+    process = subprocess.run([*MAITRED, *arguments], capture_output=True, text=True, timeout=30, check=False, env=ENV)
+
+    assert (result.code, result.out, result.err) == (process.returncode, process.stdout, process.stderr)
+
+
 def test_the_flag_for_a_class_is_read_as_the_header_is() -> None:
     flags = ServeFlags(values={"admission.default_max_class": " Interactive"})
     assert values_of(flags)["admission.default_max_class"] == "interactive"

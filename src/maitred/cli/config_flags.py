@@ -31,7 +31,7 @@ SERVER: Final = FlagGroup(
     KeyFlag("gateway.record", "FILE"),
 )
 GATEWAY_ADMISSION: Final = FlagGroup(
-    "Admission: who may be in flight",
+    "Admission: which requests may be in flight",
     KeyFlag("admission.mode", "MODE", name="--admission"),
     KeyFlag("admission.flavour", "NAME"),
     KeyFlag("admission.default_max_class", "CLASS", alias="--priority-scheduler-default-max-class"),
@@ -47,7 +47,7 @@ LEGACY_ADMISSION: Final = FlagGroup(
     KeyFlag("admission.legacy.queue_timeout_secs", "SECS"),
 )
 CALLERS: Final = FlagGroup(
-    "Who may ask, and as whom",
+    "Clients and tenants",
     KeyFlag("gateway.api_key", "KEY"),
     KeyFlag("gateway.trust_tenant_header"),
     KeyFlag("gateway.tenant_header_name", "NAME"),

@@ -1,4 +1,4 @@
-"""A histogram of durations whose `observe` costs one bisection and two additions, so that it can be called for every request.
+"""A histogram of durations. `observe` costs one bisection and two additions, so it can be called for every request.
 
 It is converted to Prometheus' cumulative form only when it is exported.
 """
