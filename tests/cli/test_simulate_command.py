@@ -254,6 +254,21 @@ def test_help_is_grouped_and_names_every_flag_once(maitred: Any) -> None:
     assert words[words.index("--quiet") + 1] == "No"
 
 
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("simulate", "--hardware GPU The kind of GPU: a name in the catalogue, any case. Default: H100."),
+        ("simulate", "KV blocks. Default: what fits on --hardware beside --model, and without a model 27,000."),
+        ("simulate", "--admission-latency µs Time from the arrival of a request until admission decides, in µs. Default: 0."),
+        ("simulate", "--enable-prefix-caching Keep the KV blocks of a prompt"),
+        ("serve", "--backend URL Base URL of each OpenAI-compatible engine, as http://host:port. Repeatable."),
+    ],
+)
+def test_help_has_the_text_the_unit_and_the_default_of_a_key(maitred: Any, command: str, text: str) -> None:
+    result = maitred(command, "--help", env={"COLUMNS": "400"})
+    assert text in " ".join(result.out.replace("│", " ").split())
+
+
 def simulate_in_a_process(*flags: str, stderr: int) -> subprocess.CompletedProcess[bytes]:
     code = "from maitred.cli import main; main()"
     command = [sys.executable, "-c", code, "simulate", *flags]

@@ -239,8 +239,9 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     """`off`: every request enters; `legacy`: one limit for all requests; `priority`: classes, and a pool of slots for each
     model; `flow-control`: as many requests as the instances can carry."""
     flavour: Flavour = "maitred"
-    """Whose rules hold where systems differ: `smg`, SMG's numbers and rules (an entry replaces its class as a whole, promotions
-    are not bounded, `Retry-After` is always 2, a 401 has no body); `blis`, BLIS's rules of flow control."""
+    """Whose rules hold where systems differ: `maitred`; `smg`, SMG's numbers and rules; `blis`, BLIS's rules of flow control.
+    Under `smg` an entry replaces its class as a whole, promotions are not bounded, `Retry-After` is always 2, and a 401 has no
+    body."""
     classes: ClassesConfig = ClassesConfig()
     default_max_class: ClassName = "default"
     """The highest class of tenants that `tenant_policies` does not name."""

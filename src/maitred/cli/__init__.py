@@ -13,6 +13,7 @@ maitred and shows its traceback.
 from __future__ import annotations
 
 import errno
+import inspect
 import io
 import os
 import sys
@@ -65,8 +66,13 @@ def command_named(name: str) -> Any:
     """Return the command `name` with all its flags, as typer makes it."""
     run = _COMMANDS[name]
     single = _typer()
-    single.command(name)(run.callback() if isinstance(run, Command) else run)
+    single.command(name, help=_help(run))(run.callback() if isinstance(run, Command) else run)
     return typer.main.get_command(single)
+
+
+def _help(run: object) -> str:
+    """Return the docstring of a command with its paragraphs in one line each, which the terminal wraps."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (inspect.getdoc(run) or "").split("\n\n"))
 
 
 def _typer(**settings: Any) -> typer.Typer:
@@ -79,7 +85,7 @@ def _listed() -> None:
 
 app = _typer(name="maitred", cls=_LazyCommands)
 for _name, _run in _COMMANDS.items():
-    app.command(_name, help=_run.__doc__)(_listed)
+    app.command(_name, help=_help(_run))(_listed)
 
 
 def _show_version(wanted: bool) -> None:

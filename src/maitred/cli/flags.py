@@ -185,9 +185,11 @@ def _key_parameter(sections: Mapping[str, Any], panel: str, row: KeyFlag, known:
     section, _, below = row.key.partition(".")
     key = config_key(sections[section], below)
     text = _help(key.text, row.default or key.default, known)
+    kind = int if row.in_micros else _flag_type(key.type)
     if row.in_micros:
         text = text.replace(" in ms", " in µs")
-    kind = int if row.in_micros else _flag_type(key.type)
+    if kind == list[str]:
+        text += " Repeatable."
     return _parameter(row.parameter, Annotated[kind | None, flag(panel, row.option, text, row.metavar, alias=row.alias)], None)
 
 

@@ -50,7 +50,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The configuration of the live gateway. Raises ValueError for invalid values. Keeps only hashes of clients' keys."""
 
     backends: tuple[str, ...] = ()
-    """Base URLs of OpenAI-compatible engines, as `http://host:port`."""
+    """Base URL of each OpenAI-compatible engine, as `http://host:port`."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8080
@@ -99,8 +99,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """File to which every input and decision of admission is appended, as JSON lines. If a write fails, recording ends and
     serving goes on."""
     record: str | None = None
-    """File to which every generating request is appended when it has ended, as a trace for `maitred simulate` (see
-    docs/workloads.md#maitred-our-own). If a write fails, recording ends and serving goes on."""
+    """File to which every generating request is appended when it has ended, as a trace for `maitred simulate`. See
+    docs/workloads.md#maitred-our-own. If a write fails, recording ends and serving goes on."""
     upstream: UpstreamLimits = UpstreamLimits()
 
     def __post_init__(self) -> None:
