@@ -196,7 +196,8 @@ def test_a_mistake_in_the_file(write, text: str, message: str) -> None:  # type:
             "MAITRED_ROUTING__POLICY",
             "random",
             "routing.policy: unknown routing policy 'random' (valid: always-busiest, least-loaded, power-of-two, "
-            "round-robin, session-affinity, weighted)",
+            "round-robin, session-affinity, weighted; write one of your own as module:Class, of a file in the working "
+            "directory or of an installed package)",
         ),
     ],
 )
