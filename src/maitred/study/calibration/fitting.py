@@ -40,42 +40,6 @@ _FITTED = (0, 1, 2, 3, 5, 8, 9)
 so measurements there cannot tell them apart."""
 
 
-def non_negative_least_squares(features: Floats, target: Floats) -> Floats:
-    """Return the x >= 0 for which `features` @ x is nearest to `target`. Features that are always 0 get 0."""
-    # Features differ by orders of magnitude (a constant, tokens, tokens of context); the tolerance needs them on one scale.
-    scale = np.linalg.norm(features, axis=0)
-    scale[scale == 0] = 1.0
-    a = features / scale
-    x = np.zeros(a.shape[1])
-    inside = np.zeros(a.shape[1], dtype=bool)
-    tolerance = 1e-10 * max(1.0, float(np.abs(a.T @ target).max(initial=0.0)))
-    for _ in range(10 * a.shape[1]):
-        gradient = a.T @ (target - a @ x)
-        gradient[inside] = -np.inf
-        if gradient.max() <= tolerance:
-            break
-        inside[gradient.argmax()] = True
-        x = _step(a, target, x, inside)
-    found: Floats = x / scale
-    return found
-
-
-def _step(a: Floats, target: Floats, x: Floats, inside: NDArray[np.bool_]) -> Floats:
-    """Step towards the solution for the active coefficients (`inside`), of which some may become inactive."""
-    while True:
-        solution = np.zeros_like(x)
-        solution[inside] = np.linalg.lstsq(a[:, inside], target, rcond=None)[0]
-        below = inside & (solution <= 0)
-        if not below.any():
-            return solution
-        fraction = float((x[below] / (x[below] - solution[below])).min(initial=1.0))
-        x = x + fraction * (solution - x)
-        inside &= x > 1e-14  # rounding may leave a coefficient just above 0 that has reached it
-        x[~inside] = 0.0
-        if not inside.any():
-            return x
-
-
 class Residuals(msgspec.Struct, frozen=True):
     """Relative errors (predicted - measured) / measured, as shares of 1."""
 
@@ -252,3 +216,39 @@ def _write(path: Path, content: bytes) -> None:
         path.write_bytes(content)
     except OSError as error:
         raise ConfigError(f"cannot be written: {(error.strerror or str(error)).lower()}", where=str(path)) from error
+
+
+def non_negative_least_squares(features: Floats, target: Floats) -> Floats:
+    """Return the x >= 0 for which `features` @ x is nearest to `target`. Features that are always 0 get 0."""
+    # Features differ by orders of magnitude (a constant, tokens, tokens of context); the tolerance needs them on one scale.
+    scale = np.linalg.norm(features, axis=0)
+    scale[scale == 0] = 1.0
+    a = features / scale
+    x = np.zeros(a.shape[1])
+    inside = np.zeros(a.shape[1], dtype=bool)
+    tolerance = 1e-10 * max(1.0, float(np.abs(a.T @ target).max(initial=0.0)))
+    for _ in range(10 * a.shape[1]):
+        gradient = a.T @ (target - a @ x)
+        gradient[inside] = -np.inf
+        if gradient.max() <= tolerance:
+            break
+        inside[gradient.argmax()] = True
+        x = _step(a, target, x, inside)
+    found: Floats = x / scale
+    return found
+
+
+def _step(a: Floats, target: Floats, x: Floats, inside: NDArray[np.bool_]) -> Floats:
+    """Step towards the solution for the active coefficients (`inside`), of which some may become inactive."""
+    while True:
+        solution = np.zeros_like(x)
+        solution[inside] = np.linalg.lstsq(a[:, inside], target, rcond=None)[0]
+        below = inside & (solution <= 0)
+        if not below.any():
+            return solution
+        fraction = float((x[below] / (x[below] - solution[below])).min(initial=1.0))
+        x = x + fraction * (solution - x)
+        inside &= x > 1e-14  # rounding may leave a coefficient just above 0 that has reached it
+        x[~inside] = 0.0
+        if not inside.any():
+            return x

@@ -48,65 +48,6 @@ SHARED_BLOCK_TOKENS = 16
 _TIMELINE_COUNTS = ("input_tokens", "output_tokens", "prefix_blocks16_seen_before")
 
 
-def read_rows(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> Iterator[tuple[list[float], list[str]]]:
-    """Yield the columns `numbers` and the columns `texts` of each row. `path` may be gzipped. Raises ConfigError."""
-    try:
-        with _open(path) as lines:
-            reader = csv.DictReader(lines)
-            _check_header(path, reader.fieldnames or (), (*numbers, *texts))
-            for row in reader:
-                place = f"{path}:{reader.line_num}"
-                yield [_csv_number(row, name, place) for name in numbers], [row[name] or "" for name in texts]
-    except (OSError, EOFError) as error:
-        raise _unreadable(path, error) from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"no CSV: {error}", where=str(path)) from error
-
-
-def read_header(path: Path) -> Sequence[str]:
-    """Return the names of the columns. Raises ConfigError if the file cannot be read."""
-    try:
-        with _open(path) as lines:
-            return next(csv.reader(lines), [])
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise _unreadable(path, error) from error
-
-
-def check_counts(counts: Mapping[str, float], place: str) -> None:
-    """Raise ConfigError for a number that cannot be a count of tokens or requests."""
-    for name, value in counts.items():
-        if not (0 <= value <= _MAX_COUNT and value == int(value)):
-            raise ConfigError(f"{name} should be a whole number from 0 to {_MAX_COUNT:,}, not {value:g}", where=place)
-
-
-def _unreadable(path: Path, error: Exception) -> ConfigError:
-    why = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
-    return ConfigError(f"cannot be read: {why}", where=str(path))
-
-
-def _open(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
-
-
-def _check_header(path: Path, found: Sequence[str], wanted: Sequence[str]) -> None:
-    for name in wanted:
-        if name not in found:
-            raise ConfigError(f"there is no column {name!r}", where=f"{path}:1", hint=nearest_name_hint(name, found))
-
-
-def _csv_number(row: Mapping[str, str | None], name: str, place: str) -> float:
-    text = row[name]
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = float("nan")
-    if not isfinite(value):
-        raise ConfigError(f"{name} should be a number, not {text!r}", where=place)
-    return value
-
-
 class MeasuredStep(msgspec.Struct, frozen=True):
     """The content of a step, and its duration."""
 
@@ -280,3 +221,62 @@ def _prefix_keys(index: int, row: MeasuredRequest, earlier: Sequence[tuple[int, 
     shared = next((chain[: row.shared_blocks] for chain in earlier if len(chain) >= row.shared_blocks), ())
     first = index * (1 << 20)
     return (*shared, *range(first + len(shared), first + row.prompt_tokens // SHARED_BLOCK_TOKENS))
+
+
+def read_rows(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> Iterator[tuple[list[float], list[str]]]:
+    """Yield the columns `numbers` and the columns `texts` of each row. `path` may be gzipped. Raises ConfigError."""
+    try:
+        with _open(path) as lines:
+            reader = csv.DictReader(lines)
+            _check_header(path, reader.fieldnames or (), (*numbers, *texts))
+            for row in reader:
+                place = f"{path}:{reader.line_num}"
+                yield [_csv_number(row, name, place) for name in numbers], [row[name] or "" for name in texts]
+    except (OSError, EOFError) as error:
+        raise _unreadable(path, error) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"no CSV: {error}", where=str(path)) from error
+
+
+def read_header(path: Path) -> Sequence[str]:
+    """Return the names of the columns. Raises ConfigError if the file cannot be read."""
+    try:
+        with _open(path) as lines:
+            return next(csv.reader(lines), [])
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise _unreadable(path, error) from error
+
+
+def check_counts(counts: Mapping[str, float], place: str) -> None:
+    """Raise ConfigError for a number that cannot be a count of tokens or requests."""
+    for name, value in counts.items():
+        if not (0 <= value <= _MAX_COUNT and value == int(value)):
+            raise ConfigError(f"{name} should be a whole number from 0 to {_MAX_COUNT:,}, not {value:g}", where=place)
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    why = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+    return ConfigError(f"cannot be read: {why}", where=str(path))
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _check_header(path: Path, found: Sequence[str], wanted: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in found:
+            raise ConfigError(f"there is no column {name!r}", where=f"{path}:1", hint=nearest_name_hint(name, found))
+
+
+def _csv_number(row: Mapping[str, str | None], name: str, place: str) -> float:
+    text = row[name]
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = float("nan")
+    if not isfinite(value):
+        raise ConfigError(f"{name} should be a number, not {text!r}", where=place)
+    return value

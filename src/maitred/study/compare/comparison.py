@@ -36,35 +36,6 @@ RESAMPLES: Final = 10_000
 CONFIDENCE: Final = 0.95
 
 
-class BootstrapInterval(msgspec.Struct, frozen=True):
-    """The confidence interval of a mean, and the share of resamples above 0."""
-
-    low: float
-    high: float
-    above: float
-    """The share of resamples whose mean is above 0; a mean of 0 counts half."""
-
-
-def bootstrap(differences: Sequence[float], seed: int) -> BootstrapInterval | None:
-    """Return the interval of the mean difference, or None for fewer than two differences. The random stream is
-    `seed`/bootstrap."""
-    if len(differences) < 2:
-        return None
-    means = np.asarray(differences, dtype=np.float64)[_draws(len(differences), seed)].mean(axis=1)
-    tail = 50 * (1 - CONFIDENCE)
-    low, high = np.percentile(means, (tail, 100 - tail)).tolist()
-    above = (np.count_nonzero(means > 0) + np.count_nonzero(means == 0) / 2) / RESAMPLES
-    return BootstrapInterval(low, high, float(above))
-
-
-@cache
-def _draws(count: int, seed: int) -> NDArray[Any]:
-    """Return the indices of the differences in each resample, in rows. They are the same for every metric."""
-    uniform = Random(f"{seed}/bootstrap").random
-    drawn = np.fromiter((uniform() for _ in range(RESAMPLES * count)), dtype=np.float64, count=RESAMPLES * count)
-    return (drawn * count).astype(np.int32).reshape(RESAMPLES, count)
-
-
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """One metric of two sides, over the seeds for which both have it."""
 
@@ -275,3 +246,32 @@ def _latency_error_notes(comparison: Comparison) -> Iterator[str]:
         yield f"{', '.join(apart)}: the error has draws of its own, because the latency model is not that of A."
     if len(apart) < len(errors) - 1:
         yield "Sides with the same latency model on the same hardware share the draws."
+
+
+class BootstrapInterval(msgspec.Struct, frozen=True):
+    """The confidence interval of a mean, and the share of resamples above 0."""
+
+    low: float
+    high: float
+    above: float
+    """The share of resamples whose mean is above 0; a mean of 0 counts half."""
+
+
+def bootstrap(differences: Sequence[float], seed: int) -> BootstrapInterval | None:
+    """Return the interval of the mean difference, or None for fewer than two differences. The random stream is
+    `seed`/bootstrap."""
+    if len(differences) < 2:
+        return None
+    means = np.asarray(differences, dtype=np.float64)[_draws(len(differences), seed)].mean(axis=1)
+    tail = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(means, (tail, 100 - tail)).tolist()
+    above = (np.count_nonzero(means > 0) + np.count_nonzero(means == 0) / 2) / RESAMPLES
+    return BootstrapInterval(low, high, float(above))
+
+
+@cache
+def _draws(count: int, seed: int) -> NDArray[Any]:
+    """Return the indices of the differences in each resample, in rows. They are the same for every metric."""
+    uniform = Random(f"{seed}/bootstrap").random
+    drawn = np.fromiter((uniform() for _ in range(RESAMPLES * count)), dtype=np.float64, count=RESAMPLES * count)
+    return (drawn * count).astype(np.int32).reshape(RESAMPLES, count)
