@@ -18,7 +18,7 @@ def rows(table):
     return [line for line in lines if line[0] in ("interactive", "bulk")]
 
 
-def test_a_row_per_class_says_who_waits_and_how_long_the_others_waited():
+def test_a_row_per_class_shows_waiting_requests_and_times_of_the_others():
     stats = ClientStats((PriorityClass.INTERACTIVE, PriorityClass.BULK))
     for ttft in (0.2, 1.5):
         sent = stats.on_send(PriorityClass.INTERACTIVE, 0.0)

@@ -56,7 +56,7 @@ def test_a_wrong_flag_is_one_line_that_says_what_is_right(arguments, expected, m
     assert result.err.count("\n") == 1
 
 
-def test_what_is_hardly_meant_is_said_before_it_serves(stderr_until_ready):
+def test_warnings_come_before_it_serves(stderr_until_ready):
     warning, ready = stderr_until_ready("--scheduler", "lpm")
     assert warning.startswith("maitred: warning: lpm orders by the prefix cache, which is off")
     assert ready.startswith("maitred: engine on http://")

@@ -134,7 +134,7 @@ def test_two_streams_share_every_step():
         (TEXT, b" " * 9000, 413, "request_too_large", None, "8000 bytes"),
     ],
 )
-def test_a_request_that_cannot_be_served_is_told_why(path, payload, status, code, param, expected):
+def test_a_request_that_cannot_be_served_gets_an_error_that_says_why(path, payload, status, code, param, expected):
     async def scenario():
         async with emulated(engine={"max_body_bytes": 8000}, max_model_len=64) as engine:
             got = await engine.answer(path, payload)
@@ -179,7 +179,7 @@ def test_metrics_carry_vllms_names_and_the_true_numbers():
     assert samples["cache_config_info", "100", "16", "1600", "False"] == 1
 
 
-def test_gauges_show_who_runs_and_who_waits():
+def test_gauges_show_running_and_waiting_requests():
     async def scenario():
         async with emulated(latency=FROZEN, max_num_seqs=1, total_kv_blocks=10) as engine:
             responses = [await engine.ask(TEXT, {"prompt": [1] * 32, "stream": True}) for _ in range(3)]

@@ -76,7 +76,7 @@ def test_every_form_of_a_prompt_is_counted_and_answered(prompt, prompt_tokens, c
         assert said[-1].finish_reason == "length"
 
 
-def test_an_answer_that_nobody_cuts_ends_by_itself_where_the_distribution_says():
+def test_an_answer_without_a_limit_ends_where_the_distribution_says():
     async def scenario(client):
         asked = {"model": "emulated", "messages": [{"role": "user", "content": "Hello"}]}
         free = await client.chat.completions.create(**asked)

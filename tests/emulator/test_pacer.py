@@ -105,7 +105,7 @@ class Scene:
         self.reported.append((round(self.clock.now * 1000, 3), number, emitted))
 
 
-def test_each_token_is_told_at_the_end_of_its_step():
+def test_each_token_is_reported_at_the_end_of_its_step():
     scene = Scene()
     scene.submit(0, tokens=3)
     scene.clock.move_to(100)
@@ -144,7 +144,7 @@ def test_twice_the_speed_is_half_the_time():
     assert scene.metrics.finishes == {0: (2, 22.0)}
 
 
-def test_who_comes_during_a_step_joins_the_next_one():
+def test_a_request_that_arrives_during_a_step_joins_the_next_one():
     scene = Scene()
     scene.submit(0, tokens=3)
     scene.clock.move_to(5)
@@ -155,7 +155,7 @@ def test_who_comes_during_a_step_joins_the_next_one():
     assert scene.metrics.first_tokens[1] == (11.0, 23.0)
 
 
-def test_one_that_is_aborted_while_it_waits_is_never_told_anything_and_holds_up_nobody():
+def test_a_request_aborted_while_it_waits_gets_no_tokens_and_delays_no_other():
     scene = Scene(max_num_seqs=1)
     for number in range(3):
         scene.submit(number, tokens=1)
@@ -165,7 +165,7 @@ def test_one_that_is_aborted_while_it_waits_is_never_told_anything_and_holds_up_
     assert scene.metrics.aborts == 1
 
 
-def test_one_that_is_aborted_while_it_runs_leaves_its_place_at_once():
+def test_a_request_aborted_while_it_runs_leaves_its_place_at_once():
     scene = Scene(max_num_seqs=1)
     scene.submit(0, tokens=50)
     scene.submit(1, tokens=1)
@@ -200,7 +200,7 @@ ARRIVALS = st.lists(
 
 @settings(max_examples=60)
 @given(ARRIVALS, st.lists(st.integers(1, 40), min_size=1, max_size=40))
-def test_lateness_changes_what_is_told_together_and_nothing_else(arrivals, hops):
+def test_lateness_changes_which_tokens_are_reported_together_and_nothing_else(arrivals, hops):
     def play(move):
         scene = Scene(max_num_seqs=3, max_num_batched_tokens=32, total_kv_blocks=8)
         acts = []

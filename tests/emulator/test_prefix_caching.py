@@ -45,7 +45,7 @@ def test_a_conversation_finds_what_was_said_before():
     assert cache_counts(first, second)[1] == 240
 
 
-def test_the_role_is_part_of_what_is_said():
+def test_the_role_is_part_of_the_prompt():
     text = "x" * 400
 
     assert cache_counts(chat(message(text, "user")), chat(message(text, "system")))[1] == 0

@@ -91,7 +91,7 @@ def test_bailians_chats_are_programs_and_its_blocks_of_16_are_prefixes(write: Wr
     assert not set(keys(root)) & set(keys(other)), "2 after 4 is another prefix than 2 after 1"
 
 
-def test_bailians_chats_are_forgotten_when_so_many_others_have_come(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bailians_chats_are_forgotten_after_the_largest_number_of_chats(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chats are remembered. Chat 1 is forgotten when 3 arrives, and 2, which continued 1, when 4 arrives: 5, which
     continues 2, is no longer in the program of 1."""
     monkeypatch.setattr("maitred.workload.formats.bailian._MAX_CHATS", 2)

@@ -86,7 +86,7 @@ def test_every_draw_is_a_length(text: str, uniforms: list[float]) -> None:
         ("uniform:9,3", "uniform:LOW,HIGH"),
     ],
 )
-def test_what_is_no_length_is_told_what_would_be(text: str, hint: str) -> None:
+def test_the_error_of_a_wrong_length_names_the_correct_form(text: str, hint: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_lengths(text, where="--input-tokens")
     assert raised.value.where == "--input-tokens"

@@ -113,7 +113,7 @@ def test_sessions_begin_more_densely_and_think_as_long(scale: float, begun: int,
     assert [(at, program) for at, program, _ in out] == sorted(expected)
 
 
-def test_who_gets_no_answer_does_not_go_on() -> None:
+def test_a_request_without_an_answer_ends_its_session() -> None:
     rows = [row(0, "a"), row(10, "b"), row(20, "a"), row(30, "b"), row(5_000, "a")]
     out, _ = served(SessionReplay(rows, Plain()), completes=lambda job: job.request.program == "b")
     assert [(at, program) for at, program, _ in out] == [(0, "a"), (10, "b"), (1_030, "b")]

@@ -116,7 +116,7 @@ def test_clients_share_the_aggregate_rate_by_their_fractions() -> None:
     assert len(arrivals(workload, "b")) == pytest.approx(10_000, abs=500)
 
 
-def test_who_leaves_makes_the_others_faster() -> None:
+def test_a_client_that_stops_makes_the_others_faster() -> None:
     """Of 12 requests per second, a and b share the first 10 s, then a has all. Gaps are constant, so counts are exact."""
     steady = Arrival(process="constant")
     first_ten = Lifecycle(windows=[Window(start_us=0, end_us=10 * SECOND)])

@@ -113,7 +113,7 @@ def test_changing_the_answers_of_one_client_changes_nothing_else(written: Callab
     assert facts(BLIS) != facts(BLIS.replace("seed: 7", "seed: 8"))
 
 
-def test_adding_a_client_of_its_own_rate_moves_nobody() -> None:
+def test_a_client_with_a_rate_of_its_own_changes_no_other_client() -> None:
     one = Client(id="one", rate=5, input_distribution="normal:100,50", output_distribution="normal:100,50")
     two = Client(id="two", rate=3, input_distribution="normal:100,50", output_distribution="normal:100,50")
     alone = list(Workload(horizon=60_000_000, clients=[one]).jobs())
@@ -279,7 +279,7 @@ def test_a_mistake_is_one_line_with_its_place(written: Callable[[str], Path], te
     assert "w.yaml" in str(raised.value)
 
 
-def test_numbers_of_nobody_are_names_like_any_other() -> None:
+def test_an_id_with_a_number_beyond_the_members_is_valid() -> None:
     client = Client(id="a-2", rate=1, input_distribution=1, output_distribution=1)
     cohort = Cohort(id="a", population=2, rate=1, input_distribution=1, output_distribution=1)
     users = Client(id="a-01", concurrency=2, input_distribution=1, output_distribution=1)

@@ -89,7 +89,7 @@ def keys(prefix: PrefixKeys | None, block: int = 16) -> list[int]:
     return list(prefix.block_keys(block))
 
 
-def test_a_round_comes_when_the_answer_has_been_read_and_says_all_that_was_said() -> None:
+def test_a_round_follows_the_answer_and_contains_the_history() -> None:
     """Sessions start at 10 and 20 s. An answer takes 2 s, thinking 5 s; a round has 100 new tokens and 40 of answer."""
     jobs = driven(Workload(horizon=25 * SECOND, clients=[chat()]).jobs(), lambda request: End(2 * SECOND))
     assert arrivals_of(jobs) == [
@@ -253,7 +253,7 @@ def test_sessions_of_different_users_are_different_programs() -> None:
 
 
 @pytest.mark.parametrize(("fields", "deadline"), [({}, 310), ({"timeout": 0}, None), ({"timeout": 7 * SECOND}, 17)])
-def test_who_waits_for_an_answer_waits_for_300_seconds_unless_he_says_so(fields: dict[str, int], deadline: int | None) -> None:
+def test_the_default_timeout_of_a_closed_loop_is_300_seconds(fields: dict[str, int], deadline: int | None) -> None:
     (job, *_) = Workload(num_requests=1, clients=[chat(**fields)]).jobs()
     assert job.request.deadline == (None if deadline is None else deadline * SECOND)
 

@@ -62,7 +62,7 @@ def test_jobs_come_after_no_more_rows_than_may_be_out_of_order(file: tuple[str, 
         assert lines_read(trace, trace, 1_000) <= 1_000 + FORMATS.get(name)().max_disorder + 2
 
 
-def test_who_waits_for_answers_reads_no_further_either(file: tuple[str, Path]) -> None:
+def test_a_closed_loop_reads_no_further(file: tuple[str, Path]) -> None:
     """Seven sessions start at once; later rows are not read before they are needed."""
     name, path = file
     with open_trace(f"{name}:{path}") as trace:

@@ -137,7 +137,7 @@ def test_other_mistakes_are_refused_at_once_under_their_names() -> None:
         ("", "unknown class ''"),
     ],
 )
-def test_a_mix_that_is_none_is_told_what_would_be(text: str, said: str) -> None:
+def test_the_error_of_a_wrong_mix_names_the_correct_form(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match="--class-mix") as raised:
         parse_class_mix(text, where="--class-mix")
     assert said in str(raised.value)

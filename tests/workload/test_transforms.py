@@ -35,7 +35,7 @@ def test_a_rate_and_its_scale_are_one_number() -> None:
     assert all(abs(a.request.arrival - b.request.arrival) <= 1 for a, b in zip(plain, scaled, strict=True))
 
 
-def test_who_waits_for_answers_is_not_made_denser_afterwards() -> None:
+def test_a_reactive_workload_is_not_made_denser_afterwards() -> None:
     with pytest.raises(ConfigError, match="a workload that waits for answers has no arrivals to be scaled"):
         scale_rate(Workload(num_requests=1, clients=[CHAT]).jobs(), 2)
 
@@ -87,7 +87,7 @@ def test_a_closed_loop_that_cannot_be(arguments: dict[str, object], where: str) 
     assert raised.value.where == where
 
 
-def test_nobody_asks_nothing() -> None:
+def test_a_closed_loop_without_requests_is_empty() -> None:
     assert list(closed_loop(3, 0)) == []
 
 

@@ -174,7 +174,7 @@ def test_what_cannot_be_said_is_counted(name: str, fields: dict[str, object], lo
     assert +written([job(**fields)], name)[1].lost_fields == {lost: 1}
 
 
-def test_the_prefix_groups_of_a_specification_can_be_said() -> None:
+def test_the_prefix_groups_of_a_specification_are_written() -> None:
     """Prefixes of 32 and 48 tokens are two blocks of one group and three of the other; the third client has none."""
     common = {"rate": 1.0, "input_distribution": 20, "output_distribution": 3}
     clients = [
@@ -192,7 +192,7 @@ def test_the_prefix_groups_of_a_specification_can_be_said() -> None:
     assert len({tuple(shared) for shared in sharing(back)}) > 2
 
 
-def test_what_rounds_repeat_of_earlier_ones_cannot_be_said() -> None:
+def test_the_history_that_rounds_repeat_is_counted_as_lost() -> None:
     """The second of two rounds begins with the first one and its answer."""
     turns = MultiTurn(max_rounds=2, context_growth="accumulate")
     client = Client(
