@@ -22,7 +22,8 @@ def check_queue_policy(policy: str | Callable[[], QueuePolicy], *, seeds: int = 
     """Raise AssertionError unless the queue of `policy` loses nothing, keeps its word on heads and instants, orders the same
     requests alike however it came by them, and does not see how many steps an instance has skipped.
 
-    `fixed_order`: the order follows from the waiting requests, from time and from the step, as it does for all but those that draw.
+    `fixed_order`: the order follows from the waiting requests, from time and from the step, as it does for all but those that
+    draw.
     """
     make = factory_of(policy, SCHEDULERS)
 
