@@ -116,7 +116,7 @@ def _page_parts(results: Results, summary: Summary, setup: RunSetup) -> Iterator
     yield f"</header>\n<main>\n{headline_tiles(summary)}"
     yield from _charts("Latency, by class" if len(summary.classes) > 1 else "Latency", latency_panels(results, summary.slo))
     yield from _charts("Over time", time_panels(results))
-    yield f"<section><h2>Who got what</h2>\n{breakdown_tables(summary)}</section>\n"
+    yield f"<section><h2>By group</h2>\n{breakdown_tables(summary)}</section>\n"
     yield from _setup(setup)
     terms = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in _TERMS.items())
     yield f'<section><h2>Terms</h2>\n<dl class="terms">{terms}</dl></section>\n</main>\n'

@@ -1,4 +1,4 @@
-// What a pointer over a chart points at. Without this the page says everything but these values.
+// Shows the values of a chart under the pointer. Without this script the page has everything but these values.
 "use strict";
 
 const compact = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
