@@ -1,7 +1,7 @@
 """Child processes of the demo: servers of this program, each started as a user would start it, and always stopped.
 
     start                   starts a process; `wait_until_listening` returns its URL, or raises an error that quotes its stderr
-    wait_for_exit           returns when a process ends before it is told to, with its last line
+    wait_for_exit           returns when a process ends by itself, with its last line
     leaving the `async with` terminates all processes, and kills those that do not end in time
 
 Each process has a session of its own, so that Ctrl-C in the terminal reaches the parent only, which then stops them in order.
@@ -29,7 +29,7 @@ _URL = re.compile(r"^maitred: \w+ on (http://[^\s,]+)")
 
 
 class DemoProcessError(MaitredError):
-    """A process did not start listening, or ended before it was told to."""
+    """A process did not start listening, or ended by itself."""
 
 
 class DemoProcess:

@@ -78,7 +78,7 @@ class EmulatedEngine:
         return plan, requests
 
     def start(self, plan: ResponsePlan, requests: Sequence[Request], response: ResponseProgress) -> None:
-        """Enqueue the requests of a plan together. `response` is told of the progress of each choice."""
+        """Enqueue the requests of a plan together. `response` receives the progress of each choice."""
         self._num_accepted += len(requests)
         finishes = enumerate(zip(requests, plan.finishes, strict=True))
         self._pacer.submit(

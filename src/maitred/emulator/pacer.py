@@ -79,7 +79,7 @@ class PacedAnswer:
         self.listener = listener
         self.num_output_tokens = 0
         self.num_reported_tokens = 0
-        """Tokens that the listener has been told of."""
+        """Tokens that have been reported to the listener."""
         self.scheduled_at: Micros = 0
         self.first_token_at: Micros = 0
         self.last_token_at: Micros = 0

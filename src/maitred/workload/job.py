@@ -1,8 +1,8 @@
 """Job: a request together with the true length of its answer, which no policy may know.
 
 A workload is an iterator of jobs in the order of arrival. A *reactive* workload cannot name all of its jobs in advance: a
-session asks its next question after the previous answer, and a closed loop sends a request when another one has ended. Such a
-workload yields the jobs that come whatever happens, is told of every request that ends, and returns the jobs that follow. The
+session continues after the previous answer, and a closed loop sends a request when another one has ended. Such a workload
+yields the jobs that come whatever happens; the driver reports every request that ends, and gets the jobs that follow. The
 driver (`maitred.sim`) merges them into the arrivals in the order of (arrival, id).
 """
 

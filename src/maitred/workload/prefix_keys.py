@@ -1,7 +1,7 @@
-"""Prefix keys: what a workload says about the content of its prompts, at the block size of the cache that asks.
+"""Prefix keys: the content of prompts as far as a workload knows it, at the block size of a prefix cache.
 
 `PrefixKeys` (`maitred.core.request`) gives one key per full block of a prompt; two prompts share a prefix as long as their
-keys are equal. Each class here computes the keys from what one kind of source says:
+keys are equal. Each class here computes the keys from the facts of one kind of source:
 
     ChainedBlockIds    a trace with chained block ids: an id stands for its block and all blocks before it
     UnchainedBlockIds  a trace with ids that stand for the content of one block; chained here
@@ -154,7 +154,7 @@ class GroupPrefixKeys(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConversationKeys(msgspec.Struct, frozen=True, gc=False):
-    """A prompt that contains everything said in the earlier rounds of its conversation, and new tokens."""
+    """A prompt that contains the earlier rounds of its conversation, prompts and answers, and new tokens."""
 
     number: int
     """The number of the conversation, 0 or more; no other conversation has it."""

@@ -1,7 +1,8 @@
-"""Sessions: the requests of one client, and its conversations, in which a prompt contains everything said before.
+"""Sessions: the requests of one client, and its conversations. A prompt of a conversation may contain the history: all earlier
+prompts and answers.
 
 The lengths of all rounds of a session are drawn when it starts, so they are the same whenever its answers come, under whatever
-policy. The run decides only when a round is asked, and how many tokens of an answer were produced.
+policy. The run decides only when a round arrives, and how many tokens of an answer were produced.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class VirtualClient:
     def make_job(self, request_id: RequestId, arrival: Micros, drawn: Round, history: PieceChain | None, program: str) -> Job:
         """Return the request of a round.
 
-        `history` is everything said before in its session, or None if the prompts of the session do not contain it.
+        `history` is that of its session, or None if the prompts of the session do not contain it.
         """
         sender, before = self._sender, self.shared_prefix if history is None else history
         content = None
@@ -120,7 +121,7 @@ class VirtualClient:
 
 
 class ClientSession:
-    """One conversation. With `context_growth: accumulate` each prompt contains what was said before."""
+    """One conversation. With `context_growth: accumulate` each prompt contains the history."""
 
     def __init__(self, client: VirtualClient, program: str, rounds: Sequence[Round]) -> None:
         self.client = client
@@ -146,7 +147,7 @@ class ClientSession:
 
     @property
     def is_over(self) -> bool:
-        """Whether all rounds have been asked."""
+        """Whether all rounds have been sent."""
         return self._next_index == len(self._rounds)
 
 

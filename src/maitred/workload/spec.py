@@ -1,4 +1,4 @@
-"""Synthetic workloads: which clients ask what, how often, and what they do with the answers.
+"""Synthetic workloads: which clients send which requests, how often, and what follows from the answers.
 
 A workload is a file in BLIS's keys, or is made in Python:
 

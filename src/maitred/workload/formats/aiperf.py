@@ -1,7 +1,7 @@
 """aiperf: what AIPerf reads as `mooncake_trace`: Mooncake's rows, with sessions.
 
-Rows with the same `session_id` are the rounds of one conversation. As AIPerf sends them, the prompt of a round is everything
-said before, prompts and answers, and `input_length` new tokens. A round arrives at its `timestamp` (ms), or `delay` ms after
+Rows with the same `session_id` are the rounds of one conversation. As AIPerf sends them, the prompt of a round is all
+earlier prompts and answers, and `input_length` new tokens. A round arrives at its `timestamp` (ms), or `delay` ms after
 the previous answer. A round with a `delay` can only be replayed in a closed loop (`--session-mode closed-loop`).
 
 An id of `hash_ids` stands for the content of 512 tokens (AIPerf's default block size), whatever precedes them. In a session

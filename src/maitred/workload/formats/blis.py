@@ -8,7 +8,7 @@ The rules are those of BLIS's `replay`:
   the server reported the prompt length and there is no group, `server_input_tokens` replaces `input_tokens`.
 - The request asks for as many tokens as it got (`output_tokens`). `deadline_us` is an instant; 0 means none.
 - With `session_context_growth: accumulate` in the header, the `input_tokens` of a later round are the new tokens, and the
-  prompt is everything said before in the session followed by them. Such traces often stand session by session, each with a
+  prompt is the history of the session followed by them. Such traces often stand session by session, each with a
   clock of its own, so they are read to the end before the first request.
 
 Columns that only describe a past run (status, chunk times) and columns that a simulation has no use for (kinds of tokens) are
@@ -180,11 +180,11 @@ class _SessionHistory(Protocol):
     """The content that prompts take over from earlier rounds."""
 
     def before(self, session: str) -> GroupPrefixKeys | None:
-        """Return everything said in the session so far, answers included, or None if there is nothing."""
+        """Return all prompts and answers of the session so far, or None if there are none."""
         ...
 
     def append(self, session: str, conversation: GroupPrefixKeys) -> None:
-        """Set everything said in the session after a round."""
+        """Set all prompts and answers of the session after a round."""
         ...
 
 
