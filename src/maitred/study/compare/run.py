@@ -105,8 +105,8 @@ def compare_candidates(
     for name in names:
         find_metric(name, where="--metric")
     targets = _slo(slo, load)
-    terms = RunSettings(seeds=seeds, slo=targets, horizon=horizon, metrics=names)
-    tasks = [run.task for name, side in sides.items() for run in _runs(terms, name, side, load)]
+    settings = RunSettings(seeds=seeds, slo=targets, horizon=horizon, metrics=names)
+    tasks = [run.task for name, side in sides.items() for run in _runs(settings, name, side, load)]
     figures = _run(tasks, jobs, progress)
     by_side = [tuple(figures[start : start + len(seeds)]) for start in range(0, len(tasks), len(seeds))]
     labels, instances = tuple(sides), [side.instance for side in sides.values()]
@@ -147,9 +147,9 @@ def _with_error(name: str, side: Candidate) -> Candidate:
         raise _with_side(name, error) from error
 
 
-def _runs(terms: RunSettings, name: str, side: Candidate, load: Load) -> list[StudyRun]:
+def _runs(settings: RunSettings, name: str, side: Candidate, load: Load) -> list[StudyRun]:
     try:
-        return terms.make_runs(side, load)
+        return settings.make_runs(side, load)
     except ConfigError as error:
         raise _with_side(name, error) from error
 

@@ -67,14 +67,14 @@ class Criteria(msgspec.Struct, frozen=True):
         return value if find_metric(name, costs=True).better is Better.LOWER else -value
 
 
-def parse_criteria(spec: SweepSpec, place: KeyLocator) -> Criteria:
+def parse_criteria(spec: SweepSpec, locate: KeyLocator) -> Criteria:
     """Return the criteria. Raises ConfigError for an unknown metric, and for a constraint that cannot be read."""
     for key in ("metrics", "pareto"):
         for name in getattr(spec, key):
-            find_metric(name, where=place(key), costs=True)
-    find_metric(spec.objective, where=place("objective"), costs=True)
+            find_metric(name, where=locate(key), costs=True)
+    find_metric(spec.objective, where=locate("objective"), costs=True)
     first, second = spec.pareto
-    constraints = tuple(_constraint(text, place("constraints")) for text in spec.constraints)
+    constraints = tuple(_constraint(text, locate("constraints")) for text in spec.constraints)
     return Criteria(spec.objective, constraints, (first, second), tuple(spec.metrics))
 
 
@@ -90,16 +90,16 @@ def _constraint(text: str, where: str) -> Constraint:
     return Constraint(parts[1], Better.LOWER if parts[2] == "<=" else Better.HIGHER, limit)
 
 
-def candidate_costs(candidate: Candidate, spec: SweepSpec, place: KeyLocator) -> dict[str, float]:
+def candidate_costs(candidate: Candidate, spec: SweepSpec, locate: KeyLocator) -> dict[str, float]:
     """Return the cost per hour (the number of GPUs without prices) and the number of GPUs.
 
     Raises ConfigError for a GPU without a price.
     """
     gpus = float(candidate.num_gpus)
-    return {COST: _price(candidate, spec, place, gpus), GPUS: gpus}
+    return {COST: _price(candidate, spec, locate, gpus), GPUS: gpus}
 
 
-def _price(candidate: Candidate, spec: SweepSpec, place: KeyLocator, gpus: float) -> float:
+def _price(candidate: Candidate, spec: SweepSpec, locate: KeyLocator, gpus: float) -> float:
     if spec.price_per_hour is not None:
         return candidate.cluster.num_instances * spec.price_per_hour
     prices = spec.price_per_gpu_hour
@@ -109,6 +109,6 @@ def _price(candidate: Candidate, spec: SweepSpec, place: KeyLocator, gpus: float
     hardware = candidate.instance.hardware
     if hardware.lower() not in known:
         raise ConfigError(
-            f"{hardware} has no price", where=place("price_per_gpu_hour"), hint=nearest_name_hint(hardware, prices)
+            f"{hardware} has no price", where=locate("price_per_gpu_hour"), hint=nearest_name_hint(hardware, prices)
         )
     return gpus * known[hardware.lower()]

@@ -99,7 +99,7 @@ class SweepPlan:
         load = self._load(config.workload)
         costs = candidate_costs(candidate, self.spec, self.locate)
         try:
-            runs, problem = tuple(self._terms(load).make_runs(candidate, load)), ""
+            runs, problem = tuple(self._run_settings(load).make_runs(candidate, load)), ""
         except ConfigError as error:
             runs, problem = (), str(error)
         return SweepPoint(number=number, values=dict(values), costs=costs, runs=runs, problem=problem)
@@ -108,7 +108,7 @@ class SweepPlan:
         above = ("grid",) if self.spec.grid is not None else ("search", "parameters")
         return [*self._env, *flag_settings(values, {key: self.locate(*above, key) for key in values})]
 
-    def _terms(self, load: Load) -> RunSettings:
+    def _run_settings(self, load: Load) -> RunSettings:
         spec, workload = self.spec, load.workload_spec
         return RunSettings(
             seeds=parse_seeds(spec.seeds, where=self.locate("seeds")),
