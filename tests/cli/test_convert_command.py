@@ -28,7 +28,7 @@ def test_a_converted_trace_runs_as_the_one_it_was_made_of(maitred: Any, samples:
     assert results("r0.json") == results("r1.json") == results("r2.json")
 
 
-def test_what_is_lost_is_said(maitred: Any, samples: Path) -> None:
+def test_lost_information_is_reported(maitred: Any, samples: Path) -> None:
     result = maitred("convert", samples / "mooncake_tiny.jsonl", "blis:t.csv", "--max-requests", 2)
     assert result.err.splitlines() == [
         "maitred: warning: the format cannot say of a request what its prompt shares with others: 2 times",
@@ -157,7 +157,7 @@ def test_turns_that_waited_are_written_when_they_came(maitred: Any) -> None:
     ]
 
 
-def test_a_trace_that_cannot_be_written_is_said_before_the_run(maitred: Any) -> None:
+def test_a_trace_that_cannot_be_written_is_an_error_before_the_run(maitred: Any) -> None:
     result = maitred("simulate", "--rate", 1, "--num-requests", 1, "--trace-output", "azure:t.csv")
     assert (result.code, "--trace-output: unknown format 'azure' for writing" in result.err) == (2, True)
 

@@ -57,7 +57,7 @@ def test_what_does_not_go_together(flags: dict[str, str], wrong: str) -> None:
         latency(InstanceFlags(**flags))
 
 
-def test_the_name_of_an_emulated_engine_is_only_a_name_until_hardware_is_said() -> None:
+def test_the_name_of_an_emulated_engine_is_only_a_name_until_hardware_is_given() -> None:
     model = {"engine.model": "meta-llama/llama-3.1-8b-instruct"}
     assert not names_real_model(EngineFlags(values=model))
     assert names_real_model(EngineFlags(values={**model, "instance.hardware": "H100"}))

@@ -13,7 +13,7 @@ from maitred.queueing import SCHEDULERS
 from maitred.routing import ROUTERS, SCORERS
 
 
-def test_every_policy_has_its_line_with_cost_and_who_starves(maitred: Any) -> None:
+def test_every_policy_has_its_line_with_cost_and_starvation(maitred: Any) -> None:
     result = maitred("policies")
     assert result.code == 0
     rows = {row.split()[0]: row for row in result.out.splitlines() if row.strip()}
@@ -66,7 +66,7 @@ def test_admission_policies_are_listed_with_whom_they_refuse(maitred: Any) -> No
     assert maitred("policies", "token-bucket").out.startswith("token-bucket(rate=1000.0, capacity=10000.0)\n  Refuses ")
 
 
-def test_every_kind_is_listed_and_every_plug_in_says_what_it_is(maitred: Any) -> None:
+def test_every_kind_is_listed_and_every_plug_in_has_a_summary(maitred: Any) -> None:
     result = maitred("policies").out
     names = [line.split()[0] for line in result.splitlines() if line.strip()]
     for kind in KINDS:

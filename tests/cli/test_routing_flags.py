@@ -35,7 +35,7 @@ def test_a_policy_is_taken_without_a_word(maitred: Any, flags: list[str]) -> Non
         (["--routing-policy", "session-affinity"], "session-affinity: no request names a program, routing key or tenant here"),
     ],
 )
-def test_what_has_no_effect_is_said(maitred: Any, flags: list[str], warning: str) -> None:
+def test_a_flag_without_effect_is_a_warning(maitred: Any, flags: list[str], warning: str) -> None:
     result = maitred(*RUN, *flags)
     assert result.code == 0
     assert result.err.startswith(f"maitred: warning: {warning}")

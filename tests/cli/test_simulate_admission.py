@@ -57,7 +57,7 @@ def test_an_admission_section_in_a_file_of_its_own(maitred: Any, flag: str) -> N
     assert of["per_class"]["interactive"]["rejected_requests"] == 0
 
 
-def test_a_mode_counts_wherever_it_is_said(maitred: Any) -> None:
+def test_a_mode_counts_whichever_source_gives_it(maitred: Any) -> None:
     Path("m.yaml").write_text("mode: legacy\nlegacy: {max_concurrent_requests: 4}\n", encoding="utf-8")
     Path("c.yaml").write_text("admission: {mode: legacy, legacy: {max_concurrent_requests: 4}}\n", encoding="utf-8")
     by_flag = figures(maitred, "--admission", "legacy", *SLOTS)
@@ -67,7 +67,7 @@ def test_a_mode_counts_wherever_it_is_said(maitred: Any) -> None:
     assert by_variable == by_flag
 
 
-def test_a_config_that_says_how_but_not_whether_changes_nothing(maitred: Any) -> None:
+def test_a_config_with_rules_but_no_mode_changes_nothing(maitred: Any) -> None:
     Path("c.yaml").write_text("admission: {classes: {bulk: {queue_size: 0}}}\n", encoding="utf-8")
     assert figures(maitred, "--config", "c.yaml") == figures(maitred)
 
@@ -107,7 +107,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("flags", "what"), MISTAKES, ids=[" ".join(flags) for flags, _ in MISTAKES])
-def test_a_mistake_is_one_line_that_says_what_would_be_right(maitred: Any, flags: list[str], what: str) -> None:
+def test_a_mistake_is_one_line_with_a_hint(maitred: Any, flags: list[str], what: str) -> None:
     Path("a.yaml").write_text("classes: {bulk: {reserved_floor: 6}}\n", encoding="utf-8")
     Path("l.yaml").write_text("legacy: {max_concurrent_requests: 7}\n", encoding="utf-8")
     Path("bad.yaml").write_text("clases: {}\n", encoding="utf-8")

@@ -38,7 +38,7 @@ def test_clients_leave_when_their_time_is_up(maitred: Any) -> None:
     assert run(maitred, *common, "--timeout", 0.005, "--time-scale", 2)["timed_out_requests"] == 0
 
 
-def test_users_in_a_loop_wait_as_long_as_is_said(maitred: Any) -> None:
+def test_users_in_a_closed_loop_wait_for_the_think_time(maitred: Any) -> None:
     """Two users share one place, and leave after 3.5 ms. The first is done at 3.1 ms and sends again. The second leaves at 3.5
     ms, during a step that lasts until 5.1 ms. That is too late for the first user, who leaves at 6.6 ms."""
     loop = ("--concurrency", 2, "--num-requests", 6, "--prompt-tokens", 100, "--output-tokens", 2, "--max-num-seqs", 1)
@@ -57,7 +57,7 @@ def test_prompts_begin_alike(maitred: Any, load: tuple[object, ...]) -> None:
     assert [ttft for ttft, _ in rows().values()] == [3_000, 1_400, 1_400]
 
 
-def test_routers_are_shown_the_prefix_that_is_said(maitred: Any) -> None:
+def test_routers_see_the_prefix_of_the_flags(maitred: Any) -> None:
     load = ("simulate", "--rate", 1, "--num-requests", 3, "--num-instances", 2, "--routing-policy", "weighted")
     flags = (*load, "--routing-scorers", "prefix-affinity:1", "--enable-prefix-caching", "--quiet")
     assert "the scorer prefix-affinity looks at" in maitred(*flags).err

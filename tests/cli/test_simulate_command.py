@@ -116,7 +116,7 @@ def test_synthetic_runs_repeat_byte_for_byte(maitred: Any) -> None:
     assert "interactive" in run(7)[0]
 
 
-def test_capacity_holds_requests_back_at_the_gateway_and_the_log_says_why(maitred: Any) -> None:
+def test_capacity_holds_requests_back_at_the_gateway_and_the_log_has_the_reasons(maitred: Any) -> None:
     workload = ("--rate", 1000, "--num-requests", 20, "--input-tokens", 100, "--output-tokens", 50, "--results-path", "r.json")
     maitred("simulate", *workload)
     free = max(row["ttft_us"] for row in results())

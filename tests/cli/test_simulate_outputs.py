@@ -74,7 +74,7 @@ def test_all_breakdowns_are_in_the_metrics(maitred: Any) -> None:
     assert 0.5 < figures["fairness_jain_index"] < 1
 
 
-def test_a_summary_alone_says_the_same_and_percentiles_nearly(maitred: Any) -> None:
+def test_a_summary_alone_has_the_same_figures_and_nearly_the_same_percentiles(maitred: Any) -> None:
     exact = maitred(*RUN, *TENANTS, "--metrics-path", "m.json")
     nearly = maitred(*RUN, *TENANTS, "--metrics-path", "n.json", "--summary-only")
     assert line(exact.out, "output", "tokens/s") == line(nearly.out, "output", "tokens/s")
@@ -100,7 +100,7 @@ def test_targets_of_classes_as_blis_writes_them(maitred: Any) -> None:
     assert met("--slo-itl", "interactive=1ms") < 1
 
 
-def test_a_class_that_nobody_is_of_is_a_warning(maitred: Any) -> None:
+def test_a_class_without_requests_is_a_warning(maitred: Any) -> None:
     result = maitred(*RUN, "--slo-ttft", "interactiv=1s")
     assert result.code == 0
     assert "maitred: warning: there is an SLO for the class 'interactiv', and no request of it\n" in result.err

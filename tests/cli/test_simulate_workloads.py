@@ -59,7 +59,7 @@ def test_fewer_requests_of_a_specification(maitred: Any, spec: Path) -> None:
     assert len(results()) == 7
 
 
-def test_users_who_wait(maitred: Any) -> None:
+def test_users_wait_for_their_outputs(maitred: Any) -> None:
     """Two users are served side by side: each sends 10 requests, one after the other, with a think time of 1 s."""
     result = maitred("simulate", "--concurrency", "2", "--think-time-ms", "1000", "--num-requests", "20", "--input-tokens", "8",
                    "--output-tokens", "2", "--metrics-path", "m.json", *RUN)  # fmt: skip

@@ -77,7 +77,7 @@ def checked(maitred: Any, *arguments: str) -> list[str]:
     return [" ".join(line.split()) for line in result.out.splitlines()]
 
 
-def test_check_says_what_a_good_file_amounts_to(maitred: Any, tmp_path: Path) -> None:
+def test_check_summarises_a_valid_file(maitred: Any, tmp_path: Path) -> None:
     path = tmp_path / "maitred.yaml"
     path.write_text(
         "gateway: {backends: [http://a:1, http://b:1], slots_per_backend: 10}\n"
@@ -95,7 +95,7 @@ def test_check_says_what_a_good_file_amounts_to(maitred: Any, tmp_path: Path) ->
     assert "routing round-robin" in lines
 
 
-def test_check_says_what_admission_without_classes_amounts_to(maitred: Any, tmp_path: Path) -> None:
+def test_check_summarises_admission_without_classes(maitred: Any, tmp_path: Path) -> None:
     path = tmp_path / "maitred.yaml"
     path.write_text("")
     assert "admission legacy: no limit, 100 may wait, 60 s at most" in checked(maitred, str(path))
@@ -126,7 +126,7 @@ def test_check_of_an_admission_file_alone_and_with_another(maitred: Any, tmp_pat
         ),
     ],
 )
-def test_check_says_what_flow_control_goes_by(maitred: Any, tmp_path: Path, keys: str, summary: str) -> None:
+def test_check_summarises_the_saturation_of_flow_control(maitred: Any, tmp_path: Path, keys: str, summary: str) -> None:
     path = tmp_path / "maitred.yaml"
     path.write_text(f"admission: {{{keys}, policy: token-bucket}}\n")
 
@@ -169,7 +169,9 @@ def test_check_warns_of_what_is_probably_not_meant(maitred: Any, tmp_path: Path)
         ),
     ],
 )
-def test_check_says_what_becomes_of_reservations_that_do_not_fit(maitred: Any, tmp_path: Path, more: str, warning: str) -> None:
+def test_check_reports_what_happens_to_reservations_that_do_not_fit(
+    maitred: Any, tmp_path: Path, more: str, warning: str
+) -> None:
     """SMG compares with the 1,024 slots that it assumes at start-up, and scales down later. Its `default` reserves 10 %."""
     path = tmp_path / "admission.yaml"
     whole = "reserved_floor: 10, queue_size: 1, queue_timeout_secs: 1, starvation_threshold_secs: 1, can_preempt: true"

@@ -73,7 +73,7 @@ def test_the_same_file_in_our_flavour_is_merged_key_by_key(admission) -> None:  
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "classes:\ntenant_policies:\n", "{}"])
-def test_an_empty_file_says_nothing(admission, text: str) -> None:  # type: ignore[no-untyped-def]
+def test_an_empty_file_gives_no_values(admission, text: str) -> None:  # type: ignore[no-untyped-def]
     assert admission(text) == AdmissionConfig()
     assert admission(text, flavour="smg") == AdmissionConfig(flavour="smg")
 
@@ -159,7 +159,7 @@ def test_of_keys_only_hashes_are_kept() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_key_is_said_without_the_key(keys: dict[str, object], message: str) -> None:
+def test_an_error_about_an_api_key_does_not_show_the_key(keys: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ConfigSources(flags=keys).load()
 

@@ -95,7 +95,7 @@ def test_a_place_is_the_line_of_the_key() -> None:
         ("[" * 5000, "f.yaml: nested too deeply"),
     ],
 )
-def test_what_is_not_usable_is_said_with_its_place(text: str, message: str) -> None:
+def test_an_unusable_document_is_an_error_with_its_place(text: str, message: str) -> None:
     assert message_of(text) == message
 
 

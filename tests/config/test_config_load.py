@@ -29,7 +29,7 @@ def error(path: Path | None, flags: Mapping[str, object] = {}, env: Mapping[str,
     return str(caught.value).removeprefix(f"{path}:")
 
 
-def test_nothing_said_is_all_defaults(write) -> None:  # type: ignore[no-untyped-def]
+def test_without_sources_all_values_are_defaults(write) -> None:  # type: ignore[no-untyped-def]
     assert load(None) == Config()
     assert load(write("")) == Config()
     assert load(write("# a comment\ngateway:\nadmission:\n  classes:\n    bulk:\n")) == Config()
@@ -216,7 +216,7 @@ def test_a_mistake_in_a_flag_names_the_flag() -> None:
         load(None, flags={"gateway.backends": "http://a"}, flag_names={"gateway.backends": "--backend"})
 
 
-def test_a_mistake_is_placed_where_the_winning_value_was_said(write) -> None:  # type: ignore[no-untyped-def]
+def test_the_place_of_a_mistake_is_that_of_the_winning_value(write) -> None:  # type: ignore[no-untyped-def]
     path = write("engine: {port: bad}")
 
     assert error(path, flags={"engine.port": 70_000}).startswith("--port: ")
@@ -224,7 +224,7 @@ def test_a_mistake_is_placed_where_the_winning_value_was_said(write) -> None:  #
     assert error(write("engine: none"), env={"MAITRED_ENGINE__PORT": "1"}).startswith("1: engine: expected a section")
 
 
-def test_what_is_set_below_a_value_is_an_error_whatever_else_is_said(write) -> None:  # type: ignore[no-untyped-def]
+def test_a_setting_below_a_value_is_an_error_whatever_else_is_given(write) -> None:  # type: ignore[no-untyped-def]
     message = "MAITRED_GATEWAY__PORT__X: gateway.port: expected a whole number, found a section (keys with values)"
 
     assert error(write("gateway: {port: 81}"), env={"MAITRED_GATEWAY__PORT__X": "1"}) == message

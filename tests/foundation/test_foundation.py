@@ -13,7 +13,7 @@ from maitred.core.request import PriorityClass
 from maitred.core.units import from_ms, from_seconds, to_ms, to_seconds
 
 
-def test_an_error_says_where_what_and_what_would_be_right() -> None:
+def test_an_error_has_place_problem_and_hint() -> None:
     error = ConfigError("unknown key 'prot'", where="maitred.yaml:3", hint="did you mean 'port'?")
     assert str(error) == "maitred.yaml:3: unknown key 'prot' (did you mean 'port'?)"
     assert str(ConfigError("no backend")) == "no backend"

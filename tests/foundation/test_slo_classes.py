@@ -30,7 +30,7 @@ def test_a_named_slo_class_counts_whatever_the_priority_class(name: str, priorit
     assert priority_class_of(name) is priority_class
 
 
-def test_without_an_slo_class_the_priority_class_says_it() -> None:
+def test_without_an_slo_class_the_priority_class_decides() -> None:
     assert [slo_priority(request(priority_class=c)) for c in PriorityClass] == [-1, 3, 4, 4]
 
 
