@@ -1,4 +1,4 @@
-"""What admission decides, why, and how a request may leave: closed sets."""
+"""What admission decides, why, and how a request may leave: closed sets. Their values stand in logs, metrics and answers."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from enum import StrEnum
 
 
 class Action(StrEnum):
-    """What was decided about the subject."""
+    """What was decided about the request that a decision names as its subject."""
 
     ADMIT = "admit"
-    """It holds a slot now, until it is released."""
+    """The request holds a slot now, until it is released."""
     QUEUE = "queue"
-    """It waits; another decision will follow. A victim that is to be tried again waits from here on, too."""
+    """The request waits; another decision will follow. A victim that is to be tried again waits from here on, too."""
     REJECT = "reject"
-    """It may not enter. It has left."""
+    """The request may not enter, and has left."""
     CANCEL = "cancel"
-    """It was released while it waited. It has left."""
+    """The request was released while it waited, and has left."""
     PREEMPT_SLOT = "preempt"
-    """Its slot is wanted by `other`: stop its work, show its client nothing of it, and release it as preempted."""
+    """The slot of the request is wanted by `other`: stop its work, send nothing of it, and release it as preempted."""
 
 
 class Reason(StrEnum):
-    """Why. In groups: with `admit`, `queue`, `reject`, `cancel`, `preempt`."""
+    """Why a decision was taken. In groups: with `admit`, `queue`, `reject`, `cancel`, `preempt`."""
 
     SLOT_FREE = "slot_free"
     VICTIM_GONE = "victim_gone"
@@ -36,32 +36,32 @@ class Reason(StrEnum):
     HELD_BY_RESERVATION = "held_by_reservation"
     """A slot is idle, but a higher class has reserved it."""
     BEHIND_QUEUE = "behind_queue"
-    """Peers of its own or a higher class wait already."""
+    """Requests of its own class or of a higher one wait already."""
     TENANT_LIMIT = "tenant_limit"
     """Its tenant has as many in flight as it may have."""
     RATE_LIMIT = "rate_limit"
-    """The token bucket of the legacy path is empty."""
+    """The token bucket of mode `legacy` is empty."""
     VICTIM_LEAVING = "victim_leaving"
     """`other` was preempted for it, and its slot is about to be free."""
     BUDGET_SPENT = "budget_spent"
-    """Its victim did not leave in time: it waits like everybody else."""
+    """Its victim did not leave in time: it waits in the queue of its class now."""
     TO_BE_RETRIED = "to_be_retried"
     """It was preempted and is first in its class now."""
 
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     TENANT_QUEUE_FULL = "tenant_queue_full"
-    """As many of its tenant wait as may."""
+    """As many requests of its tenant wait as may."""
     RATE_LIMITED = "rate_limited"
-    """The request-rate gate in front of the scheduler is closed."""
+    """The request-rate gate in front of the classes is shut."""
     SATURATED = "saturated"
-    """The fleet is as loaded as it may be for requests of this urgency: it waits until it is less so."""
+    """The fleet is as loaded as it may be for requests of this urgency: it waits until the load is lower."""
     POLICY = "policy"
-    """The admission policy says no, and no more. Others give reasons of their own (`policies.Refusal`)."""
+    """The admission policy refuses it and gives no reason. Other policies give reasons of their own (`policies.Refusal`)."""
     BAND_FULL = "band_full"
-    """As many of its priority wait as may."""
+    """As many requests of its priority wait as may."""
     DISPLACED = "displaced"
-    """It waited, and a more urgent one (`other`) took its place in a full queue."""
+    """It waited, and a more urgent request (`other`) took its place in a full queue."""
 
     CLIENT_GONE = "client_gone"
 
@@ -70,10 +70,10 @@ class Reason(StrEnum):
 
 
 class ReleaseReason(StrEnum):
-    """How a request that held a slot came to its end."""
+    """How a request that held a slot ended."""
 
     DRAINED = "drained"
-    """The body was handed to the client whole."""
+    """The client has received the whole body."""
     CLIENT_GONE = "client_gone"
     FAILED = "failed"
     """The backend, or the gateway itself, could not finish it."""

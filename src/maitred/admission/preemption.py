@@ -1,14 +1,16 @@
-"""Preemption's two parties: who may be made to go, and who waits for somebody to be gone.
+"""The two sides of a preemption: holders of slots that may lose them, and preemptors that wait for a slot to be given up.
 
-A victim is of a lower class and has shown its client nothing; the lowest class goes first, and in it the newest, which has the
-least work to lose. Promoted requests and those that were victims once are left alone.
+A victim's response has not started. The least urgent group goes first, and in it the newest request, which has the least work to
+lose. A group is a class, or with flow control an SLO priority. A request that was a victim once is never one again.
 
-Whose work in flight may be stopped for one that is more urgent: sheddable requests that have shown their clients nothing.
+While a victim still holds its slot, victim and preemptor are linked (`Ticket.preemption_peer`), so that the slot passes from one to
+the other. The link is cut when the slot has passed, or when the preemptor does not wait for it any more.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
@@ -18,33 +20,44 @@ from maitred.core.request import RequestId
 
 _ADMITTED: Final = TicketState.ADMITTED  # members of enums are slow to look up
 _MAX_EXAMINED: Final = 32
-"""So many of each lane are looked at when not every slot would do: where they are charged by their tokens."""
+"""Requests of each group that are examined where slots differ in size, because they are charged by their tokens."""
 
 
 class PreemptionCandidates:
-    """Those in flight who may become victims, by lane, in the order of admission. Every operation is O(1)."""
+    """Holders of slots that may be preempted, by group, in the order of admission. Adding and discarding are O(1)."""
 
-    __slots__ = ("lanes",)
+    __slots__ = ("_group_of", "groups")
 
-    def __init__(self) -> None:
-        # OrderedDict, not dict: from its end a dict walks over what was deleted there
-        self.lanes: list[OrderedDict[RequestId, Ticket]] = [OrderedDict() for _ in LANES]
+    def __init__(self, group_of: Callable[[Ticket], int | None]) -> None:
+        """`group_of` returns the group of a request, the least urgent being the smallest, or None if it may not be a victim."""
+        self._group_of = group_of
+        # OrderedDict, not dict: to find its last key, a dict walks over all keys that were deleted after it.
+        self.groups: dict[int, OrderedDict[RequestId, Ticket]] = {}
 
     def add(self, ticket: Ticket) -> None:
-        """One that has just been admitted, if it may become a victim at all."""
-        if ticket.state is _ADMITTED and not (ticket.promoted or ticket.retried):
-            self.lanes[ticket.lane][ticket.id] = ticket
+        """Add a request that has just taken a slot, if it may be a victim."""
+        if ticket.state is not _ADMITTED:
+            return
+        group = self._group_of(ticket)
+        if group is not None:
+            if group not in self.groups:
+                self.groups[group] = OrderedDict()
+            self.groups[group][ticket.id] = ticket
 
     def discard(self, ticket: Ticket) -> None:
-        self.lanes[ticket.lane].pop(ticket.id, None)
+        """Remove a request that cannot be a victim any more, if it could be one."""
+        group = self._group_of(ticket)
+        if group in self.groups:
+            self.groups[group].pop(ticket.id, None)
 
-    def newest_below(self, lane: int, units: int) -> Ticket | None:
-        """The newest of the lowest lane below `lane` whose slot is at least so large, of the newest `_MAX_EXAMINED` in each."""
-        for lower in range(lane):
-            if self.lanes[lower]:
-                for ticket in islice(reversed(self.lanes[lower].values()), _MAX_EXAMINED):
-                    if ticket.slot_units >= units:
-                        return ticket
+    def newest_below(self, group: int, units: int = 1) -> Ticket | None:
+        """Return the newest request of the least urgent group below `group` whose slot has at least `units`, or None."""
+        for lower in sorted(self.groups):
+            if lower >= group:
+                break
+            for ticket in islice(reversed(self.groups[lower].values()), _MAX_EXAMINED):
+                if ticket.slot_units >= units:
+                    return ticket
         return None
 
 
@@ -58,51 +71,39 @@ class PendingPreemptors:
         self.count = 0
 
     def add(self, ticket: Ticket) -> None:
+        """Add a preemptor. One slot of its tenant is reserved for it."""
         self.count += 1
         self.lanes[ticket.lane][ticket.id] = ticket
         if ticket.tenant_account is not None:
             ticket.tenant_account.awaiting_victims += 1
 
     def remove(self, ticket: Ticket) -> None:
-        """Its victim, if it is still there, leaves for nobody in particular."""
+        """Remove a preemptor. Its link with the victim stays: see `unlink_peers`."""
         self.count -= 1
         del self.lanes[ticket.lane][ticket.id]
         if ticket.tenant_account is not None:
             ticket.tenant_account.awaiting_victims -= 1
-        victim, ticket.preemption_peer = ticket.preemption_peer, None
-        if victim is not None:
-            victim.preemption_peer = None
 
     def oldest(self, lane: int) -> Ticket | None:
+        """Return the preemptor of `lane` that has waited longest, or None if none waits."""
         return next(iter(self.lanes[lane].values())) if self.lanes[lane] else None
 
     def first_within_limit(self, lane: int) -> Ticket | None:
-        """The first whose tenant is not at its limit."""
+        """Return the oldest preemptor of `lane` whose tenant is not at its limit, or None."""
         return next((t for t in self.lanes[lane].values() if t.tenant_account is None or not t.tenant_account.at_limit), None)
 
     def any_at_or_above(self, lane: int) -> bool:
-        """Whether somebody of this lane or a more urgent one is here."""
+        """Return whether a preemptor of `lane` or of a more urgent one waits."""
         return any(self.lanes[lane:])
 
 
-class EvictionCandidates:
-    """Those in flight, by priority, in the order in which they went in."""
+def link_peers(victim: Ticket, preemptor: Ticket) -> None:
+    """Keep the slot that `victim` is about to give up for `preemptor`."""
+    victim.preemption_peer, preemptor.preemption_peer = preemptor, victim
 
-    def __init__(self) -> None:
-        self._by_priority: dict[int, OrderedDict[RequestId, Ticket]] = {}
 
-    def add(self, ticket: Ticket) -> None:
-        """One that has just gone in, if it may become a victim at all. Who was one before is left alone."""
-        if ticket.state is TicketState.ADMITTED and ticket.sheddable and not ticket.retried:
-            self._by_priority.setdefault(ticket.slo_priority, OrderedDict())[ticket.id] = ticket
-
-    def discard(self, ticket: Ticket) -> None:
-        of_priority = self._by_priority.get(ticket.slo_priority)
-        if of_priority is not None and of_priority.pop(ticket.id, None) is not None and not of_priority:
-            del self._by_priority[ticket.slo_priority]
-
-    def newest_of_lowest(self) -> Ticket | None:
-        """Of the lowest priority, the one that went in last: it has the least work to lose."""
-        if not self._by_priority:
-            return None
-        return next(reversed(self._by_priority[min(self._by_priority)].values()))
+def unlink_peers(ticket: Ticket) -> None:
+    """Cut the link between a victim and its preemptor, if `ticket` is one of them: the slot is not kept any more."""
+    peer = ticket.preemption_peer
+    if peer is not None:
+        ticket.preemption_peer = peer.preemption_peer = None

@@ -1,17 +1,23 @@
-"""What each class may count on when a configuration does not say: our numbers, and SMG's.
+"""Presets: what admission does where a configuration does not say, and the named options in which other systems differ.
 
-Our reservations are shares, so they fit a fleet of any size, and `default` and `bulk` reserve nothing. SMG's are made for
-fleets of several hundred slots.
+`flavour` chooses a preset (`preset_of`). Nothing else looks at the flavour: the code asks the preset's options. Ours stands here;
+those of other systems stand in `maitred.compat`, which is imported when one of them is asked for.
+
+Our reservations are shares of the capacity, so they fit a fleet of any size, and `default` and `bulk` reserve nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from maitred.admission.flow_control.config import DetectorName, DispatchMode, FairnessName, FairnessPolicy
 from maitred.core.request import PriorityClass
+from maitred.core.units import Micros
 
 Flavour: TypeAlias = Literal["maitred", "smg", "blis"]
 
@@ -27,10 +33,7 @@ class ClassRules(msgspec.Struct, frozen=True, kw_only=True):
     can_preempt: bool
 
 
-SMG_BOOTSTRAP_CAPACITY: Final = 1024
-"""Slots that SMG assumes before any backend has come up; its reservations are checked against them."""
-
-_MAITRED: Final[Mapping[PriorityClass, ClassRules]] = {
+CLASSES: Final[Mapping[PriorityClass, ClassRules]] = {
     PriorityClass.SYSTEM: ClassRules(
         reserved_per_slot=0.05, queue_size=64, queue_timeout_secs=30, starvation_threshold_secs=5, can_preempt=True
     ),
@@ -40,25 +43,64 @@ _MAITRED: Final[Mapping[PriorityClass, ClassRules]] = {
     PriorityClass.DEFAULT: ClassRules(queue_size=512, queue_timeout_secs=60, starvation_threshold_secs=30, can_preempt=False),
     PriorityClass.BULK: ClassRules(queue_size=1024, queue_timeout_secs=300, starvation_threshold_secs=120, can_preempt=False),
 }
-_SMG: Final[Mapping[PriorityClass, ClassRules]] = {
-    PriorityClass.SYSTEM: ClassRules(
-        reserved_floor=32, queue_size=64, queue_timeout_secs=30, starvation_threshold_secs=5, can_preempt=True
-    ),
-    PriorityClass.INTERACTIVE: ClassRules(
-        reserved_floor=128,
-        reserved_per_slot=0.25,
-        queue_size=256,
-        queue_timeout_secs=30,
-        starvation_threshold_secs=5,
-        can_preempt=True,
-    ),
-    PriorityClass.DEFAULT: ClassRules(
-        reserved_per_slot=0.10, queue_size=512, queue_timeout_secs=60, starvation_threshold_secs=30, can_preempt=False
-    ),
-    PriorityClass.BULK: ClassRules(queue_size=1024, queue_timeout_secs=300, starvation_threshold_secs=120, can_preempt=False),
-}
-CLASS_PRESETS: Final[Mapping[Flavour, Mapping[PriorityClass, ClassRules]]] = {
-    "maitred": _MAITRED,
-    "smg": _SMG,
-    "blis": _MAITRED,
-}
+
+
+class FlowControlPreset(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of flow control in which systems differ."""
+
+    detector: DetectorName = "concurrency"
+    """The saturation detector, where `saturation_detector` is null."""
+    dispatch: DispatchMode = "all"
+    """How many requests enter at a time, where `dispatch` is null."""
+    serves_by_priority: bool = False
+    """Whether bands are served by priority, whatever `dispatch_order` says."""
+    fairness: Mapping[FairnessName, FairnessPolicy] = {
+        "global-strict": FairnessPolicy.GLOBAL_STRICT,
+        "round-robin": FairnessPolicy.ROUND_ROBIN,
+    }
+    """What the values of `fairness_policy` mean."""
+    creates_all_bands: bool = True
+    """Whether all bands that have a name exist from the start; else a band exists once a request has waited in it."""
+    counts_unseen_in_flight: bool = True
+    """Whether an admitted request counts for the saturation before an instance shows it."""
+
+
+class AdmissionPreset(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of admission in which systems differ."""
+
+    classes: Mapping[PriorityClass, ClassRules] = CLASSES
+    replaces_classes: bool = False
+    """Whether an entry of `classes` replaces the class as a whole, and must be complete."""
+    checks_tenant_names: bool = True
+    """Whether `tenant_policies` must name tenants that can exist; else there is only a warning."""
+    sums_rounded_reservations: bool = False
+    """Whether reservations are compared with the capacity after each has been rounded up to whole slots."""
+    bootstrap_capacity: int | None = None
+    """Slots against which reservations are checked before any backend is up; None: they are checked once backends are up."""
+    keeps_exact_fit: bool = False
+    """Whether reservations that use up the capacity to the last slot are kept; else one slot stays unreserved."""
+    promotion_share: float = 0.25
+    """Share of the admissions from the queues that may be promotions, where `promotion_share` is null."""
+    promotes_next_waiter: bool = False
+    """Whether a starving request counts as promoted even if it is next in any case."""
+    fixed_retry_after: Micros | None = None
+    """`Retry-After` of every rejection; None: an estimate from the speed of the queue."""
+    has_rate_limit_code: bool = True
+    """Whether the request rate has an error code of its own; else its answers are those of a full queue."""
+    describes_unauthorized: bool = True
+    """Whether an answer of status 401 has a body."""
+    flow_control: FlowControlPreset = FlowControlPreset()
+
+
+_OURS: Final = AdmissionPreset()
+_COMPATIBLE: Final[Mapping[Flavour, str]] = {"smg": "maitred.compat.smg", "blis": "maitred.compat.blis.flow_control"}
+"""The module whose ADMISSION is the preset of a flavour."""
+
+
+@cache
+def preset_of(flavour: Flavour) -> AdmissionPreset:
+    """Return the preset that `flavour` names."""
+    if flavour == "maitred":
+        return _OURS
+    preset: AdmissionPreset = import_module(_COMPATIBLE[flavour]).ADMISSION
+    return preset

@@ -1,8 +1,14 @@
-"""A token bucket: so many at once, and so many per second on average.
+"""Rate limits: a token bucket, and the gate that limits the request rate in front of the classes.
 
-The request-rate gate in front of the classes: so many requests per second, whatever becomes of them.
+The bucket holds at most `burst` tokens and is full at first. It gains `rate` tokens per second, and each request takes one:
 
-Who finds it shut has not arrived: he is turned away before anything else is asked of him, and counted beside the books.
+    level(now) = min(burst, level(t) + (now - t) · rate)
+
+Example: rate 2, burst 3. Three requests at 0 s take the three tokens. A fourth one at 0.2 s finds 0.4 tokens; at 0.5 s there is one
+again.
+
+With classes, a request that finds the gate shut has not arrived: it is rejected before everything else, and counted apart.
+Without classes, the bucket belongs to the pool, and requests wait for its tokens in the queue.
 """
 
 from __future__ import annotations
@@ -11,14 +17,13 @@ from math import ceil
 
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.enums import Action, Reason
-from maitred.admission.rules import SMG_RETRY_AFTER
 from maitred.admission.ticket import Ticket, TicketEvent
 from maitred.core.decisions import Decision
 from maitred.core.units import SECOND, Micros
 
 
 class TokenBucket:
-    """Full at first. `now` never runs backwards."""
+    """A token bucket. `now` never runs backwards."""
 
     __slots__ = ("_level", "_updated_at", "burst", "rate")
 
@@ -26,40 +31,41 @@ class TokenBucket:
         self.rate = rate
         """Tokens per second, more than 0."""
         self.burst = burst
-        """Tokens that it holds at most, at least 1."""
+        """The largest number of tokens that it holds, at least 1."""
         self._level = burst
         self._updated_at: Micros = 0
 
     def has_token(self, now: Micros) -> bool:
-        """Whether there is a token."""
+        """Return whether there is a token."""
         return self._level_at(now) >= 1
 
     def take_token(self, now: Micros) -> None:
-        """The caller has seen that there is one."""
+        """Take a token; the caller has seen that there is one."""
         self._level = self._level_at(now) - 1
         self._updated_at = now
 
     def next_token_at(self, now: Micros) -> Micros:
-        """When there will be a token; `now` if there is one."""
+        """Return when there is a token: `now` if there is one already."""
         missing = 1 - self._level_at(now)
         if missing <= 0:
             return now
         at = now + ceil(missing * SECOND / self.rate)
-        return at if self._level_at(at) >= 1 else at + 1  # what rounding took
+        return at if self._level_at(at) >= 1 else at + 1  # float rounding can leave it just below 1
 
     def _level_at(self, now: Micros) -> float:
         return min(self.burst, self._level + (now - self._updated_at) * self.rate / SECOND)
 
 
 class RateGate:
-    """`promise`: what it tells those it turns away of when to come back; None: when it will open."""
+    """The gate in front of the classes."""
 
     def __init__(self, bucket: TokenBucket, fixed_retry_after: Micros | None) -> None:
         self.bucket = bucket
         self._fixed_retry_after = fixed_retry_after
+        """`Retry-After` of rejections, µs; None: until the next token."""
 
     def reject_over_rate(self, ticket: Ticket, now: Micros) -> Decision | None:
-        """A newcomer is turned away; None: it has let him through."""
+        """Reject a newcomer if there is no token; else take one and return None."""
         if self.bucket.has_token(now):
             self.bucket.take_token(now)
             return None
@@ -70,10 +76,11 @@ class RateGate:
 
 
 def make_rate_gate(config: AdmissionConfig, previous: RateGate | None) -> RateGate | None:
-    """The one that `config` asks for, with the bucket of the `former` if nothing about it changes; None: there is none."""
+    """Return the gate that `config` asks for, or None if it asks for none. The bucket of the `previous` gate, with its level, stays
+    if neither rate nor burst changes."""
     rate, burst = config.legacy.rate_limit_tokens_per_second, config.legacy.burst
     if config.mode != "priority" or not rate:
         return None
     same = previous is not None and (previous.bucket.rate, previous.bucket.burst) == (rate, burst)
     bucket = previous.bucket if previous is not None and same else TokenBucket(rate, burst)
-    return RateGate(bucket, SMG_RETRY_AFTER if config.flavour == "smg" else None)
+    return RateGate(bucket, config.preset.fixed_retry_after)

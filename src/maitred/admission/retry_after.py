@@ -1,9 +1,17 @@
-"""When will it be worth while to ask again?
+"""`Retry-After`: when a rejected request should be sent again.
 
-A rejected request is told how long the queue that it found needs to drain: those who wait, divided by how fast the queue has
-moved of late. "Of late" is the last moves of this busy spell: an hour without a queue says nothing about its speed.
+The estimate is how long the queue that the request found needs to drain at its present speed:
 
-Each such promise is kept score of: when those have left who waited at the time, the promise is compared with how long it took.
+    estimate = waiting · (now - since) / admissions since then        at least 1 s, at most the queue timeout
+
+`since` is when the queue last began, or the last but 64th admission from it, whichever is later. An hour without a queue says
+nothing about its speed.
+
+Example: a queue began at 100 s, and 8 requests were admitted from it until 104 s, one per 0.5 s. If 20 wait now, the estimate is
+20 · 4 / 8 = 10 s.
+
+The estimates are scored: once as many requests have left the queue as waited at the time, the estimate is compared with the time
+that this took.
 """
 
 from __future__ import annotations
@@ -17,58 +25,58 @@ from maitred.core.histogram import ERROR_BOUNDS, Histogram
 from maitred.core.units import SECOND, Micros
 
 MIN_RETRY_AFTER: Final[Micros] = SECOND
-"""The least that is promised: nobody is told to come back at once."""
+"""The smallest estimate, µs."""
 _SPEED_WINDOW: Final = 64
-"""So many last moves tell the speed."""
+"""Admissions from which the speed is computed."""
 _MAX_SCORED_ESTIMATES: Final = 256
-"""So many promises are watched at a time; others are made and not scored."""
+"""Estimates that are scored at a time; further ones are made and not scored."""
 
 
 class _Estimate(msgspec.Struct, frozen=True, gc=False):
     made_at: Micros
     span: Micros
     due_at_departure: int
-    """When so many have left the queue."""
+    """The number of departures from the queue at which the estimate is scored."""
 
 
 class RetryAfterEstimator:
-    """Of one queue. It is told who joins and who leaves."""
+    """The estimates of one queue, which tells it of arrivals and departures."""
 
     __slots__ = ("_admission_times", "_departures", "_estimates", "_queue_started_at", "errors")
 
     def __init__(self) -> None:
         self.errors = Histogram(ERROR_BOUNDS)
-        """What was promised minus what it took, µs."""
+        """Estimated minus real time, µs."""
         self._queue_started_at: Micros = 0
         self._admission_times: deque[Micros] = deque(maxlen=_SPEED_WINDOW)
         self._departures = 0
         self._estimates: deque[_Estimate] = deque()
 
     def on_queue_started(self, now: Micros) -> None:
-        """The queue was empty, and somebody joined."""
+        """Note that a request has joined the queue while it was empty."""
         self._queue_started_at = now
         self._admission_times.clear()
 
     def on_admitted(self, now: Micros) -> None:
-        """Somebody was admitted from the queue."""
+        """Note that a request was admitted from the queue."""
         self._admission_times.append(now)
         self.on_left(now)
 
     def on_left(self, now: Micros) -> None:
-        """Somebody is not in the queue any more, for whatever reason."""
+        """Note that a request has left the queue, for whatever reason, and score the estimates that are due."""
         self._departures += 1
         while self._estimates and self._estimates[0].due_at_departure <= self._departures:
-            promise = self._estimates.popleft()
-            self.errors.observe(promise.span - (now - promise.made_at))
+            estimate = self._estimates.popleft()
+            self.errors.observe(estimate.span - (now - estimate.made_at))
 
-    def estimate(self, waiting: int, now: Micros, most: Micros) -> Micros:
-        """How long the `waiting` who are in the queue will need to leave it: from FLOOR up to `most`. A queue that has not
-        moved yet is taken to do so now. FLOOR if nobody waits."""
+    def estimate(self, waiting: int, now: Micros, longest: Micros) -> Micros:
+        """Return how long the `waiting` requests in the queue need to leave it, from MIN_RETRY_AFTER to `longest`, in µs. A queue
+        from which none has been admitted yet is taken to admit one now."""
         if not waiting:
             return MIN_RETRY_AFTER
-        moves = len(self._admission_times)
-        since = self._admission_times[0] if moves == _SPEED_WINDOW else self._queue_started_at
-        span = max(MIN_RETRY_AFTER, min(most, waiting * (now - since) // max(moves, 1)))
+        admissions = len(self._admission_times)
+        since = self._admission_times[0] if admissions == _SPEED_WINDOW else self._queue_started_at
+        span = max(MIN_RETRY_AFTER, min(longest, waiting * (now - since) // max(admissions, 1)))
         if len(self._estimates) < _MAX_SCORED_ESTIMATES:
             self._estimates.append(_Estimate(now, span, self._departures + waiting))
         return span

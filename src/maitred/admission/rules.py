@@ -1,101 +1,152 @@
-"""What a pool goes by: the configuration, resolved into the terms of slots, lanes and microseconds.
+"""Rules: the configuration, resolved into what pools work with: slots, lanes and microseconds.
 
-A lane is one line of slots and queue. With classes each class has its own; without, all share one. So admission with classes
-and admission by one limit are the same machinery under different rules.
-
-What a pool with flow control goes by: the configuration, resolved.
+A lane is a queue with the slots that it may use. With classes each class has a lane of its own; without, all classes share one. So
+admission with classes and admission by one limit are the same pool (`class_pool`) under different rules. A pool with flow control
+(`flow_control`) has one lane and rules of its own, `FlowControlRules`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import Enum
+from collections.abc import Sequence
 from math import ceil
 from typing import Final
 
 import msgspec
 
 from maitred.admission.config import MAX_SLOTS, AdmissionConfig
-from maitred.admission.flow_control.config import DetectorName, DispatchMode, DispatchOrder, FairnessName, FlowControlConfig
+from maitred.admission.flow_control.config import DetectorName, DispatchMode, DispatchOrder, FairnessPolicy, FlowControlConfig
 from maitred.admission.presets import ClassRules
+from maitred.admission.tenants import TenantAccount
 from maitred.core.request import PriorityClass
 from maitred.core.slo_classes import SLO_PRIORITIES, priority_of_slo_class
-from maitred.core.units import SECOND, Micros, from_ms, from_seconds
+from maitred.core.units import Micros, from_ms, from_seconds
 
 LANES: Final = tuple(PriorityClass)
-"""Least urgent first: a class is its own index."""
+"""Least urgent first: the value of a class is the index of its lane."""
 MOST_URGENT_FIRST: Final = LANES[::-1]
 SHARED_LANE: Final = PriorityClass.DEFAULT
-"""The lane of everybody, where there are no classes."""
-SMG_RETRY_AFTER: Final[Micros] = 2 * SECOND
+"""The lane of all requests where there are no classes."""
 
 
 class LaneRules(msgspec.Struct, frozen=True):
-    """What one lane goes by."""
+    """The rules of one lane."""
 
     queue_size: int
+    """The largest number of requests that may wait."""
     queue_timeout: Micros
+    """The longest time in the queue, µs. With flow control, 0 means no limit."""
     starvation_threshold: Micros | None = None
-    """One that has waited longer may be promoted; None: never."""
+    """A request that has waited longer may be promoted, µs; None: no promotions."""
     can_preempt: bool = False
     reserved_floor: int = 0
     """Slots reserved."""
     reserved_share: float = 0.0
-    """Slots reserved, as a share of the capacity."""
+    """Slots reserved, as a share of the capacity; the larger of the two reservations counts."""
 
-    def wanted_slots(self, slots: int) -> int:
-        """Slots that it would reserve of so many, without regard to whether there are as many."""
-        return max(
-            self.reserved_floor, ceil(round(self.reserved_share * slots, 6))
-        )  # 0.07 × 100 is 7.000000000000001 in binary
+    def wanted_slots(self, capacity: int) -> int:
+        """Return the slots that it would reserve of `capacity`, which may be more than there are."""
+        share = ceil(round(self.reserved_share * capacity, 6))  # 0.07 × 100 is 7.000000000000001 in binary
+        return max(self.reserved_floor, share)
 
 
 class PoolRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pool goes by."""
+    """The rules of one pool."""
 
     lanes: Sequence[LaneRules]
     """By lane."""
     lane_of: Sequence[PriorityClass]
-    """By class."""
+    """The lane that each class uses."""
     capacity: int | None = None
     """Slots, whatever the fleet has; None: as many as the fleet has."""
     keeps_exact_fit: bool = False
-    """Reservations that use up the capacity to the last slot are kept (SMG); else one slot stays unreserved."""
+    """Whether reservations that use up the capacity to the last slot are kept; else one slot stays unreserved."""
     tokens_per_slot: int | None = None
-    """What a slot counts for, where requests are charged by their tokens; None: a request is a slot."""
+    """Tokens that one slot stands for; None: one slot stands for one request."""
     promotion_share: float = 0.0
+    """Share of the admissions from the queues that may be promotions, 0 to 1."""
     promotion_burst: int = 0
-    promotes_always: bool = False
-    """Whoever starves goes first as a promotion (SMG), even if it is next in any case."""
+    """Promotions that may come in a row."""
+    promotes_next_waiter: bool = False
+    """Whether a starving request counts as promoted even if it is next in any case."""
     preemption_budget: Micros = 0
-    """How long a preemptor waits for its victim."""
+    """How long a preemptor waits for its victim's slot before it queues, µs."""
     retries_victims: bool = False
-    """A victim is tried again, once."""
+    """Whether a victim waits again, once; else it is rejected."""
     fixed_retry_after: Micros | None = None
-    """What a rejection promises; None: what follows from how fast the queue moves."""
-    tenant_weights: Mapping[str, float] | None = None
-    """By tenant, 1 where it has none; None: first come, first served."""
+    """`Retry-After` of every rejection, µs; None: an estimate from the speed of the queue."""
+    tenant_weights: dict[str, float] | None = None
+    """By tenant, 1 for tenants that are not named; None: first come, first served."""
     rate: float = 0.0
     """Requests that may enter per second; 0: no limit."""
     burst: float = 1.0
+    """Requests that may enter at once when the bucket is full."""
 
     @property
     def units_per_slot(self) -> int:
-        """What one slot counts for in the arithmetic of slots."""
+        """What one slot counts in the arithmetic of `slots`."""
         return self.tokens_per_slot or 1
 
 
+class FlowControlRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules of pools with flow control."""
+
+    config: FlowControlConfig
+    detector: DetectorName
+    dispatch: DispatchMode
+    band_order: DispatchOrder
+    """Which band is served first."""
+    fairness: FairnessPolicy
+    """Which request within a band is served first."""
+    initial_priorities: tuple[int, ...]
+    """The bands that exist before a request has waited in them."""
+    counts_unseen_in_flight: bool
+    """Whether an admitted request counts for the saturation before an instance shows it."""
+
+    @property
+    def needs_ticks(self) -> bool:
+        """Whether time alone may let a request in, because the load of the instances changes or one request may enter per tick.
+        Without, only inputs of the core change what is in flight."""
+        return self.dispatch == "one" or self.detector == "utilization"
+
+
 def resolve_pool_rules(config: AdmissionConfig) -> PoolRules:
-    """The rules of every pool."""
+    """Return the rules of every pool."""
     if config.mode == "flow-control":
         return _with_flow_control(config)
     return _with_classes(config) if config.mode == "priority" else _without_classes(config)
 
 
+def resolve_flow_rules(config: AdmissionConfig) -> FlowControlRules:
+    """Return the further rules of every pool with flow control."""
+    limits, preset = config.flow_control, config.preset.flow_control
+    named = {priority_of_slo_class(name, config.slo_priorities) for name in (*SLO_PRIORITIES, *config.slo_priorities)}
+    return FlowControlRules(
+        config=limits,
+        detector=config.detector,
+        dispatch=limits.dispatch or preset.dispatch,
+        band_order="priority" if preset.serves_by_priority else limits.dispatch_order,
+        fairness=preset.fairness[limits.fairness_policy],
+        initial_priorities=tuple(named) if preset.creates_all_bands else (),
+        counts_unseen_in_flight=preset.counts_unseen_in_flight,
+    )
+
+
+def make_accounts(config: AdmissionConfig) -> dict[str, TenantAccount]:
+    """Return new accounts for the tenants that have limits or budgets."""
+    accounts: dict[str, TenantAccount] = {}
+    if config.mode == "priority":
+        for name, policy in config.tenant_policies.items():
+            if policy.max_in_flight is not None or policy.max_queued is not None:
+                accounts[name] = TenantAccount(name, policy.max_in_flight, policy.max_queued)
+    for name, share in config.tenant_budgets.items():
+        accounts.setdefault(name, TenantAccount(name)).slot_share = share
+    return accounts
+
+
 def overcommit_problem(config: AdmissionConfig, capacity: int) -> str | None:
-    """What is wrong if the classes reserve more than `capacity` slots; None: they fit."""
+    """Return a message if the classes reserve more than `capacity` slots, or None if they fit."""
     rules = [config.class_rules(c) for c in LANES]
-    if config.flavour == "smg":  # counts what a class can have at most
+    if config.preset.sums_rounded_reservations:
         wanted: float = sum(min(capacity, _lane_rules(r).wanted_slots(capacity)) for r in rules)
     else:  # before rounding up: shares fit a fleet of any size
         wanted = round(sum(max(r.reserved_floor, r.reserved_per_slot * capacity) for r in rules), 6)
@@ -104,28 +155,51 @@ def overcommit_problem(config: AdmissionConfig, capacity: int) -> str | None:
     return f"sum of class reservations ({wanted:g}) exceeds capacity ({capacity})"
 
 
+def bootstrap_problem(config: AdmissionConfig) -> str | None:
+    """Return a message if the classes reserve more slots than the flavour assumes before any backend is up. Return None if they
+    fit, or if the flavour assumes nothing."""
+    assumed = config.preset.bootstrap_capacity
+    if config.mode != "priority" or assumed is None:
+        return None
+    limit = config.legacy.max_concurrent_requests
+    return overcommit_problem(config, limit if limit > 0 else assumed)
+
+
 def _with_classes(config: AdmissionConfig) -> PoolRules:
-    smg = config.flavour == "smg"
     weights = {name: policy.weight for name, policy in config.tenant_policies.items() if policy.weight is not None}
     lanes = [_lane_rules(config.class_rules(c)) for c in LANES]
     lanes[PriorityClass.SYSTEM] = msgspec.structs.replace(lanes[PriorityClass.SYSTEM], starvation_threshold=None)
     return PoolRules(
         lanes=lanes,
         lane_of=LANES,
-        keeps_exact_fit=smg,
+        keeps_exact_fit=config.preset.keeps_exact_fit,
         tokens_per_slot=config.slot_tokens if config.slot_cost == "tokens" else None,
         promotion_share=config.effective_promotion_share,
         promotion_burst=config.promotion_burst,
-        promotes_always=smg,
+        promotes_next_waiter=config.preset.promotes_next_waiter,
         preemption_budget=from_ms(config.preemption_budget_ms),
         retries_victims=config.on_preempt == "retry",
-        fixed_retry_after=SMG_RETRY_AFTER if smg else None,
+        fixed_retry_after=config.preset.fixed_retry_after,
         tenant_weights=weights or None,
     )
 
 
+def _without_classes(config: AdmissionConfig) -> PoolRules:
+    legacy = config.legacy
+    limited = config.mode == "legacy"
+    lane = LaneRules(legacy.queue_size, from_seconds(legacy.queue_timeout_secs))
+    return PoolRules(
+        lanes=[lane] * len(LANES),
+        lane_of=[SHARED_LANE] * len(LANES),
+        capacity=legacy.max_concurrent_requests if limited and legacy.max_concurrent_requests > 0 else MAX_SLOTS,
+        fixed_retry_after=config.preset.fixed_retry_after,
+        rate=legacy.rate_limit_tokens_per_second if limited else 0.0,
+        burst=legacy.burst,
+    )
+
+
 def _with_flow_control(config: AdmissionConfig) -> PoolRules:
-    """Slots are only counted; what else a pool goes by, `flow_control.class_rules` says."""
+    """Return rules under which slots are only counted: `FlowControlRules` limit what is in flight."""
     limits = config.flow_control
     lane = LaneRules(limits.max_gateway_queue_depth or MAX_SLOTS, limits.request_ttl_us)
     return PoolRules(
@@ -145,75 +219,3 @@ def _lane_rules(rules: ClassRules) -> LaneRules:
         reserved_floor=rules.reserved_floor,
         reserved_share=rules.reserved_per_slot,
     )
-
-
-def _without_classes(config: AdmissionConfig) -> PoolRules:
-    legacy = config.legacy
-    limited = config.mode == "legacy"
-    lane = LaneRules(legacy.queue_size, from_seconds(legacy.queue_timeout_secs))
-    return PoolRules(
-        lanes=[lane] * len(LANES),
-        lane_of=[SHARED_LANE] * len(LANES),
-        capacity=legacy.max_concurrent_requests if limited and legacy.max_concurrent_requests > 0 else MAX_SLOTS,
-        fixed_retry_after=SMG_RETRY_AFTER if config.flavour == "smg" else None,
-        rate=legacy.rate_limit_tokens_per_second if limited else 0.0,
-        burst=legacy.burst,
-    )
-
-
-class FairnessPolicy(Enum):
-    """In which lines those stand who wait at one priority, and which line is next."""
-
-    GLOBAL_STRICT = "one for all"
-    OLDEST_TENANT = "one for each tenant; next is that of whoever came first, though another may be the first in it (BLIS)"
-    ROUND_ROBIN = "one for each tenant, in the order of their names"
-    ROUND_ROBIN_RESTARTING = "likewise; but where the one served last is empty, from the beginning again (BLIS)"
-
-
-class FlowControlRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Complete."""
-
-    config: FlowControlConfig
-    detector: DetectorName
-    dispatch: DispatchMode
-    band_order: DispatchOrder
-    """Which band is served first."""
-    fairness: FairnessPolicy
-    """Within a band."""
-    initial_priorities: tuple[int, ...]
-    """Bands that are there before anybody waits in them."""
-    counts_unseen_in_flight: bool
-    """Whether those count for the saturation who were let in, and whom the load does not show yet."""
-
-    @property
-    def needs_ticks(self) -> bool:
-        """Whether time alone may let somebody in: the load of instances changes, or one may enter per tick. Requests in flight
-        change by what the core is told."""
-        return self.dispatch == "one" or self.detector == "utilization"
-
-
-def resolve_flow_rules(config: AdmissionConfig) -> FlowControlRules:
-    """BLIS makes a band when somebody first comes to wait in it, so that how urgent the second most urgent is depends on who
-    has come before; it serves bands by priority whatever the order; within a band it first chooses a tenant, whatever the
-    order, and then one of his; and it looks at the instances alone."""
-    limits, blis = config.flow_control, config.flavour == "blis"
-    known = {priority_of_slo_class(name, config.slo_priorities) for name in (*SLO_PRIORITIES, *config.slo_priorities)}
-    return FlowControlRules(
-        config=limits,
-        detector=limits.detector(config.flavour),
-        dispatch=limits.dispatch or ("one" if blis else "all"),
-        band_order="priority" if blis else limits.dispatch_order,
-        fairness=_BLIS_FAIRNESS[limits.fairness_policy] if blis else _FAIRNESS[limits.fairness_policy],
-        initial_priorities=() if blis else tuple(known),
-        counts_unseen_in_flight=not blis,
-    )
-
-
-_FAIRNESS: Final[Mapping[FairnessName, FairnessPolicy]] = {
-    "global-strict": FairnessPolicy.GLOBAL_STRICT,
-    "round-robin": FairnessPolicy.ROUND_ROBIN,
-}
-_BLIS_FAIRNESS: Final[Mapping[FairnessName, FairnessPolicy]] = {
-    "global-strict": FairnessPolicy.OLDEST_TENANT,
-    "round-robin": FairnessPolicy.ROUND_ROBIN_RESTARTING,
-}

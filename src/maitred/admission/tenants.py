@@ -1,67 +1,70 @@
-"""Tenants: what those that policies limit have in flight and in the queues, over all pools.
+"""Tenants: which names they can have, and what each holds and waits for, over all pools.
 
-A tenant that holds more than its share of all slots gets no more sheddable work in. It may always have urgent work.
-
-Over another policy, which is asked first: what that refuses is refused.
+A tenant has an account if the configuration limits it: `max_in_flight` and `max_queued` (in mode `priority`), or a budget, which is
+a share of all slots (in every mode).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import Final
 
-from maitred.admission.config import TenantPolicy
+_FORMS: Final[Mapping[str, str]] = {"auth": "auth:ID", "header": "header:VALUE", "ip": "ip:ADDRESS"}
+
+
+def tenant_problem(tenant: str) -> str | None:
+    """Return why no request can ever come from a tenant called `tenant`, or None if one can."""
+    kind, colon, name = tenant.partition(":")
+    if tenant == "anonymous":
+        return None
+    if not colon or kind not in _FORMS:
+        return f"{tenant!r} matches nobody: write auth:{tenant}, header:{tenant}, ip:ADDRESS or anonymous"
+    if not name or name != name.strip():
+        return f"{tenant!r} matches nobody: write {_FORMS[kind]}, without spaces around it"
+    if kind == "ip":
+        try:
+            normal = str(ip_address(name))
+        except ValueError:
+            return f"{tenant!r} matches nobody: {name!r} is not an IP address"
+        if normal != name:
+            return f"{tenant!r} matches nobody: write ip:{normal}"
+    return None
 
 
 class TenantAccount:
-    """The account of one tenant."""
+    """What one tenant holds and waits for, and its limits. The pools keep it up to date."""
 
-    __slots__ = ("awaiting_victims", "in_flight", "max_in_flight", "max_queued", "name", "queued")
+    __slots__ = ("awaiting_victims", "in_flight", "max_in_flight", "max_queued", "name", "queued", "slot_share")
 
-    def __init__(self, name: str, policy: TenantPolicy) -> None:
+    def __init__(
+        self, name: str, max_in_flight: int | None = None, max_queued: int | None = None, slot_share: float | None = None
+    ) -> None:
         self.name = name
-        self.max_in_flight = policy.max_in_flight
-        self.max_queued = policy.max_queued
+        self.max_in_flight = max_in_flight
+        """The largest number of slots that it may hold; None: no limit."""
+        self.max_queued = max_queued
+        """The largest number of its requests that may wait; None: no limit."""
+        self.slot_share = slot_share
+        """Its budget: the share of all slots (0 to 1) beyond which its sheddable requests are refused; None: no budget."""
         self.in_flight = 0
+        """Slots that it holds."""
         self.awaiting_victims = 0
-        """Preemptors of it whose victims have not left yet."""
+        """Its preemptors that wait for their victims' slots."""
         self.queued = 0
-        """All of it that wait, those who await a victim among them."""
+        """Its requests that wait, preemptors included."""
 
     @property
     def at_limit(self) -> bool:
-        """It may have no more in flight."""
+        """Whether it may not hold one more slot."""
         return self.max_in_flight is not None and self.in_flight >= self.max_in_flight
 
     @property
     def at_limit_with_awaiting(self) -> bool:
-        """With those slots that are kept for it, it has as many as it may."""
+        """Whether it may not hold one more slot beside those that its preemptors are about to get."""
         return self.max_in_flight is not None and self.in_flight + self.awaiting_victims >= self.max_in_flight
 
     @property
     def queue_full(self) -> bool:
-        """No more of it may wait."""
+        """Whether no further request of it may wait."""
         return self.max_queued is not None and self.queued >= self.max_queued
-
-    def add(self, *, holding: int, waiting: int) -> None:
-        """So many more of it are here."""
-        self.in_flight += holding
-        self.queued += waiting
-
-
-def limited_accounts(policies: Mapping[str, TenantPolicy]) -> dict[str, TenantAccount]:
-    """New accounts for those tenants that have limits."""
-    return {
-        name: TenantAccount(name, policy)
-        for name, policy in policies.items()
-        if policy.max_in_flight is not None or policy.max_queued is not None
-    }
-
-
-class BudgetAccount:
-    """What one tenant with a budget has in flight, over all pools."""
-
-    __slots__ = ("in_flight", "slot_share")
-
-    def __init__(self, slot_share: float) -> None:
-        self.slot_share = slot_share
-        self.in_flight = 0

@@ -11,11 +11,12 @@
      │               └──────────────────────────────────┘
      └──reject──▶ LEFT
 
-The table is the whole truth: an event that it does not name for a state raises. Three states hold a slot. ADMITTED can be
-taken back; STREAMING has shown its client something and cannot; VICTIM has been taken back and is about to give its slot up.
-So first byte and preemption exclude each other, whichever comes first. AWAITING is a preemptor whose victim has not left yet.
+An event that the table does not name for a state raises. Three states hold a slot. The slot of an ADMITTED request can be taken
+back. The response of a STREAMING request has started, so its slot cannot be taken back. A VICTIM has lost its slot and is about to
+give it up. So first byte and preemption exclude each other, whichever comes first. An AWAITING request is a preemptor whose victim
+has not left yet.
 
-A core forgets a ticket when it has LEFT, so events for such a request never reach the table: they are ignored there.
+A core forgets a ticket when it has LEFT. Events for such a request are ignored: they never reach the table.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from enum import IntEnum
 import msgspec
 
 from maitred.admission.counters import ClassCounters
-from maitred.admission.tenants import BudgetAccount, TenantAccount
+from maitred.admission.tenants import TenantAccount
 from maitred.core.errors import MaitredError
 from maitred.core.request import PriorityClass, RequestId
 from maitred.core.units import Micros
@@ -90,63 +91,62 @@ SLOT_HOLDING_STATES = (TicketState.ADMITTED, TicketState.STREAMING, TicketState.
 """The states that hold a slot."""
 
 _TRANSITION_TABLE = tuple(tuple(TRANSITIONS[state].get(event) for event in TicketEvent) for state in TicketState)
-"""The same table, by number: looked up three times per request."""
+"""TRANSITIONS by number, because it is looked up three times per request."""
 
 
 class TransitionError(MaitredError):
-    """A driver told a core something that cannot be: a defect of the driver."""
+    """A driver gave a core an input that is impossible in this state: a defect of the driver."""
 
 
 class Ticket(msgspec.Struct, eq=False, gc=False):
-    """One request, as admission knows it. A driver makes it, hands it to `submit`, and from then on only reads it."""
+    """One request, as admission knows it. A driver creates it, passes it to `submit`, and from then on only reads it."""
 
     id: RequestId
     pool: str
-    """Which slots it asks for: the model's."""
+    """The model whose slots it asks for."""
     priority_class: PriorityClass = PriorityClass.DEFAULT
-    """The effective class, after any cap."""
+    """The effective class, after the cap of its tenant."""
     tenant: str = ""
-    """As policies name it: `auth:acme`; empty if nobody knows."""
+    """As policies name it: `auth:acme`; empty if it is not known."""
     cost: int = 1
-    """Tokens of its prompt and its answer, as far as they can be known. Counts with `slot_cost: tokens`, and among tenants
-    with weights."""
+    """Tokens of its prompt and its answer, as far as they are known in advance. Used with `slot_cost: tokens`, and among
+    tenants with weights."""
     prompt_tokens: int = 0
     slo_priority: int = 3
-    """How urgent its SLO class is; larger is more urgent, less than 0 is sheddable."""
+    """The priority of its SLO class: larger is more urgent, less than 0 is sheddable."""
     slo_target: Micros | None = None
-    """Within which time its first token should come; None: nobody says."""
+    """The time within which its first token should come, µs; None: no target."""
     state: TicketState = TicketState.NEW
     submitted_at: Micros = 0
-    """Since when it is here; its queue timeout counts from here, also when it is tried again."""
+    """When it was submitted, µs. Its queue timeout counts from here, also when it is tried again."""
     queued_at: Micros = 0
-    """When it joined the queue (again). A preemptor that waits for its victim is in no queue."""
+    """When it last joined a queue, µs. A preemptor that waits for its victim is in no queue."""
     admitted_at: Micros = 0
-    """When it last took a slot."""
+    """When it last took a slot, µs."""
     promoted: bool = False
+    """Whether it was admitted because it starved; then it is never a victim."""
     retried: bool = False
-    """It was a victim once, and is left alone now."""
+    """Whether it was a victim once; then it is never one again."""
     preemption_peer: Ticket | None = None
-    """A victim's preemptor, a waiting preemptor's victim."""
+    """The preemptor of a victim, and the victim of a preemptor that waits for it."""
     lane: int = 0
-    """Index of the slots and the queue it uses: its class, where there are classes."""
+    """Index of the queue and the slots that it uses: its class, where there are classes."""
     slot_units: int = 0
-    """What its slot counts for, as of when that was last asked; fixed while it holds one."""
+    """Units that its slot takes (`slots`), as last computed; fixed while it holds a slot."""
     sequence_number: int = 0
-    """Its place among those who queue; among those who hold a slot, or await a victim, the order in which they began to."""
+    """Its place in its queue; among holders of slots and waiting preemptors, the order in which they became such."""
     tenant_account: TenantAccount | None = None
-    """Its tenant's account, if policies limit it."""
-    budget_account: BudgetAccount | None = None
-    """Where what its tenant holds is counted, if it has a budget; set by the core."""
-    counters: ClassCounters = ClassCounters()
-    """Where it is counted; set by the core."""
+    """The account of its tenant, if the configuration limits the tenant; set by the core."""
+    counters: ClassCounters = None  # type: ignore[assignment]
+    """The counters of its class; set by the core in `submit`, and absent before."""
 
     @property
     def sheddable(self) -> bool:
-        """Whether it may be turned away for the sake of others."""
+        """Whether it may be refused in favour of more urgent requests."""
         return self.slo_priority < 0
 
     def transition(self, event: TicketEvent) -> None:
-        """Raises TransitionError if `event` cannot happen in this state."""
+        """Go to the state that follows `event`. Raises TransitionError if the event cannot happen in this state."""
         following = _TRANSITION_TABLE[self.state][event]
         if following is None:
             raise TransitionError(f"request {self.id} is {self.state.name}: {event.name} cannot happen")

@@ -1,5 +1,6 @@
-"""BLIS's rules of an instance, where they differ from ours: to compare with its results (`flavour: blis`).
+"""BLIS's rules, where they differ from ours: to compare with its results (`flavour: blis`).
 
+flow_control.py    which requests wait in front of the fleet, and which enter next
 instance.py        when steps begin, and when their outcome is there
 batch.py           what fits in a step, and which sequence gives way
 block_manager.py   which blocks a sequence holds
