@@ -308,7 +308,7 @@ def test_what_policies_and_flow_control_cannot_be_given(key: str, value: object)
         ({"token_bucket_capacity": 5}, "the policy is always-admit, not token-bucket"),
         ({"flow_control": {"max_concurrency": 5}}, "mode is off: flow_control has no effect"),
         ({"mode": "flow-control", "slo_targets": {"batch": 5}}, "slo_targets have no effect"),
-        ({"mode": "flow-control", "flow_control": {"saturation_detector": "never"}}, "nobody ever waits"),
+        ({"mode": "flow-control", "flow_control": {"saturation_detector": "never"}}, "no request ever waits"),
     ],
 )
 def test_what_has_no_effect_is_said(keys: dict[str, Any], words: str) -> None:

@@ -167,7 +167,7 @@ class AnyOrder:
         assert not self.core._tickets
         for pool in self.core._pools.by_name.values():
             assert not pool.slots.in_use
-            assert not any(map(len, (*pool.queues.lanes, *pool.queues.pending_preemptors.lanes, *pool.victims.lanes)))
+            assert not any(map(len, (*pool.queues.lanes, *pool.queues.pending_preemptors.lanes, *pool.victims.groups.values())))
 
 
 ENDS = (ReleaseReason.DRAINED, ReleaseReason.CLIENT_GONE, ReleaseReason.FAILED)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
 
-from maitred.admission import CLASS_PRESETS, Admission, AdmissionConfig, ReleaseReason, Ticket, parse_class
+from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket, parse_class, preset_of
 from maitred.admission.ticket import TRANSITIONS, TicketEvent, TicketState, TransitionError
 from maitred.core.request import PriorityClass
 
@@ -34,7 +34,7 @@ def test_classes_ascend_from_bulk_to_system_and_the_lower_one_counts() -> None:
 def test_the_built_in_classes() -> None:
     table = {
         c.label: (r.reserved_floor, r.reserved_per_slot, r.queue_size, r.queue_timeout_secs, r.starvation_threshold_secs)
-        for c, r in CLASS_PRESETS["smg"].items()
+        for c, r in preset_of("smg").classes.items()
     }
 
     assert table == {
@@ -43,7 +43,7 @@ def test_the_built_in_classes() -> None:
         "default": (0, 0.10, 512, 60, 30),
         "bulk": (0, 0.0, 1024, 300, 120),
     }
-    assert [c.label for c, r in CLASS_PRESETS["smg"].items() if r.can_preempt] == ["system", "interactive"]
+    assert [c.label for c, r in preset_of("smg").classes.items() if r.can_preempt] == ["system", "interactive"]
     assert msgspec.convert({}, AdmissionConfig).tenant_policies == {}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from maitred.admission.config import AdmissionConfig
-from maitred.admission.presets import CLASS_PRESETS
+from maitred.admission.presets import preset_of
 from maitred.config import ConfigSources
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
@@ -60,7 +60,7 @@ def test_smgs_file_loads_unchanged(admission) -> None:  # type: ignore[no-untype
         0.0,
     )  # not the built-in share
     assert (smg.class_rules(BULK).queue_size, smg.class_rules(BULK).reserved_per_slot) == (0, 1.5)
-    assert smg.class_rules(PriorityClass.SYSTEM) == CLASS_PRESETS["smg"][PriorityClass.SYSTEM]
+    assert smg.class_rules(PriorityClass.SYSTEM) == preset_of("smg").classes[PriorityClass.SYSTEM]
     caps = [smg.class_cap(tenant) for tenant in ("auth:acme", "header:batch", "x")]
     assert caps == [INTERACTIVE, BULK, PriorityClass.DEFAULT]
 
@@ -69,7 +69,7 @@ def test_the_same_file_in_our_flavour_is_merged_key_by_key(admission) -> None:  
     ours = admission(SMG.replace("1.5", "0.5"), mode="priority")
 
     assert (ours.class_rules(INTERACTIVE).reserved_floor, ours.class_rules(INTERACTIVE).reserved_per_slot) == (3, 0.25)
-    assert ours.class_rules(PriorityClass.SYSTEM) == CLASS_PRESETS["maitred"][PriorityClass.SYSTEM]
+    assert ours.class_rules(PriorityClass.SYSTEM) == preset_of("maitred").classes[PriorityClass.SYSTEM]
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "classes:\ntenant_policies:\n", "{}"])

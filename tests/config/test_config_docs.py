@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from maitred.admission.config import TenantPolicy
-from maitred.admission.presets import CLASS_PRESETS, Flavour
+from maitred.admission.presets import Flavour, preset_of
 from maitred.config import Config, load
 from maitred.core.request import PriorityClass
 from maitred.core.yaml_document import YamlDocument
@@ -46,7 +46,7 @@ def defaults(tree: Any, *path: str) -> dict[str, Any]:
 
 
 def of_classes(flavour: Flavour, *path: str) -> dict[str, Any]:
-    rules = {c.label: msgspec.to_builtins(CLASS_PRESETS[flavour][c]) for c in PriorityClass}
+    rules = {c.label: msgspec.to_builtins(preset_of(flavour).classes[c]) for c in PriorityClass}
     return defaults(rules, *path)
 
 

@@ -1,42 +1,37 @@
-"""May it enter now?
+"""Admission: which requests may be in flight now.
 
-One core for every world: a plain state machine that is told what happens (`submit`, `confirm_first_byte`, `release`, `resize`,
-`reconfigure`, and time) and answers with decisions. Each model has a pool of slots of its own; inside a pool a request is
-admitted if a slot is free for its class; else it may take the slot of a victim of a lower class; else it waits in the queue of
-its class; else it is rejected.
+One core for the gateway and for the simulator: a plain state machine that is given inputs (`submit`, `first_byte`,
+`release`, `resize`, `reconfigure`, and time) and answers with decisions. Each model has a pool of slots of its own.
+Inside a pool a request is admitted if a slot is free for its class; else it may take the slot of a victim of a lower
+class; else it waits in the queue of its class; else it is rejected.
 
-    ticket.py       the record of one request's life here, and the table of its transitions
-    slots.py        the arithmetic of slots and reservations
+A driver acts on the decisions: `admit` (the request holds a slot until `release`), `queue` (another decision will
+follow), `preempt` (stop the work of a request that holds a slot, and release it), `reject` and `cancel` (the request
+has left).
+
+    core.py         Admission: the inputs and their answers; what follows in time and in other pools
+    pools.py        which pools there are, and whose requests go to which
+    pool.py         what all pools have in common
+    class_pool.py   pools with classes, or with one limit for all requests
+    priority.py     what keeps a newcomer out, which request is next, promotions of starved requests
+    waiting.py      the waiting requests of a pool, until when they wait, which of them starve
     queues.py       the queue of one class: first come first served, or shared fairly among tenants
-    starving.py     who has waited too long
-    promotions.py   how many starved requests may go before more urgent ones
-    forecast.py     when it will be worth while to ask again
-    bucket.py       so many at once, and so many per second
-    tenants.py      what the tenants that have limits use of them
-    victims.py      who may be made to go, and who waits for it
-    waiters.py      who waits for the slots of one model, and until when
-    precedence.py   who goes before whom: what keeps a newcomer out, who is next, who must go
-    pool.py         what all pools have in common: slots, who holds them, who waits, and the books of it
-    class_pool.py   slots and queues of one model: what becomes of who comes, waits and leaves
-    flow_control/   the other kind of pool: requests wait while the instances are saturated
-    policies/       who is turned away before he asks for a slot
+    slots.py        the arithmetic of slots and reservations
+    preemption.py   which requests may be victims, and preemptors that wait for their slots
+    flow_control/   pools whose limit is the load of the instances
     saturation.py   how loaded the instances are
-    books.py        what became of every request: totals, and views for metrics
-    audit.py        what holds after every event
-    pools.py        which pools there are, and whose requests come to which
-    rate_gate.py    so many requests per second, in front of the classes
-    consequences.py what follows from an event with time, and in the other pools
-    core.py         Admission: the inputs, and what each of them is answered with
-    record.py       the same core, writing a log that can be replayed
-    config.py       the keys of the `admission` section, under SMG's names
-    flavours.py     what classes may count on by default: our numbers, SMG's numbers
-    rules.py        the configuration, resolved into what a pool goes by
-    classes.py      the class a header asks for
-    vocabulary.py   actions, reasons and ends: the closed sets of this room
-
-The driver acts on decisions: `admit` (a slot is taken; it is held until `release`), `queue` (wait for a later decision),
-`preempt` (stop the work of one that holds a slot, and release it), `reject` and `cancel` (the request has left, nothing of it
-is kept).
+    policies/       policies that refuse requests before they ask for a slot
+    policy_gate.py  the configured policy at work, and the budgets of tenants
+    rate_limit.py   requests per second
+    retry_after.py  when a rejected request should be sent again
+    tenants.py      names, limits and accounts of tenants
+    ticket.py       the record of one request, and the table of its states
+    enums.py        actions and reasons
+    counters.py     what became of every request
+    config.py       the keys of the `admission` section
+    presets.py      what holds where the configuration does not say, and where other systems differ
+    rules.py        the configuration, resolved into what pools work with
+    replay.py       a core that writes a log, and a log run again
 """
 
 from __future__ import annotations
@@ -57,19 +52,17 @@ from maitred.admission.flow_control.config import FlowControlConfig
 from maitred.admission.policies import POLICIES, AdmissionPolicy, PolicyConfig, Refusal
 from maitred.admission.pool import LoadProbe
 from maitred.admission.pools import SHARED_POOL
-from maitred.admission.presets import CLASS_PRESETS, SMG_BOOTSTRAP_CAPACITY
+from maitred.admission.presets import preset_of
 from maitred.admission.replay import RecordedAdmission, replay
-from maitred.admission.rules import overcommit_problem
+from maitred.admission.rules import bootstrap_problem, overcommit_problem
 from maitred.admission.saturation import fleet_load
-from maitred.admission.tenant_names import tenant_problem
+from maitred.admission.tenants import tenant_problem
 from maitred.admission.ticket import Ticket, TicketState, TransitionError
 
 __all__ = [
-    "CLASS_PRESETS",
     "EMPTY_LOAD",
     "POLICIES",
     "SHARED_POOL",
-    "SMG_BOOTSTRAP_CAPACITY",
     "Action",
     "Admission",
     "AdmissionConfig",
@@ -90,11 +83,13 @@ __all__ = [
     "Ticket",
     "TicketState",
     "TransitionError",
+    "bootstrap_problem",
     "class_from_name",
     "fleet_load",
     "no_load",
     "overcommit_problem",
     "parse_class",
+    "preset_of",
     "replay",
     "tenant_problem",
 ]

@@ -1,27 +1,30 @@
-"""The slots of one model, and the queues of classes before them.
+"""ClassPool: the slots of one model, and the queues of the classes in front of them.
 
-A newcomer is admitted if a slot is free for its class and nobody of its own or a higher class waits. If it finds no slot and
-its class may preempt, it takes the slot of somebody of a lower class who has shown his client nothing yet: the victim is told
-to stop, and the slot is kept for its preemptor. Else the newcomer queues; else, the queue being full, it is rejected.
+A newcomer is admitted if a slot is free for its class and no request of its own class or of a higher one waits. If it
+finds no slot and its class may preempt, it takes the slot of a request of a lower class whose response has not started:
+the victim is told to stop, and the slot is kept for its preemptor. Else the newcomer queues; else, the queue being
+full, it is rejected.
 
-Whenever slots may have become free, waiters are admitted, most urgent class first, until no slot is free for any of them. Who
-has starved may be promoted (see `promotions`). So after every event:
+Whenever slots may have become free, waiting requests are admitted, the most urgent class first, until no slot is free
+for any of them. A request that starves may be promoted (`priority`). So after every event:
 
-    nobody waits while a slot is free for his class, unless his tenant is at its limit
+    no request waits while a slot is free for its class, unless its tenant is at its limit
+
+Without classes (modes `off` and `legacy`) all requests share one lane, and a request rate may limit how fast they
+enter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from maitred.admission.enums import Action, Reason, ReleaseReason
-from maitred.admission.invariants import class_pool_violations
 from maitred.admission.pool import SlotPool
-from maitred.admission.preemption import PreemptionCandidates
+from maitred.admission.preemption import link_peers, unlink_peers
 from maitred.admission.priority import AdmissionPriority, PromotionBudget
 from maitred.admission.queues import SequenceNumbers
 from maitred.admission.rate_limit import TokenBucket
-from maitred.admission.rules import MOST_URGENT_FIRST, PoolRules
+from maitred.admission.rules import LANES, MOST_URGENT_FIRST, PoolRules
 from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
 from maitred.admission.waiting import PoolQueues
 from maitred.core.contracts import FleetLoad
@@ -29,39 +32,43 @@ from maitred.core.decisions import Decision
 from maitred.core.units import Micros
 
 _QUEUE, _RELEASE = TicketEvent.QUEUE, TicketEvent.RELEASE  # members of enums are slow to look up
-_AWAITING, _VICTIM = TicketState.AWAITING, TicketState.VICTIM
+_AWAITING = TicketState.AWAITING
 _SLOT_FREE = Reason.SLOT_FREE
 _CURED_BY_PREEMPTION = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
-"""What a preemption can help against."""
+"""What keeps a request from a slot and could be changed by a preemption."""
+
+
+def _preemption_group(ticket: Ticket) -> int | None:
+    """Victims are chosen by class. Promoted requests are exempt: they have waited long enough."""
+    return None if ticket.promoted or ticket.retried else ticket.lane
 
 
 class ClassPool(SlotPool):
-    """One model's slots and queues, or those of all."""
+    """The slots and queues of one model, or of all models together."""
 
     def __init__(self, name: str, rules: PoolRules, sequence_numbers: SequenceNumbers) -> None:
-        super().__init__(name, rules, sequence_numbers)
+        super().__init__(name, rules, sequence_numbers, _preemption_group)
         self.queues = PoolQueues(rules, sequence_numbers, self.retry_estimators)
         self.promotion_budget = PromotionBudget(rules.promotion_share, rules.promotion_burst)
         self.priority = AdmissionPriority(rules, self.slots, self.queues, self.promotion_budget)
-        self.victims: PreemptionCandidates = PreemptionCandidates()
         self.dispatched_at: Micros = 0
-        """Who starved by then has been looked at."""
+        """When `dispatch` was last called: requests that starved by then have been considered for a promotion."""
         self._bucket = TokenBucket(rules.rate, rules.burst) if rules.rate else None
         self.resize(0)
 
-    # Coming and leaving.
+    # Arrivals and departures.
 
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
-        """A newcomer: admitted, queued or rejected; or it awaits a victim, who is told first."""
+        """Admit, queue or reject a newcomer; or let it wait for a victim, on which the first decision is then."""
         lane = ticket.lane = self.rules.lane_of[ticket.priority_class]
         ticket.submitted_at = now
         ticket.counters.arrived += 1
-        obstacle = self.priority.blocking_reason(ticket)
-        if obstacle is None and self._bucket is not None and not self._bucket.has_token(now):
-            obstacle = Reason.RATE_LIMIT
-        if obstacle is None:
+        blocked_by = self.priority.blocking_reason(ticket)
+        if blocked_by is None and self._bucket is not None and not self._bucket.has_token(now):
+            blocked_by = Reason.RATE_LIMIT
+        if blocked_by is None:
             return [self._admit(ticket, _SLOT_FREE, now)]
-        if obstacle in _CURED_BY_PREEMPTION and self.rules.lanes[lane].can_preempt:
+        if blocked_by in _CURED_BY_PREEMPTION and self.rules.lanes[lane].can_preempt:
             victim = self.priority.choose_victim(ticket, self.victims)
             if victim is not None:
                 return self._preempt(victim, ticket, now)
@@ -72,14 +79,18 @@ class ClassPool(SlotPool):
         ticket.transition(_QUEUE)
         self._start_waiting(ticket)
         self.queues.enqueue(ticket, now)
-        return [Decision(now, ticket.id, Action.QUEUE, obstacle)]
+        return [Decision(now, ticket.id, Action.QUEUE, blocked_by)]
 
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
-        """It is released: from the queue, or from its slot, which passes on. A victim that is tried again has not left."""
         if ticket.state in SLOT_HOLDING_STATES:
-            return self._release_holder(ticket, release_reason, now)
+            preemptor = ticket.preemption_peer
+            decisions = self._release_holder(ticket, release_reason, now)
+            if preemptor is not None:
+                unlink_peers(ticket)
+                decisions += self._admit_preemptor(preemptor, ticket, now)
+            return decisions + self.dispatch(now) if self.waiting else decisions
         if ticket.state is _AWAITING:
-            self.queues.pending_preemptors.remove(ticket)
+            self._stop_awaiting(ticket)
         else:
             self.queues.dequeue(ticket, now)
         ticket.transition(_RELEASE)
@@ -87,20 +98,20 @@ class ClassPool(SlotPool):
         ticket.counters.cancelled += 1
         return [Decision(now, ticket.id, Action.CANCEL, Reason.CLIENT_GONE), *self.dispatch(now)]
 
-    def adopt(self, ticket: Ticket) -> None:
-        """A request that other rules let in, in the state in which it is; those who queue, in the order they stand in."""
-        ticket.lane = self.rules.lane_of[ticket.priority_class]
-        if ticket.state in SLOT_HOLDING_STATES:
-            self.priority.set_slot_units(ticket)
-            self._take_slot(ticket)
-        else:
-            self.queues.adopt(ticket)
-            self.waiting += 1
+    def _adopt_waiter(self, ticket: Ticket) -> None:
+        self.queues.adopt(ticket)
+        self._start_waiting(ticket)
 
-    # Whoever waits.
+    def _set_slot_units(self, ticket: Ticket) -> None:
+        self.priority.set_slot_units(ticket)
+
+    def _requeue_front(self, ticket: Ticket, now: Micros) -> None:
+        self._start_waiting(ticket)
+        self.queues.requeue_front(ticket, now)
+
+    # Admission of waiting requests.
 
     def dispatch(self, now: Micros) -> list[Decision]:
-        """Admit waiters while slots are free for them."""
         self.dispatched_at = now
         admitted: list[Decision] = []
         while self.waiting and self.slots.in_use < self.slots.capacity:
@@ -120,9 +131,8 @@ class ClassPool(SlotPool):
         return admitted
 
     def _admit_waiter(self, ticket: Ticket, reason: Reason, now: Micros) -> Decision:
-        """A waiter gets a slot."""
-        if ticket.state is _AWAITING:
-            self.queues.pending_preemptors.remove(ticket)
+        if ticket.state is _AWAITING:  # a slot has become free before its victim's
+            self._stop_awaiting(ticket)
         else:
             self.queues.dequeue_admitted(ticket, now)
             self.promotion_budget.count_admission()
@@ -140,63 +150,45 @@ class ClassPool(SlotPool):
 
     # Preemption.
 
-    def _preempt(self, victim: Ticket, ticket: Ticket, now: Micros) -> list[Decision]:
+    def _preempt(self, victim: Ticket, preemptor: Ticket, now: Micros) -> list[Decision]:
         victim.transition(TicketEvent.PREEMPT_SLOT)
         self.victims.discard(victim)
-        victim.counters.preempted_by[ticket.priority_class] += 1
-        victim.preemption_peer, ticket.preemption_peer = ticket, victim
-        ticket.transition(TicketEvent.AWAIT)
-        ticket.sequence_number = self._sequence_numbers.next_back()
-        self._start_waiting(ticket)
-        self.queues.pending_preemptors.add(ticket)
+        victim.counters.preempted_by[preemptor.priority_class] += 1
+        link_peers(victim, preemptor)
+        preemptor.transition(TicketEvent.AWAIT)
+        preemptor.sequence_number = self._sequence_numbers.next_back()
+        self._start_waiting(preemptor)
+        self.queues.pending_preemptors.add(preemptor)
         return [
-            Decision(now, victim.id, Action.PREEMPT_SLOT, Reason.HIGHER_CLASS, ticket.id),
-            Decision(now, ticket.id, Action.QUEUE, Reason.VICTIM_LEAVING, victim.id),
+            Decision(now, victim.id, Action.PREEMPT_SLOT, Reason.HIGHER_CLASS, preemptor.id),
+            Decision(now, preemptor.id, Action.QUEUE, Reason.VICTIM_LEAVING, victim.id),
         ]
 
-    def _release_holder(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
-        """A slot is free: for whom it was kept, and else for whoever is next."""
-        preemptor = ticket.preemption_peer
-        self._release_slot(ticket, now)
-        decisions = []
-        if ticket.state is _VICTIM and self._may_retry(ticket, release_reason, now):
-            decisions.append(self._retry(ticket, now))
-        else:
-            ticket.counters.ended[ReleaseReason.SLOT_PREEMPTED if ticket.state is _VICTIM else release_reason] += 1
-            ticket.transition(_RELEASE)
-        if preemptor is not None:
-            ticket.preemption_peer = preemptor.preemption_peer = None
-            if self.priority.can_take_slot(preemptor):
-                self.queues.pending_preemptors.remove(preemptor)
-                self._stop_waiting(preemptor)
-                decisions.append(self._admit(preemptor, Reason.VICTIM_GONE, now, ticket.id))
-        return decisions + self.dispatch(now) if self.waiting else decisions
+    def _admit_preemptor(self, preemptor: Ticket, victim: Ticket, now: Micros) -> list[Decision]:
+        """Give a preemptor the slot that its victim has given up, unless it does not fit any more (after a shrink, say)."""
+        if not self.priority.can_take_slot(preemptor):
+            return []
+        self.queues.pending_preemptors.remove(preemptor)
+        self._stop_waiting(preemptor)
+        return [self._admit(preemptor, Reason.VICTIM_GONE, now, victim.id)]
 
-    def _may_retry(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> bool:
-        if release_reason is not ReleaseReason.SLOT_PREEMPTED or not self.rules.retries_victims:
-            return False
-        return ticket.submitted_at + self.rules.lanes[ticket.lane].queue_timeout > now
-
-    def _retry(self, ticket: Ticket, now: Micros) -> Decision:
-        ticket.transition(TicketEvent.RETRY)
-        ticket.retried = True
-        ticket.counters.retried += 1
-        self._start_waiting(ticket)
-        self.queues.requeue_front(ticket, now)
-        return Decision(now, ticket.id, Action.QUEUE, Reason.TO_BE_RETRIED)
+    def _stop_awaiting(self, preemptor: Ticket) -> None:
+        """Let a preemptor not wait for its victim any more: the victim's slot goes to the request that is next then."""
+        self.queues.pending_preemptors.remove(preemptor)
+        unlink_peers(preemptor)
 
     # Time.
 
     def next_deadline(self) -> Micros | None:
         if not self.waiting:
             return None
-        soon, timeout = self.next_admission_at(), self.queues.next_deadline()
-        if soon is None or timeout is None:
-            return timeout if soon is None else soon
-        return min(soon, timeout)
+        admission, timeout = self.next_admission_at(), self.queues.next_deadline()
+        if admission is None or timeout is None:
+            return timeout if admission is None else admission
+        return min(admission, timeout)
 
     def next_admission_at(self) -> Micros | None:
-        """When time may let somebody into a slot that idles beside him: he starves, or the bucket fills."""
+        """Return when a waiting request may get a slot that is idle now, because it starves or the token bucket fills."""
         if not self.waiting or self.slots.in_use >= self.slots.capacity:
             return None
         due = self.queues.starvation.next_starvation_after(self.dispatched_at)
@@ -209,13 +201,13 @@ class ClassPool(SlotPool):
         return self.queues.deadline_of(ticket)
 
     def advance(self, now: Micros) -> list[Decision]:
-        """Timeouts, and preemptors whose budget is spent; then whoever may enter for that."""
+        """Reject requests whose timeout has passed, queue preemptors whose budget is spent, and admit what may enter then."""
         done: list[Decision] = []
-        waiters = self.queues
+        queues = self.queues
         for lane in MOST_URGENT_FIRST:
-            while (waiter := waiters.expired_waiter(lane, now)) is not None:
+            while (waiter := queues.expired_waiter(lane, now)) is not None:
                 done.append(self._expire_waiter(waiter, now))
-            while waiters.pending_preemptors.count and (preemptor := waiters.expired_preemptor(lane, now)) is not None:
+            while queues.pending_preemptors.count and (preemptor := queues.expired_preemptor(lane, now)) is not None:
                 done.append(self._expire_preemptor(preemptor, now))
         return done + self.dispatch(now)
 
@@ -225,7 +217,7 @@ class ClassPool(SlotPool):
         return self._reject(ticket, Reason.QUEUE_TIMEOUT, now)
 
     def _expire_preemptor(self, ticket: Ticket, now: Micros) -> Decision:
-        self.queues.pending_preemptors.remove(ticket)
+        self._stop_awaiting(ticket)
         if self.queues.is_lane_full(ticket.lane):
             self._stop_waiting(ticket)
             return self._reject(ticket, Reason.QUEUE_FULL, now)
@@ -233,11 +225,41 @@ class ClassPool(SlotPool):
         self.queues.enqueue(ticket, now)
         return Decision(now, ticket.id, Action.QUEUE, Reason.BUDGET_SPENT)
 
-    # Looking.
+    # Invariants.
 
-    def rate_allows(self, now: Micros) -> bool:
-        """Whether the rate lets somebody in."""
-        return self._bucket is None or self._bucket.has_token(now)
+    def find_violations(self) -> Iterator[str]:
+        yield from self._slot_violations()
+        queues, preemptors = self.queues, self.queues.pending_preemptors
+        if self.waiting != queues.queued + preemptors.count:
+            yield f"{self.waiting} counted as waiting, {queues.queued} in queues and {preemptors.count} for victims"
+        if queues.queued != sum(map(len, queues.lanes)):
+            yield f"{queues.queued} counted in queues, but these differ"
+        if preemptors.count != sum(map(len, preemptors.lanes)):
+            yield f"{preemptors.count} counted as awaiting a victim, but lanes differ"
+        if not self.promotion_budget.is_within_bounds:
+            yield "more promotions than their share"
+        rate_allows = self._bucket is None or self._bucket.has_token(self.dispatched_at)
+        head = self.priority.next_waiter() if rate_allows else None
+        if head is not None:
+            yield f"{head} waits while a slot is free for it"
+        for lane in LANES:
+            yield from self._lane_violations(lane)
 
-    def find_violations(self) -> Iterable[str]:
-        return class_pool_violations(self)
+    def _slot_violations(self) -> Iterator[str]:
+        slots = self.slots
+        if slots.in_use != sum(slots.in_flight) or min(slots.in_flight) < 0:
+            yield f"{slots.in_use} used, but in flight {slots.in_flight}"
+        kept = 0 if self.rules.keeps_exact_fit else slots.units_per_slot
+        if sum(slots.reserved) > max(0, slots.capacity - kept):
+            yield f"reservations {slots.reserved} leave nothing of {slots.capacity}"
+
+    def _lane_violations(self, lane: int) -> Iterator[str]:
+        for ticket in self.queues.lanes[lane]:
+            if ticket.state is not TicketState.QUEUED or ticket.lane != lane:
+                yield f"{ticket} in the queue of lane {lane} does not queue there"
+        for ticket in self.queues.pending_preemptors.lanes[lane].values():
+            if ticket.state is not _AWAITING:
+                yield f"{ticket} awaits no victim"
+        for ticket in self.victims.groups.get(lane, {}).values():
+            if ticket.state is not TicketState.ADMITTED or ticket.promoted or ticket.retried:
+                yield f"{ticket} cannot be a victim"

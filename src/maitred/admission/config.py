@@ -1,11 +1,8 @@
-"""The keys of the `admission` section that policies read, under the names of BLIS's policy bundle.
+"""The `admission` section: how requests enter, and what each class and tenant may count on.
 
-The class that a request asks for, as text in a header.
-
-The `admission` section: how requests enter, and what each class and tenant may count on, with SMG's names for the keys.
-
-SMG's own YAML is this section (`classes`, `tenant_policies`) and loads unchanged. What a class leaves out keeps the value of
-the flavour (see `flavours`). Under `flavour: smg` an entry replaces the whole class, as SMG has it, and must be complete.
+The names of the keys are SMG's, so SMG's own YAML (`classes`, `tenant_policies`) loads unchanged. `PolicyConfig` has
+the keys that admission policies read, under the names of BLIS's policy bundle. A key of a class that is left out keeps
+the value of the flavour (`presets`).
 """
 
 from __future__ import annotations
@@ -16,15 +13,15 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from maitred.admission.flow_control.config import FlowControlConfig
-from maitred.admission.presets import CLASS_PRESETS, ClassRules, Flavour
-from maitred.admission.tenant_names import tenant_problem
+from maitred.admission.flow_control.config import DetectorName, FlowControlConfig
+from maitred.admission.presets import AdmissionPreset, ClassRules, Flavour, preset_of
+from maitred.admission.tenants import tenant_problem
 from maitred.core.request import PriorityClass
 from maitred.core.slo_classes import FORMER_SLO_NAMES, MAX_SLO_PRIORITY, SLO_PRIORITIES
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Which policy stands before the pools, and its parameters. Raises ValueError for what cannot be."""
+    """Which policy stands before the pools, and its parameters. Raises ValueError for a value that is out of range."""
 
     policy: str = "always-admit"
     """Policy that may refuse a request before anything else, in every mode: `always-admit`, `reject-all`, `token-bucket`,
@@ -66,7 +63,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_classes(self) -> None:
         for key, names in (("slo_priorities", self.slo_priorities), ("slo_targets", self.slo_targets)):
-            for former, today in FORMER_SLO_NAMES.items():  # requests that name it are of the class of today
+            for former, today in FORMER_SLO_NAMES.items():  # a request that names the former class is of the present one
                 if former in names:
                     raise ValueError(f"{key}: the SLO class {former} is called {today} now")
         for name, priority in self.slo_priorities.items():
@@ -79,7 +76,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"slo_targets: {name} must be at least 1 µs")
 
     def parameters(self) -> Mapping[str, float]:
-        """Return what the keys say of the policy's parameters, by name. What is written behind its name goes before that."""
+        """Return the parameters of the policy that have keys of their own, by name. Parameters in `policy` take precedence."""
         return {name: getattr(self, key) for name, key in _KEYS.get(self._name, {}).items()}
 
     def ineffective_keys(self) -> Iterator[str]:
@@ -91,7 +88,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def never_refuses(self) -> bool:
-        """Whether no policy ever says no."""
+        """Whether no policy ever refuses a request."""
         return self._name == "always-admit" and not self.tenant_budgets
 
     @property
@@ -104,15 +101,16 @@ _KEYS: Final[Mapping[str, Mapping[str, str]]] = {
     "tier-shed": {"threshold": "tier_shed_threshold", "min_priority": "tier_shed_min_priority"},
     "gaie-legacy": {"qd_threshold": "gaie_qd_threshold", "kv_threshold": "gaie_kv_threshold"},
 }
-"""BLIS's keys for the parameters of its policies. A policy of ours has its parameters behind its name, and no keys."""
+"""BLIS's keys for the parameters of its policies. Other policies take their parameters in `policy`, and have no keys."""
 _POLICY_DEFAULTS: Final = {key: getattr(PolicyConfig(), key) for keys in _KEYS.values() for key in keys.values()}
 
 
 def parse_class(text: str | None) -> PriorityClass | None:
-    """The class named by `text`: any case, surrounding white space ignored. Never raises.
+    """Return the class that a header asks for, in any case and with any white space around it. Never raises.
 
-    None: the text names no class. The caller takes `default`, and counts it. A missing header (None), an empty one and one
-    with anything but visible ASCII ask for nothing: `default`, and nothing to count (SMG's contract).
+    Returns None if the text names no class: the caller takes `default`, and counts the text as unknown. A missing
+    header (None), an empty one and one with anything but visible ASCII ask for `default`, and are not counted (SMG's
+    contract).
     """
     label = (text or "").strip()
     if not label or not label.isascii() or not label.isprintable():
@@ -121,14 +119,15 @@ def parse_class(text: str | None) -> PriorityClass | None:
 
 
 MAX_SLOTS = 1_000_000_000
-"""No pool is larger: a guard against slips of the keyboard, far beyond any fleet."""
+"""The largest capacity of a pool: a guard against slips of the keyboard, far beyond any fleet."""
 MAX_SECS = 1e9
+"""The longest time that a key can say, in seconds."""
 
 ClassName: TypeAlias = Literal["system", "interactive", "default", "bulk"]
 
 
 def class_from_name(name: ClassName) -> PriorityClass:
-    """The class of a checked name."""
+    """Return the class called `name`."""
     return PriorityClass[name.upper()]
 
 
@@ -140,7 +139,7 @@ def _check_non_negative(config: msgspec.Struct, *keys: str) -> None:
 
 
 class ClassConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is said of one class; null: what the flavour has. Raises ValueError for what cannot be."""
+    """What a configuration says of one class; null: the value of the flavour. Raises ValueError for a value out of range."""
 
     reserved_floor: int | None = None
     """Slots held back from lower classes while this class does not use them."""
@@ -168,7 +167,7 @@ class ClassConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ClassesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The classes, most urgent first. Null, like a class that is not named: what the flavour has."""
+    """The classes, most urgent first. Null means the same as a class that is left out: the values of the flavour."""
 
     system: ClassConfig | None = None
     interactive: ClassConfig | None = None
@@ -177,7 +176,7 @@ class ClassesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one tenant may do; null: as everybody. Raises ValueError for what cannot be."""
+    """What one tenant may do; null: no limit of its own. Raises ValueError for a value out of range."""
 
     max_class: ClassName | None = None
     """The highest class that its requests can have. Null: `default_max_class`."""
@@ -198,7 +197,7 @@ class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class LegacyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Admission without classes: one limit and one FIFO queue for all requests. Raises ValueError for what cannot be."""
+    """Admission without classes: one limit and one FIFO queue for all requests. Raises ValueError for a value out of range."""
 
     max_concurrent_requests: int = -1
     """Requests in flight at once, over all models, and the burst of the request rate; 0 or less: no limit."""
@@ -233,7 +232,7 @@ OnPreempt: TypeAlias = Literal["reject", "retry"]
 
 
 class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may be in flight. Raises ValueError for what cannot be."""
+    """Which requests may be in flight. Raises ValueError for a value that is out of range."""
 
     mode: AdmissionMode = "legacy"
     """`off`: every request enters; `legacy`: one limit for all requests; `priority`: classes, and a pool of slots for each
@@ -281,61 +280,79 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("slot_tokens must be from 1 to 1000000")
         for c in PriorityClass:
             self.class_rules(c)
-        if self.flavour != "smg":
+        if self.preset.checks_tenant_names:
             for tenant in self.tenant_policies:
                 problem = tenant_problem(tenant)
                 if problem:
                     raise ValueError(f"tenant_policies: {problem}")
 
     def class_rules(self, c: PriorityClass) -> ClassRules:
-        """What class `c` may count on, complete."""
-        said: ClassConfig | None = getattr(self.classes, c.label)
-        built_in = CLASS_PRESETS[self.flavour][c]
-        if said is None:
-            return built_in
-        given = {key: value for key in said.__struct_fields__ if (value := getattr(said, key)) is not None}
-        if self.flavour == "smg":
-            missing = [key for key in _REQUIRED_BY_SMG if key not in given]
+        """Return what class `c` may count on, complete."""
+        entry: ClassConfig | None = getattr(self.classes, c.label)
+        defaults = self.preset.classes[c]
+        if entry is None:
+            return defaults
+        given = {key: value for key in entry.__struct_fields__ if (value := getattr(entry, key)) is not None}
+        if self.preset.replaces_classes:
+            missing = [key for key in _REQUIRED_OF_WHOLE_CLASSES if key not in given]
             if missing:
-                raise ValueError(f"classes.{c.label}: missing field `{missing[0]}` (flavour smg replaces whole classes)")
+                raise ValueError(
+                    f"classes.{c.label}: missing field `{missing[0]}` (flavour {self.flavour} replaces whole classes)"
+                )
             return ClassRules(**given)
         if given.get("reserved_per_slot", 0) > 1:
             raise ValueError(f"classes.{c.label}: reserved_per_slot must be a share from 0 to 1")
-        return msgspec.structs.replace(built_in, **given)
+        return msgspec.structs.replace(defaults, **given)
+
+    @property
+    def preset(self) -> AdmissionPreset:
+        """What the flavour does where this configuration does not say."""
+        return preset_of(self.flavour)
+
+    @property
+    def detector(self) -> DetectorName:
+        """The saturation detector of flow control that is in force."""
+        return self.flow_control.saturation_detector or self.preset.flow_control.detector
+
+    @property
+    def falls_back_on_overcommit(self) -> bool:
+        """Whether a gateway serves without classes if the reservations exceed the capacity; else it scales them down."""
+        return self.on_overcommit == "legacy" or self.preset.bootstrap_capacity is not None
 
     @property
     def admits_all(self) -> bool:
-        """Whether nobody is ever turned away, or has to wait."""
+        """Whether no request is ever rejected, or has to wait."""
         return self.mode == "off" and self.never_refuses
 
     def class_cap(self, tenant: str) -> PriorityClass:
-        """The highest class that requests of `tenant` can have."""
+        """Return the highest class that requests of `tenant` can have."""
         policy = self.tenant_policies.get(tenant)
         return class_from_name((policy and policy.max_class) or self.default_max_class)
 
     @property
     def effective_promotion_share(self) -> float:
-        if self.promotion_share is not None:
-            return self.promotion_share
-        return _SMG_PROMOTION_SHARE if self.flavour == "smg" else _PROMOTION_SHARE
+        """The share of the admissions from the queues that may be promotions, 0 to 1."""
+        return self.preset.promotion_share if self.promotion_share is None else self.promotion_share
 
     @property
     def uses_classes(self) -> bool:
-        """Whether it matters which class a request is of."""
+        """Whether the class of a request matters."""
         return self.mode in ("priority", "flow-control") or not self.never_refuses
 
     def policy_warnings(self) -> Iterator[str]:
-        """Of admission policies and flow control, what is said and has no effect, each as one line."""
+        """Yield a line for each key of admission policies and of flow control that has no effect."""
         yield from self.ineffective_keys()
         if self.mode != "flow-control" and self.flow_control != FlowControlConfig():
             yield f"mode is {self.mode}: flow_control has no effect (mode: flow-control)"
         if self.slo_targets and not (self.mode == "flow-control" and self.flow_control.dispatch_order == "slo-deadline"):
             yield "slo_targets have no effect but on flow control with dispatch_order: slo-deadline"
         if self.mode == "flow-control":
-            yield from self.flow_control.ineffective_keys(self.flavour)
+            yield from self.flow_control.ineffective_keys(self.detector)
+            if self.preset.flow_control.serves_by_priority and self.flow_control.dispatch_order == "fifo":
+                yield f"dispatch_order: fifo has no effect with flavour: {self.flavour}, where bands are served by priority"
 
     def warnings(self) -> Iterator[str]:
-        """What is allowed and probably not meant, each as one line."""
+        """Yield a line for each key that is allowed and probably a mistake."""
         yield from self.policy_warnings()
         if self.mode == "priority" and self.default_max_class == "system":
             yield "default_max_class is system: every tenant can use the class meant for the control plane"
@@ -345,6 +362,6 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
             yield from (f"{key}: {problem}" for tenant in tenants if (problem := tenant_problem(tenant)))
 
 
-_REQUIRED_BY_SMG: Final = ("reserved_floor", "queue_size", "queue_timeout_secs", "starvation_threshold_secs", "can_preempt")
-_PROMOTION_SHARE: Final = 0.25
-_SMG_PROMOTION_SHARE: Final = 1.0
+_REQUIRED_OF_WHOLE_CLASSES: Final = (
+    *("reserved_floor", "queue_size", "queue_timeout_secs", "starvation_threshold_secs", "can_preempt"),
+)

@@ -1,7 +1,7 @@
 """The gate before the pools: the configured admission policy at work, and the budgets of tenants.
 
-The policy is asked first. A request that it lets pass is refused all the same if it is sheddable and its tenant holds more than its
-share of all slots (BLIS's `tenant_budgets`). Requests that are not sheddable always pass a budget.
+The policy is asked first. A request that it lets pass is refused all the same if it is sheddable and its tenant holds
+more than its share of all slots (BLIS's `tenant_budgets`). Requests that are not sheddable always pass a budget.
 """
 
 from __future__ import annotations

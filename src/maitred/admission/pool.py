@@ -1,120 +1,129 @@
-"""Pool: slots, who holds them, and who waits; as the core sees it, whatever the rules are by which one enters.
+"""SlotPool: the slots of one model, the requests that hold them, and the requests that wait for them.
 
-Its core finds the tickets and tells the time. Here is what all kinds of pools have in common: their books. What differs is who
-enters, where one waits, and who is next: `class_pool` goes by slots, `flow_control` by how loaded the instances are.
+The core finds tickets and settles what time brings about. A pool decides which request enters, where one waits, and
+which is next. Two kinds of pools do this differently: `class_pool` by slots, `flow_control.pool` by the load of the
+instances. What both have in common stands here: holding and giving back a slot, waiting, being rejected, being tried
+again after a preemption, and the counters and tenants' accounts that follow.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from maitred.admission.counters import ClassCounters, ClassView, PoolView
 from maitred.admission.enums import Action, Reason, ReleaseReason
+from maitred.admission.preemption import PreemptionCandidates
 from maitred.admission.queues import SequenceNumbers
 from maitred.admission.rate_limit import TokenBucket
 from maitred.admission.retry_after import RetryAfterEstimator
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, PoolRules
 from maitred.admission.slots import Slots
-from maitred.admission.ticket import Ticket, TicketEvent, TicketState
+from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
 
-_ADMIT, _REJECT = TicketEvent.ADMIT, TicketEvent.REJECT  # members of enums are slow to look up
+_ADMIT, _REJECT, _RELEASE = TicketEvent.ADMIT, TicketEvent.REJECT, TicketEvent.RELEASE  # members of enums are slow to look up
 _ADMITTED, _VICTIM = TicketState.ADMITTED, TicketState.VICTIM
 _ADMISSION, _REJECTION = Action.ADMIT, Action.REJECT
 _QUEUE_TIMEOUT, _QUEUE_FULL = Reason.QUEUE_TIMEOUT, Reason.QUEUE_FULL
+_PREEMPTED = ReleaseReason.SLOT_PREEMPTED
 LoadProbe: TypeAlias = Callable[[str, Micros], FleetLoad]
-"""How loaded the instances behind a pool (by its name) are at this moment, which is told for the log."""
-
-
-class VictimSet(Protocol):
-    """Those in flight who may lose their slots."""
-
-    def add(self, ticket: Ticket) -> None:
-        """It holds a slot, and may not be one of them."""
-        ...
-
-    def discard(self, ticket: Ticket) -> None:
-        """It is none of them any more, if it was."""
-        ...
+"""Returns the load of the instances behind a pool (by its name) at this moment, which is passed for the log."""
 
 
 class SlotPool(ABC):
-    """The slots of one model, or of all."""
+    """The slots of one model, or of all models together."""
 
-    victims: VictimSet
-
-    def __init__(self, name: str, rules: PoolRules, sequence_numbers: SequenceNumbers) -> None:
+    def __init__(
+        self,
+        name: str,
+        rules: PoolRules,
+        sequence_numbers: SequenceNumbers,
+        preemption_group: Callable[[Ticket], int | None],
+    ) -> None:
         self.name = name
         self.rules = rules
         self.slots = Slots()
         self.retry_estimators = [RetryAfterEstimator() for _ in LANES]
         self.waiting = 0
-        """All who do not hold a slot yet."""
+        """Requests that do not hold a slot yet."""
+        self.victims = PreemptionCandidates(preemption_group)
+        """Holders of slots that may be preempted."""
         self._sequence_numbers = sequence_numbers
         self._bucket: TokenBucket | None = None
 
     def resize(self, capacity: int) -> None:
-        """Reservations follow the capacity (slots). `dispatch` is due then."""
+        """Set the capacity, in slots. `dispatch` is due then."""
         self.slots.resize(capacity if self.rules.capacity is None else self.rules.capacity, self.rules)
 
-    # Coming and leaving.
+    # Arrivals and departures.
 
     @abstractmethod
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
-        """A newcomer; the last decision is on it. Those before may concern others."""
+        """Admit, queue or reject a newcomer: the last decision is on it, those before may be on other requests."""
 
     @abstractmethod
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
-        """It is released: from the queue, or from its slot, which passes on. A victim that is tried again has not left."""
+        """Take a request out of the queue, or out of its slot, which passes on. A victim that is tried again has not left."""
+
+    def adopt(self, ticket: Ticket) -> None:
+        """Take over a request from a pool under other rules, in its state. To be called in the order of sequence numbers."""
+        ticket.lane = self.rules.lane_of[ticket.priority_class]
+        if ticket.state in SLOT_HOLDING_STATES:
+            self._set_slot_units(ticket)
+            self._take_slot(ticket)
+        else:
+            self._adopt_waiter(ticket)
 
     @abstractmethod
-    def adopt(self, ticket: Ticket) -> None:
-        """A request that other rules let in, in the state in which it is; those who queue, in the order they stand in."""
+    def _set_slot_units(self, ticket: Ticket) -> None:
+        """Set the units that the slot of a request takes."""
+
+    @abstractmethod
+    def _adopt_waiter(self, ticket: Ticket) -> None:
+        """Take over a waiting request."""
 
     def inherit_from(self, previous: SlotPool) -> None:
-        """It takes the place of `former`: what is known of the speed of its queues, and what the rate has let in, stays."""
+        """Take the place of `previous`: the speed of its queues, and the level of its token bucket if the rate stays."""
         self.retry_estimators[:] = previous.retry_estimators
-        if previous._bucket is not None and (previous._bucket.rate, previous._bucket.burst) == (
-            self.rules.rate,
-            self.rules.burst,
-        ):
-            self._bucket = previous._bucket
+        bucket = previous._bucket
+        if bucket is not None and (bucket.rate, bucket.burst) == (self.rules.rate, self.rules.burst):
+            self._bucket = bucket
 
     @abstractmethod
     def dispatch(self, now: Micros) -> list[Decision]:
-        """Admit waiters, as far as the rules let them in now."""
+        """Admit waiting requests, as far as the rules let them in now."""
 
     @abstractmethod
     def unblock_tenant(self, tenant: str) -> None:
-        """The tenant may be below its limit again. `dispatch` is due then."""
+        """Note that a tenant may be below its limit again. `dispatch` is due then."""
 
     # Time.
 
     @abstractmethod
     def advance(self, now: Micros) -> list[Decision]:
-        """What is due at `now` and not before, and what follows from it."""
+        """Do what is due at `now` and not before, and admit the requests that may enter because of it."""
 
     @abstractmethod
     def deadline_of(self, ticket: Ticket) -> Micros | None:
-        """When time first changes something for one who has just come to wait; None: never."""
+        """Return when time first changes something for a request that has just begun to wait, or None if never."""
 
     @abstractmethod
     def next_admission_at(self) -> Micros | None:
-        """When time may let in somebody who waits; None: never."""
+        """Return when time may let a waiting request in, or None if never."""
 
     @abstractmethod
     def next_deadline(self) -> Micros | None:
-        """When time alone changes something here; None: never."""
+        """Return when time alone changes something in this pool, or None if never."""
 
-    # Looking.
+    # Observation.
 
     def view(self, counters: Sequence[ClassCounters]) -> PoolView:
-        """What it looks like now, with its `books` by class."""
+        """Return what the pool looks like now; `counters` are its own, by class."""
         slots, unit, classes = self.slots, self.slots.units_per_slot, {}
         for c in MOST_URGENT_FIRST:
             lane, view = self.rules.lane_of[c], ClassView()
@@ -123,13 +132,13 @@ class SlotPool(ABC):
             view.reserved = slots.reserved[c] // unit
             view.desired = slots.desired[c] // unit
             view.pressure = self.pressure(lane, view.waiting)
-            view.retry_after_error.merge(self.retry_estimators[c].errors)  # where all share a lane, they are its class's
+            view.retry_after_error.merge(self.retry_estimators[c].errors)  # all of a shared lane count for its own class
             classes[c] = view
         in_flight = sum(view.in_flight for view in classes.values())
         return PoolView(slots.capacity // unit, in_flight, self.waiting, classes)
 
     def pressure(self, lane: int, waiting: int) -> float:
-        """SMG's measure, 0 to 1: the fuller of its queue and of what it may use beyond its reservation."""
+        """Return SMG's measure, 0 to 1: how full its queue is, or what it may use beyond its reservation; the larger one."""
         slots, size = self.slots, self.rules.lanes[lane].queue_size
         above = max(0, slots.in_flight[lane] - slots.reserved[lane])
         reach = max(1, slots.capacity - sum(slots.reserved[lane + 1 :]))
@@ -137,9 +146,9 @@ class SlotPool(ABC):
 
     @abstractmethod
     def find_violations(self) -> Iterable[str]:
-        """What is wrong with its books, if anything is. O(n)."""
+        """Yield a line for each invariant of the pool that does not hold. O(n)."""
 
-    # The books.
+    # Changes of state, with their counters.
 
     def _admit(self, ticket: Ticket, reason: Reason, now: Micros, other: RequestId | None = None) -> Decision:
         ticket.transition(_ADMIT)
@@ -147,8 +156,6 @@ class SlotPool(ABC):
         ticket.admitted_at = now
         ticket.counters.admitted += 1
         self._take_slot(ticket)
-        if ticket.tenant_account is not None:
-            ticket.tenant_account.in_flight += 1
         if self._bucket is not None:
             self._bucket.take_token(now)
         return Decision(now, ticket.id, _ADMISSION, reason, other)
@@ -156,12 +163,11 @@ class SlotPool(ABC):
     def _take_slot(self, ticket: Ticket) -> None:
         self.slots.take(ticket.lane, ticket.slot_units)
         ticket.counters.in_flight += 1
-        if ticket.budget_account is not None:
-            ticket.budget_account.in_flight += 1
+        if ticket.tenant_account is not None:
+            ticket.tenant_account.in_flight += 1
         self.victims.add(ticket)
 
     def _release_slot(self, ticket: Ticket, now: Micros) -> None:
-        """What it held is free."""
         self.slots.give_back(ticket.lane, ticket.slot_units)
         if ticket.state is _ADMITTED:
             self.victims.discard(ticket)
@@ -170,11 +176,37 @@ class SlotPool(ABC):
         ticket.counters.slot_hold.observe(held)
         if ticket.state is _VICTIM:
             ticket.counters.wasted_slot_time.observe(held)
-        if ticket.budget_account is not None:
-            ticket.budget_account.in_flight -= 1
         if ticket.tenant_account is not None:
             ticket.tenant_account.in_flight -= 1
             self.unblock_tenant(ticket.tenant_account.name)
+
+    def _release_holder(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
+        """Free the slot of a request, which has left, or waits again after a preemption."""
+        self._release_slot(ticket, now)
+        if ticket.state is not _VICTIM:
+            ticket.counters.ended[release_reason] += 1
+            ticket.transition(_RELEASE)
+            return []
+        if not self._may_retry(ticket, release_reason, now):
+            ticket.counters.ended[_PREEMPTED] += 1
+            ticket.transition(_RELEASE)
+            return []
+        ticket.transition(TicketEvent.RETRY)
+        ticket.retried = True
+        ticket.counters.retried += 1
+        self._requeue_front(ticket, now)
+        return [Decision(now, ticket.id, Action.QUEUE, Reason.TO_BE_RETRIED)]
+
+    def _may_retry(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> bool:
+        """Return whether a victim is tried again: if its client is still there, and its queue timeout has not passed."""
+        if release_reason is not _PREEMPTED or not self.rules.retries_victims:
+            return False
+        timeout = self.rules.lanes[ticket.lane].queue_timeout
+        return not timeout or ticket.submitted_at + timeout > now
+
+    @abstractmethod
+    def _requeue_front(self, ticket: Ticket, now: Micros) -> None:
+        """Let a victim wait again, before all others of its lane."""
 
     def _start_waiting(self, ticket: Ticket) -> None:
         self.waiting += 1
@@ -190,17 +222,17 @@ class SlotPool(ABC):
 
     def _reject(self, ticket: Ticket, reason: Reason, now: Micros, other: RequestId | None = None) -> Decision:
         ticket.transition(_REJECT)
-        totals = ticket.counters
+        counters = ticket.counters
         if reason is _QUEUE_TIMEOUT:
-            totals.queue_timeout += 1
+            counters.queue_timeout += 1
         elif reason is _QUEUE_FULL:
-            totals.queue_full += 1
+            counters.queue_full += 1
         elif reason is Reason.TENANT_QUEUE_FULL:
-            totals.tenant_queue_full += 1
+            counters.tenant_queue_full += 1
         else:
-            totals.refused[reason] += 1
+            counters.refused[reason] += 1
         return Decision(now, ticket.id, _REJECTION, reason, other, self._retry_after(ticket, now))
 
     @abstractmethod
     def _retry_after(self, ticket: Ticket, now: Micros) -> Micros | None:
-        """After how long a rejected request should be sent again; None: nobody knows."""
+        """Return after how long a rejected request should be sent again, in µs, or None if that is not known."""

@@ -1,13 +1,13 @@
-"""Which pools there are, and whose requests come to which.
+"""PoolDirectory: which pools there are, and to which of them the requests of a model go.
 
-With classes each model has a pool of its own, and with flow control; without, all models share one. A configuration makes them
-anew, and whoever is here moves over in the state in which he is. What no configuration changes outlives them: how many slots
-each model has, and its books.
+With classes or flow control each model has a pool of its own; without, all models share one. A configuration creates
+new pools, and the requests that are there move over, each in its state. Two things outlive a configuration: the
+capacity of each model, and its counters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -27,29 +27,29 @@ SHARED_POOL: Final = "*"
 
 
 class PoolDirectory:
-    """The pools of one core. To be configured before anything else; `look` is for those who go by load."""
+    """The pools of one core. `configure` comes before everything else."""
 
     def __init__(self, load_probe: LoadProbe) -> None:
         self.by_name: dict[str, SlotPool] = {}
-        """In alphabetical order: decisions must not hang on the order in which models came."""
+        """In alphabetical order: decisions must not depend on the order in which models became known."""
         self.by_model: dict[str, SlotPool] = {}
-        """Where the requests of each model come to. Always the same dict, as is `books`."""
+        """The pool of each model. Always the same dict, as is `counters`."""
         self.counters: dict[str, Sequence[ClassCounters]] = {}
-        """Of each model, by class."""
+        """The counters of each model, by class."""
         self._capacities: dict[str, int] = {}
         self._load_probe = load_probe
         self._sequence_numbers = SequenceNumbers()
         self._config: AdmissionConfig
         self._make_pool: Callable[[str], SlotPool]
-        """A new one, by its name."""
+        """Creates a pool, by its name."""
 
     @property
     def total_slots(self) -> int:
-        """Of all models together."""
+        """Slots of all models together."""
         return sum(self._capacities.values())
 
     def configure(self, config: AdmissionConfig, tickets: Iterable[Ticket]) -> None:
-        """New rules, new pools, the same requests: `tickets`, all that are here."""
+        """Create pools under new rules, and move all requests that are there (`tickets`) into them."""
         former = self.by_name
         self._config, self._make_pool = config, self._pool_factory(config)
         names = [SHARED_POOL] if self._is_shared else sorted(self._capacities)
@@ -57,13 +57,17 @@ class PoolDirectory:
         for model, capacity in self._capacities.items():
             self._assign_pool(model, capacity)
         for ticket in sorted(tickets, key=_adoption_order):
-            ticket.counters.in_flight -= ticket.state in SLOT_HOLDING_STATES  # counted again where it comes to
+            # the pool that adopts it counts it again
+            if ticket.state in SLOT_HOLDING_STATES:
+                ticket.counters.in_flight -= 1
+            else:
+                ticket.counters.waiting -= 1
             self.by_model[ticket.pool].adopt(ticket)
         for name in self.by_name.keys() & former.keys():
             self.by_name[name].inherit_from(former[name])
 
     def resize(self, model: str, capacity: int) -> SlotPool:
-        """A model, known or new, has so many slots now. Where its requests come to: `dispatch` is due there."""
+        """Set the slots of a model, known or new, and return its pool, where `dispatch` is due then."""
         if model not in self._capacities:
             self.counters[model] = [ClassCounters() for _ in LANES]
             if not self._is_shared:
@@ -74,18 +78,8 @@ class PoolDirectory:
         return self.by_model[model]
 
     def view(self, name: str) -> PoolView:
-        """What one pool looks like now. Raises KeyError for an unknown one."""
+        """Return what one pool looks like now. Raises KeyError for an unknown one."""
         return self.by_name[name].view(self.counters_of(name))
-
-    def counters_of(self, name: str) -> Sequence[ClassCounters]:
-        """What became of the requests of one pool, by class."""
-        if not self._is_shared:
-            return self.counters[name]
-        merged = [ClassCounters() for _ in LANES]
-        for counters in self.counters.values():
-            for c in PriorityClass:
-                merged[c].merge(counters[c])
-        return merged
 
     def class_views(self) -> dict[PriorityClass, ClassView]:
         """Return each class over all pools, most urgent first; nothing if there are no pools."""
@@ -95,12 +89,36 @@ class PoolDirectory:
                 views.setdefault(c, ClassView()).merge_view(view)
         return views
 
+    def counters_of(self, name: str) -> Sequence[ClassCounters]:
+        """Return the counters of one pool, by class."""
+        if not self._is_shared:
+            return self.counters[name]
+        merged = [ClassCounters() for _ in LANES]
+        for counters in self.counters.values():
+            for c in PriorityClass:
+                merged[c].merge(counters[c])
+        return merged
+
+    def find_violations(self, tickets: Collection[Ticket]) -> Iterator[str]:
+        """Yield a line for each difference between `tickets`, all that are there, and what is counted of them. O(n)."""
+        for name, pool in self.by_name.items():
+            yield from (f"pool {name!r}: {problem}" for problem in pool.find_violations())
+            mine = [ticket for ticket in tickets if self.by_model[ticket.pool] is pool]
+            held = [ticket for ticket in mine if ticket.state in SLOT_HOLDING_STATES]
+            if sum(ticket.slot_units for ticket in held) != pool.slots.in_use or len(mine) - len(held) != pool.waiting:
+                yield f"pool {name!r}: tickets {mine} do not match its slots and queues"
+            counters = self.counters_of(name)
+            if (sum(c.in_flight for c in counters), sum(c.waiting for c in counters)) != (len(held), pool.waiting):
+                yield f"pool {name!r}: its counters do not match its slots and queues"
+        if not all(counters.is_balanced() for of_model in self.counters.values() for counters in of_model):
+            yield "requests do not add up"
+
     @property
     def _is_shared(self) -> bool:
         return self._config.mode in ("off", "legacy")
 
     def _assign_pool(self, model: str, capacity: int) -> None:
-        """A pool that all share has a capacity of its own."""
+        """Send the requests of a model to its pool. A shared pool has a capacity of its own."""
         pool = self.by_model[model] = self.by_name[SHARED_POOL if self._is_shared else model]
         if not self._is_shared:
             pool.resize(capacity)
@@ -108,15 +126,11 @@ class PoolDirectory:
     def _pool_factory(self, config: AdmissionConfig) -> Callable[[str], SlotPool]:
         rules = resolve_pool_rules(config)
         if config.mode == "flow-control":
-            return partial(
-                FlowPool,
-                rules=rules,
-                sequence_numbers=self._sequence_numbers,
-                dispatcher=Dispatcher(resolve_flow_rules(config), self._load_probe),
-            )
+            dispatcher = Dispatcher(resolve_flow_rules(config), self._load_probe)
+            return partial(FlowPool, rules=rules, sequence_numbers=self._sequence_numbers, dispatcher=dispatcher)
         return partial(ClassPool, rules=rules, sequence_numbers=self._sequence_numbers)
 
 
 def _adoption_order(ticket: Ticket) -> tuple[bool, int]:
-    """In which order requests move: holders as they were admitted, waiters as they stand in their queues."""
+    """Holders of slots move first, in the order of their admission, then waiting requests in the order of their queues."""
     return (ticket.state not in SLOT_HOLDING_STATES, ticket.sequence_number)

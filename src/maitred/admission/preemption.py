@@ -1,10 +1,12 @@
-"""The two sides of a preemption: holders of slots that may lose them, and preemptors that wait for a slot to be given up.
+"""The two sides of a preemption: holders of slots that may lose them, and preemptors that wait for a slot to be given
+up.
 
-A victim's response has not started. The least urgent group goes first, and in it the newest request, which has the least work to
-lose. A group is a class, or with flow control an SLO priority. A request that was a victim once is never one again.
+A victim's response has not started. The least urgent group goes first, and in it the newest request, which has the
+least work to lose. A group is a class, or with flow control an SLO priority. A request that was a victim once is never
+one again.
 
-While a victim still holds its slot, victim and preemptor are linked (`Ticket.preemption_peer`), so that the slot passes from one to
-the other. The link is cut when the slot has passed, or when the preemptor does not wait for it any more.
+While a victim still holds its slot, victim and preemptor are linked (`Ticket.preemption_peer`), so that the slot passes
+from one to the other. The link is cut when the slot has passed, or when the preemptor does not wait for it any more.
 """
 
 from __future__ import annotations

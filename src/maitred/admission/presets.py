@@ -1,7 +1,7 @@
 """Presets: what admission does where a configuration does not say, and the named options in which other systems differ.
 
-`flavour` chooses a preset (`preset_of`). Nothing else looks at the flavour: the code asks the preset's options. Ours stands here;
-those of other systems stand in `maitred.compat`, which is imported when one of them is asked for.
+`flavour` chooses a preset (`preset_of`). Nothing else looks at the flavour: the code asks the preset's options. Ours
+stands here; those of other systems stand in `maitred.compat`, which is imported when one of them is asked for.
 
 Our reservations are shares of the capacity, so they fit a fleet of any size, and `default` and `bulk` reserve nothing.
 """
@@ -33,7 +33,7 @@ class ClassRules(msgspec.Struct, frozen=True, kw_only=True):
     can_preempt: bool
 
 
-CLASSES: Final[Mapping[PriorityClass, ClassRules]] = {
+_CLASSES: Final[Mapping[PriorityClass, ClassRules]] = {
     PriorityClass.SYSTEM: ClassRules(
         reserved_per_slot=0.05, queue_size=64, queue_timeout_secs=30, starvation_threshold_secs=5, can_preempt=True
     ),
@@ -42,6 +42,12 @@ CLASSES: Final[Mapping[PriorityClass, ClassRules]] = {
     ),
     PriorityClass.DEFAULT: ClassRules(queue_size=512, queue_timeout_secs=60, starvation_threshold_secs=30, can_preempt=False),
     PriorityClass.BULK: ClassRules(queue_size=1024, queue_timeout_secs=300, starvation_threshold_secs=120, can_preempt=False),
+}
+
+
+_FAIRNESS: Final[Mapping[FairnessName, FairnessPolicy]] = {
+    "global-strict": FairnessPolicy.GLOBAL_STRICT,
+    "round-robin": FairnessPolicy.ROUND_ROBIN,
 }
 
 
@@ -54,10 +60,7 @@ class FlowControlPreset(msgspec.Struct, frozen=True, kw_only=True):
     """How many requests enter at a time, where `dispatch` is null."""
     serves_by_priority: bool = False
     """Whether bands are served by priority, whatever `dispatch_order` says."""
-    fairness: Mapping[FairnessName, FairnessPolicy] = {
-        "global-strict": FairnessPolicy.GLOBAL_STRICT,
-        "round-robin": FairnessPolicy.ROUND_ROBIN,
-    }
+    fairness: Mapping[FairnessName, FairnessPolicy] = msgspec.field(default_factory=lambda: _FAIRNESS)
     """What the values of `fairness_policy` mean."""
     creates_all_bands: bool = True
     """Whether all bands that have a name exist from the start; else a band exists once a request has waited in it."""
@@ -68,7 +71,7 @@ class FlowControlPreset(msgspec.Struct, frozen=True, kw_only=True):
 class AdmissionPreset(msgspec.Struct, frozen=True, kw_only=True):
     """The options of admission in which systems differ."""
 
-    classes: Mapping[PriorityClass, ClassRules] = CLASSES
+    classes: Mapping[PriorityClass, ClassRules] = msgspec.field(default_factory=lambda: _CLASSES)
     replaces_classes: bool = False
     """Whether an entry of `classes` replaces the class as a whole, and must be complete."""
     checks_tenant_names: bool = True

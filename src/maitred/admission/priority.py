@@ -1,17 +1,20 @@
-"""Promotions of starved requests, within bounds.
+"""Priority: what keeps a newcomer from a slot, which waiting request is next, and which victim a preemptor gets.
 
-Whoever has waited longer than the threshold of its class may go before more urgent ones, or into a slot that a higher class has
-reserved and leaves idle. Without a bound an old backlog would turn the order of classes upside down until it is young again. So
-promotions are a share of the admissions from the queues: each of these earns `share` of a promotion, up to `burst`.
+A newcomer never passes a request of its own lane or of a more urgent one. Of waiting requests the most urgent lane goes
+first, and no request passes a more urgent one that needs more than is free.
 
-    promoted ≤ burst + share × dispatched        at any time
+Strict order can let the least urgent lane wait for ever. So a request that starves (`waiting`) may be promoted: it goes
+before more urgent ones, or into a slot that a higher class has reserved and does not use. Promotions need a bound,
+because without one an old backlog would reverse the order of classes until it has drained: once all of bulk starves,
+each of it would go before each chat. So each admission from the queues earns a share of a promotion, and at most
+`burst` are saved up:
 
-Who goes before whom: what keeps a newcomer from a slot, who of those who wait is next, and who must go for a preemptor.
+    promoted <= burst + share · dispatched        at any time
 
-A newcomer passes nobody of its own lane or a more urgent one. Of those who wait the most urgent lane goes first, and nobody
-passes a more urgent one who needs more than there is. The head of a lane that starves may be promoted before all of them, the
-least urgent first, as far as promotions go (see `promotions`). Here is only asked who that is: nothing changes by it, but a
-ticket notes how much of the slots it needs.
+Example, share 0.25 and burst 2: of a starved backlog two requests are promoted at once, and then every fourth
+admission.
+
+Nothing here changes a queue: the pool acts on the answers. Only `Ticket.slot_units` is set.
 """
 
 from __future__ import annotations
@@ -27,11 +30,11 @@ from maitred.admission.waiting import PoolQueues
 from maitred.core.units import Micros
 
 _ONE_PROMOTION: Final = 1_000_000
-"""One promotion, in the units of the account. Whole numbers: ten times 0.1 is less than 1 in floats."""
+"""One promotion in the units of the budget. Whole numbers, because ten times 0.1 is less than 1 in floats."""
 
 
 class PromotionBudget:
-    """The account of one pool."""
+    """How many promotions one pool may make."""
 
     __slots__ = ("_burst", "_credit", "_share", "dispatched", "promoted")
 
@@ -45,88 +48,90 @@ class PromotionBudget:
 
     @property
     def can_promote(self) -> bool:
+        """Whether a promotion is saved up."""
         return self._credit >= _ONE_PROMOTION
 
     def count_admission(self) -> None:
-        """One was admitted from a queue."""
+        """Count an admission from a queue, which earns a share of a promotion."""
         self.dispatched += 1
         self._credit = min(self._burst, self._credit + self._share)
 
     def count_promotion(self) -> None:
-        """It was a promotion; the caller has seen that one is allowed. To be followed by `dispatch`."""
+        """Spend a promotion; the caller has seen that one is saved up. To be followed by `count_admission`."""
         self.promoted += 1
         self._credit -= _ONE_PROMOTION
 
     @property
     def is_within_bounds(self) -> bool:
+        """Whether the bound above holds."""
         return self.promoted * _ONE_PROMOTION <= self._burst + self._share * self.dispatched
 
 
 class AdmissionPriority:
-    """Of newcomers and of `waiters`, for `slots`."""
+    """The order of newcomers and of waiting requests, for the slots of one pool."""
 
-    __slots__ = ("_by_request", "_promotes_always", "_promotion_budget", "_queues", "_slots")
+    __slots__ = ("_by_request", "_promotes_next_waiter", "_promotion_budget", "_queues", "_slots")
 
     def __init__(self, rules: PoolRules, slots: Slots, queues: PoolQueues, promotion_budget: PromotionBudget) -> None:
         self._by_request = rules.tokens_per_slot is None
-        """Every request is one slot."""
-        self._promotes_always = rules.promotes_always
+        """Whether every request takes one slot."""
+        self._promotes_next_waiter = rules.promotes_next_waiter
         self._slots = slots
         self._queues = queues
         self._promotion_budget = promotion_budget
 
     def blocking_reason(self, ticket: Ticket) -> Reason | None:
-        """Why a newcomer cannot have a slot; None: it can."""
+        """Return why a newcomer cannot have a slot, or None if it can."""
         if ticket.tenant_account is not None and ticket.tenant_account.at_limit:
             return Reason.TENANT_LIMIT
-        waiters, slots, lane = self._queues, self._slots, ticket.lane
-        if waiters.queued and any(waiters.lanes[c].peek() is not None for c in range(lane, len(LANES))):
+        queues, slots, lane = self._queues, self._slots, ticket.lane
+        if queues.queued and any(queues.lanes[c].peek() is not None for c in range(lane, len(LANES))):
             return Reason.BEHIND_QUEUE
         if not slots.fits(lane, self.set_slot_units(ticket)):
             if not slots.capacity:
                 return Reason.NO_CAPACITY
             return Reason.HELD_BY_RESERVATION if slots.in_use < slots.capacity else Reason.NO_SLOT
-        return (
-            Reason.BEHIND_QUEUE
-            if waiters.pending_preemptors.count and waiters.pending_preemptors.any_at_or_above(lane)
-            else None
-        )
+        preemptors = queues.pending_preemptors
+        return Reason.BEHIND_QUEUE if preemptors.count and preemptors.any_at_or_above(lane) else None
 
     def next_waiter(self) -> Ticket | None:
-        """Whom the order of classes lets in next. Nobody passes a more urgent one who needs more than there is."""
+        """Return the waiting request that is next by the order of classes, or None if it does not fit or none waits."""
         for lane in MOST_URGENT_FIRST:
             head = self._queues.head(lane)
             if head is not None:
                 return head if self._slots.fits(lane, self.set_slot_units(head)) else None
         return None
 
-    def next_promotion(self, regular: Ticket | None, now: Micros) -> Ticket | None:
-        """Who is to be promoted now: the head of the least urgent class that starves, but not `regular`, who is next anyway."""
-        starving = self._queues.starvation
-        if now < starving.earliest_at or not self._promotion_budget.can_promote:
+    def next_promotion(self, next_waiter: Ticket | None, now: Micros) -> Ticket | None:
+        """Return the request to promote now, or None: the head of the least urgent lane that starves, for which a slot is idle.
+        `next_waiter` needs no promotion."""
+        starvation = self._queues.starvation
+        if now < starvation.earliest_at or not self._promotion_budget.can_promote:
             return None
-        for head in starving.starving_heads(now):
-            if (head is not regular or self._promotes_always) and self._slots.idle >= self.set_slot_units(head):
+        for head in starvation.starving_heads(now):
+            if (head is not next_waiter or self._promotes_next_waiter) and self._slots.idle >= self.set_slot_units(head):
                 return head
         return None
 
     def choose_victim(self, ticket: Ticket, candidates: PreemptionCandidates) -> Ticket | None:
-        """Lowest class first, newest first; nobody whose slot would not help, or is not needed by its tenant's limit."""
+        """Return the newest request of the least urgent class below that of `ticket` whose slot would suffice. Return
+        None if there is none, or if the limit of its tenant would keep `ticket` from the slot."""
         if ticket.tenant_account is not None and ticket.tenant_account.at_limit_with_awaiting:
             return None
         missing = self._slots.shortfall(ticket.lane, self.set_slot_units(ticket))
         if missing > 1 and self._by_request:
-            return None  # no slot is more than one
+            return None  # every slot has one unit
         return candidates.newest_below(ticket.lane, missing)
 
     def can_take_slot(self, ticket: Ticket) -> bool:
-        """Whether a preemptor can have the slot that its victim has left."""
+        """Return whether a preemptor can have the slot that its victim has given up."""
         if ticket.tenant_account is not None and ticket.tenant_account.at_limit:
             return False
         return self._slots.fits(ticket.lane, self.set_slot_units(ticket))
 
     def set_slot_units(self, ticket: Ticket) -> int:
-        """Units that it needs; of one that is larger than all its lane can ever have, all of that. Noted on the ticket."""
-        charge = 1 if self._by_request else max(1, min(ticket.cost, self._slots.max_units(ticket.lane)))
-        ticket.slot_units = charge
-        return charge
+        """Set and return the units that a request needs. One that is larger than its lane can ever have needs all of
+        the lane."""
+        units = 1 if self._by_request else max(1, min(ticket.cost, self._slots.max_units(ticket.lane)))
+        ticket.slot_units = units
+        return units

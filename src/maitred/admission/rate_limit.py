@@ -1,14 +1,15 @@
 """Rate limits: a token bucket, and the gate that limits the request rate in front of the classes.
 
-The bucket holds at most `burst` tokens and is full at first. It gains `rate` tokens per second, and each request takes one:
+The bucket holds at most `burst` tokens and is full at first. It gains `rate` tokens per second, and each request takes
+one:
 
     level(now) = min(burst, level(t) + (now - t) · rate)
 
-Example: rate 2, burst 3. Three requests at 0 s take the three tokens. A fourth one at 0.2 s finds 0.4 tokens; at 0.5 s there is one
-again.
+Example: rate 2, burst 3. Three requests at 0 s take the three tokens. A fourth one at 0.2 s finds 0.4 tokens; at 0.5 s
+there is one again.
 
-With classes, a request that finds the gate shut has not arrived: it is rejected before everything else, and counted apart.
-Without classes, the bucket belongs to the pool, and requests wait for its tokens in the queue.
+With classes, a request that finds the gate shut has not arrived: it is rejected before everything else, and counted
+apart. Without classes, the bucket belongs to the pool, and requests wait for its tokens in the queue.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class RateGate:
 
 
 def make_rate_gate(config: AdmissionConfig, previous: RateGate | None) -> RateGate | None:
-    """Return the gate that `config` asks for, or None if it asks for none. The bucket of the `previous` gate, with its level, stays
-    if neither rate nor burst changes."""
+    """Return the gate that `config` asks for, or None if it asks for none. The bucket of the `previous` gate, with its
+    level, stays if neither rate nor burst changes."""
     rate, burst = config.legacy.rate_limit_tokens_per_second, config.legacy.burst
     if config.mode != "priority" or not rate:
         return None

@@ -1,8 +1,8 @@
-"""The same core, writing down what it was told and what it decided; and a log run again.
+"""Replay: a core that writes its inputs and decisions to a log, and such a log run again.
 
-A log holds everything a core needs: how it was made, each input, and what it saw when it looked at the instances (before the
-input that made it look). Run again, the decisions come out the same, byte for byte. An `advance` that decided nothing, and
-looked at nothing, is left out: it changed nothing.
+A log has everything that a core needs: how it was created, each input, and each load of instances that it read (before
+the input that made it read). Run again, the decisions come out the same, byte for byte. An `advance` that decided
+nothing, and read nothing, is left out because it changed nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from maitred.core.units import Micros
 
 LOG_ROOM: Final = "admission"
 _LOGGED_TICKET_FIELDS: Final = ("id", "pool", "tenant", "cost", "prompt_tokens", "slo_priority", "slo_target")
-"""What a ticket says in the log, beside its class."""
+"""What the log says of a ticket, beside its class."""
 
 
 class RecordedAdmission(Admission):
@@ -81,8 +81,8 @@ class RecordedAdmission(Admission):
 
 
 def replay(lines: Iterable[bytes], log: DecisionLog) -> None:
-    """Run the inputs of admission in `lines` (as a DecisionLog writes them) again, writing a new log. Decisions and other
-    rooms' lines are skipped. Raises ValueError if the inputs do not begin with `open`, or name a class that is none."""
+    """Run the inputs of admission in `lines` (as a DecisionLog writes them) again, and write a new log. Decisions, and lines of
+    other packages, are skipped. Raises ValueError if the inputs do not begin with `open`, or name an unknown class."""
     core: RecordedAdmission | None = None
     seen: deque[FleetLoad] = deque()
     for line in lines:

@@ -4,14 +4,14 @@ The estimate is how long the queue that the request found needs to drain at its 
 
     estimate = waiting · (now - since) / admissions since then        at least 1 s, at most the queue timeout
 
-`since` is when the queue last began, or the last but 64th admission from it, whichever is later. An hour without a queue says
-nothing about its speed.
+`since` is when the queue last began, or the last but 64th admission from it, whichever is later. An hour without a
+queue says nothing about its speed.
 
-Example: a queue began at 100 s, and 8 requests were admitted from it until 104 s, one per 0.5 s. If 20 wait now, the estimate is
-20 · 4 / 8 = 10 s.
+Example: a queue began at 100 s, and 8 requests were admitted from it until 104 s, one per 0.5 s. If 20 wait now, the
+estimate is 20 · 4 / 8 = 10 s.
 
-The estimates are scored: once as many requests have left the queue as waited at the time, the estimate is compared with the time
-that this took.
+The estimates are scored: once as many requests have left the queue as waited at the time, the estimate is compared with
+the time that this took.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class RetryAfterEstimator:
             self.errors.observe(estimate.span - (now - estimate.made_at))
 
     def estimate(self, waiting: int, now: Micros, longest: Micros) -> Micros:
-        """Return how long the `waiting` requests in the queue need to leave it, from MIN_RETRY_AFTER to `longest`, in µs. A queue
-        from which none has been admitted yet is taken to admit one now."""
+        """Return how long the `waiting` requests in the queue need to leave it, from MIN_RETRY_AFTER to `longest`, in
+        µs. A queue from which none has been admitted yet is taken to admit one now."""
         if not waiting:
             return MIN_RETRY_AFTER
         admissions = len(self._admission_times)

@@ -1,13 +1,13 @@
 """Saturation: how loaded the instances of a model are. 1 is the load that they are meant to carry.
 
-A detector reads a load once and returns a gauge: the saturation by the number of requests that the load does not show, because
-they were admitted a moment ago and are on their way to an instance.
+A detector reads a load once and returns a gauge: the saturation by the number of requests that the load does not show,
+because they were admitted a moment ago and are on their way to an instance.
 
     concurrency    (in flight + unseen) / (instances · max_concurrency)
     utilization    mean over instances of max(waiting / queue_depth_threshold, KV usage / kv_cache_util_threshold)
 
-Example: 2 instances with 30 and 50 requests in flight, and max_concurrency 100. The gauge shows 80 / 200 = 0.4, and 0.45 with 10
-unseen requests.
+Example: 2 instances with 30 and 50 requests in flight, and max_concurrency 100. The gauge shows 80 / 200 = 0.4, and
+0.45 with 10 unseen requests.
 
 A fleet without instances is saturated.
 """

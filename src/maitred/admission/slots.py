@@ -1,18 +1,24 @@
-"""Slots: the right to be in flight, and who may take the last ones.
+"""Slots: the right to be in flight, and which class may take the last ones.
 
-A reservation is a floor, not a partition. What a higher class has reserved and does not use is held back from the classes
-below it; what it uses is simply in flight:
+A reservation is a floor, not a partition. What a higher class has reserved and does not use is held back from the
+classes below it; what it uses is simply in flight:
 
     free(k) = capacity - in_flight - sum(max(0, reserved[c] - in_flight[c]) for c above k)
 
-A class's own reservation neither limits it nor counts against it, and reservations of lower classes are never held against
-a higher one. So free() never grows from a class to the one below: whoever waits in a class, nobody below has a free slot.
+Example: 32 slots, of which `system` reserves 2 and `interactive` 8; 12 chats are in flight, and 5 bulk requests. The
+chats have used their reservation, so for bulk only the 2 slots of `system` are held back: free(bulk) = 32 - 17 - 2 =
+13.
+
+A class's own reservation neither limits it nor counts against it, and reservations of lower classes are never held
+against a higher one. So free() never grows from a class to the one below: while a request of a class waits, no lower
+class has a free slot.
 
 A fleet may be smaller than what the classes have reserved. Then each keeps the same fraction of its reservation, and at
-least one slot stays unreserved, so that no class is ever locked out of an idle pool. The wishes are kept and the
-reservations derived from them at every change of capacity: what a dip took, recovery gives back.
+least one slot stays unreserved, so that no class is ever locked out of an idle pool. The configured reservations are
+kept, and the ones in force derived from them at every change of capacity: what a smaller fleet took, recovery gives
+back.
 
-All of it counts in units: one for each slot, or, where requests are charged by their tokens, one for each token.
+Everything is counted in units: one for each slot, or, where requests are charged by their tokens, one for each token.
 """
 
 from __future__ import annotations
@@ -23,11 +29,14 @@ from maitred.admission.rules import LANES, PoolRules
 
 
 def fit_reservations(wanted: Sequence[int], capacity: int, *, unit: int = 1, keeps_exact_fit: bool = False) -> list[int]:
-    """Reservations that fit `capacity`, from what each lane wants (least urgent first). All in units, `unit` to a slot.
+    """Return reservations that fit `capacity`, from what each lane wants (least urgent first); in units, `unit` to a slot.
 
-    Too many in sum: each is scaled to `floor(desired × capacity / sum)`, where what one lane desires is at most the capacity.
-    Less than a slot left over: the highest lane that has some gives it up. SMG 1.13.0 does so only when the sum exceeds the
-    capacity (`keeps_exact_fit`); it also locks lower classes out when a single floor does (we do not).
+    If they are too many in sum, each is scaled to `floor(desired × capacity / sum)`, where a lane desires at most the capacity.
+    If less than a slot is left over, the highest lane with a reservation gives it up. With `keeps_exact_fit` that happens only
+    if the sum exceeds the capacity (SMG 1.13.0). SMG also locks lower classes out when a single floor does; we do not.
+
+    Example: 64 and 32 wanted of 48 slots become 64 → 48 (at most the capacity), then 48 · 48 / 80 = 28 and 32 · 48 / 80 = 19.
+    In sum that is 47, so one slot is left over, and it stays unreserved.
     """
     desired = [min(capacity, wish) for wish in wanted]
     total = sum(desired)
@@ -44,25 +53,27 @@ def fit_reservations(wanted: Sequence[int], capacity: int, *, unit: int = 1, kee
 
 
 class Slots:
-    """How many units there are, reserved and in flight, per lane. No queues, no time."""
+    """The units that there are, reserved and in flight, per lane. It knows no queues and no time."""
 
     __slots__ = ("capacity", "desired", "in_flight", "in_use", "reserved", "reserved_above", "units_per_slot")
 
     def __init__(self) -> None:
         self.capacity = 0
+        """Units."""
         self.units_per_slot = 1
-        """Units that a slot has."""
         self.desired = [0] * len(LANES)
-        """What the lanes would reserve."""
+        """Units that the lanes would reserve if the capacity allowed."""
         self.reserved = [0] * len(LANES)
+        """Units that the lanes reserve."""
         self.reserved_above = [0] * len(LANES)
-        """What all higher lanes reserve together."""
+        """Units that all higher lanes reserve together."""
         self.in_flight = [0] * len(LANES)
+        """Units in flight."""
         self.in_use = 0
-        """The sum of `num_in_flight`. Above `capacity` after a shrink: nobody is killed, nobody enters."""
+        """The sum of `in_flight`. Above `capacity` after a shrink: then requests in flight stay, and none enters."""
 
     def resize(self, slots: int, rules: PoolRules) -> None:
-        """There are so many slots now; reservations follow."""
+        """Set the capacity, in slots, and derive the reservations from it."""
         self.units_per_slot = rules.units_per_slot
         self.capacity = slots * self.units_per_slot
         self.desired = [lane.wanted_slots(slots) * self.units_per_slot for lane in rules.lanes]
@@ -73,15 +84,15 @@ class Slots:
 
     @property
     def idle(self) -> int:
-        """What is not in flight, reserved or not."""
+        """Units that are not in flight, reserved or not."""
         return max(0, self.capacity - self.in_use)
 
     def free(self, lane: int) -> int:
-        """What `lane` could take now; never negative."""
+        """Return the units that `lane` could take now; never negative."""
         return max(0, -self.shortfall(lane, 0))
 
     def shortfall(self, lane: int, units: int) -> int:
-        """How much of lower lanes would have to leave before `lane` could take `units`; 0 or less: nothing."""
+        """Return how many units of lower lanes would have to leave before `lane` could take `units`; 0 or less if none."""
         held = 0
         for c in range(lane + 1, len(LANES)):
             unused = self.reserved[c] - self.in_flight[c]
@@ -90,20 +101,21 @@ class Slots:
         return units + held + self.in_use - self.capacity
 
     def max_units(self, lane: int) -> int:
-        """What `lane` could ever take: all that higher lanes do not reserve; at least 1."""
+        """Return the units that `lane` could ever take: all that higher lanes do not reserve; at least 1."""
         return max(1, self.capacity - self.reserved_above[lane])
 
     def fits(self, lane: int, units: int) -> bool:
-        """Whether `lane` could take so many now."""
-        if self.capacity - self.in_use - self.reserved_above[lane] >= units:  # whatever higher lanes use of their reservations
+        """Return whether `lane` could take `units` now."""
+        if self.capacity - self.in_use - self.reserved_above[lane] >= units:  # true however little higher lanes use
             return True
         return self.shortfall(lane, units) <= 0
 
     def take(self, lane: int, units: int = 1) -> None:
-        """So much more in flight. The caller has seen `free(lane)`."""
+        """Take units; the caller has seen that they fit."""
         self.in_flight[lane] += units
         self.in_use += units
 
     def give_back(self, lane: int, units: int = 1) -> None:
+        """Give units back that were taken."""
         self.in_flight[lane] -= units
         self.in_use -= units

@@ -1,7 +1,7 @@
 """Tenants: which names they can have, and what each holds and waits for, over all pools.
 
-A tenant has an account if the configuration limits it: `max_in_flight` and `max_queued` (in mode `priority`), or a budget, which is
-a share of all slots (in every mode).
+A tenant has an account if the configuration limits it: `max_in_flight` and `max_queued` (in mode `priority`), or a
+budget, which is a share of all slots (in every mode).
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@
      │               └──────────────────────────────────┘
      └──reject──▶ LEFT
 
-An event that the table does not name for a state raises. Three states hold a slot. The slot of an ADMITTED request can be taken
-back. The response of a STREAMING request has started, so its slot cannot be taken back. A VICTIM has lost its slot and is about to
-give it up. So first byte and preemption exclude each other, whichever comes first. An AWAITING request is a preemptor whose victim
-has not left yet.
+An event that the table does not name for a state raises. Three states hold a slot. The slot of an ADMITTED request can
+be taken back. The response of a STREAMING request has started, so its slot cannot be taken back. A VICTIM has lost its
+slot and is about to give it up. So first byte and preemption exclude each other, whichever comes first. An AWAITING
+request is a preemptor whose victim has not left yet.
 
 A core forgets a ticket when it has LEFT. Events for such a request are ignored: they never reach the table.
 """

@@ -1,15 +1,15 @@
-"""Who has waited longer than the threshold of its class, and may be promoted (see `promotions`).
+"""The requests that wait for the slots of one model, until when, and which of them starve.
 
-Looking at every queue at every admission would cost more than all the rest. So it is known since when somebody may starve, and
-before that nobody is looked at: who joins can only bring that forward, and when nobody was found it is reckoned anew.
+A waiting request is in the queue of its lane (`queues`); or it is a preemptor that waits for its victim's slot, and is
+in no queue. Within a lane preemptors go first.
 
-Who waits for the slots of one model, and until when.
+A request in a queue waits for at most the timeout of its lane, counted from its submission, also when it is tried
+again. A preemptor waits for its victim for at most the preemption budget. What happens then is decided by the pool.
 
-A waiter stands in the queue of its lane; or it is a preemptor, who found no queue and awaits its victim's slot, and stands in
-none. Within a lane preemptors go first.
-
-Nobody waits for ever: who queues has the timeout of its lane, counted from when it came (also when it is tried again), and a
-preemptor the budget of preemption. What becomes of it then, its pool says.
+A request starves once it has waited longer than the starvation threshold of its class; then it may be promoted
+(`priority`). Examining every queue at every admission would cost more than everything else. So `earliest_at` says
+before which instant no request starves, and until then no queue is examined. A request that joins can only bring that
+instant forward; when the queues have been examined it is computed anew.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from maitred.admission.rules import LANES, LaneRules, PoolRules
 from maitred.admission.ticket import Ticket, TicketState
 from maitred.core.units import Micros
 
+_AWAITING = TicketState.AWAITING  # members of enums are slow to look up
 _NEVER: Final[Micros] = 1 << 62
 
 
 class StarvationTracker:
-    """Those who starve in `queues`, by lane."""
+    """Finds the requests in `queues` (by lane) that starve."""
 
     __slots__ = ("_lanes", "_rules", "earliest_at")
 
@@ -37,37 +38,35 @@ class StarvationTracker:
         self._lanes = [
             (queues[lane], r.starvation_threshold) for lane, r in enumerate(rules) if r.starvation_threshold is not None
         ]
-        """Queues from which somebody may be promoted, least urgent first, with the time after which he may."""
+        """The queues from which requests may be promoted, least urgent first, with their thresholds (µs)."""
         self.earliest_at: Micros = _NEVER
-        """Nobody who waits has starved before this instant."""
+        """No waiting request starves before this instant."""
 
     def on_enqueued(self, ticket: Ticket) -> None:
-        """It stands in the queue of its lane now."""
+        """Note that a request has joined the queue of its lane."""
         threshold = self._rules[ticket.lane].starvation_threshold
         if threshold is not None:
             self.earliest_at = min(self.earliest_at, ticket.submitted_at + threshold + 1)
 
     def starving_heads(self, now: Micros) -> Iterator[Ticket]:
-        """Of each queue the next one, if he starves; least urgent first. To be asked from `since` on."""
+        """Yield the head of each queue if it starves, least urgent first. To be called from `earliest_at` on."""
         for queue, threshold in self._lanes:
             head = queue.peek()
             if head is not None and now - head.submitted_at > threshold:
                 yield head
+        # Reached only if the caller promoted none of them. The oldest request may be behind the head of its queue.
         oldest = [(queue.oldest(), threshold) for queue, threshold in self._lanes]
         self.earliest_at = min((t.submitted_at + threshold + 1 for t, threshold in oldest if t is not None), default=_NEVER)
 
     def next_starvation_after(self, now: Micros) -> Micros | None:
-        """When the next of those who are next in their queues begins to starve."""
+        """Return when the next head of a queue begins to starve, or None if all heads starve already."""
         heads = [(queue.peek(), threshold) for queue, threshold in self._lanes]
         starve = [head.submitted_at + threshold + 1 for head, threshold in heads if head is not None]
         return min((at for at in starve if at > now), default=None)
 
 
-_AWAITING = TicketState.AWAITING  # members of enums are slow to look up
-
-
 class PoolQueues:
-    """Everybody who waits, by lane. `forecasts` (by lane) are told who joins and who leaves."""
+    """All waiting requests of one pool, by lane. The estimators (by lane) are told which requests join and leave."""
 
     __slots__ = (
         "_preemption_budget",
@@ -85,7 +84,7 @@ class PoolQueues:
     ) -> None:
         self.lanes = [LaneQueue(sequence_numbers, rules.tenant_weights) for _ in LANES]
         self.queued = 0
-        """How many stand in them."""
+        """Requests in the queues, without preemptors."""
         self.pending_preemptors = PendingPreemptors()
         self.starvation = StarvationTracker(self.lanes, rules.lanes)
         self._sizes = [lane.queue_size for lane in rules.lanes]
@@ -94,60 +93,61 @@ class PoolQueues:
         self._retry_estimators = retry_estimators
 
     def is_lane_full(self, lane: int) -> bool:
-        """Whether no more may queue."""
+        """Return whether no further request may queue."""
         return len(self.lanes[lane]) >= self._sizes[lane]
 
     def head(self, lane: int) -> Ticket | None:
-        """Who is next of one lane: a preemptor before those who queue, as he found no queue."""
+        """Return the next request of `lane`, or None. Preemptors go first: they found the queue empty when they came."""
         if self.pending_preemptors.lanes[lane]:
             first = self.pending_preemptors.first_within_limit(lane)
             if first is not None:
                 return first
         return self.lanes[lane].peek()
 
-    # Coming and leaving.
+    # Arrivals and departures.
 
     def enqueue(self, ticket: Ticket, now: Micros) -> None:
-        """To the end of its queue."""
-        queue = self._start_waiting_in(ticket, now)
+        """Add a request at the end of the queue of its lane."""
+        queue = self._queue_for(ticket, now)
         queue.push(ticket)
         self.starvation.on_enqueued(ticket)
 
     def requeue_front(self, ticket: Ticket, now: Micros) -> None:
-        """Before all of its queue: it was a victim, and is to be tried again."""
-        queue = self._start_waiting_in(ticket, now)
+        """Add a victim that is tried again, at the front of the queue of its lane."""
+        queue = self._queue_for(ticket, now)
         queue.push_front(ticket)
         self.starvation.on_enqueued(ticket)
 
     def adopt(self, ticket: Ticket) -> None:
-        """One who has waited under other rules, in the state in which it is; those who queue, in the order they stand in."""
+        """Add a request that has waited in another pool, in its state. To be called in the order of sequence numbers."""
         if ticket.state is _AWAITING:
             self.pending_preemptors.add(ticket)
         else:
-            queue = self._start_waiting_in(ticket, ticket.queued_at)
+            queue = self._queue_for(ticket, ticket.queued_at)
             queue.restore(ticket)
             self.starvation.on_enqueued(ticket)
 
     def dequeue_admitted(self, ticket: Ticket, now: Micros) -> None:
-        """It leaves its queue for a slot: its tenant has had its turn."""
+        """Remove a request that gets a slot."""
         self.queued -= 1
         self.lanes[ticket.lane].serve(ticket)
         ticket.counters.queue_wait.observe(now - ticket.queued_at)
         self._retry_estimators[ticket.lane].on_admitted(now)
 
     def dequeue(self, ticket: Ticket, now: Micros) -> None:
-        """It leaves its queue for anything else."""
+        """Remove a request that leaves its queue without a slot."""
         self.queued -= 1
         self.lanes[ticket.lane].remove(ticket)
         ticket.counters.queue_wait.observe(now - ticket.queued_at)
         self._retry_estimators[ticket.lane].on_left(now)
 
     def unblock_tenant(self, tenant: str) -> None:
-        """The tenant is below its limit again."""
+        """Serve a tenant again that was passed over because it was at its limit."""
         for queue in self.lanes:
             queue.unblock_tenant(tenant)
 
-    def _start_waiting_in(self, ticket: Ticket, now: Micros) -> LaneQueue:
+    def _queue_for(self, ticket: Ticket, now: Micros) -> LaneQueue:
+        """Note that a request begins to queue at `now`, and return its queue."""
         queue = self.lanes[ticket.lane]
         if not queue:
             self._retry_estimators[ticket.lane].on_queue_started(now)
@@ -158,13 +158,13 @@ class PoolQueues:
     # Time.
 
     def deadline_of(self, ticket: Ticket) -> Micros:
-        """When its time is up."""
+        """Return until when a request may wait as it does now."""
         if ticket.state is _AWAITING:
             return ticket.submitted_at + self._preemption_budget
         return ticket.submitted_at + self._timeouts[ticket.lane]
 
     def next_deadline(self) -> Micros | None:
-        """When that of the first of them is; None: nobody waits."""
+        """Return the earliest deadline of a waiting request, or None if none waits."""
         times: list[Micros] = []
         for queue, timeout in zip(self.lanes, self._timeouts, strict=True):
             if (oldest := queue.oldest()) is not None:
@@ -178,11 +178,11 @@ class PoolQueues:
         return min(times, default=None)
 
     def expired_waiter(self, lane: int, now: Micros) -> Ticket | None:
-        """One in the queue whose time is up."""
+        """Return a request in the queue of `lane` whose timeout has passed, or None."""
         oldest = self.lanes[lane].oldest()
         return oldest if oldest is not None and oldest.submitted_at + self._timeouts[lane] <= now else None
 
     def expired_preemptor(self, lane: int, now: Micros) -> Ticket | None:
-        """One whose victim has not left in time."""
+        """Return a preemptor of `lane` whose victim has not left in time, or None."""
         first = self.pending_preemptors.oldest(lane)
         return first if first is not None and first.submitted_at + self._preemption_budget <= now else None

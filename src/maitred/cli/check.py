@@ -102,7 +102,7 @@ def _legacy(config: AdmissionConfig) -> Iterator[str]:
 
 def _flow_control(config: AdmissionConfig) -> str:
     limits = config.flow_control
-    detector = limits.detector(config.flavour)
+    detector = config.detector
     waiting, used = limits.queue_depth_threshold, limits.kv_cache_util_threshold
     saturated = {
         "never": "",
@@ -124,8 +124,7 @@ def _classes(config: AdmissionConfig, capacity: int) -> Iterator[str]:
 
 
 def _warnings(config: Config) -> Iterator[str]:
-    from maitred.admission import overcommit_problem
-    from maitred.gateway.capacity import smg_bootstrap_problem
+    from maitred.admission import bootstrap_problem, overcommit_problem
 
     admission = config.admission
     yield from admission.warnings()
@@ -134,8 +133,8 @@ def _warnings(config: Config) -> Iterator[str]:
     if admission.mode != "priority":
         return
     problem = overcommit_problem(admission, _capacity(config))
-    refused = smg_bootstrap_problem(admission) if admission.flavour == "smg" else problem
-    if refused and (admission.flavour == "smg" or admission.on_overcommit == "legacy"):
+    refused = problem if admission.preset.bootstrap_capacity is None else bootstrap_problem(admission)
+    if refused and admission.falls_back_on_overcommit:
         yield f"{refused}: maitred serve would use legacy admission"
     elif problem:
         yield f"{problem}: they would be scaled down"

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from maitred.admission import SMG_BOOTSTRAP_CAPACITY, AdmissionConfig, PoolView, overcommit_problem
+from maitred.admission import AdmissionConfig, PoolView, bootstrap_problem, overcommit_problem
 from maitred.core.errors import ConfigError
 from maitred.gateway.driver import RealTimeAdmission
 from maitred.gateway.fleet import BackendFleet, ModelSlots
@@ -37,9 +37,9 @@ class CapacityController:
         """What is to be in force as soon as its reservations fit; None: it is, or will not be of itself."""
         self._startup_checked = False
         """Whether the question of start-up has been answered."""
-        if self._config.flavour == "smg":
+        if self._config.preset.bootstrap_capacity is not None:
             self._startup_checked = True
-            problem = smg_bootstrap_problem(self._config)
+            problem = bootstrap_problem(self._config)
             if problem is not None:
                 self._fall_back_to_legacy(problem)
 
@@ -56,11 +56,11 @@ class CapacityController:
 
     def check_fit(self, config: AdmissionConfig) -> None:
         """Raises ConfigError for a configuration that could not have been started with on the present fleet."""
-        if config.flavour == "smg":
-            problem, hint = smg_bootstrap_problem(config), "reserve less, or say max_concurrent_requests"
+        if config.preset.bootstrap_capacity is not None:
+            problem, hint = bootstrap_problem(config), "reserve less, or say max_concurrent_requests"
         else:
             problem, hint = self._misfit(config), "reserve less, or set on_overcommit: clamp"
-        if problem is not None and (config.flavour == "smg" or config.on_overcommit == "legacy"):
+        if problem is not None and config.falls_back_on_overcommit:
             raise ConfigError(problem, where="admission.classes", hint=hint)
 
     def apply_config(self, config: AdmissionConfig) -> None:
@@ -96,7 +96,7 @@ class CapacityController:
 
     def _misfit(self, config: AdmissionConfig) -> str | None:
         """With the first model whose slots the reservations exceed."""
-        if config.mode != "priority" or config.flavour == "smg" or not self._fleet.all_polled:
+        if config.mode != "priority" or config.preset.bootstrap_capacity is not None or not self._fleet.all_polled:
             return None
         for model in self._fleet.known_models:
             slots = self._fleet.offered_slots(model).slots
@@ -136,11 +136,3 @@ def _log_scaled_down(model: str, view: PoolView) -> None:
     unreserved = view.capacity - sum(books.reserved for books in classes.values())
     words = "capacity of model `%s` (%d) is below the configured reservations: %s, %d unreserved"
     log.warning(words, model, view.capacity, changes, unreserved)
-
-
-def smg_bootstrap_problem(config: AdmissionConfig) -> str | None:
-    """Why SMG would not start its scheduler; None: it would."""
-    if config.mode != "priority":
-        return None
-    assumed = config.legacy.max_concurrent_requests
-    return overcommit_problem(config, assumed if assumed > 0 else SMG_BOOTSTRAP_CAPACITY)

@@ -63,7 +63,7 @@ def _describe_rejection(reason: str, config: AdmissionConfig, timeout_status: in
         if config.mode == "legacy" and not config.legacy.queue_size:
             return 429, "admission_queue_full", "concurrency limit reached and queuing is disabled"
         return 429, "admission_queue_full", "admission queue is at capacity"
-    if reason == Reason.RATE_LIMITED and config.flavour != "smg":
+    if reason == Reason.RATE_LIMITED and config.preset.has_rate_limit_code:
         return 429, "scheduler_rate_limited", "more requests per second than are allowed here"
     return 429, "scheduler_queue_full", "request queue is full for this priority class"
 

@@ -187,7 +187,7 @@ def make_admission_driver(
     if config.mode == "legacy":
         config = _with_global_limit(config, cluster.capacity)
     problem = overcommit_problem(config, capacity) if config.mode == "priority" else None
-    if problem and config.on_overcommit == "legacy" and config.flavour != "smg":
+    if problem and config.on_overcommit == "legacy" and config.preset.bootstrap_capacity is None:
         hint = "on_overcommit: clamp scales them down; a live gateway would serve without classes"
         raise ConfigError(problem, where="admission", hint=hint)
     return AdmissionDriver(config, capacity, log, load_probe, event_queue)

@@ -1,16 +1,17 @@
-"""Who waits at one priority, and who of them is next.
+"""Bands: the waiting requests of one model, by priority; which bands may enter at a saturation, and which request is
+next.
 
-Waiters stand in lines, one for all or one for each tenant (`Lines`). A line goes by arrival, or, with `slo-deadline`, by when
-the first token should come (those of whom nobody says that, last), then by arrival.
+A band has the requests of one SLO priority. The most urgent of n bands has index 0:
 
-Anybody may leave from the middle: his place in the heap is left empty, and dropped when it comes up, or when too many are.
+    ceiling(i) = 1 - i · (1 - usage_limit_threshold) / (n - 1)
 
-All who wait for one model, in bands of equal priority; which bands may go in, and who of them is next.
+While the saturation is at the ceiling of a band or above, no request of it enters. So with a threshold below 1 the less
+urgent bands wait earlier, and leave room for the more urgent ones before there is none. Example: 5 bands and a
+threshold of 0.6 have the ceilings 1.0, 0.9, 0.8, 0.7 and 0.6; at a saturation of 0.75 the first three may enter.
 
-    ceiling(i) = 1 - i · (1 - usage_limit_threshold) / (n - 1)        for the i-th most urgent of n bands, from 0
-
-While the saturation is at the ceiling of a band or above, nobody of it, or of the bands below, goes in. So with a threshold
-below 1 the less urgent leave room for the more urgent before there is none.
+Within a band requests wait in flows, one for all tenants or one per tenant (`FairnessPolicy`). A flow is in the order
+of arrival, or with `slo-deadline` in the order of the deadlines of first tokens (requests without one last), and then
+of arrival.
 """
 
 from __future__ import annotations
@@ -18,73 +19,41 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
 from math import inf
 from typing import TypeAlias
 
-from maitred.admission.flow_control.config import DispatchOrder
-from maitred.admission.rules import FairnessPolicy, FlowControlRules
+from maitred.admission.flow_control.config import DispatchOrder, FairnessPolicy
+from maitred.admission.rules import FlowControlRules
 from maitred.admission.ticket import Ticket
+from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import RequestId
 
 FlowOrder: TypeAlias = tuple[float, int]
-"""Smaller goes first; unique among those who wait."""
+"""The smaller goes first; unique among waiting requests."""
 _SHARED_FLOW = ""
 _UNNAMED_TENANT = "default"
-"""The tenant of those who name none (BLIS)."""
+"""The tenant of requests that name none (BLIS)."""
 
 
 def ttft_deadline(ticket: Ticket) -> float:
-    """When its first token should come; never, if nobody says."""
+    """Return when the first token of a request should come, in µs; infinity if it has no target."""
     return inf if ticket.slo_target is None else ticket.submitted_at + ticket.slo_target
 
 
-class _FlowQueue:
-    """Waiters who are served one after another."""
-
-    __slots__ = ("_heap", "_waiting")
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[FlowOrder, Ticket]] = []
-        self._waiting: dict[RequestId, FlowOrder] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, ticket: Ticket, order: FlowOrder) -> None:
-        self._waiting[ticket.id] = order
-        heappush(self._heap, (order, ticket))
-
-    def remove(self, ticket: Ticket) -> None:
-        del self._waiting[ticket.id]
-        if len(self._heap) > 64 + 2 * len(self._waiting):
-            self._heap = [entry for entry in self._heap if self._is_live(entry)]
-            heapify(self._heap)
-
-    def peek(self) -> Ticket:
-        while not self._is_live(self._heap[0]):
-            heappop(self._heap)
-        return self._heap[0][1]
-
-    def _is_live(self, entry: tuple[FlowOrder, Ticket]) -> bool:
-        place, ticket = entry
-        return self._waiting.get(ticket.id) == place
-
-
 class PriorityBand:
-    """The waiters of one priority."""
+    """The waiting requests of one priority."""
 
     def __init__(self, priority: int, rules: FlowControlRules) -> None:
         self.priority = priority
         self._by_deadline = rules.config.dispatch_order == "slo-deadline"
         self._fairness = rules.fairness
         self._all: OrderedDict[RequestId, Ticket] = OrderedDict()
-        """As they came to wait."""
-        self._flows: dict[str, _FlowQueue] = {}
+        """In the order in which they began to wait."""
+        self._flows: dict[str, IndexedHeap[RequestId, FlowOrder, Ticket]] = {}
         self._flow_names: list[str] = []
-        """Of the lines, in order."""
+        """In alphabetical order."""
         self._last_served: str | None = None
-        """Whose turn it was last."""
+        """The name of the flow that was served last."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -93,38 +62,39 @@ class PriorityBand:
         return iter(self._all.values())
 
     def add(self, ticket: Ticket) -> None:
+        """Add a request that waits from now on."""
         name = self._flow_of(ticket)
-        line = self._flows.get(name)
-        if line is None:
-            line = self._flows[name] = _FlowQueue()
+        flow = self._flows.get(name)
+        if flow is None:
+            flow = self._flows[name] = IndexedHeap()
             insort(self._flow_names, name)
         self._all[ticket.id] = ticket
-        line.add(ticket, (ttft_deadline(ticket) if self._by_deadline else 0, ticket.sequence_number))
+        flow.push(ticket.id, (ttft_deadline(ticket) if self._by_deadline else 0, ticket.sequence_number), ticket)
 
     def remove(self, ticket: Ticket) -> None:
+        """Remove a request that does not wait any more."""
         name = self._flow_of(ticket)
-        line = self._flows[name]
+        flow = self._flows[name]
         del self._all[ticket.id]
-        line.remove(ticket)
-        if not line:
+        flow.remove(ticket.id)
+        if not len(flow):
             del self._flows[name]
             del self._flow_names[bisect_left(self._flow_names, name)]
 
     def take(self, ticket: Ticket) -> None:
-        """It goes in: the turn passes to the next tenant."""
+        """Remove a request that enters: the next tenant has its turn."""
         self._last_served = self._flow_of(ticket)
         self.remove(ticket)
 
     def peek(self) -> Ticket | None:
-        """Who is next; None: nobody waits."""
+        """Return the request that is next, or None if none waits."""
         return self._flows[self._next_flow()].peek() if self._flows else None
 
     def newest(self) -> Ticket | None:
-        """Who came last to wait."""
+        """Return the request that began to wait last, or None if none waits."""
         return next(reversed(self._all.values()), None)
 
     def _next_flow(self) -> str:
-        """Whose line it is the turn of."""
         match self._fairness:
             case FairnessPolicy.GLOBAL_STRICT:
                 return _SHARED_FLOW
@@ -140,7 +110,7 @@ class PriorityBand:
 
 
 def dispatch_rank(ticket: Ticket, order: DispatchOrder) -> tuple[float, int]:
-    """The smaller goes first, of those who are first in their bands."""
+    """Return the rank of a request among those that are next in their bands: the smallest enters first."""
     match order:
         case "priority":
             return -ticket.slo_priority, ticket.sequence_number
@@ -151,7 +121,7 @@ def dispatch_rank(ticket: Ticket, order: DispatchOrder) -> tuple[float, int]:
 
 
 class PriorityBands:
-    """The bands, most urgent first."""
+    """The bands of one model, most urgent first."""
 
     def __init__(self, rules: FlowControlRules) -> None:
         self._rules = rules
@@ -168,7 +138,7 @@ class PriorityBands:
         return (ticket for band in self._bands for ticket in band)
 
     def band(self, priority: int) -> PriorityBand:
-        """The band of that priority. One that is made stays."""
+        """Return the band of a priority, which is created if need be, and then stays."""
         band = self._by_priority.get(priority)
         if band is None:
             band = self._by_priority[priority] = PriorityBand(priority, self._rules)
@@ -176,32 +146,35 @@ class PriorityBands:
         return band
 
     def add(self, ticket: Ticket) -> None:
+        """Add a request that waits from now on."""
         self._waiting += 1
         self.band(ticket.slo_priority).add(ticket)
 
     def remove(self, ticket: Ticket) -> None:
+        """Remove a request that does not wait any more."""
         self._waiting -= 1
         self.band(ticket.slo_priority).remove(ticket)
 
     def take(self, ticket: Ticket) -> None:
-        """It goes in."""
+        """Remove a request that enters."""
         self._waiting -= 1
         self.band(ticket.slo_priority).take(ticket)
 
     def next_ticket(self, saturation: float) -> Ticket | None:
-        """Who may go in next; None: nobody waits who may."""
+        """Return the request that may enter next, or None if none may."""
         candidates, order = self._band_heads(saturation), self._rules.band_order
-        if order == "priority":  # as they come
+        if order == "priority":  # the bands are in this order
             return next(candidates, None)
         return min(candidates, key=lambda ticket: dispatch_rank(ticket, order), default=None)
 
     def first_non_sheddable(self) -> Ticket | None:
-        """The first of the most urgent who may not be turned away for the sake of others."""
+        """Return the next request of the most urgent band, unless it is sheddable."""
         urgent = (band.peek() for band in self._bands if band.priority >= 0)
         return next((ticket for ticket in urgent if ticket is not None), None)
 
     def find_displaceable(self, priority: int) -> Ticket | None:
-        """Who makes room for one of `priority`: the newest of the lowest sheddable band, if that is below it."""
+        """Return the request that makes room for one of `priority`: the newest of the lowest sheddable band below it,
+        or None."""
         for band in reversed(self._bands):
             if band.priority >= min(priority, 0):
                 return None
@@ -210,7 +183,7 @@ class PriorityBands:
         return None
 
     def _band_heads(self, saturation: float) -> Iterator[Ticket]:
-        """Of each band that may go in, its first."""
+        """Yield the next request of each band that may enter."""
         span, steps = 1.0 - self._rules.config.usage_limit_threshold, max(1, len(self._bands) - 1)
         for i, band in enumerate(self._bands):
             if saturation >= 1.0 - i * span / steps:

@@ -1,14 +1,13 @@
-"""The keys of `admission.flow_control`, called after BLIS's flags."""
+"""The keys of `admission.flow_control`, named after BLIS's flags."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from math import isfinite
 from typing import Final, Literal, TypeAlias
 
 import msgspec
-
-from maitred.admission.presets import Flavour
 
 DetectorName: TypeAlias = Literal["never", "utilization", "concurrency"]
 DispatchOrder: TypeAlias = Literal["priority", "fifo", "slo-deadline"]
@@ -18,8 +17,17 @@ MAX_WAITING = 1_000_000_000
 _MAX_US = 10**15
 
 
+class FairnessPolicy(Enum):
+    """Which flows (queues) the requests of one band wait in, and which flow is served next."""
+
+    GLOBAL_STRICT = "one flow for all tenants"
+    OLDEST_TENANT = "one flow per tenant; next is the tenant of the oldest request, though another request of it may go (BLIS)"
+    ROUND_ROBIN = "one flow per tenant, each in turn, in the order of their names"
+    ROUND_ROBIN_RESTARTING = "the same, but from the first name again if the flow served last is empty now (BLIS)"
+
+
 class FlowControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When requests wait in front of the fleet, and who goes in next. Raises ValueError for what cannot be."""
+    """When requests wait in front of the fleet, and which enters next. Raises ValueError for a value that is out of range."""
 
     saturation_detector: DetectorName | None = None
     """What tells how saturated the instances are: `concurrency`, requests in flight; `utilization`, waiting requests and KV
@@ -72,20 +80,14 @@ class FlowControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         if self.queue_shedding and not self.max_gateway_queue_depth:
             raise ValueError("queue_shedding has no effect without max_gateway_queue_depth")
 
-    def detector(self, flavour: Flavour) -> DetectorName:
-        """The one in force."""
-        return self.saturation_detector or ("never" if flavour == "blis" else "concurrency")
-
-    def ineffective_keys(self, flavour: Flavour) -> Iterator[str]:
-        """What is said of a detector that is not in force, or of an order that the flavour does not have, a line each."""
-        for detector, keys in _PARAMETERS.items():
+    def ineffective_keys(self, detector: DetectorName) -> Iterator[str]:
+        """Yield a line for each key of a detector that is not in force; `detector` is the one that is."""
+        for name, keys in _PARAMETERS.items():
             for key in keys:
-                if detector != self.detector(flavour) and getattr(self, key) != _DEFAULTS[key]:
-                    yield f"{key} has no effect: the saturation detector is {self.detector(flavour)}, not {detector}"
-        if flavour == "blis" and self.dispatch_order == "fifo":
-            yield "dispatch_order: fifo has no effect with flavour: blis, where bands are served by priority"
+                if name != detector and getattr(self, key) != _DEFAULTS[key]:
+                    yield f"{key} has no effect: the saturation detector is {detector}, not {name}"
         if self.saturation_detector == "never":
-            yield "saturation_detector is never: nobody ever waits"
+            yield "saturation_detector is never: no request ever waits"
 
 
 _PARAMETERS: Final[Mapping[DetectorName, tuple[str, ...]]] = {

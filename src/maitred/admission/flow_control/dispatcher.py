@@ -1,65 +1,91 @@
-"""Sight: what is seen of the instances when somebody may go in, and how many are on the way to them unseen.
+"""Dispatcher: which waiting requests enter, over all models.
 
-One who was let in is on his way until an instance shows him; and an instance does not say for which model it has what it has.
-So models that have instances in common, or are linked by others that have, are counted together:
+Models may run on the same instances. So requests for one model compete with those for the others in one order
+(`dispatch_order`), each held back by how saturated the instances of its own model are. Without this, a busy model would
+take every place that becomes free, and requests for another model could wait for ever.
 
-    on the way = in flight by the books of all these pools - in flight at all their instances
+The dispatcher tries to let requests in whenever one arrives; with `dispatch: all`, whenever one has left, too; and at
+ticks, which all models share. There are ticks while requests wait, if the load of the instances may change by itself or
+only one enters at each attempt.
 
-Where models share only some of their instances, one who is on his way elsewhere counts here too, until he is seen: for that
-moment too few enter, and never too many. So there it is looked again (`Dispatcher`), though nobody has come or left.
+An admitted request is on its way until an instance shows it, and an instance does not tell for which model it has its
+requests. So models that have instances in common, or are linked by other models that have, are counted together:
 
-Dispatcher: who goes in, over all models.
+    unseen = in flight by the counters of all these pools - in flight at all their instances
 
-Models may run on the same instances. So who waits for one of them competes with those who wait for the others, by one order
-(`dispatch_order`), each held back by how saturated the instances are that his own model runs on. Else a busy model would take
-every place that falls free, and who waits for another could wait for ever.
+Example: models a and b run on instances 0 and 1, which show 7 requests in flight. The pools count 5 of a and 4 of b, so
+2 are on their way, and both models are held back by them.
 
-An attempt is made whenever somebody comes; with `dispatch: all`, whenever somebody has left, too; and at ticks, which all
-models have together. There are ticks while anybody waits, where the load of the instances may change by itself or only one goes
-in at each attempt; else only while somebody may be held back by one who is on his way elsewhere (see `sight`).
+Where models share only some of their instances, a request on its way to another instance counts here too, until it is
+seen: for that moment too few enter, and never too many. So in this case the load is read again at the next tick,
+although no request has come or left.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
-from maitred.admission.flow_control.bands import dispatch_rank
+from maitred.admission.flow_control.bands import PriorityBands, dispatch_rank
 from maitred.admission.pool import LoadProbe
 from maitred.admission.rules import FlowControlRules
 from maitred.admission.saturation import SATURATION_DETECTORS, SaturationGauge, total_in_flight
+from maitred.admission.slots import Slots
 from maitred.admission.ticket import Ticket
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision
 from maitred.core.units import Micros
 
-if TYPE_CHECKING:
-    from maitred.admission.flow_control.pool import FlowPool
+
+class DispatchedPool(Protocol):
+    """A pool as the dispatcher sees it."""
+
+    name: str
+    slots: Slots
+    bands: PriorityBands
+    waiting: int
+    known_instances: frozenset[int] | None
+    """The instances that its requests may be sent to, as last seen; None: not seen yet."""
+
+    def expire_waiters(self, now: Micros) -> Iterator[Decision]:
+        """Reject requests that have waited too long."""
+        ...
+
+    def evict_one(self, now: Micros) -> Iterator[Decision]:
+        """Preempt one sheddable request, if a request waits that is not sheddable."""
+        ...
+
+    def admit_waiter(self, ticket: Ticket, now: Micros) -> Decision:
+        """Admit a request."""
+        ...
 
 
 class SaturationProbe:
-    """At one instant. The instances of a model are looked at once at most, or not at all if their `loads` are known."""
+    """The load of the instances at one instant. It is read at most once for each model, and not at all where `loads` has it."""
 
-    def __init__(self, pools: Iterable[FlowPool], load_probe: LoadProbe, now: Micros, loads: Mapping[str, FleetLoad]) -> None:
+    def __init__(
+        self, pools: Iterable[DispatchedPool], load_probe: LoadProbe, now: Micros, loads: Mapping[str, FleetLoad]
+    ) -> None:
         self._pools = pools
         self._load_probe = load_probe
         self._now = now
         self._loads = dict(loads)
 
-    def load_of(self, pool: FlowPool) -> FleetLoad:
-        """That of the instances of its model."""
+    def load_of(self, pool: DispatchedPool) -> FleetLoad:
+        """Return the load of the instances of a pool's model."""
         load = self._loads.get(pool.name)
         if load is None:
             load = self._loads[pool.name] = self._load_probe(pool.name, self._now)
         return load
 
-    def linked_pools(self, pool: FlowPool) -> Sequence[FlowPool]:
-        """Those that are counted together with `pool`, which is the first of them."""
+    def linked_pools(self, pool: DispatchedPool) -> Sequence[DispatchedPool]:
+        """Return the pools that are counted together with `pool`, which is the first of them."""
         group = [pool]
         others = [p for p in self._pools if p is not pool and (p.slots.in_use or len(p.bands))]
         if not others:
             return group
+        # Models are linked through common instances, and through models that share instances with both: to the fixpoint.
         reach = self._instances_of(pool)
         while linked := [p for p in others if not reach.isdisjoint(self._instances_of(p))]:
             group += linked
@@ -67,8 +93,8 @@ class SaturationProbe:
             others = [p for p in others if p not in linked]
         return group
 
-    def unseen_in_flight(self, group: Sequence[FlowPool]) -> int:
-        """How many requests of `group` no instance shows."""
+    def unseen_in_flight(self, group: Sequence[DispatchedPool]) -> int:
+        """Return how many requests of the pools in `group` no instance shows."""
         first = group[0]
         shown = total_in_flight(self.load_of(first))
         if len(group) == 1:
@@ -80,34 +106,34 @@ class SaturationProbe:
                 known |= self._instances_of(pool)
         return max(0, sum(pool.slots.in_use for pool in group) - shown)
 
-    def _instances_of(self, pool: FlowPool) -> frozenset[int]:
-        """As seen now or, where nobody has looked now, the last time: which they are changes seldom."""
+    def _instances_of(self, pool: DispatchedPool) -> frozenset[int]:
+        """Return the instances of a pool's model; as last seen if the load has not been read now, since they seldom change."""
         if pool.known_instances is None or pool.name in self._loads:
             pool.known_instances = frozenset(instance.index for instance in self.load_of(pool).instances)
         return pool.known_instances
 
 
 class Dispatcher:
-    """Of the pools of one core. `look` tells how loaded the instances of a model are."""
+    """Lets requests into the pools of one core."""
 
     def __init__(self, rules: FlowControlRules, load_probe: LoadProbe) -> None:
         self.rules = rules
         self.next_tick: Micros | None = None
-        """The next one; if it is past, nobody waited then. None: nobody need look at the clock."""
+        """When the next tick is; if it is past, no request waited then. None: no tick is needed."""
         self._load_probe = load_probe
-        self._pools: list[FlowPool] = []
+        self._pools: list[DispatchedPool] = []
 
-    def add(self, pool: FlowPool) -> None:
-        """Decisions must not hang on the order in which models came."""
+    def add(self, pool: DispatchedPool) -> None:
+        """Add a pool. They are kept by name, so that decisions do not depend on the order in which models became known."""
         insort(self._pools, pool, key=lambda p: p.name)
 
-    def on_arrival(self, pool: FlowPool, load: FleetLoad, now: Micros) -> list[Decision]:
-        """Somebody stands at the gate of `pool`, whose instances have this `load`."""
+    def on_arrival(self, pool: DispatchedPool, load: FleetLoad, now: Micros) -> list[Decision]:
+        """Let requests in after one has begun to wait in `pool`, whose instances have this `load`."""
         self.arm_tick(now)
         return self._dispatch(SaturationProbe(self._pools, self._load_probe, now, {pool.name: load}), now)
 
     def on_departure(self, now: Micros) -> list[Decision]:
-        """Somebody has left an instance, or there may be more room for another reason."""
+        """Let requests in after one has left an instance, or after another change that may have made room."""
         if self.rules.dispatch == "one" or self._is_idle:
             return []
         return self._dispatch(SaturationProbe(self._pools, self._load_probe, now, {}), now)
@@ -115,20 +141,20 @@ class Dispatcher:
     # Time.
 
     def arm_tick(self, now: Micros) -> None:
-        """Somebody comes to wait: there is a tick after `now`, if time alone may let him in."""
+        """Provide for a tick after `now`, if time alone may let waiting requests in."""
         if self.rules.needs_ticks:
             self._schedule_tick(now)
 
     def next_admission_at(self) -> Micros | None:
-        """When time may let somebody in; None: never."""
+        """Return when time may let a request in, or None if never."""
         return None if self._is_idle else self.next_tick
 
     def advance(self, now: Micros) -> list[Decision]:
-        """Whose time is up; then a tick, if one is due."""
+        """Reject requests that have waited too long; then run a tick, if one is due."""
         done = [decision for pool in self._pools for decision in pool.expire_waiters(now)]
         if self.next_tick is None or self.next_tick > now:
             return done
-        if self._is_idle:  # who comes at this very instant may still go in with this tick
+        if self._is_idle:  # a request that arrives at this very instant may still enter with this tick
             self.next_tick = self.next_tick if self.rules.needs_ticks else None
             return done
         self.next_tick = None
@@ -145,10 +171,10 @@ class Dispatcher:
         if self.next_tick is None or self.next_tick < now:
             self.next_tick = now + self.rules.config.dispatch_tick_interval_us
 
-    # Who goes in.
+    # Admission.
 
     def _dispatch(self, probe: SaturationProbe, now: Micros) -> list[Decision]:
-        """Those who may go in at what is seen of the instances."""
+        """Admit the requests that may enter at this load of the instances."""
         decisions: list[Decision] = []
         candidates = [self._make_candidate(pool, probe) for pool in self._pools if len(pool.bands)]
         if self.rules.config.in_flight_eviction:
@@ -166,13 +192,13 @@ class Dispatcher:
             self._schedule_tick(now)
         return decisions
 
-    def _make_candidate(self, pool: FlowPool, probe: SaturationProbe) -> _Candidate:
+    def _make_candidate(self, pool: DispatchedPool, probe: SaturationProbe) -> _Candidate:
         gauge = SATURATION_DETECTORS[self.rules.detector](probe.load_of(pool), self.rules.config)
         group = probe.linked_pools(pool)
         return _Candidate(pool, group, gauge, probe.unseen_in_flight(group) if self.rules.counts_unseen_in_flight else 0)
 
     def _best_candidate(self, candidates: Sequence[_Candidate]) -> tuple[_Candidate, Ticket] | None:
-        """Of whom each has next, the one who goes first; None: nobody may go in."""
+        """Return the candidate whose next request enters first, with this request; None if none may enter."""
         nexts = [(candidate, ticket) for candidate in candidates if (ticket := candidate.next_ticket()) is not None]
         if not nexts:
             return None
@@ -180,27 +206,28 @@ class Dispatcher:
 
 
 class _Candidate:
-    """A pool of which somebody might go in."""
+    """A pool of which a request might enter now."""
 
     __slots__ = ("_gauge", "group", "pool", "unseen")
 
-    def __init__(self, pool: FlowPool, group: Sequence[FlowPool], gauge: SaturationGauge, unseen: int) -> None:
+    def __init__(self, pool: DispatchedPool, group: Sequence[DispatchedPool], gauge: SaturationGauge, unseen: int) -> None:
         self.pool = pool
         self.group = group
-        """Those of whom one who goes in counts for it."""
+        """The pools that are counted together with it."""
         self.unseen = unseen
-        """How many have gone in and are seen nowhere yet."""
+        """Admitted requests of the group that no instance shows yet."""
         self._gauge = gauge
 
     @property
     def may_overcount(self) -> bool:
-        """Whether some of `unseen` may be on their way to other instances."""
+        """Whether some of `unseen` may be on their way to instances of another model."""
         return self.unseen > 0 and any(pool.known_instances != self.pool.known_instances for pool in self.group)
 
     @property
     def saturation(self) -> float:
+        """The saturation of the instances, with the unseen requests."""
         return self._gauge(self.unseen)
 
     def next_ticket(self) -> Ticket | None:
-        """Who of it may go in next; None: nobody."""
+        """Return the request of the pool that may enter next, or None if none may."""
         return self.pool.bands.next_ticket(self._gauge(self.unseen)) if len(self.pool.bands) else None

@@ -1,17 +1,15 @@
-"""Admission policies: who is turned away before he asks for a slot.
+"""Admission policies: which requests are refused before they ask for a slot.
 
-A policy stands before the pools, in every mode. It says no, or nothing: who is not refused goes on to the slots, queues or
-flows of the mode. Policies are registered under the name that users type (`POLICIES`), which are BLIS's.
+A policy stands before the pools, in every mode. It refuses a request or lets it pass, and a request that passes goes on
+to the slots, queues or flow control of the mode. Policies are registered under the name that users type (`POLICIES`);
+the names here are BLIS's.
 
-    policy.py          what a policy is, and the registry
-    config.py          the keys that policies read
-    always_admit.py    refuses nobody
-    reject_all.py      refuses everybody
-    token_bucket.py    so many prompt tokens per second
-    tier_shed.py       the less urgent, while an instance is loaded
-    gaie_legacy.py     the sheddable, while the fleet is saturated
-    screen.py          the configured one at work, and the books of whom it turns away
-    tenant_budgets.py  over another policy: the sheddable of a tenant that has its share already
+    base.py            what a policy is, what it answers, and the registry
+    unconditional.py   always-admit, reject-all
+    load_shedding.py   tier-shed, gaie-legacy: less urgent requests are refused while instances are loaded
+    token_bucket.py    token-bucket: prompt tokens per second
+
+A module that is added here is found by itself. The budgets of tenants hold with any policy (`admission.policy_gate`).
 """
 
 from __future__ import annotations

@@ -1,32 +1,32 @@
-"""So many prompt tokens per second, with a burst saved up.
+"""Prompt tokens per second, with a burst saved up.
 
-The bucket holds `capacity` tokens and is full at first; it gains `rate` per second. A request
-costs the tokens of its prompt and is refused if the bucket holds fewer; then it costs nothing. One whose prompt is larger than
-the bucket never enters, and is refused with a reason of its own.
+The bucket holds `capacity` tokens and is full at first; it gains `rate` tokens per second. A request costs the tokens
+of its prompt. If the bucket holds fewer, the request is refused, and costs nothing. A prompt that is larger than the
+bucket can never enter, and is refused with a reason of its own.
 
-The arithmetic is BLIS's, in floats and in its order of operations: it is refilled at every request, whether or not that enters.
+The arithmetic is BLIS's, in floats and in its order of operations, so that its recorded runs come out exactly: the
+bucket is refilled at every request, whether or not that enters. The `TokenBucket` of `rate_limit` is brought up to date
+only when a token is taken.
 """
 
 from __future__ import annotations
 
 from math import ceil, isfinite
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from maitred.admission.policies.base import POLICIES, AdmissionPolicy, Refusal
+from maitred.admission.ticket import Ticket
 from maitred.core.contracts import FleetLoad
 from maitred.core.units import SECOND, Micros
 
-if TYPE_CHECKING:
-    from maitred.admission.ticket import Ticket
-
 _TOO_LARGE: Final = Refusal("prompt_too_large", 413, "the prompt has more tokens than may ever enter at once", is_final=True)
 _MAX_WAIT_SECS: Final = 1e9
-"""Nobody waits for longer."""
+"""A longer time until there are enough tokens counts as never."""
 
 
 @POLICIES.register("token-bucket")
 class TokenBucketPolicy(AdmissionPolicy):
-    """Refuses who finds fewer tokens than his prompt has (BLIS `token-bucket`)."""
+    """Refuses a request that finds fewer tokens in the bucket than its prompt has (BLIS `token-bucket`)."""
 
     def __init__(self, rate: float = 1_000.0, capacity: float = 10_000.0) -> None:
         """`rate` is in tokens per second, `capacity` in tokens. Raises ValueError for less than 0."""
@@ -46,11 +46,11 @@ class TokenBucketPolicy(AdmissionPolicy):
             return None
         if ticket.prompt_tokens > self._capacity:
             return _TOO_LARGE
-        filled_in = self._time_until(ticket.prompt_tokens)
+        wait = self._time_until(ticket.prompt_tokens)
         message = "more prompt tokens per second than are allowed here"
-        return Refusal("token_bucket", message=message, retry_after=filled_in, is_final=filled_in is None)
+        return Refusal("token_bucket", message=message, retry_after=wait, is_final=wait is None)
 
     def _time_until(self, tokens: int) -> Micros | None:
-        """How long it takes until there are so many, if nobody else comes; None: for ever, or as good as that."""
+        """Return the time until the bucket holds `tokens` if no other request comes, in µs, or None if that is never."""
         missing = tokens - self._level
         return None if missing > self._rate * _MAX_WAIT_SECS else ceil(missing * SECOND / self._rate)

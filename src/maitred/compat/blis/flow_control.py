@@ -1,8 +1,9 @@
 """BLIS's flow control, where it differs from ours.
 
-BLIS creates a band when a request first waits in it, so the ceilings of the bands depend on what came before. It serves bands by
-priority, whatever `dispatch_order` says. Within a band it first chooses a tenant, and then the next request of this tenant. It
-looks at the instances alone: a request on its way to an instance does not count, so that too many enter.
+BLIS creates a band when a request first waits in it, so the ceilings of the bands depend on what came before. It serves
+bands by priority, whatever `dispatch_order` says. Within a band it first chooses a tenant, and then the next request of
+this tenant. It looks at the instances alone: a request on its way to an instance does not count, so that too many
+enter.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from maitred.admission.tenant_names import tenant_problem
+from maitred.admission.tenants import tenant_problem
 from maitred.core.errors import nearest_name_hint
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import SECOND
