@@ -1,9 +1,10 @@
 """Where the rules of other systems differ from ours: one package or module for each system.
 
-    smg.py     SMG 1.13.0 (SGLang Model Gateway): numbers and rules of its priority scheduler
-    sglang/    SGLang 0.5.23: orders of its wait queue
-    blis/      BLIS (inference-sim): rules of its flow control
+    smg.py               SMG 1.13.0 (SGLang Model Gateway): numbers and rules of its priority scheduler
+    sglang/              SGLang 0.5.23: orders of its wait queue
+    blis/                BLIS (inference-sim): its flow control, its instances
+    instance_rules.py    the rules of instances, by flavour
 
 A configuration chooses them by a name (a scheduler, a flavour), and a factory makes them. Nothing below imports from
-here.
+here: `admission.presets` loads the preset of a flavour by its name.
 """
