@@ -38,16 +38,11 @@ _CURED_BY_PREEMPTION = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
 """What keeps a request from a slot and could be changed by a preemption."""
 
 
-def _preemption_group(ticket: Ticket) -> int | None:
-    """Victims are chosen by class. Promoted requests are exempt: they have waited long enough."""
-    return None if ticket.promoted or ticket.retried else ticket.lane
-
-
 class ClassPool(SlotPool):
     """The slots and queues of one model, or of all models together."""
 
     def __init__(self, name: str, rules: PoolRules, sequence_numbers: SequenceNumbers) -> None:
-        super().__init__(name, rules, sequence_numbers, _preemption_group)
+        super().__init__(name, rules, sequence_numbers)
         self.queues = PoolQueues(rules, sequence_numbers, self.retry_estimators)
         self.promotion_budget = PromotionBudget(rules.promotion_share, rules.promotion_burst)
         self.priority = AdmissionPriority(rules, self.slots, self.queues, self.promotion_budget)
@@ -60,7 +55,7 @@ class ClassPool(SlotPool):
 
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
         """Admit, queue or reject a newcomer; or let it wait for a victim, on which the first decision is then."""
-        lane = ticket.lane = self.rules.lane_of[ticket.priority_class]
+        lane = ticket.lane = ticket.victim_group = self.rules.lane_of[ticket.priority_class]
         ticket.submitted_at = now
         ticket.counters.arrived += 1
         blocked_by = self.priority.blocking_reason(ticket)
@@ -102,6 +97,10 @@ class ClassPool(SlotPool):
         self.queues.adopt(ticket)
         self._start_waiting(ticket)
 
+    def _victim_group(self, ticket: Ticket) -> int | None:
+        """Victims are chosen by class. Promoted requests are exempt: they have waited long enough."""
+        return None if ticket.promoted else ticket.lane
+
     def _set_slot_units(self, ticket: Ticket) -> None:
         self.priority.set_slot_units(ticket)
 
@@ -121,7 +120,7 @@ class ClassPool(SlotPool):
             starved = self.priority.next_promotion(regular, now)
             if starved is not None:
                 self.promotion_budget.count_promotion()
-                starved.promoted = True
+                starved.promoted, starved.victim_group = True, None
                 starved.counters.promoted += 1
                 admitted.append(self._admit_waiter(starved, Reason.STARVED, now))
             elif regular is not None:

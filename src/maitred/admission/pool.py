@@ -38,20 +38,14 @@ LoadProbe: TypeAlias = Callable[[str, Micros], FleetLoad]
 class SlotPool(ABC):
     """The slots of one model, or of all models together."""
 
-    def __init__(
-        self,
-        name: str,
-        rules: PoolRules,
-        sequence_numbers: SequenceNumbers,
-        preemption_group: Callable[[Ticket], int | None],
-    ) -> None:
+    def __init__(self, name: str, rules: PoolRules, sequence_numbers: SequenceNumbers) -> None:
         self.name = name
         self.rules = rules
         self.slots = Slots()
         self.retry_estimators = [RetryAfterEstimator() for _ in LANES]
         self.waiting = 0
         """Requests that do not hold a slot yet."""
-        self.victims = PreemptionCandidates(preemption_group)
+        self.victims = PreemptionCandidates()
         """Holders of slots that may be preempted."""
         self._sequence_numbers = sequence_numbers
         self._bucket: TokenBucket | None = None
@@ -73,11 +67,16 @@ class SlotPool(ABC):
     def adopt(self, ticket: Ticket) -> None:
         """Take over a request from a pool under other rules, in its state. To be called in the order of sequence numbers."""
         ticket.lane = self.rules.lane_of[ticket.priority_class]
+        ticket.victim_group = None if ticket.retried else self._victim_group(ticket)
         if ticket.state in SLOT_HOLDING_STATES:
             self._set_slot_units(ticket)
             self._take_slot(ticket)
         else:
             self._adopt_waiter(ticket)
+
+    @abstractmethod
+    def _victim_group(self, ticket: Ticket) -> int | None:
+        """Return the group in which a request may be chosen as a victim, or None if it may not."""
 
     @abstractmethod
     def _set_slot_units(self, ticket: Ticket) -> None:
@@ -192,7 +191,7 @@ class SlotPool(ABC):
             ticket.transition(_RELEASE)
             return []
         ticket.transition(TicketEvent.RETRY)
-        ticket.retried = True
+        ticket.retried, ticket.victim_group = True, None
         ticket.counters.retried += 1
         self._requeue_front(ticket, now)
         return [Decision(now, ticket.id, Action.QUEUE, Reason.TO_BE_RETRIED)]

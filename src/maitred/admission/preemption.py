@@ -11,8 +11,7 @@ from one to the other. The link is cut when the slot has passed, or when the pre
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict
 from itertools import islice
 from typing import Final
 
@@ -28,29 +27,22 @@ _MAX_EXAMINED: Final = 32
 class PreemptionCandidates:
     """Holders of slots that may be preempted, by group, in the order of admission. Adding and discarding are O(1)."""
 
-    __slots__ = ("_group_of", "groups")
+    __slots__ = ("groups",)
 
-    def __init__(self, group_of: Callable[[Ticket], int | None]) -> None:
-        """`group_of` returns the group of a request, the least urgent being the smallest, or None if it may not be a victim."""
-        self._group_of = group_of
+    def __init__(self) -> None:
         # OrderedDict, not dict: to find its last key, a dict walks over all keys that were deleted after it.
-        self.groups: dict[int, OrderedDict[RequestId, Ticket]] = {}
+        self.groups: defaultdict[int, OrderedDict[RequestId, Ticket]] = defaultdict(OrderedDict)
+        """By `Ticket.victim_group`: the smallest one is the least urgent."""
 
     def add(self, ticket: Ticket) -> None:
         """Add a request that has just taken a slot, if it may be a victim."""
-        if ticket.state is not _ADMITTED:
-            return
-        group = self._group_of(ticket)
-        if group is not None:
-            if group not in self.groups:
-                self.groups[group] = OrderedDict()
-            self.groups[group][ticket.id] = ticket
+        if ticket.victim_group is not None and ticket.state is _ADMITTED:
+            self.groups[ticket.victim_group][ticket.id] = ticket
 
     def discard(self, ticket: Ticket) -> None:
         """Remove a request that cannot be a victim any more, if it could be one."""
-        group = self._group_of(ticket)
-        if group in self.groups:
-            self.groups[group].pop(ticket.id, None)
+        if ticket.victim_group is not None:
+            self.groups[ticket.victim_group].pop(ticket.id, None)
 
     def newest_below(self, group: int, units: int = 1) -> Ticket | None:
         """Return the newest request of the least urgent group below `group` whose slot has at least `units`, or None."""

@@ -129,6 +129,8 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
     """Whether it was a victim once; then it is never one again."""
     preemption_peer: Ticket | None = None
     """The preemptor of a victim, and the victim of a preemptor that waits for it."""
+    victim_group: int | None = None
+    """The group in which it may be chosen as a victim (`preemption`); None: it is never a victim. Set by the pool."""
     lane: int = 0
     """Index of the queue and the slots that it uses: its class, where there are classes."""
     slot_units: int = 0

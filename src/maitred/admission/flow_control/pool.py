@@ -42,16 +42,11 @@ _MAX_RETRY_AFTER: Final[Micros] = 300 * SECOND
 """The longest `Retry-After`."""
 
 
-def _eviction_group(ticket: Ticket) -> int | None:
-    """Victims are chosen by SLO priority; only sheddable requests can be victims."""
-    return ticket.slo_priority if ticket.sheddable and not ticket.retried else None
-
-
 class FlowPool(SlotPool):
     """The waiting requests of one model, and those in flight. Slots are counted here, and do not limit anything."""
 
     def __init__(self, name: str, rules: PoolRules, sequence_numbers: SequenceNumbers, dispatcher: Dispatcher) -> None:
-        super().__init__(name, rules, sequence_numbers, _eviction_group)
+        super().__init__(name, rules, sequence_numbers)
         self.flow_rules = dispatcher.rules
         self.bands = PriorityBands(self.flow_rules)
         self.known_instances: frozenset[int] | None = None
@@ -67,7 +62,7 @@ class FlowPool(SlotPool):
     # Arrivals and departures.
 
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
-        ticket.lane, ticket.slot_units = SHARED_LANE, 1
+        ticket.lane, ticket.slot_units, ticket.victim_group = SHARED_LANE, 1, self._victim_group(ticket)
         ticket.submitted_at = ticket.queued_at = now
         ticket.counters.arrived += 1
         decisions = self._make_queue_room(ticket, now)
@@ -102,6 +97,10 @@ class FlowPool(SlotPool):
             unlink_peers(ticket)
         self.bands.add(ticket)
         self._enqueue(ticket, ticket.queued_at)
+
+    def _victim_group(self, ticket: Ticket) -> int | None:
+        """Victims are chosen by SLO priority. Only sheddable requests can be victims."""
+        return ticket.slo_priority if ticket.sheddable else None
 
     def _set_slot_units(self, ticket: Ticket) -> None:
         ticket.slot_units = 1
