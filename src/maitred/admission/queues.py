@@ -28,11 +28,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from heapq import heappop, heappush, heapreplace
 from typing import Final
 
 from maitred.admission.tenants import TenantAccount
 from maitred.admission.ticket import Ticket
-from maitred.core.lazy_heap import IndexedHeap
+from maitred.core.lazy_heap import IndexedHeap, LazyHeap
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
 
@@ -65,7 +66,7 @@ class SequenceNumbers:
 class _TenantQueue:
     """Requests that are served one after another: of one tenant, or of all."""
 
-    __slots__ = ("account", "name", "virtual_time", "waiting")
+    __slots__ = ("account", "entry", "name", "virtual_time", "waiting")
 
     def __init__(self, name: str, account: TenantAccount | None, virtual_time: int) -> None:
         self.name = name
@@ -75,10 +76,62 @@ class _TenantQueue:
         """The cost that has been served, by weight."""
         # OrderedDict, not dict: to find its first key, a dict walks over all keys that were deleted before it.
         self.waiting: OrderedDict[RequestId, Ticket] = OrderedDict()
+        self.entry = 0
+        """The serial number of its live entry in the heap; 0: it has none, because its tenant is at its limit."""
 
     @property
     def head(self) -> Ticket:
         return next(iter(self.waiting.values()))
+
+
+class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
+    """Tenant queues in the order in which they are served next. Equal keys go in the order of their pushes."""
+
+    __slots__ = ("_by_virtual_time", "_num_pushes", "entries")
+
+    def __init__(self, *, by_virtual_time: bool) -> None:
+        super().__init__()
+        self._by_virtual_time = by_virtual_time
+        self._num_pushes = 0
+        self.entries = self._heap
+        """The heap itself, so that its first entry, which is mostly live, can be examined without a call."""
+
+    def _is_live(self, entry: tuple[int, int, _TenantQueue]) -> bool:
+        return entry[1] == entry[2].entry
+
+    def place(self, queue: _TenantQueue) -> None:
+        """Give a queue its place, which is new, or has changed with its head or its virtual time."""
+        number = next(iter(queue.waiting.values())).sequence_number
+        # A request that is tried again has a number below 0, and so goes before every virtual time.
+        key = queue.virtual_time if self._by_virtual_time and number > 0 else number
+        self._num_pushes = serial = self._num_pushes + 1
+        heap, former, queue.entry = self._heap, queue.entry, serial
+        if former and heap[0][1] == former:  # it was the first one, and has just been served
+            heapreplace(heap, (key, serial, queue))
+            return
+        heappush(heap, (key, serial, queue))
+        if former:
+            self.mark_stale()
+
+    def remove(self, queue: _TenantQueue) -> None:
+        """Remove a queue, if it is there."""
+        if queue.entry:
+            queue.entry = 0
+            self.mark_stale()
+
+    def first_within_limit(self) -> _TenantQueue | None:
+        """Return the queue that is served next. Queues before it whose tenant is at its limit are removed."""
+        heap = self._heap
+        while heap:
+            _, serial, queue = heap[0]
+            if serial != queue.entry:
+                self._num_stale -= 1
+            elif queue.account is None or not queue.account.at_limit:
+                return queue
+            else:
+                queue.entry = 0
+            heappop(heap)
+        return None
 
 
 class LaneQueue:
@@ -88,7 +141,7 @@ class LaneQueue:
         "_count",
         "_idle_virtual_times",
         "_late_joiners",
-        "_next_queues",
+        "_serving_order",
         "_sequence_numbers",
         "_tenant_queues",
         "_virtual_time",
@@ -106,8 +159,8 @@ class LaneQueue:
         self._late_joiners: IndexedHeap[RequestId, Micros, Ticket] = IndexedHeap()
         """Requests that joined later than they were submitted, oldest first."""
         self._tenant_queues: dict[str, _TenantQueue] = {}
-        self._next_queues: IndexedHeap[str, int, _TenantQueue] = IndexedHeap()
-        """The tenant queues in the order in which they are served next, but for those passed over because of a limit."""
+        self._serving_order = _ServingOrder(by_virtual_time=weights is not None)
+        """The tenant queues, but for those that are passed over because of a limit."""
         self._virtual_time = 0
         """The virtual time of the tenant queue that was served last."""
         self._idle_virtual_times: OrderedDict[str, int] = OrderedDict()
@@ -131,22 +184,24 @@ class LaneQueue:
         ticket.sequence_number = self._sequence_numbers.next_front()
         queue = self._append(ticket)
         queue.waiting.move_to_end(ticket.id, last=False)
-        self._reorder(queue)
+        self._serving_order.place(queue)
 
     def restore(self, ticket: Ticket) -> None:
         """Add a request that has its sequence number from another queue. To be called in the order of these numbers."""
         queue = self._append(ticket)
         if len(queue.waiting) == 1:
-            self._reorder(queue)
+            self._serving_order.place(queue)
 
     def peek(self) -> Ticket | None:
         """Return the request that is next, of those whose tenant is not at its limit, or None."""
-        queues = self._next_queues
-        while (queue := queues.peek()) is not None:
-            if queue.account is None or not queue.account.at_limit:
-                return queue.head
-            queues.pop()  # until `unblock_tenant`
-        return None
+        entries = self._serving_order.entries
+        if not entries:
+            return None
+        _, serial, queue = entries[0]
+        if serial == queue.entry and (queue.account is None or not queue.account.at_limit):
+            return next(iter(queue.waiting.values()))
+        first = self._serving_order.first_within_limit()
+        return None if first is None else first.head
 
     def serve(self, ticket: Ticket) -> None:
         """Remove a request that gets a slot, and charge its tenant for it. A request that is tried again was charged before."""
@@ -166,19 +221,21 @@ class LaneQueue:
             self._late_joiners.remove(ticket.id)
         if not queue.waiting:
             self._drop_empty(queue)
-        elif was_head and queue.name in self._next_queues:
-            self._reorder(queue)
+        elif was_head and queue.entry:
+            self._serving_order.place(queue)
 
     def unblock_tenant(self, tenant: str) -> None:
         """Serve a tenant again that was passed over because it was at its limit."""
         queue = self._tenant_queues.get(tenant)
-        if queue is not None and tenant not in self._next_queues:
-            self._reorder(queue)
+        if queue is not None and not queue.entry:
+            self._serving_order.place(queue)
 
     def oldest(self) -> Ticket | None:
         """Return the request that was submitted first, or None if none waits."""
         first = next(iter(self._waiting.values()), None)
-        late = self._late_joiners.peek() if len(self._late_joiners) else None
+        if len(self._waiting) == self._count:
+            return first
+        late = self._late_joiners.peek()
         if first is None or late is None:
             return first or late
         return late if late.submitted_at <= first.submitted_at else first
@@ -208,7 +265,7 @@ class LaneQueue:
         return queue
 
     def _drop_empty(self, queue: _TenantQueue) -> None:
-        self._next_queues.remove(queue.name)
+        self._serving_order.remove(queue)
         del self._tenant_queues[queue.name]
         if not self._tenant_queues:  # the lane is idle: no tenant is ahead of another
             self._virtual_time = 0
@@ -217,10 +274,3 @@ class LaneQueue:
             self._idle_virtual_times[queue.name] = queue.virtual_time
             if len(self._idle_virtual_times) > _MAX_IDLE_TENANTS:
                 self._idle_virtual_times.popitem(last=False)
-
-    def _reorder(self, queue: _TenantQueue) -> None:
-        """Give a tenant queue its place among the others, after its head or its virtual time has changed."""
-        number = queue.head.sequence_number
-        # A request that is tried again has a number below 0, and so goes before every virtual time.
-        key = queue.virtual_time if self._weights is not None and number > 0 else number
-        self._next_queues.push(queue.name, key, queue)
