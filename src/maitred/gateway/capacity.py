@@ -1,13 +1,17 @@
-"""Capacity follows the fleet; and whether the classes' reservations fit it.
+"""Capacity: the slots of each model follow the fleet, and reservations are checked against them.
 
-Once, at start-up, the question is whether classes can be used at all: when every backend has been polled and some model has
-slots. If the reservations exceed them, the gateway serves without classes (mode `legacy`) and says so, or scales the
-reservations down, as `on_overcommit` has it. A fleet that starts one by one may seem too small at first, so who serves without
-classes for that reason alone takes them up as soon as every model has slots enough, and keeps them from then on. Under
-`flavour: smg` the question is asked before any backend is known, against what SMG assumes then, and the answer is always to
-serve without.
+**At start-up** the question is whether classes can be used at all. It is asked once, when every backend has been polled and some
+model has slots. If the reservations exceed the slots, then, as `on_overcommit` says, the gateway scales the reservations down,
+or it serves without classes (mode `legacy`) and logs an error. A fleet whose backends start one by one may seem too small at
+first. So a gateway that serves without classes for this reason alone takes them into use as soon as every model has enough
+slots, and keeps them from then on. Under `flavour: smg` the question is asked before any backend is known, against the capacity
+that SMG assumes then, and the answer is final.
 
-Later the fleet may shrink below the reservations and recover. The core scales them down and back; here it is said aloud.
+Example: the classes reserve 4 slots, each of two backends has 3. When the first backend is up and the second has failed its
+first poll, 4 > 3 and the gateway serves without classes; when the second backend comes up, 4 <= 6 and classes are used.
+
+**Later** the fleet may shrink below the reservations and recover. The core scales the reservations down and back; here it is
+logged.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ log = logging.getLogger("maitred.gateway")
 
 
 class CapacityController:
-    """Of all models. `fallback` is None, or why classes are configured and not used."""
+    """Controls the slots of all models. `fallback` says why classes are configured and not used, or is None."""
 
     def __init__(self, fleet: BackendFleet, driver: RealTimeAdmission, fallback: str | None = None) -> None:
         self.fallback = fallback
@@ -44,7 +48,7 @@ class CapacityController:
                 self._fall_back_to_legacy(problem)
 
     def on_slots_changed(self, models: Iterable[str]) -> None:
-        """The slots of these may have become more or fewer, or a backend has been polled for the first time."""
+        """Pass on new numbers of slots. Called when those of `models` may have changed, or a first poll has ended."""
         for model in models:
             self._driver.resize_pool(model, self._fleet.total_slots(model))
             self._log_change(model)
@@ -64,7 +68,7 @@ class CapacityController:
             raise ConfigError(problem, where="admission.classes", hint=hint)
 
     def apply_config(self, config: AdmissionConfig) -> None:
-        """Go by `config` from now on. Raises ConfigError, and then nothing has changed."""
+        """Use `config` from now on. Raises ConfigError, and changes nothing then."""
         self.check_fit(config)
         self._use_config(config)
 
@@ -106,13 +110,13 @@ class CapacityController:
         return None
 
     def _fits(self, config: AdmissionConfig) -> bool:
-        """A model without a slot is no sign of it."""
+        """Return whether every model has slots, and as many as `config` reserves."""
         return (
             all(self._fleet.offered_slots(model).slots for model in self._fleet.known_models) and self._misfit(config) is None
         )
 
     def _log_change(self, model: str) -> None:
-        """What is offered now, if it has changed. What ends at a backend that is down is no news."""
+        """Log what the healthy backends offer, if it has changed; not the slots left at a backend that is down."""
         before, now = self._last_logged.get(model, ModelSlots(0, "none")), self._fleet.offered_slots(model)
         if now != before:
             self._last_logged[model] = now
@@ -121,7 +125,7 @@ class CapacityController:
                 self._warn_where_scaled_down([model])
 
     def _warn_where_scaled_down(self, models: Iterable[str]) -> None:
-        """Where reservations are scaled down."""
+        """Log a warning for each of `models` whose reservations are scaled down."""
         if self._config.mode != "priority":
             return
         for model in models:
@@ -131,8 +135,8 @@ class CapacityController:
 
 
 def _log_scaled_down(model: str, view: PoolView) -> None:
-    classes = {c.label: books for c, books in view.classes.items() if books.desired}
-    changes = ", ".join(f"{name} {books.reserved} instead of {books.desired}" for name, books in classes.items())
-    unreserved = view.capacity - sum(books.reserved for books in classes.values())
+    classes = {c.label: of_class for c, of_class in view.classes.items() if of_class.desired}
+    changes = ", ".join(f"{name} {of_class.reserved} instead of {of_class.desired}" for name, of_class in classes.items())
+    unreserved = view.capacity - sum(of_class.reserved for of_class in classes.values())
     words = "capacity of model `%s` (%d) is below the configured reservations: %s, %d unreserved"
     log.warning(words, model, view.capacity, changes, unreserved)
