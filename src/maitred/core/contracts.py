@@ -18,26 +18,9 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from maitred.core.decisions import Decision
 from maitred.core.request import Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-
-
-class Core(Protocol):
-    """What every decision-maker with a clock offers to its driver."""
-
-    def advance(self, now: Micros) -> Sequence[Decision]:
-        """Everything that is due by `now`."""
-        ...
-
-    def next_deadline(self) -> Micros | None:
-        """When to call `advance` next. After `advance(t)`: None, or later than t."""
-        ...
-
-    def check(self) -> None:
-        """Raises InvariantError if the core's books do not balance. For tests; O(n)."""
-        ...
 
 
 class StepView(Protocol):
