@@ -1,9 +1,9 @@
 """Capacity: the slots of each model follow the fleet, and reservations are checked against them.
 
-**At start-up** the question is whether classes can be used at all. It is asked once, when every backend has been polled and some
-model has slots. If the reservations exceed the slots, then, as `on_overcommit` says, the gateway scales the reservations down,
-or it serves without classes (mode `legacy`) and logs an error. A fleet whose backends start one by one may seem too small at
-first. So a gateway that serves without classes for this reason alone takes them into use as soon as every model has enough
+**At start-up** the question is whether classes can be used at all. It is asked once, when every backend has been polled and
+some model has slots. If the reservations exceed the slots, then, as `on_overcommit` says, the gateway scales the reservations
+down, or it serves without classes (mode `legacy`) and logs an error. A fleet whose backends start one by one may seem too small
+at first. So a gateway that serves without classes for this reason alone takes them into use as soon as every model has enough
 slots, and keeps them from then on. Under `flavour: smg` the question is asked before any backend is known, against the capacity
 that SMG assumes then, and the answer is final.
 
@@ -38,9 +38,9 @@ class CapacityController:
         self._driver = driver
         self._last_logged: dict[str, ModelSlots] = {}
         self._pending_config: AdmissionConfig | None = None
-        """What is to be in force as soon as its reservations fit; None: it is, or will not be of itself."""
+        """The config to put in force once its reservations fit; None if none is waiting for that."""
         self._startup_checked = False
-        """Whether the question of start-up has been answered."""
+        """Whether the reservations have been checked at start-up."""
         if self._config.preset.bootstrap_capacity is not None:
             self._startup_checked = True
             problem = bootstrap_problem(self._config)
@@ -59,7 +59,7 @@ class CapacityController:
             self._use_config(self._pending_config)
 
     def check_fit(self, config: AdmissionConfig) -> None:
-        """Raises ConfigError for a configuration that could not have been started with on the present fleet."""
+        """Raise ConfigError for a config with which a start on the present fleet would fall back to mode `legacy`."""
         if config.preset.bootstrap_capacity is not None:
             problem, hint = bootstrap_problem(config), "reserve less, or say max_concurrent_requests"
         else:
@@ -82,6 +82,7 @@ class CapacityController:
         self._warn_where_scaled_down(self._fleet.known_models)
 
     def _check_at_startup(self) -> None:
+        """Check the reservations once some model has slots; fall back, or let the core scale them down."""
         if not any(self._fleet.offered_slots(model).slots for model in self._fleet.known_models):
             return
         self._startup_checked = True
@@ -99,7 +100,7 @@ class CapacityController:
         self._driver.reconfigure(msgspec.structs.replace(self._config, mode="legacy"))
 
     def _misfit(self, config: AdmissionConfig) -> str | None:
-        """With the first model whose slots the reservations exceed."""
+        """Return the problem of the first model whose slots the reservations exceed, or None."""
         if config.mode != "priority" or config.preset.bootstrap_capacity is not None or not self._fleet.all_polled:
             return None
         for model in self._fleet.known_models:

@@ -201,7 +201,7 @@ class RequestIntake:
     async def _send_refusal(self, send: Send, error: ApiError) -> None:
         self._counters.refused_before_admission[error.code or "invalid_request"] += 1
         if error.status == 401 and not self._core_config().preset.describes_unauthorized:
-            await asgi.send_bytes(send, 401, b"", b"text/plain", error.headers)  # SMG says no more than the status
+            await asgi.send_bytes(send, 401, b"", b"text/plain", error.headers)  # such as SMG, which sends the status alone
         else:
             await asgi.send_error(send, error)
 
