@@ -1,6 +1,7 @@
-"""The rules of instances, by flavour: the one place where `InstanceConfig.flavour` is looked at.
+"""The rules of instances, by flavour: the one place where rules are chosen by `InstanceConfig.flavour`.
 
-What a driver of instances must know of a flavour is here as data, so that nothing else asks which flavour it is.
+What a driver of instances must know of a flavour is here as data, so that nothing else asks which flavour it is. (The
+configuration knows which of its keys a flavour takes: `instance/config.py`.)
 """
 
 from __future__ import annotations
