@@ -8,7 +8,7 @@ answer begins anew, its first token too) and by ours (as vLLM: what came out sta
 what BLIS printed in February 2026; since then its rules have changed, and ours of the name `blis` are the newer ones, which
 `python -m tests.conformance blis` holds request by request.
 
-Below 1,000 blocks BLIS did not end (its issues 297 and 349). Steps are counted here to show that nothing goes round in circles.
+Below 1,000 blocks BLIS did not end (its issues 297 and 349). Steps are counted here to show that no run livelocks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BLIS_STEP, BLIS_REQUEST = (6910.42, 17.67, 2.84), (1601.35, 3.51, 1805.54)
 
 
 class Pressed(msgspec.Struct, frozen=True):
-    """Some runs with so many blocks, their figures added up or averaged."""
+    """Some runs with one number of blocks, their figures added up or averaged."""
 
     preemptions: int
     ttft_p99: float

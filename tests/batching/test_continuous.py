@@ -1,4 +1,4 @@
-"""The batch former by itself: what one step holds. Blocks of 10 tokens."""
+"""The batch former alone: what one step holds. Blocks have 10 tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from maitred.kv import BlockManager
 from maitred.queueing import SCHEDULERS
 
 
-class Bench:
-    """A batch, its blocks and a wait queue, stepped by hand."""
+class SteppedBatch:
+    """A batch with its blocks and a wait queue, stepped by hand."""
 
     def __init__(self, *prompts: int, seqs: int = 8, budget: int = 100, threshold: int = 0, blocks: int = 100) -> None:
         self.blocks = BlockManager(blocks, 10)
@@ -37,7 +37,7 @@ class Bench:
         return step
 
     def step(self) -> list[tuple[int, int]]:
-        """Form a step and run it once. Returns (order, tokens) of its chunks."""
+        """Plan a step and run it once. Return (arrival index, tokens) of its chunks."""
         formed = self.form()
         self.batch.run_steps(1)
         chunks = [(chunk.seq.arrival_index, chunk.num_tokens) for chunk in formed.chunks]
@@ -47,37 +47,37 @@ class Bench:
 
 
 def test_the_budget_is_spent_on_decodes_first_then_chunks_in_order_then_newcomers() -> None:
-    bench = Bench(30, 90, 50, budget=100)
-    assert bench.step() == [(0, 30), (1, 70)]
-    assert bench.step() == [(1, 20), (2, 50)]  # one token for 0, which decodes; 29 are left over
-    assert bench.step() == []
-    assert bench.batch.num_decodes == 3
-    assert bench.batch.context_tokens == 32 + 91 + 51
+    stepped = SteppedBatch(30, 90, 50, budget=100)
+    assert stepped.step() == [(0, 30), (1, 70)]
+    assert stepped.step() == [(1, 20), (2, 50)]  # one token for 0, which decodes; 29 are left over
+    assert stepped.step() == []
+    assert stepped.batch.num_decodes == 3
+    assert stepped.batch.context_tokens == 32 + 91 + 51
 
 
 def test_the_shape_of_a_step_says_what_it_costs() -> None:
-    bench = Bench(30, 90, budget=100)
-    bench.step()
-    step = bench.form()
-    shape = bench.batch.batch_shape(step)
+    stepped = SteppedBatch(30, 90, budget=100)
+    stepped.step()
+    step = stepped.form()
+    shape = stepped.batch.batch_shape(step)
     assert (shape.num_decodes, shape.context_tokens, shape.prefill_tokens) == (1, 30, 20)
     assert [(chunk.num_tokens, chunk.num_computed_tokens, chunk.total_tokens) for chunk in shape.chunks] == [(20, 70, 90)]
 
 
 def test_a_step_without_chunks_may_run_until_the_blocks_run_out() -> None:
-    bench = Bench(10, 10, blocks=6)
-    bench.step()
-    assert bench.form().max_repeats == 20  # two blocks held; four free, two sequences: two more blocks each
-    assert bench.form(limit=7).max_repeats == 7
+    stepped = SteppedBatch(10, 10, blocks=6)
+    stepped.step()
+    assert stepped.form().max_repeats == 20  # two blocks held; four free, two sequences: two more blocks each
+    assert stepped.form(limit=7).max_repeats == 7
 
 
 def test_a_step_with_a_victim_runs_once_and_admits_nobody() -> None:
-    bench = Bench(10, 10, 5, blocks=3)  # the third waits for a block
-    assert bench.step() == [(0, 10), (1, 10), (2, 5)]
-    step = bench.form()  # 0 and 1 both need a block and none is free: 2 goes, then 0 has its own; 1 goes as well
+    stepped = SteppedBatch(10, 10, 5, blocks=3)  # the third waits for a block
+    assert stepped.step() == [(0, 10), (1, 10), (2, 5)]
+    step = stepped.form()  # 0 and 1 both need a block and none is free: 2 goes, then 0 has its own; 1 goes as well
     assert [seq.arrival_index for seq in step.preempted] == [2, 1]
     assert (step.max_repeats, list(step.chunks)) == (1, [])
-    head = bench.waiting.peek()
+    head = stepped.waiting.peek()
     assert head is not None
     assert (
         head.arrival_index,
@@ -89,19 +89,19 @@ def test_a_step_with_a_victim_runs_once_and_admits_nobody() -> None:
 
 
 def test_a_chunk_in_progress_holds_its_blocks_and_gives_them_back() -> None:
-    bench = Bench(95, budget=50)
-    step = bench.form()
-    assert bench.blocks.free == 95
-    bench.batch.remove(step.chunks[0].seq)
-    assert bench.blocks.free == 100
-    bench.batch.run_steps(1)
-    assert bench.batch.complete_chunks(step) == []
-    bench.batch.check()
+    stepped = SteppedBatch(95, budget=50)
+    step = stepped.form()
+    assert stepped.blocks.free == 95
+    stepped.batch.remove(step.chunks[0].seq)
+    assert stepped.blocks.free == 100
+    stepped.batch.run_steps(1)
+    assert stepped.batch.complete_chunks(step) == []
+    stepped.batch.check()
 
 
 def test_books_that_do_not_balance_are_reported() -> None:
-    bench = Bench(10)
-    bench.step()
-    bench.batch.context_tokens += 1
+    stepped = SteppedBatch(10)
+    stepped.step()
+    stepped.batch.context_tokens += 1
     with pytest.raises(InvariantError, match="1 decodes over 11 tokens"):
-        bench.batch.check()
+        stepped.batch.check()

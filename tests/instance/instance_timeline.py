@@ -1,4 +1,4 @@
-"""An instance whose times are easy by hand: a step lasts 100 µs + 1 µs per prefill token + 10 µs per decode."""
+"""An instance whose times are easy to work out by hand: a step takes 100 µs + 1 µs per prefill token + 10 µs per decode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def request(number: int, prompt: int = 50, **fields: Any) -> Request:
 
 
 def run(engine: Instance) -> list[tuple[int, EventKind, int]]:
-    """Everything that happens until nothing does, as (at, kind, request)."""
+    """Return all events until nothing happens any more, as (at, kind, request)."""
     events = []
     while (now := engine.next_event()) is not None:
         events += [(e.at, e.kind, e.seq.request.id) for e in engine.advance(now)]

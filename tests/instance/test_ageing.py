@@ -15,7 +15,7 @@ PATIENCE: Micros = 500
 
 
 class OldFirst(QueuePolicy):
-    """Newest first, until somebody has waited for PATIENCE: then that one."""
+    """Newest first, unless the oldest sequence has waited for PATIENCE: then that one."""
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
         return _OldFirst()
@@ -23,34 +23,35 @@ class OldFirst(QueuePolicy):
 
 class _OldFirst(BaseQueue):
     def __init__(self) -> None:
-        self._line: list[SequenceState] = []
+        self._waiting: list[SequenceState] = []
         self._head = -1
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
-        self._line.append(seq)
+        self._waiting.append(seq)
 
     def remove(self, request_id: RequestId) -> SequenceState | None:
         return None
 
     def on_step_start(self, step: StepView, now: Micros) -> None:
-        self._head = 0 if self._line and now - self._line[0].request.arrival >= PATIENCE else -1
+        self._head = 0 if self._waiting and now - self._waiting[0].request.arrival >= PATIENCE else -1
 
     def peek(self) -> SequenceState | None:
-        return self._line[self._head] if self._line else None
+        return self._waiting[self._head] if self._waiting else None
 
     def pop(self) -> SequenceState:
-        return self._line.pop(self._head)
+        return self._waiting.pop(self._head)
 
     def next_order_change(self, now: Micros) -> Micros | None:
-        changes = [seq.request.arrival + PATIENCE for seq in self._line if seq.request.arrival + PATIENCE > now]
+        changes = [seq.request.arrival + PATIENCE for seq in self._waiting if seq.request.arrival + PATIENCE > now]
         return min(changes, default=None)
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._waiting)
 
 
 def admissions(*, step_by_step: bool) -> dict[int, Micros]:
-    """A long answer runs; a prompt too big for what is left waits, and a small one that came before it."""
+    """Return the instants of first tokens. A long answer runs; a prompt waits that is too long for the free blocks, and so does a
+    short one that came before it."""
     config = InstanceConfig(
         scheduler="test_ageing:OldFirst",
         latency=LinearLatency((100, 0, 0)),

@@ -115,8 +115,8 @@ def test_skipping_is_not_seen(workload: Any, looks: set[int], scheduler: str) ->
 
 
 def test_who_came_while_the_batch_was_full_is_known_when_a_deadline_makes_room() -> None:
-    """Nobody asks for the next while the batch is full, so the run goes on over the arrival; it was planned with it all the
-    same."""
+    """No sequence is asked for while the batch is full, so the run goes on over the arrival, which was known all the same when
+    the next step was planned."""
     config = {"max_num_seqs": 2, "block_size_in_tokens": 1, "latency": LinearLatency((97, 0, 0))}
     jobs = [(request(0), 30), (Request(id=1, arrival=0, prompt_tokens=5, deadline=1080), 30)]
     jobs.append((Request(id=2, arrival=700, prompt_tokens=5), 1))
@@ -127,7 +127,7 @@ def test_who_came_while_the_batch_was_full_is_known_when_a_deadline_makes_room()
 
 @pytest.mark.parametrize("step_by_step", [True, False])
 def test_who_stood_in_the_queue_is_judged_by_what_was_known_then(step_by_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An order by predicted length, learned from whoever has finished, is told of an arrival before it is told of that end."""
+    """A policy that learns lengths from sequences that have finished is told of an arrival before it is told of that end."""
     engine, told = ahead(max_num_seqs=1, step_by_step=step_by_step), []
     queue = engine._core.waiting
     add, finished = queue.add, queue.on_finished

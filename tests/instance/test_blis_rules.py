@@ -30,7 +30,7 @@ def request(number: int, tokens: range | tuple[int, ...], arrival: int = 0, **fi
 
 
 def driven(engine: Instance, jobs: list[Job], aborts: Sequence[tuple[int, int]] = ()) -> list[tuple[int, EventKind, int]]:
-    """All events as (at, kind, request), in the order in which they were told. `aborts`: (when, who)."""
+    """Return all events as (at, kind, request), in the order in which they were told. `aborts`: (instant, request)."""
     coming, going, seen = list(jobs), sorted(aborts), []
     while True:
         due = engine.next_event()
@@ -112,7 +112,7 @@ def test_but_for_one_that_was_emptied_by_a_deadline() -> None:
 
 
 def both(jobs: list[Job], aborts: list[tuple[int, int]]) -> list[tuple[int, EventKind, int]]:
-    """What skipping and stepping agree on."""
+    """Return the events, on which skipping and stepping must agree."""
     seen = driven(blis(), jobs, aborts)
     assert seen == driven(blis(step_by_step=True), jobs, aborts)
     return seen

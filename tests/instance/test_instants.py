@@ -137,7 +137,7 @@ def test_a_driver_that_comes_late_with_an_arrival_has_it_join_after_what_a_deadl
     engine.enqueue(request(1, prompt=20), output_tokens=50, now=0)
     engine.advance(170)
     assert engine.next_event() == 200
-    engine.enqueue(request(2, prompt=30), output_tokens=1, now=500)  # nobody has looked since
+    engine.enqueue(request(2, prompt=30), output_tokens=1, now=500)  # without a look in between
     events = [(e.at, e.kind, e.seq.request.id) for e in engine.advance(700)]
     # 170..290 goes on without 0; 1 alone to 400 and 510; then both
     assert events == [(200, TIMED_OUT, 0), (510 + 140, FIRST, 2), (510 + 140, FINISHED, 2)]

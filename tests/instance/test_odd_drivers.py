@@ -48,17 +48,17 @@ class ContextLatency:
         )
 
 
-class Ledger(QueuePolicy):
-    """First come, first served; keeps what it is told in `Ledger.next_back`."""
+class RecordingFcfs(QueuePolicy):
+    """First come, first served. Its queue keeps what it is told."""
 
-    last: _Ledger
+    last: _RecordingQueue
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
-        Ledger.last = _Ledger(SCHEDULERS.get("fcfs")().make_queue(prefix, rng))
-        return Ledger.last
+        RecordingFcfs.last = _RecordingQueue(SCHEDULERS.get("fcfs")().make_queue(prefix, rng))
+        return RecordingFcfs.last
 
 
-class _Ledger(WaitQueue):
+class _RecordingQueue(WaitQueue):
     def __init__(self, line: WaitQueue) -> None:
         self._line = line
         self.prefill: dict[RequestId, int] = {}
@@ -111,12 +111,14 @@ class _Ledger(WaitQueue):
 
 @st.composite
 def days(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]]:
-    """An instance's configuration, requests with their answers, and aborts (when, which). Times are multiples of 5, so that
-    inputs, deadlines and steps often meet at one instant."""
+    """Draw the configuration of an instance, requests with their answers, and aborts (instant, request).
+
+    Times are multiples of 5, so that inputs, deadlines and steps often meet at one instant.
+    """
     size, blocks = draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([8, 20, 60, 400]))
     held = min(120, size * blocks)
     config = {
-        "scheduler": f"{__name__}:Ledger",
+        "scheduler": f"{__name__}:RecordingFcfs",
         "max_num_seqs": draw(st.sampled_from([1, 3, 256])),
         "max_num_batched_tokens": draw(st.sampled_from([8, 64, 2048])),
         "long_prefill_token_threshold": draw(st.sampled_from([0, 5, 30])),
@@ -140,7 +142,7 @@ def days(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]], li
 
 
 def drive(config: InstanceConfig, jobs: list[tuple[Request, int]], aborts: list[tuple[int, int]], odd: Random | None) -> Seen:
-    """All events as (at, request, kind, tokens emitted in the end). `odd`: its driver comes when it likes; None: promptly."""
+    """Return all events as (at, request, kind, tokens emitted in the end). `odd`: its driver calls at random times."""
     engine = Instance(config, Random(0))
     inputs = sorted([(request.arrival, 0, n) for n, (request, _) in enumerate(jobs)] + [(at, 1, n) for at, n in aborts])
     heard: list[InstanceEvent] = []
@@ -180,12 +182,12 @@ def test_how_an_instance_is_driven_changes_nothing(
 ) -> None:
     config, jobs, aborts = day
     expected = drive(InstanceConfig(**config, step_by_step=True), jobs, aborts, None)
-    told = Ledger.last.prefill, Ledger.last.decode, sorted(Ledger.last.complete)
+    told = RecordingFcfs.last.prefill, RecordingFcfs.last.decode, sorted(RecordingFcfs.last.complete)
     kinds = {number: kind for _, number, kind, _ in expected if kind != EventKind.REFUSED and kind > EventKind.KV_PREEMPTED}
-    assert set(Ledger.last.gone) >= {number for number, kind in kinds.items() if kind != EventKind.TIMED_OUT}
+    assert set(RecordingFcfs.last.gone) >= {number for number, kind in kinds.items() if kind != EventKind.TIMED_OUT}
     for odd in (None, Random(seed), Random(seed + 1)):
         assert drive(InstanceConfig(**config), jobs, aborts, odd) == expected
-        assert (Ledger.last.prefill, Ledger.last.decode, sorted(Ledger.last.complete)) == told
+        assert (RecordingFcfs.last.prefill, RecordingFcfs.last.decode, sorted(RecordingFcfs.last.complete)) == told
     assert drive(InstanceConfig(**config, step_by_step=True), jobs, aborts, Random(seed)) == expected
 
 
@@ -195,26 +197,26 @@ def test_every_token_is_charged_once(day: tuple[dict[str, Any], list[tuple[Reque
     config, jobs, _ = day
     jobs = [(Request(id=r.id, arrival=r.arrival, prompt_tokens=r.prompt_tokens), output) for r, output in jobs]
     seen = drive(InstanceConfig(**config), jobs, [], None)
-    assert sorted(Ledger.last.complete) == sorted(Ledger.last.gone) == [request.id for request, _ in jobs]
+    assert sorted(RecordingFcfs.last.complete) == sorted(RecordingFcfs.last.gone) == [request.id for request, _ in jobs]
     for request, _ in jobs:
         mine = [(kind, emitted) for _, number, kind, emitted in seen if number == request.id]
-        assert Ledger.last.decode[request.id] == mine[-1][1]
+        assert RecordingFcfs.last.decode[request.id] == mine[-1][1]
         if EventKind.KV_PREEMPTED not in [kind for kind, _ in mine]:
-            assert Ledger.last.prefill[request.id] == request.prompt_tokens
+            assert RecordingFcfs.last.prefill[request.id] == request.prompt_tokens
         else:
-            assert Ledger.last.prefill[request.id] > request.prompt_tokens
+            assert RecordingFcfs.last.prefill[request.id] > request.prompt_tokens
 
 
 def test_a_preempted_sequence_is_charged_when_it_loses_its_place_and_for_its_recomputation() -> None:
     # 4 blocks of 10 tokens; both prompts fill two, so the first decode of each needs a third
-    config = InstanceConfig(scheduler=f"{__name__}:Ledger", total_kv_blocks=4, block_size_in_tokens=10)
+    config = InstanceConfig(scheduler=f"{__name__}:RecordingFcfs", total_kv_blocks=4, block_size_in_tokens=10)
     engine = Instance(config, Random(0))
     for number in (0, 1):
         engine.enqueue(Request(id=number, arrival=0, prompt_tokens=20), output_tokens=3, now=0)
     engine.advance(engine.next_event() or 0)
     engine.next_event()
     assert engine.num_preemptions == 1
-    assert (Ledger.last.prefill, Ledger.last.decode) == ({0: 20, 1: 20}, {0: 0, 1: 1})
+    assert (RecordingFcfs.last.prefill, RecordingFcfs.last.decode) == ({0: 20, 1: 20}, {0: 0, 1: 1})
     while (now := engine.next_event()) is not None:
         engine.advance(now)
-    assert (Ledger.last.prefill, Ledger.last.decode) == ({0: 20, 1: 20 + 21}, {0: 3, 1: 3})
+    assert (RecordingFcfs.last.prefill, RecordingFcfs.last.decode) == ({0: 20, 1: 20 + 21}, {0: 3, 1: 3})

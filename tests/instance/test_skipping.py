@@ -18,7 +18,7 @@ Seen = list[tuple[int, int, int, int]]
 
 @st.composite
 def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]]:
-    """An instance's configuration, requests with their answers, and aborts (when, which)."""
+    """Draw the configuration of an instance, requests with their answers, and aborts (instant, request)."""
     size, blocks = draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([8, 20, 60, 400]))
     held = min(300, size * blocks)
     config = {
@@ -46,7 +46,7 @@ def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]
 
 
 def drive(config: InstanceConfig, jobs: list[tuple[Request, int]], aborts: list[tuple[int, int]], looks: set[int]) -> Seen:
-    """All events as (at, kind, request, tokens emitted). Beside inputs, the instance is looked at at the instants `looks`."""
+    """Return all events as (at, kind, request, tokens emitted). The instance is observed at the instants `looks`, too."""
     engine = new_instance(config, Random(0))
     inputs = sorted(
         [(request.arrival, 0, number) for number, (request, _) in enumerate(jobs)]

@@ -29,7 +29,7 @@ POLICIES = [
 
 
 def workload(rng: Random) -> list[Job]:
-    """A few families of prompts with a common beginning, some of them equal, and pauses in which long answers go on."""
+    """Return requests of a few families with a common beginning, some of them equal, and pauses in which long answers go on."""
     jobs, now = [], 0
     for number in range(rng.randint(2, 18)):
         now += rng.choice([0, 1, 30, 700])
@@ -52,7 +52,7 @@ def workload(rng: Random) -> list[Job]:
 
 
 def driven(config: InstanceConfig, jobs: list[Job]) -> list[tuple[int, int, int, int, int]]:
-    """All events as (at, kind, request, tokens emitted, tokens cached)."""
+    """Return all events as (at, kind, request, tokens emitted, tokens cached)."""
     engine, coming, seen = Instance(config, Random(5)), list(jobs), []
     while True:
         due = engine.next_event()

@@ -1,4 +1,4 @@
-"""How far apart the contexts of a batch lie: worked out for the latency models that ask, and for no other."""
+"""The spread of the contexts of a batch: worked out for the latency models that ask for it, and for no other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNEVEN = TableLatency(
 
 
 class Asking(SpreadAwareModel):
-    """Every step takes 100 µs. Keeps what it is shown."""
+    """A model in which every step takes 100 µs. It keeps the batches that it is shown."""
 
     def __init__(self) -> None:
         super().__init__(Overheads())
@@ -52,7 +52,7 @@ class Asking(SpreadAwareModel):
 
 
 def asked(engine: Instance, lengths: list[tuple[int, int]]) -> None:
-    """Run requests of so many prompt and output tokens."""
+    """Run requests of the given lengths (prompt, output) to their end."""
     for number, (prompt, output) in enumerate(lengths):
         engine.enqueue(request(number, prompt), output, 0)
     while (due := engine.next_event()) is not None:
@@ -158,8 +158,8 @@ def test_gaps_between_tokens_are_counted_alike(jobs: list[tuple[int, int, int]],
 
 
 def test_who_stands_still_is_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By BLIS's rules who was admitted after one that needs a block, and is itself the victim, decodes and stands still. Those
-    whose contexts are looked at are those whose tokens the step makes."""
+    """By BLIS's rules a sequence may decode and stand still in a step. The contexts that the model is shown are those of the
+    sequences whose tokens the step makes."""
     looked: list[list[int]] = []
     stood_still = 0
 

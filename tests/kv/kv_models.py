@@ -1,4 +1,4 @@
-"""What the tests of both caches share: a small world of prompts, one who listens, and each cache's naive twin."""
+"""What the tests of both caches share: a small set of prompts, a listener, and a naive twin of each cache."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from maitred.kv import apply_namespace
 
 Path = tuple[int, ...]
-"""A prompt: a path in a binary tree, one step a block, so that prefixes are often shared. Steps are 0 and 1, or in the other
-cache namespace 2 and 3."""
+"""A prompt: a path in a binary tree, one step for each block, so that prefixes are often shared. Steps are 0 and 1, or in the
+other cache namespace 2 and 3."""
 
 DEEPEST = 4
 PATHS: st.SearchStrategy[Path] = st.one_of(
@@ -22,51 +22,52 @@ LONGEST = [
 ]
 
 
-def chain(path: Path) -> list[int]:
-    keys = [int("1" + "".join(str(step % 2) for step in path[:length]), 2) for length in range(1, len(path) + 1)]
-    return list(apply_namespace(keys, "other" if path[:1] > (1,) else ""))
+def block_hashes(path: Path) -> list[int]:
+    """Return the hashes of the blocks of a prompt."""
+    hashes = [int("1" + "".join(str(step % 2) for step in path[:length]), 2) for length in range(1, len(path) + 1)]
+    return list(apply_namespace(hashes, "other" if path[:1] > (1,) else ""))
 
 
 class Listener:
-    """Keeps the set of cached keys from what it is told alone. Being told of what it knows already is a defect."""
+    """Keeps the set of cached blocks from what it is told. To be told of what it knows already is a defect."""
 
     def __init__(self) -> None:
-        self.keys: set[int] = set()
-        self.said: list[str] = []
+        self.cached: set[int] = set()
+        self.log: list[str] = []
 
-    def on_stored(self, key: int) -> None:
-        assert key not in self.keys
-        self.keys.add(key)
-        self.said.append(f"+{key}")
+    def on_stored(self, block_hash: int) -> None:
+        assert block_hash not in self.cached
+        self.cached.add(block_hash)
+        self.log.append(f"+{block_hash}")
 
-    def on_removed(self, key: int) -> None:
-        self.keys.remove(key)
-        self.said.append(f"-{key}")
+    def on_removed(self, block_hash: int) -> None:
+        self.cached.remove(block_hash)
+        self.log.append(f"-{block_hash}")
 
 
 class NaivePool:
-    """Blocks as vLLM keeps them, each with a name of its own, everything at once and by search."""
+    """Blocks as vLLM keeps them: each has a number, and everything is done at once and by search."""
 
     def __init__(self, total: int) -> None:
         self.free = list(range(total))
         self.content: dict[int, int] = {}
-        """block -> key, in the order of publication"""
-        self.users = [0] * total
+        """The hash of each committed block, in the order of commitment."""
+        self.num_locks = [0] * total
 
-    def copies(self, chain: list[int]) -> list[int]:
-        """The blocks that answer for the cached prefix of `chain`."""
+    def copies(self, hashes: list[int]) -> list[int]:
+        """Return the blocks that answer for the cached prefix of `hashes`."""
         found: list[int] = []
-        for wanted in chain:
-            block = next((block for block, key in self.content.items() if key == wanted), None)
+        for wanted in hashes:
+            block = next((block for block, content in self.content.items() if content == wanted), None)
             if block is None:
                 break
             found.append(block)
         return found
 
-    def lock(self, chain: list[int]) -> list[int]:
-        blocks = self.copies(chain)
+    def lock(self, hashes: list[int]) -> list[int]:
+        blocks = self.copies(hashes)
         for block in blocks:
-            self.users[block] += 1
+            self.num_locks[block] += 1
             if block in self.free:
                 self.free.remove(block)
         return blocks
@@ -75,32 +76,32 @@ class NaivePool:
         for _ in range(count):
             block = self.free.pop(0)
             self.content.pop(block, None)
-            self.users[block] = 1
+            self.num_locks[block] = 1
             blocks.append(block)
 
-    def unlock(self, blocks: list[int]) -> None:
+    def release(self, blocks: list[int]) -> None:
         for block in reversed(blocks):
-            self.users[block] -= 1
-            if not self.users[block]:
+            self.num_locks[block] -= 1
+            if not self.num_locks[block]:
                 blank = block not in self.content
                 self.free.insert(0 if blank else len(self.free), block)
 
-    def touch(self, chain: list[int]) -> None:
-        for block in reversed(self.copies(chain)):
+    def touch(self, hashes: list[int]) -> None:
+        for block in reversed(self.copies(hashes)):
             if block in self.free:
                 self.free.remove(block)
                 self.free.append(block)
 
     def evict(self, count: int) -> int:
-        gone = [block for block in self.free if block in self.content][:count]
-        for block in gone:
+        evicted = [block for block in self.free if block in self.content][:count]
+        for block in evicted:
             del self.content[block]
             self.free.remove(block)
-        self.free[:0] = gone
-        return len(gone)
+        self.free[:0] = evicted
+        return len(evicted)
 
 
-class Run(msgspec.Struct, eq=False):
+class NaiveNode(msgspec.Struct, eq=False):
     """A node of the naive tree: the steps of `path` from `start` on."""
 
     path: Path
@@ -112,114 +113,117 @@ class Run(msgspec.Struct, eq=False):
     locks: int = 0
 
 
-class Hold(msgspec.Struct, eq=False):
+class NaiveLock(msgspec.Struct, eq=False):
+    """A lock on the prefix `path` of the naive tree."""
+
     path: Path
-    plain: int = 0
+    num_private: int = 0
     counted: int = 0
     priority: int = 0
 
 
-RANKS: dict[str, Callable[[Run], tuple[int, ...]]] = {
-    "lru": lambda run: (run.used,),
-    "mru": lambda run: (-run.used,),
-    "lfu": lambda run: (run.hits, run.used),
-    "fifo": lambda run: (run.created,),
-    "filo": lambda run: (-run.created,),
-    "priority": lambda run: (run.priority, run.used),
-    "slru": lambda run: (int(run.hits >= 2), run.used),
+RANKS: dict[str, Callable[[NaiveNode], tuple[int, ...]]] = {
+    "lru": lambda node: (node.used,),
+    "mru": lambda node: (-node.used,),
+    "lfu": lambda node: (node.hits, node.used),
+    "fifo": lambda node: (node.created,),
+    "filo": lambda node: (-node.created,),
+    "priority": lambda node: (node.priority, node.used),
+    "slru": lambda node: (int(node.hits >= 2), node.used),
 }
 
 
 class NaiveTree:
-    """The radix tree as a list of runs, everything at once and by search."""
+    """The radix tree as a list of nodes: everything is done at once and by search."""
 
     def __init__(self, total: int, policy: str) -> None:
         self.total, self.rank = total, RANKS[policy]
-        self.runs: list[Run] = []
-        self.plain = 0
+        self.nodes: list[NaiveNode] = []
+        self.num_private = 0
         self.now = 0
 
     @property
     def size(self) -> int:
-        return sum(len(run.path) - run.start for run in self.runs)
+        return sum(len(node.path) - node.start for node in self.nodes)
 
     @property
-    def protected(self) -> int:
-        return sum(len(run.path) - run.start for run in self.runs if run.locks)
+    def referenced(self) -> int:
+        return sum(len(node.path) - node.start for node in self.nodes if node.locks)
 
     @property
     def free(self) -> int:
-        return self.total - self.protected - self.plain
+        return self.total - self.referenced - self.num_private
 
-    def keys(self) -> set[int]:
-        return {key for run in self.runs for key in chain(run.path)}
+    def cached_hashes(self) -> set[int]:
+        return {each for node in self.nodes for each in block_hashes(node.path)}
 
-    def cached(self, path: Path) -> int:
+    def num_cached(self, path: Path) -> int:
         return max(
-            (n for run in self.runs for n in range(len(path) + 1) if run.path[:n] == path[:n] and n <= len(run.path)), default=0
+            (n for node in self.nodes for n in range(len(path) + 1) if node.path[:n] == path[:n] and n <= len(node.path)),
+            default=0,
         )
 
-    def along(self, path: Path) -> list[Run]:
-        """The runs that end on `path`."""
-        return [run for run in self.runs if path[: len(run.path)] == run.path]
+    def nodes_on(self, path: Path) -> list[NaiveNode]:
+        """Return the nodes that end on `path`."""
+        return [node for node in self.nodes if path[: len(node.path)] == node.path]
 
-    def idle(self, path: Path) -> int:
-        matched = path[: self.cached(path)]
-        spans = [(run.path, n) for run in self.runs if run.locks for n in range(run.start, len(run.path))]
+    def num_unreferenced(self, path: Path) -> int:
+        matched = path[: self.num_cached(path)]
+        spans = [(node.path, n) for node in self.nodes if node.locks for n in range(node.start, len(node.path))]
         return len(matched) - len({n for held, n in spans if held[: n + 1] == matched[: n + 1]})
 
     def touch(self, path: Path) -> None:
         self.now += 1
-        path = path[: self.cached(path)]
-        for run in list(self.runs):
-            if run.start < len(path) and run.path[: min(len(path), len(run.path))] == path[: len(run.path)]:
-                run.used = self.now
-                if len(run.path) > len(path):
+        path = path[: self.num_cached(path)]
+        for node in list(self.nodes):
+            if node.start < len(path) and node.path[: min(len(path), len(node.path))] == path[: len(node.path)]:
+                node.used = self.now
+                if len(node.path) > len(path):
                     self.now += 1
-                    self.runs.append(msgspec.structs.replace(run, path=path, used=self.now, created=self.now))
-                    run.start = len(path)
+                    self.nodes.append(msgspec.structs.replace(node, path=path, used=self.now, created=self.now))
+                    node.start = len(path)
 
-    def lock(self, path: Path, priority: int) -> Hold:
+    def lock(self, path: Path, priority: int) -> NaiveLock:
         self.touch(path)
-        path = path[: self.cached(path)]
-        for run in self.along(path):
-            run.locks += 1
-        return Hold(path, priority=priority)
+        path = path[: self.num_cached(path)]
+        for node in self.nodes_on(path):
+            node.locks += 1
+        return NaiveLock(path, priority=priority)
 
-    def grow(self, hold: Hold, blocks: int) -> None:
-        hold.plain += blocks
-        self.plain += blocks
-        self.evict(self.size + self.plain - self.total)
+    def grow(self, lock: NaiveLock, blocks: int) -> None:
+        lock.num_private += blocks
+        self.num_private += blocks
+        self.evict(self.size + self.num_private - self.total)
 
-    def publish(self, hold: Hold, steps: Sequence[int]) -> None:
-        before, path = hold.path, hold.path + tuple(steps)
+    def commit(self, lock: NaiveLock, steps: Sequence[int]) -> None:
+        before, path = lock.path, lock.path + tuple(steps)
         self.touch(path)
-        for run in self.along(path):
-            run.hits += len(run.path) > hold.counted
-            run.priority = max(run.priority, hold.priority)
-        present = self.cached(path)
+        for node in self.nodes_on(path):
+            node.hits += len(node.path) > lock.counted
+            node.priority = max(node.priority, lock.priority)
+        present = self.num_cached(path)
         if present < len(path):
             self.now += 1
-            self.runs.append(Run(path, present, self.now, self.now, 1, hold.priority))
-        for run in self.along(path):
-            run.locks += len(run.path) > len(before)
-        hold.path, hold.counted = path, len(path)
-        hold.plain -= len(steps)
-        self.plain -= len(steps)
+            self.nodes.append(NaiveNode(path, present, self.now, self.now, 1, lock.priority))
+        for node in self.nodes_on(path):
+            node.locks += len(node.path) > len(before)
+        lock.path, lock.counted = path, len(path)
+        lock.num_private -= len(steps)
+        self.num_private -= len(steps)
 
-    def unlock(self, hold: Hold) -> None:
-        for run in self.along(hold.path):
-            run.locks -= 1
-        self.plain -= hold.plain
+    def release(self, lock: NaiveLock) -> None:
+        for node in self.nodes_on(lock.path):
+            node.locks -= 1
+        self.num_private -= lock.num_private
 
     def evict(self, blocks: int) -> int:
         freed = 0
         while freed < blocks:
-            starts = {run.path[: run.start] for run in self.runs}
-            leaves = [run for run in self.runs if not run.locks and run.path not in starts]
+            starts = {node.path[: node.start] for node in self.nodes}
+            leaves = [node for node in self.nodes if not node.locks and node.path not in starts]
             if not leaves:
                 break
-            gone = min(leaves, key=self.rank)
-            self.runs.remove(gone)
-            freed += len(gone.path) - gone.start
+            evicted = min(leaves, key=self.rank)
+            self.nodes.remove(evicted)
+            freed += len(evicted.path) - evicted.start
         return freed

@@ -1,4 +1,4 @@
-"""The block pool against its naive twin, and what a reader should expect of it."""
+"""The block pool: examples, and random use compared with a naive twin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from kv_models import DEEPEST, LONGEST, PATHS, Listener, NaivePool, chain
+from kv_models import DEEPEST, LONGEST, PATHS, Listener, NaivePool, block_hashes
 
 from maitred.compat.blis.block_pool import BlisPool
 from maitred.core.errors import InvariantError
@@ -48,7 +48,7 @@ def test_the_end_of_a_sequence_goes_before_its_beginning_and_old_ones_before_rec
     pool.insert([7, 8])
     pool.reserve(4)
     pool.apply_evictions()
-    assert listener.said == ["+1", "+2", "+3", "+7", "+8", "-3", "-2", "-1", "-8"]
+    assert listener.log == ["+1", "+2", "+3", "+7", "+8", "-3", "-2", "-1", "-8"]
 
 
 def test_locking_costs_what_nobody_holds() -> None:
@@ -89,7 +89,7 @@ def test_of_two_copies_the_other_answers_when_one_is_evicted() -> None:
     pool.release(third)
     pool.reserve(2)
     assert not pool.contains(5)
-    assert listener.said == ["+5", "-5"]
+    assert listener.log == ["+5", "-5"]
 
 
 @pytest.mark.parametrize(("kind", "left"), [(BlockPool, 2), (BlisPool, 0)])
@@ -146,10 +146,10 @@ def test_who_computes_the_same_more_slowly_copies_what_is_in_the_middle_of_anoth
     pool.commit_blocks(fast, [1, 2, 3])
     pool.commit_blocks(slow, [1])
     pool.commit_blocks(slow, [2, 3])
-    assert listener.said == ["+1", "+2", "+3"]
+    assert listener.log == ["+1", "+2", "+3"]
     pool.release(fast)
     pool.reserve(6)
-    assert (pool.num_cached_blocks([1, 2, 3]), listener.said) == (3, ["+1", "+2", "+3"])  # the copies answer
+    assert (pool.num_cached_blocks([1, 2, 3]), listener.log) == (3, ["+1", "+2", "+3"])  # the copies answer
     pool.check()
 
 
@@ -225,7 +225,7 @@ def test_many_who_compute_the_same_each_at_its_own_pace(seed: int) -> None:
         elif running and draw.random() < 0.3:
             lock, blocks, _ = running.pop(draw.randrange(len(running)))
             pool.release(lock)
-            twin.unlock(blocks)
+            twin.release(blocks)
         elif running:
             lock, blocks, prompt = draw.choice(running)
             done = lock.num_committed
@@ -240,22 +240,22 @@ def test_many_who_compute_the_same_each_at_its_own_pace(seed: int) -> None:
             assert pool.num_cached_blocks(prompt) == len(copies)
             assert pool.num_unreferenced(prompt) == sum(block in twin.free for block in copies)
         pool.apply_evictions()
-        assert listener.keys == set(twin.content.values())
+        assert listener.cached == set(twin.content.values())
         assert pool.free == len(twin.free)
     pool.check()
 
 
 class LazyPool(RuleBasedStateMachine):
-    """Blocks are claimed and published late, in one go; the twin does everything at once. Nobody who looks can tell."""
+    """Blocks are assigned and committed late, many at once, and in the twin step by step. No call can tell the difference."""
 
     def __init__(self) -> None:
         super().__init__()
         self.build(5)
         self.running: list[tuple[RunLock, list[int]]] = []
         self.paths: dict[int, tuple[int, ...]] = {}
-        """The published content of each running sequence, by its place in `running`."""
+        """The committed prompt of each running sequence, by the id of its lock."""
         self.late: list[tuple[RunLock, int, list[int]]] = []
-        """Claimed blocks and published keys that the pool has not been told of."""
+        """Blocks and their hashes that are still to be assigned and committed."""
 
     @initialize(total=st.sampled_from([5, 12, 30]))
     def build(self, total: int) -> None:
@@ -264,7 +264,7 @@ class LazyPool(RuleBasedStateMachine):
         self.pool.subscribe(self.listener)
 
     def catch_up(self, until: RunLock | None = None) -> None:
-        """Say all that is late, or (`until`) what this lock has to say and what was earlier."""
+        """Assign and commit all that is late, or (`until`) only that of this lock and what was before."""
         last = max((at for at, (lock, _, _) in enumerate(self.late) if lock is until), default=-1)
         due = self.late if until is None else self.late[: last + 1]
         for lock, blocks, keys in due:
@@ -275,7 +275,7 @@ class LazyPool(RuleBasedStateMachine):
     @rule(path=PATHS)
     def begin(self, path: tuple[int, ...]) -> None:
         self.catch_up()
-        lock, blocks = self.pool.lock(chain(path)), self.twin.lock(chain(path))
+        lock, blocks = self.pool.lock(block_hashes(path)), self.twin.lock(block_hashes(path))
         assert lock.num_committed == len(blocks)
         self.running.append((lock, blocks))
         self.paths[id(lock)] = path[: len(blocks)]
@@ -292,7 +292,7 @@ class LazyPool(RuleBasedStateMachine):
         self.twin.grow(held, blocks)
         done = len(self.paths[id(lock)])
         path = self.paths[id(lock)] = self.paths[id(lock)] + full
-        keys = chain(path)[done:]
+        keys = block_hashes(path)[done:]
         self.twin.content.update(zip(held[done:], keys, strict=False))
         self.late.append((lock, blocks, keys))
 
@@ -303,13 +303,13 @@ class LazyPool(RuleBasedStateMachine):
         self.running.remove(ended)
         self.catch_up(ended[0])
         self.pool.release(ended[0])
-        self.twin.unlock(ended[1])
+        self.twin.release(ended[1])
 
     @rule(path=PATHS)
     def touch(self, path: tuple[int, ...]) -> None:
         self.catch_up()
-        self.pool.touch(chain(path))
-        self.twin.touch(chain(path))
+        self.pool.touch(block_hashes(path))
+        self.twin.touch(block_hashes(path))
 
     @rule(blocks=st.integers(0, 3))
     def evict(self, blocks: int) -> None:
@@ -320,11 +320,11 @@ class LazyPool(RuleBasedStateMachine):
     def look(self) -> None:
         self.catch_up()
         for path in LONGEST:
-            copies = self.twin.copies(chain(path))
-            assert self.pool.num_cached_blocks(chain(path)) == len(copies)
-            assert self.pool.num_unreferenced(chain(path)) == sum(block in self.twin.free for block in copies)
-        assert self.listener.keys == set(self.twin.content.values())
-        assert all(self.pool.contains(key) for key in self.listener.keys)
+            copies = self.twin.copies(block_hashes(path))
+            assert self.pool.num_cached_blocks(block_hashes(path)) == len(copies)
+            assert self.pool.num_unreferenced(block_hashes(path)) == sum(block in self.twin.free for block in copies)
+        assert self.listener.cached == set(self.twin.content.values())
+        assert all(self.pool.contains(key) for key in self.listener.cached)
         assert self.pool.evictable == sum(block in self.twin.content for block in self.twin.free)
         self.pool.check()
 

@@ -1,4 +1,4 @@
-"""Blocks full of what nobody will ask for: only counted, and evicted in their turn as if each had a name."""
+"""Private blocks that are full when they are released: only counted, and evicted in their turn as if they were committed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from maitred.kv import BlockPool, RadixCache
 A, B = [11, 12], [21, 22]
 
 
-def held(cache: BlockPool | RadixCache, chain: list[int], plain: int):  # type: ignore[no-untyped-def]
-    """A lock on `chain`, published as far as it was not, and `plain` blocks more."""
+def held(cache: BlockPool | RadixCache, chain: list[int], private: int):  # type: ignore[no-untyped-def]
+    """Return a lock on `chain`, committed as far as it was not cached, and on `private` blocks more."""
     lock = cache.lock(chain)
     missing = len(chain) - lock.num_committed
-    cache.reserve(missing + plain)
-    cache.assign(lock, missing + plain)
+    cache.reserve(missing + private)
+    cache.assign(lock, missing + private)
     cache.commit_blocks(lock, chain[lock.num_committed :])
     return lock
 
@@ -58,7 +58,7 @@ requests = st.lists(st.tuples(st.sampled_from([A, B, [*A, 13], []]), st.integers
 @pytest.mark.parametrize("make", [lambda: BlockPool(9, 1), lambda: RadixCache(1, 9)])
 @given(requests)
 def test_buried_is_as_good_as_named(make, asked) -> None:  # type: ignore[no-untyped-def]
-    """Two caches, the same requests; one buries what the other gives names that nobody asks for."""
+    """Two caches, the same requests: one releases as private what the other commits under hashes that no request asks for."""
     named, buried = make(), make()
     for number, (chain, full, partial) in enumerate(asked):
         own = [1000 * (number + 1) + block for block in range(full)]

@@ -1,4 +1,4 @@
-"""Block counts: the sums must be what counting every sequence would give."""
+"""BlockManager: its sums must be what counting the blocks of every sequence would give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The radix cache against its naive twin, and what a reader should expect of it."""
+"""The radix cache: examples, and random use compared with a naive twin."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from kv_models import DEEPEST, LONGEST, PATHS, RANKS, Hold, Listener, NaiveTree, Path, chain
+from kv_models import DEEPEST, LONGEST, PATHS, RANKS, Listener, NaiveLock, NaiveTree, Path, block_hashes
 
 from maitred.core.errors import ConfigError, InvariantError
 from maitred.kv import EVICTIONS, RadixCache
@@ -82,9 +82,9 @@ def test_taking_evicts_when_somebody_looks() -> None:
     cache.insert([7, 8])
     cache.touch([1, 2])
     cache.reserve(2)
-    assert listener.said == ["+1", "+2", "+7", "+8"]
+    assert listener.log == ["+1", "+2", "+7", "+8"]
     assert not cache.contains(7)
-    assert listener.said[4:] == ["-8", "-7"]
+    assert listener.log[4:] == ["-8", "-7"]
     cache.insert([5, 6, 9])  # 3 blocks are free, and two of them are those of [1, 2]
     assert (cache.num_cached_blocks([5, 6, 9]), cache.num_cached_blocks([1, 2])) == (3, 0)
 
@@ -108,7 +108,7 @@ def test_each_policy_evicts_in_its_own_order(policy: str, order: list[int]) -> N
         cache.insert([key], priority=priority)
     while cache.evict(1):
         pass
-    assert listener.said[3:] == [f"-{key}" for key in order]
+    assert listener.log[3:] == [f"-{key}" for key in order]
 
 
 def test_lfu_counts_an_owner_once_and_a_split_keeps_the_count() -> None:
@@ -122,9 +122,9 @@ def test_lfu_counts_an_owner_once_and_a_split_keeps_the_count() -> None:
     cache.release(in_pieces)
     for prompt in [[1, 2]] * 3 + [[1, 8]] + [[5]] * 3 + [[7]]:
         cache.insert(prompt)
-    told = len(listener.said)
+    told = len(listener.log)
     cache.evict(100)
-    assert listener.said[told:] == ["-32", "-31", "-30", "-8", "-7", "-2", "-5", "-1"]  # 1, 1, 1, 1, 3, 3 and 4 times
+    assert listener.log[told:] == ["-32", "-31", "-30", "-8", "-7", "-2", "-5", "-1"]  # 1, 1, 1, 1, 3, 3 and 4 times
 
 
 def test_slru_protects_what_enough_owners_published() -> None:
@@ -175,13 +175,13 @@ def test_a_tree_out_of_balance_is_reported() -> None:
 
 
 class LazyTree(RuleBasedStateMachine):
-    """Evictions are made real late; the twin evicts at once. Nobody who looks can tell, under any policy."""
+    """Evictions are applied late; the twin evicts at once. No call can tell the difference, under any policy."""
 
     def __init__(self) -> None:
         super().__init__()
         self.listener = Listener()
-        self.running: list[tuple[RadixLock, Hold]] = []
-        self.unclaimed: list[tuple[RadixLock, int]] = []
+        self.running: list[tuple[RadixLock, NaiveLock]] = []
+        self.unassigned: list[tuple[RadixLock, int]] = []
 
     @initialize(policy=st.sampled_from(sorted(RANKS)), total=st.sampled_from([BLOCKS, 1000]))
     def build(self, policy: str, total: int) -> None:
@@ -190,53 +190,53 @@ class LazyTree(RuleBasedStateMachine):
 
     @rule(path=PATHS, priority=st.integers(0, 2))
     def begin(self, path: Path, priority: int) -> None:
-        lock, hold = self.tree.lock(chain(path), priority=priority), self.twin.lock(path, priority)
-        assert lock.num_committed == len(hold.path)
-        self.running.append((lock, hold))
+        lock, naive = self.tree.lock(block_hashes(path), priority=priority), self.twin.lock(path, priority)
+        assert lock.num_committed == len(naive.path)
+        self.running.append((lock, naive))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), blocks=st.integers(1, 4))
     def run(self, data: st.DataObject, blocks: int) -> None:
-        lock, hold = data.draw(st.sampled_from(self.running))
+        lock, naive = data.draw(st.sampled_from(self.running))
         blocks = min(blocks, self.twin.free)
         self.tree.reserve(blocks)
-        self.unclaimed.append((lock, blocks))
-        self.twin.grow(hold, blocks)
+        self.unassigned.append((lock, blocks))
+        self.twin.grow(naive, blocks)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), path=PATHS)
-    def publish(self, data: st.DataObject, path: Path) -> None:
-        self.claim()
-        lock, hold = data.draw(st.sampled_from(self.running))
-        steps = path[: min(hold.plain, DEEPEST - len(hold.path))]
-        if hold.path:
-            steps = tuple(step % 2 + (hold.path[0] & 2) for step in steps)
-        done = len(hold.path)
-        self.tree.commit_blocks(lock, chain(hold.path + steps)[done:])
-        self.twin.publish(hold, steps)
+    def commit(self, data: st.DataObject, path: Path) -> None:
+        self.assign_all()
+        lock, naive = data.draw(st.sampled_from(self.running))
+        steps = path[: min(naive.num_private, DEEPEST - len(naive.path))]
+        if naive.path:
+            steps = tuple(step % 2 + (naive.path[0] & 2) for step in steps)
+        done = len(naive.path)
+        self.tree.commit_blocks(lock, block_hashes(naive.path + steps)[done:])
+        self.twin.commit(naive, steps)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        self.claim()
+        self.assign_all()
         ended = data.draw(st.sampled_from(self.running))
         self.running.remove(ended)
         self.tree.release(ended[0])
-        self.twin.unlock(ended[1])
+        self.twin.release(ended[1])
 
     @rule(path=PATHS, priority=st.integers(0, 2))
     def insert(self, path: Path, priority: int) -> None:
-        before = self.tree.insert(chain(path), priority=priority)
-        hold = self.twin.lock(path, priority)
-        assert before == len(hold.path)
+        before = self.tree.insert(block_hashes(path), priority=priority)
+        naive = self.twin.lock(path, priority)
+        assert before == len(naive.path)
         room = min(len(path) - before, self.twin.free)
-        self.twin.grow(hold, room)
-        self.twin.publish(hold, path[before : before + room])
-        self.twin.unlock(hold)
+        self.twin.grow(naive, room)
+        self.twin.commit(naive, path[before : before + room])
+        self.twin.release(naive)
 
     @rule(path=PATHS)
     def touch(self, path: Path) -> None:
-        assert self.tree.touch(chain(path)) == self.twin.cached(path)
+        assert self.tree.touch(block_hashes(path)) == self.twin.num_cached(path)
         self.twin.touch(path)
 
     @rule(blocks=st.integers(0, 3))
@@ -246,22 +246,22 @@ class LazyTree(RuleBasedStateMachine):
     @rule()
     def look(self) -> None:
         for path in LONGEST:
-            assert self.tree.num_cached_blocks(chain(path)) == self.twin.cached(path)
-            assert self.tree.num_unreferenced(chain(path)) == self.twin.idle(path)
-        assert self.listener.keys == self.twin.keys()
-        assert all(self.tree.contains(key) for key in self.listener.keys)
-        assert self.tree.evictable == self.twin.size - self.twin.protected
+            assert self.tree.num_cached_blocks(block_hashes(path)) == self.twin.num_cached(path)
+            assert self.tree.num_unreferenced(block_hashes(path)) == self.twin.num_unreferenced(path)
+        assert self.listener.cached == self.twin.cached_hashes()
+        assert all(self.tree.contains(key) for key in self.listener.cached)
+        assert self.tree.evictable == self.twin.size - self.twin.referenced
         self.tree.check()
 
     @invariant()
     def as_much_is_free(self) -> None:
         if hasattr(self, "tree"):
-            assert (self.tree.free, self.tree.referenced) == (self.twin.free, self.twin.protected)
+            assert (self.tree.free, self.tree.referenced) == (self.twin.free, self.twin.referenced)
 
-    def claim(self) -> None:
-        for lock, blocks in self.unclaimed:
+    def assign_all(self) -> None:
+        for lock, blocks in self.unassigned:
             self.tree.assign(lock, blocks)
-        self.unclaimed.clear()
+        self.unassigned.clear()
 
     def teardown(self) -> None:
         if hasattr(self, "tree"):

@@ -1,4 +1,4 @@
-"""vLLM's recorded schedule with prefix caching, played block by block: what it scheduled is given, what its memory did is not.
+"""vLLM's recorded schedule with prefix caching, replayed block by block: its schedule is given, what its memory did is not.
 
 Step by step the pool must have as many blocks free as vLLM's had, each request must hold as many, and every admission, first
 or after a preemption, must find as many cached tokens. With 63 blocks for 60 requests all of them are evicted several times, so
@@ -46,7 +46,7 @@ class Memory:
         self.pool, self.size = BlockPool(blocks, size), size
 
     def schedule(self, seq: Running, tokens: int) -> bool:
-        """`tokens` more of `seq` are to be computed; False: there is no room."""
+        """Allocate what `tokens` more tokens of `seq` need; return False if there is no room."""
         known = PromptTokenIds(tuple(seq.tokens)).block_keys(self.size)
         usable = known[: (len(seq.tokens) - 1) // self.size] if seq.lock is None else []
         held = (
