@@ -50,8 +50,8 @@ class _OldFirst(BaseQueue):
 
 
 def admissions(*, step_by_step: bool) -> dict[int, Micros]:
-    """Return the instants of first tokens. A long answer runs; a prompt waits that is too long for the free blocks, and so does a
-    short one that came before it."""
+    """Return the instants of first tokens. A long answer runs; a prompt waits that is too long for the free blocks, and so
+    does a short one that came before it."""
     config = InstanceConfig(
         scheduler="test_ageing:OldFirst",
         latency=LinearLatency((100, 0, 0)),
