@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture
 def samples() -> Path:
-    """The folder of tiny traces."""
+    """Return the folder of tiny traces."""
     return Path(__file__).parents[1] / "samples"

@@ -111,7 +111,7 @@ _USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
 def main() -> None:
-    """The entry point `maitred`. Always raises SystemExit."""
+    """Run the command line of this process: the entry point `maitred`. Always raises SystemExit."""
     _tolerate_output()
     try:
         code = typer.main.get_command(app).main(prog_name="maitred", standalone_mode=False)

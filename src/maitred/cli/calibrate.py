@@ -63,7 +63,7 @@ def run(
     if name not in _MODELS:
         raise ConfigError(f"unknown latency model {name!r}", where="--latency-model", hint=nearest_name_hint(name, _MODELS))
     fit = _fit(measured, name, (model, hardware, tensor_parallel_size))
-    for line in _report(fit):
+    for line in _report_lines(fit):
         typer.echo(printable(line))
     if out is not None:
         from maitred.study.calibration.fitting import write_fit
@@ -76,9 +76,9 @@ def _fit(measured: Path, name: str, on: tuple[str, str, int]) -> Fit:
     from maitred.study.calibration.measurements import is_step_file, read_steps
 
     if measured.is_dir():
-        return _of_profile(measured, name)
+        return _fit_profile(measured, name)
     if not is_step_file(measured):
-        return _of_timeline(measured, name)
+        return _fit_timeline(measured, name)
     steps = read_steps(measured)
     if name == "table":
         from maitred.study.calibration.table_fit import fit_table
@@ -92,11 +92,11 @@ def _fit(measured: Path, name: str, on: tuple[str, str, int]) -> Fit:
 
     from maitred.instance.catalogue import find_deployment
 
-    engine = _engine(*on)
+    engine = _instance_config(*on)
     return replace(fit_trained_physics(steps, find_deployment(engine)), engine=engine)
 
 
-def _of_profile(folder: Path, name: str) -> Fit:
+def _fit_profile(folder: Path, name: str) -> Fit:
     from maitred.study.calibration.measured_run import fit_profile
 
     if name != "table":
@@ -104,7 +104,7 @@ def _of_profile(folder: Path, name: str) -> Fit:
     return fit_profile(folder)
 
 
-def _of_timeline(measured: Path, name: str) -> Fit:
+def _fit_timeline(measured: Path, name: str) -> Fit:
     from maitred.study.calibration.fitting import fit_timeline
     from maitred.study.calibration.measurements import read_timeline
 
@@ -114,7 +114,7 @@ def _of_timeline(measured: Path, name: str) -> Fit:
     return fit_timeline(read_timeline(measured))
 
 
-def _engine(model: str, hardware: str, tensor_parallel_size: int) -> InstanceConfig:
+def _instance_config(model: str, hardware: str, tensor_parallel_size: int) -> InstanceConfig:
     from maitred.instance import InstanceConfig
 
     if not model:
@@ -123,7 +123,7 @@ def _engine(model: str, hardware: str, tensor_parallel_size: int) -> InstanceCon
     return InstanceConfig(model=model, hardware=hardware, tensor_parallel_size=tensor_parallel_size)
 
 
-def _report(fit: Fit) -> Iterator[str]:
+def _report_lines(fit: Fit) -> Iterator[str]:
     from maitred.instance.latency import LinearLatency, TrainedPhysicsLatency
 
     found, latency = fit.residuals, fit.latency

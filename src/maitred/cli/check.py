@@ -37,7 +37,7 @@ def run(
     from maitred.config import ConfigSources
 
     sources = ConfigSources(
-        file=_path("FILE", file), admission_file=_path("--admission-config", admission_config), env=dict(os.environ)
+        file=_file_path("FILE", file), admission_file=_file_path("--admission-config", admission_config), env=dict(os.environ)
     )
     if sources.file is None and sources.admission_file is None:
         raise ConfigError("there is nothing to check", hint="maitred check FILE, or --admission-config FILE, or both")
@@ -48,23 +48,23 @@ def run(
         raise typer.Exit(2)
     config = sources.load()
     typer.echo(f"{printable(', '.join(str(path) for path in (sources.file, sources.admission_file) if path))}: ok")
-    for line in _summary(config):
+    for line in _summary_lines(config):
         typer.echo(f"  {printable(line)}")
     for warning in _warnings(config):
         typer.echo(f"maitred: warning: {printable(warning)}", err=True)
 
 
-def _path(name: str, given: str | None) -> Path | None:
+def _file_path(name: str, given: str | None) -> Path | None:
     if given == "":
         raise ConfigError("'' names no file", where=name, hint="name the YAML file to check")
     return None if given is None else Path(given)
 
 
-def _summary(config: Config) -> Iterator[str]:
+def _summary_lines(config: Config) -> Iterator[str]:
     gateway, engine, instance, cluster = config.gateway, config.engine, config.instance, config.cluster
     slots = f"{gateway.slots_per_backend} slots" if gateway.slots_per_backend else "the slots it reports (else 64)"
     yield f"gateway    {gateway.host}:{gateway.port}, {_count(len(gateway.backends), 'backend')}, {slots} on each"
-    yield from _admission(config.admission, _capacity(config))
+    yield from _admission_lines(config.admission, _capacity(config))
     yield f"routing    {config.routing.policy}" + (f", scorers {config.routing.scorers}" if config.routing.scorers else "")
     yield f"instance   {instance.scheduler}, {instance.max_num_seqs} sequences, {instance.max_num_batched_tokens} tokens a step"
     yield f"engine     {engine.model!r} on {engine.host}:{engine.port}"
@@ -79,28 +79,28 @@ def _capacity(config: Config) -> int:
     return max(1, len(config.gateway.backends)) * (config.gateway.slots_per_backend or DEFAULT_SLOTS_PER_BACKEND)
 
 
-def _admission(config: AdmissionConfig, capacity: int) -> Iterator[str]:
+def _admission_lines(config: AdmissionConfig, capacity: int) -> Iterator[str]:
     if config.policy != "always-admit":
         yield f"policy     {config.policy}"
     if config.mode == "off":
         yield "admission  off"
     elif config.mode == "legacy":
-        yield from _legacy(config)
+        yield _legacy_line(config)
     elif config.mode == "flow-control":
-        yield _flow_control(config)
+        yield _flow_control_line(config)
     else:
         yield f"admission  priority, flavour {config.flavour}, of {capacity} slots"
-        yield from _classes(config, capacity)
+        yield from _class_lines(config, capacity)
 
 
-def _legacy(config: AdmissionConfig) -> Iterator[str]:
+def _legacy_line(config: AdmissionConfig) -> str:
     legacy = config.legacy
     limit = f"{legacy.max_concurrent_requests} in flight" if legacy.max_concurrent_requests > 0 else "no limit"
     rate = f", {legacy.rate_limit_tokens_per_second:g} per second" if legacy.rate_limit_tokens_per_second else ""
-    yield f"admission  legacy: {limit}{rate}, {legacy.queue_size} may wait, {legacy.queue_timeout_secs:g} s at most"
+    return f"admission  legacy: {limit}{rate}, {legacy.queue_size} may wait, {legacy.queue_timeout_secs:g} s at most"
 
 
-def _flow_control(config: AdmissionConfig) -> str:
+def _flow_control_line(config: AdmissionConfig) -> str:
     limits = config.flow_control
     detector = config.detector
     waiting, used = limits.queue_depth_threshold, limits.kv_cache_util_threshold
@@ -112,7 +112,7 @@ def _flow_control(config: AdmissionConfig) -> str:
     return f"admission  flow control, flavour {config.flavour}, saturated by {detector}{saturated}"
 
 
-def _classes(config: AdmissionConfig, capacity: int) -> Iterator[str]:
+def _class_lines(config: AdmissionConfig, capacity: int) -> Iterator[str]:
     """Yield a line for each class: its share of the slots, its queue, and whether it may preempt."""
     from maitred.admission import Admission
 

@@ -56,7 +56,7 @@ def run(flags: CompareFlags) -> None:
     Each seed makes one workload, which all configurations serve. The workload has the flags of maitred simulate.
     """
     with exit_on_signals(), ExitStack() as stack:
-        comparison = _compared(flags, stack)
+        comparison = _compare(flags, stack)
     if not flags.quiet:
         from rich.console import Console
 
@@ -65,13 +65,13 @@ def run(flags: CompareFlags) -> None:
         print_comparison(comparison, Console())
 
 
-def _compared(flags: CompareFlags, stack: ExitStack) -> Comparison:
+def _compare(flags: CompareFlags, stack: ExitStack) -> Comparison:
     from maitred.report import OutputFile
     from maitred.study.compare.run import DEFAULT_METRICS, compare_candidates
     from maitred.study.runs import FIRST_SEED, parse_seeds
     from maitred.workload.load import as_flag, describe, make_self_contained, read_workload_spec
 
-    sides = _sides(flags)
+    sides = _read_candidates(flags)
     targets = slo(flags, read_workload_spec(flags.load, as_flag))
     load = make_self_contained(flags.load, as_flag)
     file = stack.enter_context(OutputFile(flags.json, where="--json")) if flags.json else None
@@ -94,7 +94,7 @@ def _compared(flags: CompareFlags, stack: ExitStack) -> Comparison:
     return comparison
 
 
-def _sides(flags: CompareFlags) -> dict[str, Candidate]:
+def _read_candidates(flags: CompareFlags) -> dict[str, Candidate]:
     from maitred.study.candidate import Candidate
 
     paths = flags.configs or []

@@ -171,7 +171,7 @@ def _info(parameter: inspect.Parameter) -> ParameterInfo:
 
 
 def _sections() -> Mapping[str, Any]:
-    """Sections by name: those of the configuration, and the workload."""
+    """Return the sections by name: those of the configuration, and the workload."""
     from maitred.config import Config
     from maitred.workload.load import Load
 

@@ -58,11 +58,13 @@ def _table(models: list[ModelSpec], gpus: int | None) -> Table:
         column.justify = "right"
     for model in models:
         context = f"{model.max_position_embeddings:,}" if model.max_position_embeddings else "?"
-        table.add_row(model.name, f"{model.params / 1e9:,.1f} B", context, *(_room(model, each, gpus) for each in hardware))
+        table.add_row(
+            model.name, f"{model.params / 1e9:,.1f} B", context, *(_kv_capacity(model, each, gpus) for each in hardware)
+        )
     return table
 
 
-def _room(model: ModelSpec, hardware: HardwareSpec, gpus: int | None) -> str:
+def _kv_capacity(model: ModelSpec, hardware: HardwareSpec, gpus: int | None) -> str:
     """Return how many thousand tokens of KV fit on `gpus` GPUs, or on the fewest that the model fits on; "-" for none."""
     from maitred.core.errors import ConfigError
     from maitred.instance.catalogue import num_kv_blocks

@@ -30,7 +30,7 @@ def run(
     MODULE:CLASS, where a file in the working directory is a module: `--scheduler my_policies:SmallFirst`.
     """
     if name is not None:
-        for line in _one(name):
+        for line in _detail_lines(name):
             typer.echo(printable(line))
         return
     from rich.console import Console
@@ -57,7 +57,7 @@ def _table(kind: Registry[Any]) -> Table:
     return table
 
 
-def _one(name: str) -> Iterator[str]:
+def _detail_lines(name: str) -> Iterator[str]:
     """Yield the lines about one plug-in. Raises ConfigError for one that there is not."""
     from maitred.config.root import KINDS
     from maitred.core.policy_spec import parse_spec

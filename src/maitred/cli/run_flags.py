@@ -62,12 +62,12 @@ def slo(flags: RunFlags, workload: Workload | Trace | None) -> Slo:
         ttft=_positive("--slo-ttft-ms", flags.slo_ttft_ms, from_ms),
         tpot=_positive("--slo-tpot-ms", flags.slo_tpot_ms, from_ms),
         e2e=_positive("--slo-e2e-ms", flags.slo_e2e_ms, from_ms),
-        classes=_of_classes(flags, workload),
+        classes=_class_targets(flags, workload),
     )
     return targets or DEFAULT_SLO
 
 
-def _of_classes(flags: RunFlags, workload: Workload | Trace | None) -> dict[str, Targets]:
+def _class_targets(flags: RunFlags, workload: Workload | Trace | None) -> dict[str, Targets]:
     from msgspec.structs import asdict
 
     from maitred.report import Targets, workload_targets
@@ -78,12 +78,12 @@ def _of_classes(flags: RunFlags, workload: Workload | Trace | None) -> dict[str,
         ("--slo-itl", "tpot", flags.slo_itl),
         ("--slo-e2e", "e2e", flags.slo_e2e),
     ):
-        for slo_class, limit in _parsed(name, text):
+        for slo_class, limit in _parse_limits(name, text):
             classes.setdefault(slo_class, {})[target] = limit
     return {name: Targets(**targets) for name, targets in classes.items()}
 
 
-def _parsed(flag: str, text: str | None) -> Iterator[tuple[str, Micros]]:
+def _parse_limits(flag: str, text: str | None) -> Iterator[tuple[str, Micros]]:
     """Yield class and limit of each part of `critical=100ms,standard=500ms`, as BLIS writes it."""
     for part in (text or "").split(",") if text is not None else ():
         parts = re.fullmatch(r"\s*([^=\s]+)\s*=\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(us|µs|ms|s)\s*", part)

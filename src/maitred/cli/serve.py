@@ -70,11 +70,11 @@ def run(flags: ServeFlags) -> None:
         flags=values_of(flags),
         flag_names={**run.flag_names, "gateway.tenant_api_keys": "--tenant-api-key"},
     )
-    loaded = _loaded(sources, strict=bool(flags.strict_config))
+    loaded = _load_config(sources, strict=bool(flags.strict_config))
     config, problem = loaded.config.gateway, None if loaded.problem is None else str(loaded.problem)
-    _use_every_descriptor()
+    _raise_file_limit()
     gateway = Gateway(
-        config, loaded.config.admission, loaded.config.routing, reload=lambda: _settings(sources), fallback=problem
+        config, loaded.config.admission, loaded.config.routing, reload=lambda: _reloaded_settings(sources), fallback=problem
     )
 
     def ready(url: str) -> None:
@@ -119,7 +119,7 @@ def _tenant_keys(given: Sequence[str]) -> dict[str, str]:
     return keys
 
 
-def _loaded(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
+def _load_config(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
     """Return the configuration to serve with, or a usable part of it unless `strict`. Raises ConfigError without one."""
     from maitred.config import LoadedConfig, load_or_fall_back
     from maitred.routing import Signals
@@ -133,7 +133,7 @@ def _loaded(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
     return loaded
 
 
-def _settings(sources: ConfigSources) -> GatewaySettings:
+def _reloaded_settings(sources: ConfigSources) -> GatewaySettings:
     """Return the settings as the files are now. Raises ConfigError."""
     from maitred.gateway.reload import GatewaySettings
 
@@ -141,7 +141,7 @@ def _settings(sources: ConfigSources) -> GatewaySettings:
     return GatewaySettings(gateway=config.gateway, admission=config.admission, routing=config.routing)
 
 
-def _use_every_descriptor() -> None:
+def _raise_file_limit() -> None:
     """Raise the limit of open files to the hard limit: each request takes two connections, and the default is 1,024."""
     try:
         import resource

@@ -92,9 +92,9 @@ def run(flags: SimulateFlags) -> None:
     from maitred.workload.load import as_flag, build_jobs, open_load_trace, read_workload_spec
 
     load, last, per = flags.load, horizon(flags), _breakdown(flags)
-    config, workload = configured(flags), read_workload_spec(load, as_flag)
+    config, workload = build_config(flags), read_workload_spec(load, as_flag)
     weights = None if flags.fitness_weights is None else parse_weights(flags.fitness_weights, where="--fitness-weights")
-    _warn([*_warnings(flags, config), *short_horizon(flags)])
+    _print_warnings([*_warnings(flags, config), *short_horizon(flags)])
     with exit_on_signals(), ExitStack() as stack:
         trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
         targets = slo(flags, trace or workload)
@@ -123,13 +123,13 @@ def run(flags: SimulateFlags) -> None:
         summary = tally.summary(results) if tally else summarise(results, targets, by)
         score = None if weights is None else fitness(summary, weights)
         files.write(flags, results, summary, _setup(flags, config, last), score)
-    _print(flags, trace, summary, per, took)
+    _print_summary(flags, trace, summary, per, took)
     if score is not None and not flags.quiet:
         components = ", ".join(f"{name} {value:.4f}" for name, value in score.components.items())
         typer.echo(f"fitness {score.score:.4f} ({components})")
 
 
-def configured(flags: SimulateFlags) -> Config:
+def build_config(flags: SimulateFlags) -> Config:
     """Return the configuration of the flags, with the files and the environment beneath them. Raises ConfigError."""
     from maitred.config import ConfigSources
     from maitred.config.sources import with_simulation_defaults
@@ -143,7 +143,7 @@ def configured(flags: SimulateFlags) -> Config:
         flag_names={**run.flag_names, "admission.slo_targets": "--slo-targets", "instance.latency": "--latency-model"},
     )
     merged = sources.merged()
-    config = _resolved(with_simulation_defaults(merged), flags)
+    config = _resolve_names(with_simulation_defaults(merged), flags)
     if not merged.is_given("admission", "mode"):
         _check_admission_config(config, flags)
     if config.admission.mode != "flow-control":
@@ -163,11 +163,11 @@ def _values(flags: SimulateFlags) -> dict[str, object]:
     if flags.flow_control:
         values["admission.mode"] = "flow-control"
     if flags.slo_targets is not None:
-        values["admission.slo_targets"] = _parsed_targets(flags.slo_targets)
+        values["admission.slo_targets"] = _parse_slo_targets(flags.slo_targets)
     return values
 
 
-def _parsed_targets(text: str) -> dict[str, int]:
+def _parse_slo_targets(text: str) -> dict[str, int]:
     targets: dict[str, int] = {}
     for part in text.split(","):
         name, equals, micros = (word.strip() for word in part.partition("="))
@@ -178,7 +178,7 @@ def _parsed_targets(text: str) -> dict[str, int]:
     return targets
 
 
-def _resolved(config: Config, flags: SimulateFlags) -> Config:
+def _resolve_names(config: Config, flags: SimulateFlags) -> Config:
     """Return `config` with what follows from the names of model and hardware. Raises ConfigError, naming the flag if a flag
     gave the name."""
     from msgspec.structs import replace
@@ -274,13 +274,13 @@ def _arrival_progress(flags: SimulateFlags, trace: Trace | None, show: ShowProgr
     return progress
 
 
-def _warn(warnings: Iterable[str]) -> None:
+def _print_warnings(warnings: Iterable[str]) -> None:
     for warning in warnings:
         typer.echo(f"maitred: warning: {printable(warning)}", err=True)
 
 
-def _print(flags: SimulateFlags, trace: Trace | None, summary: Summary, per: By, took: float) -> None:
-    _warn(summary.warnings)
+def _print_summary(flags: SimulateFlags, trace: Trace | None, summary: Summary, per: By, took: float) -> None:
+    _print_warnings(summary.warnings)
     if trace:
         report_skipped(trace)
     if flags.quiet:

@@ -57,7 +57,7 @@ def run(flags: SweepFlags) -> None:
         raise ConfigError("there is nothing to sweep", hint="maitred sweep SPEC.yaml")
     out = flags.out or Path(f"{flags.spec.stem}.sweep")
     with exit_on_signals():
-        swept = _swept(flags, flags.spec, out)
+        swept = _run_sweep(flags, flags.spec, out)
     if flags.quiet:
         return
     from rich.console import Console
@@ -67,7 +67,7 @@ def run(flags: SweepFlags) -> None:
     print_sweep(swept, Console())
 
 
-def _swept(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
+def _run_sweep(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
     from maitred.report import check_plot_path
     from maitred.study.sweep import sweep
     from maitred.study.sweep.result import write_sweep

@@ -29,8 +29,11 @@ class TraceTarget:
     """The files of a trace, for a `with`: they exist after the block if it ends without an exception, and not otherwise."""
 
     def __init__(self, spec: str, *, where: str) -> None:
-        """`where` is the flag or argument that gave `spec`. Raises ConfigError for a `spec` that names no format and file."""
-        self.writer, self.path = _named(spec, where)
+        """`where` is the flag or argument that gave `spec`.
+
+        Raises ConfigError for a `spec` that names no format and file.
+        """
+        self.writer, self.path = _parse_target(spec, where)
         self._where = where
         self._stack = ExitStack()
         self._text: OutputFile | gzip.GzipFile
@@ -38,7 +41,11 @@ class TraceTarget:
     @property
     def files(self) -> Sequence[Path]:
         """The files that are written. Raises ConfigError if two of them are the same file."""
-        return (self.path,) if self.writer.companion_file is None else (self.path, self._beside(self.writer.companion_file[0]))
+        return (
+            (self.path,)
+            if self.writer.companion_file is None
+            else (self.path, self._companion_path(self.writer.companion_file[0]))
+        )
 
     def __enter__(self) -> Self:
         from maitred.report import OutputFile
@@ -46,7 +53,7 @@ class TraceTarget:
         with ExitStack() as stack:
             if self.writer.companion_file is not None:
                 suffix, text = self.writer.companion_file
-                stack.enter_context(OutputFile(self._beside(suffix), where=self._where)).write(text.encode())
+                stack.enter_context(OutputFile(self._companion_path(suffix), where=self._where)).write(text.encode())
             self._text = file = stack.enter_context(OutputFile(self.path, where=self._where))
             if self.path.suffix == ".gz":
                 sink = cast(BinaryIO, _Sink(file))
@@ -67,7 +74,7 @@ class TraceTarget:
             if count:
                 typer.echo(f"maitred: warning: the format cannot say of a request {what.value}: {count:,} times", err=True)
 
-    def _beside(self, suffix: str) -> Path:
+    def _companion_path(self, suffix: str) -> Path:
         plain = self.path.with_suffix("") if self.path.suffix == ".gz" else self.path
         beside = plain.with_suffix(suffix)
         if beside == self.path:
@@ -86,7 +93,7 @@ class _Sink:
         pass
 
 
-def _named(spec: str, where: str) -> tuple[TraceWriter, Path]:
+def _parse_target(spec: str, where: str) -> tuple[TraceWriter, Path]:
     from maitred.workload import WRITERS
 
     name, _, path = spec.partition(":")

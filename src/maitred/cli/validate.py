@@ -40,7 +40,7 @@ def run(
     """
     from maitred.study.calibration.validation import validation_builtins
 
-    found = _validations(folders or [], measured, config)
+    found = _validate_all(folders or [], measured, config)
     if as_json:
         import json
 
@@ -50,12 +50,12 @@ def run(
 
     for validation in found:
         Console().print(_table(validation))
-        for line in _summary(validation):
+        for line in _summary_lines(validation):
             typer.echo(printable(line))
         typer.echo()
 
 
-def _validations(folders: Sequence[Path], measured: Path | None, config: Path | None) -> list[Validation]:
+def _validate_all(folders: Sequence[Path], measured: Path | None, config: Path | None) -> list[Validation]:
     from maitred.study.calibration.measured_run import read_measured_run
     from maitred.study.calibration.measurements import read_timeline
     from maitred.study.calibration.validation import validate
@@ -95,7 +95,7 @@ def _cells(line: ValidationLine, *, peer: bool) -> Iterator[str]:
         yield "" if line.peer_error is None else f"{line.peer_error:+.1%}"
 
 
-def _summary(validation: Validation) -> Iterator[str]:
+def _summary_lines(validation: Validation) -> Iterator[str]:
     peer = validation.peer
     beside = f"; the peer's: mean {peer[0]:.1%}, worst {peer[1]:.1%}" if peer else ""
     yield f"error: mean {validation.mean_error:.1%}, worst {validation.worst_error:.1%}{beside}"

@@ -30,7 +30,7 @@ class MergedConfig(Generic[T]):
         settings: Sequence[Setting],
         registered: Mapping[KeyPath, Registry[Any]],
     ) -> None:
-        """Later documents win over earlier ones, later settings over earlier ones, and settings over documents.
+        """Merge: later documents win over earlier ones, later settings over earlier ones, and settings over documents.
 
         `registered` are the keys that name a policy, each with its registry.
         """
