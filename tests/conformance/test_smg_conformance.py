@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from smg_conformance.gateway import in_this_process
 from smg_conformance.runner import run
 from smg_conformance.scenario import Unread, read_file
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def results():
     async def play():
-        return {result.id: result async for result in run(FILE.scenarios, FILE, AT_ONCE)}
+        return {result.id: result async for result in run(FILE.scenarios, FILE, AT_ONCE, in_this_process)}
 
     return asyncio.run(play())
 

@@ -10,6 +10,7 @@ import asyncio
 
 import msgspec
 import pytest
+from smg_conformance.gateway import in_this_process
 from smg_conformance.runner import run
 from smg_conformance.scenario import Base
 
@@ -195,7 +196,8 @@ case(
 @pytest.fixture(scope="module")
 def results():
     async def play():
-        return {result.id: result async for result in run(map(msgspec.json.encode, CASES.values()), BASE, AT_ONCE)}
+        cases = map(msgspec.json.encode, CASES.values())
+        return {result.id: result async for result in run(cases, BASE, AT_ONCE, in_this_process)}
 
     return asyncio.run(play())
 

@@ -1,18 +1,26 @@
-"""`maitred serve` as its users run it, configured as SMG would be: the same YAML, the same flags."""
+"""`maitred serve`, configured as SMG would be: the same YAML, the same flags. In a process of its own, or in this one."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import logging
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import yaml
+
+from maitred.cli import main
+from maitred.wire import server
 
 from .client import Exchange, Wanted, ask
 from .metrics import Metrics
@@ -37,14 +45,15 @@ class GatewayExited(Exception):  # noqa: N818  (an outcome that some scenarios e
 
 
 class Gateway:
-    """A running one."""
+    """A running gateway."""
 
-    def __init__(self, url: str, log: Sequence[str], process: asyncio.subprocess.Process, key: str | None) -> None:
+    def __init__(self, url: str, log: Sequence[str], key: str | None, exit_code: Callable[[], int | None]) -> None:
         self.url = url
         self.log = log
         """Lines of its stderr."""
-        self._process = process
         self._key = key
+        self._exit_code = exit_code
+        """Returns the status with which it has ended, or None while it runs."""
 
     async def get(self, path: str) -> Exchange:
         """Raises OSError, TimeoutError."""
@@ -59,26 +68,31 @@ class Gateway:
         return Metrics((await self.get("/metrics")).body.decode())
 
     async def until(self, healthy: Sequence[str]) -> None:
-        """Until it has seen that these backends, by URL, are up. Raises GatewayExited, TimeoutError."""
+        """Wait until it has seen that these backends, by URL, are up. Raises GatewayExited, TimeoutError."""
         async with asyncio.timeout(START_SECS):
-            while self._process.returncode is None:
+            while (code := self._exit_code()) is None:
                 with contextlib.suppress(OSError):
                     backends = (await self.state()).get("backends", ())
                     if set(healthy) <= {backend["url"] for backend in backends if backend["healthy"]}:
                         return
                 await asyncio.sleep(POLL_SECS)
-        raise GatewayExited(self._process.returncode, self.log)
+        raise GatewayExited(code, self.log)
+
+
+Launcher = Callable[[Sequence[str], str | None], AbstractAsyncContextManager[Gateway]]
+"""Starts a gateway with these flags; the second argument is the API key with which it may be asked for its state. Raises
+GatewayExited, TimeoutError."""
 
 
 @contextlib.asynccontextmanager
-async def serving(arguments: Sequence[str], key: str | None) -> AsyncIterator[Gateway]:
-    """`key`: the API key with which it may be asked how it is. Raises GatewayExited, TimeoutError."""
+async def in_own_process(arguments: Sequence[str], key: str | None) -> AsyncIterator[Gateway]:
+    """Start `maitred serve` as its users do. Takes a processor for most of a second."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "maitred", "serve", "--port", "0", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
-        env={name: value for name, value in os.environ.items() if not name.startswith("MAITRED_")},
+        env=_environment(),
     )
     log: list[str] = []
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -86,10 +100,57 @@ async def serving(arguments: Sequence[str], key: str | None) -> AsyncIterator[Ga
     try:
         async with asyncio.timeout(START_SECS):
             url = await ready
-        yield Gateway(url, log, process, key)
+        yield Gateway(url, log, key, lambda: process.returncode)
     finally:
         await _end(process)
         await listening
+
+
+@contextlib.asynccontextmanager
+async def in_this_process(arguments: Sequence[str], key: str | None) -> AsyncIterator[Gateway]:
+    """Run the command line up to the point where it would serve, and serve its application in this event loop, on a socket."""
+    log: list[str] = []
+    _LOG.set(log)
+    application = _application(arguments, log)
+    async with server.running_server(application, drain_secs=0) as url:
+        yield Gateway(url, log, key, lambda: None)
+
+
+def _application(arguments: Sequence[str], log: list[str]) -> Any:
+    """Return the application that `maitred serve` would serve. Raises GatewayExited if it would end instead."""
+    served: list[Any] = []
+    stderr = io.StringIO()
+    with (
+        mock.patch.object(server, "run_server", lambda application, **options: served.append(application)),
+        mock.patch.object(sys, "argv", ["maitred", "serve", "--port", "0", *arguments]),
+        mock.patch.dict(os.environ, _environment(), clear=True),
+        contextlib.redirect_stderr(stderr),
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+    log += stderr.getvalue().splitlines()
+    if not served:
+        raise GatewayExited(code if isinstance(code, int) else 1, log)
+    return served[0]
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("MAITRED_")}
+
+
+class _GatewayLogs(logging.Handler):
+    """Appends each record to the log of the gateway whose task has made it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = _LOG.get()
+        if log is not None:
+            log.append(self.format(record))
+
+
+_LOG: ContextVar[list[str] | None] = ContextVar("_LOG", default=None)
+logging.getLogger("maitred").addHandler(_GatewayLogs())
 
 
 async def _listen(process: asyncio.subprocess.Process, log: list[str], ready: asyncio.Future[str]) -> None:

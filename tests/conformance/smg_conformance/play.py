@@ -11,7 +11,7 @@ import msgspec
 
 from .client import Wanted, begin, leave
 from .engines import Engine, Journal, Orders
-from .gateway import Gateway, configured, serving
+from .gateway import Gateway, configured
 from .moments import Event, Moment, read_moment
 from .record import Record, Request
 from .scenario import AddEngine, Base, CannotCheck, EngineSpec, ReleaseHeld, RemoveEngine, Scenario, Send, Step
@@ -60,7 +60,7 @@ async def stage(scenario: Scenario, base: Base, turns: Turns, text: str | None =
         arguments = stack.enter_context(configured(scenario, base, [engine.url for engine in engines], text))
         keys = [scenario.config.api_key, *scenario.config.tenant_api_keys.values()]
         async with turns.starting():
-            gateway = await stack.enter_async_context(serving(arguments, next(filter(None, keys), None)))
+            gateway = await stack.enter_async_context(turns.launch(arguments, next(filter(None, keys), None)))
             await gateway.until(healthy=[engine.url for engine in engines if engine.listening])
         yield Stage(gateway, engines, journal)
 

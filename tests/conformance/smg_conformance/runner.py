@@ -12,7 +12,7 @@ import msgspec
 
 from . import expect, rows
 from .failures import Failure
-from .gateway import GatewayExited
+from .gateway import GatewayExited, Launcher, in_own_process
 from .play import Missed, Play, stage
 from .scenario import Base, CannotCheck, File, Scenario, Unread, read_file, read_scenario
 from .turns import Turns
@@ -33,10 +33,12 @@ class Result(msgspec.Struct, frozen=True):
         return not self.failures
 
 
-async def run(scenarios: Iterable[msgspec.Raw | bytes], base: Base, jobs: int = 1) -> AsyncIterator[Result]:
+async def run(
+    scenarios: Iterable[msgspec.Raw | bytes], base: Base, jobs: int = 1, launch: Launcher = in_own_process
+) -> AsyncIterator[Result]:
     """Results in the order of the scenarios, of which at most `jobs` are played at once. One that was only late gets a second
     chance, alone."""
-    turns = Turns(jobs)
+    turns = Turns(jobs, launch)
     tasks = [asyncio.create_task(_run(raw, base, turns)) for raw in scenarios]
     try:
         for task in tasks:

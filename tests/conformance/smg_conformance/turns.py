@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from enum import Enum, auto
 
+from .gateway import Launcher
+
 STARTS_AT_ONCE = 4
 
 
@@ -20,9 +22,10 @@ class _Doing(Enum):
 
 
 class Turns:
-    """For scenarios of which `places` may be under way at once."""
+    """For scenarios of which `places` may be under way at once, each with a gateway that `launch` starts."""
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, launch: Launcher) -> None:
+        self.launch = launch
         self._places = places
         self._free = asyncio.Semaphore(places)
         self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
