@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from maitred.admission.config import ClassConfig, TenantPolicy
-from maitred.admission.presets import CLASS_PRESETS, Flavour
+from maitred.admission.presets import Flavour, preset_of
 from maitred.config.root import Config, default_of, field_docs
 from maitred.core.request import PriorityClass
 from maitred.core.yaml_schema import struct_types
@@ -54,7 +54,7 @@ def _class_table(flavour: Flavour, *, with_texts: bool) -> list[list[str]]:
     texts = field_docs(ClassConfig)
     rows = [["key", *(c.label for c in _CLASSES), *(["meaning"] if with_texts else [])]]
     for key in ClassConfig.__struct_fields__:
-        values = [_as_yaml(getattr(CLASS_PRESETS[flavour][c], key)) for c in _CLASSES]
+        values = [_as_yaml(getattr(preset_of(flavour).classes[c], key)) for c in _CLASSES]
         rows.append([f"`{key}`", *values, *([texts[key]] if with_texts else [])])
     return rows
 
