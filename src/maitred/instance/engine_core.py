@@ -85,6 +85,11 @@ class CompletionHeap(LazyHeap[tuple[int, int, int, SequenceState]]):
         """`seq`, which has just begun to decode, completes after `step`."""
         heappush(self._heap, (step, seq.admission_index, seq.decode_origin_step, seq))
 
+    def postpone(self, seq: SequenceState, step: int) -> None:
+        """`seq`, whose origin step is about to be one later, completes after `step` instead."""
+        heappush(self._heap, (step, seq.admission_index, seq.decode_origin_step + 1, seq))
+        self._num_stale += 1  # not `mark_stale`: the entry is live until the origin step changes
+
     def first_step(self) -> int:
         """Return the step after which the first sequence completes; -1 if none decodes."""
         if self._num_stale:
@@ -219,17 +224,17 @@ class EngineCore:
         plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
         for seq in plan.preempted:
             self._requeue_preempted(seq, now)
-        if not (plan.chunks or batch.num_decodes or plan.preempted):
+        if not (batch.num_decodes or plan.chunks or plan.preempted):
             raise InvariantError(f"{len(self.waiting)} sequences wait and none fits an empty instance")
-        run = self.run = StepRun(now, plan.max_repeats, plan, self._batch_shape(plan))
-        self._set_end(run)
+        shape = self._spread_shape(plan) if self._is_spread_aware else batch.batch_shape(plan)
+        run = self.run = StepRun(now, plan.max_repeats, plan, shape)
+        run.outcome_at = run.ends_at = now + self.latency.run_time(shape, run.steps)
         if run.steps > 1 and waiting is not None and not batch.is_full:  # a full batch admits nothing, whatever the order
             changes_at = waiting.next_order_change(now)
             if changes_at is not None:
                 self.truncate(run, changes_at)
         if unseen is not None and unseen.after_planning() and run.steps > 1 and len(self.waiting) and not batch.is_full:
-            run.steps = 1  # the plan of the next step may admit what was seen only now
-            self._set_end(run)
+            self._shorten(run, 1)  # the plan of the next step may admit what was seen only now
         return run
 
     def truncate(self, run: StepRun, now: Micros) -> None:
@@ -238,8 +243,8 @@ class EngineCore:
             return
         steps = self._steps_until(run, now)
         if steps < run.steps:
-            run.steps, run.truncated = steps, True
-            self._set_end(run)
+            run.truncated = True
+            self._shorten(run, steps)
 
     def commit_part(self, run: StepRun, steps: int) -> None:
         """Count the first `steps` steps of `run`, which have ended. The rest stays a run."""
@@ -250,7 +255,7 @@ class EngineCore:
         run.starts_at += time
         run.steps -= steps
         run.partially_committed = True
-        run.shape = self._batch_shape(run.plan)
+        run.shape = self._spread_shape(run.plan) if self._is_spread_aware else self.batch.batch_shape(run.plan)
 
     def discard_rest(self, run: StepRun) -> None:
         """The steps of `run` that are not counted yet have not begun: plan them anew."""
@@ -258,22 +263,21 @@ class EngineCore:
 
     def commit_run(self, run: StepRun) -> None:
         """Count the steps of `run`, which has ended: prompts may be complete, sequences may end."""
-        now, batch, stalled = run.ends_at, self.batch, run.plan.stalled
-        if stalled:
-            self._pause(stalled, now - run.starts_at)
+        now, batch, plan = run.ends_at, self.batch, run.plan
+        if plan.stalled:
+            self._pause(plan.stalled, now - run.starts_at)
         if self.meter is not None:
             self.meter.add_run(run.shape, run.steps, now - run.starts_at, batch.num_transferred + run.departed_decodes)
         batch.run_steps(run.steps)
-        for _ in stalled:
-            self._completions.mark_stale()  # they complete a step later than planned
         self.run, self.next_start = None, now
-        if run.plan.chunks:
-            self._commit_chunks(run.plan, now)
+        if plan.chunks:
+            self._commit_chunks(plan, now)
         while (step := self._completions.first_step()) == batch.step_index:
             self._remove_running(self._completions.pop_entry()[3], now, _FINISHED)
         self._next_completion_step = step
-        if stalled:
-            self._resume(stalled)
+        if plan.stalled and self.itl_log is not None:
+            for seq in plan.stalled:
+                self.itl_log.on_decode_start(seq.request.id)
 
     def withdraw(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
         """Remove `seq`, wherever it is, before its answer is complete."""
@@ -299,15 +303,16 @@ class EngineCore:
         """Return the number of steps of `run` up to its first step boundary at or after `now`; at least 1."""
         return 1 + self.latency.steps_within(run.shape, max(now - run.starts_at, 1) - 1, run.steps - 1)
 
-    def _set_end(self, run: StepRun) -> None:
-        run.outcome_at = run.ends_at = run.starts_at + self.latency.run_time(run.shape, run.steps) + run.plan.fetch_time
+    def _shorten(self, run: StepRun, steps: int) -> None:
+        run.steps = steps
+        run.outcome_at = run.ends_at = run.starts_at + self.latency.run_time(run.shape, steps)
 
-    def _batch_shape(self, plan: StepPlan) -> BatchShape:
-        """Return the work of `plan`, as the latency model wants to see it."""
+    def _spread_shape(self, plan: StepPlan) -> BatchShape:
+        """Return the work of `plan` with the spread of its contexts, for a latency model that looks at it."""
         shape = self.batch.batch_shape(plan)
-        if self._is_spread_aware and shape.num_decodes > 1:
-            return replace(shape, context_spread=context_spread(self.batch.context_lengths(plan)))
-        return shape
+        if shape.num_decodes < 2:
+            return shape
+        return replace(shape, context_spread=context_spread(self.batch.context_lengths(plan)))
 
     def _requeue_preempted(self, seq: SequenceState, now: Micros) -> None:
         self.num_preemptions += 1
@@ -334,18 +339,12 @@ class EngineCore:
                 self.itl_log.on_decode_start(seq.request.id)
 
     def _pause(self, stalled: Sequence[SequenceState], time: Micros) -> None:
-        """`stalled` decode and have stood still in the step that has ended, which took `time`."""
+        """`stalled` decode and have stood still in the step that has ended, which took `time`. They complete a step later."""
         for seq in stalled:
             seq.stall_time += time
+            self._completions.postpone(seq, seq.decode_origin_step + self._output_lengths[seq.request.id] + 1)
             if self.itl_log is not None:
                 self.itl_log.on_decode_end(seq.request.id)
-
-    def _resume(self, stalled: Sequence[SequenceState]) -> None:
-        for seq in stalled:
-            if self.itl_log is not None:
-                self.itl_log.on_decode_start(seq.request.id)
-            self._completions.add(seq, seq.decode_origin_step + self._output_lengths[seq.request.id])
-            self._next_completion_step = self._completions.first_step()
 
     def _remove_running(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
         """Remove `seq` from the running batch for good."""

@@ -134,7 +134,8 @@ class BlisInstance(Instance):
             seq.num_output_tokens = seq.num_accounted_output_tokens = seq.stall_time = 0
             seq.first_token_at = None
         if not (run.shape.num_decodes or run.shape.chunks):
-            run.ends_at = run.starts_at + 1 + run.plan.fetch_time  # a step without work takes 1 µs
+            run.ends_at = run.starts_at + 1  # a step without work takes 1 µs
+        run.ends_at += run.plan.fetch_time
         run.outcome_at = run.starts_at
         if run.steps > 1:
             run.outcome_at += core.latency.run_time(run.shape, run.steps - 1)
