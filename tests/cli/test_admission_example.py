@@ -101,7 +101,7 @@ def test_the_classes_are_as_they_are_shipped() -> None:
     from maitred.admission import AdmissionConfig
 
     shipped = [AdmissionConfig().class_rules(cls) for cls in sorted(PriorityClass, reverse=True)]
-    table = rows("out of the box")
+    table = rows("by default")
     reserved = [int(cell.split()[0]) / 100 if "%" in cell else 0.0 for cell in table["reserved, of the capacity"]]
     assert reserved == [rules.reserved_per_slot for rules in shipped]
     assert [int(cell.split(",")[0]) for cell in table["may wait"]] == [rules.queue_size for rules in shipped]
