@@ -1,4 +1,4 @@
-"""What one event costs the admission core, and that nothing grows with the number of those who wait or are in flight.
+"""What one event costs the admission core, and that nothing grows with the number of requests that wait or are in flight.
 
     python bench/admission.py [--rounds 7] [--only preemption]
 
@@ -31,7 +31,7 @@ from measuring import CALIBRATION_LOOPS, calibrate
 SIZES = (100, 1_000, 10_000)
 EVENTS_PER_ROUND = 2_000
 AGE = 3_600 * SECOND
-"""Nobody's time is up before that, where nothing else is said."""
+"""The queue timeout of all classes, unless a case says otherwise."""
 POOL = "model"
 
 Steps: TypeAlias = Generator[int, None, None]
@@ -40,7 +40,7 @@ Case: TypeAlias = Callable[[int], Steps]
 
 
 def config(**keys: Any) -> AdmissionConfig:
-    """Everybody may wait, nobody reserves or preempts, unless `keys` say so."""
+    """Return a configuration under which all requests may wait, and none reserves or preempts, unless `keys` say so."""
     patient = {"queue_size": 1_000_000, "queue_timeout_secs": AGE / SECOND, "starvation_threshold_secs": AGE / SECOND}
     plain = {**patient, "reserved_per_slot": 0.0, "can_preempt": False}
     said = keys.pop("classes", {})
@@ -48,8 +48,8 @@ def config(**keys: Any) -> AdmissionConfig:
     return msgspec.convert({"mode": "priority", "classes": classes, **keys}, AdmissionConfig)
 
 
-class Hall:
-    """A core with one pool, and who is in it: ids in the order in which they came."""
+class LoadedCore:
+    """A core with one pool, and the requests in it: ids in the order in which they came."""
 
     def __init__(self, core_config: AdmissionConfig, capacity: int) -> None:
         self.core = Admission(core_config, {POOL: capacity})
@@ -70,7 +70,7 @@ class Hall:
         self.follow(self.core.submit(ticket, self.later()))
 
     def follow(self, decisions: Sequence[Decision]) -> list[Ticket]:
-        """Keep up with what was decided; who has left the queues by it?"""
+        """Note what was decided, and return the requests that have left the queues by it."""
         left = []
         for decision in decisions:
             if decision.action is Action.ADMIT:
@@ -80,7 +80,7 @@ class Hall:
         return left
 
     def fill(self, n: int, tickets: Iterator[Ticket]) -> None:
-        """Until so many wait."""
+        """Submit requests until `n` wait."""
         for _ in range(4 * n):  # each fills a slot or waits
             if len(self.waiting) >= n:
                 return
@@ -88,100 +88,102 @@ class Hall:
         raise AssertionError("there are more slots than there should be")
 
     def replace(self, left: Iterable[Ticket]) -> None:
-        """Their like come in their place."""
+        """Submit requests like those that have left."""
         for ticket in left:
             self.enter(self.ticket(ticket.priority_class, ticket.tenant, ticket.cost))
 
 
 def batch(n: int) -> int:
-    """Events to measure in one go: few enough to leave the state as it is."""
+    """Return the number of events to measure in one go: few enough to leave the state as it is."""
     return max(20, min(500, n // 5))
 
 
-def mixed(hall: Hall, **about: Any) -> Iterator[Ticket]:
+def mixed(loaded: LoadedCore, **about: Any) -> Iterator[Ticket]:
     for priority_class in cycle(PriorityClass):
-        yield hall.ticket(priority_class, **about)
+        yield loaded.ticket(priority_class, **about)
 
 
 def free_slot(n: int) -> Steps:
-    """submit, first byte, release, beside n in flight; nobody waits"""
-    hall = Hall(config(), n + 1)
-    core = hall.core
+    """submit, first byte, release, beside n in flight; no request waits"""
+    loaded = LoadedCore(config(), n + 1)
+    core = loaded.core
     for _ in range(n):
-        hall.enter(hall.ticket(PriorityClass.DEFAULT))
+        loaded.enter(loaded.ticket(PriorityClass.DEFAULT))
     while True:
-        tickets = [hall.ticket(PriorityClass.DEFAULT) for _ in range(batch(n))]
+        tickets = [loaded.ticket(PriorityClass.DEFAULT) for _ in range(batch(n))]
         yield len(tickets)
         for ticket in tickets:
-            core.submit(ticket, hall.now)
-            core.first_byte(ticket.id, hall.now)
-            core.release(ticket.id, ReleaseReason.DRAINED, hall.now)
+            core.submit(ticket, loaded.now)
+            core.first_byte(ticket.id, loaded.now)
+            core.release(ticket.id, ReleaseReason.DRAINED, loaded.now)
         yield 0
 
 
-def busy(n: int, tickets: Callable[[Hall], Iterator[Ticket]], **keys: Any) -> tuple[Hall, Iterator[Ticket]]:
-    """n in flight and n waiting."""
-    hall = Hall(config(legacy={"max_concurrent_requests": n, "queue_size": 1_000_000, "queue_timeout_secs": 3600}, **keys), n)
-    coming = tickets(hall)
-    hall.fill(n, coming)
-    return hall, coming
+def busy(n: int, tickets: Callable[[LoadedCore], Iterator[Ticket]], **keys: Any) -> tuple[LoadedCore, Iterator[Ticket]]:
+    """Return a core with n requests in flight and n waiting."""
+    loaded = LoadedCore(
+        config(legacy={"max_concurrent_requests": n, "queue_size": 1_000_000, "queue_timeout_secs": 3600}, **keys), n
+    )
+    coming = tickets(loaded)
+    loaded.fill(n, coming)
+    return loaded, coming
 
 
-def queueing(tickets: Callable[[Hall], Iterator[Ticket]], **keys: Any) -> Case:
+def queueing(tickets: Callable[[LoadedCore], Iterator[Ticket]], **keys: Any) -> Case:
     def case(n: int) -> Steps:
-        hall, coming = busy(n, tickets, **keys)
-        core = hall.core
+        loaded, coming = busy(n, tickets, **keys)
+        core = loaded.core
         while True:
             new = [next(coming) for _ in range(batch(n))]
             yield len(new)
             for ticket in new:
-                core.submit(ticket, hall.later())
+                core.submit(ticket, loaded.later())
                 core.next_deadline()
             yield 0
             for ticket in new:
-                core.release(ticket.id, ReleaseReason.CLIENT_GONE, hall.now)
+                core.release(ticket.id, ReleaseReason.CLIENT_GONE, loaded.now)
 
     return case
 
 
-def dispatching(tickets: Callable[[Hall], Iterator[Ticket]], reason: Reason = Reason.SLOT_FREE, **keys: Any) -> Case:
+def dispatching(tickets: Callable[[LoadedCore], Iterator[Ticket]], reason: Reason = Reason.SLOT_FREE, **keys: Any) -> Case:
     def case(n: int) -> Steps:
-        hall, _ = busy(n, tickets, **keys)
-        core = hall.core
+        loaded, _ = busy(n, tickets, **keys)
+        core = loaded.core
         while True:
-            leaving = [hall.held.popleft() for _ in range(batch(n))]
+            leaving = [loaded.held.popleft() for _ in range(batch(n))]
             decided: list[Decision] = []
             yield len(leaving)
             for request_id in leaving:
-                decided += core.release(request_id, ReleaseReason.DRAINED, hall.later())
+                decided += core.release(request_id, ReleaseReason.DRAINED, loaded.later())
                 core.next_deadline()
             yield 0
             assert all(decision.reason is reason for decision in decided)
-            left = hall.follow(decided)
+            left = loaded.follow(decided)
             assert left
-            hall.replace(left)
+            loaded.replace(left)
 
     return case
 
 
 def cancelling(n: int) -> Steps:
     """a waiter leaves, wherever it stands"""
-    hall, _ = busy(n, mixed)
+    loaded, _ = busy(n, mixed)
     random = Random(1)
     while True:
-        leaving = random.sample(sorted(hall.waiting), batch(n))
+        leaving = random.sample(sorted(loaded.waiting), batch(n))
         yield len(leaving)
         for request_id in leaving:
-            hall.core.release(request_id, ReleaseReason.CLIENT_GONE, hall.now)
+            loaded.core.release(request_id, ReleaseReason.CLIENT_GONE, loaded.now)
         yield 0
-        hall.replace([hall.waiting.pop(request_id) for request_id in leaving])
+        loaded.replace([loaded.waiting.pop(request_id) for request_id in leaving])
 
 
 def timing_out(n: int) -> Steps:
-    """the timer rings, and a waiter's time is up"""
+    """the timer fires, and the timeout of a waiting request has passed"""
     patience = 100 * SECOND
-    hall, _ = busy(n, mixed, classes={"all": {"queue_timeout_secs": patience / SECOND}})
-    core = hall.core
+    loaded, _ = busy(n, mixed, classes={"all": {"queue_timeout_secs": patience / SECOND}})
+    core = loaded.core
     while True:
         decided: list[Decision] = []
         yield batch(n)
@@ -190,63 +192,63 @@ def timing_out(n: int) -> Steps:
             assert due is not None
             decided += core.advance(due)
         yield 0
-        hall.now = decided[-1].at
+        loaded.now = decided[-1].at
         assert all(decision.reason is Reason.QUEUE_TIMEOUT for decision in decided)
-        hall.replace(hall.follow(decided))
+        loaded.replace(loaded.follow(decided))
 
 
 def preempting(n: int) -> Steps:
     """submit, and the release of the victim; n bulk wait, 2 n are in flight, every second past its first byte"""
-    hall = Hall(config(classes={"system": {"can_preempt": True}}), 2 * n)
-    core = hall.core
+    loaded = LoadedCore(config(classes={"system": {"can_preempt": True}}), 2 * n)
+    core = loaded.core
     for number in range(2 * n):
-        hall.enter(hall.ticket(PriorityClass.BULK))
+        loaded.enter(loaded.ticket(PriorityClass.BULK))
         if number % 2:
-            core.first_byte(hall.held[-1], hall.now)
+            core.first_byte(loaded.held[-1], loaded.now)
     while True:
-        hall.fill(n, (hall.ticket(PriorityClass.BULK) for _ in count()))
-        urgent = [hall.ticket(PriorityClass.SYSTEM) for _ in range(batch(n))]
+        loaded.fill(n, (loaded.ticket(PriorityClass.BULK) for _ in count()))
+        urgent = [loaded.ticket(PriorityClass.SYSTEM) for _ in range(batch(n))]
         yield len(urgent)
         for ticket in urgent:
-            decisions = core.submit(ticket, hall.now)
-            core.release(decisions[0].subject, ReleaseReason.SLOT_PREEMPTED, hall.now)
+            decisions = core.submit(ticket, loaded.now)
+            core.release(decisions[0].subject, ReleaseReason.SLOT_PREEMPTED, loaded.now)
         yield 0
         assert all(ticket.state is TicketState.ADMITTED for ticket in urgent)
         for ticket in urgent:
-            hall.follow(core.release(ticket.id, ReleaseReason.DRAINED, hall.later()))
+            loaded.follow(core.release(ticket.id, ReleaseReason.DRAINED, loaded.later()))
 
 
 def no_victim(n: int) -> Steps:
     """a preemptor finds that all n in flight have had their first byte, and queues"""
-    hall = Hall(config(classes={"system": {"can_preempt": True}}), n)
-    core = hall.core
-    hall.fill(n, (hall.ticket(PriorityClass.BULK) for _ in count()))
-    for request_id in hall.held:
-        core.first_byte(request_id, hall.now)
+    loaded = LoadedCore(config(classes={"system": {"can_preempt": True}}), n)
+    core = loaded.core
+    loaded.fill(n, (loaded.ticket(PriorityClass.BULK) for _ in count()))
+    for request_id in loaded.held:
+        core.first_byte(request_id, loaded.now)
     while True:
-        urgent = [hall.ticket(PriorityClass.SYSTEM) for _ in range(batch(n))]
+        urgent = [loaded.ticket(PriorityClass.SYSTEM) for _ in range(batch(n))]
         yield len(urgent)
         for ticket in urgent:
-            core.submit(ticket, hall.now)
+            core.submit(ticket, loaded.now)
             core.next_deadline()
         yield 0
         for ticket in urgent:
-            core.release(ticket.id, ReleaseReason.CLIENT_GONE, hall.now)
+            core.release(ticket.id, ReleaseReason.CLIENT_GONE, loaded.now)
 
 
 TENANTS = [f"header:tenant-{number}" for number in range(1_000)]
 
 
-def of_tenants(hall: Hall) -> Iterator[Ticket]:
+def of_tenants(loaded: LoadedCore) -> Iterator[Ticket]:
     random = Random(2)
     for priority_class in cycle(PriorityClass):
-        yield hall.ticket(priority_class, random.choice(TENANTS), random.randrange(100, 8_000))
+        yield loaded.ticket(priority_class, random.choice(TENANTS), random.randrange(100, 8_000))
 
 
-def of_lengths(hall: Hall) -> Iterator[Ticket]:
+def of_lengths(loaded: LoadedCore) -> Iterator[Ticket]:
     random = Random(2)
     for priority_class in cycle(PriorityClass):
-        yield hall.ticket(priority_class, cost=random.randrange(100, 2 * 2_048))
+        yield loaded.ticket(priority_class, cost=random.randrange(100, 2 * 2_048))
 
 
 WEIGHTS = {tenant: {"weight": 1 + number % 7} for number, tenant in enumerate(TENANTS)}
@@ -275,7 +277,7 @@ CASES: dict[str, tuple[Case, float]] = {
 
 
 def measure(steps: Steps) -> float:
-    """CPU µs per event, over one round of them."""
+    """Return the CPU time per event in µs, over one round of them."""
     spent = events = 0.0
     while events < EVENTS_PER_ROUND:
         events += next(steps)
@@ -285,18 +287,18 @@ def measure(steps: Steps) -> float:
     return spent / events * 1e6
 
 
-def spare_the_collector() -> None:
-    """As `maitred serve` does, once everything that stays is there."""
+def tune_garbage_collector() -> None:
+    """Set the collector as `maitred serve` does, once everything that stays is there."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
 
 
 def reconfiguration(n: int) -> float:
-    """CPU ms to take another configuration with n in flight and n waiting. Everybody moves: the one linear thing."""
-    hall, _ = busy(n, mixed)
+    """Return the CPU time in ms to take another configuration with n in flight and n waiting. All of them move, in O(n)."""
+    loaded, _ = busy(n, mixed)
     began = process_time()
-    hall.core.reconfigure(config(promotion_burst=3), hall.later(MILLISECOND))
+    loaded.core.reconfigure(config(promotion_burst=3), loaded.later(MILLISECOND))
     return (process_time() - began) * 1e3
 
 
@@ -305,7 +307,7 @@ def main(rounds: int, only: str) -> None:
     for steps in running.values():
         for each in steps:
             measure(each)  # warm up
-    spare_the_collector()
+    tune_garbage_collector()
     loops: list[float] = []
     spent: dict[str, list[list[float]]] = {name: [[] for _ in SIZES] for name in running}
     for _ in range(rounds):

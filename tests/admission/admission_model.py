@@ -1,7 +1,7 @@
-"""What a core is held to: naive books of everything it was told and decided, by the plain words of its contract.
+"""A model that checks a core: naive counts of everything that it was given and has decided, by the words of its contract.
 
-Slow and simple on purpose. It is fed each input with its decisions (settle what is due first, so that they are the input's
-own), and asserts for each decision that it was allowed.
+Slow and simple on purpose. It is given each input with its decisions (settle what is due first, so that they are the
+input's own), and asserts for each decision that it was allowed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from maitred.core.units import Micros
 SYSTEM = PriorityClass.SYSTEM
 
 
-class Known:
+class ModelRequest:
     """One request."""
 
     def __init__(self, number: int, pool: str, k: PriorityClass, tenant: str, now: Micros) -> None:
@@ -39,10 +39,10 @@ class Known:
         return self.state in ("queued", "awaiting")
 
 
-class Model:
+class AdmissionModel:
     def __init__(self, config: AdmissionConfig, capacities: dict[str, int]) -> None:
         self.capacities = dict(capacities)
-        self.everybody: dict[int, Known] = {}
+        self.requests: dict[int, ModelRequest] = {}
         self.turns = self.firsts = self.admissions = 0
         self.configure(config)
 
@@ -51,28 +51,28 @@ class Model:
         self.dispatched = dict.fromkeys(self.capacities, 0)
         self.promoted = dict.fromkeys(self.capacities, 0)
 
-    # What is known of the slots
+    # Slots
 
     @property
     def classes(self) -> bool:
         return self.config.mode == "priority"
 
-    def lane(self, one: Known) -> int:
+    def lane(self, one: ModelRequest) -> int:
         return one.k if self.classes else 0
 
-    def together(self, one: Known) -> list[Known]:
-        """All who share its slots."""
-        return [other for other in self.everybody.values() if not self.classes or other.pool == one.pool]
+    def together(self, one: ModelRequest) -> list[ModelRequest]:
+        """All requests that share its slots."""
+        return [other for other in self.requests.values() if not self.classes or other.pool == one.pool]
 
-    def capacity(self, one: Known) -> int:
+    def capacity(self, one: ModelRequest) -> int:
         if self.rules.capacity is not None:
             return self.rules.capacity
         return self.capacities[one.pool]
 
-    def used(self, one: Known) -> int:
+    def used(self, one: ModelRequest) -> int:
         return sum(other.holds for other in self.together(one))
 
-    def free(self, one: Known) -> int:
+    def free(self, one: ModelRequest) -> int:
         capacity = self.capacity(one)
         reserved = fit_reservations(
             [lane.wanted_slots(capacity) for lane in self.rules.lanes], capacity, keeps_exact_fit=self.rules.keeps_exact_fit
@@ -81,17 +81,17 @@ class Model:
         kept_back = sum(max(0, reserved[c] - held[c]) for c in range(self.lane(one) + 1, 4))
         return capacity - sum(held) - kept_back
 
-    def at_limit(self, one: Known) -> bool:
+    def at_limit(self, one: ModelRequest) -> bool:
         policy = self.config.tenant_policies.get(one.tenant) if self.classes else None
         if policy is None or policy.max_in_flight is None:
             return False
-        return sum(other.holds and other.tenant == one.tenant for other in self.everybody.values()) >= policy.max_in_flight
+        return sum(other.holds and other.tenant == one.tenant for other in self.requests.values()) >= policy.max_in_flight
 
     def queued_of(self, tenant: str) -> int:
-        return sum(other.waits and other.tenant == tenant for other in self.everybody.values())
+        return sum(other.waits and other.tenant == tenant for other in self.requests.values())
 
-    def peers(self, one: Known) -> list[Known]:
-        """Those of its own or a higher class who queue before it and could go."""
+    def peers(self, one: ModelRequest) -> list[ModelRequest]:
+        """The requests of its own or a higher class that queue before it and could enter."""
         return [
             other
             for other in self.together(one)
@@ -101,16 +101,16 @@ class Model:
     # Inputs
 
     def came(self, number: int, pool: str, k: PriorityClass, tenant: str, now: Micros) -> None:
-        self.everybody[number] = Known(number, pool, k, tenant, now)
+        self.requests[number] = ModelRequest(number, pool, k, tenant, now)
 
     def decided(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            one = self.everybody[decision.subject]
+            one = self.requests[decision.subject]
             getattr(self, f"_{decision.action}")(one, decision)
 
     def released(self, number: int, end: ReleaseReason, now: Micros) -> None:
-        """Before its decisions are applied."""
-        one = self.everybody[number]
+        """Note a release, before its decisions are applied."""
+        one = self.requests[number]
         if not one.holds:
             return
         comes_back = (
@@ -121,7 +121,7 @@ class Model:
 
     # Decisions
 
-    def _admit(self, one: Known, decision: Decision) -> None:
+    def _admit(self, one: ModelRequest, decision: Decision) -> None:
         assert one.state in ("new", "queued", "awaiting")
         assert not self.at_limit(one), "its tenant is at its limit"
         queued = one.state == "queued"
@@ -144,7 +144,7 @@ class Model:
         self.admissions += 1
         one.state, one.admission = "admitted", self.admissions
 
-    def _promotion(self, one: Known, at: Micros) -> None:
+    def _promotion(self, one: ModelRequest, at: Micros) -> None:
         threshold = self.rules.lanes[self.lane(one)].starvation_threshold
         assert one.k is not SYSTEM
         assert threshold is not None
@@ -155,7 +155,7 @@ class Model:
         assert self.promoted[one.pool] <= bound, "promoted beyond its share"
         one.safe = True
 
-    def _queue(self, one: Known, decision: Decision) -> None:
+    def _queue(self, one: ModelRequest, decision: Decision) -> None:
         if decision.reason is Reason.VICTIM_LEAVING:
             assert one.state == "new"
             one.state = "awaiting"
@@ -170,9 +170,9 @@ class Model:
         self.turns += 1
         one.turn, one.state = self.turns, "queued"
 
-    def _preempt(self, victim: Known, decision: Decision) -> None:
+    def _preempt(self, victim: ModelRequest, decision: Decision) -> None:
         assert decision.other is not None
-        preemptor = self.everybody[decision.other]
+        preemptor = self.requests[decision.other]
         assert preemptor.state == "new"
         assert self.rules.lanes[self.lane(preemptor)].can_preempt
         assert victim.state == "admitted"
@@ -188,12 +188,12 @@ class Model:
         victim.state = "victim"
         assert self.free(preemptor) + 1 > 0, "the slot does not help"
 
-    def _reject(self, one: Known, decision: Decision) -> None:
+    def _reject(self, one: ModelRequest, decision: Decision) -> None:
         assert one.state in ("new", "queued", "awaiting")
         assert decision.retry_after is not None
         assert decision.retry_after > 0
         one.state = "left"
 
-    def _cancel(self, one: Known, decision: Decision) -> None:
+    def _cancel(self, one: ModelRequest, decision: Decision) -> None:
         assert one.waits
         one.state = "left"

@@ -1,4 +1,4 @@
-"""A core driven by hand: times in seconds and requests by name, decisions as short lines to compare with."""
+"""A core driven by hand: times in seconds, requests by name, decisions as short lines to compare with."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ BASE = {
 
 
 def classes(said: dict[str, Any] | None = None, **given: dict[str, float]) -> AdmissionConfig:
-    """The base of SMG's recorded scenarios: nobody reserves, 8 may wait, 20 s at most, system and interactive may preempt;
-    what is `given` per class; and what else is `said` in the section."""
+    """Return the base of SMG's recorded scenarios: no reservations, 8 may wait, 20 s at most, system and interactive may
+    preempt. `given` changes classes, and `said` other keys of the section."""
     entries = {c.label: {**BASE, "can_preempt": c >= INTERACTIVE, **given.get(c.label, {})} for c in PriorityClass}
     return msgspec.convert({"mode": "priority", "classes": entries, **(said or {})}, AdmissionConfig)
 
 
 class Timeline:
-    """One core with the pool `m`. Every input is followed by `check_fit()`."""
+    """One core with the pool `m`. Every input is followed by `check()`."""
 
     def __init__(self, slots: int, said: dict[str, Any] | None = None, **given: dict[str, float]) -> None:
         self.core = Admission(classes(said, **given), {"m": slots})
         self._names: list[str] = []
         self.last: list[Decision] = []
-        """What the last input was answered with."""
+        """The decisions on the last input."""
 
     def submit(
         self, at: float, name: str, k: PriorityClass = DEFAULT, pool: str = "m", tenant: str = "", cost: int = 1

@@ -1,4 +1,4 @@
-"""Flow control written down naively: one list of waiters, looked through anew for every decision."""
+"""A naive model of flow control: one list of waiting requests, searched anew for every decision."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Waiter:
 
 @dataclass
 class FlowModel:
-    """`limits`: the keys of `flow_control`, all of them."""
+    """`limits` has all keys of `flow_control`."""
 
     limits: dict[str, Any]
     instances: int
     waiting: list[Waiter] = field(default_factory=list)
-    """As they came."""
+    """In the order of arrival."""
     in_flight: set[int] = field(default_factory=set)
     queued: int = 0
-    """In the wait queue of each instance."""
+    """Requests in the wait queue of each instance."""
     turns: dict[int, str] = field(default_factory=dict)
     """By band, the tenant that was served last."""
     tick: int | None = None
@@ -56,7 +56,7 @@ class FlowModel:
         return self.let_in() if self.limits["dispatch"] == "all" else []
 
     def advance(self, now: int) -> list[str]:
-        """Everything up to `now`, one instant after another."""
+        """Do everything that is due by `now`, one instant after another."""
         said = []
         while (due := self.due()) is not None and due <= now:
             ttl = self.limits["request_ttl_us"]
@@ -102,7 +102,7 @@ class FlowModel:
         return said
 
     def next(self, entered: int) -> Waiter | None:
-        """After so many have gone in at this instant, whom the queues of the instances do not show yet."""
+        """Return the next request after `entered` others at this instant, which the queues of the instances do not show yet."""
         candidates = []
         for i, priority in enumerate(BANDS):
             ceiling = 1 - i * (1 - self.limits["usage_limit_threshold"]) / (len(BANDS) - 1)

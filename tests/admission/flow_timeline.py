@@ -15,18 +15,18 @@ from maitred.core.units import from_ms, to_ms
 
 
 def flow_config(keys: dict[str, Any] | None = None, **flow: Any) -> AdmissionConfig:
-    """`keys` of the section, and those of `flow_control`."""
+    """Return a configuration with `keys` of the section, and those of `flow_control`."""
     return msgspec.convert({"mode": "flow-control", "flow_control": flow, **(keys or {})}, AdmissionConfig)
 
 
 class FlowTimeline:
-    """One core with the pool `m` over `instances`, which hold what it lets in. Every input is followed by `check_fit()`."""
+    """One core with the pool `m` over `instances`, which hold what it admits. Every input is followed by `check()`."""
 
     def __init__(self, keys: dict[str, Any] | None = None, *, instances: int = 1, **flow: Any) -> None:
         self.waiting = [0] * instances
-        """In the wait queue of each instance, as the next looks will have it."""
+        """Requests in the wait queue of each instance, as the next loads show them."""
         self.hidden = 0
-        """How many of those in flight no instance shows yet."""
+        """How many requests in flight no instance shows yet."""
         self.looks = 0
         self.log: list[bytes] = []
         self.core: Admission = RecordedAdmission(flow_config(keys, **flow), {"m": 64}, DecisionLog(self.log.append), self._look)

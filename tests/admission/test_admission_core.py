@@ -104,7 +104,7 @@ def test_ends_are_told_apart() -> None:
 
 
 def test_a_slot_that_frees_at_the_deadline_comes_too_late() -> None:
-    """What is due by now is settled first, whether or not the driver's timer has fired."""
+    """Everything that is due is settled first, whether or not the driver's timer has fired."""
     t = Timeline(1, default={"queue_timeout_secs": 1})
     t.submit(0, "held")
     t.submit(0, "late")
@@ -194,7 +194,7 @@ def test_a_reload_keeps_slots_and_places() -> None:
     for name in ("b1", "b2", "b3"):
         t.submit(0, name, BULK)
 
-    # fewer may wait: those who do stay, nobody joins
+    # fewer may wait: the requests that wait stay, and no other joins
     assert t.reconfigure(1, interactive={"reserved_floor": 1}, bulk={"queue_size": 1}) == []
     assert t.submit(1, "b4", BULK) == ["b4 reject queue_full"]
     # the reservation goes: its slot is free at once

@@ -1,4 +1,4 @@
-"""What comes from outside: the class in a header, the keys of the configuration, a log to run again."""
+"""Inputs from outside: the class in a header, the keys of the configuration, a log to run again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admission policies: who is turned away before he asks for a slot, in every mode, with hand-computed numbers."""
+"""Admission policies: requests that are refused before they ask for a slot, in every mode, with hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def config(**keys: Any) -> AdmissionConfig:
     return msgspec.convert({**OFF, **keys}, AdmissionConfig)
 
 
-class Door:
-    """A core with the pool `m`; every input is followed by `check_fit()`."""
+class PolicyTimeline:
+    """A core with the pool `m`; every input is followed by `check()`."""
 
     def __init__(self, slots: int = 4, **keys: Any) -> None:
         self.log: list[bytes] = []
@@ -54,14 +54,14 @@ class Door:
 
 
 def test_by_default_nobody_is_refused() -> None:
-    door = Door()
+    door = PolicyTimeline()
     assert not door.core.reads_load
     assert [door.says() for _ in range(3)] == ["admit"] * 3
     assert config().admits_all
 
 
 def test_reject_all_refuses_everybody_and_counts_them_by_class() -> None:
-    door = Door(policy="reject-all")
+    door = PolicyTimeline(policy="reject-all")
 
     assert door.says(priority_class=PriorityClass.BULK) == "reject_all"
     assert door.says(slo="critical") == "reject_all"
@@ -73,7 +73,7 @@ def test_reject_all_refuses_everybody_and_counts_them_by_class() -> None:
 
 def test_the_token_bucket_counts_tokens_of_prompts() -> None:
     """100 tokens, 10 more per second."""
-    door = Door(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=10)
+    door = PolicyTimeline(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=10)
 
     assert door.says(0, prompt_tokens=60) == "admit"  # leaves 40
     short = door.ask(0, prompt_tokens=50)
@@ -86,10 +86,10 @@ def test_the_token_bucket_counts_tokens_of_prompts() -> None:
 
 
 def test_a_prompt_larger_than_the_bucket_is_not_told_to_come_back() -> None:
-    door = Door(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=10)
-    never = Door(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=0)
+    door = PolicyTimeline(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=10)
+    never = PolicyTimeline(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=0)
 
-    assert door.says(0, prompt_tokens=100) == "admit"  # the bucket is empty now, and that is not what matters
+    assert door.says(0, prompt_tokens=100) == "admit"  # the bucket is empty now, which makes no difference
     assert door.says(0, prompt_tokens=100) == "token_bucket"  # as large as the bucket is not too large
     too_large = door.ask(0, prompt_tokens=101)
     assert (too_large.reason, too_large.retry_after) == ("prompt_too_large", None)
@@ -103,7 +103,7 @@ def test_a_prompt_larger_than_the_bucket_is_not_told_to_come_back() -> None:
 
 def test_tier_shed_lets_the_urgent_in_while_an_instance_is_loaded() -> None:
     """Loaded: waiting + running + in flight above 10 in one of them."""
-    door = Door(policy="tier-shed", tier_shed_threshold=10)
+    door = PolicyTimeline(policy="tier-shed", tier_shed_threshold=10)
     at_it = FleetLoad((InstanceLoad(in_flight=5, waiting=2, running=3), InstanceLoad()))
     above = FleetLoad((InstanceLoad(), InstanceLoad(in_flight=5, waiting=3, running=3)))
 
@@ -111,7 +111,7 @@ def test_tier_shed_lets_the_urgent_in_while_an_instance_is_loaded() -> None:
     assert door.says(slo="background", load=at_it) == "admit"
     assert door.says(slo="background", load=EMPTY_LOAD) == "admit"
     assert [door.says(slo=slo, load=above) for slo in SLO_PRIORITIES] == ["admit", "admit", *["tier_shed"] * 3]
-    assert Door(policy="tier-shed", tier_shed_min_priority=4).says(slo="standard", load=above) == "tier_shed"
+    assert PolicyTimeline(policy="tier-shed", tier_shed_min_priority=4).says(slo="standard", load=above) == "tier_shed"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_tier_shed_lets_the_urgent_in_while_an_instance_is_loaded() -> None:
     ],
 )
 def test_gaie_legacy_sheds_what_can_be_shed_while_the_fleet_is_saturated(instances: list[InstanceLoad], says: str) -> None:
-    door = Door(policy="gaie-legacy", gaie_qd_threshold=4, gaie_kv_threshold=0.5)
+    door = PolicyTimeline(policy="gaie-legacy", gaie_qd_threshold=4, gaie_kv_threshold=0.5)
 
     assert door.says(slo="sheddable", load=FleetLoad(instances)) == says
     assert door.says(slo="standard", load=FleetLoad(instances)) == "admit"
@@ -133,7 +133,7 @@ def test_gaie_legacy_sheds_what_can_be_shed_while_the_fleet_is_saturated(instanc
 
 def test_a_tenant_over_its_budget_gets_no_more_sheddable_work_in() -> None:
     """Half of four slots: over it with three."""
-    door = Door(slots=4, tenant_budgets={"a": 0.5})
+    door = PolicyTimeline(slots=4, tenant_budgets={"a": 0.5})
 
     assert [door.says(slo="batch", tenant="a") for _ in range(4)] == ["admit"] * 3 + ["tenant_budget"]
     assert door.says(slo="standard", tenant="a") == "admit"
@@ -144,7 +144,7 @@ def test_a_tenant_over_its_budget_gets_no_more_sheddable_work_in() -> None:
 
 
 def test_budgets_follow_the_slots_and_outlive_a_reload() -> None:
-    door = Door(slots=4, tenant_budgets={"a": 0.5})
+    door = PolicyTimeline(slots=4, tenant_budgets={"a": 0.5})
     for _ in range(3):
         door.ask(slo="batch", tenant="a")
 
@@ -159,7 +159,7 @@ def test_budgets_follow_the_slots_and_outlive_a_reload() -> None:
 
 
 def test_a_budget_comes_after_the_policy_below_it() -> None:
-    door = Door(slots=2, tenant_budgets={"a": 0.0}, policy="tier-shed")
+    door = PolicyTimeline(slots=2, tenant_budgets={"a": 0.0}, policy="tier-shed")
 
     assert door.core.reads_load
     assert door.says(slo="batch", tenant="a", load=FleetLoad((InstanceLoad(in_flight=1),))) == "tier_shed"
@@ -167,7 +167,7 @@ def test_a_budget_comes_after_the_policy_below_it() -> None:
 
 @pytest.mark.parametrize("mode", ["off", "legacy", "priority", "flow-control"])
 def test_a_policy_stands_before_every_mode(mode: str) -> None:
-    door = Door(mode=mode, policy="token-bucket", token_bucket_capacity=10, token_bucket_refill_rate=0)
+    door = PolicyTimeline(mode=mode, policy="token-bucket", token_bucket_capacity=10, token_bucket_refill_rate=0)
     busy = FleetLoad((InstanceLoad(),))
 
     assert [door.says(prompt_tokens=n, load=busy) for n in (11, 10, 1)] == ["prompt_too_large", "admit", "token_bucket"]
@@ -175,7 +175,7 @@ def test_a_policy_stands_before_every_mode(mode: str) -> None:
 
 def test_a_reload_that_does_not_concern_the_policy_leaves_the_bucket_as_it_is() -> None:
     keys: Any = {"policy": "token-bucket", "token_bucket_capacity": 10, "token_bucket_refill_rate": 0}
-    door = Door(**keys)
+    door = PolicyTimeline(**keys)
     door.ask(prompt_tokens=10)
 
     door.core.reconfigure(config(**keys, mode="priority"), 0)
@@ -185,13 +185,13 @@ def test_a_reload_that_does_not_concern_the_policy_leaves_the_bucket_as_it_is() 
 
 
 def test_a_policy_of_ones_own_is_named_by_its_place() -> None:
-    door = Door(policy="policies_of_ones_own:ShortPrompts")
+    door = PolicyTimeline(policy="outside_policies:ShortPrompts")
 
     assert [door.says(prompt_tokens=n) for n in (100, 101)] == ["admit", "policy"]
 
 
 def test_a_refusal_has_a_reason_of_its_own_and_is_counted_by_it() -> None:
-    door = Door(policy="policies_of_ones_own:AtMost(10)")
+    door = PolicyTimeline(policy="outside_policies:AtMost(10)")
     assert [door.says(prompt_tokens=n) for n in (10, 11)] == ["admit", "too_many_tokens"]
     rejected = door.ask(prompt_tokens=12)
     told = door.core.refusal(rejected)
@@ -215,10 +215,10 @@ def test_a_refusal_that_cannot_be_said(said: dict[str, Any], complaint: str) -> 
 
 
 def test_parameters_are_written_behind_the_name() -> None:
-    door = Door(policy="token-bucket(rate=0, capacity=30)")
+    door = PolicyTimeline(policy="token-bucket(rate=0, capacity=30)")
     assert [door.says(prompt_tokens=n) for n in (20, 20, 10)] == ["admit", "token_bucket", "admit"]
-    # what is written there goes before BLIS's keys, which say the rest
-    door = Door(policy="token-bucket(0)", token_bucket_capacity=30, token_bucket_refill_rate=1e6)
+    # parameters behind the name take precedence over BLIS's keys, which give the others
+    door = PolicyTimeline(policy="token-bucket(0)", token_bucket_capacity=30, token_bucket_refill_rate=1e6)
     assert [door.says(secs, prompt_tokens=20) for secs in (0, 1)] == ["admit", "token_bucket"]
     assert list(config(policy="tier-shed(threshold=9)", token_bucket_capacity=30).ineffective_keys()) == [
         "token_bucket_capacity has no effect: the policy is tier-shed(threshold=9), not token-bucket"
@@ -261,7 +261,7 @@ def test_what_a_ticket_says_of_a_request() -> None:
 
 
 def test_a_log_with_loads_runs_again_byte_for_byte() -> None:
-    door = Door(policy="gaie-legacy", tenant_budgets={"a": 0.1})
+    door = PolicyTimeline(policy="gaie-legacy", tenant_budgets={"a": 0.1})
     for n in range(12):
         load = FleetLoad((InstanceLoad(waiting=n, kv_usage=n / 12),))
         door.ask(n, "batch" if n % 2 else "critical", load, tenant="ab"[n % 3 == 0], prompt_tokens=n)
@@ -318,7 +318,7 @@ def test_what_has_no_effect_is_said(keys: dict[str, Any], words: str) -> None:
 
 def test_a_refill_that_nobody_lives_to_see_promises_nothing() -> None:
     for rate in (1e-310, 1e-9):
-        door = Door(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=rate)
+        door = PolicyTimeline(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=rate)
         door.ask(prompt_tokens=100)
 
         assert door.ask(prompt_tokens=100).retry_after is None
@@ -326,7 +326,7 @@ def test_a_refill_that_nobody_lives_to_see_promises_nothing() -> None:
 
 def test_a_reload_that_does_not_concern_the_policy_leaves_it_what_it_remembers() -> None:
     bucket = {"policy": "token-bucket", "token_bucket_capacity": 100, "token_bucket_refill_rate": 0}
-    door = Door(**bucket)
+    door = PolicyTimeline(**bucket)
     door.ask(prompt_tokens=60)
 
     door.core.reconfigure(config(**bucket, slo_targets={"critical": 5}, tenant_budgets={"a": 1.0}), 0)
@@ -336,7 +336,7 @@ def test_a_reload_that_does_not_concern_the_policy_leaves_it_what_it_remembers()
 
 
 def test_a_reload_counts_anew_what_tenants_with_budgets_hold() -> None:
-    door = Door(4, tenant_budgets={"a": 0.25})
+    door = PolicyTimeline(4, tenant_budgets={"a": 0.25})
     for _ in range(2):
         assert door.says(slo="batch", tenant="a") == "admit"
     for targets in ({}, {"critical": 5}):
@@ -360,7 +360,7 @@ class Broken(AdmissionPolicy):
     [("nonsense", "unknown admission policy 'nonsense'"), (f"{__name__}:Broken", "cannot be made: RuntimeError: no licence")],
 )
 def test_a_policy_that_cannot_be_had_changes_nothing(policy: str, what: str) -> None:
-    door = Door(1, mode="priority")
+    door = PolicyTimeline(1, mode="priority")
     door.ask()
 
     with pytest.raises(ConfigError, match=what):
@@ -372,7 +372,7 @@ def test_a_policy_that_cannot_be_had_changes_nothing(policy: str, what: str) -> 
 
 @pytest.mark.parametrize("key", ["slo_priorities", "slo_targets"])
 def test_former_names_of_slo_classes_are_no_keys(key: str) -> None:
-    """A request that names `interactive` is `standard`: what is said of `interactive` would be said of nobody."""
+    """A request that names `interactive` is of the class `standard`: a key `interactive` would hold for no request."""
     with pytest.raises(msgspec.ValidationError, match=f"{key}: the SLO class interactive is called standard now"):
         config(**{key: {"interactive": 7}})
 

@@ -1,4 +1,4 @@
-"""What holds whatever happens, in any order: driven by Hypothesis against a model that keeps its own, naive books."""
+"""Properties that hold for any inputs in any order: driven by Hypothesis against a model with naive counts of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
-from admission_model import Model
+from admission_model import AdmissionModel
 from admission_timeline import classes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ SPANS = (0, 1, MILLISECOND, 3 * MILLISECOND, 20 * MILLISECOND, 60 * MILLISECOND)
 
 
 def any_config(seed: int, *, tokens: bool = True) -> AdmissionConfig:
-    """One of all that could be. By a seed: to draw each of its forty values would cost more than all the rest."""
+    """Return one of all possible configurations, by a seed: drawing each of its forty values would cost more than the test."""
     draw = Random(f"{seed}/config")
     entries = {
         c.label: {
@@ -73,16 +73,16 @@ def configs(*, tokens: bool = True) -> st.SearchStrategy[AdmissionConfig]:
 
 
 class AnyOrder:
-    """Every decision is checked against the model when it comes; `check_fit()` and the sums after every step."""
+    """Every decision is checked against the model when it comes; `check()` and the sums after every step."""
 
     def __init__(self, config: AdmissionConfig) -> None:
         self.now: Micros = 0
         capacities = dict.fromkeys(POOLS, 3)
         self.core = Admission(config, capacities)
-        self.model = Model(config, capacities)
+        self.model = AdmissionModel(config, capacities)
 
     def step(self, verb: str, n: int, span: Micros) -> None:
-        """What `n` means, the verb knows: it is spread over all that there is to choose."""
+        """Do what `verb` says; `n` is spread over all that there is to choose."""
         self.now += span
         self.model.decided(self.core.advance(self.now))
         due = self.core.next_deadline()
@@ -91,9 +91,9 @@ class AnyOrder:
         match verb:
             case "submit":
                 self.submit(POOLS[n % 2], PriorityClass(kind), TENANTS[n // 2 % 4])
-            case "release" if self.model.everybody:
+            case "release" if self.model.requests:
                 self.release(n, kind)
-            case "first_byte" if self.model.everybody:
+            case "first_byte" if self.model.requests:
                 self.first_byte(n)
             case "resize":
                 self.resize(POOLS[n % 2], n // 2 % 7)
@@ -102,12 +102,12 @@ class AnyOrder:
         self.balanced()
 
     def submit(self, pool: str, k: PriorityClass, tenant: str) -> None:
-        number = len(self.model.everybody)
+        number = len(self.model.requests)
         self.model.came(number, pool, k, tenant, self.now)
         decisions = self.core.submit(Ticket(number, pool, k, tenant), self.now)
         assert decisions[-1].subject == number
         own, others = decisions[-1], decisions[:-1]
-        if own.action is Action.ADMIT:  # its tenant may have reached its limit by that, and lets others in
+        if own.action is Action.ADMIT:  # its tenant may have reached its limit by that, so that others pass
             assert {d.action for d in others} <= {Action.ADMIT}
             self.model.decided([own, *others])
         else:
@@ -115,14 +115,14 @@ class AnyOrder:
             self.model.decided(decisions)
 
     def release(self, n: int, kind: int) -> None:
-        """Mostly a victim, else one who is here; or anyone who ever came. Victims are let go as such, mostly."""
-        everybody = self.model.everybody
-        n, whom = divmod(n, 5)
-        here = [one.number for one in everybody.values() if one.holds or one.waits]
-        victims = [number for number in here if everybody[number].state == "victim"]
-        among = (victims if whom > 1 else []) or (here if whom else []) or list(everybody)
+        """Release a victim mostly, else a request that is there, or one that ever came. Victims are mostly released as such."""
+        requests = self.model.requests
+        n, choice = divmod(n, 5)
+        here = [one.number for one in requests.values() if one.holds or one.waits]
+        victims = [number for number in here if requests[number].state == "victim"]
+        among = (victims if choice > 1 else []) or (here if choice else []) or list(requests)
         leaver = among[n % len(among)]
-        was, end = everybody[leaver].state, ENDS[kind % 3]
+        was, end = requests[leaver].state, ENDS[kind % 3]
         if was == "victim" and kind:
             end = ReleaseReason.SLOT_PREEMPTED
         self.model.released(leaver, end, self.now)
@@ -130,10 +130,10 @@ class AnyOrder:
         assert decisions == [] or was != "left"
         self.model.decided(decisions)
         if was in ("queued", "awaiting"):
-            assert everybody[leaver].state == "left"
+            assert requests[leaver].state == "left"
 
     def first_byte(self, n: int) -> None:
-        one = self.model.everybody[n % len(self.model.everybody)]
+        one = self.model.requests[n % len(self.model.requests)]
         if not one.waits:
             shown = self.core.first_byte(one.number, self.now)
             assert shown == (one.state in ("admitted", "shown"))
@@ -150,17 +150,17 @@ class AnyOrder:
 
     def balanced(self) -> None:
         self.core.check()
-        holding = sum(one.holds for one in self.model.everybody.values())
-        waiting = sum(one.waits for one in self.model.everybody.values())
+        holding = sum(one.holds for one in self.model.requests.values())
+        waiting = sum(one.waits for one in self.model.requests.values())
         books = [totals for of_model in self.core._pools.counters.values() for totals in of_model]
         assert (holding, waiting) == (sum(t.in_flight for t in books), sum(t.waiting for t in books))
 
     def end(self) -> None:
-        """Everybody leaves, twice."""
+        """Release all requests, twice."""
         views = [self.core.view(pool) for pool in self.core.pool_names]
-        here = [one for one in self.model.everybody.values() if one.state != "left"]
+        here = [one for one in self.model.requests.values() if one.state != "left"]
         assert len(here) == sum(view.in_flight + view.waiting for view in views)
-        for number in self.model.everybody:
+        for number in self.model.requests:
             self.core.release(number, ReleaseReason.CLIENT_GONE, self.now)
             self.core.release(number, ReleaseReason.CLIENT_GONE, self.now)
         self.core.check()
@@ -202,7 +202,7 @@ Event = tuple[str, int, int, Micros]
 verbs = ("submit", "submit", "submit", "release", "release", "preempted", "first_byte", "resize", "advance", "reconfigure")
 event = st.tuples(st.sampled_from(verbs), st.integers(0, 30), st.integers(0, 3), st.sampled_from(SPANS))
 events = st.lists(event, min_size=10, max_size=60)
-"""20 on average: without a least size it would be 5."""
+"""20 on average: without a smallest size it would be 5."""
 
 
 def drive(

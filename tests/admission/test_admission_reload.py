@@ -1,4 +1,4 @@
-"""What a reload must not disturb: who is newest, how much of a rate is used up, who comes first."""
+"""What a reload must not disturb: which request is newest, how much of a rate is used up, which tenant is next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two accounts that are kept in fractions: tokens of a rate, and promotions."""
+"""The two counts that are kept in fractions: tokens of a rate, and promotions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds in every mode, under every policy, and when one takes over from another: driven by Hypothesis."""
+"""Properties that hold in every mode, under every policy, and across a reload: driven by Hypothesis."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ VERBS = (*["submit"] * 4, *["release"] * 2, "preempted", "first_byte", "resize",
 EVENTS = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 59), st.sampled_from(SPANS)), min_size=20, max_size=40)
 
 
-class World:
-    """Two instances behind both models, which show who is in flight as soon as he is, and a driver that does as it is told."""
+class CoreAndFleet:
+    """Two instances behind both models, which show requests as soon as they are in flight, and a driver that obeys."""
 
     def __init__(self, config: AdmissionConfig, log: DecisionLog) -> None:
         self.core = RecordedAdmission(config, {"m": 2, "n": 1}, log, self._look)
@@ -125,8 +125,8 @@ class World:
 
 def played(
     config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[tuple[str, int, int]], log: DecisionLog
-) -> World:
-    world = World(config, log)
+) -> CoreAndFleet:
+    world = CoreAndFleet(config, log)
     for verb, n, span in happened:
         world.now += span
         world.act(verb, n, later)

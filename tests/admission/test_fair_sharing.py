@@ -1,4 +1,4 @@
-"""Start-time fair queueing: how far apart two tenants who both wait can get, and what may not put anyone ahead or behind."""
+"""Start-time fair queueing: how far apart two waiting tenants can get, and what must not put a tenant ahead or behind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from maitred.core.request import PriorityClass
 BULK = PriorityClass.BULK
 
 
-class Line:
-    """One queue driven by hand. `turn` is what the core would have given."""
+class QueueTimeline:
+    """One queue driven by hand."""
 
     def __init__(self, weights: dict[str, float] | None = None) -> None:
         self.queue = LaneQueue(SequenceNumbers(), {"w": 1.0} if weights is None else weights)
@@ -53,7 +53,7 @@ def test_two_who_both_wait_are_served_alike_but_for_one_request_each(
 ) -> None:
     """In every interval in which both wait: |served a / weight a - served b / weight b| ≤ largest a / weight a + largest b /
     weight b (Goyal, Vin and Cheng 1996)."""
-    line = Line(given_weights)
+    line = QueueTimeline(given_weights)
     left: dict[str, list[int]] = {"a": [], "b": [], "c": []}
     served = dict.fromkeys("abc", 0.0)
     largest = dict.fromkeys("abc", 0.0)
@@ -79,7 +79,7 @@ def test_two_who_both_wait_are_served_alike_but_for_one_request_each(
 
 def test_a_small_step_counts_however_far_the_others_are() -> None:
     """In floats 1e12 + 1e-6 is 1e12: there w and o would take turns, whatever their weights."""
-    line = Line({"l": 1e-6, "w": 1e6, "o": 1e5})
+    line = QueueTimeline({"l": 1e-6, "w": 1e6, "o": 1e5})
     for _ in range(3):
         line.push("l", 1_000_000)
     line.serve(2)
@@ -91,7 +91,7 @@ def test_a_small_step_counts_however_far_the_others_are() -> None:
 
 
 def test_a_request_that_costs_nothing_counts_as_one() -> None:
-    line = Line()
+    line = QueueTimeline()
     for _ in range(10):
         line.push("f", cost=0)
         line.push("o")
@@ -100,8 +100,8 @@ def test_a_request_that_costs_nothing_counts_as_one() -> None:
 
 
 def test_one_who_comes_back_moves_neither_its_tenant_nor_the_clock() -> None:
-    """a is far ahead, by one large request; one of it comes back and goes first. c, who comes then, is not put behind b."""
-    line = Line()
+    """a is far ahead, by one large request; one of its requests comes back and goes first. c joins then, and is not behind b."""
+    line = QueueTimeline()
     line.push("a", cost=100)
     line.push("a")
     for _ in range(20):
@@ -117,7 +117,7 @@ def test_one_who_comes_back_moves_neither_its_tenant_nor_the_clock() -> None:
 
 def test_what_tenants_owe_is_kept_of_so_many_of_them() -> None:
     """A flood of tenants with one request each leaves no trace of each of them."""
-    line = Line()
+    line = QueueTimeline()
     line.push("stays", cost=10**9)
     line.push("stays")
     line.serve()
@@ -153,7 +153,7 @@ def test_a_number_that_is_used_again_is_not_taken_for_the_one_who_had_it() -> No
 
 
 def test_one_who_comes_back_at_once_owes_what_it_was_just_given() -> None:
-    line = Line()
+    line = QueueTimeline()
     for _ in range(20):
         line.push("a")
     line.push("b", cost=10)

@@ -19,7 +19,7 @@ def test_who_finds_the_fleet_saturated_waits_until_somebody_has_left() -> None:
 
     assert t.submit(0, "a") == ["a admit slot_free"]
     assert t.submit(1, "b") == ["b queue saturated"]
-    assert t.due() is None  # requests in flight change by what the core is told: nobody need look at the clock
+    assert t.due() is None  # only inputs change what is in flight: no timer is needed
     assert t.release(5, "a") == ["b admit slot_free"]
     assert t.release(9, "b") == []
 
@@ -50,13 +50,13 @@ def test_all_that_may_go_in_do_and_count_at_once_before_an_instance_shows_them()
 
 
 def test_one_at_a_time_for_each_arrival_and_each_tick() -> None:
-    """BLIS: at most one request per attempt, and an attempt at each arrival and every ms while somebody waits."""
+    """BLIS: at most one request per attempt, and an attempt at each arrival and every ms while requests wait."""
     t = FlowTimeline({"flavour": "blis"}, **ONE)
     t.submit(0, "a")
     t.submit(0.3, "b")
     t.submit(0.4, "c")
 
-    assert t.due() == 1  # one ms after the first attempt, not after the first who waits
+    assert t.due() == 1  # one ms after the first attempt, not after the first request that waits
     assert t.release(0.5, "a") == []  # a release is no attempt
     assert t.advance(1) == ["b admit slot_free"]
     assert t.advance(2) == []
@@ -187,12 +187,12 @@ def test_queue_shedding_makes_room_by_the_newest_of_the_lowest_that_can_be_shed(
     for name, slo in (("x1", "sheddable"), ("x2", "sheddable"), ("b1", "batch"), ("s1", "standard")):
         t.submit(1, name, slo)
 
-    assert t.submit(2, "x3", "sheddable") == ["x3 reject queue_full"]  # nobody is below it
+    assert t.submit(2, "x3", "sheddable") == ["x3 reject queue_full"]  # no request is below it
     assert t.submit(3, "c1", "critical") == ["x2 reject displaced c1", "c1 queue saturated"]
     assert t.submit(4, "b2", "batch") == ["x1 reject displaced b2", "b2 queue saturated"]
     assert t.submit(5, "s2") == ["b2 reject displaced s2", "s2 queue saturated"]
     assert t.submit(6, "s3") == ["b1 reject displaced s3", "s3 queue saturated"]
-    assert t.submit(7, "c2", "critical") == ["c2 reject queue_full"]  # who waits now cannot be shed
+    assert t.submit(7, "c2", "critical") == ["c2 reject queue_full"]  # the request that waits now cannot be shed
     assert t.release(8, "x2") == []  # it has left
 
 
@@ -327,7 +327,7 @@ BY_DEADLINE: Any = {**ONE, "dispatch_order": "slo-deadline"}
 
 
 def order(t: FlowTimeline, first: str, count: int) -> str:
-    """Who goes in, one after another, when `first` and then each of them leaves."""
+    """Return which requests enter, one after another, when `first` and then each of them leaves."""
     names = [first]
     for ms in range(count):
         names.append(t.release(100 + ms, names[-1])[0].split()[0])
@@ -335,7 +335,7 @@ def order(t: FlowTimeline, first: str, count: int) -> str:
 
 
 def test_by_deadline_all_tenants_compete_but_in_blis_the_oldest_request_first_chooses_the_tenant() -> None:
-    """BLIS: the flow whose head came first; within it, who is due first. Of y nobody is looked at before x has nobody older."""
+    """BLIS: the flow whose head came first; within it, the request that is due first. y waits until x has no older request."""
     waiters = (("x1", "x", 90.0), ("y1", "y", 5.0), ("x2", "x", 20.0), ("y2", "y", None))
     orders = []
     for flavour in ("maitred", "blis"):

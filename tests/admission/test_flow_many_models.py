@@ -1,4 +1,4 @@
-"""Flow control of several models on one fleet: the bound is one of instances, whoever is sent there."""
+"""Flow control of several models on one fleet: the bound is one of instances, for all models together."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from maitred.core.units import from_ms, to_ms
 
 
 class SharedFleet:
-    """A core over instances that serve several models (`serving`: model to instances). Names begin with their model's. Who was
-    let in is shown by an instance when it is `sent` there."""
+    """A core over instances that serve several models (`serving`: model to instances). Names begin with their model's. An
+    admitted request is shown by an instance when it is `sent` there."""
 
     def __init__(self, serving: Mapping[str, Sequence[int]], keys: dict[str, Any] | None = None, **flow: Any) -> None:
         self.serving = serving
@@ -58,7 +58,7 @@ class SharedFleet:
         return FleetLoad(tuple(InstanceLoad(shown.count(i), index=i) for i in self.serving[model]))
 
     def _obey(self, decisions: Iterable[Decision]) -> str:
-        """What was decided, but that who has just come waits."""
+        """Return what was decided, without the newcomer's own `queue`."""
         self.core.check()
         said = []
         for d in decisions:
@@ -80,7 +80,7 @@ def test_one_who_leaves_makes_room_for_one_of_any_model_and_not_for_one_of_each(
         f.sent(name, 0)
     assert [f.submit(1, name) for name in ("m3", "n1", "m4", "n2")] == [""] * 4
 
-    assert f.release(2, "m1") == "m3 admit"  # it came first
+    assert f.release(2, "m1") == "m3 admit"  # it arrived first
     f.sent("m3", 0)
     assert f.release(3, "m2") == "n1 admit"  # which leaves an m, and came before m4
 

@@ -1,4 +1,4 @@
-"""Flow control decides as the naive model does, whatever comes; and its log runs again byte for byte."""
+"""Flow control decides as the naive model does, for any inputs; and its log runs again byte for byte."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ INPUTS = st.lists(
 )
 
 
-class Both:
-    """The core and the model, told the same. Two instances show who is in flight as soon as he is; how many wait in them, an
-    input of its own says."""
+class CoreAndModel:
+    """The core and the model, given the same inputs. Two instances show requests as soon as they are in flight; an input
+    of its own says how many wait in them."""
 
     def __init__(self, limits: dict[str, Any]) -> None:
         self.core = FlowTimeline(instances=2, **limits)
@@ -84,7 +84,7 @@ class Both:
 @settings(max_examples=300)
 @given(LIMITS, INPUTS)
 def test_flow_control_decides_as_the_naive_model_does(limits: dict[str, Any], inputs: list[tuple[str, int, int]]) -> None:
-    both = Both(limits)
+    both = CoreAndModel(limits)
     for given_input in inputs:
         both.act(*given_input)
 

@@ -1,4 +1,4 @@
-"""Without classes: one limit for all, a rate, or nothing; and moving between the modes while requests are here."""
+"""Without classes: one limit for all, a rate, or nothing; and changes of the mode while requests are there."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_retry_after_follows_how_fast_the_queue_moves() -> None:
 
     assert t.submit(6, "overflow") == ["overflow reject queue_full"]
     assert t.last[0].retry_after == 8_000_000
-    # it keeps moving at that speed: the promise was right to the microsecond
+    # it keeps moving at that speed: the estimate was right to the microsecond
     for n, name in enumerate(("r3", "r4", "new0", "new1")):
         t.release(8 + 2 * n, name)
     errors = t.of(DEFAULT).retry_after_error
@@ -161,11 +161,11 @@ def test_retry_after_has_a_floor_and_a_ceiling() -> None:
     t = Timeline(1, default={"queue_size": 2, "queue_timeout_secs": 7}, bulk={"queue_size": 0})
     t.submit(0, "held")
     t.submit(0, "b", BULK)
-    assert t.last[0].retry_after == 1_000_000  # nobody waits there: nothing is known
+    assert t.last[0].retry_after == 1_000_000  # none waits there: nothing is known
     t.submit(0, "d0")
     t.submit(0, "d1")
     t.submit(3, "d2")
-    assert t.last[0].retry_after == 6_000_000  # two wait, and nobody has moved in 3 s: one of them every 3 s at best
+    assert t.last[0].retry_after == 6_000_000  # two wait, and none has moved in 3 s: one of them every 3 s at best
     t.submit(6, "again")
     assert t.last[0].retry_after == 7_000_000  # and never more than one may wait
     t.release(6, "held")
@@ -195,7 +195,7 @@ def test_a_reload_does_not_fill_the_bucket() -> None:
 
 
 def test_a_reload_keeps_what_is_known_of_the_queues_speed() -> None:
-    """One per second leaves a queue of 2: after a reload, too, a promise is about 2 s, and the score is kept."""
+    """One per second leaves a queue of 2: after a reload, too, an estimate is about 2 s, and the score is kept."""
     t = Timeline(1, default={"queue_size": 2})
     for n in range(3):
         t.submit(100, f"r{n}")

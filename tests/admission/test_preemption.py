@@ -1,4 +1,4 @@
-"""Preemption: who must go, whose the slot is then, and what becomes of the victim."""
+"""Preemption: which request is the victim, which gets its slot, and what becomes of the victim."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_s11_lowest_class_first_newest_first_and_then_the_queue() -> None:
     assert t.submit(0.1, "vip1", INTERACTIVE)[0] == "bulk_old preempt higher_class vip1"
     assert t.submit(0.1, "vip2", INTERACTIVE)[0] == "default preempt higher_class vip2"
     assert t.submit(0.1, "vip3", INTERACTIVE) == ["vip3 queue no_slot"]
-    # each slot goes to whom it was taken for, in whatever order they come
+    # each slot goes to the preemptor that it was taken for, in whatever order they come
     assert t.release(0.11, "default", ReleaseReason.SLOT_PREEMPTED) == ["vip2 admit victim_gone default"]
     assert t.release(0.12, "bulk_new", ReleaseReason.SLOT_PREEMPTED) == ["vip0 admit victim_gone bulk_new"]
     assert t.release(0.13, "bulk_old", ReleaseReason.SLOT_PREEMPTED) == ["vip1 admit victim_gone bulk_old"]
@@ -76,7 +76,7 @@ def test_nobody_preempts_his_own_or_a_higher_class() -> None:
 
 
 def test_nobody_is_killed_for_a_slot_that_would_not_help() -> None:
-    """After a shrink the pool is above its capacity: a victim's slot would be nobody's."""
+    """After a shrink the pool is above its capacity: a victim's slot would be of no use."""
     t = Timeline(3)
     for name in ("a", "b", "c"):
         t.submit(0, name, BULK)
@@ -233,7 +233,7 @@ def test_the_one_preempted_last_is_tried_again_first_and_both_before_newcomers()
 
 
 def test_a_preemptor_that_queues_late_is_rejected_when_its_own_time_is_up() -> None:
-    """`late` came first and queued second, for its victim did not leave in time."""
+    """`late` came first and queued second, because its victim did not leave in time."""
     t = Timeline(1, {"preemption_budget_ms": 5000})
     t.submit(0, "victim", BULK)
     t.submit(1, "late", INTERACTIVE)
@@ -256,7 +256,7 @@ def test_a_budget_longer_than_the_timeout_ends_in_the_order_of_time() -> None:
 
 
 def test_the_newest_is_the_victim_also_after_a_reload() -> None:
-    """All within one instant; `first` got its slot after `second`, for its tenant was at its limit."""
+    """All within one instant; `first` got its slot after `second`, because its tenant was at its limit."""
     said = {"tenant_policies": {"auth:a": {"max_in_flight": 1}}}
     t = Timeline(2, said)
     t.submit(0, "a0", BULK, tenant="auth:a")

@@ -173,7 +173,7 @@ def test_pressure(capacity: int, in_flight: int, waiting: int, pressure: float) 
         t.resize(0, in_flight)
         for _ in range(waiting):
             t.submit(0, f"r{next(names)}")
-    if capacity > in_flight:  # as at the instant at which the sampler looks, before the dispatcher has
+    if capacity > in_flight:  # as at the instant of SMG's sampler, before its dispatcher runs
         t.core._pools.by_name["m"].slots.capacity = capacity
     else:
         t.resize(0, capacity)

@@ -1,4 +1,4 @@
-"""Starvation: who has waited too long may go first, within bounds."""
+"""Starvation: requests that have waited too long may go first, within bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants: how many of one may be in flight or wait, and how they share a class."""
+"""Tenants: how many requests of one may be in flight or wait, and how tenants share a class."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_only_so_many_of_a_tenant_may_wait() -> None:
 
 
 def serve(t: Timeline, running: str, count: int) -> str:
-    """One slot, handed on `count` times: the first letters of who got it."""
+    """Return the first letters of the requests that get one slot, which is handed on `count` times."""
     order = ""
     for n in range(count):
         (line,) = t.release(10 + n, running)
@@ -104,7 +104,7 @@ def test_without_weights_it_is_first_come_first_served() -> None:
 
 
 def test_weights_share_a_class_in_proportion() -> None:
-    """a has weight 2, b none, which is 1: two to one, whoever came first."""
+    """a has weight 2, b none, which is 1: two to one, in whatever order they came."""
     t = Timeline(1, policies(a={"weight": 2}), default=LARGE)
     flood(t, b=20, a=20)
 
@@ -196,7 +196,7 @@ def test_when_one_who_needs_much_leaves_the_queue_others_find_room() -> None:
 def test_one_larger_than_all_there_is_has_all_there_is() -> None:
     t = Timeline(2, {"slot_cost": "tokens", "slot_tokens": 100}, interactive={"reserved_floor": 1, "can_preempt": False})
 
-    assert t.submit(0, "huge", cost=5000) == ["huge admit slot_free"]  # the 100 tokens that bulk's likes can reach
+    assert t.submit(0, "huge", cost=5000) == ["huge admit slot_free"]  # the 100 tokens that bulk can reach
     assert t.submit(0, "i", INTERACTIVE, cost=100) == ["i admit slot_free"]
     assert t.submit(0, "d", cost=1) == ["d queue no_slot"]
 
@@ -232,7 +232,7 @@ def test_and_once_it_has_reached_it_in_the_same_model() -> None:
 
 
 def test_a_tenant_preempts_no_more_than_it_may_have() -> None:
-    """Two at once, one slot allowed: the second of them kills nobody, for it could not have the slot."""
+    """Two at once, one slot allowed: the second of them preempts no request, because it could not have the slot."""
     t = Timeline(2, policies(a={"max_in_flight": 1}))
     t.submit(0, "b0", BULK)
     t.submit(0, "b1", BULK)

@@ -1,4 +1,4 @@
-"""An admission policy as somebody outside would write it."""
+"""Admission policies as users outside this project write them."""
 
 from __future__ import annotations
 
