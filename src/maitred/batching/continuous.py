@@ -166,14 +166,14 @@ class ContinuousBatch:
         return contexts
 
     def run_steps(self, steps: int) -> None:
-        """`steps` steps have ended: advance the decoding sequences."""
+        """Advance the decoding sequences by `steps` steps, which have ended."""
         self._blocks.run_steps(steps)
         self.step_index += steps
         self.context_tokens += self.num_decodes * steps
 
     def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
-        """The chunks of `plan` are computed. Return the sequences whose prompt is complete: each has emitted one token more,
-        and decodes from now on."""
+        """Count the chunks of `plan`, which are computed. Return the sequences whose prompt is complete: each has emitted one
+        token more, and decodes from now on."""
         complete: list[SequenceState] = []
         for chunk in plan.chunks:
             seq = chunk.seq

@@ -38,21 +38,21 @@ class UnseenArrivals:
         return len(self._sequences)
 
     def add(self, seq: SequenceState, seen_at: Micros, *, is_idle: bool) -> None:
-        """`seq` arrives, and is seen at `seen_at`: when the step in progress ends. `is_idle`: no step is in progress."""
+        """Keep `seq` until it is seen at `seen_at`, when the step in progress ends. `is_idle`: no step is in progress."""
         seq.queued_at = seen_at
         self._sequences[seq.request.id] = seq
         if is_idle and not self._batch.running:
             self._reveal_all()  # arrivals while the batch was full are before it
 
     def before_planning(self, now: Micros) -> None:
-        """A step that begins at `now` is about to be planned."""
+        """Reveal what was known when the step that begins at `now` was planned, which is about to be done."""
         if self._batch.running:
             self.reveal_before(now)
         else:
             self._reveal_all()  # nothing ran, so nothing was planned ahead
 
     def after_planning(self) -> bool:
-        """The plan is made, so what happened in the step before is known from now on. Return whether anything had happened."""
+        """Reveal what has happened in the step before, after the plan was made without it. Return whether anything has."""
         if not (self._sequences or self._batch.pending_free_slots):
             return False
         self._reveal_all()

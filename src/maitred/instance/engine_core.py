@@ -82,11 +82,11 @@ class CompletionHeap(LazyHeap[tuple[int, int, int, SequenceState]]):
         return seq.is_decoding and seq.decode_origin_step == entry[2]
 
     def add(self, seq: SequenceState, step: int) -> None:
-        """`seq`, which has just begun to decode, completes after `step`."""
+        """Note that `seq`, which has just begun to decode, completes after `step`."""
         heappush(self._heap, (step, seq.admission_index, seq.decode_origin_step, seq))
 
     def postpone(self, seq: SequenceState, step: int) -> None:
-        """`seq`, whose origin step is about to be one later, completes after `step` instead."""
+        """Note that `seq`, whose origin step is about to be one later, completes after `step` instead."""
         heappush(self._heap, (step, seq.admission_index, seq.decode_origin_step + 1, seq))
         self._num_stale += 1  # not `mark_stale`: the entry is live until the origin step changes
 
@@ -258,7 +258,7 @@ class EngineCore:
         run.shape = self._spread_shape(run.plan) if self._is_spread_aware else self.batch.batch_shape(run.plan)
 
     def discard_rest(self, run: StepRun) -> None:
-        """The steps of `run` that are not counted yet have not begun: plan them anew."""
+        """Plan anew the steps of `run` that are not counted yet, which have not begun."""
         self.run, self.next_start = None, run.starts_at
 
     def commit_run(self, run: StepRun) -> None:
@@ -339,7 +339,7 @@ class EngineCore:
                 self.itl_log.on_decode_start(seq.request.id)
 
     def _pause(self, stalled: Sequence[SequenceState], time: Micros) -> None:
-        """`stalled` decode and have stood still in the step that has ended, which took `time`. They complete a step later."""
+        """Note that decoding sequences have stood still in the step that has ended, so they complete a step later."""
         for seq in stalled:
             seq.stall_time += time
             self._completions.postpone(seq, seq.decode_origin_step + self._output_lengths[seq.request.id] + 1)

@@ -66,7 +66,7 @@ class ItlLog:
             self.stretch_times.append(time)
 
     def on_decode_start(self, request_id: RequestId) -> None:
-        """A request decodes from the next step on. Raises ConfigError for an id of more than 64 bits."""
+        """Begin an interval: a request decodes from the next step on. Raises ConfigError for an id of more than 64 bits."""
         self._last_bucket = _NO_BUCKET
         self._open_intervals[request_id] = len(self.end_stretches)
         try:
@@ -78,12 +78,12 @@ class ItlLog:
         self.end_stretches.append(stretch)
 
     def on_decode_end(self, request_id: RequestId) -> None:
-        """A request does not decode from the next step on."""
+        """End the interval of a request, which does not decode from the next step on."""
         self._last_bucket = _NO_BUCKET
         self.end_stretches[self._open_intervals.pop(request_id)] = len(self.stretch_steps)
 
     def add_pause(self, request_id: RequestId, gap: Micros) -> None:
-        """A request stood still between two tokens, which came `gap` µs after each other."""
+        """Add a pause of a request between two tokens, which came `gap` µs after each other."""
         self.paused_request_ids.append(request_id)
         self.pauses.append(gap)
 

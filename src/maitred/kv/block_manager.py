@@ -61,7 +61,7 @@ class BlockManager:
         self.free -= blocks
 
     def start_decode(self, tokens: int) -> None:
-        """A sequence that holds `tokens` tokens decodes from the next step on."""
+        """Count a sequence that holds `tokens` tokens among those that decode, from the next step on."""
         self._num_decodes += 1
         self._openings_by_phase[(self._phase - tokens) % self.block_size] += 1
 
@@ -90,7 +90,7 @@ class BlockManager:
         return opened
 
     def run_steps(self, steps: int) -> None:
-        """The decoding sequences make `steps` steps and take the blocks that they open."""
+        """Make `steps` steps: the decoding sequences take the blocks that they open."""
         self.free -= self._openings_by_phase[self._phase] if steps == 1 else self.decode_blocks(steps)
         self._phase = (self._phase + steps) % self.block_size
 

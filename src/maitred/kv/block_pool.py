@@ -177,7 +177,7 @@ class BlockPool(PrefixCache[RunLock]):
         self._release(lock, 0)
 
     def release_private(self, lock: RunLock, num_full: int, block_hashes: Callable[[], Sequence[int]]) -> None:
-        """`block_hashes` are not needed: content that no request asks for is only counted."""
+        """Free all blocks of `lock`; see the base. Content that no request asks for is only counted, without its hashes."""
         self._take_private(lock, num_full)
         self._release(lock, num_full)
 
@@ -325,7 +325,7 @@ class BlockPool(PrefixCache[RunLock]):
         return True
 
     def _drop_duplicate(self, block_hash: int, run: BlockRun) -> None:
-        """`run` is not a further copy of the block any more."""
+        """Remove `run` from the further copies of the block."""
         copies = self._duplicates[block_hash]
         copies.remove(run)
         if not copies:

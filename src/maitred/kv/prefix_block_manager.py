@@ -112,7 +112,8 @@ class PrefixBlockManager(BlockManager):
             seq.num_cached_tokens = hit.num_blocks * self.block_size
 
     def fill(self, seq: SequenceState, tokens: int) -> None:
-        """The first `tokens` tokens of `seq` are computed when the step about to run has ended. Their blocks are reserved."""
+        """Assign reserved blocks to `seq` for its first `tokens` tokens, which the step about to run completes, and commit the full
+        ones."""
         content = self._blocks_of(seq)
         lock = self._assigned_lock(content, self.blocks_for(tokens))
         self._commit(lock, content.block_hashes[: min(tokens // self.block_size, content.num_known)])
@@ -144,7 +145,7 @@ class PrefixBlockManager(BlockManager):
         self.free = self.cache.free
 
     def forget(self, seq: SequenceState) -> None:
-        """`seq` has ended and will not come back."""
+        """Drop what is known of `seq`, which has ended."""
         self._sequence_blocks.pop(seq.request.id, None)
 
     def apply_evictions(self) -> None:

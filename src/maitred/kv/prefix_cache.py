@@ -205,7 +205,7 @@ class PrefixCache(ABC, Generic[L]):
                 listener.on_stored(block_hash)
 
     def _notify_removed(self, block_hashes: Sequence[int]) -> None:
-        """`block_hashes` are in the order in which a prefix loses them: its end first."""
+        """Tell the listeners of blocks that are gone, in the order in which a prefix loses them: its end first."""
         for listener in self._listeners:
             for block_hash in block_hashes:
                 listener.on_removed(block_hash)

@@ -90,7 +90,7 @@ class EvictableLeaves(LazyHeap[tuple[Rank, int, int, RadixNode]]):
         return entry[2] == entry[3].heap_entry
 
     def add(self, node: RadixNode) -> None:
-        """`node` was used, is no longer locked, or has lost a child: if it can be evicted, give it its present rank."""
+        """Give `node` its present rank, if it can be evicted: it was used, is no longer locked, or has lost a child."""
         if node.children or node.num_locks or not node.parent:
             return
         self.remove(node)
@@ -99,7 +99,7 @@ class EvictableLeaves(LazyHeap[tuple[Rank, int, int, RadixNode]]):
         self.push_entry((self._rank(node), node.last_used, node.heap_entry, node))
 
     def remove(self, node: RadixNode) -> None:
-        """`node` cannot be evicted, at least for now."""
+        """Remove `node`, which cannot be evicted for now, if it is here."""
         if node.heap_entry:
             node.heap_entry = 0
             self.mark_stale()
@@ -219,7 +219,7 @@ class RadixCache(PrefixCache[RadixLock]):
             node = node.parent
 
     def release_private(self, lock: RadixLock, num_full: int, block_hashes: Callable[[], Sequence[int]]) -> None:
-        """In a tree every block has its place, and so a hash."""
+        """Commit the full blocks, since in a tree every block has its place and so a hash, and free all blocks of `lock`."""
         if num_full:
             self.commit_blocks(lock, block_hashes())
         self.release(lock)
@@ -270,7 +270,7 @@ class RadixCache(PrefixCache[RadixLock]):
             raise InvariantError("radix tree: other leaves would be evicted than those that can be")
 
     def _nodes(self) -> Iterator[RadixNode]:
-        """All nodes but the root."""
+        """Yield all nodes but the root."""
         stack = list(self._root.children.values())
         while stack:
             node = stack.pop()
@@ -328,7 +328,7 @@ class RadixCache(PrefixCache[RadixLock]):
         return leaf
 
     def _count_hit(self, node: RadixNode, lock: RadixLock) -> None:
-        """`lock` commits the prefix that ends in `node`."""
+        """Count that `lock` commits the prefix that ends in `node`, in all nodes of it that have not counted the lock yet."""
         while node.parent:
             if node.end_position > lock.num_counted_hits:
                 node.hits += 1
@@ -362,7 +362,7 @@ class RadixCache(PrefixCache[RadixLock]):
 
 
 def _path_to_root(node: RadixNode) -> Iterator[RadixNode]:
-    """`node` and its parents, without the root."""
+    """Yield `node` and its parents, without the root."""
     while node.parent:
         yield node
         node = node.parent

@@ -126,7 +126,7 @@ class BlisBatch(ContinuousBatch):
         return allocated
 
     def _stall(self, seqs: list[SequenceState]) -> None:
-        """`seqs` get nothing in this step."""
+        """Let `seqs` stand still in this step."""
         self._stalled = [seq for seq in seqs if seq.is_decoding]
         for seq in self._stalled:
             self._kv.pause_decode(self._owned_tokens(seq))

@@ -100,18 +100,18 @@ class BlisBlockManager(PrefixBlockManager):
         return False
 
     def try_relieve(self) -> bool:
-        """A sequence runs alone and lacks blocks. Return whether waiting sequences have released some."""
+        """Try to find blocks for a sequence that runs alone and lacks them. Return whether waiting ones have released some."""
         return False
 
     def on_step_end(self, running: Iterable[tuple[SequenceState, int]]) -> None:
-        """A step has ended. `running`: its sequences in the order of admission, with the tokens that they own."""
+        """Note that a step has ended. `running`: its sequences in the order of admission, with the tokens that they own."""
 
     def take_fetch_time(self) -> Micros:
         """Return the µs that the step about to be planned takes longer for what was fetched for it."""
         return 0
 
     def pause_decode(self, tokens: int) -> None:
-        """A decoding sequence that owns `tokens` tokens stands still, until `start_decode`."""
+        """Let a decoding sequence that owns `tokens` tokens stand still, until `start_decode`."""
         self._num_decodes -= 1
         self._openings_by_phase[(self._phase - tokens) % self.block_size] -= 1
 
@@ -131,7 +131,7 @@ class BlisBlockManager(PrefixBlockManager):
         super().release_prefilling(seq, tokens - self.unowned_tokens(seq))
 
     def keep_for_return(self, seq: SequenceState) -> None:
-        """Nothing: its answer is lost."""
+        """Do nothing: the answer of a preempted sequence is lost."""
 
     def _has_known_content(self, seq: SequenceState) -> bool:
         """Return whether the blocks of `seq` hold what its tokens are."""

@@ -155,7 +155,7 @@ class BlisPool(PrefixCache[BlisLock]):
         self._release(lock, 0)
 
     def release_private(self, lock: BlisLock, num_full: int, block_hashes: Callable[[], Sequence[int]]) -> None:
-        """`block_hashes` are not needed: content that no request asks for is only counted."""
+        """Free all blocks of `lock`; see the base. Content that no request asks for is only counted, without its hashes."""
         self._take_private(lock, num_full)
         self._release(lock, num_full)
 
@@ -222,7 +222,7 @@ class BlisPool(PrefixCache[BlisLock]):
             raise InvariantError("KV blocks: the index is not what the copies say")
 
     def _forget_copy(self, copy: int) -> None:
-        """`copy` has left the free list and loses its content. Its block is forgotten, even if another copy answers for it."""
+        """Drop the content of `copy`, which has left the free list. The block is forgotten even if another copy answers for it."""
         block_hash = self._hash_by_copy.pop(copy)
         if self._copy_by_hash.pop(block_hash, None) is not None:
             self._notify_removed((block_hash,))

@@ -199,7 +199,7 @@ class TieredBlockManager(BlisBlockManager):
                 self.free = self._pool.free
 
     def _set_computed(self, seq: SequenceState, computed: int) -> None:
-        """`computed` tokens of `seq` will be computed when the step has ended."""
+        """Note that `computed` tokens of `seq` will be computed when the step has ended."""
         self._unowned[seq.request.id] = computed - self._owned_tokens[seq.request.id]
 
     def _block_hash(self, seq: SequenceState, before: int, start: int) -> int:
