@@ -240,8 +240,8 @@ class Instance:
             self._reopen_boundary(now)
 
     def _reopen_boundary(self, now: Micros) -> None:
-        """Plan anew the step of the run in progress that would begin at `now`: it has not begun yet, even if an observer has had
-        the steps before it counted."""
+        """Plan anew the step of the run in progress that would begin at `now`: it has not begun yet, even if the steps before
+        it have been counted for an observer."""
         run = self._core.run
         if run is not None and run.partially_committed and run.starts_at == now:
             self._core.discard_rest(run)

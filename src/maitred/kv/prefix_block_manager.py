@@ -112,8 +112,8 @@ class PrefixBlockManager(BlockManager):
             seq.num_cached_tokens = hit.num_blocks * self.block_size
 
     def fill(self, seq: SequenceState, tokens: int) -> None:
-        """Assign reserved blocks to `seq` for its first `tokens` tokens, which the step about to run completes, and commit the full
-        ones."""
+        """Assign reserved blocks to `seq` for its first `tokens` tokens, which the step about to run completes. Commit the
+        full ones."""
         content = self._blocks_of(seq)
         lock = self._assigned_lock(content, self.blocks_for(tokens))
         self._commit(lock, content.block_hashes[: min(tokens // self.block_size, content.num_known)])

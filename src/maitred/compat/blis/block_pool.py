@@ -222,7 +222,7 @@ class BlisPool(PrefixCache[BlisLock]):
             raise InvariantError("KV blocks: the index is not what the copies say")
 
     def _forget_copy(self, copy: int) -> None:
-        """Drop the content of `copy`, which has left the free list. The block is forgotten even if another copy answers for it."""
+        """Drop the content of `copy`, which has left the free list. The block is forgotten even if another copy answers."""
         block_hash = self._hash_by_copy.pop(copy)
         if self._copy_by_hash.pop(block_hash, None) is not None:
             self._notify_removed((block_hash,))
