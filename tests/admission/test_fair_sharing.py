@@ -100,7 +100,7 @@ def test_a_request_that_costs_nothing_counts_as_one() -> None:
 
 
 def test_one_who_comes_back_moves_neither_its_tenant_nor_the_clock() -> None:
-    """a is far ahead, by one large request; one of its requests comes back and goes first. c joins then, and is not behind b."""
+    """a is far ahead, by one large request; one of its requests comes back and goes first. c joins then, not behind b."""
     line = QueueTimeline()
     line.push("a", cost=100)
     line.push("a")

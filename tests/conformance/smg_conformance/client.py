@@ -1,7 +1,7 @@
 """One request on a connection of its own, and exactly what came back: also nothing at all, or half an answer.
 
-Written by hand where a client library would mend what is to be seen: repeated headers, spaces around a value, one latin-1 byte,
-a connection that is closed without a byte. Answers are parsed by httptools.
+Written by hand, because a client library would correct what is to be seen: repeated headers, spaces around a value, one latin-1
+byte, a connection that is closed without a byte. Answers are parsed by httptools.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 async def begin(exchange: Exchange, url: str, wanted: Wanted) -> asyncio.Task[None]:
-    """Send it. The task ends with its answer. Raises OSError if nobody listens."""
+    """Send a request. The task ends with its answer. Raises OSError if the port does not listen."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     exchange.sent_at = asyncio.get_running_loop().time()
@@ -96,7 +96,7 @@ async def begin(exchange: Exchange, url: str, wanted: Wanted) -> asyncio.Task[No
 
 
 async def ask(url: str, wanted: Wanted, name: str = "") -> Exchange:
-    """Send it and wait for the end. Raises OSError if nobody listens, TimeoutError."""
+    """Send a request and wait for the end. Raises OSError if the port does not listen, TimeoutError."""
     exchange = Exchange(name)
     async with asyncio.timeout(ANSWER_SECS):
         await (await begin(exchange, url, wanted))

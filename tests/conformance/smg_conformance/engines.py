@@ -62,7 +62,7 @@ class Journal:
         self._changed = asyncio.Event()
 
     def change(self) -> None:
-        """Wake everybody who waits for something."""
+        """Wake all tasks that wait for something."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -200,7 +200,7 @@ class Engine:
 
 
 def answer_of(orders: Orders) -> dict[str, Any]:
-    """What an engine answers; it says that it comes from there, and to whom."""
+    """Return the answer of an engine; it says that it comes from an engine, and for which request."""
     if orders.status != 200:
         return {"error": {"type": "engine_error", "code": "mock", "message": f"as {orders.name} asked", "param": None}}
     message = {"role": "assistant", "content": orders.name}

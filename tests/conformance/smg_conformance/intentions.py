@@ -1,10 +1,10 @@
 """What is wanted of a defect, where it is said in words: each phrase with what it comes to when it is checked.
 
 at least one slot reachable for every class   every request is answered 200, and a slot is unreserved
-protect a promoted request                    somebody was promoted, nobody preempted, every request is answered 200
+protect a promoted request                    a request was promoted, none preempted, every request is answered 200
 bound promotions                              promotions are at most 2 + a quarter of those that queued
 count (once, every outcome)                   as many outcomes are counted as requests were sent
-never (silent, empty, zero bytes)             who is not served reads a whole answer that says so
+never (silent, empty, zero bytes)             a request that is not served gets a whole answer that says so
 per model                                     no engine has more than it reported, no idle one's model waits
 """
 
@@ -43,7 +43,7 @@ def _every_class_reachable(record: Record) -> Iterator[Failure]:
 def _promoted_protected(record: Record) -> Iterator[Failure]:
     yield from _all_served(record)
     if not record.metrics.total(Selector("starvation_promotion_total")):
-        yield Failure("expected that somebody is promoted, got nobody")
+        yield Failure("expected that a request is promoted, got none")
     preempted = record.metrics.total(Selector("preemption_total"))
     if preempted:
         yield Failure(f"expected no preemption, got {preempted:g}")

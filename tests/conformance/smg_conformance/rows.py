@@ -138,30 +138,30 @@ def _headers(row: RequestRow, config: Config, tenant: str | None) -> list[tuple[
         values = row.header if isinstance(row.header, list) else [row.header]
         return [(row.header_name, value) for value in values if value is not None]
     text = re.sub(r"\s*\([^()]*\)", "", row.request).strip()
-    said = re.fullmatch(r"(?P<who>.+?)(?: asks (?P<class>\w+)| no (?:prio |priority )?header)?", text)
+    said = re.fullmatch(r"(?P<identity>.+?)(?: asks (?P<class>\w+)| no (?:prio |priority )?header)?", text)
     assert said is not None  # it takes any text
-    headers = [header for who in said["who"].split(" + ") for header in _identity(who, row, config)]
+    headers = [header for identity in said["identity"].split(" + ") for header in _identity(identity, row, config)]
     if tenant is not None:
         headers = [(name, tenant if name == TENANT_HEADER else value) for name, value in headers]
     return headers + ([("x-smg-priority", said["class"])] if said["class"] else [])
 
 
-def _identity(who: str, row: RequestRow, config: Config) -> Iterator[tuple[str, str]]:
-    key = config.tenant_api_keys.get(who.removesuffix(" key"))
-    header = re.fullmatch(r"header (.+)", who)
+def _identity(identity: str, row: RequestRow, config: Config) -> Iterator[tuple[str, str]]:
+    key = config.tenant_api_keys.get(identity.removesuffix(" key"))
+    header = re.fullmatch(r"header (.+)", identity)
     if key is not None:
         yield ("authorization", f"Bearer {key}")
-    elif who == "shared key" and config.api_key:
+    elif identity == "shared key" and config.api_key:
         yield ("authorization", f"Bearer {config.api_key}")
-    elif who == "wrong key":
+    elif identity == "wrong key":
         yield ("authorization", "Bearer wrong")
     elif header is not None:
         yield (TENANT_HEADER, header[1])
-    elif who == "empty tenant header":
+    elif identity == "empty tenant header":
         yield (TENANT_HEADER, "")
-    elif who == "unknown tenant":
+    elif identity == "unknown tenant":
         yield (TENANT_HEADER, (row.clamp or {}).get("tenant", "header:nobody").removeprefix("header:"))
-    elif who not in ("ip", "no key"):
+    elif identity not in ("ip", "no key"):
         raise CannotCheck(f"the request {row.request!r}")
 
 

@@ -68,7 +68,7 @@ async def _play(raw: msgspec.Raw | bytes, base: Base, turns: Turns) -> Result:
         failures = await _attempt(read_scenario(raw), base, turns, details)
     except CannotCheck as error:
         failures = [Failure(f"cannot check: {error}")]
-    except Exception as error:  # a file may say what nobody thought of, and the other scenarios are still to be played
+    except Exception as error:  # a file may have any content, and the other scenarios are still to be played
         failures = [Failure(f"cannot check: {type(error).__name__}: {error}")]
         details += traceback.format_exc().splitlines()
     return Result(unread.id, unread.title, unread.kind, failures, time.monotonic() - begun, details=details)

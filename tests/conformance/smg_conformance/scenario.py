@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 
-class CannotCheck(Exception):  # noqa: N818  (what it is, and not whose fault)
+class CannotCheck(Exception):  # noqa: N818  (an outcome, not an error of the program)
     """A scenario says something that the runner does not understand."""
 
 

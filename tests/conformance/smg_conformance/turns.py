@@ -1,7 +1,7 @@
-"""Who may do what at the same time, so that scenarios played side by side do not disturb each other.
+"""What may happen at the same time, so that scenarios played side by side do not disturb each other.
 
-To start a gateway takes a processor for most of a second, and a timeline tells tenths of a second apart. So gateways start
-together, and only when the last of them is up do timelines begin; the next ones start when those have ended.
+Starting a gateway takes a processor for most of a second, and a timeline distinguishes tenths of a second. So gateways start
+together, and timelines begin only when the last of them is up. The next gateways start when these timelines have ended.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Be one of those under way."""
+        """Play as one of those under way."""
         async with self._free:
             yield
 
     @contextlib.asynccontextmanager
     async def all_places(self) -> AsyncIterator[None]:
-        """Be under way alone, after all who were there before."""
+        """Play alone, after all scenarios that were under way before."""
         async with self._alone, contextlib.AsyncExitStack() as stack:
             for _ in range(self._places):
                 await stack.enter_async_context(self._free)
@@ -49,16 +49,16 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def starting(self) -> AsyncIterator[None]:
-        async with self._while_nobody_is(_Doing.PLAYING, _Doing.STARTING), self._starts:
+        async with self._while_none_is(_Doing.PLAYING, _Doing.STARTING), self._starts:
             yield
 
     @contextlib.asynccontextmanager
     async def playing(self) -> AsyncIterator[None]:
-        async with self._while_nobody_is(_Doing.STARTING, _Doing.PLAYING):
+        async with self._while_none_is(_Doing.STARTING, _Doing.PLAYING):
             yield
 
     @contextlib.asynccontextmanager
-    async def _while_nobody_is(self, other: _Doing, own: _Doing) -> AsyncIterator[None]:
+    async def _while_none_is(self, other: _Doing, own: _Doing) -> AsyncIterator[None]:
         async with self._changed:
             await self._changed.wait_for(lambda: not self._now[other])
             self._now[own] += 1
