@@ -114,7 +114,7 @@ def free_slot(n: int) -> Steps:
         yield len(tickets)
         for ticket in tickets:
             core.submit(ticket, loaded.now)
-            core.first_byte(ticket.id, loaded.now)
+            core.confirm_first_byte(ticket.id, loaded.now)
             core.release(ticket.id, ReleaseReason.DRAINED, loaded.now)
         yield 0
 
@@ -204,7 +204,7 @@ def preempting(n: int) -> Steps:
     for number in range(2 * n):
         loaded.enter(loaded.ticket(PriorityClass.BULK))
         if number % 2:
-            core.first_byte(loaded.held[-1], loaded.now)
+            core.confirm_first_byte(loaded.held[-1], loaded.now)
     while True:
         loaded.fill(n, (loaded.ticket(PriorityClass.BULK) for _ in count()))
         urgent = [loaded.ticket(PriorityClass.SYSTEM) for _ in range(batch(n))]
@@ -224,7 +224,7 @@ def no_victim(n: int) -> Steps:
     core = loaded.core
     loaded.fill(n, (loaded.ticket(PriorityClass.BULK) for _ in count()))
     for request_id in loaded.held:
-        core.first_byte(request_id, loaded.now)
+        core.confirm_first_byte(request_id, loaded.now)
     while True:
         urgent = [loaded.ticket(PriorityClass.SYSTEM) for _ in range(batch(n))]
         yield len(urgent)

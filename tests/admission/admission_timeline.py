@@ -48,7 +48,7 @@ class Timeline:
         return self._lines(self.core.submit(ticket, from_seconds(at)))
 
     def first_byte(self, at: float, name: str) -> bool:
-        return self.core.first_byte(self._names.index(name), from_seconds(at))
+        return self.core.confirm_first_byte(self._names.index(name), from_seconds(at))
 
     def release(self, at: float, name: str, end: ReleaseReason = ReleaseReason.DRAINED) -> list[str]:
         return self._lines(self.core.release(self._names.index(name), end, from_seconds(at)))

@@ -50,7 +50,7 @@ class FlowTimeline:
         return self._lines(self.core.advance(from_ms(ms)))
 
     def first_byte(self, ms: float, name: str) -> bool:
-        return self.core.first_byte(self._names.index(name), from_ms(ms))
+        return self.core.confirm_first_byte(self._names.index(name), from_ms(ms))
 
     def reconfigure(self, ms: float, config: AdmissionConfig) -> list[str]:
         return self._lines(self.core.reconfigure(config, from_ms(ms)))

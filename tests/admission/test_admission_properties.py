@@ -135,7 +135,7 @@ class AnyOrder:
     def first_byte(self, n: int) -> None:
         one = self.model.requests[n % len(self.model.requests)]
         if not one.waits:
-            shown = self.core.first_byte(one.number, self.now)
+            shown = self.core.confirm_first_byte(one.number, self.now)
             assert shown == (one.state in ("admitted", "shown"))
             if shown:
                 one.state = "shown"
@@ -228,7 +228,7 @@ def drive(
             case "first_byte" if ticket:
                 said += core.advance(now)
                 if ticket.state not in (TicketState.QUEUED, TicketState.AWAITING):
-                    core.first_byte(n, now)
+                    core.confirm_first_byte(n, now)
             case "resize":
                 said += core.resize(POOLS[n % 2], k, now)
             case "advance":

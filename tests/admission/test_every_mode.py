@@ -83,7 +83,7 @@ class CoreAndFleet:
             case "first_byte" if n < len(self.tickets):
                 self.advance()
                 if self.tickets[n].state not in (TicketState.QUEUED, TicketState.AWAITING):
-                    self.core.first_byte(n, self.now)
+                    self.core.confirm_first_byte(n, self.now)
             case "resize":
                 self.obey(self.core.resize(POOLS[n % 2], n % 5, self.now))
             case "busy":

@@ -1,6 +1,6 @@
 """Admission: which requests may be in flight now.
 
-One core for the gateway and for the simulator: a plain state machine that is given inputs (`submit`, `first_byte`,
+One core for the gateway and for the simulator: a plain state machine that is given inputs (`submit`, `confirm_first_byte`,
 `release`, `resize`, `reconfigure`, and time) and answers with decisions. Each model has a pool of slots of its own.
 Inside a pool a request is admitted if a slot is free for its class; else it may take the slot of a victim of a lower
 class; else it waits in the queue of its class; else it is rejected.

@@ -139,7 +139,11 @@ def _check_non_negative(config: msgspec.Struct, *keys: str) -> None:
 
 
 class ClassConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a configuration says of one class; null: the value of the flavour. Raises ValueError for a value out of range."""
+    """What a configuration says of one class; null: the value of the flavour. Raises ValueError for a value out of range.
+
+    These keys have no flags: they are written in YAML, or as `MAITRED_ADMISSION__CLASSES__BULK__QUEUE_SIZE=8` in the
+    environment. The flag `--queue-timeout-secs` is that of `admission.legacy`, which has no classes.
+    """
 
     reserved_floor: int | None = None
     """Slots held back from lower classes while this class does not use them."""

@@ -217,7 +217,7 @@ class Admission:
             settled += self._due_events.dispatch_past_limited(decisions, now)
         return [*settled, *decisions] if settled else decisions
 
-    def first_byte(self, request_id: RequestId, now: Micros) -> bool:
+    def confirm_first_byte(self, request_id: RequestId, now: Micros) -> bool:
         """Ask whether the first byte of a response may be sent.
 
         Returns True if so: then the request is never a victim. Returns False if it is one, or has left: then nothing of

@@ -61,9 +61,9 @@ class RecordedAdmission(Admission):
         what = {name: getattr(ticket, name) for name in _LOGGED_TICKET_FIELDS}
         return self._record("submit", now, decisions, **what, **{"class": ticket.priority_class.label}, load=load)
 
-    def first_byte(self, request_id: RequestId, now: Micros) -> bool:
+    def confirm_first_byte(self, request_id: RequestId, now: Micros) -> bool:
         self._record("first_byte", now, (), id=request_id)
-        return super().first_byte(request_id, now)
+        return super().confirm_first_byte(request_id, now)
 
     def release(self, request_id: RequestId, release_reason: ReleaseReason, now: Micros) -> Sequence[Decision]:
         return self._record("release", now, super().release(request_id, release_reason, now), id=request_id, end=release_reason)
@@ -112,7 +112,7 @@ def _decode_ticket(entry: dict[str, Any]) -> Ticket:
 
 _REPLAYERS: Final[Mapping[str, Callable[[RecordedAdmission, dict[str, Any]], object]]] = {
     "submit": lambda core, e: core.submit(_decode_ticket(e), e["at"], msgspec.convert(e["load"], FleetLoad)),
-    "first_byte": lambda core, e: core.first_byte(e["id"], e["at"]),
+    "first_byte": lambda core, e: core.confirm_first_byte(e["id"], e["at"]),
     "release": lambda core, e: core.release(e["id"], ReleaseReason(e["end"]), e["at"]),
     "resize": lambda core, e: core.resize(e["pool"], e["capacity"], e["at"]),
     "reconfigure": lambda core, e: core.reconfigure(_decode_config(e), e["at"]),

@@ -2,6 +2,11 @@
 
 A tenant has an account if the configuration limits it: `max_in_flight` and `max_queued` (in mode `priority`), or a
 budget, which is a share of all slots (in every mode).
+
+An account spans the pools of all models. Where its limit is asked (`at_limit`): for a newcomer (`priority`), for the
+requests that wait (`queues`), for preemptors (`preemption`). A tenant at its limit must not block the requests behind its
+own, so its queue leaves the serving order. It comes back when a request of the tenant ends, in any pool: the pool itself
+(`SlotPool`) and, through the core, the others (`dispatch_other_pools`) then call `unblock_tenant`.
 """
 
 from __future__ import annotations

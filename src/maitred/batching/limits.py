@@ -32,7 +32,7 @@ class PreemptionPolicy(Enum):
     """Which sequence is preempted when KV blocks run out."""
 
     LAST_ADMITTED = "fcfs"
-    """The sequence that was admitted last."""
+    """The sequence that was admitted last. The value is vLLM's word: under first come, first served the last one gives way."""
     LOWEST_PRIORITY = "priority"
     """The sequence with the lowest priority; of equals the one that arrived last, and then that was admitted last (BLIS)."""
 

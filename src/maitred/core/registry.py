@@ -117,8 +117,8 @@ class Registry(Generic[T]):
     def get(self, spec: str, defaults: Mapping[Any, Any] | None = None) -> Factory[T]:
         """Return what makes the policies that `spec` describes: the class itself where there are no parameters to give.
 
-        Parameters of the types in `defaults` have these values where the spec leaves them out. Raises ConfigError for whatever
-        is wrong with the name or its parameters.
+        Parameters of the types in `defaults` have these values where the spec leaves them out. One policy is made, to check the
+        parameters, and thrown away. Raises ConfigError for whatever is wrong with the name or its parameters.
         """
         return self._of(parse_spec(spec, self.kind), self.defaults if defaults is None else defaults)
 

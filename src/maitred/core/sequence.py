@@ -49,7 +49,7 @@ class SequenceState:
     scheduled_at: Micros | None = None
     """Instant at which it last entered the running batch."""
     first_token_at: Micros | None = None
-    """Instant at which its first token came out."""
+    """Instant at which its first token came out: the end of its TTFT, but for what the client waits outside the engine."""
     admission_index: int = 0
     """Index of its last admission among all admissions to the running batch."""
     stall_time: Micros = 0

@@ -133,7 +133,7 @@ class RealTimeAdmission:
 
         Return False if the request has lost its slot already: send nothing then.
         """
-        return self.core.first_byte(request_id, self.now())
+        return self.core.confirm_first_byte(request_id, self.now())
 
     def yield_slot(self, request_id: RequestId) -> bool:
         """Free the slot of a preempted request whose work has stopped. Return whether the request waits for another slot."""

@@ -112,10 +112,10 @@ class AdmissionDriver:
         load = self._load_probe(request.model, now) if core.reads_load else EMPTY_LOAD
         self._apply(core.submit(core.make_ticket(request, cost), now, load), now)
 
-    def first_byte(self, request: Request, now: Micros) -> None:
+    def confirm_first_byte(self, request: Request, now: Micros) -> None:
         """Report the first token of a request. The client of a streamed response has seen it, so no retry is possible."""
         if request.stream:
-            self.core.first_byte(request.id, now)
+            self.core.confirm_first_byte(request.id, now)
 
     def release(self, request_id: RequestId, end: ReleaseReason, now: Micros) -> None:
         """Report the end of a request, and carry out the decisions that follow, such as the admission of the next one."""

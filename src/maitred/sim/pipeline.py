@@ -146,7 +146,7 @@ class Pipeline:
             kind = event.kind
             if kind is _FIRST_TOKEN:
                 if self._admission is not None:
-                    self._admission.first_byte(event.seq.request, now)
+                    self._admission.confirm_first_byte(event.seq.request, now)
             elif kind is not _KV_PREEMPTED:
                 self._on_instance_done(event, replica, now)
 

@@ -118,7 +118,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     scheduled: Ints
     """When it last entered a running batch."""
     first_token: Ints
-    """When the first token reached the client, including the overhead per output token of the latency model."""
+    """When the first token reached the client, including the overhead per output token of the latency model. TTFT is this
+    less `arrival`."""
     finished: Ints
     """When it ended, whatever its outcome; -1 for UNFINISHED. For COMPLETED it includes the overheads of the latency model."""
     prompt_tokens: Ints

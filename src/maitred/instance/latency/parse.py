@@ -28,7 +28,11 @@ joins the union by itself; any other class is written as a spec."""
 
 
 def parse_latency(text: str) -> LatencyConfig | str:
-    """Return the latency model that `text` describes; the text itself for a class elsewhere. Raises ConfigError."""
+    """Return the latency model that `text` describes, or `text` itself for a class elsewhere. Raises ConfigError.
+
+    A class elsewhere is made here only to check its parameters. A configuration can hold and write a text, but not an
+    object of a class that it does not know, so `InstanceConfig.latency_model` makes the model again from the text.
+    """
     name, colon, rest = text.partition(":")
     if name in _WITH_COLON:
         return _WITH_COLON[name](rest if colon else None)
