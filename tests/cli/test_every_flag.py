@@ -218,6 +218,13 @@ def test_every_flag_has_a_help_text(command: str) -> None:
     assert not [option.name for option in command_named(command).params if not option.help]
 
 
+def test_a_help_text_names_a_flag_only_for_the_key_that_it_quotes() -> None:
+    texts = {option.name: option.help for option in command_named("simulate").params}
+    assert "--hardware beside --model" in texts["total_kv_blocks"]
+    # Here `concurrency` is a detector, not the users of a workload.
+    assert "--concurrency" not in texts["saturation_detector"] + texts["max_concurrency"]
+
+
 @pytest.mark.parametrize("name", EFFECTS)
 def test_a_flag_has_an_effect(maitred: Any, name: str) -> None:
     for path, text in FILES.items():

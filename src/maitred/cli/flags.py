@@ -57,6 +57,11 @@ class KeyFlag(NamedTuple):
         return self.name or f"--{self.key.rpartition('.')[2].replace('_', '-')}"
 
     @property
+    def is_workload(self) -> bool:
+        """Whether it stands for a key of a `Load`, of which the texts of the configuration do not speak."""
+        return self.key.startswith("workload.")
+
+    @property
     def parameter(self) -> str:
         """The name of its parameter."""
         return self.option.strip("-").replace("-", "_")
@@ -105,9 +110,13 @@ class Command(Generic[F]):
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """Its flags by parameter name, those under one heading together."""
         sections = _sections()
-        known = {row.key.rpartition(".")[2]: row.option for row in self.key_flags.values()}
+        known: dict[bool, dict[str, str]] = {True: {}, False: {}}
+        for row in self.key_flags.values():
+            known[row.is_workload][row.key.rpartition(".")[2]] = row.option
         declared = [
-            (group.panel, _key_parameter(sections, group.panel, row, known)) for group in self._groups for row in group.flags
+            (group.panel, _key_parameter(sections, group.panel, row, known[row.is_workload]))
+            for group in self._groups
+            for row in group.flags
         ]
         declared += [(_info(p).rich_help_panel or "", p) for p in _own_parameters(self._kind)]
         panels = list(dict.fromkeys(panel for panel, _ in declared))
