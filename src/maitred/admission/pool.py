@@ -68,8 +68,8 @@ class SlotPool(ABC):
         """Take over a request from a pool under other rules, in its state. To be called in the order of sequence numbers."""
         ticket.lane = self.rules.lane_of[ticket.priority_class]
         ticket.victim_group = None if ticket.retried else self._victim_group(ticket)
+        self._set_slot_units(ticket)
         if ticket.state in SLOT_HOLDING_STATES:
-            self._set_slot_units(ticket)
             self._take_slot(ticket)
         else:
             self._adopt_waiter(ticket)
