@@ -119,6 +119,8 @@ class ContinuousBatch:
         """
         blocks, self.num_transferred = self._blocks, 0
         open_to = None if waiting is None or self.is_full else waiting
+        # The usual step: nothing prefills and nothing can be admitted, so only the free blocks limit the run, and planning it
+        # costs O(block size) at most, however many sequences decode.
         if open_to is None and not self._prefilling:
             repeat = blocks.max_steps(max_repeats)
             return StepPlan(repeat) if repeat else self._preempt_until_fits(())
@@ -127,6 +129,8 @@ class ContinuousBatch:
         if chunks:
             needed = sum([self._chunk_blocks(chunk) for chunk in chunks])
             budget -= sum([chunk.num_tokens for chunk in chunks])
+        # All running sequences are checked by their sum. The order in which they take blocks matters only if the sum does not
+        # fit, so the walk over the batch is left to `_preempt_until_fits`.
         spare = blocks.free - blocks.decode_blocks(1) - needed
         if spare < 0:
             return self._preempt_until_fits(chunks)
@@ -136,7 +140,8 @@ class ContinuousBatch:
             budget = self._admit_waiting(open_to, chunks, spare, budget, now)
         if chunks:
             return StepPlan(1, chunks, room - budget)
-        if self._prefix_blocks is not None:  # evictions could change which sequence is next
+        if self._prefix_blocks is not None:
+            # An eviction changes what is cached of a waiting prompt, and so which sequence is next and whether it fits.
             max_repeats = self._prefix_blocks.max_unchanged_steps(max_repeats)
         return StepPlan(blocks.max_steps(max_repeats))
 
@@ -146,6 +151,8 @@ class ContinuousBatch:
             return BatchShape(self.num_decodes, self.context_tokens)
         if not self.num_transferred:
             return BatchShape(self.num_decodes, self.context_tokens, plan.prefill_tokens, tuple(plan.chunks))
+        # A sequence that comes with its KV computes one token over its whole context. That costs what a decode costs, so
+        # latency models see it as one.
         decode = [chunk for chunk in plan.chunks if chunk.num_computed_tokens == chunk.seq.transferred_kv_tokens > 0]
         chunks = tuple(chunk for chunk in plan.chunks if chunk not in decode)
         context = self.context_tokens + sum(chunk.num_computed_tokens for chunk in decode)
@@ -178,7 +185,7 @@ class ContinuousBatch:
         for chunk in plan.chunks:
             seq = chunk.seq
             if seq.request.id not in self.sequences:
-                continue  # it was withdrawn during the step
+                continue  # the sequence was withdrawn during the step
             seq.num_computed_tokens += chunk.num_tokens
             seq.num_scheduled_tokens = 0
             if seq.num_computed_tokens == seq.num_tokens_to_prefill:
@@ -200,6 +207,7 @@ class ContinuousBatch:
             return
         seq.is_decoding = False
         seq.num_output_tokens = emitted = self.step_index - seq.decode_origin_step
+        # The token that was emitted last has no KV yet: the next step would have computed it.
         seq.num_computed_tokens = held = seq.request.prompt_tokens + emitted - 1
         self.num_decodes -= 1
         self.context_tokens -= held
@@ -248,15 +256,22 @@ class ContinuousBatch:
             if seq is None:
                 break
             hit = NO_HIT if prefixed is None else prefixed.find_cached(seq)
+            # A cached block that no lock holds is one of the free blocks, and is so no more once it is locked.
             start = cached = hit.num_blocks * size
             if seq.num_tokens_to_prefill - cached > (spare - hit.num_unreferenced) * size:
-                break  # the whole prompt must fit, not only its first chunk, or it could be preempted at once
+                # The whole prompt must fit, and not only its first chunk: otherwise it could be preempted before it is
+                # complete, and what was computed of it would be wasted.
+                break
             waiting.pop()
             if seq.transferred_kv_tokens:
+                # The KV that comes along is written into blocks of this instance, so `taken` counts from `cached` and not
+                # from `start`.
                 start = seq.transferred_kv_tokens
                 self.num_transferred += 1
             tokens = min(seq.num_tokens_to_prefill - start, self._max_chunk_tokens, budget)
             taken = -(-(start + tokens - cached) // size)
+            # The hit is locked before blocks are reserved, which could evict it. The content is committed at once, and not
+            # when the step ends, so that the next sequence that is admitted in this step finds it.
             if prefixed is not None:
                 prefixed.admit(seq, hit)
             self._blocks.reserve(taken)
@@ -271,6 +286,7 @@ class ContinuousBatch:
     def _add_running(self, seq: SequenceState, computed: int, pending: int, now: Micros) -> None:
         seq.num_computed_tokens, seq.num_scheduled_tokens = computed, pending
         if seq.preempted_kv_tokens:
+            # What the prefix cache has kept of the lost KV need not be computed again.
             seq.recomputed_tokens += max(0, seq.preempted_kv_tokens - computed)
             seq.preempted_kv_tokens = 0
         seq.scheduled_at = now
@@ -294,14 +310,16 @@ class ContinuousBatch:
                 free = self._blocks.free
                 preempted.append(self._preempt(victim))
                 spare += self._blocks.free - free
-                if index < served:  # it has had its turn: what it took in this step is free again
+                if index < served:  # the victim has had its turn: what it was to take in this step is free again
                     served -= 1
                     spare += needs[victim]
                 if victim is seq:
-                    break
+                    break  # `order[served]` is the next sequence by now
             else:
                 spare -= needs[seq]
                 served += 1
+        # The chunks keep the size that they were planned with: the victims' share of the token budget stays unused in this
+        # step.
         remaining = [ready[seq] for seq in self._prefilling]
         self._reserve_chunks(remaining, sum(self._chunk_blocks(chunk) for chunk in remaining))
         plan = StepPlan(1, remaining, sum(chunk.num_tokens for chunk in remaining))

@@ -1,7 +1,7 @@
-"""What one step may hold, which sequence gives way when KV blocks run out, and what a sequence does in a step.
+"""The terms of a step: its limits, the choice of a preemption victim, a chunk of prefill, and the spread of contexts.
 
-The spread of the contexts of a batch is worked out for latency models that ask for it (`instance.latency.SpreadAwareModel`),
-because that takes a look at every sequence that decodes, once for each run of steps.
+The spread is worked out only for latency models that read it (`instance.latency.SpreadAwareModel`), because it takes a look at
+every sequence that decodes, once for each run of steps.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ class PrefillChunk(ChunkShape, frozen=True, gc=False):
 
 
 def context_spread(contexts: Sequence[int]) -> ContextSpread:
-    """Return the spread of at least one context. It is exact, so adding a number to all `contexts` changes no bit of it."""
+    """Return the spread of `contexts`, of which there is at least one."""
     count, total = len(contexts), sum(contexts)
+    # In integers the spread is exact: adding a number to all contexts changes no bit of it. So the spread of the first step
+    # of a run is that of all its steps, and skipping steps changes no result.
     squares = count * sum(map(mul, contexts, contexts)) - total * total
     return ContextSpread(
         (count * max(contexts) - total) / count, (total - count * min(contexts)) / count, sqrt(squares) / count

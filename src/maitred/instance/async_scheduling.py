@@ -25,7 +25,7 @@ from maitred.core.units import Micros
 
 
 class UnseenArrivals:
-    """The arrivals that the scheduler has not seen yet, and that are not in the wait queue therefore."""
+    """The arrivals that the scheduler has not seen yet. They are not in the wait queue."""
 
     __slots__ = ("_batch", "_sequences", "_waiting")
 
@@ -45,14 +45,15 @@ class UnseenArrivals:
             self._reveal_all()  # arrivals while the batch was full are before it
 
     def before_planning(self, now: Micros) -> None:
-        """Reveal what was known when the step that begins at `now` was planned, which is about to be done."""
+        """Reveal the arrivals that a scheduler one step ahead knew when it planned the step that begins at `now`. Call it just
+        before that step is planned here."""
         if self._batch.running:
             self.reveal_before(now)
         else:
             self._reveal_all()  # nothing ran, so nothing was planned ahead
 
     def after_planning(self) -> bool:
-        """Reveal what has happened in the step before, after the plan was made without it. Return whether anything has."""
+        """Reveal the arrivals, and free the slots, that the plan just made could not know of. Return whether there were any."""
         if not (self._sequences or self._batch.pending_free_slots):
             return False
         self._reveal_all()

@@ -219,9 +219,14 @@ class EngineCore:
         now, batch, unseen = self.next_start, self.batch, self._unseen
         if unseen is not None:
             unseen.before_planning(now)
+        # A completion frees a slot and blocks, so the run goes on to the next one and no farther. After a preemption or an
+        # abort that step may be one at which nothing completes any more: then a run is planned twice, which changes no
+        # result.
         limit = self._next_completion_step - batch.step_index if batch.num_decodes else 1
         waiting = self.waiting if len(self.sequences) > len(batch.sequences) else None
         plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
+        # By default the victims are in reverse order of admission. Each goes to the front of the queue, which restores the
+        # order.
         for seq in plan.preempted:
             self._requeue_preempted(seq, now)
         if not (batch.num_decodes or plan.chunks or plan.preempted):
@@ -248,6 +253,8 @@ class EngineCore:
 
     def commit_part(self, run: StepRun, steps: int) -> None:
         """Count the first `steps` steps of `run`, which have ended. The rest stays a run."""
+        # `ends_at` stays as it is: a run takes exactly what its parts take. The shape changes, because it is that of the
+        # first step.
         time = self.latency.run_time(run.shape, steps)
         if self.meter is not None:
             self.meter.add_run(run.shape, steps, time)
@@ -264,12 +271,15 @@ class EngineCore:
     def commit_run(self, run: StepRun) -> None:
         """Count the steps of `run`, which has ended: prompts may be complete, sequences may end."""
         now, batch, plan = run.ends_at, self.batch, run.plan
+        # Before the steps are counted: `run_steps` moves the origin steps of stalled sequences, which makes their old entries
+        # in `_completions` stale.
         if plan.stalled:
             self._pause(plan.stalled, now - run.starts_at)
         if self.meter is not None:
             self.meter.add_run(run.shape, run.steps, now - run.starts_at, batch.num_transferred + run.departed_decodes)
         batch.run_steps(run.steps)
         self.run, self.next_start = None, now
+        # Chunks come before completions: an answer of one token is complete in the step that completes its prompt.
         if plan.chunks:
             self._commit_chunks(plan, now)
         while (step := self._completions.first_step()) == batch.step_index:
@@ -301,6 +311,8 @@ class EngineCore:
 
     def _steps_until(self, run: StepRun, now: Micros) -> int:
         """Return the number of steps of `run` up to its first step boundary at or after `now`; at least 1."""
+        # All times are whole µs, so the steps that end before `now` are those that end within a span 1 µs shorter. The
+        # boundary is the end of the step after them.
         return 1 + self.latency.steps_within(run.shape, max(now - run.starts_at, 1) - 1, run.steps - 1)
 
     def _shorten(self, run: StepRun, steps: int) -> None:
@@ -316,7 +328,8 @@ class EngineCore:
 
     def _requeue_preempted(self, seq: SequenceState, now: Micros) -> None:
         self.num_preemptions += 1
-        if seq.num_output_tokens > seq.num_accounted_output_tokens:  # it was decoding: prefill emits nothing
+        # A sequence that prefills emits nothing, so one with new tokens was decoding. (`is_decoding` is False by now.)
+        if seq.num_output_tokens > seq.num_accounted_output_tokens:
             self._completions.mark_stale()
             seq.preempted_at = now
             if self.itl_log is not None:
@@ -326,12 +339,15 @@ class EngineCore:
         self.events.append(InstanceEvent(now, EventKind.KV_PREEMPTED, seq))
 
     def _commit_chunks(self, plan: StepPlan, now: Micros) -> None:
+        # The work was done for sequences that were withdrawn during the step, too, and counts as served.
         for chunk in plan.chunks:
             self.waiting.on_served(chunk.seq, chunk.num_tokens, 0, now)
         for seq in self.batch.complete_chunks(plan):
             if seq.first_token_at is None:
                 seq.first_token_at = now
                 self.events.append(InstanceEvent(now, _FIRST_TOKEN, seq))
+            # The first token came before a preemption, or in the instance that computed the prompt: the client has waited
+            # since.
             elif self.meter is not None:
                 self.meter.add_pause(seq.request.id, now - seq.preempted_at)
             self._completions.add(seq, seq.decode_origin_step + self._output_lengths[seq.request.id])
@@ -349,7 +365,7 @@ class EngineCore:
     def _remove_running(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
         """Remove `seq` from the running batch for good."""
         if self._unseen is not None:
-            self._unseen.reveal_before(now)  # they stood in the queue before it learns from the sequence that leaves
+            self._unseen.reveal_before(now)  # the queue must hold them before it learns from the sequence that leaves
             if kind is _FINISHED:
                 self.batch.pending_free_slots += 1
         if self.itl_log is not None and seq.is_decoding:
@@ -362,7 +378,7 @@ class EngineCore:
             if was_decoding:
                 self._completions.mark_stale()
                 if self.run is not None:
-                    self.run.departed_decodes += 1
+                    self.run.departed_decodes += 1  # the shape of the run, which the meter reads, still counts it
         self._account_decode(seq, now)
         if kind is _FINISHED:
             self.waiting.on_finished(seq, now)

@@ -121,6 +121,7 @@ class Instance:
         if request.id in core.sequences:
             raise ValueError(f"request {request.id} is here already")
         run = core.run
+        # Most arrivals find a run that goes on, and no deadlines: nothing is due before `now`.
         if run is None or run.outcome_at < now or core.deadlines:
             self._process_due(now, now - 1)
             run = core.run
@@ -130,6 +131,8 @@ class Instance:
         if not core.add(request, output_tokens, now, conversation_prefix, transferred):
             return
         if run is None:
+            # The first sequence of an idle engine starts it. With others here, the step that is due begins where the last one
+            # ended.
             if core.next_start < now and len(core.sequences) == 1:
                 core.next_start = now
         elif run.steps > 1 and not core.batch.is_full:
@@ -211,6 +214,8 @@ class Instance:
     def _process_due(self, now: Micros, last: Micros) -> None:
         """Start the steps that begin before `now`, and do what ends or expires by `last`, which is `now` or just before."""
         core = self._core
+        # A step that begins at `now`, or at the deadline that is next, is not started yet: inputs at `now` may join it, and a
+        # sequence whose deadline has come must not.
         while True:
             run = core.run
             due = core.next_deadline() if core.deadlines else None

@@ -5,6 +5,9 @@ with n decoding sequences has k * n gaps. If all its steps take equally long, th
 grow with the context from step to step, and where they pass from one bucket of the sketch into the next is found by bisection.
 Either way the counts are those of one step after the other.
 
+Example: 3 sequences decode for 4 steps of 5,000 µs: 12 gaps of 5,000 µs, added at once. If the steps take 5,000, 5,020, 5,040
+and 5,060 µs, and a bucket of the sketch ends at 5,030 µs, it gets 6 gaps and the next one gets 6.
+
 Compiled (`tools/compile.py`).
 """
 
@@ -55,6 +58,8 @@ class StepMeter:
         decodes = shape.num_decodes - not_emitting
         if not decodes:
             return
+        # More context never makes a step shorter. So if the first step times the number of steps is the whole time, all are
+        # equal.
         if steps == 1 or self._is_constant:
             gap = time // steps
         else:
@@ -86,25 +91,26 @@ class StepMeter:
         overhead, decodes = self._overhead, shape.num_decodes
         last = self._step_time(shape, steps - 1)
         counts: dict[int, int] = {}
-        at, now, before = 0, bucket_index(first + overhead), 0
-        final = bucket_index(last + overhead)
-        while at < steps:
-            beyond = steps if now == final else self._first_step_beyond(now, shape, at, steps - 1)
-            counts[now] = (beyond - at) * decodes
+        step, bucket, time_before = 0, bucket_index(first + overhead), 0
+        last_bucket = bucket_index(last + overhead)
+        # A bucket is 1 % wide, and contexts grow by one token per step: runs of thousands of steps pass through few buckets.
+        while step < steps:
+            beyond = steps if bucket == last_bucket else self._first_step_beyond(bucket, shape, step, steps - 1)
+            counts[bucket] = (beyond - step) * decodes
             if self._itl_log is not None:
-                so_far = self._latency.run_time(shape, beyond)
-                self._itl_log.add_steps(now, beyond - at, so_far - before)
-                before = so_far
-            at = beyond
-            if at < steps:
-                now = bucket_index(self._step_time(shape, at) + overhead)
+                time = self._latency.run_time(shape, beyond)
+                self._itl_log.add_steps(bucket, beyond - step, time - time_before)
+                time_before = time
+            step = beyond
+            if step < steps:
+                bucket = bucket_index(self._step_time(shape, step) + overhead)
         self._sketch.add_buckets(counts, (span + steps * overhead) * decodes, first + overhead, last + overhead)
 
-    def _first_step_beyond(self, number: int, shape: BatchShape, low: int, high: int) -> int:
-        """Return the first step whose duration is beyond bucket `number`: after `low`, and `high` at the latest."""
+    def _first_step_beyond(self, bucket: int, shape: BatchShape, low: int, high: int) -> int:
+        """Return the first step whose duration is beyond `bucket`: after `low`, and `high` at the latest."""
         while high - low > 1:
             middle = (low + high) // 2
-            if bucket_index(self._step_time(shape, middle) + self._overhead) <= number:
+            if bucket_index(self._step_time(shape, middle) + self._overhead) <= bucket:
                 low = middle
             else:
                 high = middle

@@ -1,4 +1,4 @@
-"""KV memory: blocks and the prefix tree, which queueing and batching look at.
+"""KV memory: its blocks, and what they hold of earlier prompts.
 
 KV memory is cut into blocks of a fixed number of tokens. As long as nothing reads their content, blocks are counts
 (`BlockManager`). A `PrefixCache` remembers what they held, in one of two ways:

@@ -5,7 +5,7 @@ replaces the comparison of all tokens before. A trace that carries block ids has
 token ids are chained here: the hash of a block is made of that of the block before and of its own tokens. The namespace is
 mixed in last, so that the makers of hashes need not know of it.
 
-Two different prefixes get the same hash with a chance of about n² / 2⁶² for n blocks: one in 20,000 for ten million.
+Two different prefixes get the same hash with a chance of about n² / 2⁶² for n blocks: one in 46,000 for ten million.
 """
 
 from __future__ import annotations

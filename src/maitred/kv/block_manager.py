@@ -63,6 +63,7 @@ class BlockManager:
     def start_decode(self, tokens: int) -> None:
         """Count a sequence that holds `tokens` tokens among those that decode, from the next step on."""
         self._num_decodes += 1
+        # Phase and tokens grow together, so the sequence is found at the same index when it leaves.
         self._openings_by_phase[(self._phase - tokens) % self.block_size] += 1
 
     def release_decoding(self, seq: SequenceState, tokens: int) -> None:
@@ -101,9 +102,12 @@ class BlockManager:
     def max_steps_with(self, free: int, limit: int) -> int:
         """Return the largest number of steps, at most `limit`, that open no more than `free` blocks."""
         size, decodes = self.block_size, self._num_decodes
+        # In `size` steps each sequence opens exactly one block, so this is the most that `limit` steps can open. It mostly
+        # fits.
         if decodes * -(-limit // size) <= free:
             return limit
         cycles, left = divmod(free, decodes)
+        # After the cycles that fit as a whole fewer blocks are left than sequences decode, so the loop ends within a cycle.
         steps = cycles * size
         while steps < limit:
             left -= self._openings_by_phase[(self._phase + steps) % size]

@@ -109,6 +109,8 @@ class BlockPool(PrefixCache[RunLock]):
 
     def contains(self, block_hash: int) -> bool:
         self.apply_evictions()
+        # Made when it is first needed: only queues that order by the cache ask for single blocks, and the set costs an update
+        # for each block that is committed or evicted.
         if self._cached_hashes is None:
             self._cached_hashes = {each for run in self._runs_by_first_hash.values() for each in run.block_hashes}
         return block_hash in self._cached_hashes
@@ -160,6 +162,8 @@ class BlockPool(PrefixCache[RunLock]):
         self._num_referenced += count
         fresh = list(block_hashes)
         copied = self._num_already_cached(lock, fresh)
+        # These are cached already. Each copy is a run of its own, because it takes over alone when the block that answers for
+        # both is evicted.
         for block_hash in fresh[:copied]:
             run = BlockRun([block_hash], 1)
             self._duplicates.setdefault(block_hash, []).append(run)
@@ -236,7 +240,7 @@ class BlockPool(PrefixCache[RunLock]):
         last = lock.runs[-1][0] if lock.runs else None
         if last is None or self._runs_by_first_hash.get(last.block_hashes[0]) is last:
             return self._match_length(block_hashes)
-        # the lock holds a duplicate: the run that answers for it may go on beyond it, so match from the beginning
+        # The lock ends with a copy, and the run that answers for that block may go on beyond it: match from the beginning.
         before = [block_hash for run in _current_runs(lock) for block_hash in run.block_hashes]
         return self._match_length(before + block_hashes) - len(before)
 
@@ -263,6 +267,8 @@ class BlockPool(PrefixCache[RunLock]):
         """Return the first `blocks` blocks of `run` as a run of their own. Of a free run the rest keeps its place in the free
         list, and the caller puts the returned run there or locks it."""
         head, tail = run.block_hashes[:blocks], run.block_hashes[blocks:]
+        # The object stays with the part that is referred to: of a locked run that is the first part, from which locks reach
+        # the rest by `split_rest`; of a free run it is the rest, which has a place in the free list.
         if run.num_locks:
             self._num_splits += 1
             run.block_hashes = head
@@ -278,11 +284,14 @@ class BlockPool(PrefixCache[RunLock]):
     def _release(self, lock: RunLock, num_full: int) -> None:
         self.apply_evictions()  # earlier reservations are not taken from the blocks that are released now
         self._locks.remove(lock)
+        # Blocks without content go first. The others are released from the end of the sequence to its beginning, so the full
+        # ones of the answer precede the committed ones of the prompt.
         if lock.num_private:
             self._prepend_free(lock.num_private)
         if num_full:
             self._free_list[FreeExtent(num_full)] = None
         free = lock.num_private + num_full
+        # Mostly no run has been split since the lock was made, and its list is still right.
         runs = [run for run, _ in lock.runs] if lock.num_splits == self._num_splits else _current_runs(lock)
         for run in reversed(runs):
             run.num_locks -= 1
@@ -299,6 +308,7 @@ class BlockPool(PrefixCache[RunLock]):
         left = max(0, len(block_hashes) - blocks)
         evicted = block_hashes[left:]
         evicted.reverse()
+        # A copy that does not answer for its block is unknown to listeners: it goes without a word.
         answers = index.get(block_hashes[0]) is run
         if left:
             del block_hashes[left:]
@@ -343,10 +353,9 @@ class BlockPool(PrefixCache[RunLock]):
 
 
 def _match_end(run: list[int], block_hashes: Sequence[int], position: int) -> int:
-    """Return up to where `block_hashes` agree with those of a run whose first one is at `position`.
+    """Return the position up to which `block_hashes` agree with `run`, which begins at `position` and agrees there.
 
-    A hash stands for all that is before its block, too: if the last ones are equal, the others are. So the end is found by
-    bisection.
+    A hash stands for its block and all before it. If the last ones are equal, the others are, so the end is found by bisection.
     """
     low, high = position, position + len(run)
     if high <= len(block_hashes) and block_hashes[high - 1] == run[-1]:

@@ -1,9 +1,9 @@
-"""PrefixBlockManager: the KV blocks of an instance whose memory remembers, over a prefix cache.
+"""PrefixBlockManager: the KV blocks of an instance with a prefix cache.
 
 A sequence that is admitted uses the leading blocks of its prompt that are cached, and computes the rest. The content of a block
 is committed as soon as the step is planned that computes it, so that a sequence admitted later in the same step may share it.
 
-The answer fills blocks, too, and they take their turn in eviction. As a rule no request will ask for them, so they stay private
+The answer fills blocks, too, which are evicted in their turn. As a rule no request will ask for them, so they stay private
 and are only counted when the sequence leaves. There are two exceptions: a preempted sequence comes back for what it has
 computed, and finds it under hashes of its own as far as it is still cached; and where later requests will continue the
 conversation (`expect_continuation`), the blocks of the answer are committed when the sequence leaves.
@@ -83,6 +83,7 @@ class PrefixBlockManager(BlockManager):
 
     def run_steps(self, steps: int) -> None:
         opened = self.decode_blocks(steps) - self._num_opened
+        # `super` takes the openings of all steps, those of the first step included, which may be reserved already.
         self.free += self._num_opened
         super().run_steps(steps)
         self.cache.reserve(opened)
@@ -123,6 +124,8 @@ class PrefixBlockManager(BlockManager):
         self._blocks_of(seq).will_return = True
 
     def release_decoding(self, seq: SequenceState, tokens: int) -> None:
+        # The sequence may leave between the planning of a step and its end. A block that was opened for its next token goes
+        # with it.
         opened = 1 if self._num_opened and tokens % self.block_size == 0 else 0
         self._num_opened -= opened
         super().release_decoding(seq, tokens)
@@ -135,6 +138,7 @@ class PrefixBlockManager(BlockManager):
         """Release the lock of `seq`: `tokens` tokens' worth, and `opened` blocks without content yet."""
         content, full = self._blocks_of(seq), tokens // self.block_size
         lock, content.lock = self._assigned_lock(content, self.blocks_for(tokens) + opened), None
+        # Only content that a request may ask for needs hashes. For most answers none are ever made.
         if content.will_return or content.conversation_prefix is not None:
             self._commit(lock, self._all_block_hashes(seq, full)[:full])
             self.cache.release(lock)
@@ -185,6 +189,8 @@ class PrefixBlockManager(BlockManager):
         """Return the lock of a sequence, after `blocks` blocks in all have been assigned to it."""
         lock = content.lock
         assert lock is not None
+        # The blocks that a sequence opened while it decoded are assigned here, all at once: until it leaves only their sum
+        # counts.
         missing = blocks - lock.num_committed - lock.num_private
         if missing > 0:
             self.cache.assign(lock, missing)

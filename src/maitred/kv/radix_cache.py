@@ -200,6 +200,8 @@ class RadixCache(PrefixCache[RadixLock]):
             node = self._add_leaf(node, list(block_hashes[present:]), lock.priority)
         self._take_private(lock, count)
         lock.num_committed += count
+        # All private blocks are given back, and locking the path takes only what no lock held. So duplicates of blocks that
+        # another lock holds are free again.
         self.free += count
         self._lock_path(node, lock.node)
         lock.node = node
@@ -232,6 +234,8 @@ class RadixCache(PrefixCache[RadixLock]):
         if not self._pending_evictions:
             return
         self._pending_evictions = 0
+        # Cached blocks without a lock lie in free memory. Blank blocks are taken first, so only what no longer fits there
+        # must go.
         excess = len(self._node_by_hash) - self._num_referenced - self.free
         if excess > 0:
             self._evict(excess)
@@ -290,6 +294,8 @@ class RadixCache(PrefixCache[RadixLock]):
         wanted = list(block_hashes[:count])
         if end > node.end_position:
             raise _ambiguous_hash_error(block_hashes[count - 1])
+        # A trace with ids that stand for their block alone would find prefixes that are not there. So what a hash promises,
+        # that it stands for all before it, is checked on the path that must be walked anyway.
         for used in _path_to_root(node):
             used.last_used = self._clock
             first = used.end_position - len(used.block_hashes) - start
@@ -308,6 +314,7 @@ class RadixCache(PrefixCache[RadixLock]):
         node.parent.children[upper.block_hashes[0]] = upper
         node.parent = upper
         node.block_hashes = node.block_hashes[offset:]
+        # The lower part keeps the object, since locks and the heap refer to the node in which a prefix ends.
         upper.children[node.block_hashes[0]] = node
         self._node_by_hash.update(dict.fromkeys(upper.block_hashes, upper))
         return upper
