@@ -90,16 +90,16 @@ F = TypeVar("F", bound=CommandFlags)
 class Command(Generic[F]):
     """A command with flags from config structs."""
 
-    def __init__(self, act: Callable[[F], None], kind: type[F], groups: Sequence[FlagGroup]) -> None:
-        self._act, self._kind = act, kind
+    def __init__(self, function: Callable[[F], None], kind: type[F], groups: Sequence[FlagGroup]) -> None:
+        self._function, self._kind = function, kind
         self._groups = groups
-        self.__doc__ = act.__doc__
+        self.__doc__ = function.__doc__
 
     def callback(self) -> Callable[..., None]:
         """Return the command as a function that typer can read."""
 
         def run(**given: Any) -> None:
-            self._act(self._flags(given))
+            self._function(self._flags(given))
 
         run.__signature__ = inspect.Signature([*self.parameters.values()])  # type: ignore[attr-defined]
         run.__annotations__ = {name: parameter.annotation for name, parameter in self.parameters.items()}
@@ -159,7 +159,7 @@ class Command(Generic[F]):
 
 def command(kind: type[F], *groups: FlagGroup) -> Callable[[Callable[[F], None]], Command[F]]:
     """Decorate a function of a dataclass `kind`, whose fields are flags, to be a command with these flags and `groups`."""
-    return lambda act: Command(act, kind, groups)
+    return lambda function: Command(function, kind, groups)
 
 
 def _own_parameters(kind: type) -> Iterator[inspect.Parameter]:

@@ -98,7 +98,8 @@ def run(flags: SimulateFlags) -> None:
     with exit_on_signals(), ExitStack() as stack:
         trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
         targets = slo(flags, trace or workload)
-        tally = StreamingSummary(targets, [*By] if flags.metrics_path else [per]) if flags.summary_only else None
+        # Rows that are not kept cannot be broken down later, so every breakdown that may be written is counted from the start.
+        streaming = StreamingSummary(targets, [*By] if flags.metrics_path else [per]) if flags.summary_only else None
         jobs = build_jobs(load, flags.seed, trace, workload, as_flag)
         files = open_outputs(flags, _inputs(flags), trace, stack)
         recording = stack.enter_context(recorded_run(jobs, flags.trace_target, summary_only=bool(flags.summary_only)))
@@ -114,13 +115,13 @@ def run(flags: SimulateFlags) -> None:
                 horizon=last,
                 progress=_arrival_progress(flags, trace, show),
                 log=DecisionLog(files.decisions.write) if files.decisions else None,
-                sink=tally.add if tally else None,
+                sink=streaming.add if streaming else None,
                 sample_every=_SAMPLE_EVERY if files.has_charts else None,
-                log_itl=tally is None,
+                log_itl=streaming is None,
             )
         took = monotonic() - began
         by = [*By] if flags.metrics_path or flags.report else [per]
-        summary = tally.summary(results) if tally else summarise(results, targets, by)
+        summary = streaming.summary(results) if streaming else summarise(results, targets, by)
         score = None if weights is None else fitness(summary, weights)
         files.write(flags, results, summary, _setup(flags, config, last), score)
     _print_summary(flags, trace, summary, per, took)

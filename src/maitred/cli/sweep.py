@@ -57,14 +57,14 @@ def run(flags: SweepFlags) -> None:
         raise ConfigError("there is nothing to sweep", hint="maitred sweep SPEC.yaml")
     out = flags.out or Path(f"{flags.spec.stem}.sweep")
     with exit_on_signals():
-        swept = _run_sweep(flags, flags.spec, out)
+        result = _run_sweep(flags, flags.spec, out)
     if flags.quiet:
         return
     from rich.console import Console
 
     from maitred.study.sweep.result import print_sweep
 
-    print_sweep(swept, Console())
+    print_sweep(result, Console())
 
 
 def _run_sweep(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
@@ -79,7 +79,7 @@ def _run_sweep(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
     progress = _Progress()
     try:
         with progress_bar(quiet=bool(flags.quiet)) as progress.show:
-            swept = sweep(
+            result = sweep(
                 spec,
                 out=out,
                 resume=bool(flags.resume),
@@ -91,15 +91,15 @@ def _run_sweep(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
     except (KeyboardInterrupt, SystemExit):
         progress.print_resume_hint(spec, out)
         raise
-    written = write_sweep(swept, out)
+    written = write_sweep(result, out)
     if flags.plot is not None:
-        swept.plot(flags.plot)
+        result.plot(flags.plot)
         written.append(flags.plot)
     if not any(path.suffix == ".parquet" for path in written):
         typer.echo("maitred: warning: without polars there is no results.parquet (pip install 'maitred[frames]')", err=True)
     if not flags.quiet:
         typer.echo(printable(f"written: {', '.join(map(str, written))}"), err=True)
-    return swept
+    return result
 
 
 class _Progress:

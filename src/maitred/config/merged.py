@@ -57,6 +57,7 @@ class MergedConfig(Generic[T]):
     def problems(self) -> list[ConfigError]:
         """Return every mistake. After each, the wrong value is removed to validate the rest."""
         errors: list[ConfigError] = []
+        # A mistake that stays when its value is removed, such as a key that the root lacks, would be found for ever.
         tree, before = self._tree, None
         while tree != before and (problem := self._problem(tree)):
             errors.append(problem.error)

@@ -45,7 +45,7 @@ class LazyHeap(Generic[E]):
         self._num_stale = 0
 
     def _is_live(self, entry: E) -> bool:
-        """Whether `entry` still counts. Asked only while some entry is stale."""
+        """Return whether `entry` still counts. Called only while some entry is stale."""
         raise NotImplementedError
 
     def push_entry(self, entry: E) -> None:
@@ -55,6 +55,7 @@ class LazyHeap(Generic[E]):
     def mark_stale(self) -> None:
         """Count one entry more for which `_is_live` has just become false. Call it after the change, never before."""
         self._num_stale += 1
+        # A rebuild costs O(n) and drops more than n / 2 entries, so it costs O(1) for each entry that became stale.
         if 2 * self._num_stale > len(self._heap) + _SPARE:
             self._rebuild()
 
@@ -76,6 +77,7 @@ class LazyHeap(Generic[E]):
         while heap and not self._is_live(heap[0]):
             heappop(heap)
             self._num_stale -= 1
+            # Asking for one entry more would cost a look-up, and its answer is known.
             if not self._num_stale:
                 return
 
@@ -85,7 +87,7 @@ class LazyHeap(Generic[E]):
         self._num_stale = 0
 
     def __len__(self) -> int:
-        """The number of live entries."""
+        """Return the number of live entries."""
         return len(self._heap) - self._num_stale
 
 
@@ -144,13 +146,14 @@ class IndexedHeap(LazyHeap[tuple[Any, ...]], Generic[H, K, V]):
             self._drop_stale()
         if not self._heap:
             raise IndexError("pop from an empty heap")
+        # The entry leaves the heap and the index together, so nothing becomes stale.
         entry = heappop(self._heap)
         del self._live[entry[2]]
         value: V = entry[3]
         return value
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
-        """The keys with their values, in no particular order."""
+        """Return an iterator of the keys with their values, in no particular order."""
         return ((entry[0], entry[3]) for entry in self._live.values())
 
     def __contains__(self, handle: object) -> bool:

@@ -110,6 +110,7 @@ class QuantileSketch:
         self._counts[index] = self._counts.get(index, 0) + count
 
     def _update_totals(self, total: float, count: int, minimum: float, maximum: float) -> None:
+        # The 0 of an empty sketch must not become the minimum. As a maximum it does no harm, since durations are at least 0.
         self.minimum = min(self.minimum, minimum) if self.count else minimum
         self.maximum = max(self.maximum, maximum)
         self.count += count
@@ -121,10 +122,12 @@ class QuantileSketch:
             return self.minimum
         if rank == self.count - 1:
             return self.maximum
+        # Buckets are sorted here and not as they come, because values are added far more often than percentiles are asked for.
         so_far = 0
         for index in sorted(self._counts):
             so_far += self._counts[index]
             if so_far > rank:
+                # The middle of the outermost buckets may lie outside of the values, whose bounds are known exactly.
                 return min(max(bucket_midpoint(index), self.minimum), self.maximum)
         raise AssertionError(f"rank {rank} of {self.count}")
 

@@ -152,10 +152,10 @@ class Registry(Generic[T]):
         """Return what a policy says of itself, by heading: in the fields of its `about`, or its own, else in its docstring."""
         made = self.find(spec) if parse_spec(spec, self.kind).is_plain else self.create(spec)
         about = getattr(made, "about", made)
-        said = [str(_shown(getattr(about, field, ""))).rstrip(".") or NOT_SAID for field in self.headings]
-        if said[0] == NOT_SAID:
-            said[0] = _first_sentence(made) or NOT_SAID
-        return dict(zip(self.headings.values(), said, strict=True))
+        cells = [str(_shown(getattr(about, field, ""))).rstrip(".") or NOT_SAID for field in self.headings]
+        if cells[0] == NOT_SAID:
+            cells[0] = _first_sentence(made) or NOT_SAID
+        return dict(zip(self.headings.values(), cells, strict=True))
 
     def __iter__(self) -> Iterator[str]:
         """All names, in alphabetical order."""
@@ -169,11 +169,13 @@ class Registry(Generic[T]):
         found = self.find(spec.word)
         name = f"{self.kind} {spec.word!r}"
         factory = partial(found, **_Arguments(name, found, defaults).of(spec))
+        # Made once and dropped, because only the constructor knows the ranges of its parameters.
         _made(name, factory)
         return factory if factory.keywords else found
 
     def _search_for(self, name: str | None) -> bool:
         """Import the modules in which policies of this kind may be, until `name` is known. Returns whether it is."""
+        # Place by place, so that the policies of other systems are not imported for a name that is found before them.
         places = (*self._packages, _COMPATIBILITY)
         while name not in self._known and self._searched < len(places):
             self._searched += 1
@@ -212,8 +214,8 @@ class Registry(Generic[T]):
 
 def _first_sentence(made: object) -> str:
     """Return the first sentence of its own docstring, and not of one that it inherits."""
-    said = vars(made if isinstance(made, type) else type(made)).get("__doc__")
-    paragraph = " ".join(inspect.cleandoc(said or "").partition("\n\n")[0].split())
+    docstring = vars(made if isinstance(made, type) else type(made)).get("__doc__")
+    paragraph = " ".join(inspect.cleandoc(docstring or "").partition("\n\n")[0].split())
     return re.split(r"\.(?:\s|$)", paragraph, maxsplit=1)[0]
 
 

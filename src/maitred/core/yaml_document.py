@@ -55,6 +55,7 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's parser with the words of YAML 1.2."""
 
 
+# PyYAML's own resolvers are those of YAML 1.1. The class gets an empty table, so that of `SafeLoader` is not changed.
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _words in _SYNTAX.items():
     _Loader.add_implicit_resolver(_TAG + _tag, re.compile(rf"(?:{_words})\Z"), None)
@@ -71,6 +72,7 @@ class YamlDocument:
         self.name = name
         self.section = section
         self._num_values = 0
+        # Composed and not loaded: the nodes know their lines, which values do not.
         try:
             self._root = yaml.compose(text, Loader=_Loader)
             self.value = None if self._root is None else self._to_value(self._root, ())

@@ -142,6 +142,8 @@ def dotted_key(path: KeyPath) -> str:
 
 
 def _explain(text: str, tree: Any, root: type[msgspec.Struct], locate: Locator) -> ConfigProblem:
+    # msgspec has no errors with fields, so its text is taken apart. A misspelled key may be reported as the missing one that it
+    # should have been; the user knows only the key that is in the file, so an unknown key is named first.
     if text.startswith(("Object contains unknown field", _MISSING_FIELD)) and (unknown := _unknown_key(tree, root, ())):
         hint = nearest_name_hint(str(unknown[-1]), section_keys(type_at(root, unknown[:-1])))
         return _problem(unknown, f"unknown key {dotted_key(unknown)!r}", locate, hint)

@@ -135,6 +135,7 @@ class EngineApp:
             await response.done
         finally:
             departure.stop()
+            # Idempotent, so the end of a response, a client that is gone and an error of the server need no cases of their own.
             self._engine.abort(requests)
         if not body.stream:
             await send_json(send, 200, plan.complete())

@@ -209,6 +209,7 @@ class WorkloadClients:
         def on_piece(piece: bytes, _more: bool) -> None:
             nonlocal tail
             sent.on_token(monotonic())
+            # The mark that ends a stream may be split over two pieces. A stream without it was cut off and is not complete.
             tail = (tail + piece)[-len(sse.DONE) :]
 
         try:

@@ -113,7 +113,7 @@ class EmulatedEngine:
             max_output_tokens=body.token_limit,
             model=self.model,
             stream=bool(body.stream),
-            priority=-(body.priority or 0.0),
+            priority=-(body.priority or 0.0),  # For vLLM smaller is more urgent.
         )
         rejection = self._instance.rejection_reason(request)
         if rejection is not None:

@@ -106,6 +106,7 @@ class Pacer:
     def submit(self, *answers: PacedAnswer) -> None:
         """Enqueue the requests of the answers at the same instant. Their arrival must be `now()`, and the instance must not
         reject them."""
+        # A request that was enqueued before the steps that are overdue would join a step that began before it came.
         now = self._catch_up()
         for answer in answers:
             self._answers[answer.request.id] = answer
@@ -125,6 +126,7 @@ class Pacer:
 
     def _on_timer(self) -> None:
         self._timer = None
+        # A listener that raises must not stop the engine for all other requests.
         try:
             self._catch_up()
         finally:
@@ -147,6 +149,7 @@ class Pacer:
                 self._metrics.on_kv_preempted()
             elif event.kind is EventKind.FINISHED:
                 finished.append(self._on_finished(event))
+        # After the events, so that first tokens of this step count and answers that ended with it are out.
         for request_id, answer in self._decoding.items():
             self._count_tokens(answer, self._instance.num_output_tokens(request_id), due)
 
@@ -181,6 +184,7 @@ class Pacer:
         answer.num_output_tokens, answer.last_token_at = num_output_tokens, at
 
     def _report_progress(self, finished: list[PacedAnswer]) -> None:
+        # Once per wake-up and not per step: a timer that is late by ten steps costs each client one write and not ten.
         for answer in (*self._decoding.values(), *finished):
             if answer.num_output_tokens > answer.num_reported_tokens:
                 answer.num_reported_tokens = answer.num_output_tokens

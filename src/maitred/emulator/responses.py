@@ -188,6 +188,7 @@ class StreamedResponse:
 
     def on_progress(self, index: int, num_output_tokens: int) -> None:
         self._num_output_tokens[index] = num_output_tokens
+        # At most one message is under way: another task per token would be a queue without a bound for a slow client.
         if self._send_task is None:
             self._send_choice(index)
 
@@ -207,6 +208,7 @@ class StreamedResponse:
 
     def _on_sent(self, task: asyncio.Task[None]) -> None:
         self._send_task = None
+        # A failed send means that the client is gone. The endpoint, which waits for `done`, aborts what is left.
         if task.cancelled() or task.exception() is not None:
             self._finish()
             return

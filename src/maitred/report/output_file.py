@@ -45,9 +45,12 @@ class OutputFile:
     def _open(self) -> int:
         descriptor = _own_descriptor(self._path)
         if descriptor is not None:
+            # A duplicate, because closing this file must not close the standard output of the program.
             return os.dup(descriptor)
         if self._path.exists() and not self._path.is_file():
             return os.open(self._path, os.O_WRONLY)
+        # The file that a link names is replaced, and not the link. The partial file is beside it, because a rename is atomic
+        # within one file system only.
         self._target = Path(os.path.realpath(self._path))
         self._partial = _partial_path(self._target)
         opened = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

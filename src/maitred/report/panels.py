@@ -140,6 +140,8 @@ def _tokens(results: Results, edges: Floats) -> Panel:
     last = np.where(results.finished >= 0, results.finished, results.end)
     has_output = (tokens > 0) & (first >= 0)
     first, last = first[has_output].astype(np.float64), last[has_output].astype(np.float64)
+    # Each answer adds its slope at its first token and takes it back at its last one. The running sum is the rate of all
+    # answers, and its integral the tokens so far. So the cost is one sort, and not answers times intervals.
     slope = tokens[has_output] / np.maximum(last - first, 1)
     at = np.concatenate([first, np.maximum(last, first + 1)])
     order = np.argsort(at, kind="stable")

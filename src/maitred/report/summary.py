@@ -191,7 +191,8 @@ def _instance_summary(instances: Sequence[InstanceTotals], duration: Micros) -> 
     for totals in instances:
         gaps.merge(totals.itl)
     available = duration * len(instances)
-    busy = sum(min(totals.busy, duration) for totals in instances)  # a step may outlast the run, if its last client leaves
+    # A step may outlast the run if its last client leaves.
+    busy = sum(min(totals.busy, duration) for totals in instances)
     return InstanceSummary(
         steps=sum(totals.steps for totals in instances),
         fetched_blocks=sum(totals.fetched_blocks for totals in instances),

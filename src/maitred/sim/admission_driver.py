@@ -135,7 +135,7 @@ class AdmissionDriver:
             for decision in decisions:
                 state = self._lifecycle.live.get(decision.subject)
                 if state is None:
-                    continue  # the request has ended at this very instant
+                    continue  # The request has ended at this very instant.
                 action = decision.action
                 if action is _ADMIT:
                     self._lifecycle.on_admitted(state, now)
@@ -144,6 +144,8 @@ class AdmissionDriver:
                 elif action is _PREEMPT:
                     after += self._preempt(state, now)
             decisions = after
+        # Only an earlier deadline needs a new entry. A timer that fires too early finds nothing due and is set again, which is
+        # cheaper than removing its entry whenever the request that it stands for is admitted.
         due = self.core.next_deadline()
         if due is not None and (self._timer_at is None or due < self._timer_at):
             self._timer_at = due
@@ -155,6 +157,7 @@ class AdmissionDriver:
         A decision about the request itself means that it may try again. Otherwise it ends as PREEMPTED.
         """
         request_id, replica = state.job.request.id, state.replica
+        # Withdrawn first, because the release may give this very request another slot at once.
         self._lifecycle.withdraw(state, now)
         decisions = self.core.release(request_id, ReleaseReason.SLOT_PREEMPTED, now)
         if any(decision.subject == request_id for decision in decisions):

@@ -81,6 +81,8 @@ class Disaggregation:
             return decode
         prefill = self._fleet.replicas[self._prefill.choose(request, now)]
         state.decode_replica = decode
+        # The pipeline counts the instance that is returned. The decode instance is counted here and now, or later requests
+        # would still see it as free while this prompt is computed.
         decode.in_flight += 1
         return prefill
 
@@ -102,6 +104,7 @@ class Disaggregation:
 
     def finish_transfer(self, delay_id: int, now: Micros) -> None:
         """Put a request whose KV has arrived into the wait queue of its decode instance."""
+        # The network is busy until here even if the request has ended meanwhile.
         self._num_transfers -= 1
         state = self._delay_line.pop(delay_id)
         if state is None:
@@ -115,7 +118,10 @@ class Disaggregation:
     def _transfer_time(self, request: Request) -> Micros:
         config = self._config
         size = -(-request.prompt_tokens // self._block_size) * self._block_size * self._bytes_per_token
+        # The transfer itself is already counted. Its share is fixed when it begins: exact sharing would move the ends of all
+        # transfers under way whenever one begins or ends.
         bandwidth = config.transfer_bandwidth_gb_s / (self._num_transfers if config.transfer_contention else 1)
+        # 1 GB/s is 1,000 bytes per µs.
         return max(1, ceil(config.transfer_base_ms * MILLISECOND + size / (bandwidth * 1000)))
 
     def _needs_prefill_instance(self, request: Request, decode: Replica) -> bool:

@@ -39,6 +39,7 @@ class SimulatedFleet:
         count, rules = cluster.num_instances, instance_rules(instance)
         self._overhead = latency.overheads.per_output_token
         self._itl_logs = [ItlLog() for _ in range(count)] if log_itl else None
+        # A dict and not a set, whose order depends on addresses: equal runs must resume instances in the same order.
         self.dirty: dict[Replica, None] = {}
         """Instances to which something happened at this instant, in that order; their next event must be found again."""
         self.replicas = [
@@ -86,7 +87,8 @@ class SimulatedFleet:
     def resume(self, replica: Replica) -> None:
         """Begin the next step of an instance if it is due, and push its next event."""
         due = replica.instance.next_event()
-        if due != replica.next_due:  # the old entry stays in the heap and is dropped at its turn: cheaper than to remove it
+        # The old entry stays in the heap and is dropped at its turn, which is cheaper than finding and removing it here.
+        if due != replica.next_due:
             replica.next_due = due
             if due is not None:
                 heappush(self._event_queue.heap, (due, INSTANCE, replica.index))

@@ -116,6 +116,7 @@ class Pipeline:
         """Return the outcome of a request that could never run, so that it needs no admission; None if it could."""
         if request.deadline is not None and request.deadline <= now:
             return Outcome.TIMED_OUT
+        # All instances are equal, so the first one answers for all of them.
         return None if self._fleet.replicas[0].instance.rejection_reason(request) is None else Outcome.REFUSED
 
     def on_admission_due(self, delay_id: int, now: Micros) -> None:
@@ -139,6 +140,7 @@ class Pipeline:
         if replica.next_due != now:
             return
         replica.next_due = None
+        # `max`, because an entry that is pushed during this instant may be that of a smaller index.
         self._event_queue.last_instance_turn = max(self._event_queue.last_instance_turn, (now, index))
         self._dirty[replica] = None
         # The common case calls the instance directly: a list of deferred events exists only after a withdrawal.
@@ -223,6 +225,7 @@ class Pipeline:
         kind, request = event.kind, event.seq.request
         state = self.live[request.id]
         decode = state.decode_replica
+        # The prefill instance makes the first token, which is all there is of an answer of one token: its KV stays.
         if decode is not None and kind is _FINISHED and replica.instance.output_length(request, state.job.output_tokens) > 1:
             assert self._disaggregation is not None
             self._disaggregation.start_transfer(state, decode, event.seq, now)

@@ -32,6 +32,7 @@ class BlockHashMemo:
 
     def get(self, request: Request, cache: PrefixCacheView) -> Sequence[int]:
         """Return the block hashes of a prompt. All caches that are passed must have the same block size."""
+        # By identity: a router asks all instances about one request object, and equality would compare every field of it.
         if request is not self._request:
             self._request, self._block_hashes = request, cache.block_hashes(request)
         return self._block_hashes
@@ -102,6 +103,8 @@ class Replica:
         Returns whether events of other requests are now deferred until the turn of the instance.
         """
         self.settle()
+        # What this request would get at this very instant is lost with it. Events of other requests must wait for the turn of
+        # the instance, because decisions about requests come before the events of instances.
         self.instance.abort(request_id, now)
         self.deferred_events += (event for event in self.instance.drain_events() if event.seq.request.id != request_id)
         return bool(self.deferred_events)

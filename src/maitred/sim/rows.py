@@ -114,9 +114,12 @@ class ResultRows:
             if seq.first_token_at is not None:
                 first_token = seq.first_token_at + self._overhead_per_token
             if outcome is _COMPLETED:
+                # The overhead lengthens every gap between tokens, so the last token is late by all of them together. Stalls are
+                # taken out where they are not counted as latency (BLIS).
                 at += self._overhead_per_token * emitted + self._overhead_at_end - seq.stall_time
         row = state.row
-        try:  # one call for the whole row, in C
+        # One call in C writes the whole row, which is cheaper than setting its columns one by one as the request proceeds.
+        try:
             _ROW.pack_into(
                 self._blocks[row // _BLOCK],
                 row % _BLOCK * _SIZE,
@@ -185,7 +188,8 @@ class StreamedRows(ResultRows):
     ) -> Micros:
         state.row = super().reserve()
         at = super().write(state, outcome, at, seq, replica)
-        if self._count >= _BLOCK and outcome is not Outcome.UNFINISHED:  # unfinished rows go together, with the end of the run
+        # Unfinished rows go to the sink together at the end of the run, because they have no end of their own.
+        if self._count >= _BLOCK and outcome is not Outcome.UNFINISHED:
             self._flush(at)
         return at
 

@@ -51,6 +51,7 @@ class Sampler:
         in_flight = 0
         for replica in self._fleet.replicas:
             instance = replica.instance
+            # SAMPLE is the last kind at an instant, so the turns of all instances have gone by and steps that end now count.
             instance.commit_ended_steps(now)
             self._waiting.append(instance.waiting)
             self._running.append(instance.running)
@@ -61,6 +62,7 @@ class Sampler:
         if len(self._at) > _MAX_SAMPLES:
             self._decimate()
         if self._arrivals or self._pipeline.live:
+            # Samples alone never keep a run going: without this condition the event queue would never be empty.
             self._event_queue.push(self._at[-1] + self._every, SimEventKind.SAMPLE)
 
     def _decimate(self) -> None:

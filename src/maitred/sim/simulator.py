@@ -72,6 +72,7 @@ def simulate(
     arrivals = ArrivalFeed(jobs, event_queue, progress)
     fleet = SimulatedFleet(cluster, instance, seed, event_queue, log_itl=log_itl)
     overheads, count = instance.latency_model().overheads, cluster.num_instances
+    # Every part draws from a random stream of its own, named by the seed: a policy that draws more shifts no other part.
     rows = ResultRows(overheads, count) if sink is None else StreamedRows(overheads, count, sink)
     driver = make_admission_driver(cluster, instance, admission, log, fleet.load, event_queue)
     router = (routing or RoutingConfig()).router(Random(f"{seed}/routing"))
@@ -98,6 +99,7 @@ def _run(event_queue: EventQueue, fleet: SimulatedFleet, handlers: Sequence[_Han
         now, kind, target = heappop(heap)
         event_queue.now = now
         handlers[kind](target, now)
+        # A step that began before the last event of this instant would miss a request that enters its instance with it.
         if dirty and not (heap and heap[0][0] == now):
             fleet.resume_dirty()
 
@@ -116,4 +118,6 @@ def _handlers(pipeline: Pipeline, sampler: Sampler | None) -> Sequence[_Handler]
     }
     if sampler is not None:
         handlers[SimEventKind.SAMPLE] = sampler.on_sample_due
+    # A list indexed by the kind is the cheapest look-up for every event. SAMPLE is the largest kind, so a run without samples
+    # leaves no hole in it.
     return [handlers[kind] for kind in sorted(handlers)]

@@ -72,6 +72,7 @@ class CacheSnapshot:
         cache.subscribe(self)
 
     def on_stored(self, block_hash: int) -> None:
+        # `setdefault`, because only the first change after the refresh tells the state at the refresh.
         self._was_cached.setdefault(block_hash, False)
 
     def on_removed(self, block_hash: int) -> None:
@@ -80,6 +81,8 @@ class CacheSnapshot:
     def refresh(self) -> None:
         """Take the present state of the cache as the snapshot."""
         self._replica.settle()
+        # Evictions that are still pending have happened by now. Reported after the notes are cleared, they would count as
+        # blocks that were cached at the refresh.
         self._cache.apply_evictions()
         self._was_cached.clear()
 

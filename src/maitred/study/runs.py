@@ -168,6 +168,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
 def parse_seeds(given: int | Sequence[int], first: int = FIRST_SEED, *, where: str = "seeds") -> tuple[int, ...]:
     """Return the given seeds, or as many as the given number from `first` on. Raises ConfigError for none, too many,
     duplicates."""
+    # A range of a billion seeds is not built only to be refused.
     seeds = tuple(range(first, first + min(given, MAX_SEEDS + 1))) if isinstance(given, int) else tuple(given)
     if not 1 <= len(seeds) <= MAX_SEEDS:
         count = given if isinstance(given, int) else len(seeds)

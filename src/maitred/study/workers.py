@@ -130,6 +130,8 @@ class ProcessWorkers:
                 try:
                     result = pipe.recv_bytes()
                 except (EOFError, OSError):
+                    # The worker has died, and its pipe with it. Its task goes first in the queue, so that a run which kills its
+                    # workers is found at its third attempt and not at the end of the study.
                     self._workers.remove(worker)
                     worker.end()
                     losses[index] += 1
@@ -147,7 +149,7 @@ class ProcessWorkers:
                 return
             index = waiting.popleft()
             worker.task_index = index
-            with suppress(OSError):  # the worker has died: its pipe will end, and `run` repeats the task
+            with suppress(OSError):  # If the worker has died, its pipe ends, and `run` repeats the task.
                 worker.pipe.send_bytes(tasks[index])
 
     def _idle_worker(self) -> _Worker | None:
@@ -162,6 +164,7 @@ class ProcessWorkers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # All are told to end before any is waited for, so that they end side by side.
         for worker in self._workers:
             worker.process.terminate()
         for worker in self._workers:
@@ -178,6 +181,7 @@ class _Worker:
         self.process: BaseProcess = _context.Process(target=_worker_main, args=(function, their_end), daemon=True)
         with _sigint_blocked():
             self.process.start()
+        # While this process held the other end open too, the pipe would not end with the worker.
         their_end.close()
 
     def end(self) -> None:

@@ -123,6 +123,7 @@ def _gamma_variate(shape: float, uniform: UnitDraw) -> float:
     while True:
         x = standard_normal(uniform)
         v = (1.0 + c * x) ** 3
+        # One candidate in twenty is rejected at shape 1, and fewer above. `1 - uniform()` is never 0, which has no logarithm.
         if v > 0.0 and math.log(1.0 - uniform()) < 0.5 * x * x + d * (1.0 - v + math.log(v)):
             return d * v
 
@@ -151,6 +152,7 @@ def weibull_cv(shape: float) -> float:
 
 def weibull_shape(cv: float) -> float:
     """Return the shape k whose CV is `cv`, by bisection: the CV falls as k grows."""
+    # From a CV of 370,000 down to one of 0.0026, so every CV that is allowed lies between. There is no closed form.
     low, high = 0.05, 500.0
     while high - low > 1e-12 * high:
         middle = (low + high) / 2.0

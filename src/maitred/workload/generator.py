@@ -64,6 +64,8 @@ class JobGenerator:
     def __iter__(self) -> Iterator[Job]:
         """Yield the jobs that arrive at times of their own."""
         while self._sources and self._num_remaining > 0 and self._sources[0][0] <= self._horizon:
+            # A source is in the heap with one arrival only. So the heap grows with the number of senders and open sessions, and
+            # not with the number of requests.
             source = heappop(self._sources)[2]
             self._num_remaining -= 1
             job = source.next_job(self)
@@ -73,6 +75,8 @@ class JobGenerator:
     def on_request_end(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
         """Return the next round of the request's session, or the next request or session of its user."""
         session, user = self._awaiting_answer.pop(request.id, (None, None))
+        # A prompt that contains the history cannot follow an answer that does not exist. So the session ends, and as in BLIS
+        # its user sends no more.
         if session is None or not completed:
             return ()
         session.on_answer(output_tokens)

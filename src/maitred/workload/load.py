@@ -207,8 +207,10 @@ def build_jobs(
         jobs = workload.jobs(seed=seed, rate_scale=load.rate_factor(spell))
     else:
         jobs = _synthetic_jobs(load, DEFAULT_SEED if seed is None else seed, spell)
+    # Requests at a rate draw their classes and tenants as they are made.
     if trace is not None or workload is not None:
         jobs = _apply_mixes(load, jobs, DEFAULT_SEED if seed is None else seed, spell)
+    # Before the time scale, which stretches deadlines too.
     if load.timeout_secs is not None:
         jobs = with_timeout(jobs, load.timeout_secs, where=spell("timeout_secs"))
     return jobs if load.time_scale is None else scale_time(jobs, check_scale(load.time_scale, spell("time_scale")))

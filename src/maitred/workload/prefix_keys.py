@@ -179,6 +179,9 @@ class PieceChain(msgspec.Struct, frozen=True, gc=False):
 
     Every piece has a number of its own, so two prompts are equal as far as their pieces are. A block belongs to the piece that
     holds its last token.
+
+    Example with blocks of 16 tokens: piece 0 ends before token 40 and piece 7 before token 100. Piece 0 has the blocks 0 and 1,
+    and piece 7 the blocks 2 to 5. Block 2 begins with 8 tokens of piece 0, but ends in piece 7.
     """
 
     pieces: tuple[Piece, ...]
@@ -208,6 +211,7 @@ class PieceChain(msgspec.Struct, frozen=True, gc=False):
         keys: list[int] = []
         start = 0
         for number, end in self.pieces:
+            # Blocks count from the start of the prompt and not of the piece: the KV of a text depends on all that is before it.
             first = number * _BLOCKS_PER_NUMBER
             keys.extend(range(first + start // block_size, first + end // block_size))
             start = end

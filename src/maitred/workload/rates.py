@@ -72,6 +72,7 @@ class AggregateRate:
 
     def split(self, span: RateSegment) -> Iterator[RateSegment]:
         """Yield `span` in parts, each with the rate that its weight amounts to there."""
+        # The span itself is among the active ones, so the weights that it is divided by are above 0.
         first = bisect_right(self._change_points, span.start)
         instants = [span.start, *(instant for instant in self._change_points[first:] if instant < span.end), span.end]
         for index, (start, end) in enumerate(pairwise(instants), start=first - 1):
@@ -136,11 +137,14 @@ class ArrivalTimes:
 
     def __next__(self) -> ArrivalTime:
         segment, at = self._segment, self._at
+        # The process of the window in which a gap begins draws it, wherever it ends. Either iterator may end here: without gaps
+        # or segments there are no more arrivals, and StopIteration says so.
         needed = next(self._gaps_by_window.get(segment.window, self._gaps))
         while needed > (room := (segment.end - at) * segment.rate) + _SLACK or not segment.rate:
             needed -= room
             segment = self._segment = next(self._segments)
             at = segment.start
+        # The exact time is kept, and only the arrival is rounded: rounding errors must not add up over a long run.
         self._at = min(at + needed / segment.rate, segment.end)
         return ArrivalTime(round(self._at), segment.window)
 

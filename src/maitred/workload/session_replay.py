@@ -114,6 +114,8 @@ class SessionReplay:
         program.session.num_unfinished -= 1
         jobs: list[Job] = []
         if completed:
+            # The program counts as busy while rows are read, so its own rows only join its queue, and are returned below. Rows
+            # of other programs go to the iteration; with `max_sessions` it may be over, so they are returned too.
             self._read_next_of(program, jobs.append if self._max_sessions else self._schedule)
             program.idle_since = now
             self._send_next(program, jobs.append)
@@ -146,6 +148,7 @@ class SessionReplay:
             self._append_to(program, program, row, send)
         elif row.program and parent:
             sub_agent = self._programs[row.program] = _ReplayProgram(row.program, parent.session, row.arrival)
+            # A sub-agent that starts after its parent has failed would not have been started.
             sub_agent.cancelled = parent.cancelled
             self._append_to(parent, sub_agent, row, send)
         else:
@@ -170,6 +173,7 @@ class SessionReplay:
         while program.waiting and program.idle_since is not None:
             row = program.waiting.pop(0)
             send(self._job(row, program.idle_since + self._think_time_before(program, row)))
+            # The first request of a sub-agent does not keep its parent busy: both continue side by side.
             if row.program == program.program:
                 program.last_recorded_arrival, program.idle_since = row.arrival, None
                 program.num_own_waiting -= 1

@@ -54,6 +54,7 @@ class RoundSampler:
     def __init__(self, sender: Client | Cohort, stream: str) -> None:
         """`stream` is the prefix of the names of its random streams."""
         self._lengths_by_window = _lengths_by_window(sender)
+        # Two streams, so that another distribution of prompts leaves the lengths of the answers as they are.
         self._prompt_draw = Random(f"{stream}/input_tokens").random
         self._output_draw = Random(f"{stream}/output_tokens").random
 

@@ -59,6 +59,7 @@ def sort_by_arrival(rows: Iterable[TraceRow], max_disorder: int, on_late_row: Ca
         if latest is not None and row.arrival < latest:
             on_late_row(RowError("it arrived before the row above it", "rows must be in order of arrival"))
             continue
+        # The index keeps rows with the same arrival in the order of the file, and rows themselves are never compared.
         if len(held) == max_disorder:
             latest, _, first = heappushpop(held, (row.arrival, index, row))
             yield first

@@ -212,6 +212,7 @@ class _TimeScaledWorkload:
         return (_scale_job_time(job, self._factor) for job in self._jobs)
 
     def on_request_end(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterator[Job]:
+        # Rounded up: what follows from an end must not lie before it on the clock of the workload.
         workload_now = math.ceil(now / self._factor)
         for job in self._jobs.on_request_end(request, completed, output_tokens, workload_now):
             scaled = _scale_job_time(job, self._factor)

@@ -7,6 +7,9 @@ Non-negative least squares follow Lawson and Hanson (Solving Least Squares Probl
 by one, first the one along which the error falls fastest. If the unconstrained solution for the active ones makes one of them
 negative, the step towards it ends where the first of them reaches 0, and that one becomes inactive again.
 
+    features (1, 1) and (1, 2), target (2, 1): the unconstrained solution is 3 and -1. The error falls fastest along the first
+    one, which becomes 1.5. Along the second one the error does not fall then, so the result is 1.5 and 0
+
 `write_fit` writes a model as a YAML file for `--config`, with its tables beside it. The file also contains the other keys of
 the engine that differ from their defaults, because coefficients hold only for one model on one kind of GPU, and the errors that
 `maitred validate` prints hold for the engine of the folder.
@@ -229,6 +232,7 @@ def non_negative_least_squares(features: Floats, target: Floats) -> Floats:
     tolerance = 1e-10 * max(1.0, float(np.abs(a.T @ target).max(initial=0.0)))
     for _ in range(10 * a.shape[1]):
         gradient = a.T @ (target - a @ x)
+        # Along an active coefficient the gradient is 0 but for rounding, which must not make it active a second time.
         gradient[inside] = -np.inf
         if gradient.max() <= tolerance:
             break

@@ -231,6 +231,7 @@ def _all_tokens(profile: LayerProfile, deployment: ProfiledDeployment) -> Curve:
 def _experts(profile: LayerProfile, deployment: ProfiledDeployment, tokens: float) -> float:
     """Return the µs of the experts of one rank, for evenly distributed choices: expected active experts, and its share of
     tokens."""
+    # Of 128 experts, 8 per token, one is idle for 16 tokens with probability (1 - 8 / 128)^16 = 0.356, so 82 are active.
     here = deployment.num_experts / deployment.data_parallel_size
     active = here * (1 - (1 - deployment.experts_per_token / deployment.num_experts) ** tokens)
     by_active = tuple(
@@ -250,6 +251,7 @@ def _dispatch(deployment: ProfiledDeployment, tokens: float) -> float:
 
 def _all_reduce(deployment: ProfiledDeployment, tokens: float) -> float:
     """Return the µs per step of two ring all-reduces per layer."""
+    # A ring all-reduce is a reduce-scatter and an all-gather, each of gpus - 1 hops that carry 1 / gpus of the data.
     gpus = deployment.tensor_parallel_size
     moved = 2 * (gpus - 1) / gpus * tokens * deployment.hidden_size * _BYTES / deployment.link_bytes_per_us
     return 2 * deployment.layers * (moved + 2 * (gpus - 1) * deployment.link_latency_us)

@@ -5,6 +5,9 @@ measurements, by relative error. Where measurements are few, the values stay nea
 decodes and context:
 
     minimise  Σ ((interpolated - measured) / measured)² + λ · Σ ((value - plain) / plain)²     over all values
+
+Example of an axis: measured numbers from 3 to 100 give the points 3, 4, 8, 16, 32, 64 and 100. If at most 6 points are wanted,
+every second power remains: 3, 4, 16, 64, 100.
 """
 
 from __future__ import annotations

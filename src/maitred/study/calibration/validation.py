@@ -73,7 +73,8 @@ def validate(name: str, rows: Sequence[MeasuredRequest], instance: InstanceConfi
     for metric in METRICS:
         for which in STATISTICS if len(measured[metric]) else ():
             truth, guess = 1e3 * _statistic(measured[metric], which), 1e3 * _statistic(predicted[metric], which)
-            if truth:  # else tokens came at once, and no error is relative to nothing
+            # A TPOT of 0 means that tokens came together. There is no error relative to 0.
+            if truth:
                 lines.append(ValidationLine(metric, which, truth, guess, peers.get((metric, which))))
     return Validation(name, len(rows), lines)
 

@@ -123,6 +123,7 @@ def make_difference(name: str, a: Sequence[float | None], b: Sequence[float | No
     """Return one metric of both sides, given by seed."""
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
     better = find_metric(name).better
+    # Gains are above 0 where A is better, so that "A wins" means the same for every metric. The interval is one of B - A.
     gains = [y - x if better is Better.LOWER else x - y for x, y in pairs]
     sure = bootstrap(gains, seed)
     low, high = (None, None) if sure is None else (sure.low, sure.high)
@@ -272,6 +273,8 @@ def bootstrap(differences: Sequence[float], seed: int) -> BootstrapInterval | No
 @cache
 def _draws(count: int, seed: int) -> NDArray[Any]:
     """Return the indices of the differences in each resample, in rows. They are the same for every metric."""
+    # Python promises to keep the stream of `Random.random`; numpy promises that for its legacy generator only. An interval must
+    # not change with a version.
     uniform = Random(f"{seed}/bootstrap").random
     drawn = np.fromiter((uniform() for _ in range(RESAMPLES * count)), dtype=np.float64, count=RESAMPLES * count)
     return (drawn * count).astype(np.int32).reshape(RESAMPLES, count)

@@ -84,6 +84,7 @@ class FileJournal(InMemoryJournal):
     def _read_header(self) -> _JournalHeader | None:
         """Return the header in the folder, or None if it holds no completed run."""
         path, runs = self._folder / _HEADER_FILE, self._folder / RUNS_FILE
+        # A folder without a completed run is free for any sweep: nothing in it could be lost.
         if not (path.exists() and runs.exists() and runs.stat().st_size):
             return None
         try:
@@ -107,7 +108,8 @@ class FileJournal(InMemoryJournal):
         file = path.open("a+b")
         file.seek(0)
         written = file.read()
-        complete = written[: written.rfind(b"\n") + 1]  # the last line may have been cut off by a power failure
+        # A power failure may have cut off the last line, and only that one: a line is on disk before the next one is written.
+        complete = written[: written.rfind(b"\n") + 1]
         for number, row in enumerate(complete.splitlines(), 1):
             try:
                 super().record(msgspec.json.decode(row, type=JournalLine))

@@ -158,6 +158,7 @@ class TpeSearch:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._criteria = criteria
         self._parameters = spec.parameters
+        # A seed of numpy has 32 bits.
         self._space = {key: _distribution(parameter) for key, parameter in spec.parameters.items()}
         self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed % 2**32), direction="minimize")
         self._asked: list[Trial] = []
@@ -183,6 +184,7 @@ class TpeSearch:
 def _distribution(parameter: SearchRange | list[Any]) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+    # Choices are given by their index, because Optuna takes plain scalars only and a choice may be a list or a section.
     if isinstance(parameter, list):
         return CategoricalDistribution(range(len(parameter)))
     log = parameter.scale == "log"

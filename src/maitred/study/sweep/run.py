@@ -1,9 +1,17 @@
 """`maitred.sweep`: every candidate of a grid or a search, and which of them is best.
 
-from maitred import sweep
+    from maitred import sweep
 
-result = sweep({ "workload": {"rate": 30, "num_requests": 1000}, "grid": {"cluster.num_instances": [1, 2, 4],
-"instance.scheduler": ["fcfs", "sjf"]}, "constraints": ["ttft_p99_ms <= 500"], }) print(result.best)
+    result = sweep(
+        {
+            "workload": {"rate": 30, "num_requests": 1000},
+            "grid": {"cluster.num_instances": [1, 2, 4], "instance.scheduler": ["fcfs", "sjf"]},
+            "constraints": ["ttft_p99_ms <= 500"],
+        }
+    )
+    print(result.best)
+
+The grid has six candidates, and each of them a run for every seed.
 """
 
 from __future__ import annotations
@@ -83,7 +91,8 @@ class _RunningSweep:
             proposed = self._plan.points(first, search.ask(min(spec.batch, spec.trials - first)))
             self._run_missing(proposed, first * len(seeds), spec.trials * len(seeds))
             search.tell([self._candidate_result(point).figures if not point.problem else None for point in proposed])
-            for point in proposed:  # TPE may propose the same values again; their runs are in the journal
+            # TPE may propose the same values again. Their runs are in the journal, and they count as one candidate.
+            for point in proposed:
                 distinct.setdefault(repr(point.values), point)
         return self._result([*distinct.values()])
 

@@ -119,6 +119,7 @@ class _SessionRows:
             if call.requests is not None:
                 yield from self._sub_agent(call.requests, f"{program}/{index}", at, program, max(at - last_end, 0))
                 continue
+            # Before the check, because `keep` of the next request counts from this prompt even if it is not replayed.
             blocks = blocks.head(call.keep).append(call.new)
             if not (0 < call.input <= MAX_TOKENS and 0 < call.output <= MAX_TOKENS):
                 yield NotReplayedError(f"request {index} of {program} has no tokens", "it is not replayed")

@@ -232,6 +232,8 @@ class _BlisReader:
         prefix = self._prefix(before, group, model, parse_tokens_or_zero(shared, "prefix_length"), own)
         conversation = replace(prefix, tokens=prefix.tokens + output)
         self._history.append(session, conversation)
+        # After `append`: a history that accumulates has this round now, and the other kind has none, so that no later prompt is
+        # taken to contain the answer.
         is_numbered = name.isdecimal() and name.isascii()
         return TraceRow(
             parse_micros(sent, "send_time_us") or parse_micros(arrival, "arrival_time_us"),
