@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from flow_timeline import FlowTimeline, flow_config
 
-from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket, replay
+from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket, TicketState, replay
 from maitred.core.contracts import FleetLoad, InstanceLoad
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass, Request
@@ -252,6 +253,18 @@ def test_a_reload_from_classes_and_back_loses_nobody() -> None:
     assert t.reconfigure(2, flow_config(**ONE)) == []
     t.submit(3, "d")
     assert [t.release(4, name) for name in "abc"] == [[], [], ["d admit slot_free"]]
+
+
+def test_a_reload_from_slots_of_tokens_counts_each_request_as_one() -> None:
+    tokens = msgspec.convert({"mode": "priority", "slot_cost": "tokens", "slot_tokens": 100}, AdmissionConfig)
+    core = Admission(tokens, {"m": 1})
+    held, waits = Ticket(0, "m", cost=100), Ticket(1, "m", cost=100)
+    core.submit(held, 0)
+    core.submit(waits, 0)
+
+    core.reconfigure(flow_config(saturation_detector="never"), 1)
+    assert (held.state, waits.state) == (TicketState.ADMITTED, TicketState.ADMITTED)
+    assert (held.slot_units, waits.slot_units) == (1, 1)
 
 
 def test_a_log_with_looks_runs_again_byte_for_byte() -> None:
