@@ -47,5 +47,20 @@ def test_a_page_names_files_that_exist(path: Path) -> None:
     assert missing(path.read_text(encoding="utf-8"), *everywhere(path)) == []
 
 
+def rows_of_the_map() -> list[tuple[list[str], list[str]]]:
+    """Return the files and the names of each row of "Where it is decided"."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.partition("## Where it is decided")[2].partition("\n## ")[0]
+    cells = [line.split("|")[2:4] for line in section.splitlines() if line.startswith("| ") and ".py`" in line]
+    return [(re.findall(r"`([^`]+\.py)`", files), re.findall(r"`([^`]+)`", names)) for files, names in cells]
+
+
+@pytest.mark.parametrize(("files", "names"), rows_of_the_map())
+def test_the_map_names_what_its_files_define(files: list[str], names: list[str]) -> None:
+    sources = "\n".join((PACKAGE / file).read_text(encoding="utf-8") for file in files)
+    defined = set(re.findall(r"^ *(?:class |def )?(\w+)", sources, re.MULTILINE))
+    assert [name for name in names if not defined.issuperset(name.split("."))] == []
+
+
 def test_a_file_that_is_not_there_is_noticed() -> None:
     assert missing("see `queueing/nothing.py` and units.py", PACKAGE / "core", PACKAGE) == ["queueing/nothing.py"]

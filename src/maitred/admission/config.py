@@ -148,7 +148,8 @@ class ClassConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reserved_floor: int | None = None
     """Slots held back from lower classes while this class does not use them."""
     reserved_per_slot: float | None = None
-    """The same as a share of the capacity, 0 to 1, rounded up; the larger of the two counts."""
+    """The same as a share of the capacity, 0 to 1, rounded up; the larger of the two counts. (With SMG's flavour it may be
+    above 1, as there; so the struct allows it, and `AdmissionConfig.class_rules` has the last word.)"""
     queue_size: int | None = None
     """Requests that may wait, per model; 0: none, rejected at once (429)."""
     queue_timeout_secs: float | None = None

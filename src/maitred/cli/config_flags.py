@@ -44,7 +44,7 @@ LEGACY_ADMISSION: Final = FlagGroup(
     KeyFlag("admission.legacy.max_concurrent_requests", "N"),
     KeyFlag("admission.legacy.rate_limit_tokens_per_second", "RATE"),
     KeyFlag("admission.legacy.queue_size", "N"),
-    KeyFlag("admission.legacy.queue_timeout_secs", "SECS"),
+    KeyFlag("admission.legacy.queue_timeout_secs", "SECS"),  # the keys of classes have no flags
 )
 CALLERS: Final = FlagGroup(
     "Clients and tenants",

@@ -1,4 +1,15 @@
-"""The sources of a configuration: files, the environment and flags, later ones over earlier ones."""
+"""The sources of a configuration: files, the environment and flags, later ones over earlier ones.
+
+The way of a key, `admission.classes.bulk.queue_timeout_secs` for example:
+
+    core/yaml_document.py    the text becomes a tree of keys, each with its line
+    config/settings.py       `MAITRED_ADMISSION__CLASSES__BULK__QUEUE_TIMEOUT_SECS` and flags become keys as well
+    config/merged.py         the trees are laid over one another, and converted to the structs of the rooms
+    admission/config.py      `ClassConfig.__post_init__` checks the range; `class_rules` fills in what is not given
+    admission/rules.py       `_lane_rules` turns seconds into microseconds: from here on there are only `Micros`
+
+A mistake anywhere on this way is one ConfigError that names the source, the line and the key (`core/yaml_schema.py`).
+"""
 
 from __future__ import annotations
 

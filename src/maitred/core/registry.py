@@ -123,7 +123,8 @@ class Registry(Generic[T]):
         return self._of(parse_spec(spec, self.kind), self.defaults if defaults is None else defaults)
 
     def create(self, spec: str, defaults: Mapping[Any, Any] | None = None) -> T:
-        """Return a new policy. Raises ConfigError as `get` does."""
+        """Return a new policy. Raises ConfigError as `get` does, which makes one to check the parameters: so a constructor must
+        have no side effects."""
         return self.get(spec, defaults)()
 
     def built_in(self) -> Mapping[str, Factory[T]]:

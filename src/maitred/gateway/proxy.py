@@ -17,7 +17,9 @@ once more, and its client notices nothing.
 **A backend that fails** is replaced by another one while no part of a response has been sent. Any number of backends to which
 no connection can be made may be tried, but only `max_attempts` that get the request, since the request may be what brings them
 down. For example, with `max_attempts: 2` and four backends of which two refuse connections and the third disconnects, the
-fourth is still tried. Once a part has been sent, the rest must come from the same backend; if it breaks off, the connection to
+fourth is still tried. A timeout or a malformed response is not retried: the request would only keep the next backend busy as
+well. (Apart from this, `wire/client.py` sends a request once more when the kept connection it chose turns out to be closed.)
+Once a part has been sent, the rest must come from the same backend; if it breaks off, the connection to
 the client is cut as well, because a truncated response must not look whole.
 
 This module must never decide which request is served, or where: admission and the router do.

@@ -111,7 +111,7 @@ class ResultRows:
                 queued = seq.queued_at
             if seq.scheduled_at is not None:
                 scheduled = seq.scheduled_at
-            if seq.first_token_at is not None:
+            if seq.first_token_at is not None:  # the column from which reports compute TTFT
                 first_token = seq.first_token_at + self._overhead_per_token
             if outcome is _COMPLETED:
                 # The overhead lengthens every gap between tokens, so the last token is late by all of them together. Stalls are

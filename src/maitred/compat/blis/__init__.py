@@ -5,7 +5,8 @@
     blocks     the last copy of a block answers; a prompt may be cached as a whole; main memory can be a second tier
     admission  saturation is measured and the queue is served as in BLIS's own flow control
 
-The heads of the files say each rule in full; `compat/instance_rules.py` chooses them.
+The heads of the files say each rule in full. `compat/instance_rules.py` chooses those of instances (the key
+`instance.flavour`), `admission/presets.py` those of flow control (`admission.flavour`).
 
 flow_control.py    which requests wait in front of the fleet, and which enter next
 instance.py        when steps begin, and when their outcome is there
