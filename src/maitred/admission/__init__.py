@@ -28,7 +28,7 @@ has left).
     ticket.py       the record of one request, and the table of its states
     enums.py        actions and reasons
     counters.py     what became of every request
-    config.py       the keys of the `admission` section
+    config.py       the keys of the `admission` section; those of flow control are in flow_control_config.py
     presets.py      what holds where the configuration does not say, and where other systems differ
     rules.py        the configuration, resolved into what pools work with
     replay.py       a core that writes a log, and a log run again
@@ -48,7 +48,7 @@ from maitred.admission.config import (
 from maitred.admission.core import EMPTY_LOAD, Admission, no_load
 from maitred.admission.counters import ClassView, PoolView
 from maitred.admission.enums import Action, Reason, ReleaseReason
-from maitred.admission.flow_control.config import FlowControlConfig
+from maitred.admission.flow_control_config import FlowControlConfig
 from maitred.admission.policies import POLICIES, AdmissionPolicy, PolicyConfig, Refusal
 from maitred.admission.pool import LoadProbe
 from maitred.admission.pools import SHARED_POOL

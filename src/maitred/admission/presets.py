@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from maitred.admission.flow_control.config import DetectorName, DispatchMode, FairnessName, FairnessPolicy
+from maitred.admission.flow_control_config import DetectorName, DispatchMode, FairnessName, FairnessPolicy
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from maitred.admission.flow_control.config import FairnessPolicy
+from maitred.admission.flow_control_config import FairnessPolicy
 from maitred.admission.presets import AdmissionPreset, FlowControlPreset
 
 ADMISSION: Final = AdmissionPreset(
