@@ -5,8 +5,8 @@ none of the machinery of a queue:
 
     KeyPolicy          the order is a key that time does not change: the policy is one method, its queue a heap
     BaseQueue          a queue whose order changes with neither time, nor steps, nor service: nothing to do in the callbacks
-    DelegatingQueue    a queue around another queue: everything is passed on, and a subclass changes what it is about
-    SubqueuedQueue     a queue over subqueues (`subqueues`), one for each priority or tenant
+    DelegatingQueue    a queue that passes everything on to an inner one; a subclass overrides what it changes
+    SubqueuedQueue     a queue over several subqueues (see `subqueues`), one for each priority or tenant
 """
 
 from __future__ import annotations

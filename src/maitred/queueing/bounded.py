@@ -106,6 +106,8 @@ class _BoundedQueue(DelegatingQueue):
             seq = self._inner.pop()
         else:
             self._inner.remove(seq.request.id)
+        # One addition counts for all older requests: each one's count is the sum of the differences from itself to the
+        # youngest.
         older = self._unlink(seq)
         if older is not None:
             self._overtake_deltas[older] = self._overtake_deltas.get(older, 0) + 1

@@ -62,7 +62,7 @@ class _WalkNode:
         self.branches: list[tuple[int, WalkRank, _WalkNode]] = []
         """The branches by negative weight, then rank."""
         self.branch_ranks: list[WalkRank] = []
-        """The ranks of the branches."""
+        """The ranks of the branches, smallest first. (`branches` is in the order of weights.)"""
         self.waiting: list[tuple[WalkRank, WaitingRequest]] = []
         """The requests at this node, by rank."""
         self.parent: _WalkNode | None = None
@@ -109,6 +109,8 @@ class _DfsWeightQueue(CacheAwareQueue):
 
     def _end_pass(self) -> None:
         self._walk = self._next = None
+        # Only now do the admitted requests leave the tree: earlier, the branch that is being walked would lose weight
+        # with each of them and might fall behind another one.
         for waiting in self._admitted:
             self._index.admit(waiting)
         self._admitted.clear()
@@ -156,6 +158,8 @@ class _DfsWeightQueue(CacheAwareQueue):
         """Sort `node` in among its siblings. The nodes below it are sorted in already."""
         assert node.parent is not None
         walk_node, parent = self._walk_node(node), self._walk_node(node.parent)
+        # Both lists are sorted, so the first rank of the whole branch is the first of one of them: O(1) instead of a
+        # walk.
         rank = min([rank for rank, _ in walk_node.waiting[:1]] + walk_node.branch_ranks[:1])
         walk_node.parent, walk_node.entry = parent, (-node.weight, rank)
         insort(parent.branches, (*walk_node.entry, walk_node))

@@ -57,6 +57,7 @@ class _HrrnQueue(CacheAwareQueue):
         self._deprioritized: IndexedHeap[RequestId, SortKey, WaitingRequest] = IndexedHeap()
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
+        # A preempted request is added again and keeps the clock of its first arrival, so that it does not lose its age.
         self._clock_at_arrival.setdefault(seq.request.id, self._clock)
         super().add(seq, now, front=front)
 

@@ -106,6 +106,7 @@ class KineticTournament(Generic[P]):
             winners[match] = leader or other
             due[match] = next_due
             return
+        # Both ratios times both sizes: the comparison needs no division, so nothing is rounded.
         lead = (clock - leader.since) * other.size - (clock - other.since) * leader.size
         if lead < 0 or (lead == 0 and other.tie_break < leader.tie_break):
             leader, other, lead = other, leader, -lead
@@ -124,6 +125,8 @@ class KineticTournament(Generic[P]):
         self._winners = [None] * (2 * self._leaves)
         self._due = [_NEVER] * (2 * self._leaves)
         self._free = list(range(2 * self._leaves - 1, self._leaves + len(players) - 1, -1))
+        # It grows only when no place is free, so every place holds a player. Doubling keeps the cost at O(1) per player
+        # on average.
         for leaf, player in enumerate(players, start=self._leaves):
             assert player is not None
             player.leaf = leaf

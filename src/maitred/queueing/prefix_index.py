@@ -90,6 +90,8 @@ class InBatchDedup:
             group.members.append(entry)
             self._elect_leader(group, key)
         elif not _is_member(group, request):
+            # All members but the leader are deprioritized, so a request that joins starts that way. If it arrived
+            # before the leader, as a preempted one may have, the election corrects it.
             insort(group.members, entry)
             self._set_deprioritized(request, True)
             self._elect_leader(group, key)
@@ -144,6 +146,7 @@ class InBatchDedup:
             del self._groups[key]
             return
         before = group.leader
+        # Nothing leads while the beginning is being computed: a second leader would compute it once more.
         group.leader = group.members[0][1] if group.members and not group.computing else None
         if before is group.leader:
             return
@@ -193,6 +196,7 @@ class PrefixIndex:
 
     def remove(self, request: WaitingRequest) -> None:
         """Forget `request`, which waits no more."""
+        # An aborted leader must not hold its group back: the next member leads at once.
         self._dedup.remove(request)
         self._remove_from_tree(request)
 
@@ -200,7 +204,7 @@ class PrefixIndex:
         """Forget `request`, which waits no more because its prompt is going to be computed."""
         shared = self._dedup.admit(request)
         if shared is not None:
-            self._changed_blocks[shared] = None  # it may be cached already
+            self._changed_blocks[shared] = None  # the block may be cached already, and then no event would end the wait
         self._remove_from_tree(request)
 
     def on_request_end(self, request_id: RequestId) -> None:
@@ -217,7 +221,7 @@ class PrefixIndex:
 
     def apply_updates(self) -> None:
         """Move the requests that the noted changes concern. Call it at the start of a pass."""
-        self._cache.contains(0)  # a cache may evict lazily: any look makes it tell its listeners what is gone
+        self._cache.contains(0)  # a cache may evict lazily, and any look makes it tell its listeners what is gone
         ended, self._ended = self._ended, []
         for request_id in ended:
             self._dedup.on_request_end(request_id)
@@ -240,9 +244,10 @@ class PrefixIndex:
         for key in keys:
             if key in self.tree:
                 lost.setdefault(self.tree.node_of(key), set()).add(key)
+        # From the root downwards: one retreat moves all that is below, so what lies deeper costs nothing more.
         for node in sorted(lost, key=lambda node: node.start):
             if node.weight:  # otherwise a retreat further up has removed it already
-                self._retreat(next(key for key in node.keys if key in lost[node]))
+                self._retreat(next(key for key in node.keys if key in lost[node]))  # the first gap makes the rest useless
 
     def _advance_waiting(self, key: int) -> None:
         """Move the requests that wait for the block `key`, which is cached now, as far as the cache goes.

@@ -144,6 +144,7 @@ class WaitingPrefixTree:
         depth = block_hashes.index(key, start.end) + 1
         node = self._node_at(start, block_hashes, depth)
         node.attach(requests)
+        # The weights of `start` and of the nodes above it contain these requests already.
         self._add_weight(node, len(requests), start)
         self._prune(start)
 
@@ -164,7 +165,8 @@ class WaitingPrefixTree:
             del node.parent.children[key]
             self._discard([node])
             node = node.parent
-        node.attach(requests)  # the weights of `node` and above stay as they are
+        # The requests stay below the same nodes, so the weights of `node` and of those above it are right already.
+        node.attach(requests)
 
     def mark_dirty(self, node: PrefixNode | None) -> None:
         """Note that a request at `node` has changed, which concerns all nodes above it."""
@@ -232,6 +234,7 @@ class WaitingPrefixTree:
         assert parent is not None
         count = end - lower.start
         upper = self._add_child(parent, lower.keys[:count])
+        # The lower part keeps the object, because requests refer to the node at whose end they wait.
         upper.weight = lower.weight
         upper.children[lower.keys[count]] = lower
         lower.parent, lower.start, lower.keys = upper, end, lower.keys[count:]
@@ -254,6 +257,7 @@ class WaitingPrefixTree:
         (lower,) = upper.children.values()
         parent = lower.parent = upper.parent
         assert parent is not None
+        # The lower node survives, because requests wait at its end and none at the end of the upper one.
         parent.children[upper.keys[0]] = lower
         self._node_of_block.update(dict.fromkeys(upper.keys, lower))
         lower.start, lower.keys = upper.start, upper.keys + lower.keys

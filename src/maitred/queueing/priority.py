@@ -171,6 +171,7 @@ class _HeadScoredQueue(_ScoredQueue):
         return seq
 
     def pop(self) -> SequenceState:
+        # A running sequence keeps the score with which it was admitted, so the score must be that of this step.
         self.peek()
         return self._inner.pop()
 
@@ -234,6 +235,7 @@ class _RekeyedQueue(KeyQueue):
     """A queue whose keys may be others at each step."""
 
     def on_step_start(self, step: StepView, now: Micros) -> None:
+        # Only changed keys are pushed again: scores that seldom change, such as classes, cost a comparison each.
         for before, seq in list(self._heap):
             key = self._key(seq)
             if key != before:

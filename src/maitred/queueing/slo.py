@@ -113,6 +113,7 @@ class _SloQueue(BaseQueue):
         return self._head_heap().pop()
 
     def next_order_change(self, now: Micros) -> Micros | None:
+        # Entries of requests that wait no more are dropped here and not when these leave: a heap finds only its head.
         while self._becoming_urgent and self._becoming_urgent[0][1] not in self._normal:
             heappop(self._becoming_urgent)
         next_urgent = max(self._becoming_urgent[0][0], now + 1) if self._becoming_urgent else None

@@ -118,6 +118,8 @@ class _RecentLengths:
         few lengths are known."""
         if len(self._sorted) < _MIN_SAMPLES:
             return None
+        # A request that has emitted `above` tokens can only be one of the longer ones. If it is longer than all that
+        # are known, it is taken to be half done.
         first = bisect_right(self._sorted, above)
         count = len(self._sorted) - first
         return self._sorted[first + min(int(q * count), count - 1)] if count else 2 * above

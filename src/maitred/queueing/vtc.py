@@ -109,6 +109,8 @@ class _VtcQueue(SubqueuedQueue):
         if tenant is None:
             raise IndexError("pop from an empty wait queue")
         seq = self.subqueues.pop(tenant)
+        # The charge is an estimate until the prompt is computed. Without it, a tenant could have its whole queue
+        # admitted in one pass before its counter moves.
         cached = 0 if self._prefix is None else self._prefix.num_cached_tokens(seq.request)
         self._on_dequeued(self._counters.admit(seq, max(0, seq.num_tokens_to_prefill - cached)))
         return seq
@@ -132,6 +134,7 @@ class _VtcQueue(SubqueuedQueue):
         """Whether steps may bring another tenant to the head: one that gains less per step than `tenant`, or with
         slack, any two that gain unequally."""
         gains = {t: a.num_decoding for t, a in self._counters.decoding_accounts.items() if t in self._ranking}
+        # A tenant of which nothing decodes gains nothing; only if all that wait also decode is the least gain above 0.
         least = min(gains.values(), default=0) if len(gains) == len(self._ranking) else 0
         if self._slack is not None:
             return any(gain > least for gain in gains.values())
@@ -167,6 +170,8 @@ class _VtcQueue(SubqueuedQueue):
 
     def _best_head(self, ranked: list[TenantRank], slack: int) -> str:
         """Return, of the tenants within slack of the first, the one whose head the inner policy prefers."""
+        # `(inf,)` is after every arrival, so a tenant that is exactly `slack` above the lowest counter is still
+        # compared. If the inner policy has no key, all keys are `()` and the lowest counter goes first.
         near = ranked[: min(_MAX_COMPARED, bisect_left(ranked, (ranked[0][0] + slack, (inf,))))]
         return min(near, key=lambda rank: (self._head_key(rank[2]), rank))[2]
 

@@ -68,6 +68,8 @@ class InFlightHeap:
             count = view.in_flight
             if count <= first[0]:
                 return view
+            # More is in flight than the entry says, as after each request that was sent there. A driver need not report that:
+            # an entry that is too low comes up by itself.
             self._num_looks += 1
             entries[position] = entry = (count, self._num_looks, position)
             heapreplace(heap, entry)

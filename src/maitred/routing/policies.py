@@ -107,6 +107,7 @@ class PowerOfTwo(BaseRouter):
         if count == 1:
             return Choice(fleet[0].index, "only_one")
         first = int(self._rng.random() * count)
+        # The second is drawn from the others, so that two instances are always compared and all pairs are equally likely.
         second = int(self._rng.random() * (count - 1))
         one, other = fleet[first], fleet[second + (second >= first)]
         return Choice(other.index if other.in_flight < one.in_flight else one.index, "better_of_two")

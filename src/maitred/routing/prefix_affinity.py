@@ -86,6 +86,8 @@ class PrefixAffinity(BaseScorer):
         holders = self._holders
         matching = holders.get(block_hashes[0], 0)
         for count, block in enumerate(block_hashes):
+            # One AND of integers for all instances together: the cost is that of the blocks, however many instances
+            # there are.
             still_matching = matching & holders.get(block, 0)
             if still_matching != matching:
                 found.update(dict.fromkeys(_set_bits(matching ^ still_matching), count))

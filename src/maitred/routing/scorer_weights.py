@@ -46,7 +46,7 @@ WrittenWeights: TypeAlias = str | tuple[str | WeightedScorer, ...]
 DEFAULT_WEIGHTS: Final = ScorerWeights(
     (WeightedScorer("precise-prefix-cache", 2.0), WeightedScorer("queue-depth", 1.0), WeightedScorer("kv-utilization", 1.0))
 )
-"""BLIS's, which has them from llm-d."""
+"""The weights of BLIS, which come from llm-d."""
 
 
 def parse_scorer_weights(written: WrittenWeights) -> ScorerWeights:

@@ -1,10 +1,12 @@
-"""How good would each instance be, in one respect? The scorers that `weighted` adds up, but for `prefix-affinity`.
+"""How good would each instance be, in one respect? The scorers that `weighted` adds up.
 
 A scorer gives each instance a score from 0 to 1, 1 being best. Most of them are one formula over what an instance
 shows:
 
     ViewScorer      looks at each instance by itself
     MinMaxScorer    compares: (most - value) / (most - least), and 1 for all if they are equal
+
+`prefix-affinity`, which remembers what it sent where, has a module of its own.
 """
 
 from __future__ import annotations

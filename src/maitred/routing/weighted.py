@@ -51,6 +51,7 @@ class WeightedRouter(RandomTieBreaker):
         best = max(sums)
         tied = [view for view, total in zip(fleet, sums, strict=True) if total == best]
         chosen = self._break_tie(request, tied)
+        # Only after the tie is broken: a scorer such as `prefix-affinity` must learn where the request really goes.
         for scorer, _ in self._weighted:
             scorer.on_chosen(request, chosen)
         return Choice(chosen.index, "best_score")

@@ -69,6 +69,8 @@ class BlisBatch(ContinuousBatch):
 
     def run_steps(self, steps: int) -> None:
         super().run_steps(steps)
+        # `super` has counted a token for every sequence that decodes. A stalled one got none: its origin step moves by one,
+        # its context stays, and it opens its next block a step later.
         for seq in self._stalled:
             seq.decode_origin_step += 1
             self.context_tokens -= 1
@@ -77,6 +79,7 @@ class BlisBatch(ContinuousBatch):
         self._kv.on_step_end((seq, self._owned_tokens(seq) + seq.num_scheduled_tokens) for seq in self.sequences.values())
 
     def finish(self, seq: SequenceState) -> None:
+        # BLIS takes a block for the last token, too. It is given back at once, but what was evicted for it is gone.
         self._kv.try_open_block(seq, self._owned_tokens(seq))
         self.remove(seq)
 
@@ -93,12 +96,12 @@ class BlisBatch(ContinuousBatch):
                 if len(order) == 1 and self._kv.try_relieve():
                     continue
                 victim = order.pop(self._preemption_policy.choose_victim(order))
-                if victim in scheduled:  # it has had its turn: its tokens are free for others again
+                if victim in scheduled:  # the victim has had its turn: its tokens of the budget are free for others again
                     budget += _budget_tokens(scheduled.pop(victim))
                     served -= 1
                 preempted.append(self._preempt(victim))
             if seq in preempted:
-                break  # those admitted after it stand still
+                break  # BLIS ends its loop here, so the sequences admitted after it stand still
             scheduled[seq] = chunk
             budget -= _budget_tokens(chunk)
             served += 1
@@ -142,6 +145,7 @@ class BlisBatch(ContinuousBatch):
                 break
             waiting.pop()
             self._add_running(seq, cached, tokens, now)
+            # From 0 and not from `cached`: BLIS charges no time for reading what was found in the cache.
             chunks.append(PrefillChunk(tokens, 0, seq.num_tokens_to_prefill, seq))
             budget -= tokens
             plan.prefill_tokens += tokens

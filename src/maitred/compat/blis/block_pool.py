@@ -10,6 +10,9 @@ copies and extents of blank blocks:
     free list:  [12 blank] [copy 17] [copy 16] [copy 42] ...
                  next to go                     released last
 
+Example: copies 17 and 42 hold the same block, and 42, which was committed last, answers for it. When 17 is evicted, the block
+is forgotten, and a prompt finds it no more, although 42 still holds it.
+
 Compiled (`tools/compile.py`).
 """
 

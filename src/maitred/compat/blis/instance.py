@@ -9,6 +9,10 @@ request comes too late. Tokens are timed at the end of their step all the same.
 So the outcome of a run of k steps is there when its last step begins, and the next step begins when that one ends: until then
 `EngineCore.next_start` lies in the future. If no sequence is left, though, the next step begins with the next arrival.
 
+Example: steps of 100 µs. A request for 3 tokens arrives at t = 0, and its prompt is one chunk. The first step begins at t = 0,
+and its outcome is there at once. The other two are a run from t = 100 to 300: its outcome is there at t = 200, when the slot is
+free again, and the last token is timed at t = 300. A deadline at t = 250 comes too late.
+
 A step begins when it is the instance's turn (`advance`), not when the driver asks what is next. So no input can come between a
 beginning and its outcome: an arrival at this instant either joins the step or comes too late for it, in a run or not. A driver
 of several instances, where what happens in one at t has consequences at t in another whose turn at t is over, calls
@@ -50,7 +54,7 @@ def blis_parts(config: InstanceConfig) -> EngineParts:
 
 
 class BlisInstance(Instance):
-    """Compatible with BLIS, its acausal views included; see the module, and `Instance` for the methods."""
+    """An instance by BLIS's clock, which shows the outcome of a step before it has ended. See `Instance` for the methods."""
 
     def __init__(self, config: InstanceConfig, rng: Random) -> None:
         super().__init__(config, rng, blis_parts(config))
@@ -108,6 +112,8 @@ class BlisInstance(Instance):
         run = core.run
         if run is None or run.steps == 1 or run.starts_at > now:
             return
+        # The first step has begun, since the run has. Each of the others begins when the one before it ends, and the last one
+        # is left out.
         core.commit_part(run, 1 + core.latency.steps_within(run.shape, now - run.starts_at, run.steps - 2))
 
     def _process_until(self, now: Micros, last: Micros) -> None:
@@ -136,6 +142,8 @@ class BlisInstance(Instance):
         if not (run.shape.num_decodes or run.shape.chunks):
             run.ends_at = run.starts_at + 1  # a step without work takes 1 µs
         run.ends_at += run.plan.fetch_time
+        # The time of fetching is added to the end alone, and the outcome does not wait for it. A step with fetches never
+        # repeats, so both are those of one step.
         run.outcome_at = run.starts_at
         if run.steps > 1:
             run.outcome_at += core.latency.run_time(run.shape, run.steps - 1)

@@ -13,6 +13,10 @@ So a sequence may have room for other tokens than those it has computed: `unowne
 has too many. What it then computes is *misplaced*: such blocks have hashes of their own, which only a sequence finds that goes
 the same way.
 
+Example, in blocks of 16 tokens: of a prompt A B C D the GPU has A and C, and main memory has B. The prompt finds A, so it is to
+be admitted with a chunk of 48 tokens. B is fetched into a blank block. Now A, B and C are found and held, and a block is taken
+for D. The step computes 48 tokens as if nothing had been fetched, and takes the time of one fetch longer.
+
 Waiting sequences may hold so much together that none can be admitted, while none runs that could give any back; or a sequence
 that runs alone is preempted again and again. BLIS goes on like that for ever. Here the waiting ones release what they hold: at
 once if no sequence runs, and if one runs alone and lacks blocks for the second time while none has left.
@@ -138,8 +142,11 @@ class TieredBlockManager(BlisBlockManager):
             return self._allocate_computed(seq, start, end, found)
         copies = self._pool.cached_copies(self._prompt_hashes(seq))
         reach = len(copies) * self.block_size
+        # Nothing is gained: what was fetched has replaced a block before it, or is misplaced. The sequence takes the
+        # positions that were found, whatever they hold by now.
         if reach <= start:
             return self._allocate_computed(seq, start, end, [moved.get(copy, copy) for copy in found])
+        # Held at once, as in BLIS, even if there is no room for the rest.
         self._lock_found(seq, copies[self.blocks_for(start) if begun else 0 : self.blocks_for(end)])
         return reach >= end or self._allocate_computed(seq, reach, end, copies)
 

@@ -61,6 +61,8 @@ def envelope(lines: Sequence[AffineCost]) -> Envelope:
     fixed = [(_ONE, 0), *((round(line.base * _ONE), round(line.slope * _ONE)) for line in lines)]
     segments: list[EnvelopeSegment] = []
     base, slope = max(fixed)
+    # From a context of 0 on, the largest line stays so until the first steeper one crosses it: a walk along the upper hull,
+    # which is short because there are few lines.
     while steeper := [(b, s) for b, s in fixed if s > slope]:
         until = min(_crossing_context(base, slope, b, s) for b, s in steeper)
         segments.append(EnvelopeSegment(base, slope, until))
@@ -158,6 +160,8 @@ def sum_of_floors(first: int, growth: int, steps: int) -> int:
     """Return Σ floor((first + growth·j) / 2^48) for j from 0 below `steps`."""
     total = 0
     if steps > _PLAIN_SUM_STEPS:
+        # The whole µs of `first` and `growth` are an arithmetic series. What is left are fractions, which often never add up to
+        # another µs within the run.
         total = (first >> SHIFT) * steps + (growth >> SHIFT) * (steps * (steps - 1) >> 1)
         first &= _FRACTION_MASK
         growth &= _FRACTION_MASK

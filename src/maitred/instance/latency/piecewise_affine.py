@@ -1,8 +1,8 @@
 """Bases of latency models whose decode-only steps are affine in the context, piece by piece.
 
-    PiecewiseAffineModel    the time of a decode-only step follows from its context and the number of sequences
-    MaxOfLinesModel         ... as the largest of a few lines
-    SpreadAwareModel        ... and from how unequal the contexts in the batch are
+    PiecewiseAffineModel    the time of a decode-only step depends on its context and on the number of sequences
+    MaxOfLinesModel         the same, and it is the largest of a few straight lines
+    SpreadAwareModel        the time depends, too, on how unequal the contexts in the batch are
 
 A model says how a step grows (an `Envelope`), and `affine` sums the steps of a run exactly.
 """
@@ -39,8 +39,7 @@ class PiecewiseAffineModel(ABC):
         self._envelopes = _Envelopes(self.envelope_of)
         self._last_asked: BatchShape | None = None
         self._last_part = RunPart(0, 0)
-        """The answer of the last `steps_within`, which was about `_last_asked`. The run is truncated there next, or a step
-        later, and its time is asked for."""
+        """The answer of the last `steps_within`, which was about `_last_asked`."""
 
     @abstractmethod
     def envelope_of(self, decodes: int) -> Envelope:
@@ -60,6 +59,8 @@ class PiecewiseAffineModel(ABC):
         if steps == 1:
             return self.step_time(batch)
         times, context, growth = self._envelopes[batch.num_decodes], batch.context_tokens, batch.num_decodes
+        # The engine asks how many steps end within a span, truncates the run there or one step later, and then asks for the
+        # time of just these steps.
         if batch is self._last_asked:
             part = self._last_part
             if steps == part.steps:
@@ -148,6 +149,7 @@ class SpreadAwareModel(PiecewiseAffineModel):
         decodes, spread, first = batch.num_decodes, batch.context_spread, batch.context_tokens
         known = self._known_ranges.get(decodes)
         if known is None or known.first > first or known.last < first + decodes * (steps - 1) or known.spread != spread:
+            # Corners that the run does not reach would be worked out for nothing: the next run has another spread.
             last = first + decodes * (steps + _EXTRA_STEPS)
             self._known_ranges[decodes] = _EnvelopeRange(spread, first, last)
             self._envelopes[decodes] = self.envelope_within(decodes, spread, first, last) if decodes else envelope(())

@@ -8,6 +8,9 @@ Per sequence, with T new tokens after s that are in KV (a decode: T = 1), e = s 
 
 MFU is that of prefill or of decode, per sequence. As BLIS has it, a feed-forward layer counts two of its three matrices, and a
 mixture of N experts loads N·(1 - ((N-k)/N)^T) of them for T tokens in all: those that some token is routed to.
+
+Example: Llama-3.1-8B on one H100, where 32 sequences decode over 32,000 tokens of KV. Memory takes 3,044.9 µs for the weights,
+1,252.0 for reading the KV and 3.8 for writing it, arithmetic takes 1,156.7 µs: the step takes 4,300 µs.
 """
 
 from __future__ import annotations

@@ -77,6 +77,7 @@ def interpolation_point(axis: Sequence[float], x: float) -> tuple[int, float]:
 
 def curve_value(curve: Curve, x: float) -> float:
     """Return the µs at `x`."""
+    # A point at `x` itself counts as one before `x`, whatever its time. The last two points also serve what is beyond them.
     index = min(bisect_right(curve, (x, _BEYOND_ANY_TIME)), len(curve) - 1) - 1
     if index < 0 or x <= curve[0][0]:
         return curve[0][1]

@@ -17,6 +17,10 @@ lengths, z(R)·deviation/√(N/R) tokens above that of all. Longest and deviatio
 (`BatchShape.context_spread`).
 
 Between two points a decode-only step is affine in the context, so that a run of them is summed exactly (`affine`).
+
+Example, on one GPU: `tokens` has the points (0, 1000) and (100, 2000), `sequences` has (0, 0) and (10, 50), and `decode` says
+that attention of 10 sequences takes 100 µs at a context of 0 and 300 µs at 1,000. A step of 10 sequences with 5,000 tokens of
+KV in all takes 1,100 + 50 + 200 = 1,350 µs, and each following step 0.2 µs more.
 """
 
 from __future__ import annotations

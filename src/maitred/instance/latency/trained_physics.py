@@ -12,6 +12,9 @@ of each token, in µs.
 
 All of it is linear in tokens and in the pairs of tokens that attend to each other, of prefill and of decode. So the model
 keeps only the cost of each.
+
+Example, with the shipped coefficients: Llama-3.1-8B on one H100. A step takes 6,830.4 µs in any case, 4.493 µs for each
+sequence that decodes, and 0.07618 µs for each token of their context: 9,412 µs for 32 sequences over 32,000 tokens.
 """
 
 from __future__ import annotations
@@ -106,7 +109,10 @@ def _token_costs(on: Deployment, moe_communication: str) -> _TokenCosts:
     always = dense * model.intermediate_size + moe * model.shared_intermediate_size
     stored = layers * model.attention_params + 3 * d * always
     experts = 3 * d * moe * model.num_experts * model.expert_width
+    # A ring all-reduce sends each element twice, but for the part that a GPU keeps.
     ring = d * _KV_BYTES * 2 * ((tp - 1) / tp) / bandwidth
+    # One all-reduce after attention, and one after the feed-forward part. With data parallelism, the way to the experts and
+    # back takes the place of the second one in layers with experts.
     reduced = (layers + dense) / dp + (moe if dp == 1 else 0)
     return _TokenCosts(
         compute=(2 * layers * model.attention_params + 6 * d * (routed + always)) / gpus / flops,
