@@ -201,7 +201,7 @@ def test_a_reload_keeps_slots_and_places() -> None:
     assert t.reconfigure(2, bulk={"queue_size": 1}) == ["b1 admit slot_free"]
 
 
-def test_a_shorter_timeout_holds_for_those_who_wait_already() -> None:
+def test_a_shorter_timeout_holds_for_requests_that_wait_already() -> None:
     t = Timeline(1)
     t.submit(0, "held")
     t.submit(0, "a")

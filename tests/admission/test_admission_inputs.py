@@ -134,7 +134,7 @@ def test_tenants_that_can_come(tenant: str) -> None:
     assert not tenant_problem(tenant)
 
 
-def test_system_for_everybody_is_worth_a_warning() -> None:
+def test_system_for_all_tenants_is_worth_a_warning() -> None:
     assert any("control plane" in line for line in AdmissionConfig(mode="priority", default_max_class="system").warnings())
     assert not list(AdmissionConfig(mode="priority", default_max_class="interactive").warnings())
 

@@ -53,14 +53,14 @@ class PolicyTimeline:
         return str(decision.reason) if decision.action == "reject" else str(decision.action)
 
 
-def test_by_default_nobody_is_refused() -> None:
+def test_by_default_no_request_is_refused() -> None:
     door = PolicyTimeline()
     assert not door.core.reads_load
     assert [door.says() for _ in range(3)] == ["admit"] * 3
     assert config().admits_all
 
 
-def test_reject_all_refuses_everybody_and_counts_them_by_class() -> None:
+def test_reject_all_refuses_every_request_and_counts_them_by_class() -> None:
     door = PolicyTimeline(policy="reject-all")
 
     assert door.says(priority_class=PriorityClass.BULK) == "reject_all"
@@ -316,7 +316,7 @@ def test_what_has_no_effect_is_said(keys: dict[str, Any], words: str) -> None:
     assert not list(config().policy_warnings())
 
 
-def test_a_refill_that_nobody_lives_to_see_promises_nothing() -> None:
+def test_a_refill_in_the_far_future_promises_nothing() -> None:
     for rate in (1e-310, 1e-9):
         door = PolicyTimeline(policy="token-bucket", token_bucket_capacity=100, token_bucket_refill_rate=rate)
         door.ask(prompt_tokens=100)

@@ -277,7 +277,7 @@ def test_a_log_run_again_is_the_same_byte_for_byte(
 
 @given(configs(), configs(), events)
 @settings(max_examples=100, deadline=None)
-def test_arrivals_are_outcomes_and_those_who_are_here(
+def test_arrivals_are_outcomes_and_live_requests(
     config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[Event]
 ) -> None:
     core = Admission(config, {"m": 2, "n": 1})

@@ -9,7 +9,7 @@ from maitred.admission import ReleaseReason
 LIMITED = {"tenant_policies": {"auth:a": {"max_in_flight": 1}}}
 
 
-def test_the_newest_is_who_was_admitted_last_not_who_came_last() -> None:
+def test_the_newest_was_admitted_last_and_need_not_have_arrived_last() -> None:
     t = Timeline(3, LIMITED)
     t.submit(0, "a0", BULK, tenant="auth:a")
     t.submit(1, "a1", BULK, tenant="auth:a")  # waits for a0, and is passed

@@ -127,7 +127,7 @@ def test_with_tokens_a_whole_slot_stays_unreserved() -> None:
 
 
 @given(st.lists(st.integers(0, 50), min_size=4, max_size=4), st.integers(0, 50))
-def test_a_slot_is_always_unreserved_and_nobody_gets_more_than_wished(wishes: list[int], capacity: int) -> None:
+def test_a_slot_is_always_unreserved_and_no_class_gets_more_than_desired(wishes: list[int], capacity: int) -> None:
     reserved = fit_reservations(wishes, capacity)
 
     assert all(0 <= got <= wish for got, wish in zip(reserved, wishes, strict=True))

@@ -48,7 +48,7 @@ costs = st.integers(1, 1000)
     st.integers(0, 60),
 )
 @settings(max_examples=300, deadline=None)
-def test_two_who_both_wait_are_served_alike_but_for_one_request_each(
+def test_two_tenants_that_both_wait_are_served_alike_but_for_one_request_each(
     given_weights: dict[str, float], pushed: list[tuple[str, int]], first: int
 ) -> None:
     """In every interval in which both wait: |served a / weight a - served b / weight b| ≤ largest a / weight a + largest b /
@@ -99,7 +99,7 @@ def test_a_request_that_costs_nothing_counts_as_one() -> None:
     assert line.serve(6).count("o") == 3
 
 
-def test_one_who_comes_back_moves_neither_its_tenant_nor_the_clock() -> None:
+def test_a_request_that_comes_back_moves_neither_its_tenant_nor_the_clock() -> None:
     """a is far ahead, by one large request; one of its requests comes back and goes first. c joins then, not behind b."""
     line = QueueTimeline()
     line.push("a", cost=100)
@@ -141,7 +141,7 @@ def test_the_oldest_is_found_though_it_joined_late() -> None:
     assert queue.oldest() is prompt
 
 
-def test_a_number_that_is_used_again_is_not_taken_for_the_one_who_had_it() -> None:
+def test_a_number_that_is_used_again_is_not_taken_for_its_former_request() -> None:
     queue = LaneQueue(SequenceNumbers())
     before = Ticket(7, "m", BULK, submitted_at=0, queued_at=5)
     queue.push_front(before)
@@ -152,7 +152,7 @@ def test_a_number_that_is_used_again_is_not_taken_for_the_one_who_had_it() -> No
     assert queue.oldest() is not before
 
 
-def test_one_who_comes_back_at_once_owes_what_it_was_just_given() -> None:
+def test_a_request_that_comes_back_at_once_owes_what_it_was_just_given() -> None:
     line = QueueTimeline()
     for _ in range(20):
         line.push("a")

@@ -15,7 +15,7 @@ from maitred.core.request import PriorityClass, Request
 ONE: Any = {"saturation_detector": "concurrency", "max_concurrency": 1}
 
 
-def test_who_finds_the_fleet_saturated_waits_until_somebody_has_left() -> None:
+def test_a_request_that_finds_the_fleet_saturated_waits_until_another_has_left() -> None:
     t = FlowTimeline(**ONE)
 
     assert t.submit(0, "a") == ["a admit slot_free"]
@@ -25,7 +25,7 @@ def test_who_finds_the_fleet_saturated_waits_until_somebody_has_left() -> None:
     assert t.release(9, "b") == []
 
 
-def test_the_more_urgent_go_first_and_within_a_band_who_came_first() -> None:
+def test_the_more_urgent_go_first_and_within_a_band_the_first_to_arrive() -> None:
     t = FlowTimeline(**ONE)
     t.submit(0, "a")
     for name, slo in (("b1", "batch"), ("s1", "standard"), ("s2", "standard"), ("c1", "critical"), ("x1", "sheddable")):
@@ -244,7 +244,7 @@ def test_a_victim_may_wait_again_and_is_left_alone_then() -> None:
     assert t.submit(5, "s2") == ["s2 queue saturated"]
 
 
-def test_a_reload_from_classes_and_back_loses_nobody() -> None:
+def test_a_reload_from_classes_and_back_loses_no_request() -> None:
     t = FlowTimeline(**ONE)
     for name in "abc":
         t.submit(0, name)
@@ -298,7 +298,7 @@ def test_a_victim_that_waits_again_alone_is_let_in_by_a_tick() -> None:
     assert t.advance(6.5) == ["b1 admit slot_free"]
 
 
-def test_a_reload_while_somebody_awaits_the_slot_of_a_victim() -> None:
+def test_a_reload_while_a_preemptor_awaits_the_slot_of_a_victim() -> None:
     t = FlowTimeline({"mode": "priority"})
     t.reconfigure(0, AdmissionConfig(mode="priority"))
     t.core.resize("m", 1, 0)
@@ -324,7 +324,7 @@ def test_new_rules_that_are_due_in_the_past_act_at_the_instant_of_the_reload_and
     assert t.looks == 2
 
 
-def test_who_no_longer_waits_takes_no_room_until_his_time_would_have_been_up() -> None:
+def test_a_request_that_no_longer_waits_takes_no_room_until_its_timeout() -> None:
     t = FlowTimeline(**ONE, request_ttl_us=10**9)
     t.submit(0, "a")
     t.submit(0, "b")
@@ -361,7 +361,7 @@ def test_by_deadline_all_tenants_compete_but_in_blis_the_oldest_request_first_ch
     assert orders == ["y1 x2 x1 y2", "x2 x1 y1 y2"]
 
 
-def test_when_a_tenant_has_nobody_left_the_next_has_its_turn_but_in_blis_the_first() -> None:
+def test_when_a_tenant_has_no_request_left_the_next_has_its_turn_but_in_blis_the_first() -> None:
     orders = []
     for flavour in ("maitred", "blis"):
         t = FlowTimeline({"flavour": flavour}, **ONE, fairness_policy="round-robin", dispatch="all")
@@ -383,7 +383,7 @@ def test_who_names_no_tenant_is_of_the_tenant_default() -> None:
     assert order(t, "a", 4) == "b1 n1 e1 n2"
 
 
-def test_in_blis_a_band_is_there_as_soon_as_somebody_was_turned_away_from_it() -> None:
+def test_in_blis_a_band_is_there_as_soon_as_a_request_was_rejected_from_it() -> None:
     """Its ceilings count the bands that there are: of three the middle one waits from 0.75 on, of two the lower from 0.5."""
     t = FlowTimeline(
         {"flavour": "blis"},
@@ -420,7 +420,7 @@ def test_what_is_said_of_another_detector_or_of_an_order_that_there_is_not_is_wa
     ]
 
 
-def test_who_leaves_one_model_lets_in_who_waits_for_another_on_the_same_instances() -> None:
+def test_a_request_that_leaves_one_model_lets_in_one_of_another_on_the_same_instances() -> None:
     in_flight = 0
     core = Admission(flow_config(**ONE), {"m": 1, "n": 1}, lambda pool, now: FleetLoad((InstanceLoad(in_flight),)))
     in_flight = len(core.submit(Ticket(0, "m"), 0, FleetLoad((InstanceLoad(0),))))
@@ -439,7 +439,7 @@ def test_a_target_is_that_of_todays_class_and_an_unknown_class_is_standard() -> 
     assert [core.make_ticket(request, 1).slo_priority for request in asked] == [4, 5, 5]
 
 
-def test_places_in_a_line_that_nobody_holds_are_dropped() -> None:
+def test_places_in_a_flow_that_no_request_holds_are_dropped() -> None:
     t = FlowTimeline(**ONE)
     t.submit(0, "a")
     t.submit(0, "b")
@@ -452,7 +452,7 @@ def test_places_in_a_line_that_nobody_holds_are_dropped() -> None:
     assert len(line._heap) < 100
 
 
-def test_a_tick_at_which_nobody_waits_is_still_there_for_who_comes_at_that_instant() -> None:
+def test_a_tick_without_waiting_requests_still_serves_an_arrival_at_its_instant() -> None:
     """A timer that rings at every deadline decides as one that rings late: it must not use the tick up."""
     for punctual in (True, False):
         t = FlowTimeline(saturation_detector="utilization", dispatch_tick_interval_us=3000)

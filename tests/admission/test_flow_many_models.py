@@ -73,7 +73,7 @@ class SharedFleet:
 BOTH = {"m": [0], "n": [0]}
 
 
-def test_one_who_leaves_makes_room_for_one_of_any_model_and_not_for_one_of_each() -> None:
+def test_a_request_that_leaves_makes_room_for_one_of_any_model_and_not_for_one_of_each() -> None:
     f = SharedFleet(BOTH, max_concurrency=2)
     for name in ("m1", "m2"):
         f.submit(0, name)
@@ -85,7 +85,7 @@ def test_one_who_leaves_makes_room_for_one_of_any_model_and_not_for_one_of_each(
     assert f.release(3, "m2") == "n1 admit"  # which leaves an m, and came before m4
 
 
-def test_those_of_another_model_who_are_on_their_way_count_too() -> None:
+def test_unseen_requests_of_another_model_count_too() -> None:
     f = SharedFleet(BOTH, max_concurrency=3)
     f.submit(0, "m1")
     f.sent("m1", 0)

@@ -31,7 +31,7 @@ def test_l01_one_limit_one_queue_for_all_classes_and_models() -> None:
     assert t.of(INTERACTIVE, SHARED_POOL).queue_full == 1
 
 
-def test_without_classes_first_come_is_first_served_and_nobody_is_preempted() -> None:
+def test_without_classes_first_come_is_first_served_and_no_request_is_preempted() -> None:
     t = Timeline(1, legacy(max_concurrent_requests=1))
     t.submit(0, "held", BULK)
     t.submit(1, "b", BULK)
@@ -42,7 +42,7 @@ def test_without_classes_first_come_is_first_served_and_nobody_is_preempted() ->
 
 
 @pytest.mark.parametrize("said", [legacy(), legacy(max_concurrent_requests=0), {"mode": "off"}])
-def test_without_a_limit_everybody_enters(said: dict[str, Any]) -> None:
+def test_without_a_limit_every_request_enters(said: dict[str, Any]) -> None:
     t = Timeline(1, said)
 
     assert all(t.submit(0, f"r{n}") == [f"r{n} admit slot_free"] for n in range(50))
@@ -73,7 +73,7 @@ def test_s29_with_classes_the_rate_is_a_gate_in_front() -> None:
     assert t.submit(0.5, "later", SYSTEM) == ["later admit slot_free"]
 
 
-def test_from_one_limit_to_classes_and_back_nobody_loses_a_slot_or_a_place() -> None:
+def test_from_one_limit_to_classes_and_back_no_slot_or_place_is_lost() -> None:
     t = Timeline(2, legacy(max_concurrent_requests=2, queue_size=10, queue_timeout_secs=100))
     for name, k in (("b0", BULK), ("b1", BULK), ("b2", BULK), ("d", DEFAULT), ("i", INTERACTIVE)):
         t.submit(0, name, k)
@@ -109,7 +109,7 @@ def test_turning_classes_off_lets_the_preemptor_in_and_the_victim_is_gone_all_th
     assert t.of(BULK, SHARED_POOL).ended[ReleaseReason.SLOT_PREEMPTED] == 1
 
 
-def test_a_reload_keeps_the_order_of_those_who_are_tried_again() -> None:
+def test_a_reload_keeps_the_order_of_retried_requests() -> None:
     retry = {"on_preempt": "retry"}
     t = Timeline(1, retry)
     t.submit(0, "victim", BULK)

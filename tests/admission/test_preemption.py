@@ -23,7 +23,7 @@ def test_s07_a_victim_gives_its_slot_to_its_preemptor() -> None:
     assert t.of(BULK).wasted_slot_time.total == 22_000
 
 
-def test_s10_past_its_first_byte_nobody_is_a_victim() -> None:
+def test_s10_past_its_first_byte_no_request_is_a_victim() -> None:
     t = Timeline(1)
     t.submit(0, "streaming", BULK)
     assert t.first_byte(0.3, "streaming")
@@ -48,7 +48,7 @@ def test_s11_lowest_class_first_newest_first_and_then_the_queue() -> None:
     assert t.release(0.13, "bulk_old", ReleaseReason.SLOT_PREEMPTED) == ["vip1 admit victim_gone bulk_old"]
 
 
-def test_s13_who_may_preempt_is_configured() -> None:
+def test_s13_which_classes_may_preempt_is_configured() -> None:
     t = Timeline(1, default={"can_preempt": True}, interactive={"can_preempt": False, "queue_timeout_secs": 1})
     t.submit(0, "bulk", BULK)
 
@@ -67,7 +67,7 @@ def test_s40_two_preemptors_one_victim() -> None:
     assert t.release(0.33, "v0") == ["v1 admit slot_free"]
 
 
-def test_nobody_preempts_his_own_or_a_higher_class() -> None:
+def test_no_request_preempts_its_own_or_a_higher_class() -> None:
     t = Timeline(1)
     t.submit(0, "system", SYSTEM)
 
@@ -75,7 +75,7 @@ def test_nobody_preempts_his_own_or_a_higher_class() -> None:
     assert t.submit(0.1, "system too", SYSTEM) == ["system too queue no_slot"]
 
 
-def test_nobody_is_killed_for_a_slot_that_would_not_help() -> None:
+def test_no_request_is_stopped_for_a_slot_that_would_not_help() -> None:
     """After a shrink the pool is above its capacity: a victim's slot would be of no use."""
     t = Timeline(3)
     for name in ("a", "b", "c"):

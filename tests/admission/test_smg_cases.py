@@ -141,7 +141,7 @@ def test_default_cannot_take_bulks_slot() -> None:
     assert t.submit(0.1, "default", DEFAULT) == ["default queue no_slot"]
 
 
-def test_bulk_finds_nobody() -> None:
+def test_bulk_finds_no_victim() -> None:
     t = Timeline(1, bulk={"can_preempt": True})
     t.submit(0, "first", BULK)
 

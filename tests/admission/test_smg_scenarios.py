@@ -102,7 +102,7 @@ def test_s23_more_capacity_drains_the_queue_at_once() -> None:
     assert t.resize(0.5, 3) == ["r1 admit slot_free", "r2 admit slot_free"]
 
 
-def test_s24_less_capacity_kills_nobody_and_admits_nobody_until_enough_have_ended() -> None:
+def test_s24_less_capacity_stops_no_request_and_admits_none_until_enough_have_ended() -> None:
     t = Timeline(4)
     for name in ("r0", "r1", "r2", "r3"):
         assert t.submit(0, name) == [f"{name} admit slot_free"]

@@ -13,7 +13,7 @@ STARVING = {"starvation_threshold_secs": 1}
 PATIENT: dict[str, Any] = {"queue_size": 100, "queue_timeout_secs": 1000, "can_preempt": False}
 
 
-def test_s18_a_reserved_slot_that_idles_goes_to_one_who_starves() -> None:
+def test_s18_a_reserved_slot_that_idles_goes_to_a_starving_request() -> None:
     t = Timeline(1, SMG, interactive={"reserved_floor": 1}, bulk=STARVING)
 
     assert t.submit(0, "bulk", BULK) == ["bulk queue held_by_reservation"]
@@ -111,7 +111,7 @@ def test_it_starves_when_it_is_older_than_the_threshold_and_not_before() -> None
     assert t.release(2.000001, "held1") == ["b admit starved"]
 
 
-def test_one_who_starves_for_more_than_there_is_is_not_promoted() -> None:
+def test_a_starving_request_that_needs_more_than_there_is_is_not_promoted() -> None:
     t = Timeline(
         2,
         {"slot_cost": "tokens", "slot_tokens": 100},
@@ -133,7 +133,7 @@ def test_system_is_never_promoted_it_is_first_anyway() -> None:
     assert t.release(5.5, "held") == ["s admit slot_free"]
 
 
-def test_a_full_pool_promotes_nobody_and_needs_no_timer_for_it() -> None:
+def test_a_full_pool_promotes_no_request_and_needs_no_timer_for_it() -> None:
     t = Timeline(1, bulk={"queue_timeout_secs": 20, **STARVING})
     t.submit(0, "held")
     t.submit(0, "b", BULK)

@@ -26,7 +26,7 @@ def test_a_tenant_at_its_limit_waits_and_others_pass_it() -> None:
     assert t.release(2, "a0") == ["a1 admit slot_free"]
 
 
-def test_who_comes_first_goes_first_among_those_who_may() -> None:
+def test_first_come_first_served_among_tenants_below_their_limits() -> None:
     t = Timeline(1, policies(a={"max_in_flight": 1}))
     t.submit(0, "held", tenant="auth:b")
     t.submit(0, "a0", tenant="auth:a")
@@ -47,7 +47,7 @@ def test_a_limit_holds_over_all_models() -> None:
     assert t.release(1, "a0") == ["a1 admit slot_free"]
 
 
-def test_a_tenant_at_its_limit_preempts_nobody() -> None:
+def test_a_tenant_at_its_limit_preempts_no_request() -> None:
     t = Timeline(2, policies(a={"max_in_flight": 1}))
     t.submit(0, "a0", INTERACTIVE, tenant="auth:a")
     t.submit(0, "b", BULK)
@@ -184,7 +184,7 @@ def test_tokens_are_what_slots_count() -> None:
     assert t.release(2, "long") == ["large admit slot_free", "tiny admit slot_free"]
 
 
-def test_when_one_who_needs_much_leaves_the_queue_others_find_room() -> None:
+def test_when_a_request_that_needs_much_leaves_the_queue_others_find_room() -> None:
     t = Timeline(2, {"slot_cost": "tokens", "slot_tokens": 100})
     t.submit(0, "runs", cost=150)
     t.submit(0, "large", cost=120)
@@ -212,7 +212,7 @@ def test_a_victim_whose_tokens_do_not_suffice_is_left_alone() -> None:
 TOKENS = {"slot_cost": "tokens", "slot_tokens": 100}
 
 
-def test_who_waits_for_much_stands_in_nobodys_way_once_its_tenant_has_reached_its_limit_in_another_model() -> None:
+def test_a_large_waiting_request_blocks_no_other_once_its_tenant_is_at_its_limit_in_another_model() -> None:
     t = Timeline(2, {**TOKENS, **policies(a={"max_in_flight": 1})})
     t.resize(0, 2, pool="other")
     t.submit(0, "runs", cost=150)
@@ -245,7 +245,7 @@ def test_a_tenant_preempts_no_more_than_it_may_have() -> None:
     assert t.of(BULK).preempted_by[INTERACTIVE] == 1
 
 
-def test_one_whose_tenant_is_at_its_limit_does_not_hide_the_next_who_awaits_a_victim() -> None:
+def test_a_preemptor_whose_tenant_is_at_its_limit_does_not_hide_the_next_preemptor() -> None:
     t = Timeline(2, policies(a={"max_in_flight": 1}))
     t.resize(0, 1, pool="other")
     t.submit(0, "b0", BULK)

@@ -71,7 +71,7 @@ def test_a_step_without_chunks_may_run_until_the_blocks_run_out() -> None:
     assert stepped.form(limit=7).max_repeats == 7
 
 
-def test_a_step_with_a_victim_runs_once_and_admits_nobody() -> None:
+def test_a_step_with_a_victim_runs_once_and_admits_no_sequence() -> None:
     stepped = SteppedBatch(10, 10, 5, blocks=3)  # the third waits for a block
     assert stepped.step() == [(0, 10), (1, 10), (2, 5)]
     step = stepped.form()  # 0 and 1 both need a block and none is free: 2 goes, then 0 has its own; 1 goes as well

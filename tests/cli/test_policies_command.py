@@ -59,7 +59,7 @@ def test_one_router_and_one_scorer_are_shown_with_the_parameters_that_users_may_
     )
 
 
-def test_admission_policies_are_listed_with_whom_they_refuse(maitred: Any) -> None:
+def test_admission_policies_are_listed_with_what_they_refuse(maitred: Any) -> None:
     rows = {row.split()[0]: row.rstrip() for row in maitred("policies").out.splitlines() if row.strip()}
     assert re.search(r"token-bucket +rate=1000.0, capacity=10000.0 +Refuses .*\(BLIS `token-bucket`\)$", rows["token-bucket"])
     assert all(" Refuses " in rows[name] for name in POLICIES)

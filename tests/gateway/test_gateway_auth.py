@@ -58,7 +58,7 @@ def test_anything_else_is_refused(shown: bytes | None, expected: str) -> None:
     assert (b"www-authenticate", b"Bearer") in caught.value.headers
 
 
-def test_without_keys_everybody_may_ask_and_this_machine_may_administrate() -> None:
+def test_without_keys_any_client_may_ask_and_this_machine_may_administrate() -> None:
     keys = ApiKeys(None, {})
 
     assert keys.authenticate(None) is keys.authenticate(b"Bearer whatever") is None

@@ -58,7 +58,7 @@ def test_an_odd_answer_is_a_failure_of_its_backend_alone(what: str, caplog: Any)
     run(scenario())
 
 
-def test_a_host_that_cannot_be_a_name_harms_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_cannot_be_a_name_harms_no_other_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         from maitred.wire.client import ConnectionPool
 
@@ -79,7 +79,7 @@ def test_a_host_that_cannot_be_a_name_harms_nobody_else(monkeypatch: pytest.Monk
     run(scenario())
 
 
-def test_a_silent_backend_delays_nobody_elses_discovery() -> None:
+def test_a_silent_backend_delays_no_other_discovery() -> None:
     async def scenario() -> None:
         silent, late = Mute(), Backend()
         async with world(silent, late, ready=False, health_timeout_secs=15.0) as w:

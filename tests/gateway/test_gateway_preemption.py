@@ -140,7 +140,7 @@ def test_a_request_that_has_shown_data_is_left_alone(body: dict[str, Any]) -> No
     run(scenario())
 
 
-def test_two_who_want_the_slot_of_one_victim() -> None:
+def test_two_preemptors_and_one_victim() -> None:
     async def scenario() -> None:
         engine = Engine()
         async with world(Backend(engine), slots=1, admission=PREEMPTING) as w:
@@ -157,7 +157,7 @@ def test_two_who_want_the_slot_of_one_victim() -> None:
     run(scenario())
 
 
-def test_the_newest_of_the_lowest_class_goes_first_and_the_last_finds_nobody() -> None:
+def test_the_newest_of_the_lowest_class_goes_first_and_the_last_finds_no_victim() -> None:
     async def scenario() -> None:
         engine = Engine()
         async with world(Backend(engine), slots=3, admission=PREEMPTING) as w:

@@ -188,7 +188,7 @@ def polls(policy: str, metrics: bytes | None) -> int:
     return run(scenario())
 
 
-def test_backends_are_asked_for_their_load_only_if_somebody_looks_at_it_and_if_they_say_it() -> None:
+def test_backends_are_asked_for_their_load_only_if_a_policy_reads_it_and_if_they_report_it() -> None:
     assert polls("least-loaded", loaded(0)) == 0
     assert polls("least-loaded(load=effective)", loaded(0)) > 3
     assert polls("least-loaded(load=effective)", None) == 1

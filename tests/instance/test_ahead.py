@@ -22,7 +22,7 @@ def ahead(**config: Any) -> Instance:
     return new_instance(InstanceConfig(latency=LinearLatency((100, 1, 10)), async_scheduling=True, **config), Random(0))
 
 
-def test_nobody_is_late_where_nothing_runs() -> None:
+def test_no_request_is_late_where_nothing_runs() -> None:
     engine = ahead()
     engine.enqueue(request(0), 2, 0)
     engine.enqueue(request(1), 1, 0)
@@ -63,7 +63,7 @@ def test_a_slot_is_filled_one_step_after_it_is_free() -> None:
 
 
 @pytest.mark.parametrize("step_by_step", [True, False])
-def test_who_came_while_the_batch_was_full_stands_before_who_comes_when_it_is_empty(step_by_step: bool) -> None:
+def test_an_arrival_under_a_full_batch_stands_before_an_arrival_at_an_empty_one(step_by_step: bool) -> None:
     engine = ahead(max_num_seqs=1, step_by_step=step_by_step)
     engine.enqueue(request(0), 4, 0)
     while (due := engine.next_event()) is not None and due < 200:

@@ -101,7 +101,7 @@ def test_what_a_step_brings_about_is_there_when_it_begins() -> None:
     assert (engine.running, engine.kv_usage, engine.next_event()) == (0, 0.0, None)
 
 
-def test_nobody_waits_for_the_end_of_a_step_after_which_nothing_is_left() -> None:
+def test_no_request_waits_for_the_end_of_a_step_after_which_nothing_is_left() -> None:
     jobs = [(request(0, range(8)), 1), (request(1, range(50, 58), arrival=50), 1)]
     assert [(at, number) for at, kind, number in driven(blis(), jobs) if kind is FIRST] == [(108, 0), (158, 1)]
 

@@ -48,7 +48,7 @@ def test_who_does_not_fit_waits_with_what_it_has_fetched_and_finds_it_done() -> 
     ]
 
 
-def test_who_waits_with_blocks_lets_go_of_them_when_whoever_runs_alone_lacks_them_again() -> None:
+def test_a_waiting_sequence_frees_its_blocks_when_the_only_running_one_lacks_them_again() -> None:
     """As before, but the second needs the sixth block for its answer, and so gives way to itself. BLIS does that for ever."""
     jobs = [
         (request(0, range(8)), 1),
@@ -63,7 +63,7 @@ def test_who_waits_with_blocks_lets_go_of_them_when_whoever_runs_alone_lacks_the
     ]
 
 
-def test_who_waits_with_blocks_lets_go_of_them_when_nobody_runs_and_nobody_can_enter() -> None:
+def test_a_waiting_sequence_frees_its_blocks_when_nothing_runs_and_nothing_can_enter() -> None:
     """As before, but when the second has given way one comes first that needs all six blocks. BLIS stands still then."""
     jobs = [
         (request(0, range(8)), 1),

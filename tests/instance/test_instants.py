@@ -56,9 +56,7 @@ def test_a_step_that_has_begun_goes_on_when_one_of_it_is_aborted_in_that_instant
 
 @pytest.mark.parametrize("step_by_step", [True, False])
 @pytest.mark.parametrize("looked", [True, False])
-def test_who_comes_or_goes_when_a_step_ends_meets_the_next_one_though_somebody_has_looked(
-    looked: bool, step_by_step: bool
-) -> None:
+def test_an_input_when_a_step_ends_meets_the_next_step_even_after_an_observation(looked: bool, step_by_step: bool) -> None:
     engine = instance(step_by_step=step_by_step)
     for number in (0, 1):
         engine.enqueue(request(number, prompt=20), output_tokens=50, now=0)
@@ -73,7 +71,7 @@ def test_who_comes_or_goes_when_a_step_ends_meets_the_next_one_though_somebody_h
     assert [(e.at, e.kind) for e in engine.advance(520)] == [(520, FIRST), (520, FINISHED)]
 
 
-def test_a_look_sees_the_step_that_ended_when_somebody_came() -> None:
+def test_an_observation_sees_the_step_that_ended_at_an_arrival() -> None:
     """Blocks of 4 tokens; a prompt of 4, and each 4 tokens of answer open another one."""
     used = []
     for step_by_step in (True, False):

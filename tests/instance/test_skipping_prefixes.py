@@ -97,7 +97,7 @@ def test_skipping_changes_nothing(policy: str, seed: int, seqs: int, blocks: int
 
 
 @pytest.mark.parametrize("step_by_step", [True, False])
-def test_a_block_is_used_when_the_step_is_over_that_fills_it_though_somebody_waits(step_by_step: bool) -> None:
+def test_a_block_is_used_when_the_step_that_fills_it_is_over_though_a_request_waits(step_by_step: bool) -> None:
     """Blocks of 4, steps of 100 µs + 1 per prompt token + 10 per decode. 0 holds 8 tokens from 217 on and begins a third block
     in the step that ends at 327; 1 needs 9 blocks, and waits."""
     said = {"total_kv_blocks": 10, "block_size_in_tokens": 4, "enable_prefix_caching": True, "step_by_step": step_by_step}

@@ -102,7 +102,7 @@ def test_who_comes_with_its_kv_counts_from_its_first_step() -> None:
     ]
 
 
-def test_nobody_pays_who_does_not_ask() -> None:
+def test_a_model_that_does_not_ask_pays_nothing() -> None:
     shapes: list[BatchShape] = []
 
     class Watching(LinearLatency, frozen=True, tag="watching"):

@@ -51,7 +51,7 @@ def test_the_end_of_a_sequence_goes_before_its_beginning_and_old_ones_before_rec
     assert listener.log == ["+1", "+2", "+3", "+7", "+8", "-3", "-2", "-1", "-8"]
 
 
-def test_locking_costs_what_nobody_holds() -> None:
+def test_locking_costs_unreferenced_blocks() -> None:
     pool = pool_with([1, 2])
     assert pool.num_unreferenced([1, 2, 3]) == 2
     held = pool.lock([1])
@@ -118,7 +118,7 @@ def test_in_blis_the_last_copy_answers_and_evicting_any_forgets_it() -> None:
     pool.check()
 
 
-def test_who_shares_a_part_of_a_run_splits_it_under_those_who_hold_it() -> None:
+def test_sharing_a_part_of_a_run_splits_it_under_its_holders() -> None:
     pool = BlockPool(total=9, block_size=16)
     first = pool.lock([])
     pool.reserve(5)
@@ -153,7 +153,7 @@ def test_who_computes_the_same_more_slowly_copies_what_is_in_the_middle_of_anoth
     pool.check()
 
 
-def test_who_takes_first_evicts_though_a_block_is_let_go_before_anybody_looks() -> None:
+def test_the_first_reservation_evicts_though_a_block_is_released_before_an_observation() -> None:
     pool = BlockPool(2, 16)
     pool.insert([1])
     lock = pool.lock([])
@@ -210,7 +210,7 @@ def test_books_that_do_not_balance_are_reported() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_many_who_compute_the_same_each_at_its_own_pace(seed: int) -> None:
+def test_many_sequences_compute_the_same_each_at_its_own_pace(seed: int) -> None:
     """Few long prompts, so that runs are copied, split and joined in the middle, beside the twin."""
     draw = Random(seed)
     pool, twin, listener = BlockPool(60, 16), NaivePool(60), Listener()

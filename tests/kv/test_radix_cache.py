@@ -75,7 +75,7 @@ def test_what_two_computed_at_the_same_time_is_kept_once() -> None:
     assert (cache.free, cache.evictable) == (8, 3)
 
 
-def test_taking_evicts_when_somebody_looks() -> None:
+def test_reserving_evicts_at_the_next_observation() -> None:
     cache, listener = RadixCache(block_size=16, total=5), Listener()
     cache.subscribe(listener)
     cache.insert([1, 2])

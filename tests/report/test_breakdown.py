@@ -53,7 +53,7 @@ def test_fairness_is_jains_index_of_the_tokens(told: Results, five: Results) -> 
     assert summarise(five).fairness is None
 
 
-def test_the_longest_wait_is_also_of_who_never_ran(make: object, told: Results) -> None:
+def test_the_longest_wait_counts_requests_that_never_ran(make: object, told: Results) -> None:
     """The rejected request stays to the end, because its end is not given; the others waited 10, 20, 30 and 40 ms."""
     summary = summarise(told)
     assert summary.total.longest_wait == 1_750_000

@@ -86,7 +86,7 @@ def test_what_differs_from_the_defaults_is_bold(told: Results) -> None:
     assert "max_num_seqs: 256" in "\n".join(read.text["pre"])
 
 
-def test_every_chart_has_words_for_those_who_do_not_see_it(told: Results) -> None:
+def test_every_chart_has_words_for_readers_that_do_not_see_it(told: Results) -> None:
     plots = [attributes for tag, attributes in PageChecker(page_of(told)).attributes if "data-chart" in attributes]
     assert len(plots) == 9
     assert all(plot["role"] == "img" and len(plot["aria-label"] or "") > 20 for plot in plots)

@@ -23,7 +23,7 @@ def test_latencies_of_every_class_with_the_target_of_all(told: Results) -> None:
     assert "bulk: half within 600.0 ms, 99 % within 796.0 ms" in ttft.about
 
 
-def test_a_latency_that_nobody_has_has_no_panel(make: object, told: Results, five_rows: object) -> None:
+def test_a_latency_that_no_request_has_has_no_panel(make: object, told: Results, five_rows: object) -> None:
     single_token = make(five_rows[1:2], 2_000_000)  # type: ignore[operator, index]
     assert [panel.title[:4] for panel in latency_panels(single_token, Slo())] == ["TTFT", "E2E,"]
     assert [curve.label for curve in latency_panels(single_token, Slo())[0].curves] == ["all"]

@@ -28,7 +28,7 @@ def test_targets_of_a_class_come_before_those_for_all(told: Results, slo: Slo, g
     assert summarise(told, slo).total.within_slo == good
 
 
-def test_a_class_that_nobody_is_of_is_a_warning(told: Results) -> None:
+def test_a_class_without_requests_is_a_warning(told: Results) -> None:
     slo = Slo(classes={"batch": Targets(ttft=1), "bacth": Targets(ttft=1), "system": Targets(ttft=1)})
     told.wasted_tokens[:] = 0
     assert summarise(told, slo).warnings == (

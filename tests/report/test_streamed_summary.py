@@ -46,7 +46,7 @@ def summaries_agree(exact: Summary, nearly: Summary) -> None:
     assert exact.fairness == pytest.approx(nearly.fairness)
 
 
-def test_of_a_run_whose_rows_nobody_keeps() -> None:
+def test_of_a_run_whose_rows_are_not_kept() -> None:
     slo = Slo(ttft=500_000, classes={"bulk": Targets(e2e=9_000_000), "nobody": Targets(e2e=1)})
     tally = StreamingSummary(slo, By)
     bare = simulate(workload(), CLUSTER, sink=tally.add)
@@ -78,7 +78,7 @@ def test_parts_in_any_order(told: Results) -> None:
     assert nearly.warnings == exact.warnings
 
 
-def test_of_nobody(none: Results) -> None:
+def test_of_no_request(none: Results) -> None:
     summary = StreamingSummary(DEFAULT_SLO).summary(none)
     assert summary.total.arrived == 0
     assert summary.total.ttft is None

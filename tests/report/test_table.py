@@ -47,7 +47,7 @@ def test_counts_of_every_class_and_of_all(five: Results) -> None:
     assert text.endswith("2.0 s simulated; SLO: TTFT ≤ 200 ms\n")
 
 
-def test_what_happened_to_no_request_and_an_slo_nobody_gave_take_no_room(five: Results) -> None:
+def test_what_happened_to_no_request_and_an_slo_that_was_not_given_take_no_room(five: Results) -> None:
     text = printed(five)
     assert "timed out" not in text
     assert "refused" not in text

@@ -131,7 +131,7 @@ def equal(one: Results, other: Results, *but: str) -> None:
 
 @settings(max_examples=100)
 @given(cluster=clusters, instance=instances, router=routers, seed=st.integers(0, 30), horizon=horizons)
-def test_everybody_ends_once_and_nothing_comes_before_its_cause(
+def test_every_request_ends_once_and_nothing_comes_before_its_cause(
     cluster: ClusterConfig, instance: InstanceConfig, router: str, seed: int, horizon: Micros | None
 ) -> None:
     if not possible(cluster, instance):

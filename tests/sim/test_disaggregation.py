@@ -146,7 +146,7 @@ def test_each_pool_may_have_scorers_of_its_own() -> None:
     assert sorted(results.instance.tolist()) == [2, 2, 3, 3]
 
 
-def test_memory_that_is_short_makes_it_wait_and_loses_nobody() -> None:
+def test_memory_that_is_short_makes_it_wait_and_loses_no_request() -> None:
     """Each request needs 5 of the 12 blocks of a decode instance and grows to 8. Two fit, until the second is preempted."""
     small = msgspec.structs.replace(INSTANCE, total_kv_blocks=12)
     results = simulate([job(i, prompt=70, output=50) for i in range(6)], cluster(2, 1), small)

@@ -30,7 +30,7 @@ def run(blocks: int, flavour: Flavour = "maitred") -> Results:
 
 @pytest.mark.parametrize("blocks", [NEARLY, HALF, LEAST])
 @pytest.mark.parametrize("flavour", ["maitred", "blis"])
-def test_everybody_is_served_however_little_there_is(blocks: int, flavour: Flavour) -> None:
+def test_every_request_is_served_however_little_there_is(blocks: int, flavour: Flavour) -> None:
     results = run(blocks, flavour)
     assert set(results.outcome.tolist()) == {Outcome.COMPLETED}
     assert results.output_tokens.sum() == run(ENOUGH).output_tokens.sum()

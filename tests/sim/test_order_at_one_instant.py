@@ -67,7 +67,7 @@ def test_each_waiter_is_turned_away_when_its_own_time_is_up() -> None:
     assert results.finished.tolist() == [150 + 99 * 110, 101, 150]
 
 
-def test_one_who_comes_later_may_be_turned_away_earlier() -> None:
+def test_a_request_that_arrives_later_may_be_rejected_earlier() -> None:
     jobs = [job(0, output=100), job(1, arrival=1), job(2, arrival=20, priority_class=PriorityClass.INTERACTIVE)]
     results = simulate(jobs, ONE_SLOT, INSTANCE, admission=admission(interactive={"queue_timeout_secs": 1e-4}))
     assert outcomes(results) == [COMPLETED, COMPLETED, REJECTED]
@@ -110,7 +110,7 @@ class RecordingRouter(Router):
         self.gone.append((request.id, instance, now))
 
 
-def test_a_router_is_told_who_has_left_however_it_ended() -> None:
+def test_a_router_is_told_of_each_end_however_it_came() -> None:
     simulate(
         [job(0), job(1, arrival=1000, output=100, deadline=1200)],
         None,

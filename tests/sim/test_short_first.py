@@ -42,7 +42,7 @@ def test_in_the_order_of_arrival_it_waits_for_the_one_before_it() -> None:
     assert before_the_long_one("fcfs") == 1
 
 
-def test_shortest_first_serves_it_when_nobody_else_comes_any_more() -> None:
+def test_shortest_first_serves_it_when_no_other_request_comes_any_more() -> None:
     assert before_the_long_one("sjf") == SHORTS
 
 

@@ -90,7 +90,7 @@ def test_reservations_that_do_not_fit_are_an_error_that_says_what_to_do() -> Non
     simulate([], ClusterConfig(capacity=3), INSTANCE, admission=admission(three))
 
 
-def test_a_policy_caps_the_tenants_that_it_names_and_nobody_else() -> None:
+def test_a_policy_caps_the_tenants_that_it_names_and_no_other() -> None:
     policies = {"auth:acme": {"max_class": "bulk"}, "auth:plain": {"max_in_flight": 9}}
     tenants = ("auth:acme", "auth:plain", "auth:other", "")
     jobs = [job(i, cls=CHAT, tenant=tenant) for i, tenant in enumerate(tenants)]

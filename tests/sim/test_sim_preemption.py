@@ -169,7 +169,7 @@ class RecordingRouter(Router):
         self.gone.append((request.id, now))
 
 
-def test_a_router_is_told_that_a_victim_has_left_before_it_places_who_takes_the_slot() -> None:
+def test_a_router_is_told_that_a_victim_has_left_before_it_places_the_preemptor() -> None:
     routing = RoutingConfig(policy=f"{__name__}:RecordingRouter")
     simulate([bulk(0), chat(1, 10)], ONE_SLOT, INSTANCE, routing, admission(on_preempt="retry"))
     assert RecordingRouter.gone == [(0, 10), (1, 410), (0, 670)]

@@ -75,7 +75,7 @@ def test_what_can_never_run_ends_as_it_arrives_and_takes_no_slot(capacity: int |
     assert len(simulate([job(0, prompt=10**9)], ClusterConfig(capacity=capacity), INSTANCE, horizon=5)) == 1
 
 
-def test_the_end_is_when_the_last_request_ended_and_not_a_timer_that_nobody_needed() -> None:
+def test_the_end_is_when_the_last_request_ended_and_not_an_unneeded_timer() -> None:
     results = simulate([job(0, deadline=10**9), job(1)], ClusterConfig(capacity=1), INSTANCE)
     assert results.finished.tolist() == [260, 520]
     assert results.end == 520

@@ -69,7 +69,7 @@ def test_a_deadline_at_the_very_instant_of_the_queue_timeout() -> None:
     assert results.finished.tolist() == [260, 101]
 
 
-def test_the_run_ends_with_its_last_event_not_with_a_timer_that_nobody_needs_any_more() -> None:
+def test_the_run_ends_with_its_last_event_not_with_an_unneeded_timer() -> None:
     waited = simulate([job(0), job(1, arrival=1)], ClusterConfig(capacity=1), INSTANCE)  # 1 could have waited for a minute
     assert waited.finished.tolist() == [260, 520]
     assert waited.end == 520

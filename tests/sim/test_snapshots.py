@@ -99,7 +99,7 @@ def test_a_copy_is_seen_until_it_is_as_old_as_it_may_be() -> None:
     assert stale[3:] == [(500, (2, *two)), (501, (3, *two)), (1100, (1, 0, 1, 4))]
 
 
-def test_it_is_made_when_somebody_decides_and_not_before() -> None:
+def test_it_is_made_at_a_decision_and_not_before() -> None:
     jobs = [job(0, 50, output=100), job(1, 100), job(2, 549), job(3, 550)]
     assert [load[1:] for _, load in loads(jobs, snapshot_refresh_interval_ms=0.5)] == [(0, 0, 0)] * 3 + [(1, 1, 4)]  # 2 waits
 

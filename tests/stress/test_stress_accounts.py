@@ -17,7 +17,7 @@ def account(outcomes: dict[str, int], **other: int) -> GatewayAccount:
     )
 
 
-def test_what_everybody_saw_is_what_was_counted() -> None:
+def test_what_the_clients_saw_is_what_was_counted() -> None:
     seen = ClassSeen(sent=10, whole=5, preempted=1, queue_full=3, queue_timeout=1)
     counted = {**NOTHING, "admitted": 5, "preempted": 1, "rejected_queue_full": 2, "rejected_queue_timeout": 1}
     counted["rejected_tenant_queue_full"] = 1
@@ -38,7 +38,7 @@ def test_an_answer_that_was_never_counted() -> None:
     assert any("1 more were seen as whole than were counted" in problem for problem in problems)
 
 
-def test_an_outcome_for_which_nobody_left() -> None:
+def test_an_outcome_that_no_client_saw() -> None:
     seen = ClassSeen(sent=2, whole=2)
     assert reconcile(seen, {**NOTHING, "admitted": 2, "preempted": 1})[1] != []
     assert reconcile(seen, {**NOTHING, "admitted": 2, "client_cancelled": 1})[1] != []

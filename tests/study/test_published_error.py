@@ -25,7 +25,7 @@ def test_the_published_error_is_drawn_from_where_none_is_said() -> None:
     assert found.figures[0] != found.figures[2]
 
 
-def test_whose_error_nobody_knows_is_not_called_exact() -> None:
+def test_an_unknown_error_is_not_called_exact() -> None:
     found = compare(candidate(), candidate(hardware="H200"), candidate(latency_error=0.0), workload=LOAD, seeds=2)
 
     assert found.latency_errors == (0.0689, None, 0.0)

@@ -60,7 +60,7 @@ def test_a_task_that_kills_its_workers_is_given_up() -> None:
         [*workers.run([b"x"])]
 
 
-def test_nobody_is_left_when_the_block_ends_early() -> None:
+def test_no_worker_is_left_when_the_block_ends_early() -> None:
     with ProcessWorkers(upper, 2) as workers:
         next(workers.run([b"a", b"b", b"c"]))
         team = [worker.process for worker in workers._workers]

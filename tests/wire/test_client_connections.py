@@ -249,7 +249,7 @@ def test_places_are_not_lost_to_failures_and_cancellations() -> None:
 
 
 @pytest.mark.parametrize("given", ["a connection", "a place"])
-def test_what_was_given_to_somebody_who_left_in_the_same_instant_goes_to_the_next(given: str) -> None:
+def test_a_connection_given_to_a_request_that_left_in_the_same_instant_goes_to_the_next(given: str) -> None:
     async def scenario() -> bool:
         async with upstream(answering(OK, OK)) as up, client(max_connections=1) as c:
             pool = c.pool(up.origin)
@@ -285,7 +285,7 @@ def test_waiting_for_a_connection_has_a_limit() -> None:
     run(scenario())
 
 
-def test_nobody_listens() -> None:
+def test_no_server_listens() -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]

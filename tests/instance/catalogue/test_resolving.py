@@ -74,7 +74,7 @@ def test_without_a_model_the_usual_holds() -> None:
     assert (found.latency, found.kv_blocks, found.max_model_len) == (LinearLatency(), 27_000, None)
 
 
-def test_an_instance_of_a_model_nobody_looked_up_says_so() -> None:
+def test_an_instance_of_a_model_that_was_not_looked_up_says_so() -> None:
     with pytest.raises(ConfigError, match="has not been looked up yet"):
         Instance(InstanceConfig(model=LLAMA), Random(0))
 
