@@ -50,7 +50,7 @@ def run(flags: EngineFlags) -> None:
 
 
 def names_real_model(flags: EngineFlags) -> bool:
-    """Whether --model is more than a name: another flag needs the figures of that model."""
+    """Return whether --model is more than a name: another flag needs the figures of that model."""
     return any(row.key in flags.values for row in HARDWARE.flags if row.key != _FOLDER) or flags.latency_model in _NEED_MODEL
 
 

@@ -119,6 +119,7 @@ class Command(Generic[F]):
             for row in group.flags
         ]
         declared += [(_info(p).rich_help_panel or "", p) for p in _own_parameters(self._kind)]
+        # In the order in which headings first occur: typer shows them in the order of the parameters.
         panels = list(dict.fromkeys(panel for panel, _ in declared))
         declared.sort(key=lambda each: panels.index(each[0]))
         return {parameter.name: parameter for _, parameter in declared}

@@ -57,6 +57,7 @@ class TraceTarget:
             self._text = file = stack.enter_context(OutputFile(self.path, where=self._where))
             if self.path.suffix == ".gz":
                 sink = cast(BinaryIO, _Sink(file))
+                # Without a name and a time in the header, the same trace gives the same bytes.
                 self._text = stack.enter_context(gzip.GzipFile(filename="", mode="wb", fileobj=sink, mtime=0))
             self._stack = stack.pop_all()
         return self
@@ -127,14 +128,14 @@ def recorded_run(jobs: Iterable[Job], target: TraceTarget | None, *, summary_onl
 
     missing = None if summary_only else RequestMeasurement(-1, -1, 0, "not_arrived")
     with target, TemporaryFile("w+", encoding="utf-8", errors="surrogatepass", newline="\n") as rows:
-        recording.jobs = kept = RecordingWorkload(jobs, target.writer, rows.write)
+        recording.jobs = recorder = RecordingWorkload(jobs, target.writer, rows.write)
         yield recording
-        kept.close()
+        recorder.close()
         assert recording.results is not None
-        happened = measured_lookup(recording.results)
+        measurement_of = measured_lookup(recording.results)
         rows.seek(0)
         for row in rows:
-            target.write(target.writer.with_measurement(row, lambda number: happened(number) or missing))
+            target.write(target.writer.with_measurement(row, lambda number: measurement_of(number) or missing))
     target.report_losses()
 
 

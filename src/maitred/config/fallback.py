@@ -20,7 +20,7 @@ from maitred.config.sources import ConfigSources
 from maitred.core.errors import ConfigError
 
 _ADMISSION_KEYS_KEPT: Final = (frozenset({"legacy"}), frozenset[str]())
-"""Keys of the section `admission` that are tried, most first."""
+"""The sets of keys of the section `admission` that are tried, the largest first: as much as possible stays in force."""
 _API_KEY_MARKER: Final = "api_key"
 """Part of the name of every key that holds API keys."""
 
@@ -76,14 +76,14 @@ def _limit_admission_keys(sources: ConfigSources, keys: Collection[str]) -> Conf
 
 
 def _drops_api_keys(sources: ConfigSources, reduced: ConfigSources, config: Config) -> bool:
-    """Whether the gateway would be open to all although the file that is set aside may contain API keys."""
+    """Return whether the gateway would be open to all although the file that is set aside may contain API keys."""
     if config.gateway.api_key or config.gateway.tenant_api_keys or sources.file is None or reduced.file is not None:
         return False
     return _may_contain_api_keys(sources.file)
 
 
 def _may_contain_api_keys(file: Path) -> bool:
-    """Whether the file mentions API keys, or cannot be read."""
+    """Return whether the file mentions API keys, or cannot be read."""
     try:
         return _API_KEY_MARKER in file.read_text(encoding="utf-8", errors="replace")
     except OSError:

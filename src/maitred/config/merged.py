@@ -1,7 +1,9 @@
 """Documents and settings merged key by key, with the place that gave each value.
 
-file      gateway: {host: 0.0.0.0, port: 80}     ->  host from maitred.yaml:1, port from --port
-flag      --port 9000
+So an error in a merged value names the file and line, the variable or the flag that it comes from:
+
+    file      gateway: {host: 0.0.0.0, port: 80}     ->  host from maitred.yaml:1, port from --port
+    flag      --port 9000
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class MergedConfig(Generic[T]):
         return msgspec.convert(self._tree, self._root)
 
     def is_given(self, *path: str) -> bool:
-        """Whether any source gives this key a value other than null."""
+        """Return whether any source gives this key a value other than null."""
         value = self._tree
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None

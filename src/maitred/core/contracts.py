@@ -24,11 +24,11 @@ from maitred.core.units import Micros
 
 
 class StepView(Protocol):
-    """What a policy may know of the step about to be formed."""
+    """The facts that a policy may know of the step about to be formed."""
 
     @property
     def step_index(self) -> int:
-        """How many steps the instance has made before this one."""
+        """The number of steps that the instance has made before this one."""
         ...
 
     @property
@@ -47,7 +47,7 @@ class StepView(Protocol):
 
 
 class PrefixCacheListener(Protocol):
-    """Is told what a prefix cache gains and loses, so that what has not changed need not be matched again."""
+    """A listener that learns which blocks a prefix cache gains and loses, so that unchanged prefixes are not matched again."""
 
     def on_stored(self, block_hash: int) -> None:
         """Note that the block is cached now."""
@@ -142,7 +142,7 @@ class WaitQueue(Protocol):
 
 
 class QueuePolicy(Protocol):
-    """In what order? Makes the wait queue of one instance."""
+    """The order in which an instance serves its waiting sequences: a maker of wait queues."""
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
         """Return a new, empty queue. `prefix` is None if the instance has no prefix cache."""
@@ -153,7 +153,7 @@ SortKey: TypeAlias = tuple[float | int | str, ...]
 
 
 class PriorityPolicy(Protocol):
-    """How urgent is a request now?"""
+    """The urgency of a request, as a score that may change with time."""
 
     def compute(self, request: Request, now: Micros) -> float:
         """Return the score of `request`; larger is more urgent."""
@@ -203,8 +203,8 @@ class BatchShape(msgspec.Struct, frozen=True, gc=False):
 
 
 class LatencyModel(Protocol):
-    """How long does a step take? A run is k equal decode-only steps in which the context grows by one token per
-    sequence."""
+    """The duration of steps. A run is k decode-only steps of the same sequences, each of which gains one token of context per
+    step."""
 
     def step_time(self, batch: BatchShape) -> Micros:
         """Return how long a step takes, at least 1 µs."""
@@ -249,7 +249,7 @@ class InstanceView(Protocol):
 
     @property
     def index(self) -> int:
-        """What names the instance in `Choice`; stable for the life of the fleet."""
+        """The number of the instance in `Choice`, which stays the same for the life of the fleet."""
         ...
 
     @property
@@ -294,8 +294,8 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 class Router(Protocol):
-    """Which instance? A router decides among the instances that it is shown; the caller leaves out those that cannot
-    serve the request."""
+    """The choice of an instance for each request. A router decides among the instances that it is shown; the caller leaves out
+    those that cannot serve the request."""
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         """Choose an instance of `fleet`. Raises ValueError if it is empty."""

@@ -1,6 +1,8 @@
 """Messages of msgspec in plain words: users know numbers and lists, not `int` and `array`.
 
-"Expected `int | null`, got `str`"    ->  "expected a whole number, or nothing, found text"
+    Expected `int | null`, got `str`    ->  expected a whole number, or nothing, found text
+
+The types are those that msgspec quotes; everything else in a message stays as it is.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ Factory = Callable[..., T]
 NOT_SAID: Final = "not documented"
 _OF_YOUR_OWN: Final = "write one of your own as module:Class, of a file in the working directory or of an installed package"
 _COMPATIBILITY: Final = "maitred.compat"
-"""Where the rules of other systems are, policies of every kind among them."""
+"""The package with the rules of other systems, policies of every kind among them."""
 _KINDS: Final[dict[type, Registry[Any]]] = {}
 """The registry of the policies that a parameter of this type takes."""
 
@@ -159,7 +159,7 @@ class Registry(Generic[T]):
         return dict(zip(self.headings.values(), cells, strict=True))
 
     def __iter__(self) -> Iterator[str]:
-        """All names, in alphabetical order."""
+        """Return an iterator of all names, in alphabetical order."""
         self._search_for(None)
         return iter(sorted({*self._known, *(point.name for point in self._entry_points())}))
 
@@ -230,7 +230,7 @@ def _shown(value: Any) -> Any:
 
 
 class _Arguments:
-    """What the constructor of a policy takes. `name` begins the messages."""
+    """The arguments of the constructor of a policy. `name` begins the messages."""
 
     def __init__(self, name: str, factory: Factory[Any], defaults: Mapping[Any, Any]) -> None:
         self._name, self._defaults = name, defaults
@@ -325,7 +325,7 @@ def _constructor(factory: Any) -> Any:
 
 
 def _has_annotations(factory: Any) -> bool:
-    """Whether the types of its parameters can be read, as they cannot in a compiled module."""
+    """Return whether the types of its parameters can be read, as they cannot in a compiled module."""
     made_by = _constructor(factory)
     return made_by is object.__init__ or hasattr(made_by, "__annotations__")
 

@@ -2,7 +2,7 @@
 
 It holds what a server knows when a request arrives, and nothing else. The true length of the output is in `workload.Job`, which
 no policy can see. State that changes during the life of a request belongs to the package that changes it: `admission.Ticket`,
-`core.sequence.Sequence`.
+`core.sequence.SequenceState`.
 """
 
 from __future__ import annotations

@@ -77,12 +77,12 @@ def section_keys(kind: Any) -> dict[str, Any]:
 
 
 def is_section(kind: Any) -> bool:
-    """Whether the type is a section, with keys of its own."""
+    """Return whether the type is a section, with keys of its own."""
     return bool(struct_types(kind))
 
 
 def accepts_keys(kind: Any) -> bool:
-    """Whether there may be keys below: the type is a section, or a mapping whose keys the user chooses."""
+    """Return whether there may be keys below: the type is a section, or a mapping whose keys the user chooses."""
     origins = (get_origin(k) for k in union_members(kind))
     return is_section(kind) or any(isinstance(origin, type) and issubclass(origin, Mapping) for origin in origins)
 
@@ -93,7 +93,7 @@ def literal_choices(kind: Any) -> list[Any]:
 
 
 def accepts_null(kind: Any) -> bool:
-    """Whether null is a value of the type."""
+    """Return whether null is a value of the type."""
     return type(None) in union_members(kind)
 
 

@@ -64,11 +64,11 @@ class DemoObserver(Protocol):
     """Time between two calls of `on_progress`."""
 
     def on_start(self, url: str) -> None:
-        """Called when the gateway at `url` is ready and the load begins."""
+        """Note that the gateway at `url` is ready and the load begins."""
         ...
 
     def on_progress(self, stats: ClientStats, seconds: float) -> None:
-        """Called again and again with the requests so far, `seconds` after the start of the load."""
+        """Show the requests so far, `seconds` after the start of the load. Called every `refresh_secs`."""
         ...
 
 
@@ -132,6 +132,7 @@ class Demo:
         assert task is not None
 
         def on_signal() -> None:
+            # The first signal still gives a summary. The second one means that the user does not want to wait for it.
             if self._load_running and not self._stop.is_set():
                 self._stop.set()
             else:
@@ -164,6 +165,7 @@ async def _run_unless_process_exits(processes: DemoProcesses, run: Coroutine[Any
     running, exiting = asyncio.create_task(run), asyncio.create_task(processes.wait_for_exit())
     try:
         await asyncio.wait({running, exiting}, return_when=asyncio.FIRST_COMPLETED)
+        # Even if the run has ended too: a demo without one of its processes has shown nothing.
         if exiting.done():
             raise exiting.result()
         return running.result()

@@ -126,7 +126,9 @@ def _covered_stretches(since: Ints, until: Ints) -> tuple[Ints, Ints]:
     """Return the stretches in which any of these periods lies, and how many periods each of them has."""
     ends, position = np.unique(np.concatenate([since, until]), return_inverse=True)
     began, stopped = (np.bincount(positions, minlength=len(ends)) for positions in np.split(position, 2))
-    members = np.cumsum(began - stopped)[:-1]  # between two consecutive ends, the number of open periods is constant
+    # Between two consecutive ends, the number of open periods is constant. So the cost depends on the periods of the group, and
+    # on the stretches that they cover together, but not on the product of both.
+    members = np.cumsum(began - stopped)[:-1]
     covered = members > 0
     first, length, members = ends[:-1][covered], np.diff(ends)[covered], members[covered]
     # The ranges first[i]:first[i]+length[i], one after the other, without a loop in Python.

@@ -1,12 +1,14 @@
 """`maitred.simulate`, and the result that it returns, for use in programs and notebooks.
 
-import maitred
+    import maitred
 
-workload = maitred.synthetic(rate=20, num_requests=1_000, class_mix="interactive:1,bulk:2")
-result = maitred.simulate(workload, maitred.ClusterConfig(num_instances=2))
-result.summary().total.ttft.p99     # µs
-result.to_frame()                   # polars, a row per request
-result.report("report.html")
+    workload = maitred.synthetic(rate=20, num_requests=1_000, class_mix="interactive:1,bulk:2")
+    result = maitred.simulate(workload, maitred.ClusterConfig(num_instances=2))
+    result.summary().total.ttft.p99     # µs
+    result.to_frame()                   # polars, a row per request
+    result.report("report.html")
+
+Figures are computed when they are asked for, so one run can be judged by several SLOs.
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ def simulate(
     name = workload if isinstance(workload, str) else ""
     setup = RunSetup(workload=name, seed=seed, horizon=horizon, sections=_sections(cluster, instance, routing, admission))
 
-    def ran(jobs: Iterable[Job]) -> Result:
+    def run_jobs(jobs: Iterable[Job]) -> Result:
         rows = run(
             jobs,
             cluster,
@@ -139,11 +141,11 @@ def simulate(
         return Result(rows, setup, slo)
 
     if isinstance(workload, Workload):
-        return ran(workload.jobs())
+        return run_jobs(workload.jobs())
     if not isinstance(workload, str):
-        return ran(workload)
+        return run_jobs(workload)
     with open_trace(workload) as trace:
-        return ran(trace)
+        return run_jobs(trace)
 
 
 def _sections(

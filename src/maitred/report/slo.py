@@ -83,9 +83,8 @@ def classes_without_requests(results: Results, slo: Slo) -> list[str]:
 def _within(latency: npt.NDArray[np.int64] | npt.NDArray[np.float64], target: str, results: Results, slo: Slo) -> Mask:
     for_all: Micros | None = getattr(slo, target)
     limits = np.full(len(results), np.inf if for_all is None else for_all)
-    for name, targets in sorted(
-        slo.classes.items(), key=lambda item: PriorityClass.from_label(item[0]) is None
-    ):  # SLO classes last
+    # SLO classes come last, because the class that a request names itself counts more than its priority class.
+    for name, targets in sorted(slo.classes.items(), key=lambda item: PriorityClass.from_label(item[0]) is None):
         of_class: Micros | None = getattr(targets, target)
         if of_class is not None:
             limits[_members(results, name)] = of_class

@@ -112,6 +112,7 @@ def _figure(figures: Mapping[str, Any], name: str, known: Collection[str]) -> fl
     group, _, plain = name.rpartition(".")
     if not group:
         return _number(figures[plain])
+    # The last breakdown wins: a class is meant before an SLO class or a tenant of the same name.
     groups: dict[str, Any] = {}
     for breakdown in ("per_tenant", "per_slo_class", "per_class"):
         groups |= figures[breakdown]

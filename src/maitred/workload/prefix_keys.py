@@ -71,7 +71,7 @@ class UnchainedBlockIds(msgspec.Struct, frozen=True, gc=False):
     block_tokens: int
 
     def block_keys(self, block_size: int) -> Sequence[int]:
-        """Return one key per full block, as `ChainedBlockIds.keys` does."""
+        """Return one key per full block, as `ChainedBlockIds.block_keys` does."""
         chained = list(accumulate(self.ids, _chain_hash, initial=0))[1:]
         return ChainedBlockIds(chained, self.tokens, self.block_tokens).block_keys(block_size)
 
@@ -118,7 +118,7 @@ class SessionBlockIds(msgspec.Struct, frozen=True, gc=False):
     """The number of the session."""
 
     def block_keys(self, block_size: int) -> Sequence[int]:
-        """Return one key per full block, as `ChainedBlockIds.keys` does."""
+        """Return one key per full block, as `ChainedBlockIds.block_keys` does."""
         base = self.session * _IDS_PER_SESSION
         ids = [base + block_id for first, last in self.blocks.ranges for block_id in range(first, last + 1)]
         return ChainedBlockIds(ids, self.tokens, self.block_tokens).block_keys(block_size)

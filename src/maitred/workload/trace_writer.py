@@ -141,6 +141,7 @@ class RecordingWorkload:
         heappush(self._not_arrived, (job.request.arrival, job.request.id, job))
 
     def _write_arrived(self, now: Micros) -> None:
+        # Strictly before `now`: another job may still arrive at this very instant, and rows are ordered by arrival and id.
         while self._not_arrived and self._not_arrived[0][0] < now:
             self._write_job(heappop(self._not_arrived)[2])
 

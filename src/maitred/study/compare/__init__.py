@@ -1,7 +1,9 @@
 """Compare: candidates on the same workloads, seed by seed.
 
-run.py          compare: the runs comparison.py   the differences with their confidence intervals, and the table for the
-terminal
+    run.py         compare: the runs
+    comparison.py  the differences with their confidence intervals, and the table for the terminal
+
+Each seed gives one pair of runs with the same workload, so the chance that both share cancels out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """`maitred.compare`: two or more candidates, each on the same workloads.
 
-from maitred import Candidate, ClusterConfig, InstanceConfig, Load, compare
+    from maitred import Candidate, InstanceConfig, Load, compare
 
-fcfs = Candidate(instance=InstanceConfig(scheduler="fcfs"))
-print(compare(fcfs, Candidate(instance=InstanceConfig(scheduler="sjf")), workload=Load(rate=9, num_requests=500)))
+    fcfs = Candidate(instance=InstanceConfig(scheduler="fcfs"))
+    sjf = Candidate(instance=InstanceConfig(scheduler="sjf"))
+    print(compare(fcfs, sjf, workload=Load(rate=9, num_requests=500)))
+
+The first candidate is compared with each of the others, seed by seed.
 """
 
 from __future__ import annotations
