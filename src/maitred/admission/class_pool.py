@@ -10,6 +10,10 @@ for any of them. A request that starves may be promoted (`priority`). So after e
 
     no request waits while a slot is free for its class, unless its tenant is at its limit
 
+Example: 2 slots without reservations, both held by bulk requests, b1 and then b2. The chat c1 finds no slot and
+preempts b2, the newer one; c2 preempts b1; c3 finds no victim and queues. When b2 has stopped, its slot is c1's, and
+that of b1 is c2's. The first slot that a chat gives back is c3's.
+
 Without classes (modes `off` and `legacy`) all requests share one lane, and a request rate may limit how fast they
 enter.
 """
@@ -35,6 +39,8 @@ _QUEUE, _RELEASE = TicketEvent.QUEUE, TicketEvent.RELEASE  # members of enums ar
 _AWAITING = TicketState.AWAITING
 _SLOT_FREE = Reason.SLOT_FREE
 _CURED_BY_PREEMPTION = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
+# BEHIND_QUEUE is not among them: a newcomer that preempted then would pass the requests that wait already. Nor are the
+# limits of tenants and rates, which a victim's slot does not raise.
 """What keeps a request from a slot and could be changed by a preemption."""
 
 
@@ -60,9 +66,10 @@ class ClassPool(SlotPool):
         ticket.counters.arrived += 1
         blocked_by = self.priority.blocking_reason(ticket)
         if blocked_by is None and self._bucket is not None and not self._bucket.has_token(now):
-            blocked_by = Reason.RATE_LIMIT
+            blocked_by = Reason.RATE_LIMIT  # The token is taken in `_admit`, because a request that queues pays when it enters.
         if blocked_by is None:
             return [self._admit(ticket, _SLOT_FREE, now)]
+        # A preemptor joins no queue, so a full queue must not keep it from a victim: preemption is tried first.
         if blocked_by in _CURED_BY_PREEMPTION and self.rules.lanes[lane].can_preempt:
             victim = self.priority.choose_victim(ticket, self.victims)
             if victim is not None:
@@ -81,6 +88,7 @@ class ClassPool(SlotPool):
             preemptor = ticket.preemption_peer
             decisions = self._release_holder(ticket, release_reason, now)
             if preemptor is not None:
+                # Before `dispatch`, which would give the slot to a more urgent request that has begun to wait meanwhile.
                 unlink_peers(ticket)
                 decisions += self._admit_preemptor(preemptor, ticket, now)
             return decisions + self.dispatch(now) if self.waiting else decisions
@@ -91,6 +99,7 @@ class ClassPool(SlotPool):
         ticket.transition(_RELEASE)
         self._stop_waiting(ticket)
         ticket.counters.cancelled += 1
+        # The request may have been a head that was too large for the free slots, and then it held back all behind it.
         return [Decision(now, ticket.id, Action.CANCEL, Reason.CLIENT_GONE), *self.dispatch(now)]
 
     def _adopt_waiter(self, ticket: Ticket) -> None:
@@ -116,9 +125,11 @@ class ClassPool(SlotPool):
         while self.waiting and self.slots.in_use < self.slots.capacity:
             if self._bucket is not None and not self._bucket.has_token(now):
                 break
+            # The next request by class is found first: if it is the starved one, its admission costs no promotion.
             regular = self.priority.next_waiter()
             starved = self.priority.next_promotion(regular, now)
             if starved is not None:
+                # The slot of a promoted request is safe: otherwise the class that it passed could take it back at once.
                 self.promotion_budget.count_promotion()
                 starved.promoted, starved.victim_group = True, None
                 starved.counters.promoted += 1
@@ -130,7 +141,7 @@ class ClassPool(SlotPool):
         return admitted
 
     def _admit_waiter(self, ticket: Ticket, reason: Reason, now: Micros) -> Decision:
-        if ticket.state is _AWAITING:  # a slot has become free before its victim's
+        if ticket.state is _AWAITING:  # Another slot has become free before that of its victim.
             self._stop_awaiting(ticket)
         else:
             self.queues.dequeue_admitted(ticket, now)
@@ -172,7 +183,7 @@ class ClassPool(SlotPool):
         return [self._admit(preemptor, Reason.VICTIM_GONE, now, victim.id)]
 
     def _stop_awaiting(self, preemptor: Ticket) -> None:
-        """Let a preemptor not wait for its victim any more: the victim's slot goes to the request that is next then."""
+        """Cut a preemptor off from its victim: the victim's slot goes to whichever request is next then."""
         self.queues.pending_preemptors.remove(preemptor)
         unlink_peers(preemptor)
 
@@ -194,6 +205,7 @@ class ClassPool(SlotPool):
         if self._bucket is not None:
             ready = self._bucket.next_token_at(self.dispatched_at)
             due = ready if due is None else min(due, ready)
+        # What was due by the last `dispatch` was considered there. Reporting it again would hold the core at one instant.
         return due if due is None or due > self.dispatched_at else None
 
     def deadline_of(self, ticket: Ticket) -> Micros:
@@ -201,14 +213,16 @@ class ClassPool(SlotPool):
 
     def advance(self, now: Micros) -> list[Decision]:
         """Reject requests whose timeout has passed, queue preemptors whose budget is spent, and admit what may enter then."""
-        done: list[Decision] = []
+        decisions: list[Decision] = []
         queues = self.queues
+        # Waiting requests expire before preemptors of their lane, because a preemptor whose budget is spent may queue in a
+        # place that a timeout has freed. All of it comes before `dispatch`, so that no expired request is admitted.
         for lane in MOST_URGENT_FIRST:
             while (waiter := queues.expired_waiter(lane, now)) is not None:
-                done.append(self._expire_waiter(waiter, now))
+                decisions.append(self._expire_waiter(waiter, now))
             while queues.pending_preemptors.count and (preemptor := queues.expired_preemptor(lane, now)) is not None:
-                done.append(self._expire_preemptor(preemptor, now))
-        return done + self.dispatch(now)
+                decisions.append(self._expire_preemptor(preemptor, now))
+        return decisions + self.dispatch(now)
 
     def _expire_waiter(self, ticket: Ticket, now: Micros) -> Decision:
         self.queues.dequeue(ticket, now)

@@ -5,14 +5,17 @@ and answers with every decision that came of both. So decisions depend on the in
 driver's timer fires: calling `advance` more often never changes a decision, only when the driver learns of it. A
 decision bears the instant at which it fell due.
 
+Example: request a holds the only slot, b and c queue; the timeout of b passes at 30.0 s, and no timer fires. The next
+input is the release of a at 30.2 s. It first rejects b, with the time 30.0 s, and then admits c at 30.2 s.
+
     submit(ticket)    rate gate ─▶ policy gate ─▶ pool: admit, queue or reject
     release(id)       the slot, or the place in the queue, is free ─▶ waiting requests enter, in other pools too
     advance(now)      timeouts, preemption budgets, starvation, ticks
     resize, reconfigure     capacity and rules may change at any time, also for the requests that are there
 
 The core keeps a ticket from `submit` until its request has left. So a driver may release a request twice, or one that
-was rejected meanwhile: both are ignored. In turn, a driver will be handed decisions on requests that it has given up at
-the same instant, and must ignore these.
+was rejected meanwhile: both are ignored. In turn, a core may answer with decisions on requests that the driver has given up
+at the same instant, and the driver must ignore these.
 
 `now` never runs backwards.
 """
@@ -54,9 +57,9 @@ def no_load(pool: str, now: Micros) -> FleetLoad:
 class DueEvents:
     """What follows from an event beyond the pool in which it happened: in time, and in the other pools.
 
-    In time: a timeout passes, a request starves, a token bucket fills. The pools know when; here is kept the earliest
-    of these instants, and everything that is due happens at its own instant, in order, however late the driver asks for
-    it.
+    In time: a timeout passes, a request starves, a token bucket fills. The pools know when. The earliest of these
+    instants is kept here, and everything that is due happens at its own instant and in order, however late the driver
+    asks for it.
 
     In the other pools: the limits of a tenant span all models. When one of its requests leaves, its requests may enter
     elsewhere. And when a tenant reaches its limit, the requests behind its own may pass, in any pool.
@@ -67,7 +70,7 @@ class DueEvents:
     def __init__(self, pools: PoolDirectory, tickets: dict[RequestId, Ticket]) -> None:
         """`tickets` are all that are there. Those that are rejected here are removed from it."""
         self.next_due_at: Micros | None = None
-        """Time changes nothing before this instant, which may be too early. None: time never changes anything."""
+        """The instant before which time changes nothing, which may be too early, or None if time never changes anything."""
         self._settled_until: Micros = 0
         """Everything that was due by this instant has happened."""
         self.has_tenant_limits = False
@@ -76,7 +79,7 @@ class DueEvents:
         self._tickets = tickets
 
     def schedule(self, due: Micros | None) -> None:
-        """Note that something falls due then; None: nothing does."""
+        """Note that something falls due at `due`, or that nothing does if it is None."""
         if due is not None and (self.next_due_at is None or due < self.next_due_at):
             self.next_due_at = due
 
@@ -87,6 +90,7 @@ class DueEvents:
             # New rules, or a queue that is joined late, can make something due in the past: it happens now.
             self._settled_until = max(self._settled_until, self.next_due_at)
             decisions += self._run_due_at(self._settled_until)
+            # Looked up again after each instant, because what has just been admitted or rejected changes what is due next.
             self.next_due_at = self._earliest_due()
         if now > self._settled_until:  # noqa: PLR1730 - max() would cost as much as all of the rest
             self._settled_until = now
@@ -129,6 +133,7 @@ class DueEvents:
     def dispatch_past_limited(self, decisions: Iterable[Decision], now: Micros) -> list[Decision]:
         """Admit the requests behind a tenant that has reached its limit with one of `decisions`, in any pool."""
         if self.has_tenant_limits and any(d.action is Action.ADMIT and self._at_limit(d.subject) for d in decisions):
+            # `dispatch` comes back here with what it admits. This ends, because each round admits at least one request.
             return self.dispatch(self._pools.by_name.values(), now)
         return []
 
@@ -150,6 +155,7 @@ class Admission:
         """`pools` is the capacity of each model in slots; `resize` adds further models. `load_probe` returns the load of the
         instances of a model, where the rules go by it. Raises ConfigError for an admission policy that is unknown."""
         self._pools = PoolDirectory(load_probe)
+        # Every input looks these up. The directory changes both dicts in place, so the references stay valid.
         self._pool_of_model, self._counters_of_model = self._pools.by_model, self._pools.counters
         self._tickets: dict[RequestId, Ticket] = {}
         self._due_events = DueEvents(self._pools, self._tickets)
@@ -167,7 +173,7 @@ class Admission:
     # Inputs.
 
     def make_ticket(self, request: Request, cost: int) -> Ticket:
-        """Return what `submit` takes. `cost` is in tokens, of the prompt and of the answer as far as it is known."""
+        """Return the ticket of a request, for `submit`. `cost` is in tokens: of the prompt, and of the answer if known."""
         config, target = self._config, request.slo_target
         if target is None and config.slo_targets:
             target = config.slo_targets.get(slo_class_of(request))
@@ -206,7 +212,7 @@ class Admission:
         pool = self._pool_of_model[ticket.pool]
         decisions = pool.submit(ticket, now, load)
         if len(decisions) > 1:
-            self._due_events.forget_rejected(decisions[:-1])
+            self._due_events.forget_rejected(decisions[:-1])  # The last one is on the newcomer, which has no entry yet.
         if ticket.state is _LEFT:
             return [*settled, *decisions]
         self._tickets[ticket.id] = ticket
@@ -214,6 +220,7 @@ class Admission:
             self._due_events.schedule(pool.deadline_of(ticket))
             self._due_events.schedule(pool.next_admission_at())
         elif ticket.tenant_account is not None:
+            # These decisions go in front, because the last one must be on the newcomer.
             settled += self._due_events.dispatch_past_limited(decisions, now)
         return [*settled, *decisions] if settled else decisions
 
@@ -276,7 +283,7 @@ class Admission:
         return self._due_events.run_due(now)
 
     def next_deadline(self) -> Micros | None:
-        """Return when to call `advance` next; None while no request waits. There may be nothing to do then."""
+        """Return when to call `advance` next, or None while no request waits. There may be nothing to do at that time."""
         if not any(pool.waiting for pool in self._pools.by_name.values()):
             return None
         return self._due_events.next_due_at
@@ -294,7 +301,7 @@ class Admission:
         return list(self._pools.by_name)
 
     def refusal(self, decision: Decision) -> Refusal | None:
-        """Return what the client of a request that was just rejected is told; None if the admission policy has not done it."""
+        """Return what to tell the client of a request that was just rejected, or None if no admission policy rejected it."""
         return self._policy_gate.refusals.get(decision.reason)
 
     def view(self, pool: str) -> PoolView:
@@ -318,7 +325,7 @@ class Admission:
     # Configuration and capacity.
 
     def _configure(self, config: AdmissionConfig) -> None:
-        self._policy_gate = self._policy_gate.reconfigured(config)  # first, because it may raise: then nothing has changed
+        self._policy_gate = self._policy_gate.reconfigured(config)  # First, because it may raise, and nothing has changed then.
         self._config = config
         self._settle_lag = 1 if config.mode == "flow-control" else 0
         self.reads_load = self._policy_gate.reads_load or config.mode == "flow-control"
@@ -327,7 +334,7 @@ class Admission:
         self._due_events.has_tenant_limits = any(a.max_in_flight is not None for a in self._tenant_accounts.values())
         for ticket in self._tickets.values():
             ticket.tenant_account = self._tenant_accounts.get(ticket.tenant)
-        self._pools.configure(config, self._tickets.values())  # counts again what each tenant holds and waits for
+        self._pools.configure(config, self._tickets.values())  # This fills the new accounts, as requests move over.
         self._policy_gate.total_slots = self._pools.total_slots
 
     def _resize(self, model: str, capacity: int) -> SlotPool:

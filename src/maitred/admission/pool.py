@@ -1,7 +1,7 @@
 """SlotPool: the slots of one model, the requests that hold them, and the requests that wait for them.
 
-The core finds tickets and settles what time brings about. A pool decides which request enters, where one waits, and
-which is next. Two kinds of pools do this differently: `class_pool` by slots, `flow_control.pool` by the load of the
+The core finds tickets and settles what falls due in time. A pool decides which request enters, where a request waits,
+and which one is next. Two kinds of pools do this differently: `class_pool` by slots, `flow_control.pool` by the load of the
 instances. What both have in common stands here: holding and giving back a slot, waiting, being rejected, being tried
 again after a preemption, and the counters and tenants' accounts that follow.
 """
@@ -87,9 +87,11 @@ class SlotPool(ABC):
         """Take over a waiting request."""
 
     def inherit_from(self, previous: SlotPool) -> None:
-        """Take the place of `previous`: the speed of its queues, and the level of its token bucket if the rate stays."""
+        """Take over from `previous` the speed of its queues, and the level of its token bucket if the rate stays."""
+        # In place, because the queues of this pool hold the same list.
         self.retry_estimators[:] = previous.retry_estimators
         bucket = previous._bucket
+        # A new bucket is full. If it were used while the rate stays, every reload would let a whole burst in.
         if bucket is not None and (bucket.rate, bucket.burst) == (self.rules.rate, self.rules.burst):
             self._bucket = bucket
 
@@ -131,13 +133,14 @@ class SlotPool(ABC):
             view.reserved = slots.reserved[c] // unit
             view.desired = slots.desired[c] // unit
             view.pressure = self.pressure(lane, view.waiting)
-            view.retry_after_error.merge(self.retry_estimators[c].errors)  # all of a shared lane count for its own class
+            view.retry_after_error.merge(self.retry_estimators[c].errors)  # A shared lane has one estimator: that of its class.
             classes[c] = view
         in_flight = sum(view.in_flight for view in classes.values())
         return PoolView(slots.capacity // unit, in_flight, self.waiting, classes)
 
     def pressure(self, lane: int, waiting: int) -> float:
-        """Return SMG's measure, 0 to 1: how full its queue is, or what it may use beyond its reservation; the larger one."""
+        """Return how pressed a lane is, 0 to 1 (SMG's measure): the larger of two shares. One is how full its queue is. The
+        other is how many slots it uses beyond its reservation, of those that higher lanes do not reserve."""
         slots, size = self.slots, self.rules.lanes[lane].queue_size
         above = max(0, slots.in_flight[lane] - slots.reserved[lane])
         reach = max(1, slots.capacity - sum(slots.reserved[lane + 1 :]))
@@ -181,7 +184,7 @@ class SlotPool(ABC):
 
     def _release_holder(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
         """Free the slot of a request, which has left, or waits again after a preemption."""
-        self._release_slot(ticket, now)
+        self._release_slot(ticket, now)  # First, because what it counts depends on the state, which changes below.
         if ticket.state is not _VICTIM:
             ticket.counters.ended[release_reason] += 1
             ticket.transition(_RELEASE)
@@ -200,6 +203,7 @@ class SlotPool(ABC):
         """Return whether a victim is tried again: if its client is still there, and its queue timeout has not passed."""
         if release_reason is not _PREEMPTED or not self.rules.retries_victims:
             return False
+        # The timeout counts from the submission, so a victim beyond it would wait only to be rejected at once.
         timeout = self.rules.lanes[ticket.lane].queue_timeout
         return not timeout or ticket.submitted_at + timeout > now
 

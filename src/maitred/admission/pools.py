@@ -57,12 +57,13 @@ class PoolDirectory:
         for model, capacity in self._capacities.items():
             self._assign_pool(model, capacity)
         for ticket in sorted(tickets, key=_adoption_order):
-            # the pool that adopts it counts it again
+            # The counters outlive the pools, and the pool that adopts a request counts it once more.
             if ticket.state in SLOT_HOLDING_STATES:
                 ticket.counters.in_flight -= 1
             else:
                 ticket.counters.waiting -= 1
             self.by_model[ticket.pool].adopt(ticket)
+        # Only now: a request that joins an empty queue restarts its estimator, and the inherited speed would be lost.
         for name in self.by_name.keys() & former.keys():
             self.by_name[name].inherit_from(former[name])
 
@@ -103,10 +104,10 @@ class PoolDirectory:
         """Yield a line for each difference between `tickets`, all that are there, and what is counted of them. O(n)."""
         for name, pool in self.by_name.items():
             yield from (f"pool {name!r}: {problem}" for problem in pool.find_violations())
-            mine = [ticket for ticket in tickets if self.by_model[ticket.pool] is pool]
-            held = [ticket for ticket in mine if ticket.state in SLOT_HOLDING_STATES]
-            if sum(ticket.slot_units for ticket in held) != pool.slots.in_use or len(mine) - len(held) != pool.waiting:
-                yield f"pool {name!r}: tickets {mine} do not match its slots and queues"
+            of_pool = [ticket for ticket in tickets if self.by_model[ticket.pool] is pool]
+            held = [ticket for ticket in of_pool if ticket.state in SLOT_HOLDING_STATES]
+            if sum(ticket.slot_units for ticket in held) != pool.slots.in_use or len(of_pool) - len(held) != pool.waiting:
+                yield f"pool {name!r}: tickets {of_pool} do not match its slots and queues"
             counters = self.counters_of(name)
             if (sum(c.in_flight for c in counters), sum(c.waiting for c in counters)) != (len(held), pool.waiting):
                 yield f"pool {name!r}: its counters do not match its slots and queues"

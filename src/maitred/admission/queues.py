@@ -13,8 +13,8 @@ weight with each request that is served, and the queue with the smallest virtual
 
     served in the order   a1 b1 b2 a2 b3 a3      (equal virtual times: the queue that reached its own first)
 
-A tenant whose queue was empty resumes at the virtual time of the lane, so that idleness saves nothing up; or where it
-had got to, if that is further, so that a request that was just served is paid for.
+A tenant whose queue was empty resumes at the virtual time of the lane, or at its own if that is larger. So a tenant
+saves nothing up while it is idle, and still pays for a request that has just been served.
 
 A request that was preempted and is tried again goes before all others of its lane.
 
@@ -41,7 +41,7 @@ _ALL_TENANTS = ""
 _VIRTUAL_TIME_UNIT: Final = 10**12
 """Virtual time of a cost of 1 at a weight of 1. Whole numbers, because a float stops growing once it is large enough."""
 _MAX_IDLE_TENANTS: Final = 1024
-"""Tenants without waiting requests whose virtual time is remembered. None is ahead by more than the request served last."""
+"""Tenants without waiting requests whose virtual time is remembered. One that is forgotten gains the cost of a request."""
 
 
 class SequenceNumbers:
@@ -71,13 +71,13 @@ class _TenantQueue:
     def __init__(self, name: str, account: TenantAccount | None, virtual_time: int) -> None:
         self.name = name
         self.account = account
-        """The account of a tenant that is passed over while it is at its limit."""
+        """The account of its tenant, which is passed over while it is at its limit; or None if there is no account."""
         self.virtual_time = virtual_time
-        """The cost that has been served, by weight."""
+        """The cost that has been served, divided by the weight of the tenant."""
         # OrderedDict, not dict: to find its first key, a dict walks over all keys that were deleted before it.
         self.waiting: OrderedDict[RequestId, Ticket] = OrderedDict()
         self.entry = 0
-        """The serial number of its live entry in the heap; 0: it has none, because its tenant is at its limit."""
+        """The serial number of its live entry in the heap, or 0 if it has none, because its tenant is at its limit."""
 
     @property
     def head(self) -> Ticket:
@@ -106,7 +106,9 @@ class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
         key = queue.virtual_time if self._by_virtual_time and number > 0 else number
         self._num_pushes = serial = self._num_pushes + 1
         heap, former, queue.entry = self._heap, queue.entry, serial
-        if former and heap[0][1] == former:  # it was the first one, and has just been served
+        # Mostly a queue is placed again because it was the first one and has just been served. Its entry is overwritten
+        # then: that costs one pass through the heap instead of two, and leaves no stale entry.
+        if former and heap[0][1] == former:
             heapreplace(heap, (key, serial, queue))
             return
         heappush(heap, (key, serial, queue))
@@ -120,7 +122,7 @@ class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
             self.mark_stale()
 
     def first_within_limit(self) -> _TenantQueue | None:
-        """Return the queue that is served next. Queues before it whose tenant is at its limit are removed."""
+        """Return the queue that is served next, or None. Queues before it whose tenant is at its limit lose their entries."""
         heap = self._heap
         while heap:
             _, serial, queue = heap[0]
@@ -129,6 +131,7 @@ class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
             elif queue.account is None or not queue.account.at_limit:
                 return queue
             else:
+                # Its entry goes, or every look would pass it again; `unblock_tenant` gives the queue a new one.
                 queue.entry = 0
             heappop(heap)
         return None
@@ -150,7 +153,7 @@ class LaneQueue:
     )
 
     def __init__(self, sequence_numbers: SequenceNumbers, weights: Mapping[str, float] | None = None) -> None:
-        """`weights` are by tenant, 1 for tenants that are not named; None: first come, first served."""
+        """`weights` are by tenant, 1 for tenants that are not named, or None for first come, first served."""
         self._sequence_numbers = sequence_numbers
         self._weights = weights
         self._count = 0
@@ -207,6 +210,8 @@ class LaneQueue:
         """Remove a request that gets a slot, and charge its tenant for it. A request that is tried again was charged before."""
         if self._weights is not None and ticket.sequence_number > 0:
             queue = self._tenant_queues[self._queue_name(ticket)]
+            # The lane stands where this request began, and not where it ends: a tenant that joins now is not put behind a
+            # cost that another tenant has just run up.
             self._virtual_time = max(self._virtual_time, queue.virtual_time)
             queue.virtual_time += int(max(1, ticket.cost) * _VIRTUAL_TIME_UNIT / self._weights.get(ticket.tenant, 1.0))
         self.remove(ticket)
@@ -221,7 +226,7 @@ class LaneQueue:
             self._late_joiners.remove(ticket.id)
         if not queue.waiting:
             self._drop_empty(queue)
-        elif was_head and queue.entry:
+        elif was_head and queue.entry:  # Without an entry its tenant is at its limit, and the queue stays passed over.
             self._serving_order.place(queue)
 
     def unblock_tenant(self, tenant: str) -> None:
@@ -242,6 +247,7 @@ class LaneQueue:
 
     def _append(self, ticket: Ticket) -> _TenantQueue:
         self._count += 1
+        # `_waiting` is sorted by age only as long as every request in it has joined when it was submitted.
         if ticket.sequence_number < 0 or ticket.queued_at > ticket.submitted_at:
             self._late_joiners.push(ticket.id, ticket.submitted_at, ticket)
         else:
@@ -267,7 +273,7 @@ class LaneQueue:
     def _drop_empty(self, queue: _TenantQueue) -> None:
         self._serving_order.remove(queue)
         del self._tenant_queues[queue.name]
-        if not self._tenant_queues:  # the lane is idle: no tenant is ahead of another
+        if not self._tenant_queues:  # The lane is idle, so no tenant owes anything to another.
             self._virtual_time = 0
             self._idle_virtual_times.clear()
         elif self._weights is not None and queue.virtual_time > self._virtual_time:

@@ -10,6 +10,10 @@ A request starves once it has waited longer than the starvation threshold of its
 (`priority`). Examining every queue at every admission would cost more than everything else. So `earliest_at` says
 before which instant no request starves, and until then no queue is examined. A request that joins can only bring that
 instant forward; when the queues have been examined it is computed anew.
+
+Example: with a threshold of 30 s, requests submitted at 0 s and at 10 s wait. Until 30 s an admission compares two
+numbers and examines nothing. After 30 s the first request is found and promoted. The next examination finds none that
+starves, and sets `earliest_at` to 40 s.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ class StarvationTracker:
         """Note that a request has joined the queue of its lane."""
         threshold = self._rules[ticket.lane].starvation_threshold
         if threshold is not None:
+            # One µs more than the threshold, because a request starves only when it has waited longer than that.
             self.earliest_at = min(self.earliest_at, ticket.submitted_at + threshold + 1)
 
     def starving_heads(self, now: Micros) -> Iterator[Ticket]:
@@ -54,7 +59,8 @@ class StarvationTracker:
             head = queue.peek()
             if head is not None and now - head.submitted_at > threshold:
                 yield head
-        # Reached only if the caller promoted none of them. The oldest request may be behind the head of its queue.
+        # Reached only if the caller promoted none of them: the instant must not move past a request that still starves. It
+        # goes by the oldest request of each queue, which is not always its head.
         oldest = [(queue.oldest(), threshold) for queue, threshold in self._lanes]
         self.earliest_at = min((t.submitted_at + threshold + 1 for t, threshold in oldest if t is not None), default=_NEVER)
 
