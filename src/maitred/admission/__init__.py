@@ -10,7 +10,7 @@ follow), `preempt` (stop the work of a request that holds a slot, and release it
 has left).
 
     core.py         Admission: the inputs and their answers; what follows in time and in other pools
-    pools.py        which pools there are, and whose requests go to which
+    pools.py        which pools there are, and which models use them
     pool.py         what all pools have in common
     class_pool.py   pools with classes, or with one limit for all requests
     priority.py     what keeps a newcomer out, which request is next, promotions of starved requests
@@ -21,7 +21,7 @@ has left).
     flow_control/   pools whose limit is the load of the instances
     saturation.py   how loaded the instances are
     policies/       policies that refuse requests before they ask for a slot
-    policy_gate.py  the configured policy at work, and the budgets of tenants
+    policy_gate.py  asks the configured policy, and checks the budgets of tenants
     rate_limit.py   requests per second
     retry_after.py  when a rejected request should be sent again
     tenants.py      names, limits and accounts of tenants
@@ -29,7 +29,7 @@ has left).
     enums.py        actions and reasons
     counters.py     what became of every request
     config.py       the keys of the `admission` section; those of flow control are in flow_control_config.py
-    presets.py      what holds where the configuration does not say, and where other systems differ
+    presets.py      defaults of the configuration, and options in which other systems differ
     rules.py        the configuration, resolved into what pools work with
     replay.py       a core that writes a log, and a log run again
 """

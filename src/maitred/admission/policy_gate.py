@@ -1,7 +1,10 @@
-"""The gate before the pools: the configured admission policy at work, and the budgets of tenants.
+"""The gate before the pools: it asks the configured admission policy, and checks the budgets of tenants.
 
 The policy is asked first. A request that it lets pass is refused all the same if it is sheddable and its tenant holds
 more than its share of all slots (BLIS's `tenant_budgets`). Requests that are not sheddable always pass a budget.
+
+Example: 16 slots, and a tenant with a budget of 0.25, which is 4 slots. While it holds 4, its next sheddable request
+passes; while it holds 5, it is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 
 _REQUEST_KEYS: Final = ("tenant_budgets", "slo_priorities", "slo_targets")
-"""Keys that do not belong to a policy."""
+"""The keys of `PolicyConfig` that do not belong to a policy."""
 _POLICY_KEYS: Final = tuple(key for key in PolicyConfig.__struct_fields__ if key not in _REQUEST_KEYS)
 _BUDGET_SPENT: Final = Refusal("tenant_budget", message="this tenant has used its share of the backends")
 

@@ -1,5 +1,4 @@
-"""The two sides of a preemption: holders of slots that may lose them, and preemptors that wait for a slot to be given
-up.
+"""The two sides of a preemption: holders of slots that may lose them, and preemptors that wait for such a slot.
 
 A victim's response has not started. The least urgent group goes first, and in it the newest request, which has the
 least work to lose. A group is a class, or with flow control an SLO priority. A request that was a victim once is never
@@ -49,6 +48,8 @@ class PreemptionCandidates:
         for lower in sorted(self.groups):
             if lower >= group:
                 break
+            # Only slots that are charged by tokens differ in size. The search is bounded, because it may find nothing, and
+            # every newcomer without a slot repeats it.
             for ticket in islice(reversed(self.groups[lower].values()), _MAX_EXAMINED):
                 if ticket.slot_units >= units:
                     return ticket

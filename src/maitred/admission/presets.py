@@ -1,4 +1,4 @@
-"""Presets: what admission does where a configuration does not say, and the named options in which other systems differ.
+"""Presets: the defaults of admission, and the options in which other systems differ, by name.
 
 `flavour` chooses a preset (`preset_of`). Nothing else looks at the flavour: the code asks the preset's options. Ours
 stands here; those of other systems stand in `maitred.compat`, which is imported when one of them is asked for.
@@ -79,7 +79,7 @@ class AdmissionPreset(msgspec.Struct, frozen=True, kw_only=True):
     sums_rounded_reservations: bool = False
     """Whether reservations are compared with the capacity after each has been rounded up to whole slots."""
     bootstrap_capacity: int | None = None
-    """Slots against which reservations are checked before any backend is up; None: they are checked once backends are up."""
+    """Slots against which reservations are checked before any backend is up, or None if only later."""
     keeps_exact_fit: bool = False
     """Whether reservations that use up the capacity to the last slot are kept; else one slot stays unreserved."""
     promotion_share: float = 0.25
@@ -87,7 +87,7 @@ class AdmissionPreset(msgspec.Struct, frozen=True, kw_only=True):
     promotes_next_waiter: bool = False
     """Whether a starving request counts as promoted even if it is next in any case."""
     fixed_retry_after: Micros | None = None
-    """`Retry-After` of every rejection; None: an estimate from the speed of the queue."""
+    """`Retry-After` of every rejection, µs, or None for an estimate from the speed of the queue."""
     has_rate_limit_code: bool = True
     """Whether the request rate has an error code of its own; else its answers are those of a full queue."""
     describes_unauthorized: bool = True

@@ -5,8 +5,8 @@ first, and no request passes a more urgent one that needs more than is free.
 
 Strict order can let the least urgent lane wait for ever. So a request that starves (`waiting`) may be promoted: it goes
 before more urgent ones, or into a slot that a higher class has reserved and does not use. Promotions need a bound,
-because without one an old backlog would reverse the order of classes until it has drained: once all of bulk starves,
-each of it would go before each chat. So each admission from the queues earns a share of a promotion, and at most
+because without one an old backlog would reverse the order of classes until it has drained: once all bulk requests
+starve, each of them would go before every chat. So each admission from the queues earns a share of a promotion, and at most
 `burst` are saved up:
 
     promoted <= burst + share · dispatched        at any time
@@ -85,12 +85,14 @@ class AdmissionPriority:
         if ticket.tenant_account is not None and ticket.tenant_account.at_limit:
             return Reason.TENANT_LIMIT
         queues, slots, lane = self._queues, self._slots, ticket.lane
+        # A queue whose tenants are all at their limits has no next request (`peek`), and so holds no newcomer back.
         if queues.queued and any(queues.lanes[c].peek() is not None for c in range(lane, len(LANES))):
             return Reason.BEHIND_QUEUE
         if not slots.fits(lane, self.set_slot_units(ticket)):
             if not slots.capacity:
                 return Reason.NO_CAPACITY
             return Reason.HELD_BY_RESERVATION if slots.in_use < slots.capacity else Reason.NO_SLOT
+        # Asked last: a newcomer that finds no slot may preempt, whatever waits for victims already; this reason would deny it.
         preemptors = queues.pending_preemptors
         return Reason.BEHIND_QUEUE if preemptors.count and preemptors.any_at_or_above(lane) else None
 
@@ -99,6 +101,8 @@ class AdmissionPriority:
         for lane in MOST_URGENT_FIRST:
             head = self._queues.head(lane)
             if head is not None:
+                # If it does not fit, no less urgent request is tried. Where slots are charged by tokens, such a request might
+                # fit, and a stream of small ones would keep the large one waiting for ever.
                 return head if self._slots.fits(lane, self.set_slot_units(head)) else None
         return None
 
@@ -108,6 +112,7 @@ class AdmissionPriority:
         starvation = self._queues.starvation
         if now < starvation.earliest_at or not self._promotion_budget.can_promote:
             return None
+        # Compared with the idle units and not by `fits`: a promotion may use what a higher class has reserved.
         for head in starvation.starving_heads(now):
             if (head is not next_waiter or self._promotes_next_waiter) and self._slots.idle >= self.set_slot_units(head):
                 return head
@@ -116,11 +121,13 @@ class AdmissionPriority:
     def choose_victim(self, ticket: Ticket, candidates: PreemptionCandidates) -> Ticket | None:
         """Return the newest request of the least urgent class below that of `ticket` whose slot would suffice. Return
         None if there is none, or if the limit of its tenant would keep `ticket` from the slot."""
+        # Each preemptor of the tenant will take one slot more; without counting them, a victim would be stopped for a slot
+        # that the limit then denies to `ticket`.
         if ticket.tenant_account is not None and ticket.tenant_account.at_limit_with_awaiting:
             return None
         missing = self._slots.shortfall(ticket.lane, self.set_slot_units(ticket))
         if missing > 1 and self._by_request:
-            return None  # every slot has one unit
+            return None  # Every slot has one unit, so no single victim would be enough.
         return candidates.newest_below(ticket.lane, missing)
 
     def can_take_slot(self, ticket: Ticket) -> bool:
@@ -130,8 +137,8 @@ class AdmissionPriority:
         return self._slots.fits(ticket.lane, self.set_slot_units(ticket))
 
     def set_slot_units(self, ticket: Ticket) -> int:
-        """Set and return the units that a request needs. One that is larger than its lane can ever have needs all of
-        the lane."""
+        """Set and return the units that a request needs: at most all that its lane can ever have, so that every request
+        fits at some time. They are computed at each question, because that number changes with the capacity."""
         units = 1 if self._by_request else max(1, min(ticket.cost, self._slots.max_units(ticket.lane)))
         ticket.slot_units = units
         return units

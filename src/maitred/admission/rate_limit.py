@@ -51,9 +51,11 @@ class TokenBucket:
         if missing <= 0:
             return now
         at = now + ceil(missing * SECOND / self.rate)
-        return at if self._level_at(at) >= 1 else at + 1  # float rounding can leave it just below 1
+        return at if self._level_at(at) >= 1 else at + 1  # Rounding can leave the level just below 1.
 
     def _level_at(self, now: Micros) -> float:
+        # A question leaves the level as it is. So the rounding of floats depends on admissions alone, not on how often a
+        # driver asks.
         return min(self.burst, self._level + (now - self._updated_at) * self.rate / SECOND)
 
 
@@ -63,7 +65,7 @@ class RateGate:
     def __init__(self, bucket: TokenBucket, fixed_retry_after: Micros | None) -> None:
         self.bucket = bucket
         self._fixed_retry_after = fixed_retry_after
-        """`Retry-After` of rejections, µs; None: until the next token."""
+        """`Retry-After` of rejections, µs, or None for the time until the next token."""
 
     def reject_over_rate(self, ticket: Ticket, now: Micros) -> Decision | None:
         """Reject a newcomer if there is no token; else take one and return None."""
@@ -82,6 +84,7 @@ def make_rate_gate(config: AdmissionConfig, previous: RateGate | None) -> RateGa
     rate, burst = config.legacy.rate_limit_tokens_per_second, config.legacy.burst
     if config.mode != "priority" or not rate:
         return None
+    # A new bucket is full: if every reload made one, each would let a whole burst in.
     same = previous is not None and (previous.bucket.rate, previous.bucket.burst) == (rate, burst)
     bucket = previous.bucket if previous is not None and same else TokenBucket(rate, burst)
     return RateGate(bucket, config.preset.fixed_retry_after)

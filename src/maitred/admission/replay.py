@@ -1,8 +1,8 @@
-"""Replay: a core that writes its inputs and decisions to a log, and such a log run again.
+"""Replay: a core that writes its inputs and decisions to a log, and a function that runs such a log again.
 
-A log has everything that a core needs: how it was created, each input, and each load of instances that it read (before
-the input that made it read). Run again, the decisions come out the same, byte for byte. An `advance` that decided
-nothing, and read nothing, is left out because it changed nothing.
+A log has everything on which decisions depend: how the core was created, each input, and each load of instances that the
+core read, which precedes the input that made it read. A second run takes the same decisions, byte for byte. An `advance`
+that decided nothing and read nothing is left out, because it changed nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from maitred.core.units import Micros
 
 LOG_ROOM: Final = "admission"
 _LOGGED_TICKET_FIELDS: Final = ("id", "pool", "tenant", "cost", "prompt_tokens", "slo_priority", "slo_target")
-"""What the log says of a ticket, beside its class."""
+"""The fields of a ticket that the log has, beside its class."""
 
 
 class RecordedAdmission(Admission):
@@ -84,15 +84,15 @@ def replay(lines: Iterable[bytes], log: DecisionLog) -> None:
     """Run the inputs of admission in `lines` (as a DecisionLog writes them) again, and write a new log. Decisions, and lines of
     other packages, are skipped. Raises ValueError if the inputs do not begin with `open`, or name an unknown class."""
     core: RecordedAdmission | None = None
-    seen: deque[FleetLoad] = deque()
+    loads: deque[FleetLoad] = deque()
     for line in lines:
         entry = msgspec.json.decode(line)
         if entry["room"] != LOG_ROOM or "input" not in entry:
             continue
         if entry["input"] == "open":
-            core = RecordedAdmission(_decode_config(entry), entry["pools"], log, lambda pool, now: seen.popleft(), entry["at"])
+            core = RecordedAdmission(_decode_config(entry), entry["pools"], log, lambda pool, now: loads.popleft(), entry["at"])
         elif entry["input"] == "look":
-            seen.append(msgspec.convert(entry["load"], FleetLoad))
+            loads.append(msgspec.convert(entry["load"], FleetLoad))
         elif core is None:
             raise ValueError("the log does not say how this core was made")
         else:

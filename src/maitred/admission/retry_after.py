@@ -4,8 +4,8 @@ The estimate is how long the queue that the request found needs to drain at its 
 
     estimate = waiting · (now - since) / admissions since then        at least 1 s, at most the queue timeout
 
-`since` is when the queue last began, or the last but 64th admission from it, whichever is later. An hour without a
-queue says nothing about its speed.
+`since` is when the queue last began, or its 64th last admission, whichever is later: an hour without a queue says
+nothing about its speed.
 
 Example: a queue began at 100 s, and 8 requests were admitted from it until 104 s, one per 0.5 s. If 20 wait now, the
 estimate is 20 · 4 / 8 = 10 s.
@@ -35,6 +35,7 @@ _MAX_SCORED_ESTIMATES: Final = 256
 class _Estimate(msgspec.Struct, frozen=True, gc=False):
     made_at: Micros
     span: Micros
+    """The estimate, µs."""
     due_at_departure: int
     """The number of departures from the queue at which the estimate is scored."""
 
@@ -78,5 +79,7 @@ class RetryAfterEstimator:
         since = self._admission_times[0] if admissions == _SPEED_WINDOW else self._queue_started_at
         span = max(MIN_RETRY_AFTER, min(longest, waiting * (now - since) // max(admissions, 1)))
         if len(self._estimates) < _MAX_SCORED_ESTIMATES:
+            # Departures and waiting requests together are all that have ever joined, a number that only grows. So estimates
+            # are due in the order in which they are made, and `on_left` examines the first one alone.
             self._estimates.append(_Estimate(now, span, self._departures + waiting))
         return span

@@ -36,7 +36,7 @@ class LaneRules(msgspec.Struct, frozen=True):
     queue_timeout: Micros
     """The longest time in the queue, µs. With flow control, 0 means no limit."""
     starvation_threshold: Micros | None = None
-    """A request that has waited longer may be promoted, µs; None: no promotions."""
+    """The wait after which a request may be promoted, µs, or None if there are no promotions."""
     can_preempt: bool = False
     reserved_floor: int = 0
     """Slots reserved."""
@@ -45,7 +45,9 @@ class LaneRules(msgspec.Struct, frozen=True):
 
     def wanted_slots(self, capacity: int) -> int:
         """Return the slots that it would reserve of `capacity`, which may be more than there are."""
-        share = ceil(round(self.reserved_share * capacity, 6))  # 0.07 × 100 is 7.000000000000001 in binary
+        share = ceil(
+            round(self.reserved_share * capacity, 6)
+        )  # In floats 0.07 × 100 is 7.000000000000001, which would round up to 8.
         return max(self.reserved_floor, share)
 
 
@@ -57,11 +59,11 @@ class PoolRules(msgspec.Struct, frozen=True, kw_only=True):
     lane_of: Sequence[PriorityClass]
     """The lane that each class uses."""
     capacity: int | None = None
-    """Slots, whatever the fleet has; None: as many as the fleet has."""
+    """Slots, whatever the fleet has, or None for as many as the fleet has."""
     keeps_exact_fit: bool = False
     """Whether reservations that use up the capacity to the last slot are kept; else one slot stays unreserved."""
     tokens_per_slot: int | None = None
-    """Tokens that one slot stands for; None: one slot stands for one request."""
+    """Tokens that one slot stands for, or None if it stands for one request."""
     promotion_share: float = 0.0
     """Share of the admissions from the queues that may be promotions, 0 to 1."""
     promotion_burst: int = 0
@@ -73,9 +75,9 @@ class PoolRules(msgspec.Struct, frozen=True, kw_only=True):
     retries_victims: bool = False
     """Whether a victim waits again, once; else it is rejected."""
     fixed_retry_after: Micros | None = None
-    """`Retry-After` of every rejection, µs; None: an estimate from the speed of the queue."""
+    """`Retry-After` of every rejection, µs, or None for an estimate from the speed of the queue."""
     tenant_weights: dict[str, float] | None = None
-    """By tenant, 1 for tenants that are not named; None: first come, first served."""
+    """Weights by tenant, 1 for tenants that are not named, or None for first come, first served."""
     rate: float = 0.0
     """Requests that may enter per second; 0: no limit."""
     burst: float = 1.0
@@ -83,7 +85,7 @@ class PoolRules(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def units_per_slot(self) -> int:
-        """What one slot counts in the arithmetic of `slots`."""
+        """Units of one slot in the arithmetic of `slots`."""
         return self.tokens_per_slot or 1
 
 

@@ -49,15 +49,16 @@ def _never_saturated(load: FleetLoad, config: FlowControlConfig) -> SaturationGa
 
 
 def _by_concurrency(load: FleetLoad, config: FlowControlConfig) -> SaturationGauge:
-    in_flight, most = total_in_flight(load), len(load.instances) * config.max_concurrency
-    return lambda unseen: (in_flight + unseen) / most if most else 1.0
+    in_flight, capacity = total_in_flight(load), len(load.instances) * config.max_concurrency
+    return lambda unseen: (in_flight + unseen) / capacity if capacity else 1.0
 
 
 def _by_utilization(load: FleetLoad, config: FlowControlConfig) -> SaturationGauge:
-    """A request on its way is taken to wait at its instance."""
-    seen = utilization(load, config.queue_depth_threshold, config.kv_cache_util_threshold)
-    most = len(load.instances) * config.queue_depth_threshold
-    return lambda unseen: seen + unseen / most if most else seen
+    # An unseen request is taken to wait at its instance. If it runs there at once, it has counted for too much for a moment,
+    # which is safer than for too little: many may be admitted before an instance shows the first of them.
+    shown = utilization(load, config.queue_depth_threshold, config.kv_cache_util_threshold)
+    capacity = len(load.instances) * config.queue_depth_threshold
+    return lambda unseen: shown + unseen / capacity if capacity else shown
 
 
 SATURATION_DETECTORS: Final[Mapping[DetectorName, SaturationDetector]] = {

@@ -43,6 +43,7 @@ def fit_reservations(wanted: Sequence[int], capacity: int, *, unit: int = 1, kee
     exact = keeps_exact_fit and total == capacity and desired == list(wanted)
     if total <= capacity - unit or exact:
         return desired
+    # In whole numbers, multiplied before divided, so that no rounding of floats takes or adds a slot.
     reserved = [wish * capacity // total if total else 0 for wish in desired] if total > capacity else desired
     missing = min(unit, capacity) - (capacity - sum(reserved))
     for lane in reversed(LANES):
@@ -53,7 +54,7 @@ def fit_reservations(wanted: Sequence[int], capacity: int, *, unit: int = 1, kee
 
 
 class Slots:
-    """The units that there are, reserved and in flight, per lane. It knows no queues and no time."""
+    """The units of one pool, reserved and in flight, per lane. Queues and time play no part here."""
 
     __slots__ = ("capacity", "desired", "in_flight", "in_use", "reserved", "reserved_above", "units_per_slot")
 
@@ -106,7 +107,8 @@ class Slots:
 
     def fits(self, lane: int, units: int) -> bool:
         """Return whether `lane` could take `units` now."""
-        if self.capacity - self.in_use - self.reserved_above[lane] >= units:  # true however little higher lanes use
+        # The usual case is settled without a loop: units are left even if higher lanes used nothing of their reservations.
+        if self.capacity - self.in_use - self.reserved_above[lane] >= units:
             return True
         return self.shortfall(lane, units) <= 0
 

@@ -38,7 +38,7 @@ def tenant_problem(tenant: str) -> str | None:
 
 
 class TenantAccount:
-    """What one tenant holds and waits for, and its limits. The pools keep it up to date."""
+    """What one tenant holds and waits for, and its limits. The pools keep the account up to date."""
 
     __slots__ = ("awaiting_victims", "in_flight", "max_in_flight", "max_queued", "name", "queued", "slot_share")
 
@@ -47,13 +47,13 @@ class TenantAccount:
     ) -> None:
         self.name = name
         self.max_in_flight = max_in_flight
-        """The largest number of slots that it may hold; None: no limit."""
+        """The largest number of slots that the tenant may hold, or None if there is no limit."""
         self.max_queued = max_queued
-        """The largest number of its requests that may wait; None: no limit."""
+        """The largest number of its requests that may wait, or None if there is no limit."""
         self.slot_share = slot_share
-        """Its budget: the share of all slots (0 to 1) beyond which its sheddable requests are refused; None: no budget."""
+        """The share of all slots (0 to 1) beyond which its sheddable requests are refused, or None if it has no budget."""
         self.in_flight = 0
-        """Slots that it holds."""
+        """Slots that the tenant holds."""
         self.awaiting_victims = 0
         """Its preemptors that wait for their victims' slots."""
         self.queued = 0

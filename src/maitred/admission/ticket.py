@@ -115,7 +115,7 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
     slo_priority: int = 3
     """The priority of its SLO class: larger is more urgent, less than 0 is sheddable."""
     slo_target: Micros | None = None
-    """The time within which its first token should come, µs; None: no target."""
+    """The time within which its first token should come, µs, or None if there is no target."""
     state: TicketState = TicketState.NEW
     submitted_at: Micros = 0
     """When it was submitted, µs. Its queue timeout counts from here, also when it is tried again."""
@@ -130,7 +130,7 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
     preemption_peer: Ticket | None = None
     """The preemptor of a victim, and the victim of a preemptor that waits for it."""
     victim_group: int | None = None
-    """The group in which it may be chosen as a victim (`preemption`); None: it is never a victim. Set by the pool."""
+    """The group in which it may be chosen as a victim (`preemption`), or None if it may not. Set by the pool."""
     lane: int = 0
     """Index of the queue and the slots that it uses: its class, where there are classes."""
     slot_units: int = 0

@@ -46,7 +46,7 @@ class DispatchedPool(Protocol):
     bands: PriorityBands
     waiting: int
     known_instances: frozenset[int] | None
-    """The instances that its requests may be sent to, as last seen; None: not seen yet."""
+    """The instances that its requests may be sent to, as last seen, or None if not seen yet."""
 
     def expire_waiters(self, now: Micros) -> Iterator[Decision]:
         """Reject requests that have waited too long."""
@@ -85,7 +85,8 @@ class SaturationProbe:
         others = [p for p in self._pools if p is not pool and (p.slots.in_use or len(p.bands))]
         if not others:
             return group
-        # Models are linked through common instances, and through models that share instances with both: to the fixpoint.
+        # Two models without a common instance may be linked through a third one. So the search goes on until it finds no
+        # further pool.
         reach = self._instances_of(pool)
         while linked := [p for p in others if not reach.isdisjoint(self._instances_of(p))]:
             group += linked
@@ -101,6 +102,7 @@ class SaturationProbe:
             return max(0, first.slots.in_use - shown)
         known = self._instances_of(first)
         for pool in group[1:]:
+            # An instance that several models share shows the requests of all of them, so it is added up once.
             if not self._instances_of(pool) <= known:
                 shown += sum(i.in_flight for i in self.load_of(pool).instances if i.index not in known)
                 known |= self._instances_of(pool)
@@ -119,7 +121,7 @@ class Dispatcher:
     def __init__(self, rules: FlowControlRules, load_probe: LoadProbe) -> None:
         self.rules = rules
         self.next_tick: Micros | None = None
-        """When the next tick is; if it is past, no request waited then. None: no tick is needed."""
+        """The time of the next tick, or None if none is needed. If it is past, no request waited then."""
         self._load_probe = load_probe
         self._pools: list[DispatchedPool] = []
 
@@ -154,7 +156,7 @@ class Dispatcher:
         done = [decision for pool in self._pools for decision in pool.expire_waiters(now)]
         if self.next_tick is None or self.next_tick > now:
             return done
-        if self._is_idle:  # a request that arrives at this very instant may still enter with this tick
+        if self._is_idle:  # The tick is kept, because a request that arrives at this very instant may still enter with it.
             self.next_tick = self.next_tick if self.rules.needs_ticks else None
             return done
         self.next_tick = None
@@ -178,12 +180,14 @@ class Dispatcher:
         decisions: list[Decision] = []
         candidates = [self._make_candidate(pool, probe) for pool in self._pools if len(pool.bands)]
         if self.rules.config.in_flight_eviction:
+            # At a saturation of 1 no band may enter, so these pools stop work in flight instead, and are not candidates.
             saturated = [candidate for candidate in candidates if candidate.saturation >= 1.0]
             decisions += [decision for candidate in saturated for decision in candidate.pool.evict_one(now)]
             candidates = [candidate for candidate in candidates if candidate not in saturated]
         while (best := self._best_candidate(candidates)) is not None:
             chosen, ticket = best
             decisions.append(chosen.pool.admit_waiter(ticket, now))
+            # The load is not read again within one attempt. What has just entered is added to the unseen requests instead.
             for candidate in candidates:
                 candidate.unseen += chosen.pool in candidate.group
             if self.rules.dispatch == "one":

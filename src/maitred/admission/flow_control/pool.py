@@ -8,6 +8,9 @@ A newcomer joins the flow of its band, and then as many requests enter as the in
 
 An admitted request counts for the saturation at once, before an instance shows it.
 
+Example: one instance, the detector `concurrency` with a limit of 2. Requests a and b arrive at saturations of 0 and 0.5
+and enter. Request c arrives at 1.0 and waits. When a has left, the saturation is 0.5, and c enters.
+
 A request that finds its band full, or the queue, is rejected; or it takes the place of the newest sheddable waiting
 request, which is rejected instead. A request that waits too long is rejected. And if all of that does not help a
 request that is not sheddable, sheddable work in flight may be stopped (`in_flight_eviction`).
@@ -43,14 +46,14 @@ _MAX_RETRY_AFTER: Final[Micros] = 300 * SECOND
 
 
 class FlowPool(SlotPool):
-    """The waiting requests of one model, and those in flight. Slots are counted here, and do not limit anything."""
+    """The waiting requests of one model, and those in flight. Slots are counted, and limit nothing."""
 
     def __init__(self, name: str, rules: PoolRules, sequence_numbers: SequenceNumbers, dispatcher: Dispatcher) -> None:
         super().__init__(name, rules, sequence_numbers)
         self.flow_rules = dispatcher.rules
         self.bands = PriorityBands(self.flow_rules)
         self.known_instances: frozenset[int] | None = None
-        """The instances that its requests may be sent to, as last seen; None: not seen yet."""
+        """The instances that its requests may be sent to, as last seen, or None if not seen yet."""
         self._dispatcher = dispatcher
         self._pending_victims = 0
         """Victims that still hold their slots."""
@@ -68,6 +71,8 @@ class FlowPool(SlotPool):
         decisions = self._make_queue_room(ticket, now)
         if ticket.state is _LEFT:
             return decisions
+        # The newcomer stands in its band while the dispatcher chooses, so that it competes with waiting requests by one rule.
+        # It is counted as waiting only if it is still there afterwards.
         ticket.sequence_number = self._sequence_numbers.next_back()
         self.bands.add(ticket)
         decisions += self._dispatcher.on_arrival(self, load, now)
@@ -75,6 +80,7 @@ class FlowPool(SlotPool):
             ticket.transition(_QUEUE)
             self._enqueue(ticket, now)
             return [*decisions, Decision(now, ticket.id, Action.QUEUE, Reason.SATURATED)]
+        # A stable sort that moves the decision on the newcomer to the end, as `submit` promises.
         return sorted(decisions, key=lambda decision: decision.subject == ticket.id)
 
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
@@ -91,7 +97,7 @@ class FlowPool(SlotPool):
         self._pending_victims += ticket.state is _VICTIM
 
     def _adopt_waiter(self, ticket: Ticket) -> None:
-        if ticket.state is TicketState.AWAITING:  # its victim's slot is not kept for it here
+        if ticket.state is TicketState.AWAITING:  # With flow control no slot is kept for a preemptor.
             ticket.transition(_QUEUE)
             ticket.queued_at = ticket.submitted_at
             unlink_peers(ticket)
@@ -119,13 +125,14 @@ class FlowPool(SlotPool):
     def admit_waiter(self, ticket: Ticket, now: Micros) -> Decision:
         """Admit a request that the dispatcher has chosen."""
         self.bands.take(ticket)
-        if ticket.state is _QUEUED:
+        if ticket.state is _QUEUED:  # A newcomer that enters at once was never counted as waiting.
             self._on_dequeued(ticket, now)
             self.retry_estimators[SHARED_LANE].on_admitted(now)
         return self._admit(ticket, _SLOT_FREE, now)
 
     def evict_one(self, now: Micros) -> Iterator[Decision]:
         """Preempt one sheddable request, if a request waits that is not sheddable; the next one only when this one has left."""
+        # The instances show a victim as load until it has left: without this pause, every input would stop another one.
         waiter = self.bands.first_non_sheddable()
         victim = None if waiter is None or self._pending_victims else self.victims.newest_below(0)
         if waiter is None or victim is None:

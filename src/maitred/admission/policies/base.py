@@ -19,7 +19,7 @@ _RESERVED_REASONS: Final = frozenset(Reason) - {Reason.POLICY, Reason.SATURATED}
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
-    """Why a request may not enter, and what its client is told. Raises ValueError for what HTTP or metrics cannot express."""
+    """Why a request may not enter, and the answer to its client. Raises ValueError for what HTTP or metrics cannot express."""
 
     reason: str = Reason.POLICY
     """In lower case with underscores. It appears in decisions and metrics, and after `admission_` as the error code."""
@@ -27,7 +27,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     """The HTTP status, from 400 to 599."""
     message: str = "the admission policy refused this request"
     retry_after: Micros | None = None
-    """After how long the request should be sent again, in µs; None: not known."""
+    """The time after which the request should be sent again, µs, or None if it is not known."""
     is_final: bool = False
     """Whether the request would be refused at any time: then the answer has no `Retry-After`."""
 

@@ -4,6 +4,9 @@ The bucket holds `capacity` tokens and is full at first; it gains `rate` tokens 
 of its prompt. If the bucket holds fewer, the request is refused, and costs nothing. A prompt that is larger than the
 bucket can never enter, and is refused with a reason of its own.
 
+Example: capacity 1000 and rate 100. A prompt of 800 tokens at 0 s leaves 200. A prompt of 500 at 1 s finds 300 and is
+refused; it should come again after (500 - 300) / 100 = 2 s.
+
 The arithmetic is BLIS's, in floats and in its order of operations, so that its recorded runs come out exactly: the
 bucket is refilled at every request, whether or not that enters. The `TokenBucket` of `rate_limit` is brought up to date
 only when a token is taken.
@@ -21,7 +24,7 @@ from maitred.core.units import SECOND, Micros
 
 _TOO_LARGE: Final = Refusal("prompt_too_large", 413, "the prompt has more tokens than may ever enter at once", is_final=True)
 _MAX_WAIT_SECS: Final = 1e9
-"""A longer time until there are enough tokens counts as never."""
+"""Seconds beyond which the wait for enough tokens counts as endless."""
 
 
 @POLICIES.register("token-bucket")
