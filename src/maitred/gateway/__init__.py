@@ -1,4 +1,4 @@
-"""The live world: an OpenAI-compatible reverse proxy that drives admission and routing.
+"""The gateway: an OpenAI-compatible reverse proxy that drives admission and routing.
 
 The life of a request, and the file for each part of it:
 
@@ -12,9 +12,9 @@ The life of a request, and the file for each part of it:
                     as it arrives.
     6. release      exactly once, in `proxy`, however the request ends: drained, failed, preempted, client disconnected.
 
-The gateway itself decides nothing: the cores do, and are told everything with the time at which it happened. What they are told
-of the fleet comes from `polling`, `fleet` and `capacity`. What an operator sees is in `state_snapshot`, `metrics` and
-`admin_endpoints`; `reload` changes the configuration in service, `recording` writes what happened.
+The gateway itself decides nothing. It reports every event to the cores, with the time at which it happened, and the cores
+decide. What they know of the fleet comes from `polling`, `fleet` and `capacity`. What an operator sees is in `state_snapshot`,
+`metrics` and `admin_endpoints`; `reload` changes the configuration in service, and `recording` writes down what happened.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class KeyRights(Enum):
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """The owner of a valid key."""
+    """The tenant that a valid key stands for, and what the key allows."""
 
     tenant: str
     """The name of the tenant in policies, `auth:ID`."""
@@ -76,6 +76,7 @@ class ApiKeys:
         if scheme.lower() != b"bearer":
             raise error_responses.missing_api_key()
         digest = hashlib.sha256(key.strip()).digest()
+        # An unknown key is compared as well, with a hash that no key has, so that refusing it takes the same time.
         expected, caller = self._callers.get(self._tag(digest), _NO_CALLER)
         if not hmac.compare_digest(expected, digest) or caller is None:
             raise error_responses.invalid_api_key()

@@ -30,7 +30,7 @@ log = logging.getLogger("maitred.gateway")
 
 
 class CapacityController:
-    """Controls the slots of all models. `fallback` says why classes are configured and not used, or is None."""
+    """Sets the slots of all models. `fallback` is why classes are configured and not used, or None."""
 
     def __init__(self, fleet: BackendFleet, driver: RealTimeAdmission, fallback: str | None = None) -> None:
         self.fallback = fallback
@@ -38,7 +38,7 @@ class CapacityController:
         self._driver = driver
         self._last_logged: dict[str, ModelSlots] = {}
         self._pending_config: AdmissionConfig | None = None
-        """The config to put in force once its reservations fit; None if none is waiting for that."""
+        """The config to put in force once its reservations fit, or None if there is none."""
         self._startup_checked = False
         """Whether the reservations have been checked at start-up."""
         if self._config.preset.bootstrap_capacity is not None:
@@ -104,6 +104,7 @@ class CapacityController:
         if config.mode != "priority" or config.preset.bootstrap_capacity is not None or not self._fleet.all_polled:
             return None
         for model in self._fleet.known_models:
+            # A model without slots has no backend up, and so says nothing about the size of its fleet.
             slots = self._fleet.offered_slots(model).slots
             problem = overcommit_problem(config, slots) if slots else None
             if problem is not None:
@@ -139,5 +140,5 @@ def _log_scaled_down(model: str, view: PoolView) -> None:
     classes = {c.label: of_class for c, of_class in view.classes.items() if of_class.desired}
     changes = ", ".join(f"{name} {of_class.reserved} instead of {of_class.desired}" for name, of_class in classes.items())
     unreserved = view.capacity - sum(of_class.reserved for of_class in classes.values())
-    words = "capacity of model `%s` (%d) is below the configured reservations: %s, %d unreserved"
-    log.warning(words, model, view.capacity, changes, unreserved)
+    message = "capacity of model `%s` (%d) is below the configured reservations: %s, %d unreserved"
+    log.warning(message, model, view.capacity, changes, unreserved)

@@ -120,10 +120,12 @@ class RealTimeAdmission:
         load = self._load_probe(request.model, now) if core.reads_load else EMPTY_LOAD
         decisions = core.submit(core.make_ticket(request, cost), now, load)
         own = decisions[-1]
+        # The decision on this request is raised, but those on other requests must be applied first.
         if own.action is Action.REJECT:
             self._apply_decisions(decisions)
             raise AdmissionRejected(own, core.refusal(own))
         lease = self._leases[request.id] = SlotLease(self, request)
+        # An admission alone, the usual case, needs no further step: nothing waits in the lease, and no deadline is new.
         if own.action is not Action.ADMIT or len(decisions) > 1:
             self._apply_decisions(decisions)
         return lease

@@ -66,16 +66,16 @@ class Backend:
         self.models: dict[str, dict[str, Any]] = {}
         """The models in its last good answer, by id; kept while it is down."""
         self.reported_slots: int | None = None
-        """Requests that it reports it can run at once; None if it does not."""
+        """Requests that the backend reports it can run at once, or None if it reports no number."""
         self.load: ReportedLoad | None = None
-        """The load that it reports; None if it does not, or if nothing reads it."""
+        """The load that the backend reports, or None if it reports none or nothing reads it."""
         self.failures_in_a_row = 0
         self.problem = "not polled yet"
-        """Why it is not healthy; "" if it is."""
+        """Why the backend is not healthy, or "" if it is."""
 
     @property
     def in_flight(self) -> int:
-        """Requests of this gateway that it has now."""
+        """Requests of this gateway that the backend has now."""
         return len(self.requests)
 
     @property
@@ -193,8 +193,9 @@ class BackendFleet:
         return sent
 
     def remove_request(self, sent: UpstreamRequest) -> None:
-        """Count a request no more that has ended at its backend, in whatever way."""
+        """Stop counting a request that has ended at its backend, in whatever way."""
         sent.backend.requests.remove(sent)
+        # At a backend that is down the request had a slot of its own, which ends with it (`total_slots`).
         if sent.backend not in self.backends_serving(sent.model):
             self._on_slots_changed((sent.model,))
 
@@ -207,7 +208,7 @@ class BackendFleet:
         return list(merged.values())
 
     def apply_config(self, config: GatewayConfig) -> None:
-        """Poll by this configuration from now on."""
+        """Use the keys of this configuration for all polls from now on."""
         for poller in self._pollers:
             poller.use_key(config.upstream_api_key)
 
@@ -238,21 +239,25 @@ class BackendFleet:
         try:
             found = await self._pollers[backend.index].poll()
         except ConnectError as error:
+            # Refused: the process has ended, or finishes its requests; they are left to it. Any other failure to connect may
+            # lie in the network and last, so it counts towards taking the requests away.
             self.mark_down(backend, str(error))
             if not _is_connection_refused(error):
                 self._count_failure(backend, str(error))
         except LocalError as error:
+            # This says nothing about the backend, so its health stays as it was.
             if backend.problem != str(error):
                 backend.problem = str(error)
                 log.error("backend %s cannot be polled: %s", backend.url, error)
         except TimeoutError:
             self._count_failure(backend, f"no answer within {self._config.health_timeout_secs:g} s")
-        except Exception as error:  # a backend may answer anything, and no poll may be the last
+        except Exception as error:  # A backend may answer anything, and an error here would end the polls of all of them.
             self._count_failure(
                 backend, f"{type(error).__name__}: {error}" if not isinstance(error, MaitredError) else str(error)
             )
         else:
             self._mark_up(backend, found)
+            # The backend may have been marked down by a request during the fetch, so its health is asked once more.
             load = await self._pollers[backend.index].fetch_load() if self._wants_load() else None
             backend.load = load if backend.healthy else None
 
@@ -276,9 +281,8 @@ class BackendFleet:
         backend.failures_in_a_row, backend.problem = 0, ""
         changed = not backend.healthy or found.models.keys() != backend.models.keys()
         resized = found.slots != backend.reported_slots
-        level = (
-            logging.WARNING if backend.was_ever_healthy and not backend.healthy else logging.INFO
-        )  # the log that warned that it is down also says that it is up
+        # A log that is filtered for warnings shows that the backend went down, and must show that it is up again.
+        level = logging.WARNING if backend.was_ever_healthy and not backend.healthy else logging.INFO
         backend.healthy, backend.was_ever_healthy, backend.models, backend.reported_slots = (
             True,
             True,
@@ -291,6 +295,7 @@ class BackendFleet:
             self._update_serving()
 
     def _update_serving(self) -> None:
+        # A model that no backend serves any more stays known, so that a request for it gets a 503 and not a 404.
         names = dict.fromkeys([*self._serving, *(name for backend in self.backends for name in backend.models)])
         self._serving = {name: tuple(b for b in self.backends if b.healthy and name in b.models) for name in names}
         self._on_slots_changed(names)

@@ -4,7 +4,7 @@ Names are SMG's with the prefix `maitred_`, where SMG has one. One law holds at 
 
     arrivals_total = sum of admit_total over its outcomes + queue_depth + inflight
 
-Each function `..._families` makes the metrics of one subject.
+The functions with names in `_families` make the metrics of one subject each.
 """
 
 from __future__ import annotations
@@ -151,12 +151,14 @@ def limiter_families(state: GatewayState) -> Iterator[Metric]:
 
 
 def tenant_families(state: GatewayState) -> Iterator[Metric]:
+    """Yield what each tenant holds and waits for."""
     each = state.tenants.items()
     yield gauge("maitred_tenant_inflight", "Slots in use.", ["tenant"], (([name], t.in_flight) for name, t in each))
     yield gauge("maitred_tenant_queue_depth", "Requests waiting.", ["tenant"], (([name], t.waiting) for name, t in each))
 
 
 def backend_families(state: GatewayState) -> Iterator[Metric]:
+    """Yield the health and the load of each backend."""
     each = state.backends
     yield gauge("maitred_backend_healthy", "1 if it is.", ["backend"], (([b.url], b.healthy) for b in each))
     yield gauge(
@@ -165,6 +167,7 @@ def backend_families(state: GatewayState) -> Iterator[Metric]:
 
 
 def counter(name: str, help_text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    """Return a counter with its samples."""
     family = CounterMetricFamily(name, help_text, labels=labels)
     for values, value in samples:
         family.add_metric(values, value)
@@ -172,6 +175,7 @@ def counter(name: str, help_text: str, labels: Sequence[str], samples: Samples) 
 
 
 def gauge(name: str, help_text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    """Return a gauge with its samples."""
     family = GaugeMetricFamily(name, help_text, labels=labels)
     for values, value in samples:
         family.add_metric(values, value)
@@ -179,6 +183,7 @@ def gauge(name: str, help_text: str, labels: Sequence[str], samples: Samples) ->
 
 
 def histogram(name: str, help_text: str, by_class: Iterable[tuple[str, Histogram]]) -> Metric:
+    """Return a histogram by class, in Prometheus' form."""
     family = HistogramMetricFamily(name, help_text, labels=["class"])
     for label, durations in by_class:
         buckets, total = durations.prometheus_buckets()

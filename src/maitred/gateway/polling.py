@@ -4,8 +4,8 @@
     /server_info, or /get_server_info     slots, unless `slots_per_backend` is configured
     /metrics                              load, if the router or the admission policy reads it
 
-The last two are optional. A backend that answers one of them with 404 is not asked for it again until it has been down. Any
-other problem keeps the last value, because a busy engine is not a smaller one.
+The last two are optional. A backend that answers one of them with 404 or another 4xx is not asked for it again until it has
+been down. Any other problem keeps the last value, because a busy engine is not a smaller one.
 
 **Slots.** SGLang's `/server_info` holds its arguments beside their results: `max_running_requests` as configured, or null, and
 for each data-parallel rank an internal state whose `effective_max_running_requests_per_dp` is what that rank really runs. The
@@ -64,7 +64,7 @@ class PollResult(msgspec.Struct):
     models: dict[str, dict[str, Any]]
     """The models that the backend serves, by id."""
     slots: int | None
-    """Requests that the backend reports it can run at once; None if it does not."""
+    """Requests that the backend reports it can run at once, or None if it reports no number."""
 
 
 class BackendPoller:
@@ -96,12 +96,12 @@ class BackendPoller:
         return PollResult({model["id"]: model for model in models.data if isinstance(model.get("id"), str)}, self._slots)
 
     async def fetch_load(self) -> ReportedLoad | None:
-        """Return the load that the backend reports, or reported last; None if it does not report it."""
+        """Return the load that the backend reports, or the last one that it reported, or None if it has reported none."""
         if self._reports_load:
             try:
                 async with asyncio.timeout(self._timeout_secs):
                     await self._fetch_metrics()
-            except Exception as error:  # a backend may answer anything
+            except Exception as error:  # A backend may answer anything.
                 log.debug("backend %s does not say how loaded it is: %r", self._origin, error)
         return self._load
 
@@ -113,6 +113,8 @@ class BackendPoller:
     async def _fetch_metrics(self) -> None:
         status, body = await self._fetch(METRICS_PATH, MAX_INFO_BYTES)
         self._load = parse_reported_load(body) if status == 200 else self._load
+        # A page without known gauges, or a 4xx, shows that this engine does not report its load: it is asked no more. A 5xx may
+        # pass. An engine that has reported a load is asked until it is down.
         self._reports_load = self._load is not None or not (status == 200 or 400 <= status < 500)
 
     async def _fetch_slots(self) -> None:
@@ -122,8 +124,9 @@ class BackendPoller:
                 await self._fetch_server_info()
         except TimeoutError:
             trouble = f"no answer within {self._timeout_secs:g} s"
-        except Exception as error:  # a backend may answer anything
+        except Exception as error:  # A backend may answer anything.
             trouble = str(error)
+        # Polls repeat every second, so a problem is logged when it begins or changes, and not each time.
         if trouble and trouble != self._last_problem:
             log.warning("backend %s does not say how many requests it can run: %s", self._origin, trouble)
         self._last_problem = trouble
@@ -163,6 +166,8 @@ class ServerArguments(msgspec.Struct):
 
 
 class ServerInfo(ServerArguments):
+    """The answer to `/server_info`, as far as it is read."""
+
     internal_states: list[ServerArguments] | None = None
     server_args: ServerArguments | None = None
 

@@ -112,7 +112,7 @@ class Proxy:
             if not disconnect.is_disconnected:
                 await _send_error_or_cut(proxied, send, error_responses.shutting_down())
                 raise
-            task.uncancel()  # the disconnect cancelled the task: it ends here, without an answer
+            task.uncancel()  # The disconnect cancelled the task: it ends here, without an answer.
         except Exception:
             log.exception("request %s failed", proxied.request_id.decode("latin-1"))
             await _send_error_or_cut(proxied, send, error_responses.internal_error())
@@ -169,10 +169,11 @@ class Proxy:
             except UpstreamError as error:
                 failure = error
                 self._count_failure(backend, error)
-            attempts += not isinstance(failure, ConnectError)  # a backend that was not reached has not had the request
+            attempts += not isinstance(failure, ConnectError)  # A backend that was not reached has not had it.
             if attempts == self._config.max_attempts or not isinstance(failure, (ConnectError, *RETRYABLE_ERRORS)):
                 break
             tried.append(backend)
+            # The fleet is asked again, because backends may have come up or gone down meanwhile.
             untried = [other for other in self._fleet.backends_serving(model) if other not in tried]
         raise error_responses.upstream_failed(failure)
 

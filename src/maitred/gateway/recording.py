@@ -88,7 +88,7 @@ class AppendFile:
         self.failed = True
         assert file is not None
         with contextlib.suppress(OSError):
-            file.close()  # which tries once more to write its buffer
+            file.close()  # This tries once more to write the buffer.
 
 
 def _open_for_append(path: str, where: str) -> BinaryIO:
@@ -142,7 +142,7 @@ class RecordedResponse:
         self._complete = False
         self._bytes = 0
         self._events = 0
-        self._tail = b"\n"
+        self._tail = b"\n"  # The first event has no line end before it.
 
     async def send(self, message: Message) -> None:
         """Observe `message` and send it."""
@@ -175,6 +175,8 @@ class RecordedResponse:
     def _observe(self, piece: bytes) -> None:
         self._bytes += len(piece)
         if self.request.stream:
+            # An event mark may begin in one piece and end in the next. The last bytes of the former are searched again, one
+            # fewer than a whole mark, so that none counts twice.
             self._events += (self._tail[1 - len(_EVENT) :] + piece).count(_EVENT)
         self._tail = (self._tail + piece)[-_TAIL_BYTES:] if len(piece) < _TAIL_BYTES else piece[-_TAIL_BYTES:]
 

@@ -67,8 +67,8 @@ class ConfigReloader:
         apply_settings: Callable[[GatewaySettings], object],
         results: Counter[str],
     ) -> None:
-        """`settings` are in force now. `read_settings` reads the sources again, None if there are none. `apply_settings` puts
-        settings in force, or raises ConfigError and changes nothing. `results` counts `ok` and `failed`."""
+        """`settings` are in force now. `read_settings` reads the sources again, or is None if there are none. `apply_settings`
+        puts settings in force, or raises ConfigError and changes nothing. `results` counts `ok` and `failed`."""
         self.settings = settings
         self._read_settings = read_settings
         self._apply_settings = apply_settings
@@ -109,6 +109,8 @@ class ConfigReloader:
             raise ConfigError(
                 "there is no configuration to read again", hint="this gateway was given its settings by a program"
             )
+        # In a thread, because reading files would hold up every request. From there on nothing is awaited, so that no request
+        # sees one half of the change.
         found = await asyncio.to_thread(self._read_settings)
         live = {key: getattr(found.gateway, key) for key in RELOADABLE_KEYS}
         gateway = msgspec.structs.replace(self.settings.gateway, **live)

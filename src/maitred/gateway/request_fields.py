@@ -225,11 +225,12 @@ NO_HINTS: Final = RoutingHints()
 
 
 class PromptText(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys` of the first MiB of raw JSON, computed on request."""
+    """The `PrefixKeys` of the first MiB of raw JSON, computed when they are asked for."""
 
     parts: tuple[bytes | msgspec.Raw, ...]
 
     def block_keys(self, block_size: int) -> Sequence[int]:
+        # Each part is cut before they are joined, because a part may hold many MiB of images.
         text = b"".join(memoryview(part)[:_MAX_PROMPT_BYTES] for part in self.parts)
         return PromptTextBytes(text[:_MAX_PROMPT_BYTES]).block_keys(block_size)
 
@@ -267,6 +268,7 @@ class RoutingHintReader:
         prefix = PromptText((f"{model}\0".encode(), *parts)) if self._prompt and any(map(bytes, parts)) else None
         if not self._session:
             return RoutingHints(prefix=prefix)
+        # In reverse, so that the first of repeated headers is the one that stays.
         named = {name: value for name, value in reversed(headers) if name in _PROGRAM_HEADERS or name == ROUTING_KEY_HEADER}
         program = next((named[name].decode("latin-1") for name in _PROGRAM_HEADERS if name in named), "")
         program = program or _as_text(fields.program_id) or _as_text(fields.session_id)
@@ -301,6 +303,7 @@ def engine_priority(c: PriorityClass, engine: ForwardPriority) -> int:
 
 def set_body_priority(body: bytes, priority: int) -> bytes:
     """Return the JSON object `body` with this `priority`, and everything else unchanged."""
+    # All other members stay raw: decoded and encoded again, a number might be written in another way than the client's.
     members: dict[str, object] = dict(_decode_members(body))
     members["priority"] = priority
     return _encode_members(members)

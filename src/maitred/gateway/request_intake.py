@@ -201,12 +201,12 @@ class RequestIntake:
     async def _send_refusal(self, send: Send, error: ApiError) -> None:
         self._counters.refused_before_admission[error.code or "invalid_request"] += 1
         if error.status == 401 and not self._core_config().preset.describes_unauthorized:
-            await asgi.send_bytes(send, 401, b"", b"text/plain", error.headers)  # such as SMG, which sends the status alone
+            await asgi.send_bytes(send, 401, b"", b"text/plain", error.headers)  # SMG sends the status alone.
         else:
             await asgi.send_error(send, error)
 
     async def _read_request(self, scope: Scope, receive: Receive, lease: BodyLease) -> ProxyRequest:
-        """Raises ApiError for a request that cannot be forwarded, and ClientDisconnected."""
+        """Read a request whole. Raises ApiError for one that cannot be forwarded, and ClientDisconnected."""
         route, rules = ROUTES[scope["path"]], self._rules
         inbound = rules.headers.sort_headers(scope["headers"])
         tenant = resolve_tenant(rules.keys.authenticate(inbound.authorization), inbound.tenant, scope)
@@ -221,7 +221,7 @@ class RequestIntake:
         request_id = inbound.request_id or b"%b%d" % (self._id_prefix, number)
         request = Request(
             id=number,
-            arrival=self._now(),
+            arrival=self._now(),  # After the body: a slow upload is not time that the request has waited.
             prompt_tokens=len(body) // BYTES_PER_TOKEN,
             max_output_tokens=fields.output_limit,
             client_id=request_id.decode("latin-1"),

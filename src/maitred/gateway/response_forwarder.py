@@ -66,6 +66,7 @@ class ResponseForwarder:
         elif not self._keepalive_secs:
             await self._read_until_data()
         else:
+            # The timeout loses no data, because `read_piece` takes a piece only when it returns.
             try:
                 async with asyncio.timeout(self._keepalive_secs):
                     await self._read_until_data()
@@ -108,7 +109,7 @@ class ResponseForwarder:
     def _client_headers(self) -> Headers:
         """Return the headers of the response for the client, with a request id if the backend set none."""
         headers = end_to_end_headers(self._response.headers)
-        if self._response.status in (204, 304):  # such a response has no body, whatever its head says of the length
+        if self._response.status in (204, 304):  # Such a response has no body, whatever its head says.
             headers = [header for header in headers if header[0] != b"content-length"]
         if not any(name == REQUEST_ID_HEADER for name, _ in headers):
             headers.append((REQUEST_ID_HEADER, self._proxied.request_id))
@@ -120,7 +121,7 @@ class ResponseForwarder:
 
         async def send_last(message: Message) -> None:
             await send(message)
-            disconnect.stop()  # ASGI reports a disconnect after the end of a response, too
+            disconnect.stop()  # ASGI reports a disconnect after the end of a response, too.
 
         def write(piece: bytes, more: bool) -> asyncio.Future[None] | None:
             message = {"type": "http.response.body", "body": piece, "more_body": more}
@@ -164,6 +165,7 @@ class SseKeepalive:
             self._timer = None
 
     def _on_timer(self) -> None:
+        # A message only notes its time, and the timer is set again when it rings: a stream of tokens sets hardly any.
         silence_left = self._last_sent + self._secs - self._loop.time()
         if silence_left <= 0:
             self._send_comment()

@@ -1,6 +1,6 @@
 """What the gateway looks like at one instant: for /maitred/state, /ready, metrics and tests.
 
-A snapshot sums up the counters of the core, the fleet and the requests that are here. It is taken at one instant, so that its
+A snapshot sums up the counters of the core, the fleet and the requests of this gateway. It is taken at one instant, so that its
 sums agree. The field names of the structs are those of `GET /maitred/state`.
 """
 
@@ -94,7 +94,7 @@ class BackendState(msgspec.Struct):
 
 
 class TenantState(msgspec.Struct):
-    """The requests of one tenant that are here."""
+    """The requests that one tenant has now."""
 
     in_flight: int = 0
     waiting: int = 0

@@ -85,6 +85,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, on_piece: Callab
     declared = get_header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise body_too_large(limit)
+    # Most bodies arrive in one piece, and are returned without a copy.
     message = await receive()
     body: bytes = message.get("body", b"")
     if message["type"] == "http.request" and not message.get("more_body", False) and len(body) <= limit:
@@ -105,6 +106,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, on_piece: Callab
 
 
 def body_too_large(limit: int) -> ApiError:
+    """Return the error for a request body of more than `limit` bytes."""
     return ApiError(
         413,
         f"the request body is larger than the {limit} bytes allowed here",
@@ -114,8 +116,8 @@ def body_too_large(limit: int) -> ApiError:
 
 
 def describe_json_error(error: msgspec.DecodeError | UnicodeDecodeError, body: bytes) -> str:
-    """Say in a few words what is wrong with a body that msgspec could not decode."""
-    if _LONE_SURROGATE.search(body[-11:]) and "truncated" in str(error):  # msgspec waits for the other half of the pair
+    """Return in a few words what is wrong with a body that msgspec could not decode."""
+    if _LONE_SURROGATE.search(body[-11:]) and "truncated" in str(error):  # msgspec waits for the other half of the pair.
         return "half of a surrogate pair in a text is no character"
     return str(error)
 
@@ -182,7 +184,7 @@ class DisconnectWatcher:
         except StopIteration as returned:
             self._on_message(returned.value)
         else:
-            blocker._asyncio_future_blocking = False  # a task that awaits a future does the same
+            blocker._asyncio_future_blocking = False  # A task that awaits a future does the same.
             blocker.add_done_callback(self._step)
 
     def _on_message(self, message: Message) -> None:
@@ -214,7 +216,11 @@ async def _finish_sending(started: _StartedCoroutine) -> None:
 
 
 class _StartedCoroutine(Generator[object, None, None]):
-    """A coroutine that was stepped to its first wait, for the future `blocker`; a task can await the rest."""
+    """A coroutine that was stepped to its first wait, for the future `blocker`; a task can await the rest.
+
+    A task learns what to wait for from what its coroutine yields. The coroutine has yielded `blocker` already, so the first
+    `send` yields it once more.
+    """
 
     __slots__ = ("_blocker", "_coroutine")
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 
 class ConnectionPool:
+    """The connections to one origin."""
+
     def __init__(self, host: str, port: int, authority: str, limits: UpstreamLimits) -> None:
         self.authority = authority
         """The value of the Host header."""
@@ -92,6 +94,7 @@ class ConnectionPool:
             if not connection.is_usable:
                 raise ConnectError(f"{self._host}:{self._port} closed the connection as soon as it was made")
         except BaseException as error:
+            # Also if this call is cancelled: a place that is not released here would be lost for good.
             self._release_place()
             if isinstance(error, TimeoutError):
                 raise self._connect_timeout() from None
@@ -120,6 +123,7 @@ class ConnectionPool:
             raise
         if connection is None:
             return await self._connect()
+        # It may have been closed between being handed over and now. `_on_closed` has released its place, so this is a new wait.
         return connection if connection.is_usable else await self.acquire()
 
     def _make_connection(self) -> UpstreamConnection:
@@ -151,6 +155,7 @@ class ConnectionPool:
 
     def _hand_to_waiter(self, connection: UpstreamConnection | None) -> bool:
         """Give `connection`, or a place to make one (None), to the first waiter. Return whether there was one."""
+        # A waiter that has timed out or was cancelled is still in the queue, with its future done.
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -251,6 +256,7 @@ class UpstreamClient:
         try:
             return await connection.send_request(head, body, bodiless=bodiless).wait_for_head()
         except Disconnected:
+            # On a fresh connection, or after a first byte, age cannot be the reason, and the caller decides what to do.
             if not connection.was_used or connection.has_received:
                 raise
         pool.close_idle()
@@ -294,6 +300,7 @@ def _encode_head(authority: str, method: str, target: str, headers: Iterable[tup
     if body or method not in ("GET", "HEAD"):
         lines.append(b"content-length: %d" % len(body))
     head = b"\r\n".join(lines)
+    # A line end in a name or value would let a client add headers, or a whole request, to what this connection sends.
     if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
         raise ValueError("a header with a line end in it")
     return head + b"\r\n\r\n"

@@ -35,7 +35,7 @@ MAX_JOINED_BYTES = 16_384
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """Made by the event loop."""
+    """One connection, as the event loop and the parser call it. The event loop makes it."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._response is None:
-            self.abort()  # bytes without a request
+            self.abort()  # Bytes without a request could only be taken for the response to the next one.
             return
         self.has_received = True
         in_head = not self._status
@@ -155,7 +155,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         response, self._response = self._response, None
         self._transport = None
-        self._parser = None  # it refers to this connection: drop the cycle at once
+        self._parser = None  # It refers to this connection: without the cycle both are freed at once.
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -176,6 +176,7 @@ class UpstreamConnection(asyncio.Protocol):
         if name == b"content-length":
             self._has_length = True
         elif name == b"transfer-encoding":
+            # Another coding, or chunked twice, would make the end of the body a matter of interpretation.
             if self._chunked or value.strip().lower() != b"chunked":
                 raise ProtocolError("the upstream's response has a transfer coding other than chunked")
             self._chunked = True
@@ -189,13 +190,15 @@ class UpstreamConnection(asyncio.Protocol):
         if not 100 <= status <= 599:
             raise ProtocolError(f"the upstream answered with the status {status}, which there is not")
         if status < 200:
+            # An interim response, such as 103: the final one follows, with headers of its own. The sizes keep counting, so
+            # an endless row of interim responses reaches `max_head`.
             self._headers, self._has_length, self._chunked = [], False, False
             return
         self._status = status
         assert self._response is not None
         self._response.on_head(status, self._headers)
         if self._bodiless:
-            self._is_complete, self._reusable = True, False  # httptools cannot be told that no body follows
+            self._is_complete, self._reusable = True, False  # The parser cannot be told that no body follows.
         else:
             self._until_close = not self._chunked and not self._has_length and status not in (204, 304)
 
@@ -205,7 +208,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._is_complete:
-            self._reusable = False  # something follows the response
+            self._reusable = False  # Something follows the response.
 
     def on_message_complete(self) -> None:
         if self._status and not self._is_complete:
@@ -216,6 +219,7 @@ class UpstreamConnection(asyncio.Protocol):
         response, pieces = self._response, self._pieces
         assert response is not None
         if self._is_complete:
+            # The connection goes back before the end is delivered, so that what the end sets off finds it idle.
             self._finish_response()
             response.on_body(b"".join(pieces), False)
         elif pieces:
@@ -227,6 +231,7 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self._transport
         assert transport is not None
         self._response = None
+        # An upstream may answer before it has the whole request. The unsent rest would go out in front of the next request.
         if not self._reusable or transport.is_closing() or transport.get_write_buffer_size():
             transport.abort()
             return
@@ -237,6 +242,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _fail(self, error: BaseException | None) -> None:
         response = self._response
         known = error if isinstance(error, UpstreamError) else ProtocolError(f"the upstream does not speak HTTP/1.1: {error}")
+        # What came before the error is part of the body, and is delivered before the error.
         if self._pieces and response is not None:
             response.on_body(b"".join(self._pieces), True)
         self.abort()

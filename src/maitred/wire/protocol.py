@@ -27,7 +27,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from maitred.wire.asgi import ApiError, Message
 
 MAX_HEAD_BYTES = 65_536
-"""The request line and all headers."""
+"""Largest head of a request (request line and all headers), in bytes."""
 
 HEAD_SECS = 20.0
 """Seconds from the first byte of a head to its end."""
@@ -47,7 +47,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     transport: Any
     cycle: Any
-    """The latest request and its response; None before the first."""
+    """The latest request and its response, or None before the first."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
@@ -93,6 +93,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._unset_keepalive_if_required()
         self._in_head = True
+        # The first read may begin with earlier requests, so it does not count: this cancels what `_on_partial_head` adds.
         self._head_size = -self._read_size
 
     def on_headers_complete(self) -> None:
@@ -105,9 +106,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         before = self.cycle
         super().on_headers_complete()
+        # uvicorn stops reading behind a pipelined request, and then no disconnect would be noticed.
         if self.pipeline and len(self.pipeline) <= MAX_PIPELINED:
             self.flow.resume_reading()
         if self.scope["http_version"] != "1.1" and self.cycle is not before:
+            # uvicorn creates the cycle itself and can be given no other class, so the class is changed afterwards.
             self.cycle.__class__ = _UnchunkedCycle
             self.cycle.keep_alive = False
 
@@ -120,7 +123,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _should_upgrade(self) -> bool:
-        """Return True: asked only when the parser has stopped for an upgrade, and then uvicorn must leave the request alone."""
+        """Return True. uvicorn asks only when the parser has stopped for an upgrade, and must then leave the request alone."""
         return True
 
     def _feed_parser(self, data: bytes) -> bytes:
@@ -159,7 +162,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _on_head_timeout(self) -> None:
         self._head_timer = None
-        if self.cycle is not None and not self.cycle.response_complete:  # then the server itself does not read on
+        if self.cycle is not None and not self.cycle.response_complete:  # Then it is the server that does not read on.
             self._head_timer = self.loop.call_later(HEAD_SECS, self._on_head_timeout)
         else:
             words = f"the head of the request was not complete within {HEAD_SECS:g} s"
@@ -206,7 +209,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if answering or self.transport.is_closing():
             self.transport.close()
             return
-        if cycle is not None:  # its body was wrong: tell its app that the client has disconnected
+        if cycle is not None:  # Its body was wrong: for its app the client has disconnected.
             cycle.disconnected = True
             cycle.message_event.set()
         self.transport.write_last(_encode_error(error))
@@ -224,6 +227,7 @@ class _UnchunkedCycle(RequestResponseCycle):
             if not self._has_length:
                 self.chunked_encoding = False
         elif not self._has_length:
+            # uvicorn takes a body that is longer or shorter than expected for an error, and here no length is known before.
             self.expected_content_length = len(message.get("body", b""))
         await super().send(cast(Any, message))
 
@@ -232,7 +236,7 @@ class _HeadJoiningTransport:
     """A transport, as far as uvicorn uses it for responses, that sends a head together with the body that follows.
 
     uvicorn writes them apart, and uvloop sends each write at once, so every small response would cost a second system call. A
-    head without a following write is sent in the next iteration of the loop. A body that looks like a head only waits likewise.
+    head without a following write is sent in the next iteration of the loop; so is a piece of a body that begins like a head.
     """
 
     __slots__ = ("_call_soon", "_held", "_transport", "_write", "_writelines", "is_closing")

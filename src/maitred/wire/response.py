@@ -5,6 +5,9 @@
 
 `pipe_body` exists because a stream of tokens is one small piece after another: calling `write` where the piece arrives saves
 the wake-up of a task for each of them. Either way, pieces that arrive together are handed over as one.
+
+Example: `high_water` is 64 KiB, and four pieces of 16 KiB arrive before the task reads. The source pauses; `read_piece` then
+returns all 64 KiB at once, and the source resumes.
 """
 
 from __future__ import annotations
@@ -139,9 +142,10 @@ class UpstreamResponse:
     def on_body(self, data: bytes, more: bool) -> None:
         """Take a piece of the body. `more` is False with the last one, which may be empty; the source is free then."""
         write = self._write
-        if write is not None and more and self._pending_write is None:  # the usual case of a stream, and all that it costs
+        if write is not None and more and self._pending_write is None:  # The usual case of a stream, and all that it costs.
             self._write_piece(write, data)
             return
+        # A source that was told to pause may still deliver what it had read.
         if data:
             self._buffer.append(data)
             self._buffered += len(data)
@@ -156,7 +160,7 @@ class UpstreamResponse:
             self._write_buffered()
 
     def on_error(self, error: Exception) -> None:
-        """Take note that the rest of the response will not arrive."""
+        """Take note that the rest of the response will not arrive. What has arrived is still handed over."""
         self._source = None
         self._error = error
         if not self._head.done():

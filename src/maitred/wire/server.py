@@ -84,7 +84,7 @@ def listener_url(listener: socket.socket) -> str:
 
 
 def _tune_garbage_collector() -> None:
-    """Exempt what was imported from garbage collection, and collect the rest less often: requests leave no cycles behind."""
+    """Exempt all objects made so far from garbage collection, and collect less often: requests leave no cycles behind."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -115,7 +115,7 @@ def _uvicorn_config(app: App, drain_secs: float) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         timeout_keep_alive=CLIENT_KEEP_ALIVE_SECS,
-        timeout_graceful_shutdown=drain_secs,  # type: ignore[arg-type]  # typed int, handed to wait_for as it is
+        timeout_graceful_shutdown=drain_secs,  # type: ignore[arg-type]  # Typed int, but given to `wait_for` as it is.
     )
 
 

@@ -90,6 +90,7 @@ async def _feed_response(call: aiohttp.client._RequestContextManager, source: _T
         async with call as answer:
             begun = True
             response.on_head(answer.status, [(name.lower(), value) for name, value in answer.raw_headers])
+            # A pause between two pieces is enough: aiohttp itself stops reading the socket while its buffer is full.
             while piece := await answer.content.readany():
                 response.on_body(piece, True)
                 await source.may_read.wait()
@@ -99,13 +100,13 @@ async def _feed_response(call: aiohttp.client._RequestContextManager, source: _T
 
 
 def _upstream_error(error: Exception, begun: bool) -> UpstreamError:
-    words = str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
     if isinstance(error, TimeoutError):
-        return UpstreamTimeout(f"the upstream was silent for too long: {words}")
+        return UpstreamTimeout(f"the upstream was silent for too long: {text}")
     if isinstance(error, aiohttp.ClientConnectorError):
-        return connect_error(error, words)
+        return connect_error(error, text)
     if begun:
-        return Truncated(f"the upstream broke off in the middle of its response: {words}")
+        return Truncated(f"the upstream broke off in the middle of its response: {text}")
     if isinstance(error, aiohttp.ClientConnectionError):
-        return Disconnected(f"the upstream closed the connection before its response: {words}")
-    return ProtocolError(words)
+        return Disconnected(f"the upstream closed the connection before its response: {text}")
+    return ProtocolError(text)
