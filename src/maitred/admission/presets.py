@@ -79,7 +79,7 @@ class AdmissionPreset(msgspec.Struct, frozen=True, kw_only=True):
     sums_rounded_reservations: bool = False
     """Whether reservations are compared with the capacity after each has been rounded up to whole slots."""
     bootstrap_capacity: int | None = None
-    """Slots against which reservations are checked before any backend is up, or None if only later."""
+    """Slots against which reservations are checked before any backend is up, or None if they are checked later."""
     keeps_exact_fit: bool = False
     """Whether reservations that use up the capacity to the last slot are kept; else one slot stays unreserved."""
     promotion_share: float = 0.25

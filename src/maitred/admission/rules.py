@@ -45,9 +45,8 @@ class LaneRules(msgspec.Struct, frozen=True):
 
     def wanted_slots(self, capacity: int) -> int:
         """Return the slots that it would reserve of `capacity`, which may be more than there are."""
-        share = ceil(
-            round(self.reserved_share * capacity, 6)
-        )  # In floats 0.07 × 100 is 7.000000000000001, which would round up to 8.
+        # Rounded first, because in floats 0.07 × 100 is 7.000000000000001, which `ceil` would turn into 8.
+        share = ceil(round(self.reserved_share * capacity, 6))
         return max(self.reserved_floor, share)
 
 
