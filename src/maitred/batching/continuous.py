@@ -112,7 +112,7 @@ class ContinuousBatch:
         return self.step_index - seq.decode_origin_step if seq.is_decoding else seq.num_output_tokens
 
     def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
-        """Plan the step that begins at `now` and runs at most `max_repeats` times. `waiting`: None if no sequence waits.
+        """Plan the step that begins at `now` and runs at most `max_repeats` times. `waiting` is None if no sequence waits.
 
         The blocks of its chunks are reserved; those of the decodes are taken as the step runs. Preempted sequences have left
         the batch, and the caller puts them back into the wait queue.

@@ -104,8 +104,8 @@ class StepRun:
     ends_at: Micros = 0
     """End of its last step."""
     outcome_at: Micros = 0
-    """Instant at which its tokens, completions and free blocks are there: its end, unless the clock of the engine has it
-    otherwise."""
+    """Instant at which its tokens, completions and free blocks are there: `ends_at`, or earlier by the clock of
+    `compat.blis.BlisInstance`."""
     departed_decodes: int = 0
     """Sequences that decoded in it and have left since. Their tokens reach no client."""
     partially_committed: bool = False
@@ -133,7 +133,7 @@ class EngineCore:
         self.batch = parts.batch
         self.waiting = config.policy().make_queue(parts.prefix_cache, rng)
         self._unseen = UnseenArrivals(self.waiting, self.batch) if config.async_scheduling else None
-        """Arrivals that the scheduler has not seen yet; None unless it plans one step ahead."""
+        """Arrivals that the scheduler has not seen yet, or None if it does not plan one step ahead."""
         self.sequences: dict[RequestId, SequenceState] = {}
         """Every sequence that waits or runs here."""
         self._output_lengths: dict[RequestId, int] = {}
@@ -146,15 +146,15 @@ class EngineCore:
         self.events: list[InstanceEvent] = []
         """Events that the driver has not fetched yet, in the order of time."""
         self.run: StepRun | None = None
-        """The run in progress."""
+        """The run in progress, or None between runs and when idle."""
         self.next_start: Micros = 0
-        """Without a run: the instant at which the next step begins, if there is work."""
+        """The instant (µs) at which the next step begins, if no run is in progress and there is work."""
         self._num_arrivals = 0
         self.num_preemptions = 0
         self.meter: StepMeter | None = None
-        """Receives every run; None: nothing is measured."""
+        """The meter that receives every run, or None if nothing is measured."""
         self.itl_log: ItlLog | None = None
-        """Is told which sequences decode; None: nothing is logged."""
+        """The log that is told which sequences decode, or None if nothing is logged."""
 
     def check(self) -> None:
         """Raise InvariantError if the sums do not follow from the sequences."""

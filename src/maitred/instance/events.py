@@ -15,12 +15,12 @@ class EventKind(IntEnum):
 
     FIRST_TOKEN = 0
     KV_PREEMPTED = 1
-    """It lost its KV and waits again. The tokens that it has emitted stand."""
+    """The request lost its KV and waits again. The tokens that it has emitted stand."""
     FINISHED = 2
     TIMED_OUT = 3
     ABORTED = 4
     REFUSED = 5
-    """It can never run here: see `Instance.rejection_reason`."""
+    """The request can never run here: see `Instance.rejection_reason`."""
 
 
 class InstanceEvent(msgspec.Struct, frozen=True, gc=False):

@@ -25,12 +25,12 @@ class EvictableNode(Protocol):
 
     @property
     def hits(self) -> int:
-        """Owners that have committed it."""
+        """Number of locks that have committed it."""
         ...
 
     @property
     def priority(self) -> float:
-        """The largest priority of these owners."""
+        """The largest priority of these locks."""
         ...
 
 

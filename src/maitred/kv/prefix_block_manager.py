@@ -153,7 +153,7 @@ class PrefixBlockManager(BlockManager):
         self._sequence_blocks.pop(seq.request.id, None)
 
     def apply_evictions(self) -> None:
-        """Let what is cached be as it is now. Call it before a policy looks."""
+        """Apply the evictions that are pending. Call it before a queue policy looks at the cache."""
         self.cache.apply_evictions()
 
     def max_unchanged_steps(self, limit: int) -> int:

@@ -168,8 +168,8 @@ class PrefixCache(ABC, Generic[L]):
 
     @abstractmethod
     def commit_blocks(self, lock: L, block_hashes: Sequence[int]) -> None:
-        """The first private blocks of `lock` are full, and continue its committed ones by `block_hashes`. Raises ValueError if
-        it has fewer."""
+        """Commit the first private blocks of `lock`, which are full. Their content is `block_hashes`, and continues that of the
+        committed blocks. Raises ValueError if `lock` has fewer private blocks."""
 
     @abstractmethod
     def release(self, lock: L) -> None:
@@ -187,7 +187,8 @@ class PrefixCache(ABC, Generic[L]):
 
     @abstractmethod
     def apply_evictions(self) -> None:
-        """Evict what has been reserved. Every call that looks does so; one that only listens (`subscribe`) calls this first."""
+        """Evict as many blocks as have been reserved. All methods that look at the content call this first. The owner of
+        a listener (`subscribe`) calls it before the listener is read."""
 
     @abstractmethod
     def check(self) -> None:

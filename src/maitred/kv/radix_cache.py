@@ -65,15 +65,15 @@ class RadixNode:
         self.end_position = end_position
         """Blocks of the prefix that ends in the last block of this node."""
         self.children: dict[int, RadixNode] = {}
-        """By the first hash of each, in the order in which they came; a node that is split keeps its place."""
+        """Children by the first hash of each, in the order in which they came. A child that is split keeps its place."""
         self.num_locks = 0
         self.created = self.last_used = now
         self.hits = 0
-        """Locks that have committed it; each counts once, in however many pieces."""
+        """Number of locks that have committed this node. A lock counts once, also if it commits in several pieces."""
         self.priority = 0.0
         """The largest priority of these locks."""
         self.heap_entry = 0
-        """Number of its entry in `EvictableLeaves`; 0: it has none."""
+        """Serial number of its entry in `EvictableLeaves`, or 0 if it has none."""
 
 
 class EvictableLeaves(LazyHeap[tuple[Rank, int, int, RadixNode]]):
@@ -111,7 +111,7 @@ class EvictableLeaves(LazyHeap[tuple[Rank, int, int, RadixNode]]):
         return node
 
     def nodes(self) -> set[RadixNode]:
-        """Return all of them."""
+        """Return all leaves that can be evicted."""
         return {entry[3] for entry in self._heap if self._is_live(entry)}
 
 

@@ -42,7 +42,7 @@ class CacheAware(Enum):
 
     NO = "no"
     YES = "yes"
-    """Without a prefix cache the policy is another one, which its attribute `fallback` names."""
+    """It does. Without a prefix cache, the policy that its attribute `fallback` names takes its place."""
     OPTIONAL = "if there is one"
     """The policy makes sense without a prefix cache too."""
     AS_INNER = "as the inner policy"

@@ -198,11 +198,12 @@ class RoutingKeyOrder(QueuePolicy):
 class _RoutingKeyQueue(BaseQueue):
     def __init__(self) -> None:
         self._all: IndexedHeap[RequestId, int, SequenceState] = IndexedHeap()
-        """All that wait, by position: those that were preempted have negative ones."""
+        """All waiting sequences by position. Those that were preempted have negative positions, and so go first."""
         self._by_key: dict[str, IndexedHeap[RequestId, int, SequenceState]] = {}
         """The same for each routing key that some waiting request has."""
         self._running_keys: list[str] = []
-        """The keys that run and that some waiting request has, or had at the start of the step; the best last."""
+        """The routing keys of running sequences that some waiting request had at the start of the step, the most frequent
+        last."""
         self._last_position = 0
         self._front_position = 0
 

@@ -22,11 +22,12 @@ from maitred.core.units import Micros
 from maitred.queueing.base import SCHEDULERS, KeyQueue, PolicyInfo
 
 _SAMPLE_SIZE = 64
-"""How many lengths of a group a quantile is taken of: the latest."""
+"""Number of lengths of a group, the latest ones, of which a quantile is taken."""
 _MIN_SAMPLES = 5
-"""With fewer lengths of its own, a program is taken for its tenant, and a tenant for all."""
+"""With fewer lengths than this, the estimate for a program is that for its tenant, and the one for a tenant is that for all
+requests."""
 _MAX_GROUPS = 4096
-"""How many programs and tenants are remembered: those that were used last."""
+"""Number of programs and tenants that are remembered, those that were used last."""
 
 
 class LengthEstimator(Protocol):

@@ -42,7 +42,7 @@ class RouterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def signals_read(policy: object) -> Signals:
-    """Return the `signals` of a router or scorer. One that does not say might look at anything."""
+    """Return the `signals` of a router or scorer. One without that attribute may look at anything."""
     signals = getattr(policy, "signals", Signals.ALL)
     return signals if isinstance(signals, Signals) else Signals.ALL
 

@@ -138,7 +138,7 @@ class ActiveRequests(BaseScorer):
 
 @SCORERS.register("load-aware")
 class LoadAware(ViewScorer):
-    """`0.5 * (1 - min(waiting, 128) / 128)` (llm-d's load-aware scorer, BLIS `load-aware`). At most 0.5, as there."""
+    """`0.5 * (1 - min(waiting, 128) / 128)` (llm-d's load-aware scorer, BLIS `load-aware`): at most 0.5."""
 
     about = RouterInfo(summary="0.5 * (1 - min(waiting, 128) / 128)", complexity="O(n)", reads="waiting")
 

@@ -152,7 +152,7 @@ class BlisBlockManager(PrefixBlockManager):
         return self._blocks_of(seq).block_hashes[: seq.request.prompt_tokens // self.block_size]
 
     def _blocks_of(self, seq: SequenceState) -> SequenceBlocks:
-        """Return its blocks. A prompt of which nothing is known is like no other, and yet has blocks that it may find again."""
+        """Return the blocks of `seq`. A prompt of unknown content gets its own hashes, by which only `seq` finds it again."""
         content = super()._blocks_of(seq)
         full = seq.request.prompt_tokens // self.block_size
         if content.num_known < full:

@@ -117,7 +117,7 @@ class TieredBlockManager(BlisBlockManager):
         super().forget(seq)
 
     def check(self, held: int) -> None:
-        super().check(held + sum(self._owned_tokens[number] // self.block_size for number in self._waiting_holders))
+        super().check(held + sum(self._owned_tokens[request_id] // self.block_size for request_id in self._waiting_holders))
 
     def _has_known_content(self, seq: SequenceState) -> bool:
         return super()._has_known_content(seq) and self._last_held_hash(seq) == self._prompt_hash_before(
@@ -188,8 +188,8 @@ class TieredBlockManager(BlisBlockManager):
             lock = content.lock = self._pool.lock(())
         self._pool.lock_copies(lock, copies)
         self.free = self._pool.free
-        number = seq.request.id
-        self._owned_tokens[number] = self._owned_tokens.get(number, 0) + len(copies) * self.block_size
+        request_id = seq.request.id
+        self._owned_tokens[request_id] = self._owned_tokens.get(request_id, 0) + len(copies) * self.block_size
 
     def _append_tokens(self, seq: SequenceState, start: int, end: int) -> None:
         """Put the tokens from `start` to before `end` behind what `seq` holds, block by block as in `_fill_blocks`."""
