@@ -257,7 +257,7 @@ class Admission:
             self._due_events.schedule(pool.deadline_of(ticket))
         if ticket.tenant_account is not None:
             decisions += self._due_events.dispatch_other_pools(ticket.tenant_account, pool, now)
-        if pool.waiting or self._settle_lag:  # with flow control, requests for other models may wait for these instances
+        if pool.waiting or self._settle_lag:  # Under flow control other models may wait for these.
             self._due_events.schedule(pool.next_admission_at())
         if self._tenant_accounts:
             decisions += self._due_events.dispatch_past_limited(decisions, now)

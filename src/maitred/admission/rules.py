@@ -149,7 +149,8 @@ def overcommit_problem(config: AdmissionConfig, capacity: int) -> str | None:
     rules = [config.class_rules(c) for c in LANES]
     if config.preset.sums_rounded_reservations:
         wanted: float = sum(min(capacity, _lane_rules(r).wanted_slots(capacity)) for r in rules)
-    else:  # before rounding up: shares fit a fleet of any size
+    else:
+        # Before they are rounded up, because shares must fit a fleet of any size.
         wanted = round(sum(max(r.reserved_floor, r.reserved_per_slot * capacity) for r in rules), 6)
     if wanted <= capacity:
         return None

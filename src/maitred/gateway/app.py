@@ -1,4 +1,4 @@
-"""The gateway as a raw ASGI app: what its parts are, and which of them serves a path."""
+"""The gateway as a raw ASGI app: its parts, and which of them serves which path."""
 
 from __future__ import annotations
 

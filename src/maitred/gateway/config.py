@@ -28,7 +28,7 @@ def hash_api_key(key: str) -> str:
         if not _DIGEST.fullmatch(key.removeprefix(HASH_PREFIX)):
             raise ValueError("must have 64 hexadecimal digits after sha256:")
         if key.lower() == _EMPTY_KEY_HASH:
-            raise ValueError("is the hash of an empty text")  # a shell makes this of a variable that is not set
+            raise ValueError("is the hash of an empty text")  # A shell makes this of a variable that is not set.
         return key.lower()
     if not is_valid_api_key(key):
         raise ValueError("must be visible ASCII characters without spaces")
@@ -148,7 +148,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("upstream_api_key must be visible ASCII characters without spaces")
 
     def _check_backends(self) -> None:
-        from maitred.wire.client import Origin  # not at the top: a simulation needs no client
+        from maitred.wire.client import Origin  # Not at the top, because a simulation needs no client.
 
         seen: set[Origin] = set()
         for url in self.backends:

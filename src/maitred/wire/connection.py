@@ -62,10 +62,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._reset()
 
     def _reset(self) -> None:
-        self._status = 0  # of the final response, once its head is complete; else 0
+        self._status = 0  # That of the final response once its head is complete, else 0.
         self._headers: Headers = []
-        self._head_size = 0  # bytes of the reads until the head was complete
-        self._header_size = 0  # bytes of its headers
+        self._head_size = 0  # Bytes of the reads until the head was complete.
+        self._header_size = 0  # Bytes of its headers.
         self._has_length = False
         self._chunked = False
         self._until_close = False
@@ -167,7 +167,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._status:
-            return  # a trailer, which HTTP/1.1 lets a proxy drop, or the head of a response without a request
+            return  # A trailer, which HTTP/1.1 lets a proxy drop, or the head of a response without a request.
         self._header_size += len(name) + len(value) + 4
         if self._header_size > self.limits.max_head:
             raise self._head_too_large()

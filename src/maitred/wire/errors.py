@@ -35,7 +35,7 @@ class UpstreamLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 _LOCAL_ERRNOS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL))
-"""No descriptors, buffers or ports are left on this machine."""
+"""The errors that mean that no descriptors, buffers or ports are left on this machine."""
 
 
 class UpstreamError(MaitredError):

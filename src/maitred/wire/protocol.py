@@ -53,13 +53,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_made(cast(asyncio.Transport, transport))
         self.transport = _HeadJoiningTransport(self.transport)
         self._in_head = False
-        self._head_size = 0  # bytes of the reads that brought the head, without the first and the present one
-        self._read_size = 0  # bytes of the present read
-        self._head_timer: asyncio.TimerHandle | None = None  # runs while a head is incomplete
-        self._running_cycle: Any = None  # the cycle whose app runs; `cycle` may be one that waits behind it
+        self._head_size = 0  # Bytes of the reads that brought the head, without the first and the present one.
+        self._read_size = 0  # Bytes of the present read.
+        self._head_timer: asyncio.TimerHandle | None = None  # Runs while a head is incomplete.
+        self._running_cycle: Any = None  # The cycle that is being answered; `cycle` may wait behind it.
         self._in_body = False
         self._body_last_received = 0.0
-        self._body_timer: asyncio.TimerHandle | None = None  # runs while a body is incomplete
+        self._body_timer: asyncio.TimerHandle | None = None  # Runs while a body is incomplete.
         self._is_refused = False
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
@@ -67,7 +67,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._cancel_head_timer()
         self._cancel_body_timer()
         self._unset_keepalive_if_required()
-        if self._running_cycle is not None:  # uvicorn tells only the latest cycle
+        if self._running_cycle is not None:  # uvicorn informs only the latest cycle.
             self._running_cycle.disconnected = True
             self._running_cycle.message_event.set()
         super().connection_lost(exc)
@@ -145,7 +145,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if method == b"CONNECT":
             raise ApiError(400, "CONNECT is for proxies, and this is none", kind="invalid_request_error", code="bad_request")
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # As uvicorn has it.
         lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
         lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n"

@@ -73,8 +73,8 @@ class UpstreamResponse:
         self._buffer: list[bytes] = []
         self._buffered = 0
         self._paused = False
-        self._body_received = False  # the whole body has arrived
-        self._body_written = False  # and was written through
+        self._body_received = False  # The whole body has arrived.
+        self._body_written = False  # The whole body was written through.
         self._error: BaseException | None = None
 
     @property

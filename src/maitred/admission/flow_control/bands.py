@@ -102,6 +102,7 @@ class PriorityBand:
                 return self._flow_of(next(iter(self._all.values())))
             case FairnessPolicy.ROUND_ROBIN_RESTARTING if self._last_served not in self._flows:
                 return self._flow_names[0]
+        # The turn is kept as a name and not as an index: flows come and go, and a name that is gone still has its place.
         after = 0 if self._last_served is None else bisect_right(self._flow_names, self._last_served)
         return self._flow_names[after % len(self._flow_names)]
 
@@ -163,7 +164,7 @@ class PriorityBands:
     def next_ticket(self, saturation: float) -> Ticket | None:
         """Return the request that may enter next, or None if none may."""
         candidates, order = self._band_heads(saturation), self._rules.band_order
-        if order == "priority":  # the bands are in this order
+        if order == "priority":  # The bands are in this order already.
             return next(candidates, None)
         return min(candidates, key=lambda ticket: dispatch_rank(ticket, order), default=None)
 
