@@ -22,6 +22,8 @@ Any request may leave from the middle. All have the same timeout, so the one tha
 Requests mostly join in the order of their submission, so the oldest one is the first of an ordered dict. Only a request
 that joins later than it was submitted (after a preemption, or after a victim that did not leave in time) is kept in a
 heap by age.
+
+Compiled (`tools/compile.py`), because a class that is not cannot inherit from the compiled `LazyHeap`.
 """
 
 from __future__ import annotations
