@@ -12,8 +12,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# One pytest process for each core, and a process that has nothing left takes tests of another.
-PARALLEL := -n auto --dist worksteal
+# One pytest process for each core. The tests of a file stay together: they share a server, or a simulated run.
+PARALLEL := -n auto --dist loadfile
 
 COMPILED := build/compiled
 
