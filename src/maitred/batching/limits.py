@@ -25,7 +25,7 @@ class BatchLimits(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int
     """Tokens of all sequences: one for each that decodes, and those of the chunks."""
     long_prefill_token_threshold: int
-    """Tokens of one chunk; 0: no limit but `max_num_batched_tokens`."""
+    """Tokens of one chunk, or 0 if only `max_num_batched_tokens` limits them."""
 
 
 class PreemptionPolicy(Enum):

@@ -40,7 +40,7 @@ class Instance:
     """
 
     def __init__(self, config: InstanceConfig, rng: Random, parts: EngineParts | None = None) -> None:
-        """`parts` None: those that work by vLLM's rules. Raises ConfigError for an unknown scheduler."""
+        """`parts` are by default those that work by vLLM's rules. Raises ConfigError for an unknown scheduler."""
         parts = parts or standard_parts(config)
         self.prefix_cache = parts.prefix_cache
         """What the KV memory remembers; None without prefix caching."""

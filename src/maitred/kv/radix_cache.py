@@ -132,7 +132,7 @@ class RadixCache(PrefixCache[RadixLock]):
     """The KV memory of one instance, or without `total` a tree alone. See `PrefixCache` for the methods."""
 
     def __init__(self, block_size: int, total: int = UNBOUNDED, eviction: EvictionPolicy | None = None) -> None:
-        """`eviction` None: lru. Raises ValueError unless `total` and `block_size` (in tokens) are at least 1."""
+        """`eviction` is lru by default. Raises ValueError unless `total` and `block_size` (in tokens) are at least 1."""
         super().__init__(total, block_size)
         self._clock = 0
         self._root = RadixNode(None, [], 0, 0)

@@ -126,7 +126,7 @@ class BlisPool(PrefixCache[BlisLock]):
 
     def refill(self, block_hash: int) -> tuple[int, int]:
         """Give the free block that is next to go the content `block_hash`, and make it the last to go. Return the copy that it
-        was (0: it was blank) and the copy that it is. Raises KeyError if no block is free."""
+        was (0 if it was blank) and the copy that it is. Raises KeyError if no block is free."""
         self.apply_evictions()
         entry, blocks = self._free_list.popitem(last=False)
         if entry > 0:

@@ -67,14 +67,14 @@ class TieredBlockManager(BlisBlockManager):
         return bool(self._without_blocks)
 
     def try_admit(self, seq: SequenceState, hit: PrefixHit, tokens: int) -> bool:
-        number, start = seq.request.id, hit.num_blocks * self.block_size
+        request_id, start = seq.request.id, hit.num_blocks * self.block_size
         if not self._allocate(seq, start, start + tokens, self._pool.cached_copies(self._prompt_hashes(seq))):
-            if self._owned_tokens.get(number):
-                self._waiting_holders[number] = seq
+            if self._owned_tokens.get(request_id):
+                self._waiting_holders[request_id] = seq
             return False
-        self._waiting_holders.pop(number, None)
-        if not self._owned_tokens[number]:
-            self._without_blocks.add(number)
+        self._waiting_holders.pop(request_id, None)
+        if not self._owned_tokens[request_id]:
+            self._without_blocks.add(request_id)
         if not seq.num_preemptions:
             seq.num_cached_tokens = start
         self._set_computed(seq, start + tokens)
@@ -210,7 +210,8 @@ class TieredBlockManager(BlisBlockManager):
         self._unowned[seq.request.id] = computed - self._owned_tokens[seq.request.id]
 
     def _block_hash(self, seq: SequenceState, before: int, start: int) -> int:
-        """Return the hash of a block with the tokens of the prompt from `start` on, behind a block `before` (0: none)."""
+        """Return the hash of a block with the tokens of the prompt from `start` on, behind a block `before` (0 if there is
+        none)."""
         index, rest = divmod(start, self.block_size)
         if rest:
             return hash((_MISPLACED_SALT, before, seq.arrival_index, start))

@@ -159,6 +159,8 @@ def match_all(waiting: Sequence[QueueEntry], cache: PageCache, in_batch: InBatch
         deprioritized = False
         if prefix <= in_batch.check:
             deprioritized = in_batch.deprioritize <= 0 or request.beginning in beginnings
+            # A request that finds more than `check` tokens does not count as one that begins so: what it shares is mostly
+            # cached by now.
             if request.beginning is not None:
                 beginnings.add(request.beginning)
         matches.append(PrefixMatch(prefix, min(prefix, limit), deprioritized))
@@ -242,6 +244,8 @@ def shortest_prefill_first(waiting: Sequence[QueueEntry], matches: Sequence[Pref
 def dfs_weight(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], cache: PageCache) -> list[int]:
     """Return the order depth first through the tree of cached pages, the branch with most requests first. Requests at a
     node go after those below it. `deprioritized` does not matter."""
+    # SGLang weighs the nodes of its tree. Pages with the same requests below have the same weight, so single pages give
+    # the same order, and only the order of siblings must be asked of the cache.
     weights: Counter[int] = Counter()
     children: dict[int | None, list[int]] = {}
     ending: dict[int | None, list[int]] = {}
@@ -255,6 +259,7 @@ def dfs_weight(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], ca
         ending.setdefault(node, []).append(i)
 
     order: list[int] = []
+    # A stack instead of recursion, because a prompt of a million tokens is a path of many thousand pages.
     stack: list[tuple[int | None, bool]] = [(None, False)]  # a node, and whether those below it have been visited
     while stack:
         top, is_visited = stack.pop()

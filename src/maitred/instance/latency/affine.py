@@ -45,7 +45,7 @@ class AffineCost(msgspec.Struct, frozen=True, gc=False):
 
 
 class EnvelopeSegment(msgspec.Struct, frozen=True, gc=False):
-    """The line that is the largest while the context is below `until` (None: without end), in units of 2^-48 µs."""
+    """The line that is the largest while the context is below `until` (None in the last segment), in units of 2^-48 µs."""
 
     base: int
     slope: int

@@ -18,7 +18,7 @@ class AttentionRanks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     qk_nope_head_dim: int
     v_head_dim: int
     q_lora_rank: int = 0
-    """0: queries are not compressed."""
+    """Rank of the compressed queries, or 0 if queries are not compressed."""
 
     def __post_init__(self) -> None:
         _check_range(self, 1, "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
@@ -38,19 +38,19 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Width of a dense feed-forward layer."""
     vocab_size: int
     head_dim: int = 0
-    """0: hidden_size / num_heads."""
+    """Elements of one head, or 0 for hidden_size / num_heads."""
     max_position_embeddings: int = 0
-    """Longest context, in tokens; 0: not known."""
+    """Longest context, in tokens, or 0 if it is not known."""
     bytes_per_element: float = 2.0
     """Bytes of an element of activations and of KV."""
     weight_bytes: float = 0.0
-    """Bytes of a parameter, where weights are quantised; 0: bytes_per_element."""
+    """Bytes of a parameter, where weights are quantised, or 0 for bytes_per_element."""
     tied_embeddings: bool = False
     num_experts: int = 0
-    """Experts of a mixture; 0: dense."""
+    """Experts of each layer of a mixture, or 0 for a dense model."""
     experts_per_token: int = 0
     expert_intermediate_size: int = 0
-    """Width of one routed expert; 0: intermediate_size."""
+    """Width of one routed expert, or 0 for intermediate_size."""
     shared_intermediate_size: int = 0
     """Width of all shared experts together, which every token passes."""
     first_dense_layers: int = 0
@@ -158,15 +158,15 @@ class HardwareSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     bandwidth_tb_s: float
     """Bandwidth of its memory, in TB/s."""
     memory_gib: float = 0.0
-    """0: not known; then KV blocks cannot be derived."""
+    """Memory of one GPU in GiB, or 0 if it is not known, and KV blocks cannot be derived."""
     peak_tflops_fp8: float = 0.0
-    """0: none."""
+    """Dense 8-bit matrix arithmetic, or 0 if the GPU has none."""
     mfu_prefill: float = 0.45
     """Share of the peak that prefill reaches (`roofline`)."""
     mfu_decode: float = 0.30
     """Share of the peak that decode reaches (`roofline`)."""
     trained_physics_error: float = 0.0
-    """Mean absolute error of E2E latency that is published of `trained-physics` with its shipped coefficients; 0: none is."""
+    """Mean absolute error of E2E latency that is published of `trained-physics` with its shipped coefficients, or 0."""
     source: str = ""
     """Source of the figures."""
 

@@ -134,7 +134,7 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     data_parallel_size: int = 1
     """Ranks among which the sequences of an instance are spread."""
     skew: Skew | None = None
-    """Cost of unequal contexts in `decode`; None: nothing."""
+    """Cost of unequal contexts in `decode`, or None if they cost nothing."""
     source: str = ""
     """Source of the measurements."""
 

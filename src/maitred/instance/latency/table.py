@@ -157,7 +157,7 @@ def _mean_context(batch: BatchShape) -> float:
 
 
 def _linear_time(table: StepTable, tokens: int, sequences: int, all_tokens: int | None = None) -> float:
-    """Return the µs of everything but attention. `all_tokens` None: of what a rank does alone."""
+    """Return the µs of everything but attention. Without `all_tokens`, of what a rank does alone."""
     time = curve_value(table.tokens, tokens) + curve_value(table.sequences, sequences)
     return time if all_tokens is None else time + curve_value(table.all_tokens, all_tokens)
 
