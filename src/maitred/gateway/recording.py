@@ -48,9 +48,9 @@ class AppendFile:
         """`where` is the config key that names the file, `what` says for the log what is recorded. Raises ConfigError."""
         self.failed = False
         """Whether a failure has ended the recording."""
-        self._path, self._what = path, what
+        self._path, self._what = Path(path), what
         self._timer: asyncio.TimerHandle | None = None
-        self._file: BinaryIO | None = _open_for_append(path, where)
+        self._file: BinaryIO | None = _open_for_append(self._path, where)
 
     def start(self) -> None:
         """Flush every second from now on, inside this event loop."""
@@ -91,9 +91,9 @@ class AppendFile:
             file.close()  # This tries once more to write the buffer.
 
 
-def _open_for_append(path: str, where: str) -> BinaryIO:
+def _open_for_append(path: Path, where: str) -> BinaryIO:
     try:
-        return Path(path).open("ab")
+        return path.open("ab")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}", where=where) from error
 
