@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import force_setattr
 
+from maitred.batching import BatchLimits
 from maitred.core.contracts import LatencyModel
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
@@ -217,6 +218,11 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     def kv_blocks(self) -> int:
         """`total_kv_blocks`, or the default where it is neither given nor derived."""
         return _DEFAULT_KV_BLOCKS if self.total_kv_blocks is None else self.total_kv_blocks
+
+    @property
+    def batch_limits(self) -> BatchLimits:
+        """What one step of an instance may hold."""
+        return BatchLimits(self.max_num_seqs, self.max_num_batched_tokens, self.long_prefill_token_threshold)
 
     def new_prefix_cache(self) -> PrefixCache[Any] | None:
         """Return an empty one, or None without prefix caching. Raises ConfigError for an unknown eviction policy."""

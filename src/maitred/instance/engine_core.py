@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from maitred.batching import BatchLimits, ContinuousBatch, PreemptionPolicy, StepPlan, context_spread
+from maitred.batching import ContinuousBatch, PreemptionPolicy, StepPlan, context_spread
 from maitred.core.contracts import BatchShape
 from maitred.core.errors import InvariantError
 from maitred.core.lazy_heap import LazyHeap
@@ -60,19 +60,13 @@ def standard_parts(config: InstanceConfig) -> EngineParts:
     """Return the parts that work by vLLM's rules. Raises ConfigError for an unknown eviction policy."""
     cache = config.new_prefix_cache()
     blocks = BlockManager(config.kv_blocks, config.block_size_in_tokens) if cache is None else PrefixBlockManager(cache)
-    return EngineParts(cache, blocks, ContinuousBatch(batch_limits(config), blocks, PreemptionPolicy(config.preemption_policy)))
-
-
-def batch_limits(config: InstanceConfig) -> BatchLimits:
-    """Return what one step of an instance may hold."""
-    return BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.long_prefill_token_threshold)
+    return EngineParts(cache, blocks, ContinuousBatch(config.batch_limits, blocks, PreemptionPolicy(config.preemption_policy)))
 
 
 class CompletionHeap(LazyHeap[tuple[int, int, int, SequenceState]]):
     """The steps after which the decoding sequences complete, unless they are preempted or withdrawn.
 
-    Entries: step, admission index, `decode_origin_step`, sequence. A sequence that decodes anew has another origin step, and
-    another entry.
+    Entries: step, admission index, `decode_origin_step`, sequence. A sequence that decodes anew has another origin step.
     """
 
     __slots__ = ()
@@ -104,8 +98,7 @@ class StepRun:
     ends_at: Micros = 0
     """End of its last step."""
     outcome_at: Micros = 0
-    """Instant at which its tokens, completions and free blocks are there: `ends_at`, or earlier by the clock of
-    `compat.blis.BlisInstance`."""
+    """Instant at which its tokens, completions and free blocks are there: `ends_at`, or earlier with BLIS's clock."""
     departed_decodes: int = 0
     """Sequences that decoded in it and have left since. Their tokens reach no client."""
     partially_committed: bool = False
@@ -174,8 +167,7 @@ class EngineCore:
         return None
 
     def output_length(self, request: Request, output_tokens: int) -> int:
-        """Return the length of an answer that would end by itself after `output_tokens`, within the limits of the request and
-        the model."""
+        """Return the length of an answer that would end by itself after `output_tokens`, within the request's limits."""
         longest = self._max_model_len - request.prompt_tokens
         if request.max_output_tokens is not None:
             longest = min(longest, request.max_output_tokens)

@@ -101,12 +101,8 @@ class ResultRows:
         queued, scheduled, first_token = state.queued_at, NEVER, NEVER
         emitted = cached = wasted = preemptions = 0
         if seq is not None:
-            emitted, cached, wasted, preemptions = (
-                seq.num_output_tokens,
-                seq.num_cached_tokens,
-                seq.recomputed_tokens,
-                seq.num_preemptions,
-            )
+            emitted, cached = seq.num_output_tokens, seq.num_cached_tokens
+            wasted, preemptions = seq.recomputed_tokens, seq.num_preemptions
             if seq.queued_at is not None:
                 queued = seq.queued_at
             if seq.scheduled_at is not None:
@@ -114,8 +110,7 @@ class ResultRows:
             if seq.first_token_at is not None:  # the column from which reports compute TTFT
                 first_token = seq.first_token_at + self._overhead_per_token
             if outcome is _COMPLETED:
-                # The overhead lengthens every gap between tokens, so the last token is late by all of them together. Stalls are
-                # taken out where they are not counted as latency (BLIS).
+                # The overhead lengthens every gap between tokens. (BLIS does not count stalls as latency.)
                 at += self._overhead_per_token * emitted + self._overhead_at_end - seq.stall_time
         row = state.row
         # One call in C writes the whole row, which is cheaper than setting its columns one by one as the request proceeds.

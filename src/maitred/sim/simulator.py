@@ -67,8 +67,7 @@ def simulate(
 
     Raises ConfigError for unknown policies, for impossible limits and reservations, and for jobs out of order.
     """
-    cluster, instance = cluster or ClusterConfig(), resolve_instance(instance or InstanceConfig())
-    event_queue = EventQueue()
+    event_queue, cluster, instance = EventQueue(), cluster or ClusterConfig(), resolve_instance(instance or InstanceConfig())
     arrivals = ArrivalFeed(jobs, event_queue, progress)
     fleet = SimulatedFleet(cluster, instance, seed, event_queue, log_itl=log_itl)
     overheads, count = instance.latency_model().overheads, cluster.num_instances

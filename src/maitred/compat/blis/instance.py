@@ -38,7 +38,7 @@ from maitred.core.request import PrefixKeys, Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance.config import InstanceConfig
-from maitred.instance.engine_core import EngineParts, batch_limits
+from maitred.instance.engine_core import EngineParts
 from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.instance import Instance
 
@@ -50,7 +50,7 @@ def blis_parts(config: InstanceConfig) -> EngineParts:
     if config.kv_cpu_blocks:
         fetch_time = config.kv_transfer_base_latency + ceil(config.block_size_in_tokens / config.kv_transfer_bandwidth)
         blocks = TieredBlockManager(pool, HostMemory(config.kv_cpu_blocks, fetch_time))
-    return EngineParts(pool, blocks, BlisBatch(batch_limits(config), blocks, PreemptionPolicy(config.preemption_policy)))
+    return EngineParts(pool, blocks, BlisBatch(config.batch_limits, blocks, PreemptionPolicy(config.preemption_policy)))
 
 
 class BlisInstance(Instance):
