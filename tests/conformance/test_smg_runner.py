@@ -1,19 +1,24 @@
 """The runner of the conformance scenarios can fail: for what is not as expected, and for what it does not understand."""
 
+import asyncio
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 from smg_conformance import expect, intentions, messages, metrics, moments, rows
 from smg_conformance.engines import Visit
+from smg_conformance.failures import Failure, unless_late
+from smg_conformance.gateway import in_this_process
 from smg_conformance.metrics import Metrics
 from smg_conformance.moments import Event, Moment
-from smg_conformance.play import Play
+from smg_conformance.play import Play, stage
 from smg_conformance.record import CLASSES, Record, Request
-from smg_conformance.scenario import CannotCheck, Config, Send, read_scenario
+from smg_conformance.scenario import CannotCheck, Config, File, Send, read_scenario
+from smg_conformance.turns import Turns
 
 FULL = {"error": {"code": "full"}}
 ROOT = Path(__file__).parent.parent.parent
@@ -274,5 +279,26 @@ def test_the_command_fails_for_what_is_wrong_and_for_what_it_cannot_check(tmp_pa
     assert lines[0].startswith("right passed")
     assert "       a: expected 429, got 200" in lines
     assert "       cannot check: a: the key 'colour'" in lines
-    assert any("note: played twice: the first time it was only late (a: wall time: expected 0.00 to" in line for line in lines)
+    assert any("note: played 3 times: before, it was only late (a: wall time: expected 0.00 to" in line for line in lines)
     assert any("cannot check: Object missing required field `kind`" in line for line in lines)
+
+
+def test_a_playing_that_lagged_is_no_verdict_and_one_that_kept_its_time_is():
+    wrong = Failure("a: expected 200, got 429")
+    assert unless_late(wrong, lag_secs=0.0) == wrong
+    excused = unless_late(wrong, lag_secs=0.48)
+    assert excused.late
+    assert str(excused) == "a: expected 200, got 429 (the timeline lagged by 0.48 s)"
+
+
+def test_a_playing_measures_by_how_much_it_lagged():
+    timeline = [{"at": 0, "do": "send", "name": "a", "engine_delay_s": 0.3}]
+
+    async def played():
+        play = Play(scenario(timeline))
+        turns = Turns(1, in_this_process)
+        async with stage(scenario(timeline), File(scenarios=[]), turns) as world:
+            asyncio.get_running_loop().call_later(0.1, time.sleep, 0.3)
+            return (await play.on(world, {})).lag_secs
+
+    assert asyncio.run(played()) >= 0.25

@@ -9,6 +9,9 @@ import msgspec
 
 from .scenario import CannotCheck
 
+PUNCTUAL_SECS = 0.04
+"""Timelines leave at least this between two steps whose order matters: one that lagged by more was not what the file says."""
+
 
 class Failure(msgspec.Struct, frozen=True):
     text: str
@@ -17,6 +20,13 @@ class Failure(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return self.text
+
+
+def unless_late(failure: Failure, lag_secs: float) -> Failure:
+    """Return the failure, as one of lateness if the timeline lagged: what was expected of it did not happen when it should."""
+    if failure.late or lag_secs <= PUNCTUAL_SECS:
+        return failure
+    return Failure(f"{failure.text} (the timeline lagged by {lag_secs:.2f} s)", late=True)
 
 
 def differs(what: str, expected: object, got: object) -> Iterator[Failure]:

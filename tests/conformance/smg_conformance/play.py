@@ -21,6 +21,7 @@ LONGEST_SECS = 60.0
 """That a timeline may take, conditions that never come true included."""
 POLL_SECS = 0.01
 BUSY_SECS = 0.5
+HEARTBEAT_SECS = 0.02
 SETTLE_SECS = 3.0
 """Within which the gateway's books must be empty after the last answer."""
 
@@ -95,6 +96,7 @@ class Play:
         self._unreached = list(stage.engines[self._engines :])
         self.record.visits, self.record.log = stage.journal.visits, stage.gateway.log
         self.record.started_at = self._now()
+        heartbeat = asyncio.create_task(self._measure_lag())
         try:
             async with asyncio.timeout(LONGEST_SECS):
                 await self._act_all(samples)
@@ -103,10 +105,17 @@ class Play:
             outstanding = [name for name, request in self.record.requests.items() if not request.exchange.over.is_set()]
             raise Missed(f"not over after {LONGEST_SECS:g} s: no end of {', '.join(outstanding)}") from None
         finally:
-            for task in (*self._receiving, *self._leaving):
+            for task in (heartbeat, *self._receiving, *self._leaving):
                 task.cancel()
         await self._conclude()
         return self.record
+
+    async def _measure_lag(self) -> None:
+        """Record how long this process (clients, engines, and the gateway if it is served here) has stood still."""
+        while True:
+            due = self._now() + HEARTBEAT_SECS
+            await self._sleep_until(due)
+            self.record.lag_secs = max(self.record.lag_secs, self._now() - due)
 
     async def _act_all(self, samples: Mapping[str, Moment]) -> None:
         plan: list[tuple[Moment, Step | Sample]] = [(moment, Sample(name)) for name, moment in samples.items()]
@@ -129,6 +138,7 @@ class Play:
             if at > before:
                 await self._settled()
             before = at
+            self.record.lag_secs = max(self.record.lag_secs, self._now() - self.record.started_at - at)
             await self._act(step)
 
     async def _settled(self) -> None:

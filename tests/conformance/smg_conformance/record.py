@@ -38,6 +38,8 @@ class Record:
         self.engines = engines
         self.requests = {request.name: request for request in requests}
         self.started_at = 0.0
+        self.lag_secs = 0.0
+        """The most by which a step of the timeline was late, or this process stood still."""
         self.visits: Sequence[Visit] = ()
         self.log: Sequence[str] = ()
         """Lines of the gateway's stderr."""
