@@ -76,6 +76,9 @@ class Cache:
     def num_cached_tokens(self, request: Request) -> int:
         raise NotImplementedError("a queue that keeps the block hashes needs no match")
 
+    def apply_evictions(self) -> None:
+        pass
+
     def subscribe(self, listener: PrefixCacheListener) -> None:
         self.listeners.append(listener)
 

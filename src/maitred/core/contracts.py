@@ -88,6 +88,11 @@ class PrefixCacheView(Protocol):
         """Return how many tokens of the prompt are in its leading cached blocks now."""
         ...
 
+    def apply_evictions(self) -> None:
+        """Carry out the evictions that are due, so that listeners know of all of them. A cache may evict lazily: the owner
+        of a listener calls this before it relies on what the listener has heard."""
+        ...
+
     def subscribe(self, listener: PrefixCacheListener) -> None:
         """Tell `listener` of every change from now on."""
         ...

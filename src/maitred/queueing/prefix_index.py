@@ -221,7 +221,7 @@ class PrefixIndex:
 
     def apply_updates(self) -> None:
         """Move the requests that the noted changes concern. Call it at the start of a pass."""
-        self._cache.contains(0)  # a cache may evict lazily, and any look makes it tell its listeners what is gone
+        self._cache.apply_evictions()  # a cache may evict lazily, and blocks that are due to go must not count
         ended, self._ended = self._ended, []
         for request_id in ended:
             self._dedup.on_request_end(request_id)

@@ -178,5 +178,8 @@ class _SubqueuePrefixView:
     def num_cached_tokens(self, request: Request) -> int:
         return self._prefix.num_cached_tokens(request)
 
+    def apply_evictions(self) -> None:
+        self._prefix.apply_evictions()
+
     def subscribe(self, listener: PrefixCacheListener) -> None:
         self._listeners.append(listener)
