@@ -116,6 +116,8 @@ class AdmissionPriority:
         for head in starvation.starving_heads(now):
             if (head is not next_waiter or self._promotes_next_waiter) and self._slots.idle >= self.set_slot_units(head):
                 return head
+        # Not after a promotion: the promoted request is in its queue until the caller admits it, so nothing would change.
+        starvation.update_earliest()
         return None
 
     def choose_victim(self, ticket: Ticket, candidates: PreemptionCandidates) -> Ticket | None:

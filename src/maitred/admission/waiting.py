@@ -9,7 +9,7 @@ again. A preemptor waits for its victim for at most the preemption budget. What 
 A request starves once it has waited longer than the starvation threshold of its class; then it may be promoted
 (`priority`). Examining every queue at every admission would cost more than everything else. So `earliest_at` says
 before which instant no request starves, and until then no queue is examined. A request that joins can only bring that
-instant forward; when the queues have been examined it is computed anew.
+instant forward; when the queues have been examined and none was promoted, it is computed anew (`update_earliest`).
 
 Example: with a threshold of 30 s, requests submitted at 0 s and at 10 s wait. Until 30 s an admission compares two
 numbers and examines nothing. After 30 s the first request is found and promoted. The next examination finds none that
@@ -54,13 +54,16 @@ class StarvationTracker:
             self.earliest_at = min(self.earliest_at, ticket.submitted_at + threshold + 1)
 
     def starving_heads(self, now: Micros) -> Iterator[Ticket]:
-        """Yield the head of each queue if it starves, least urgent first. To be called from `earliest_at` on."""
+        """Yield the head of each queue if it starves, least urgent first. There is none before `earliest_at`."""
         for queue, threshold in self._lanes:
             head = queue.peek()
             if head is not None and now - head.submitted_at > threshold:
                 yield head
-        # Reached only if the caller promoted none of them: the instant must not move past a request that still starves. It
-        # goes by the oldest request of each queue, which is not always its head.
+
+    def update_earliest(self) -> None:
+        """Compute `earliest_at` anew, after the queues have been examined."""
+        # By the oldest request of each queue, which is not always its head: the instant must not move past a request that
+        # starves behind a head that does not.
         oldest = [(queue.oldest(), threshold) for queue, threshold in self._lanes]
         self.earliest_at = min((t.submitted_at + threshold + 1 for t, threshold in oldest if t is not None), default=_NEVER)
 
