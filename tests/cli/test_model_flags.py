@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from maitred.cli.engine import EngineFlags, names_real_model
-from maitred.cli.instance_flags import InstanceFlags, latency
+from maitred.cli.shared_flags import InstanceFlags, latency
 from maitred.core.errors import ConfigError
 from maitred.instance.latency import LatencyConfig, LinearLatency, RooflineLatency, TrainedPhysicsLatency
 

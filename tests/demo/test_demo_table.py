@@ -5,7 +5,7 @@ import re
 
 from rich.console import Console
 
-from maitred.cli.demo_display import live_table, print_summary
+from maitred.cli.demo import live_table, print_summary
 from maitred.core.request import PriorityClass
 from maitred.emulator.clients import ClassOutcomes, ClientOutcome, ClientStats
 from maitred.emulator.demo import DemoSummary

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import maitred
-from maitred.cli.instance_flags import InstanceFlags, latency
+from maitred.cli.shared_flags import InstanceFlags, latency
 from maitred.config import load
 from maitred.core.contracts import BatchShape
 from maitred.core.errors import ConfigError

@@ -1,8 +1,8 @@
-"""The command line: one module per command.
+"""The command line: its commands, and how they end.
 
-`cli/<name>.py` holds `run`, whose parameters are the command's flags and whose docstring is its help (see `flags`). Only typer
-and the standard library are imported at the top of these modules. What a command needs is imported inside `run`, so that
-`maitred --help` does not import an HTTP server.
+The parameters of a command's function are its flags, and its docstring is its help (see `flags`); `_COMMANDS` says where each
+command is. Only typer and the standard library are imported at the top of these modules. What a command needs is imported
+inside its function, so that `maitred --help` does not import an HTTP server.
 
 A mistake of the user ends with one line on stderr and exit code 2, and so does output that cannot be written (a full disk).
 Ctrl-C ends with 130. If the reader of the output is gone (`| head`), the command ends with 1 and prints nothing, as typer and
@@ -26,7 +26,7 @@ import typer
 from typer.core import TyperGroup
 
 from maitred import __version__, is_compiled
-from maitred.cli import calibrate, check, compare, convert, demo, engine, models, policies, serve, simulate, sweep, validate
+from maitred.cli import calibration, check, demo, engine, listings, serve, simulate, study, traces
 from maitred.cli.flags import Command
 from maitred.cli.terminal import printable
 from maitred.core.errors import MaitredError
@@ -40,16 +40,16 @@ _COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
     "serve": serve.run,
     "engine": engine.run,
     "simulate": simulate.run,
-    "compare": compare.run,
-    "sweep": sweep.run,
+    "compare": study.compare,
+    "sweep": study.sweep,
     "demo": demo.run,
-    "convert": convert.run,
-    "formats": convert.formats,
-    "policies": policies.run,
-    "models": models.run,
+    "convert": traces.convert,
+    "formats": listings.formats,
+    "policies": listings.policies,
+    "models": listings.models,
     "check": check.run,
-    "calibrate": calibrate.run,
-    "validate": validate.run,
+    "calibrate": calibration.calibrate,
+    "validate": calibration.validate,
 }
 
 

@@ -12,7 +12,7 @@ import typer
 
 from maitred.cli.config_flags import ENGINE, HARDWARE, INSTANCE
 from maitred.cli.flags import command, flag
-from maitred.cli.instance_flags import InstanceFlags, instance_values
+from maitred.cli.shared_flags import InstanceFlags, instance_values
 from maitred.cli.terminal import printable
 
 if TYPE_CHECKING:

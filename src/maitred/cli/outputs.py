@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 from maitred.cli.flags import NO_VALUE, flag
-from maitred.cli.run_flags import RUN, RunFlags
-from maitred.cli.trace_output import TraceTarget
+from maitred.cli.shared_flags import RUN, RunFlags
+from maitred.cli.traces import TraceTarget
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:

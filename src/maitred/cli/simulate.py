@@ -19,11 +19,10 @@ import typer
 
 from maitred.cli.config_flags import ADMISSION, CLUSTER, FLOW_CONTROL, SIMULATE
 from maitred.cli.flags import NO_VALUE, as_flag_error, command, flag
-from maitred.cli.instance_flags import InstanceFlags, instance_values
 from maitred.cli.outputs import OutputFlags, open_outputs
-from maitred.cli.run_flags import horizon, short_horizon, slo
+from maitred.cli.shared_flags import InstanceFlags, horizon, instance_values, short_horizon, slo
 from maitred.cli.terminal import ShowProgress, exit_on_signals, printable, progress_bar
-from maitred.cli.trace_output import recorded_run, report_skipped
+from maitred.cli.traces import recorded_run, report_skipped
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.units import MILLISECOND, Micros
 

@@ -6,7 +6,7 @@
 
 Each process has a session of its own, so that Ctrl-C in the terminal reaches the parent only, which then stops them in order.
 If the parent cannot do that (SIGKILL), the standard input of the processes ends with the parent, and the processes end with
-their standard input (`maitred.cli.demo_child`).
+their standard input (`run_as_child` in cli/demo.py).
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class DemoProcesses:
 async def _spawn(arguments: tuple[str, ...]) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        "-m",
-        "maitred.cli.demo_child",
+        "-c",
+        "from maitred.cli.demo import run_as_child; run_as_child()",
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,

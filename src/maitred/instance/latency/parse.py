@@ -6,7 +6,7 @@
 
 The second form of a line means what the first one does. The way of a text, `my_package.models:Mine(a=1)` for example:
 
-    cli/instance_flags.py    `latency` reads `--latency-model`
+    cli/shared_flags.py      `latency` reads `--latency-model`
     parse_latency            finds the class and makes one, which checks its parameters (core/registry.py); keeps the text
     instance/config.py       `InstanceConfig.latency` holds the text; `latency_model` makes the model for an engine
 """

@@ -1,21 +1,24 @@
-"""Traces that commands write: a file `blis:FILE` or `maitred:FILE` with its companion, and the recording of a run.
+"""Traces that commands write: `maitred convert`, and the recording of a simulation (--save-trace).
 
-A run is recorded while it happens: its requests go to a temporary file as they arrive, and to the trace with their measured
-times when the run is over.
+A target is `blis:FILE` or `maitred:FILE`, perhaps with a companion file. A run is recorded while it happens: its requests go to
+a temporary file as they arrive, and to the trace with their measured times when the run is over.
 """
 
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Self, cast
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Self, cast
 
 import typer
 
+from maitred.cli.flags import NO_VALUE
 from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError, nearest_name_hint
 
@@ -23,6 +26,37 @@ if TYPE_CHECKING:
     from maitred.report import OutputFile
     from maitred.sim import Results
     from maitred.workload import Job, Trace, TraceWriter
+
+
+def convert(
+    source: Annotated[str, typer.Argument(help="A trace, as for maitred simulate --trace.", metavar="IN")],
+    target: Annotated[str, typer.Argument(help="blis:FILE or maitred:FILE; gzipped if it ends in .gz.", metavar="OUT")],
+    max_requests: Annotated[int | None, typer.Option(help="Most requests that are written.", metavar="N", min=0)] = None,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used, and count them.", metavar=NO_VALUE)
+    ] = False,
+) -> None:
+    """Write a trace in another format: BLIS's TraceV2, with its header NAME.yaml beside it, or our own.
+
+    Sessions are written as recorded. Information that the format cannot hold is left out, with a warning.
+    """
+    from maitred.workload import BadRows, open_trace
+    from maitred.workload.trace_writer import trace_lines
+
+    written = TraceTarget(target, where="OUT")
+    with open_trace(source, bad_rows=BadRows.SKIP if skip_bad_rows else BadRows.REFUSE) as trace:
+        read = {os.path.realpath(path) for path in trace.files}
+        for path in written.files:
+            if os.path.realpath(path) in read:
+                raise ConfigError("this is the trace itself, or its header", where=str(path), hint="name another file")
+        with written:
+            rows = -1  # the header
+            for line in trace_lines(written.writer, islice(trace, max_requests)):
+                written.write(line)
+                rows += 1
+    report_skipped(trace)
+    written.report_losses()
+    typer.echo(f"{rows:,} requests", err=True)
 
 
 class TraceTarget:

@@ -1,20 +1,118 @@
-"""`maitred sweep`: which of many clusters is best."""
+"""`maitred compare`: configurations on the same workloads, seed by seed. `maitred sweep`: which of many clusters is best."""
 
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from maitred.cli.config_flags import WORKLOAD
 from maitred.cli.flags import NO_VALUE, CommandFlags, command, flag
+from maitred.cli.shared_flags import RunFlags, horizon, slo
 from maitred.cli.terminal import ShowProgress, exit_on_signals, printable, progress_bar
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from maitred.study.candidate import Candidate
+    from maitred.study.compare import Comparison
     from maitred.study.sweep import SweepResult
+
+
+_COMPARED = "The comparison"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareFlags(RunFlags):
+    """The flags that stand for no single key."""
+
+    configs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Files with the sections cluster, instance, routing, admission: two or more, each compared with the first.",
+            metavar="A.yaml B.yaml ...",
+            show_default=False,
+        ),
+    ] = None
+    seeds: Annotated[
+        int, flag(_COMPARED, "--seeds", "Runs of each configuration, with the seeds from --seed on. Default: 10.", "N")
+    ] = 10
+    metric: Annotated[
+        list[str] | None,
+        flag(_COMPARED, "--metric", "A key of --metrics-path, or of a class: interactive.ttft_p99_ms. Repeat it.", "NAME"),
+    ] = None
+    jobs: Annotated[int | None, flag(_COMPARED, "--jobs", "Processes. Default: one for each core.", "N")] = None
+    json: Annotated[Path | None, flag(_COMPARED, "--json", "The comparison as JSON, every run's figures included.", "FILE")] = (
+        None
+    )
+    quiet: Annotated[bool | None, flag(_COMPARED, "--quiet", "No table, no progress bar.", NO_VALUE)] = None
+
+
+@command(CompareFlags, *WORKLOAD)
+def compare(flags: CompareFlags) -> None:
+    """Compare configurations on the same workloads: paired differences, and how certain they are.
+
+    Each seed makes one workload, which all configurations serve. The workload has the flags of maitred simulate.
+    """
+    with exit_on_signals(), ExitStack() as stack:
+        comparison = _run_comparison(flags, stack)
+    if not flags.quiet:
+        from rich.console import Console
+
+        from maitred.study.compare.comparison import print_comparison
+
+        print_comparison(comparison, Console())
+
+
+def _run_comparison(flags: CompareFlags, stack: ExitStack) -> Comparison:
+    from maitred.report import OutputFile
+    from maitred.study.compare.run import DEFAULT_METRICS, compare_candidates
+    from maitred.study.runs import FIRST_SEED, parse_seeds
+    from maitred.workload.load import as_flag, describe, make_self_contained, read_workload_spec
+
+    sides = _read_candidates(flags)
+    targets = slo(flags, read_workload_spec(flags.load, as_flag))
+    load = make_self_contained(flags.load, as_flag)
+    file = stack.enter_context(OutputFile(flags.json, where="--json")) if flags.json else None
+    with progress_bar(quiet=bool(flags.quiet)) as show:
+        comparison = compare_candidates(
+            sides,
+            load,
+            parse_seeds(flags.seeds, FIRST_SEED if flags.seed is None else flags.seed, where="--seeds"),
+            workload=describe(flags.load),
+            metrics=_metrics(flags) or DEFAULT_METRICS,
+            slo=targets,
+            horizon=horizon(flags),
+            jobs=flags.jobs,
+            progress=lambda done, total: show(done / total, f"{done} of {total} runs"),
+        )
+    if file:
+        import msgspec
+
+        file.write(msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n")
+    return comparison
+
+
+def _read_candidates(flags: CompareFlags) -> dict[str, Candidate]:
+    from maitred.study.candidate import Candidate
+
+    paths = flags.configs or []
+    if len(paths) < 2:
+        raise ConfigError("there is nothing to compare", hint="maitred compare A.yaml B.yaml --rate 20 --num-requests 1000")
+    sides = {str(path): Candidate.from_yaml(path, env=os.environ) for path in paths}
+    if len(sides) < len(paths):
+        raise ConfigError("one file is given twice", hint="a configuration against itself is no comparison")
+    return sides
+
+
+def _metrics(flags: CompareFlags) -> Sequence[str]:
+    return [name.strip() for names in flags.metric or () for name in names.split(",")]
+
 
 _RUNS = "The runs"
 _FILES = "What is shown and written"
@@ -48,7 +146,7 @@ class SweepFlags(CommandFlags):
 
 
 @command(SweepFlags)
-def run(flags: SweepFlags) -> None:
+def sweep(flags: SweepFlags) -> None:
     """Simulate every candidate of a grid or a search, and print which is best.
 
     Each run is on disk as soon as it is done. The results depend neither on the number of processes nor on interruptions.
@@ -57,7 +155,7 @@ def run(flags: SweepFlags) -> None:
         raise ConfigError("there is nothing to sweep", hint="maitred sweep SPEC.yaml")
     out = flags.out or Path(f"{flags.spec.stem}.sweep")
     with exit_on_signals():
-        result = _run_sweep(flags, flags.spec, out)
+        result = _run_and_write(flags, flags.spec, out)
     if flags.quiet:
         return
     from rich.console import Console
@@ -67,9 +165,9 @@ def run(flags: SweepFlags) -> None:
     print_sweep(result, Console())
 
 
-def _run_sweep(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
+def _run_and_write(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
     from maitred.report import check_plot_path
-    from maitred.study.sweep import sweep
+    from maitred.study.sweep import sweep as run_sweep
     from maitred.study.sweep.result import write_sweep
 
     if flags.ray is not None and flags.jobs is not None:
@@ -79,7 +177,7 @@ def _run_sweep(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
     progress = _Progress()
     try:
         with progress_bar(quiet=bool(flags.quiet)) as progress.show:
-            result = sweep(
+            result = run_sweep(
                 spec,
                 out=out,
                 resume=bool(flags.resume),

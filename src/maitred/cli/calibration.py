@@ -1,8 +1,8 @@
-"""`maitred calibrate`: a latency model fitted to measurements."""
+"""`maitred calibrate`: a latency model fitted to measurements. `maitred validate`: how far a simulation is from them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -12,8 +12,12 @@ from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError, nearest_name_hint
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from maitred.instance import InstanceConfig
     from maitred.study.calibration.fitting import Fit
+    from maitred.study.calibration.validation import Validation, ValidationLine
+
 
 _MODELS: Final = ("linear", "trained-physics", "table")
 _LINEAR: Final = ("", " · prefill tokens", " · decode tokens")
@@ -21,7 +25,7 @@ _COSTS: Final = ("a step", "a token of prefill", "a decode")
 _PHYSICS: Final = ("β1", "β2", "β3", "β4", "β5", "β6", "β7", "β8", "β1b", "β2b")
 
 
-def run(
+def calibrate(
     measured: Annotated[
         Path,
         typer.Argument(
@@ -139,3 +143,87 @@ def _report_lines(fit: Fit) -> Iterator[str]:
     if isinstance(latency, LinearLatency):
         for what in (cost for cost, b in zip(_COSTS, latency.beta, strict=True) if not b):
             yield f"warning: from these measurements {what} costs nothing; do they have steps with and without?"
+
+
+def validate(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Folders of measured runs: meta.json, profile/ and requests.csv.", metavar="DIR...", show_default=False
+        ),
+    ] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option("--measured", help="The timeline of your own requests (CSV).", metavar="FILE", show_default=False),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="The engine that served them: its section instance.", metavar="FILE", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", metavar="")] = False,
+) -> None:
+    """Predict TTFT, TPOT and E2E of measured requests, and print the errors.
+
+    Step times come from the layer profiles of each folder; or, with --measured, from the latency model in --config.
+    """
+    from maitred.study.calibration.validation import validation_builtins
+
+    found = _validate_all(folders or [], measured, config)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps([validation_builtins(validation) for validation in found], indent=2))
+        return
+    from rich.console import Console
+
+    for validation in found:
+        Console().print(_validation_table(validation))
+        for line in _summary_lines(validation):
+            typer.echo(printable(line))
+        typer.echo()
+
+
+def _validate_all(folders: Sequence[Path], measured: Path | None, config: Path | None) -> list[Validation]:
+    from maitred.study.calibration.measured_run import read_measured_run
+    from maitred.study.calibration.measurements import read_timeline
+    from maitred.study.calibration.validation import validate as validated
+
+    if (measured is None) != (config is None) or (measured is None and not folders):
+        hint = "maitred validate DIR..., or maitred validate --measured requests.csv --config FILE"
+        raise ConfigError("there is nothing to compare", hint=hint)
+    found = []
+    for path in folders:
+        folder = read_measured_run(path)
+        peer = path / "peer_simulator_error.txt"
+        found.append(validated(folder.name, read_timeline(folder.requests), folder.instance(), peer))
+    if measured is not None and config is not None:
+        from maitred.config import load
+
+        found.append(validated(measured.name, read_timeline(measured), load(config).instance))
+    return found
+
+
+def _validation_table(validation: Validation) -> Table:
+    from rich.table import Table
+
+    table = Table(title=f"{validation.name} · {validation.requests} requests", title_justify="left")
+    for name in ("", "measured ms", "predicted ms", "error", *(["peer"] if validation.peer else [])):
+        table.add_column(name, justify="right" if name else "left")
+    for line in validation.lines:
+        table.add_row(*_validation_cells(line, peer=validation.peer is not None))
+    return table
+
+
+def _validation_cells(line: ValidationLine, *, peer: bool) -> Iterator[str]:
+    yield f"{line.metric.upper()} {line.statistic}"
+    yield f"{line.measured:,.1f}"
+    yield f"{line.predicted:,.1f}"
+    yield f"{line.error:+.1%}"
+    if peer:
+        yield "" if line.peer_error is None else f"{line.peer_error:+.1%}"
+
+
+def _summary_lines(validation: Validation) -> Iterator[str]:
+    peer = validation.peer
+    beside = f"; the peer's: mean {peer[0]:.1%}, worst {peer[1]:.1%}" if peer else ""
+    yield f"error: mean {validation.mean_error:.1%}, worst {validation.worst_error:.1%}{beside}"
