@@ -149,8 +149,9 @@ class ClassPool(SlotPool):
         self._stop_waiting(ticket)
         return self._admit(ticket, reason, now)
 
-    def unblock_tenant(self, tenant: str) -> None:
-        self.queues.unblock_tenant(tenant)
+    def on_tenant_slot_freed(self, tenant: str) -> None:
+        for queue in self.queues.lanes:
+            queue.put_back_tenant(tenant)
 
     def _retry_after(self, ticket: Ticket, now: Micros) -> Micros:
         if self.rules.fixed_retry_after is not None:

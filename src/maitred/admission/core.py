@@ -54,15 +54,15 @@ def no_load(pool: str, now: Micros) -> FleetLoad:
     return EMPTY_LOAD
 
 
-class DueEvents:
-    """What follows from an event beyond the pool in which it happened: in time, and in the other pools.
+class PoolCoordinator:
+    """Runs all pools together: carries what happens in one pool on, in time and to the other pools.
 
     In time: a timeout passes, a request starves, a token bucket fills. The pools know when. The earliest of these
     instants is kept here, and everything that is due happens at its own instant and in order, however late the driver
     asks for it.
 
-    In the other pools: the limits of a tenant span all models. When one of its requests leaves, its requests may enter
-    elsewhere. And when a tenant reaches its limit, the requests behind its own may pass, in any pool.
+    To the other pools: the limits of a tenant span all models. When one of its requests gives up a slot, its requests may
+    enter elsewhere. And when a tenant reaches its limit, the requests behind its own may pass, in any pool.
     """
 
     __slots__ = ("_pools", "_settled_until", "_tickets", "has_tenant_limits", "next_due_at")
@@ -121,13 +121,13 @@ class DueEvents:
             self.schedule(pool.next_admission_at())
         return admitted + self.dispatch_past_limited(admitted, now)
 
-    def dispatch_other_pools(self, account: TenantAccount, pool: SlotPool, now: Micros) -> list[Decision]:
-        """Admit requests of a tenant in all pools but `pool`, which one of its requests has just left."""
+    def dispatch_tenant_elsewhere(self, account: TenantAccount, pool: SlotPool, now: Micros) -> list[Decision]:
+        """Admit what may enter the other pools now that a request of the tenant has left `pool`, or its slot there."""
         if account.max_in_flight is None:
             return []
         others = [other for other in self._pools.by_name.values() if other is not pool]
         for other in others:
-            other.unblock_tenant(account.name)
+            other.on_tenant_slot_freed(account.name)
         return self.dispatch(others, now)
 
     def dispatch_past_limited(self, decisions: Iterable[Decision], now: Micros) -> list[Decision]:
@@ -158,7 +158,7 @@ class Admission:
         # Every input looks these up. The directory changes both dicts in place, so the references stay valid.
         self._pool_of_model, self._counters_of_model = self._pools.by_model, self._pools.counters
         self._tickets: dict[RequestId, Ticket] = {}
-        self._due_events = DueEvents(self._pools, self._tickets)
+        self._coordinator = PoolCoordinator(self._pools, self._tickets)
         self._settle_lag: Micros = 0
         """1 with flow control: there, what falls due at the very instant of an input comes after it; else before."""
         self._rate_gate: RateGate | None = None
@@ -197,7 +197,7 @@ class Admission:
         counters = self._counters_of_model[ticket.pool]
         if ticket.state is not _NEW or ticket.id in self._tickets:
             raise TransitionError(f"{ticket} was submitted before")
-        settled = self._due_events.run_due(now - self._settle_lag)
+        settled = self._coordinator.run_due(now - self._settle_lag)
         ticket.counters = counters[ticket.priority_class]
         if self._rate_gate is not None:
             over_rate = self._rate_gate.reject_over_rate(ticket, now)
@@ -212,16 +212,16 @@ class Admission:
         pool = self._pool_of_model[ticket.pool]
         decisions = pool.submit(ticket, now, load)
         if len(decisions) > 1:
-            self._due_events.forget_rejected(decisions[:-1])  # The last one is on the newcomer, which has no entry yet.
+            self._coordinator.forget_rejected(decisions[:-1])  # The last one is on the newcomer, which has no entry yet.
         if ticket.state is _LEFT:
             return [*settled, *decisions]
         self._tickets[ticket.id] = ticket
         if ticket.state is not _ADMITTED:
-            self._due_events.schedule(pool.deadline_of(ticket))
-            self._due_events.schedule(pool.next_admission_at())
+            self._coordinator.schedule(pool.deadline_of(ticket))
+            self._coordinator.schedule(pool.next_admission_at())
         elif ticket.tenant_account is not None:
             # These decisions go in front, because the last one must be on the newcomer.
-            settled += self._due_events.dispatch_past_limited(decisions, now)
+            settled += self._coordinator.dispatch_past_limited(decisions, now)
         return [*settled, *decisions] if settled else decisions
 
     def confirm_first_byte(self, request_id: RequestId, now: Micros) -> bool:
@@ -243,7 +243,7 @@ class Admission:
         SLOT_PREEMPTED is how a driver gives up a victim, which may be tried again (`queue`) and then has not left. Raises
         TransitionError if the request is no victim.
         """
-        settled = self._due_events.run_due(now - self._settle_lag)
+        settled = self._coordinator.run_due(now - self._settle_lag)
         ticket = self._tickets.get(request_id)
         if ticket is None:
             return settled
@@ -254,39 +254,39 @@ class Admission:
         if ticket.state is _LEFT:
             del self._tickets[request_id]
         else:
-            self._due_events.schedule(pool.deadline_of(ticket))
+            self._coordinator.schedule(pool.deadline_of(ticket))
         if ticket.tenant_account is not None:
-            decisions += self._due_events.dispatch_other_pools(ticket.tenant_account, pool, now)
+            decisions += self._coordinator.dispatch_tenant_elsewhere(ticket.tenant_account, pool, now)
         if pool.waiting or self._settle_lag:  # Under flow control other models may wait for these.
-            self._due_events.schedule(pool.next_admission_at())
+            self._coordinator.schedule(pool.next_admission_at())
         if self._tenant_accounts:
-            decisions += self._due_events.dispatch_past_limited(decisions, now)
+            decisions += self._coordinator.dispatch_past_limited(decisions, now)
         return [*settled, *decisions] if settled else decisions
 
     def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
         """Set the slots of a model, known or new. After growth waiting requests enter at once. After a shrink the requests in
         flight stay, and none enters before enough have ended. Raises ValueError for less than 0 slots."""
         _check_capacity(capacity)
-        settled = self._due_events.run_due(now - self._settle_lag)
-        return [*settled, *self._due_events.dispatch([self._resize(pool, capacity)], now)]
+        settled = self._coordinator.run_due(now - self._settle_lag)
+        return [*settled, *self._coordinator.dispatch([self._resize(pool, capacity)], now)]
 
     def reconfigure(self, config: AdmissionConfig, now: Micros) -> Sequence[Decision]:
         """Change all rules at once, for all pools; no request loses a slot or its place in a queue. Raises ConfigError for an
         admission policy that cannot be made, and then nothing has changed."""
-        settled = self._due_events.run_due(now - self._settle_lag)
+        settled = self._coordinator.run_due(now - self._settle_lag)
         self._configure(config)
-        admitted = self._due_events.dispatch(self._pools.by_name.values(), now)
-        return [*settled, *admitted, *self._due_events.recompute(now)]
+        admitted = self._coordinator.dispatch(self._pools.by_name.values(), now)
+        return [*settled, *admitted, *self._coordinator.recompute(now)]
 
     def advance(self, now: Micros) -> Sequence[Decision]:
         """Do everything that is due by `now`."""
-        return self._due_events.run_due(now)
+        return self._coordinator.run_due(now)
 
     def next_deadline(self) -> Micros | None:
         """Return when to call `advance` next, or None while no request waits. There may be nothing to do at that time."""
         if not any(pool.waiting for pool in self._pools.by_name.values()):
             return None
-        return self._due_events.next_due_at
+        return self._coordinator.next_due_at
 
     # Observation.
 
@@ -331,7 +331,7 @@ class Admission:
         self.reads_load = self._policy_gate.reads_load or config.mode == "flow-control"
         self._rate_gate = make_rate_gate(config, self._rate_gate)
         self._tenant_accounts: dict[str, TenantAccount] = make_accounts(config)
-        self._due_events.has_tenant_limits = any(a.max_in_flight is not None for a in self._tenant_accounts.values())
+        self._coordinator.has_tenant_limits = any(a.max_in_flight is not None for a in self._tenant_accounts.values())
         for ticket in self._tickets.values():
             ticket.tenant_account = self._tenant_accounts.get(ticket.tenant)
         self._pools.configure(config, self._tickets.values())  # This fills the new accounts, as requests move over.

@@ -100,8 +100,9 @@ class SlotPool(ABC):
         """Admit waiting requests, as far as the rules let them in now."""
 
     @abstractmethod
-    def unblock_tenant(self, tenant: str) -> None:
-        """Note that a tenant may be below its limit again. `dispatch` is due then."""
+    def on_tenant_slot_freed(self, tenant: str) -> None:
+        """Note that a tenant holds one slot less, in this pool or another, so it may be below its limit again. `dispatch`
+        is due then."""
 
     # Time.
 
@@ -180,7 +181,7 @@ class SlotPool(ABC):
             ticket.counters.wasted_slot_time.observe(held)
         if ticket.tenant_account is not None:
             ticket.tenant_account.in_flight -= 1
-            self.unblock_tenant(ticket.tenant_account.name)
+            self.on_tenant_slot_freed(ticket.tenant_account.name)
 
     def _release_holder(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
         """Free the slot of a request, which has left, or waits again after a preemption."""

@@ -133,7 +133,7 @@ class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
             elif queue.account is None or not queue.account.at_limit:
                 return queue
             else:
-                # Its entry goes, or every look would pass it again; `unblock_tenant` gives the queue a new one.
+                # Its entry goes, or every look would pass it again; `put_back_tenant` gives the queue a new one.
                 queue.entry = 0
             heappop(heap)
         return None
@@ -231,8 +231,8 @@ class LaneQueue:
         elif was_head and queue.entry:  # Without an entry its tenant is at its limit, and the queue stays passed over.
             self._serving_order.place(queue)
 
-    def unblock_tenant(self, tenant: str) -> None:
-        """Serve a tenant again that was passed over because it was at its limit."""
+    def put_back_tenant(self, tenant: str) -> None:
+        """Put the queue of a tenant back into the serving order, if it has left it because the tenant was at its limit."""
         queue = self._tenant_queues.get(tenant)
         if queue is not None and not queue.entry:
             self._serving_order.place(queue)

@@ -150,11 +150,6 @@ class PoolQueues:
         ticket.counters.queue_wait.observe(now - ticket.queued_at)
         self._retry_estimators[ticket.lane].on_left(now)
 
-    def unblock_tenant(self, tenant: str) -> None:
-        """Serve a tenant again that was passed over because it was at its limit."""
-        for queue in self.lanes:
-            queue.unblock_tenant(tenant)
-
     def _queue_for(self, ticket: Ticket, now: Micros) -> LaneQueue:
         """Note that a request begins to queue at `now`, and return its queue."""
         queue = self.lanes[ticket.lane]

@@ -181,7 +181,7 @@ class FlowPool(SlotPool):
     def _retry_after(self, ticket: Ticket, now: Micros) -> Micros | None:
         return self.retry_estimators[SHARED_LANE].estimate(self.waiting, now, _MAX_RETRY_AFTER)
 
-    def unblock_tenant(self, tenant: str) -> None:
+    def on_tenant_slot_freed(self, tenant: str) -> None:
         """Do nothing: with flow control no tenant is passed over."""
 
     # Time.
