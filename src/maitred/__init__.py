@@ -23,7 +23,7 @@ _PUBLIC_NAMES = {
     "By": "maitred.report",
     "Candidate": "maitred.study.candidate",
     "ClusterConfig": "maitred.sim",
-    "Comparison": "maitred.study.compare",
+    "Comparison": "maitred.study.comparison",
     "ConfigError": "maitred.core.errors",
     "InstanceConfig": "maitred.instance",
     "Job": "maitred.workload",

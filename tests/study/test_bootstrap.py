@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred import InstanceConfig, LinearLatency
-from maitred.study.compare.comparison import bootstrap, make_difference
-from maitred.study.latency_error import draw_latency_scale
+from maitred.study.candidate import draw_latency_scale
+from maitred.study.comparison import bootstrap, make_difference
 
 
 def test_two_differences_by_hand() -> None:

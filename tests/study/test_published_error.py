@@ -6,7 +6,7 @@ import pytest
 
 from maitred import Candidate, InstanceConfig, Load, compare
 from maitred.core.errors import ConfigError
-from maitred.study.latency_error import draw_latency_scale
+from maitred.study.candidate import draw_latency_scale
 
 LOAD = Load(rate=2, num_requests=10)
 LLAMA = "meta-llama/llama-3.1-8b"

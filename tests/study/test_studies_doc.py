@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from maitred.study.metrics import RUN_METRICS
-from maitred.study.sweep.criteria import COST, GPUS
 from maitred.study.sweep.points import SweepPlan
-from maitred.study.sweep.spec import SearchRange, SearchSpec, SweepSpec
+from maitred.study.sweep.spec import COST, GPUS, SearchRange, SearchSpec, SweepSpec
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs" / "studies.md").read_text()

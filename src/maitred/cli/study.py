@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from maitred.study.candidate import Candidate
-    from maitred.study.compare import Comparison
+    from maitred.study.comparison import Comparison
     from maitred.study.sweep import SweepResult
 
 
@@ -64,14 +64,14 @@ def compare(flags: CompareFlags) -> None:
     if not flags.quiet:
         from rich.console import Console
 
-        from maitred.study.compare.comparison import print_comparison
+        from maitred.study.comparison import print_comparison
 
         print_comparison(comparison, Console())
 
 
 def _run_comparison(flags: CompareFlags, stack: ExitStack) -> Comparison:
     from maitred.report import OutputFile
-    from maitred.study.compare.run import DEFAULT_METRICS, compare_candidates
+    from maitred.study.compare import DEFAULT_METRICS, compare_candidates
     from maitred.study.runs import FIRST_SEED, parse_seeds
     from maitred.workload.load import as_flag, describe, make_self_contained, read_workload_spec
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from maitred.core.units import MILLISECOND, SECOND, Micros
 from maitred.report.breakdown import By, split_by
-from maitred.report.formatting import format_number, format_share
 from maitred.report.slo import Slo
+from maitred.report.table import format_number, format_share
 from maitred.sim import Outcome, Results
 
 Floats: TypeAlias = NDArray[np.float64]

@@ -82,7 +82,7 @@ class Result:
             write_page(self.rows, self.summary(), self.setup, file.write)
 
     def __repr__(self) -> str:
-        from maitred.report.formatting import format_number, format_share
+        from maitred.report.table import format_number, format_share
 
         total = self.summary(by=()).total
         ttft = "no first token" if total.ttft is None else f"TTFT p99 {format_number(total.ttft.p99 / 1000)} ms"

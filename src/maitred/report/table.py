@@ -1,4 +1,7 @@
-"""Table: the figures of a run for the terminal: latencies by class, outcomes, and a breakdown if one is asked for."""
+"""Figures as text: how a figure is printed anywhere, and the tables of a run for the terminal.
+
+The tables show latencies by class, outcomes, and a breakdown if one is asked for.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,37 @@ from rich.table import Table
 
 from maitred.core.units import SECOND, to_ms, to_seconds
 from maitred.report.breakdown import By
-from maitred.report.formatting import NO_VALUE, format_number, format_share, format_slo
 from maitred.report.request_statistics import LatencyStatistics
+from maitred.report.slo import Slo, Targets
 from maitred.report.summary import GroupSummary, Summary
 from maitred.sim import Outcome
+
+NO_VALUE = "–"
+"""Printed in place of a figure that does not exist."""
+
+
+def format_number(value: float | None) -> str:
+    """Return the value with at least three digits."""
+    if value is None:
+        return NO_VALUE
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}" if value >= 10 else f"{value:,.2f}"
+
+
+def format_share(value: float | None) -> str:
+    """Return a share of 1 in percent."""
+    return NO_VALUE if value is None else f"{value:.1%}"
+
+
+def format_slo(slo: Slo) -> str:
+    """Return an SLO in words: the targets for all, then those of classes."""
+    own = [f"{name}: {_targets(targets)}" for name, targets in slo.classes.items()]
+    return "; ".join(filter(None, (_targets(slo), *own)))
+
+
+def _targets(targets: Targets) -> str:
+    given = {"TTFT": targets.ttft, "TPOT": targets.tpot, "E2E": targets.e2e}
+    return ", ".join(f"{name} ≤ {to_ms(us):,g} ms" for name, us in given.items() if us is not None)
+
 
 _WIDEST = 1_000
 _COLUMNS = 80

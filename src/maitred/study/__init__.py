@@ -1,12 +1,12 @@
 """Studies: many runs of the simulator, and the conclusions from them together.
 
-    compare/          two or more candidates on the same workloads: paired differences with confidence intervals
+    compare.py        two or more candidates on the same workloads
+    comparison.py     paired differences with confidence intervals, and the table for the terminal
     sweep/            candidates from a grid or a search: the best one, and the Pareto front
     calibration/      latency models from measurements, and the error of predictions
-    candidate.py      a candidate: the sections of a configuration that a simulation reads
+    candidate.py      a candidate: the sections of a configuration that a simulation reads; the error of its latency model
     runs.py           the runs of a study: tasks as bytes, and what all runs have in common
     metrics.py        figures by name, and which direction is better
-    latency_error.py  the error of a latency model, drawn for each seed
     workers.py        processes that make the runs: this one, several, or a Ray cluster
 
 A run depends on nothing but its task: the same task gives the same figures in any process on any machine. So the results of a

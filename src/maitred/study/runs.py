@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from maitred.core.errors import ConfigError, MaitredError
 from maitred.core.units import Micros
 from maitred.report import Slo
-from maitred.study.candidate import Candidate
-from maitred.study.latency_error import draw_latency_scale
+from maitred.study.candidate import Candidate, draw_latency_scale
 from maitred.workload import Workload
 from maitred.workload.load import Load
 

@@ -27,8 +27,17 @@ from maitred.core.yaml_document import YamlDocument
 from maitred.core.yaml_schema import document_to_struct
 from maitred.study.candidate import Candidate
 from maitred.study.runs import RunSettings, StudyRun, parse_seeds
-from maitred.study.sweep.criteria import Criteria, Figures, candidate_costs, parse_criteria
-from maitred.study.sweep.spec import CandidateDocument, SearchRange, SearchSpec, SweepSpec, sweep_document
+from maitred.study.sweep.spec import (
+    CandidateDocument,
+    Criteria,
+    Figures,
+    SearchRange,
+    SearchSpec,
+    SweepSpec,
+    candidate_costs,
+    parse_criteria,
+    sweep_document,
+)
 from maitred.workload import Workload
 from maitred.workload.load import Load, make_self_contained
 

@@ -19,12 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from maitred.report.figure import PLOT_STYLE, check_plot_path, plot_format, save_figure
-from maitred.report.formatting import format_number, format_share
 from maitred.report.output_file import OutputFile
-from maitred.report.table import print_table, print_to_text
+from maitred.report.table import format_number, format_share, print_table, print_to_text
 from maitred.study.metrics import find_metric
-from maitred.study.sweep.criteria import Criteria, Figures
 from maitred.study.sweep.points import SweepPoint
+from maitred.study.sweep.spec import Criteria, Figures
 
 if TYPE_CHECKING:
     import polars as pl

@@ -23,10 +23,10 @@ from typing import Any, TypeAlias
 from maitred.config import NO_VALUES
 from maitred.core.errors import ConfigError
 from maitred.study.runs import decode_figures, parse_seeds, run_task
-from maitred.study.sweep.criteria import Figures
 from maitred.study.sweep.journal import FileJournal, InMemoryJournal, JournalLine
 from maitred.study.sweep.points import SweepPlan, SweepPoint, TpeSearch, boundary_values, grid_values
 from maitred.study.sweep.result import CandidateResult, SweepResult, candidate_result, run_rows
+from maitred.study.sweep.spec import Figures
 from maitred.study.workers import Workers, make_workers
 
 Progress: TypeAlias = Callable[[int, int], None]

@@ -6,7 +6,8 @@
     sjf = Candidate(instance=InstanceConfig(scheduler="sjf"))
     print(compare(fcfs, sjf, workload=Load(rate=9, num_requests=500)))
 
-The first candidate is compared with each of the others, seed by seed.
+The first candidate is compared with each of the others, seed by seed. Each seed gives one pair of runs with the same workload,
+so the chance that both share cancels out (`comparison.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 from maitred.instance.catalogue import published_latency_error
 from maitred.report import DEFAULT_SLO, Slo, workload_targets
-from maitred.report.formatting import format_slo
-from maitred.study.candidate import Candidate
-from maitred.study.compare.comparison import Comparison, make_pairing, side_label
-from maitred.study.latency_error import latency_identity
+from maitred.report.table import format_slo
+from maitred.study.candidate import Candidate, latency_identity
+from maitred.study.comparison import Comparison, make_pairing, side_label
 from maitred.study.metrics import find_metric
 from maitred.study.runs import RunSettings, StudyRun, as_load, decode_figures, parse_seeds, run_task
 from maitred.study.workers import make_workers

@@ -25,12 +25,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from maitred.report.formatting import NO_VALUE, format_number, format_share
-from maitred.report.table import print_table, print_to_text
+from maitred.report.table import NO_VALUE, format_number, format_share, print_table, print_to_text
 from maitred.study.metrics import Better, Metric, find_metric
 
 if TYPE_CHECKING:
     import polars as pl
+
 
 RESAMPLES: Final = 10_000
 CONFIDENCE: Final = 0.95
