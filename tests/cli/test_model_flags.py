@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from maitred.cli.engine import EngineFlags, names_real_model
-from maitred.cli.shared_flags import InstanceFlags, latency
+from maitred.cli.shared_flags import InstanceFlags, latency_of_flags
 from maitred.core.errors import ConfigError
 from maitred.instance.latency import LatencyConfig, LinearLatency, RooflineLatency, TrainedPhysicsLatency
 
@@ -30,7 +30,7 @@ PURELY_LINEAR = TrainedPhysicsLatency((1000.0, 500.0, 20.0), (0, 0, 0, 0, 0, 50,
     ],
 )
 def test_a_latency_model_and_its_coefficients(flags: dict[str, str], expected: LatencyConfig | None) -> None:
-    assert latency(InstanceFlags(**flags)) == expected
+    assert latency_of_flags(InstanceFlags(**flags)) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_latency_model_and_its_coefficients(flags: dict[str, str], expected: L
 )
 def test_what_does_not_go_together(flags: dict[str, str], wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
-        latency(InstanceFlags(**flags))
+        latency_of_flags(InstanceFlags(**flags))
 
 
 def test_the_name_of_an_emulated_engine_is_only_a_name_until_hardware_is_given() -> None:

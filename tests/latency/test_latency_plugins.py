@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import maitred
-from maitred.cli.shared_flags import InstanceFlags, latency
+from maitred.cli.shared_flags import InstanceFlags, latency_of_flags
 from maitred.config import load
 from maitred.core.contracts import BatchShape
 from maitred.core.errors import ConfigError
@@ -61,7 +61,7 @@ def test_all_models_have_keys_in_files_and_are_listed() -> None:
 def test_a_model_is_written_as_policies_are(text: str, found: object, tmp_path: Path) -> None:
     assert parse_latency(text) == found
     assert InstanceConfig(latency=text).latency == found
-    assert latency(InstanceFlags(latency_model=text)) == found
+    assert latency_of_flags(InstanceFlags(latency_model=text)) == found
     path = tmp_path / "maitred.yaml"
     path.write_text(f'instance: {{latency: "{text}"}}')
     assert load(path).instance.latency == found
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_said_at_its_line(text: str, complaint: str, tmp_path: 
     with pytest.raises(ConfigError, match=rf"maitred.yaml:2: instance\.latency: .*{complaint}"):
         load(path)
     with pytest.raises(ConfigError, match=rf"^--latency-model: .*{complaint}"):
-        latency(InstanceFlags(latency_model=text))
+        latency_of_flags(InstanceFlags(latency_model=text))
 
 
 @given(

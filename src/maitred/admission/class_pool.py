@@ -86,7 +86,7 @@ class ClassPool(SlotPool):
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
         if ticket.state in SLOT_HOLDING_STATES:
             preemptor = ticket.preemption_peer
-            decisions = self._release_holder(ticket, release_reason, now)
+            decisions = self._end_or_retry(ticket, release_reason, now)
             if preemptor is not None:
                 # Before `dispatch`, which would give the slot to a more urgent request that has begun to wait meanwhile.
                 unlink_peers(ticket)

@@ -2,8 +2,8 @@
 
 The core finds tickets and settles what falls due in time. A pool decides which request enters, where a request waits,
 and which one is next. Two kinds of pools do this differently: `class_pool` by slots, `flow_control.pool` by the load of the
-instances. What both have in common stands here: holding and giving back a slot, waiting, being rejected, being tried
-again after a preemption, and the counters and tenants' accounts that follow.
+instances. What both have in common stands here: holding and giving back a slot, waiting, being rejected, what becomes
+of a victim (`_end_or_retry`), and the counters and tenants' accounts that follow.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ class SlotPool(ABC):
             ticket.tenant_account.in_flight -= 1
             self.on_tenant_slot_freed(ticket.tenant_account.name)
 
-    def _release_holder(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
-        """Free the slot of a request, which has left, or waits again after a preemption."""
+    def _end_or_retry(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
+        """Free the slot of a request. It has left then; or it is a victim that is tried again, and waits."""
         self._release_slot(ticket, now)  # First, because what it counts depends on the state, which changes below.
         if ticket.state is not _VICTIM:
             ticket.counters.ended[release_reason] += 1

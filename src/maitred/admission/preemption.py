@@ -6,6 +6,14 @@ one again.
 
 While a victim still holds its slot, victim and preemptor are linked (`Ticket.preemption_peer`), so that the slot passes
 from one to the other. The link is cut when the slot has passed, or when the preemptor does not wait for it any more.
+
+The way of a victim:
+
+    AdmissionPriority.choose_victim        chooses it, at the submission of the preemptor (`FlowPool.preempt_one` does its own)
+    ClassPool._preempt                     marks and links it, and tells the driver to stop it (a decision `PREEMPT_SLOT`)
+    gateway/driver.py, gateway/proxy.py    cancel its task, and then give up its slot: `release(id, SLOT_PREEMPTED)`
+    SlotPool._end_or_retry                 ends it (the gateway answers 503), or lets it wait again (`on_preempt: retry`)
+    ClassPool._admit_preemptor             gives the slot to the preemptor
 """
 
 from __future__ import annotations

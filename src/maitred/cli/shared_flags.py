@@ -172,7 +172,7 @@ class InstanceFlags(CommandFlags):
 
 def instance_values(flags: InstanceFlags) -> dict[str, object]:
     """Return the values that `flags` give, by key. Raises ConfigError for flags that contradict each other."""
-    values = {**flags.values, "instance.latency": latency(flags)}
+    values = {**flags.values, "instance.latency": latency_of_flags(flags)}
     if flags.no_enable_prefix_caching:
         if _CACHING in values:
             raise ConfigError(
@@ -182,7 +182,7 @@ def instance_values(flags: InstanceFlags) -> dict[str, object]:
     return values
 
 
-def latency(flags: InstanceFlags) -> LatencyConfig | str | None:
+def latency_of_flags(flags: InstanceFlags) -> LatencyConfig | str | None:
     """Return the latency model that `flags` give, or None if they give none. Raises ConfigError, naming the flag."""
     if (flags.latency_model, flags.alpha_coeffs, flags.beta_coeffs) == (None, None, None):
         return None

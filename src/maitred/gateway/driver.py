@@ -42,12 +42,10 @@ class AdmissionRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
 class SlotLease:
     """A request in admission, from `submit` to `release`, and the task that serves it. It waits for a slot, then holds one."""
 
-    __slots__ = ("_driver", "_granted", "_id", "_preempted", "_task", "tenant")
+    __slots__ = ("_granted", "_preempted", "_task", "tenant")
 
-    def __init__(self, driver: RealTimeAdmission, request: Request) -> None:
+    def __init__(self, request: Request) -> None:
         self.tenant = request.tenant
-        self._driver = driver
-        self._id = request.id
         self._task = asyncio.current_task()
         self._granted: asyncio.Future[None] | None = None
         self._preempted = False
@@ -63,17 +61,15 @@ class SlotLease:
             await self._granted
 
     def absorb_preemption(self) -> bool:
-        """Return whether the task was cancelled by a preemption alone, and take that cancellation back; `yield_slot` is next.
+        """Return whether the task was cancelled by a preemption alone, and take that cancellation back.
+
+        `RealTimeAdmission.yield_slot` is next.
 
         A call clears the mark, so ask once for each CancelledError.
         """
         assert self._task is not None
         preempted, self._preempted = self._preempted, False
         return preempted and self._task.uncancel() == 0
-
-    def yield_slot(self) -> bool:
-        """Free the slot of a preempted request. Return whether the request waits for another slot, in `wait`."""
-        return self._driver.yield_slot(self._id)
 
     def apply_decision(self, decision: Decision) -> None:
         """Apply a decision of the core on this request."""
@@ -124,7 +120,7 @@ class RealTimeAdmission:
         if own.action is Action.REJECT:
             self._apply_decisions(decisions)
             raise AdmissionRejected(own, core.refusal(own))
-        lease = self._leases[request.id] = SlotLease(self, request)
+        lease = self._leases[request.id] = SlotLease(request)
         # An admission alone, the usual case, needs no further step: nothing waits in the lease, and no deadline is new.
         if own.action is not Action.ADMIT or len(decisions) > 1:
             self._apply_decisions(decisions)
@@ -138,7 +134,8 @@ class RealTimeAdmission:
         return self.core.confirm_first_byte(request_id, self.now())
 
     def yield_slot(self, request_id: RequestId) -> bool:
-        """Free the slot of a preempted request whose work has stopped. Return whether the request waits for another slot."""
+        """Free the slot of a preempted request, after its work has stopped. Return whether the request waits for another
+        slot, in `SlotLease.wait`: the pool decides that (`SlotPool._end_or_retry`)."""
         decisions = self.core.release(request_id, ReleaseReason.SLOT_PREEMPTED, self.now())
         self._apply_decisions(decisions)
         return any(decision.subject == request_id and decision.action is Action.QUEUE for decision in decisions)

@@ -11,8 +11,8 @@ queue (`slot.wait`) or for a backend. The cancellation passes through this `fina
 ended with CLIENT_GONE. The core (`Admission.release`) frees what the request has: its place in the queue, or its slot.
 
 **A preempted request** is stopped in the same way, which closes its connection to the backend. Its slot is free before anything
-is said to its client, which may be slow to read. Then the request is refused; or, with `on_preempt: retry`, it waits for a slot
-once more, and its client notices nothing.
+is said to its client, which may be slow to read. Then the request is refused with a 503; or, with `on_preempt: retry`, it waits
+for a slot once more, and its client notices nothing. Which of the two, the pool decides (`SlotPool._end_or_retry`).
 
 **A backend that fails** is replaced by another one while no part of a response has been sent. Any number of backends to which
 no connection can be made may be tried, but only `max_attempts` that get the request, since the request may be what brings them
@@ -140,7 +140,7 @@ class Proxy:
                         raise
                 # The work has stopped, and the connection to the backend is closed. The preemptor gets the slot now, before
                 # anything is sent to the client of the victim, which may be slow to read.
-                if not slot.yield_slot():
+                if not self._admission.yield_slot(request.id):
                     raise error_responses.preempted()
         except AdmissionRejected as rejected:
             config = self._admission.core.config

@@ -52,7 +52,7 @@ class DispatchedPool(Protocol):
         """Reject requests that have waited too long."""
         ...
 
-    def evict_one(self, now: Micros) -> Iterator[Decision]:
+    def preempt_one(self, now: Micros) -> Iterator[Decision]:
         """Preempt one sheddable request, if a request waits that is not sheddable."""
         ...
 
@@ -182,7 +182,7 @@ class Dispatcher:
         if self.rules.config.in_flight_eviction:
             # At a saturation of 1 no band may enter, so these pools stop work in flight instead, and are not candidates.
             saturated = [candidate for candidate in candidates if candidate.saturation >= 1.0]
-            decisions += [decision for candidate in saturated for decision in candidate.pool.evict_one(now)]
+            decisions += [decision for candidate in saturated for decision in candidate.pool.preempt_one(now)]
             candidates = [candidate for candidate in candidates if candidate not in saturated]
         while (best := self._best_candidate(candidates)) is not None:
             chosen, ticket = best

@@ -86,7 +86,7 @@ class FlowPool(SlotPool):
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
         if ticket.state in SLOT_HOLDING_STATES:
             self._pending_victims -= ticket.state is _VICTIM
-            return [*self._release_holder(ticket, release_reason, now), *self.dispatch(now)]
+            return [*self._end_or_retry(ticket, release_reason, now), *self.dispatch(now)]
         self._remove_waiter(ticket, now)
         ticket.transition(_RELEASE)
         ticket.counters.cancelled += 1
@@ -130,7 +130,7 @@ class FlowPool(SlotPool):
             self.retry_estimators[SHARED_LANE].on_admitted(now)
         return self._admit(ticket, _SLOT_FREE, now)
 
-    def evict_one(self, now: Micros) -> Iterator[Decision]:
+    def preempt_one(self, now: Micros) -> Iterator[Decision]:
         """Preempt one sheddable request, if a request waits that is not sheddable; the next one only when this one has left."""
         # The instances show a victim as load until it has left: without this pause, every input would stop another one.
         waiter = self.bands.first_non_sheddable()
