@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_blis_rules import FINISHED, FIRST, PREEMPTED, blis, driven, request
 from test_skipping_prefixes import Job, workload
 
-from maitred.compat.blis.host_memory import HostMemory
+from maitred.compat.blis.tiered_blocks import HostMemory
 from maitred.instance import InstanceConfig, LinearLatency
 
 TIER = {"kv_cpu_blocks": 100, "kv_transfer_bandwidth": 2.0, "kv_transfer_base_latency": 7}

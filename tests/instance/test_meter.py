@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.contracts import BatchShape, LatencyModel, Overheads
-from maitred.core.quantile_sketch import QuantileSketch, bucket_index
+from maitred.core.histogram import QuantileSketch, bucket_index
 from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.instance import Instance, InstanceConfig, LinearLatency

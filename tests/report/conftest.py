@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from maitred.core.quantile_sketch import QuantileSketch
+from maitred.core.histogram import QuantileSketch
 from maitred.core.request import PriorityClass
 from maitred.sim import InstanceTotals, Outcome, Results, Samples
 

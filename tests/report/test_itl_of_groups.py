@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import maitred
 from maitred.admission import AdmissionConfig
-from maitred.core.quantile_sketch import QuantileSketch
+from maitred.core.histogram import QuantileSketch
 from maitred.core.request import PriorityClass, Request
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.report import By, StreamingSummary, metrics

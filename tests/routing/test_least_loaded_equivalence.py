@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from routing_views import Driver, View, least, request, router
 
-from maitred.routing.in_flight_heap import InFlightHeap
+from maitred.routing.per_fleet import InFlightHeap
 
 
 @given(seed=st.integers(0, 10**9), size=st.integers(1, 9), ends=st.floats(0.2, 0.8), fleets=st.integers(1, 3))

@@ -9,8 +9,8 @@ import pytest
 from routing_views import router
 
 from maitred.routing import RoutingConfig, Signals
+from maitred.routing.policies import WeightedRouter
 from maitred.routing.scorer_weights import DEFAULT_WEIGHTS, WeightedScorer, parse_scorer_weights
-from maitred.routing.weighted import WeightedRouter
 
 
 def test_scorers_in_one_text_or_as_a_list_or_as_bliss_list() -> None:

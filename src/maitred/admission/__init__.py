@@ -18,17 +18,19 @@ has left).
     queues.py       the queue of one class: first come first served, or shared fairly among tenants
     slots.py        the arithmetic of slots and reservations
     preemption.py   which requests may be victims, and preemptors that wait for their slots
-    flow_control/   pools whose limit is the load of the instances
+    flow_pool.py    pools whose limit is the load of the instances (flow control, as in GAIE and BLIS)
+    flow_bands.py   their waiting requests by priority, in one flow or one per tenant
+    flow_dispatcher.py  which of them enter, over all models
     saturation.py   how loaded the instances are
-    policies/       policies that refuse requests before they ask for a slot
-    policy_gate.py  asks the configured policy, and checks the budgets of tenants
+    policy_gate.py  policies that refuse requests before they ask for a slot; the budgets of tenants
+    policies.py     those that come with maitred
     rate_limit.py   requests per second
     retry_after.py  when a rejected request should be sent again
     tenants.py      names, limits and accounts of tenants
     ticket.py       the record of one request, and the table of its states
     enums.py        actions and reasons
     counters.py     what became of every request
-    config.py       the keys of the `admission` section; those of flow control are in flow_control_config.py
+    config.py       the keys of the `admission` section; those of flow control are in flow_config.py
     presets.py      defaults of the configuration, and options in which other systems differ
     rules.py        the configuration, resolved into what pools work with
     replay.py       a core that writes a log, and a log run again
@@ -41,6 +43,7 @@ from maitred.admission.config import (
     ClassConfig,
     ClassesConfig,
     LegacyConfig,
+    PolicyConfig,
     TenantPolicy,
     class_from_name,
     parse_class,
@@ -48,8 +51,8 @@ from maitred.admission.config import (
 from maitred.admission.core import EMPTY_LOAD, Admission, no_load
 from maitred.admission.counters import ClassView, PoolView
 from maitred.admission.enums import Action, Reason, ReleaseReason
-from maitred.admission.flow_control_config import FlowControlConfig
-from maitred.admission.policies import POLICIES, AdmissionPolicy, PolicyConfig, Refusal
+from maitred.admission.flow_config import FlowControlConfig
+from maitred.admission.policy_gate import POLICIES, AdmissionPolicy, Refusal
 from maitred.admission.pool import LoadProbe
 from maitred.admission.pools import SHARED_POOL
 from maitred.admission.presets import preset_of

@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from maitred.admission.flow_control_config import DetectorName, FlowControlConfig
+from maitred.admission.flow_config import DetectorName, FlowControlConfig
 from maitred.admission.presets import AdmissionPreset, ClassRules, Flavour, preset_of
 from maitred.admission.tenants import tenant_problem
 from maitred.core.request import PriorityClass

@@ -28,8 +28,7 @@ from typing import Final
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.counters import ClassView, PoolView
 from maitred.admission.enums import Action, ReleaseReason
-from maitred.admission.policies.base import Refusal
-from maitred.admission.policy_gate import PolicyGate
+from maitred.admission.policy_gate import PolicyGate, Refusal
 from maitred.admission.pool import LoadProbe, SlotPool
 from maitred.admission.pools import PoolDirectory
 from maitred.admission.rate_limit import RateGate, make_rate_gate

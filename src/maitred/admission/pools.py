@@ -14,8 +14,8 @@ from typing import Final
 from maitred.admission.class_pool import ClassPool
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.counters import ClassCounters, ClassView, PoolView
-from maitred.admission.flow_control.dispatcher import Dispatcher
-from maitred.admission.flow_control.pool import FlowPool
+from maitred.admission.flow_dispatcher import Dispatcher
+from maitred.admission.flow_pool import FlowPool
 from maitred.admission.pool import LoadProbe, SlotPool
 from maitred.admission.queues import SequenceNumbers
 from maitred.admission.rules import LANES, resolve_flow_rules, resolve_pool_rules

@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from maitred.admission.flow_control_config import DetectorName, DispatchMode, FairnessName, FairnessPolicy
+from maitred.admission.flow_config import DetectorName, DispatchMode, FairnessName, FairnessPolicy
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros
 
@@ -96,7 +96,7 @@ class AdmissionPreset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _OURS: Final = AdmissionPreset()
-_COMPATIBLE: Final[Mapping[Flavour, str]] = {"smg": "maitred.compat.smg", "blis": "maitred.compat.blis.flow_control"}
+_COMPATIBLE: Final[Mapping[Flavour, str]] = {"smg": "maitred.compat.smg", "blis": "maitred.compat.blis"}
 """The module whose ADMISSION is the preset of a flavour."""
 
 

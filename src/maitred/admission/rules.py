@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from maitred.admission.config import MAX_SLOTS, AdmissionConfig
-from maitred.admission.flow_control_config import DetectorName, DispatchMode, DispatchOrder, FairnessPolicy, FlowControlConfig
+from maitred.admission.flow_config import DetectorName, DispatchMode, DispatchOrder, FairnessPolicy, FlowControlConfig
 from maitred.admission.presets import ClassRules
 from maitred.admission.tenants import TenantAccount
 from maitred.core.request import PriorityClass

@@ -1,7 +1,8 @@
-"""Where the rules of other systems differ from ours: one package or module for each system.
+"""Where the rules of other systems differ from ours: a module or package for each system.
 
     smg.py               SMG 1.13.0 (SGLang Model Gateway): numbers and rules of its priority scheduler
-    sglang/              SGLang 0.5.23: orders of its wait queue
+    sglang.py            SGLang 0.5.23: the scheduler `sglang(POLICY)`, a wait queue in SGLang's own orders
+    sglang_orders.py     these orders, tie for tie; how many requests may wait
     blis/                BLIS (inference-sim): its flow control, its instances
     instance_rules.py    the rules of instances, by flavour
 

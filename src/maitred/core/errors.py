@@ -2,12 +2,19 @@
 
 All errors that maitred raises on purpose derive from `MaitredError`. The command line prints the message and exits with 2; the
 gateway turns it into an OpenAI error object. A traceback is never the answer to a user's mistake: it shows a defect of maitred.
+
+Messages of msgspec are put in plain words, because users know numbers and lists, not `int` and `array`. Only the types that it
+quotes change:
+
+    Expected `int | null`, got `str`    ->  expected a whole number, or nothing, found text
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+from typing import Final
 
 
 class MaitredError(Exception):
@@ -42,3 +49,33 @@ def nearest_name_hint(name: str, valid: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return f"valid: {', '.join(names)}" if names else "there is nothing to choose from"
+
+
+_TYPE_NAMES: Final = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "object": "a section (keys with values)",
+    "array": "a list",
+    "null": "nothing",
+}
+
+
+def describe_expected(expected: str) -> str:
+    """Return the types that msgspec quotes in plain words: "`int` >= 1" becomes "a whole number >= 1"."""
+    quoted = re.sub(r"`([^`]*)`", lambda m: " or ".join(_TYPE_NAMES.get(kind, kind) for kind in m[1].split(" | ")), expected)
+    return quoted.replace(" or nothing", ", or nothing")
+
+
+def describe_json_error(message: str) -> str:
+    """Return msgspec's message about a piece of JSON in plain words: where, what was expected, what was found."""
+    problem, _, at = message.partition(" - at `$.")
+    if problem == "Input data was truncated":
+        return "it ends in the middle of its JSON"
+    if problem.startswith("JSON is malformed"):
+        return f"not JSON{problem.removeprefix('JSON is malformed')}"
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
+        return f"it has no {missing[1]}"
+    words = describe_expected(problem[:1].lower() + problem[1:]).replace(", got ", ", found ")
+    return f"{at.rstrip('`')}: {words}" if at else words

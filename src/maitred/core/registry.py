@@ -38,8 +38,7 @@ from typing import Any, Final, Generic, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from maitred.core.error_text import describe_expected
-from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.errors import ConfigError, describe_expected, nearest_name_hint
 from maitred.core.policy_spec import USAGE, PolicySpec, Value, parse_spec, word_of
 
 T = TypeVar("T")

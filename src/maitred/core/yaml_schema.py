@@ -19,8 +19,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, Union, ge
 
 import msgspec
 
-from maitred.core.error_text import describe_expected
-from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.errors import ConfigError, describe_expected, nearest_name_hint
 from maitred.core.yaml_document import KeyPath, ReadableFile, YamlDocument
 
 T = TypeVar("T", bound=msgspec.Struct)

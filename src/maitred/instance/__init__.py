@@ -6,8 +6,7 @@ The owner of the time steps it: the simulator in virtual time, the emulated engi
     engine_core.py         the sequences, and what a run of steps does to them
     async_scheduling.py    planning one step ahead
     config.py, events.py   what goes in, what comes out
-    step_meter.py          how busy it was, and the gaps between tokens
-    itl_log.py             which request had which gaps
+    step_meter.py          how busy it was, and the gaps between tokens: how often each, and which request had which
     latency/               how long a step takes
     catalogue/             models and GPUs as data
 """

@@ -37,9 +37,8 @@ from maitred.core.units import Micros
 from maitred.instance.async_scheduling import UnseenArrivals
 from maitred.instance.config import InstanceConfig
 from maitred.instance.events import EventKind, InstanceEvent
-from maitred.instance.itl_log import ItlLog
 from maitred.instance.latency import SpreadAwareModel
-from maitred.instance.step_meter import StepMeter
+from maitred.instance.step_meter import ItlLog, StepMeter
 from maitred.kv import BlockManager, PrefixBlockManager, PrefixCache
 
 _FIRST_TOKEN: Final = EventKind.FIRST_TOKEN  # members of enums are slow to look up

@@ -29,8 +29,7 @@ from maitred.core.units import Micros
 from maitred.instance.config import InstanceConfig
 from maitred.instance.engine_core import EngineCore, EngineParts, StepRun, standard_parts
 from maitred.instance.events import EventKind, InstanceEvent
-from maitred.instance.itl_log import ItlLog
-from maitred.instance.step_meter import StepMeter
+from maitred.instance.step_meter import ItlLog, StepMeter
 
 
 class Instance:

@@ -1,7 +1,7 @@
 """Breakdown: groups of requests by class, tenant and so on, and the gaps between tokens (ITL) of each group.
 
 The ITL of a group is as exact as the sketches that the instances keep of all requests. A request has one gap for every step of
-the stretches through which it decoded (`instance.itl_log`). So the histogram of a group is the sum over all stretches, each
+the stretches through which it decoded (`instance.step_meter`). So the histogram of a group is the sum over all stretches, each
 multiplied by the number of members that decoded in it. The histograms of all groups add up to that of the run.
 
     stretch                 0          1          2        (steps 10, 4, 6)
@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.core.quantile_sketch import QuantileSketch, bucket_indices
+from maitred.core.histogram import QuantileSketch, bucket_indices
 from maitred.core.request import PriorityClass
 from maitred.sim import Results
 from maitred.sim.results import ItlGaps

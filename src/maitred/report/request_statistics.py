@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.core.quantile_sketch import QuantileSketch
+from maitred.core.histogram import QuantileSketch
 from maitred.core.units import Micros
 from maitred.report.slo import Slo, meets_slo
 from maitred.sim import Outcome, Results

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from maitred.core.quantile_sketch import QuantileSketch
+from maitred.core.histogram import QuantileSketch
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros, to_seconds
 from maitred.report.breakdown import By, group_codes, group_label, itl_by_group, split_by

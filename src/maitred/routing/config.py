@@ -11,10 +11,9 @@ import msgspec
 from maitred.core.contracts import Router
 from maitred.core.errors import ConfigError
 from maitred.routing.base import ROUTERS, Signals, signals_read
+from maitred.routing.policies import SessionAffinity, WeightedRouter
 from maitred.routing.scorer_weights import ScorerWeights, WeightedScorer, parse_scorer_weights
 from maitred.routing.scorers import SCORERS
-from maitred.routing.session_affinity import SessionAffinity
-from maitred.routing.weighted import WeightedRouter
 
 _UNKNOWN_SIGNALS: Final = {
     Signals.LOAD: "the queues of the instances, which are not known here",

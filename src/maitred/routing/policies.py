@@ -1,18 +1,37 @@
-"""The routers that look at load alone, or at nothing: `round-robin`, `least-loaded`, `power-of-two` and
-`always-busiest`."""
+"""The routers: `round-robin`, `least-loaded`, `power-of-two`, `always-busiest`, `session-affinity` and `weighted`.
+
+The first four look at load alone, or at nothing.
+
+**session-affinity.** The KV of a conversation, an agent's run or a tenant's system prompt is in the prefix cache of the
+instance that served it last. So the first request of a session is placed by another policy, and the following ones go
+where it went. If that instance is not among those shown (it is down, or was tried already), the other policy places the
+session anew. The session then stays at the new instance and does not go back, because what it has built up since is
+there. A limited number of sessions is remembered. The one that was idle for longest is forgotten first, and placed as a
+new one if it comes back.
+
+**weighted.** Each scorer (`scorers`) gives each instance a score from 0 to 1, 1 being best; scores outside are cut off.
+The weights are normalised to a sum of 1, and the weighted scores are added up in the order in which the scorers are
+written, because the sum of floats depends on the order and ties are exact. Then the scorers are told which instance was
+chosen, because some remember it. (GAIE, llm-d and BLIS do it in this way.)
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from enum import Enum
+from functools import reduce
+from operator import or_
 from random import Random
+from typing import TypeAlias
 
-from maitred.core.contracts import Choice, FleetView, InstanceView
+from maitred.core.contracts import Choice, FleetView, InstanceView, Router
 from maitred.core.request import Request
 from maitred.core.units import Micros
-from maitred.routing.base import ROUTERS, BaseRouter, RandomTieBreaker, RouterInfo, Signals, effective_load
-from maitred.routing.in_flight_heap import InFlightHeap
-from maitred.routing.per_fleet_cache import PerFleetCache
+from maitred.routing.base import ROUTERS, BaseRouter, RandomTieBreaker, RouterInfo, Signals, effective_load, signals_read
+from maitred.routing.per_fleet import InFlightHeap, PerFleetCache
+from maitred.routing.scorer_weights import DEFAULT_WEIGHTS, ScorerWeights
+from maitred.routing.scorers import SCORERS
 
 
 @ROUTERS.register("round-robin")
@@ -131,3 +150,97 @@ class AlwaysBusiest(BaseRouter):
         if not fleet:
             raise ValueError("no instance to choose from")
         return Choice(max(fleet, key=effective_load).index, "busiest")
+
+
+_SessionKey: TypeAlias = tuple[str, str, str]
+"""The model, the kind of name (program, routing key or tenant) and the name. Each model is served by other
+instances."""
+
+
+@ROUTERS.register("session-affinity")
+class SessionAffinity(BaseRouter):
+    """The instance of the session's last request. Requests belong to one session if they have the same `program`, else
+    the same `routing_key`, else the same tenant; a request without any of them is placed by `policy`, like the first of
+    a session.
+
+    `policy` is least-loaded by default; `sessions` is how many are remembered.
+    """
+
+    about = RouterInfo(
+        summary="where the last request of the same program, routing key or tenant went; the first by another policy",
+        complexity="O(1), and the other policy's for the first of a session",
+        reads="program, routing key, tenant; what the other policy reads",
+    )
+
+    def __init__(self, rng: Random, policy: Router | None = None, sessions: int = 100_000) -> None:
+        """Raises ValueError for a memory of less than one session."""
+        if sessions < 1:
+            raise ValueError(f"sessions must be at least 1, not {sessions}")
+        self.inner = policy or LeastLoaded(rng)
+        self.signals = Signals.SESSION | signals_read(self.inner)
+        self._max_sessions = sessions
+        self._instance_of: OrderedDict[_SessionKey, int] = OrderedDict()
+        """The instance of each session, the one that was idle for longest first."""
+        self._fleet_indices = PerFleetCache(lambda fleet: frozenset(view.index for view in fleet))
+
+    def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
+        session = _session_key(request)
+        if session is None:
+            return self.inner.choose(request, fleet, now)
+        instance = self._instance_of.get(session)
+        if instance is not None and instance in self._fleet_indices.get(fleet):
+            self._instance_of.move_to_end(session)
+            return Choice(instance, "same_session")
+        choice = self.inner.choose(request, fleet, now)
+        self._instance_of[session] = choice.instance
+        self._instance_of.move_to_end(session)
+        if len(self._instance_of) > self._max_sessions:
+            self._instance_of.popitem(last=False)
+        return choice
+
+    def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
+        self.inner.on_request_end(request, instance, now)
+
+
+def _session_key(request: Request) -> _SessionKey | None:
+    for kind, name in (("program", request.program), ("routing_key", request.routing_key), ("tenant", request.tenant)):
+        if name:
+            return request.model, kind, name
+    return None
+
+
+@ROUTERS.register("weighted")
+class WeightedRouter(RandomTieBreaker):
+    """The highest sum of weighted scores; exact ties are drawn. The scorers are those of `scorers`
+    (`--routing-scorers`)."""
+
+    about = RouterInfo(
+        summary="the highest sum of weighted scores (--routing-scorers); exact ties are drawn",
+        complexity="O(n), times what the scorers take",
+        reads="what its scorers read",
+    )
+
+    def __init__(self, rng: Random, weights: ScorerWeights = DEFAULT_WEIGHTS) -> None:
+        """Raises ConfigError for an unknown scorer."""
+        super().__init__(rng)
+        self.scorers = {scorer.name: SCORERS.create(scorer.name) for scorer in weights.scorers}
+        self._weighted = list(zip(self.scorers.values(), weights.normalized(), strict=True))
+        self.signals = reduce(or_, map(signals_read, self.scorers.values()), Signals.NOTHING)
+
+    def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
+        if not fleet:
+            raise ValueError("no instance to choose from")
+        sums = [0.0] * len(fleet)
+        for scorer, weight in self._weighted:
+            scores = scorer.scores(request, fleet)
+            sums = [
+                total + (1.0 if score > 1.0 else score if score > 0.0 else 0.0) * weight  # a score that is no number is 0
+                for total, score in zip(sums, scores, strict=True)
+            ]
+        best = max(sums)
+        tied = [view for view, total in zip(fleet, sums, strict=True) if total == best]
+        chosen = self._break_tie(request, tied)
+        # Only after the tie is broken: a scorer such as `prefix-affinity` must learn where the request really goes.
+        for scorer, _ in self._weighted:
+            scorer.on_chosen(request, chosen)
+        return Choice(chosen.index, "best_score")

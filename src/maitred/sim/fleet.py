@@ -19,7 +19,7 @@ from maitred.compat.instance_rules import instance_rules
 from maitred.core.contracts import FleetLoad, InstanceView
 from maitred.core.units import Micros
 from maitred.instance import InstanceConfig
-from maitred.instance.itl_log import ItlLog
+from maitred.instance.step_meter import ItlLog
 from maitred.sim.config import ClusterConfig
 from maitred.sim.event_queue import INSTANCE, EventQueue
 from maitred.sim.replica import BlockHashMemo, Replica

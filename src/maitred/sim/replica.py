@@ -17,8 +17,7 @@ from maitred.core.contracts import LatencyModel, PrefixCacheView
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
 from maitred.instance import Instance, InstanceEvent
-from maitred.instance.itl_log import ItlLog
-from maitred.instance.step_meter import StepMeter
+from maitred.instance.step_meter import ItlLog, StepMeter
 from maitred.sim.event_queue import EventQueue
 from maitred.sim.results import InstanceTotals
 

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.core.quantile_sketch import QuantileSketch
+from maitred.core.histogram import QuantileSketch
 from maitred.core.units import Micros
-from maitred.instance.itl_log import ItlLog
+from maitred.instance.step_meter import ItlLog
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -81,7 +81,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
 class ItlGaps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The gaps between the tokens of each request (ITL), as clients see them: the logs of all instances one after the other.
 
-    A stretch is a series of steps in which the same sequences decode and whose gaps are about equal (`instance.itl_log`). A
+    A stretch is a series of steps in which the same sequences decode and whose gaps are about equal (`instance.step_meter`). A
     sequence that decodes through a stretch has one gap for each of its steps. A gap that spans a preemption or a transfer is
     recorded singly, as a pause.
     """

@@ -11,12 +11,9 @@ stands in the message of the AssertionError that a broken promise raises. Nothin
 
 from __future__ import annotations
 
-from maitred.testing.admission import check_admission_policy
-from maitred.testing.latency import check_latency_model
+from maitred.testing.kits import check_admission_policy, check_latency_model, check_router, check_scorer, check_trace_format
 from maitred.testing.queueing import check_length_predictor, check_priority_policy, check_queue_policy
-from maitred.testing.routing import check_router, check_scorer
 from maitred.testing.samples import InstanceSample, StepSample, drain, sample_request, sample_sequence
-from maitred.testing.traces import check_trace_format
 
 __all__ = [
     "InstanceSample",

@@ -15,8 +15,7 @@ from typing import Annotated, ClassVar, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from maitred.core.error_text import describe_json_error
-from maitred.core.errors import ConfigError, MaitredError
+from maitred.core.errors import ConfigError, MaitredError, describe_json_error
 from maitred.core.registry import Registry
 from maitred.core.request import PrefixKeys, PriorityClass, Request, RequestId
 from maitred.core.units import Micros, from_seconds

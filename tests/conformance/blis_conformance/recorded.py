@@ -12,9 +12,8 @@ from typing import Any
 
 from maitred.core.contracts import InstanceView
 from maitred.core.request import Request
-from maitred.routing.policies import LeastLoaded, LoadMeasure
+from maitred.routing.policies import LeastLoaded, LoadMeasure, WeightedRouter
 from maitred.routing.scorer_weights import ScorerWeights
-from maitred.routing.weighted import WeightedRouter
 
 
 class UntrueError(Exception):

@@ -8,16 +8,16 @@ from random import Random
 
 import msgspec
 
-from maitred.compat.sglang.orders import (
+from maitred.compat.sglang_orders import (
     InBatchCaching,
     PrefixMatch,
+    PrioritySign,
     QueueEntry,
     SchedulingPass,
     SGLangPolicy,
     match_all,
     next_order,
 )
-from maitred.compat.sglang.queue_limit import PrioritySign
 
 from .tokens import Keys, Runs, decoded, namespace
 

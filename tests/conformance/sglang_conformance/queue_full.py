@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from maitred.compat.sglang.queue_limit import PrioritySign, QueueFullReason, QueueLimit
+from maitred.compat.sglang_orders import PrioritySign, QueueFullReason, QueueLimit
 
 
 class RecordedRequest(msgspec.Struct):

@@ -32,8 +32,7 @@ from maitred.batching import PreemptionPolicy
 from maitred.compat.blis.batch import BlisBatch
 from maitred.compat.blis.block_manager import BlisBlockManager
 from maitred.compat.blis.block_pool import BlisPool
-from maitred.compat.blis.host_memory import HostMemory
-from maitred.compat.blis.tiered_blocks import TieredBlockManager
+from maitred.compat.blis.tiered_blocks import HostMemory, TieredBlockManager
 from maitred.core.request import PrefixKeys, Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros

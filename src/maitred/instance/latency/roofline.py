@@ -21,10 +21,9 @@ from functools import lru_cache
 
 from maitred.core.contracts import BatchShape, LatencyModel, Overheads
 from maitred.core.errors import ConfigError
-from maitred.instance.latency.affine import AffineCost
+from maitred.instance.latency.affine import AffineCost, MaxOfLinesModel
 from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
 from maitred.instance.latency.deployment import Deployment, ModelSpec
-from maitred.instance.latency.piecewise_affine import MaxOfLinesModel
 
 
 @LATENCY_MODELS.register("roofline")

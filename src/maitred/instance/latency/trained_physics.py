@@ -28,10 +28,9 @@ import msgspec
 
 from maitred.core.contracts import BatchShape, LatencyModel, Overheads
 from maitred.core.errors import ConfigError
-from maitred.instance.latency.affine import AffineCost
+from maitred.instance.latency.affine import AffineCost, MaxOfLinesModel
 from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
 from maitred.instance.latency.deployment import Deployment, ModelSpec
-from maitred.instance.latency.piecewise_affine import MaxOfLinesModel
 
 ALPHA = (15563.199579, 777.3455, 45.907545)
 BETA = (0.152128, 0.0, 1.36252915, 0.752037, 32.09546717, 4.41684444, 126.024825, 481.8613888, 0.0, 1.94710771)

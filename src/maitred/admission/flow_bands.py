@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import TypeAlias
 
-from maitred.admission.flow_control_config import DispatchOrder, FairnessPolicy
+from maitred.admission.flow_config import DispatchOrder, FairnessPolicy
 from maitred.admission.rules import FlowControlRules
 from maitred.admission.ticket import Ticket
 from maitred.core.lazy_heap import IndexedHeap

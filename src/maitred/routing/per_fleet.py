@@ -1,11 +1,16 @@
-"""The instance of a fleet with the fewest requests in flight, found without looking at all of them.
+"""What a router keeps of each fleet that it is shown: a cache by fleet, and a heap of the instances by requests in flight.
 
-Each instance has one live entry in a heap: (requests in flight when it was last looked at, serial number of that look,
-position in the fleet). A choice looks again at the instances that a request has left since the last choice, and then
-takes the first of the heap. If that instance has more in flight by now, it gets a new entry and the next one is taken.
-Both happen at most as often as requests are sent and end, so a choice is O(log n) on average, with n instances. Among
-equals the instance wins that was looked at longest ago, so an idle fleet is used in turn. For example, with three
-instances that have 0, 1 and 1 in flight:
+**The cache.** A driver that shows the same instances shows the same object (`FleetView`), so a fleet is known by the identity
+of that object. The cache holds the object as long as it holds what belongs to it, so that no other object can get its
+identity meanwhile. Fleets come and go: a gateway makes new ones when the health of a backend changes, and for each second
+attempt of a request. So only the `_MAX_FLEETS` that were shown last are kept.
+
+**The heap** finds the instance with the fewest requests in flight without looking at all of them. Each instance has one
+live entry: (requests in flight when it was last looked at, serial number of that look, position in the fleet). A choice
+looks again at the instances that a request has left since the last choice, and then takes the first of the heap. If that
+instance has more in flight by now, it gets a new entry and the next one is taken. Both happen at most as often as requests
+are sent and end, so a choice is O(log n) on average, with n instances. Among equals the instance wins that was looked at
+longest ago, so an idle fleet is used in turn. For example, with three instances that have 0, 1 and 1 in flight:
 
     (0, 0, A)  (1, 1, B)  (1, 2, C)      the choice is A
     (1, 1, B)  (1, 2, C)  (1, 3, A)      the next choice finds that A has 1 by now, looks behind it and takes B
@@ -23,10 +28,48 @@ This module is compiled with mypyc where a build asks for it (tools/compile.py).
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from maitred.core.contracts import FleetView, InstanceView
+
+T = TypeVar("T")
+_MAX_FLEETS = 64
+"""Room for the models behind one gateway, and some fleets that are shown once."""
+
+
+class PerFleetCache(Generic[T]):
+    """Values by fleet. `make` makes the value when a fleet is shown for the first time, or again after `_MAX_FLEETS`
+    others."""
+
+    def __init__(self, make: Callable[[FleetView], T]) -> None:
+        self._make = make
+        self._cached: OrderedDict[int, tuple[FleetView, T]] = OrderedDict()
+        """The fleets by their identity, the one that was shown longest ago first."""
+        self._last: tuple[FleetView, T] | None = None
+        self.values: Sequence[T] = ()
+        """All values in the cache."""
+
+    def get(self, fleet: FleetView) -> T:
+        """Return the value of `fleet`, O(1) if it is known. Raises ValueError if the fleet is empty."""
+        last = self._last
+        if last is not None and last[0] is fleet:
+            return last[1]
+        if not fleet:
+            raise ValueError("no instance to choose from")
+        cached = self._cached.get(id(fleet))
+        if cached is None:
+            cached = self._cached[id(fleet)] = (fleet, self._make(fleet))
+            if len(self._cached) > _MAX_FLEETS:
+                self._cached.popitem(last=False)
+            self.values = [value for _, value in self._cached.values()]
+        else:
+            self._cached.move_to_end(id(fleet))
+        self._last = cached
+        return cached[1]
+
 
 _Entry: TypeAlias = tuple[int, int, int]
 """Requests in flight, serial number of the look, position in the fleet."""

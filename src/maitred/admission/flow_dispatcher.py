@@ -27,7 +27,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from maitred.admission.flow_control.bands import PriorityBands, dispatch_rank
+from maitred.admission.flow_bands import PriorityBands, dispatch_rank
 from maitred.admission.pool import LoadProbe
 from maitred.admission.rules import FlowControlRules
 from maitred.admission.saturation import SATURATION_DETECTORS, SaturationGauge, total_in_flight

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from maitred.admission.enums import Action, Reason, ReleaseReason
-from maitred.admission.flow_control.bands import PriorityBands
-from maitred.admission.flow_control.dispatcher import Dispatcher
+from maitred.admission.flow_bands import PriorityBands
+from maitred.admission.flow_dispatcher import Dispatcher
 from maitred.admission.pool import SlotPool
 from maitred.admission.preemption import unlink_peers
 from maitred.admission.queues import SequenceNumbers

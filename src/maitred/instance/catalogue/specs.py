@@ -1,21 +1,52 @@
-"""Models by name, from the catalogue or from a Hugging Face config.json.
+"""Models and GPUs by name: from the data files of the catalogue, or from a file of the user.
 
-Model families use different keys for the same property. Each needed property is looked up under all its keys, and a missing one
-is reported.
+A model may come from a Hugging Face config.json. Model families use different keys for the same property, so each needed
+property is looked up under all its keys, and a missing one is reported. A kind of GPU may come from a hardware file as BLIS has
+it.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from maitred.core.errors import ConfigError, nearest_name_hint
-from maitred.instance.catalogue.entries import load_entries, names_in_lower_case, read_json
-from maitred.instance.latency import AttentionRanks, ModelSpec
+from maitred.core.errors import ConfigError, describe_json_error, nearest_name_hint
+from maitred.instance.latency import AttentionRanks, HardwareSpec, ModelSpec
+
+Entry = dict[str, Any]
+
+
+@cache
+def load_entries(file: str) -> Mapping[str, Entry]:
+    """Return the content of `file` by name. The keys of an entry are `also` (other names) and the fields of its struct."""
+    return tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
+
+
+@cache
+def names_in_lower_case(file: str) -> Mapping[str, str]:
+    """Return the name of an entry by each of its names in lower case."""
+    found = {}
+    for name, entry in load_entries(file).items():
+        for each in (name, *entry.get("also", ())):
+            found[each.lower()] = name
+    return found
+
+
+def read_json(path: Path, what: str, hint: str) -> Any:
+    """Return the content of a file of the user. Raises ConfigError, with `hint`, if it cannot be read as `what`."""
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {what}: {error.strerror}", where=str(path), hint=hint) from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"cannot read {what}: {describe_json_error(str(error))}", where=str(path), hint=hint) from error
+
 
 _HEADS = ("num_attention_heads", "n_head")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
@@ -30,7 +61,7 @@ _METHODS = {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4.25}
 """Bits of a weight; in mxfp4 a block of 32 weights has a scale of 8 bits."""
 _UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
 """Kinds of rope scaling whose max_position_embeddings is already the scaled length (as vLLM reads them)."""
-_FILE = "models.toml"
+_MODELS_FILE = "models.toml"
 _TUNED = re.compile(r"-(?:instruct|chat|base|it|hf)(?=-|$)")
 """Parts of a name that say how a model was tuned, which does not change its shape."""
 _EIGHT_BITS = re.compile(r"-fp8(?:-dynamic|-block)?$")
@@ -175,7 +206,7 @@ def _latent_attention(config: Mapping[str, Any]) -> AttentionRanks | None:
 
 
 def model_names() -> list[str]:
-    return list(load_entries(_FILE))
+    return list(load_entries(_MODELS_FILE))
 
 
 def find_model(name: str) -> ModelSpec:
@@ -186,7 +217,7 @@ def find_model(name: str) -> ModelSpec:
     path = Path(name)
     if name.endswith(".json") or path.joinpath("config.json").is_file():
         return read_model_config(path if name.endswith(".json") else path / "config.json")
-    known = names_in_lower_case(_FILE)
+    known = names_in_lower_case(_MODELS_FILE)
     plain = name.strip().lower().rsplit("/", 1)[-1]
     weight_bytes = 0.0
     if _EIGHT_BITS.search(plain):
@@ -201,7 +232,69 @@ def find_model(name: str) -> ModelSpec:
 
 
 def _spec_from_entry(name: str, weight_bytes: float) -> ModelSpec:
-    fields = {key: value for key, value in load_entries(_FILE)[name].items() if key not in ("also", "source")}
+    fields = {key: value for key, value in load_entries(_MODELS_FILE)[name].items() if key not in ("also", "source")}
     if weight_bytes:
         fields["weight_bytes"] = weight_bytes
     return msgspec.convert({"name": name, **fields}, ModelSpec)
+
+
+_GPUS_FILE = "hardware.toml"
+_BLIS_KEYS = {
+    "TFlopsPeak": "peak_tflops",
+    "TFlopsFP8": "peak_tflops_fp8",
+    "BwPeakTBs": "bandwidth_tb_s",
+    "MemoryGiB": "memory_gib",
+    "mfuPrefill": "mfu_prefill",
+    "mfuDecode": "mfu_decode",
+}
+_RETIRED = frozenset(
+    {
+        *("BwEffConstant", "TOverheadMicros", "perLayerOverhead", "allReduceLatency", "tpScalingExponent", "prefillBwFactor"),
+        *("mfuPrefillMultiplier", "mfuDecodeMultiplier", "decodeBwFactor", "vectorPeakFraction", "prefillOverheadMicros"),
+        *("mixedPrefillOverheadMicros", "bwEfficiencyFactor", "perLayerCPUOverhead"),
+    }
+)
+"""Keys of older hardware files that no formula uses any more."""
+
+
+def hardware_names() -> list[str]:
+    return list(load_entries(_GPUS_FILE))
+
+
+def find_hardware(name: str, *, file: Path | None = None) -> HardwareSpec:
+    """Return the GPU called `name`, in any case, from `file` (JSON as BLIS has it) if it is given. Raises ConfigError."""
+    if file is not None:
+        return _read_blis_hardware(name, file)
+    known = names_in_lower_case(_GPUS_FILE)
+    plain = re.sub(r"^nvidia-", "", re.sub(r"[\s_]+", "-", name.strip().lower()))
+    if plain not in known:
+        raise ConfigError(f"unknown hardware {name!r}", where="hardware", hint=nearest_name_hint(plain, hardware_names()))
+    found = known[plain]
+    fields = {key: value for key, value in load_entries(_GPUS_FILE)[found].items() if key != "also"}
+    return msgspec.convert({"name": found, **fields}, HardwareSpec)
+
+
+def _read_blis_hardware(name: str, file: Path) -> HardwareSpec:
+    read: Any = read_json(file, "kinds of GPU", "JSON with a section per kind of GPU")
+    sections = {key.lower(): (key, value) for key, value in read.items()} if isinstance(read, dict) else {}
+    if name.lower() not in sections:
+        raise ConfigError(
+            f"it has no hardware {name!r}", where=str(file), hint=nearest_name_hint(name, [key for key, _ in sections.values()])
+        )
+    found, section = sections[name.lower()]
+    unknown = [key for key in section if key not in _BLIS_KEYS and key not in _RETIRED] if isinstance(section, dict) else []
+    if unknown:
+        raise ConfigError(
+            f"{found} has an unknown key {unknown[0]!r}", where=str(file), hint=nearest_name_hint(unknown[0], _BLIS_KEYS)
+        )
+    try:
+        fields = {our_key: section[their_key] for their_key, our_key in _BLIS_KEYS.items() if their_key in section}
+        return msgspec.convert({"name": found, "source": str(file), **fields}, HardwareSpec)
+    except (TypeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{found}: {_with_blis_keys(str(error))}", where=str(file)) from error
+
+
+def _with_blis_keys(message: str) -> str:
+    for their_key, our_key in _BLIS_KEYS.items():
+        message = re.sub(rf"\b{our_key}\b", their_key, message)
+    return message
