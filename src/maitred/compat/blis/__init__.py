@@ -36,8 +36,7 @@ Flow control (the key `admission.flavour`; chosen by `admission/presets.py`; the
                        tenants
     saturation         a request on its way to an instance       it does not count, so too many enter
                        counts
-    let in             all that may enter, whenever a request    one for each arrival and each tick
-                       arrives or leaves
+    let in             all that may enter                        one request for each arrival and each tick
     detector           `concurrency`, if none is given           `never`, if none is given
 
 Step times do not depend on the flavour: docs/latency.md says where ours differ from BLIS's.
