@@ -7,7 +7,7 @@ import msgspec
 import uvloop
 
 from maitred.emulator import EngineConfig
-from maitred.emulator.app import EngineApp
+from maitred.emulator.engine import EngineApp
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.wire.client import Origin, UpstreamClient
 from maitred.wire.server import running_server

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.emulator.finish_reasons import FinishReason, FinishSampler, PlannedFinish
+from maitred.emulator.tokens import FinishReason, FinishSampler, PlannedFinish
 
 
 def test_a_model_that_has_more_to_say_is_cut_and_one_that_is_done_stops():

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.core.request import Request
-from maitred.emulator.finish_reasons import FinishReason, PlannedFinish
 from maitred.emulator.pacer import PacedAnswer, Pacer
+from maitred.emulator.tokens import FinishReason, PlannedFinish
 from maitred.instance import Instance, InstanceConfig, LinearLatency
 
 LATENCY = LinearLatency((10_000.0, 100.0, 1_000.0))

@@ -4,8 +4,8 @@ import asyncio
 
 from emulated import events
 
-from maitred.emulator.finish_reasons import FinishReason, PlannedFinish
 from maitred.emulator.responses import ChatFormat, ResponsePlan, StreamedResponse
+from maitred.emulator.tokens import FinishReason, PlannedFinish
 
 
 class SlowClient:

@@ -15,7 +15,7 @@ from maitred.admission import AdmissionConfig
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
 from maitred.gateway.reload import GatewaySettings
-from maitred.gateway.state_snapshot import GatewayState
+from maitred.gateway.state import GatewayState
 from maitred.routing import RoutingConfig
 from maitred.wire.server import running_server
 

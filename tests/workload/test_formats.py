@@ -94,7 +94,7 @@ def test_bailians_chats_are_programs_and_its_blocks_of_16_are_prefixes(write: Wr
 def test_bailians_chats_are_forgotten_after_the_largest_number_of_chats(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chats are remembered. Chat 1 is forgotten when 3 arrives, and 2, which continued 1, when 4 arrives: 5, which
     continues 2, is no longer in the program of 1."""
-    monkeypatch.setattr("maitred.workload.formats.bailian._MAX_CHATS", 2)
+    monkeypatch.setattr("maitred.workload.formats.hash_ids._MAX_CHATS", 2)
     parents = {1: -1, 2: 1, 3: -1, 4: 2, 5: 2}
     row = {"timestamp": 0, "input_length": 40, "output_length": 9}
     read = jobs(write(*({**row, "chat_id": chat, "parent_chat_id": parent} for chat, parent in parents.items())))

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from maitred.workload import ARRIVALS, LENGTHS, Workload
-from maitred.workload.length_presets import PRESETS
 from maitred.workload.spec import (
     Arrival,
     Client,
@@ -23,6 +22,7 @@ from maitred.workload.spec import (
     Spike,
     Window,
 )
+from maitred.workload.synthetic import PRESETS
 
 DOC = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
 STRUCTS = [Arrival, Client, Cohort, Diurnal, Drain, GoodputTargets, Lifecycle, MultiTurn, Reasoning, Spike, Window, Workload]

@@ -69,7 +69,7 @@ def _about_overheads(instance: InstanceConfig) -> Iterator[str]:
 
 
 def _serve(config: Config) -> None:
-    from maitred.emulator.app import EngineApp
+    from maitred.emulator.engine import EngineApp
     from maitred.wire.server import run_server
 
     engine = config.engine

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 _POLICIES_WIDTH = 1000
 """Columns where the output is no terminal: then each plug-in has a line of its own, for other programs to read."""
+_BLOCK_SIZE = 16
+_MODELS_WIDTH = 200
+"""Columns if the output is no terminal."""
+_MOST_GPUS = 16
 
 
 def policies(
@@ -96,12 +100,6 @@ def _kind_of(word: str) -> Registry[Any] | None:
         else:
             return kind
     raise problem or ConfigError(f"unknown policy {word!r}")
-
-
-_BLOCK_SIZE = 16
-_MODELS_WIDTH = 200
-"""Columns if the output is no terminal."""
-_MOST_GPUS = 16
 
 
 def models(

@@ -33,6 +33,8 @@ _TARGETS: Final = "CLASS=TIME,..."
 _LONGEST = 1e11
 """The largest span that a flag may give, in any unit: three thousand years of seconds."""
 _UNITS: Final = {"us": 1, "µs": 1, "ms": MILLISECOND, "s": SECOND}
+_LATENCY: Final = "--latency-model"
+_CACHING: Final = "instance.enable_prefix_caching"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +132,6 @@ def _positive(flag: str, value: float | None, convert: Callable[[float], Micros]
     if not (0 < value <= _LONGEST and convert(value)):
         raise ConfigError(f"{value:g} cannot be used", where=flag, hint=f"from a microsecond up to {_LONGEST:g}")
     return convert(value)
-
-
-_LATENCY: Final = "--latency-model"
-_CACHING: Final = "instance.enable_prefix_caching"
 
 
 @dataclass(frozen=True, kw_only=True)

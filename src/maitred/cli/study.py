@@ -6,7 +6,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 
 
 _COMPARED = "The comparison"
+_RUNS = "The runs"
+_FILES = "What is shown and written"
+
+
+def _jobs(panel: str) -> Any:
+    return flag(panel, "--jobs", "Processes. Default: one for each core.", "N")
+
+
+def _quiet(panel: str) -> Any:
+    return flag(panel, "--quiet", "No table, no progress bar.", NO_VALUE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +56,11 @@ class CompareFlags(RunFlags):
         list[str] | None,
         flag(_COMPARED, "--metric", "A key of --metrics-path, or of a class: interactive.ttft_p99_ms. Repeat it.", "NAME"),
     ] = None
-    jobs: Annotated[int | None, flag(_COMPARED, "--jobs", "Processes. Default: one for each core.", "N")] = None
+    jobs: Annotated[int | None, _jobs(_COMPARED)] = None
     json: Annotated[Path | None, flag(_COMPARED, "--json", "The comparison as JSON, every run's figures included.", "FILE")] = (
         None
     )
-    quiet: Annotated[bool | None, flag(_COMPARED, "--quiet", "No table, no progress bar.", NO_VALUE)] = None
+    quiet: Annotated[bool | None, _quiet(_COMPARED)] = None
 
 
 @command(CompareFlags, *WORKLOAD)
@@ -114,10 +124,6 @@ def _metrics(flags: CompareFlags) -> Sequence[str]:
     return [name.strip() for names in flags.metric or () for name in names.split(",")]
 
 
-_RUNS = "The runs"
-_FILES = "What is shown and written"
-
-
 @dataclass(frozen=True, kw_only=True)
 class SweepFlags(CommandFlags):
     """The flags of `maitred sweep`."""
@@ -130,7 +136,7 @@ class SweepFlags(CommandFlags):
             show_default=False,
         ),
     ] = None
-    jobs: Annotated[int | None, flag(_RUNS, "--jobs", "Processes. Default: one for each core.", "N")] = None
+    jobs: Annotated[int | None, _jobs(_RUNS)] = None
     ray: Annotated[
         str | None, flag(_RUNS, "--ray", "On a Ray cluster instead: auto, HOST:PORT or ray://HOST:PORT.", "ADDRESS")
     ] = None
@@ -142,7 +148,7 @@ class SweepFlags(CommandFlags):
         Path | None, flag(_FILES, "--out", "A folder for every run. Default: SPEC.sweep, in the current one.", "DIR")
     ] = None
     plot: Annotated[Path | None, flag(_FILES, "--plot", "The Pareto plot: .png, .svg or .pdf.", "FILE")] = None
-    quiet: Annotated[bool | None, flag(_FILES, "--quiet", "No table, no progress bar.", NO_VALUE)] = None
+    quiet: Annotated[bool | None, _quiet(_FILES)] = None
 
 
 @command(SweepFlags)

@@ -4,7 +4,7 @@ Each section is a struct that lives beside the code it configures, with a defaul
 key: defaults < file < admission file < environment < flags. An unknown key is an error.
 
 Reading has no side effects and keeps nothing, so a configuration can be read again at any time. A gateway that serves keeps its
-configuration if the next one is invalid, and may start with a part of the first one (`fallback`).
+configuration if the next one is invalid, and may start with a part of the first one (`load_or_fall_back`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from maitred.config.fallback import LoadedConfig, load_or_fall_back
 from maitred.config.root import Config
-from maitred.config.sources import NO_VALUES, ConfigSources
+from maitred.config.sources import NO_VALUES, ConfigSources, LoadedConfig, load_or_fall_back
 
 __all__ = ["NO_VALUES", "Config", "ConfigSources", "LoadedConfig", "load", "load_or_fall_back"]
 

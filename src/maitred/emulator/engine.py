@@ -1,26 +1,211 @@
-"""The engine behind the endpoints: from a request body to sequences in the instance, and back to the response."""
+"""The emulated engine: its HTTP endpoints, and the way from a request body to sequences in the instance and back.
+
+The endpoints are OpenAI's API, vLLM's metrics, the part of SGLang's `/server_info` that gateways read, and `/emulator/state`
+for tests. The head of a streamed response is sent at once, the first event with the first token. When a client disconnects, its
+sequences are aborted at once, whether they wait or run, and whether the response streams or not.
+"""
 
 from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
+from typing import TypeAlias
 
 import msgspec
 
+from maitred import __version__
 from maitred.compat.instance_rules import instance_rules
 from maitred.core.request import Request
+from maitred.emulator import metrics
 from maitred.emulator.config import EngineConfig
-from maitred.emulator.finish_reasons import FinishSampler, PlannedFinish
 from maitred.emulator.metrics import EngineMetrics
-from maitred.emulator.pacer import PacedAnswer, Pacer, PacerClock
-from maitred.emulator.responses import EndpointFormat, ResponsePlan, ResponseProgress
-from maitred.emulator.schemas import EmulatedPrompt, GenerationBody, bad_request
+from maitred.emulator.pacer import LoopClock, PacedAnswer, Pacer, PacerClock
+from maitred.emulator.responses import (
+    BufferedResponse,
+    ChatFormat,
+    CompletionFormat,
+    EndpointFormat,
+    ResponsePlan,
+    ResponseProgress,
+    StreamedResponse,
+    embedding_response,
+)
+from maitred.emulator.schemas import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    EmulatedPrompt,
+    GenerationBody,
+    bad_request,
+    parse_body,
+)
+from maitred.emulator.tokens import FinishSampler, PlannedFinish
 from maitred.instance import Instance, InstanceConfig
-from maitred.wire.asgi import ApiError
+from maitred.instance.catalogue import resolve_instance
+from maitred.wire.asgi import (
+    ApiError,
+    ClientDisconnected,
+    DisconnectWatcher,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    run_lifespan,
+    send_bytes,
+    send_error,
+    send_json,
+)
+
+Handler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+Route: TypeAlias = tuple[tuple[str, ...], Handler]
+"""The methods of an endpoint, and its handler."""
+
+_GET, _POST = ("GET", "HEAD"), ("POST",)  # the server drops the body of a response to HEAD
+_ONE_MODEL = "/v1/models/"
+ROUTING_KEY = b"x-smg-routing-key"
+
+_STREAM_HEAD = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")],
+}
+
+
+def _routing_key_of(scope: Scope, body: GenerationBody) -> str:
+    """Return the routing key of the header, else of the body, else the adapter."""
+    for name, value in scope["headers"]:
+        if name == ROUTING_KEY and value:
+            key: str = value.decode("latin-1")
+            return key
+    return body.routing_key or body.lora_path or ""
+
+
+class EngineApp:
+    """A raw ASGI app with one engine."""
+
+    def __init__(self, config: EngineConfig, instance: InstanceConfig) -> None:
+        """Raise ConfigError for an unknown scheduler."""
+        self._config = config
+        self._instance = resolve_instance(instance)
+        self._engine = EmulatedEngine(config, self._instance, LoopClock())
+        self._one_model: Route = (_GET, self._model)
+        self._routes: dict[str, Route] = {
+            "/v1/chat/completions": (_POST, self._chat),
+            "/v1/completions": (_POST, self._completion),
+            "/v1/embeddings": (_POST, self._embeddings),
+            "/v1/models": (_GET, self._models),
+            "/health": (_GET, self._health),
+            "/version": (_GET, self._version),
+            "/server_info": (_GET, self._server_info),
+            "/metrics": (_GET, self._metrics),
+            "/emulator/state": (_GET, self._state),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await run_lifespan(receive, send, _do_nothing, _do_nothing)
+            return
+        try:
+            await self._handler(scope)(scope, receive, send)
+        except ApiError as error:
+            await send_error(send, error)
+        except ClientDisconnected:
+            return
+
+    def _handler(self, scope: Scope) -> Handler:
+        """Return the handler of a request. Raises ApiError 404 and 405."""
+        path, method = scope["path"], scope["method"]
+        route = self._one_model if path.startswith(_ONE_MODEL) else self._routes.get(path)
+        if route is None:
+            raise ApiError(404, f"there is no {path} here", kind="invalid_request_error", code="not_found")
+        allowed, handler = route
+        if method not in allowed:
+            allow = [(b"allow", ", ".join(allowed).encode())]
+            message = f"{path} takes {allowed[0]}, not {method}"
+            raise ApiError(405, message, kind="invalid_request_error", code="method_not_allowed", headers=allow)
+        return handler
+
+    async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = parse_body(await read_body(scope, receive, self._config.max_body_bytes), ChatBody)
+        await self._generate(body, ChatFormat(), scope, receive, send)
+
+    async def _completion(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = parse_body(await read_body(scope, receive, self._config.max_body_bytes), CompletionBody)
+        await self._generate(body, CompletionFormat(), scope, receive, send)
+
+    async def _generate(
+        self, body: GenerationBody, endpoint_format: EndpointFormat, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Generate a response. Raises ApiError, and ClientDisconnected if the client disconnects before the end."""
+        plan, requests = self._engine.plan(body, endpoint_format, _routing_key_of(scope, body))
+        response: ResponseProgress
+        if body.stream:
+            await send(_STREAM_HEAD)
+            response = StreamedResponse(plan, send)
+        else:
+            response = BufferedResponse(plan)
+        departure = DisconnectWatcher(receive, lambda: _on_client_gone(response))
+        try:
+            self._engine.start(plan, requests, response)
+            await response.done
+        finally:
+            departure.stop()
+            # Idempotent, so the end of a response, a client that is gone and an error of the server need no cases of their own.
+            self._engine.abort(requests)
+        if not body.stream:
+            await send_json(send, 200, plan.complete())
+
+    async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer at once: embeddings are not paced."""
+        body = parse_body(await read_body(scope, receive, self._config.max_body_bytes), EmbeddingBody)
+        self._engine.check_model(body.model)
+        payload, prompt_tokens = embedding_response(body, self._engine.model)
+        self._engine.metrics.count_prompt_tokens(prompt_tokens)
+        await send_json(send, 200, payload)
+
+    async def _models(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_json(send, 200, {"object": "list", "data": [self._model_card()]})
+
+    async def _model(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        self._engine.check_model(scope["path"].removeprefix(_ONE_MODEL))
+        await send_json(send, 200, self._model_card())
+
+    def _model_card(self) -> dict[str, object]:
+        return {
+            "id": self._config.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "maitred",
+            "max_model_len": self._instance.model_len,
+        }
+
+    async def _health(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_bytes(send, 200, b"", b"text/plain")
+
+    async def _version(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_json(send, 200, {"version": __version__})
+
+    async def _server_info(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_json(send, 200, {"version": __version__, "max_running_requests": self._instance.max_num_seqs})
+
+    async def _metrics(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_bytes(send, 200, self._engine.metrics.exposition(), metrics.CONTENT_TYPE)
+
+    async def _state(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_json(send, 200, self._engine.state())
+
+
+async def _do_nothing() -> None:
+    """Do nothing: an engine needs no preparation, and when the server stops every response has ended."""
+
+
+def _on_client_gone(response: ResponseProgress) -> None:
+    if not response.done.done():
+        response.done.set_exception(ClientDisconnected())
 
 
 class EngineState(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from maitred.core.request import Request
 from maitred.core.units import Micros, to_seconds
-from maitred.emulator.finish_reasons import FinishReason
+from maitred.emulator.tokens import FinishReason
 from maitred.instance import InstanceConfig
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"

@@ -20,8 +20,8 @@ from typing import Protocol, TypeAlias
 
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros, from_seconds, to_seconds
-from maitred.emulator.finish_reasons import FinishReason, PlannedFinish
 from maitred.emulator.metrics import EngineMetrics, RequestTimes
+from maitred.emulator.tokens import FinishReason, PlannedFinish
 from maitred.instance import EventKind, Instance, InstanceEvent
 
 TIMER_GRAIN_SECS = 0.001

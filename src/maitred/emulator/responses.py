@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from maitred.emulator import tokens
-from maitred.emulator.finish_reasons import PlannedFinish
 from maitred.emulator.schemas import EmbeddingBody, PromptItem, count_item, split_items
+from maitred.emulator.tokens import PlannedFinish
 from maitred.wire import sse
 from maitred.wire.asgi import Send, send_eagerly
 

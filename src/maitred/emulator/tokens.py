@@ -1,4 +1,4 @@
-"""Tokens without a tokenizer: one rule for counting, and filler text that obeys it.
+"""Tokens without a tokenizer and without a model: how they are counted, how many an answer has, and which words it has.
 
     text                 ceil(UTF-8 bytes / 4) tokens, the usual rule of thumb
     list of token ids    as many tokens as ids
@@ -8,13 +8,34 @@ cache. Example: "hello" has 5 bytes and 2 tokens; its token bytes are "hell" and
 
 Filler text consists of three-letter words, so a word with its space is four bytes. n tokens of filler are n words, and count as
 n tokens when a client sends them back as history. The same position always has the same word.
+
+A real engine learns how long an answer is, and why it ends, when the model emits "end of sequence" or the limit is reached. An
+emulated engine draws the length in advance from a seeded stream (`FinishSampler`), so the n-th prompt has the same answer
+length in every run. With `ignore_eos` the model never ends by itself, so an answer has exactly as many tokens as its limit.
 """
 
 from __future__ import annotations
 
-from maitred.kv.block_hashes import BYTES_PER_TOKEN, PromptTextBytes
+from enum import StrEnum
+from random import Random
 
-__all__ = ["BYTES_PER_TOKEN", "PromptTextBytes", "count", "count_bytes", "filler", "piece", "to_token_bytes"]
+import msgspec
+
+from maitred.kv.block_hashes import BYTES_PER_TOKEN, PromptTextBytes
+from maitred.workload.lengths import parse_lengths
+
+__all__ = [
+    "BYTES_PER_TOKEN",
+    "FinishReason",
+    "FinishSampler",
+    "PlannedFinish",
+    "PromptTextBytes",
+    "count",
+    "count_bytes",
+    "filler",
+    "piece",
+    "to_token_bytes",
+]
 
 CHAT_TOKENS_PER_MESSAGE = 4
 """Tokens that a chat template adds to each message: its role and delimiters."""
@@ -56,3 +77,38 @@ def filler(tokens: int) -> str:
     """Return a text of exactly `tokens` tokens, which are as many words."""
     whole, rest = divmod(tokens, len(_WORDS))
     return " ".join(_WORDS * whole + _WORDS[:rest])
+
+
+class FinishReason(StrEnum):
+    """The reason why a request ended, in vLLM's words. Clients see the first two."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class PlannedFinish(msgspec.Struct, frozen=True):
+    """The length of an answer, at least 1, and the reason why it ends there."""
+
+    output_tokens: int
+    reason: FinishReason
+
+
+class FinishSampler:
+    """Draws the lengths of answers."""
+
+    def __init__(self, lengths: str | int, seed: int) -> None:
+        """Raise ConfigError unless `lengths` is a length distribution."""
+        self._lengths = parse_lengths(lengths)
+        self._uniform = Random(f"{seed}/answers").random
+
+    def draw(self, *, max_tokens: int, min_tokens: int = 0) -> PlannedFinish:
+        """Return the finish of a model that ends by itself after at least `min_tokens`, and is cut after `max_tokens` (at least
+        1)."""
+        drawn = max(min_tokens, self._lengths.draw(self._uniform))
+        return PlannedFinish(drawn, FinishReason.STOP) if drawn <= max_tokens else self.exactly(max_tokens)
+
+    @staticmethod
+    def exactly(max_tokens: int) -> PlannedFinish:
+        """Return the finish of a model that never ends by itself."""
+        return PlannedFinish(max_tokens, FinishReason.LENGTH)

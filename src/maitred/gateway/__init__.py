@@ -13,8 +13,8 @@ The life of a request, and the file for each part of it:
     6. release      exactly once, in `proxy`, however the request ends: drained, failed, preempted, client disconnected.
 
 The gateway itself decides nothing. It reports every event to the cores, with the time at which it happened, and the cores
-decide. What they know of the fleet comes from `polling`, `fleet` and `capacity`. What an operator sees is in `state_snapshot`,
-`metrics` and `admin_endpoints`; `reload` changes the configuration in service, and `recording` writes down what happened.
+decide. What they know of the fleet comes from `polling`, `fleet` and `capacity`. What an operator sees is in `state`,
+`metrics` and `app`; `reload` changes the configuration in service, and `recording` writes down what happened.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from prometheus_client.registry import Collector
 from maitred.admission import Admission
 from maitred.core.histogram import DURATION_BOUNDS, ERROR_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
-from maitred.gateway.counters import GatewayCounters
-from maitred.gateway.state_snapshot import ClassState, GatewayState
+from maitred.gateway.state import ClassState, GatewayCounters, GatewayState
 
 Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
 """The values of the labels, and the value."""

@@ -37,13 +37,13 @@ from maitred.core.contracts import Router
 from maitred.core.request import Request
 from maitred.gateway import error_responses
 from maitred.gateway.config import GatewayConfig
-from maitred.gateway.counters import GatewayCounters
 from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
 from maitred.gateway.fleet import Backend, BackendFleet
 from maitred.gateway.recording import RecordedResponse, TrafficRecorder
 from maitred.gateway.request_fields import REQUEST_ID_HEADER
 from maitred.gateway.request_intake import ProxyRequest, RequestIntake
 from maitred.gateway.response_forwarder import ResponseForwarder
+from maitred.gateway.state import GatewayCounters
 from maitred.wire import asgi
 from maitred.wire.asgi import ApiError, DisconnectWatcher, Receive, Scope, Send
 from maitred.wire.client import UpstreamClient

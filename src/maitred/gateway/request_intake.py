@@ -30,7 +30,6 @@ from maitred.core.units import Micros
 from maitred.gateway import error_responses
 from maitred.gateway.auth import ApiKeys, resolve_tenant
 from maitred.gateway.config import GatewayConfig
-from maitred.gateway.counters import GatewayCounters
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.request_fields import (
     AUTHORIZATION_HEADER,
@@ -46,6 +45,7 @@ from maitred.gateway.request_fields import (
     parse_body_fields,
     set_body_priority,
 )
+from maitred.gateway.state import GatewayCounters
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.routing import Signals
 from maitred.wire import asgi

@@ -29,6 +29,9 @@ from maitred.instance.catalogue import resolve_instance
 from maitred.routing import RoutingConfig
 from maitred.sim.config import ClusterConfig
 
+_MIN_FACTOR: Final = 0.05
+_IDENTITY_KEYS: Final = ("model", "model_config_folder", "hardware", "hardware_config", "latency")
+
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """The sections of a configuration that a simulation reads."""
@@ -69,10 +72,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         resolved = replace(self, instance=resolve_instance(self.instance))
         simulate((), resolved.cluster, resolved.instance, resolved.routing, resolved.admission)
         return resolved
-
-
-_MIN_FACTOR: Final = 0.05
-_IDENTITY_KEYS: Final = ("model", "model_config_folder", "hardware", "hardware_config", "latency")
 
 
 def draw_latency_scale(instance: InstanceConfig, seed: int) -> float:

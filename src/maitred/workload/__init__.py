@@ -5,12 +5,12 @@ size is streamed from its file, and a synthetic workload is drawn job by job. Th
 and not in it, so no policy can see it.
 
     job, transforms                      the job; a workload with each job changed (mixes, timeout, scaling)
-    trace, line_reader, trace_format     recorded workloads; `formats` has one module for each format
+    trace, line_reader, trace_format     recorded workloads; the modules of `formats` have the formats
     session_replay, trace_writer         a trace in a closed loop; writing traces
     spec, spec_clients, spec_parts       the description of a synthetic workload, in Python or in a file with BLIS's keys
     generator, sessions, rates           the jobs of such a description: their merge, their content, and their arrivals
     arrivals, lengths                    arrival processes and length distributions, by name
-    synthetic, load, length_presets      the plain workload; a workload described by flags
+    synthetic, load                      the plain workload; a workload described by flags
     prefix_keys                          which prompts begin with the same tokens
 """
 

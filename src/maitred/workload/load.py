@@ -20,9 +20,8 @@ from msgspec.structs import asdict, replace
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.units import from_ms
 from maitred.workload.job import Job
-from maitred.workload.length_presets import length_arguments
 from maitred.workload.spec import MAX_REQUESTS, Workload
-from maitred.workload.synthetic import closed_loop, synthetic
+from maitred.workload.synthetic import closed_loop, length_arguments, synthetic
 from maitred.workload.trace import BadRows, Trace, open_trace
 from maitred.workload.trace_format import FORMATS
 from maitred.workload.transforms import (

@@ -37,6 +37,15 @@ _TERMS = {
     "waiting": "in the wait queue of an instance, or still in front of it (admission, latencies)",
     "fairness": "Jain's index of output tokens over tenants: 1 if all got the same, 1/n if one of n got everything",
 }
+_MAX_GROUPS = 50
+_ALL = "all"
+_TITLES = {
+    By.CLASS: "By class",
+    By.SLO_CLASS: "By SLO class",
+    By.TENANT: "By tenant",
+    By.MODEL: "By model",
+    By.INSTANCE: "By instance",
+}
 
 
 class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,17 +167,6 @@ def _config_line(key: str, value: Any, is_default: bool) -> str:
 
 def _file(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-_MAX_GROUPS = 50
-_ALL = "all"
-_TITLES = {
-    By.CLASS: "By class",
-    By.SLO_CLASS: "By SLO class",
-    By.TENANT: "By tenant",
-    By.MODEL: "By model",
-    By.INSTANCE: "By instance",
-}
 
 
 class HeadlineTile(msgspec.Struct, frozen=True):

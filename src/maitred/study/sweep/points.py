@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from maitred.config import Config
-from maitred.config.merged import MergedConfig
+from maitred.config.merged import MergedConfig, Setting, environment_settings, flag_settings
 from maitred.config.root import POLICY_KEYS
-from maitred.config.settings import Setting, environment_settings, flag_settings
 from maitred.config.sources import with_simulation_defaults
 from maitred.core.errors import ConfigError
 from maitred.core.units import from_seconds

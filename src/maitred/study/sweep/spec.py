@@ -24,6 +24,12 @@ from maitred.workload import Workload
 
 _LONGEST_MS = 1e14
 _MOST_TRIALS = 100_000
+Figures: TypeAlias = Mapping[str, float | None]
+KeyLocator: TypeAlias = Callable[[str], str]
+"""Returns the place in the user's file where a key of the sweep is written."""
+COST: Final = "cost"
+GPUS: Final = "gpus"
+_FORM: Final = re.compile(r"\s*([^\s<>=]+)\s*(<=|>=)\s*([-+0-9.eE_]+)\s*")
 
 
 class TargetsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -191,15 +197,6 @@ class _InlineDocument(YamlDocument):
 
     def where(self, path: KeyPath) -> str | None:
         return None if super().where(path) is None else ": ".join(filter(None, (self.name, dotted_key(path))))
-
-
-Figures: TypeAlias = Mapping[str, float | None]
-KeyLocator: TypeAlias = Callable[[str], str]
-"""Returns the place in the user's file where a key of the sweep is written."""
-
-COST: Final = "cost"
-GPUS: Final = "gpus"
-_FORM: Final = re.compile(r"\s*([^\s<>=]+)\s*(<=|>=)\s*([-+0-9.eE_]+)\s*")
 
 
 class Constraint(msgspec.Struct, frozen=True):

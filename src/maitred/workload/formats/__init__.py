@@ -1,1 +1,1 @@
-"""Trace formats: one module each, registered under the prefix that users type (`azure:FILE`)."""
+"""Trace formats: a module for each kind of file, registered under the prefix that users type (`azure:FILE`)."""

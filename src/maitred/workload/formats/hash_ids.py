@@ -1,0 +1,249 @@
+"""JSON lines with `hash_ids`, the content of a prompt in numbered blocks: mooncake, timed_trace, aiperf, bailian.
+
+                   timestamp   an id of hash_ids stands for
+    mooncake       ms          a block of 512 tokens and all blocks before it
+    timed_trace    seconds     the content of 16 tokens, whatever precedes them
+    aiperf         ms          the content of 512 tokens, whatever precedes them
+    bailian        seconds     the content of 16 tokens, whatever precedes them
+
+**mooncake**: the Mooncake traces (kvcache-ai/Mooncake, FAST'25), as published.
+
+**timed_trace**: the same keys as `vllm bench serve --dataset-name timed_trace` reads them, in vLLM's default units
+(`--timed-trace-sec-multiplier`, `--timed-trace-chunk-hash-size`). vLLM reads a Mooncake file with 0.001 and 512; here that is
+`mooncake:FILE`.
+
+**aiperf**: what AIPerf reads as `mooncake_trace`: Mooncake's rows, with sessions. Rows with the same `session_id` are the
+rounds of one conversation. As AIPerf sends them, the prompt of a round is all earlier prompts and answers, and `input_length`
+new tokens. A round arrives at its `timestamp`, or `delay` ms after the previous answer. A round with a `delay` can only be
+replayed in a closed loop (`--session-mode closed-loop`). Blocks have AIPerf's default size. In a session only the ids of the
+first round count, because later rounds begin somewhere within a block.
+
+**bailian**: the Qwen-Bailian traces (alibaba-edu, Apache-2.0; Wang et al., ATC 2025), as published. A row is a whole prompt as
+the service received it, history included. Rows whose chain of `parent_chat_id` starts at the same chat are one program.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from maitred.core.request import PrefixKeys
+from maitred.core.units import Micros, from_ms, from_seconds
+from maitred.workload.lengths import MAX_TOKENS
+from maitred.workload.line_reader import LineReader
+from maitred.workload.prefix_keys import ChainedBlockIds, ConversationKeys, UnchainedBlockIds
+from maitred.workload.trace_format import (
+    FORMATS,
+    Millis,
+    RowError,
+    RowParser,
+    Seconds,
+    TokenCount,
+    TraceFormat,
+    TraceRow,
+    check_block_ids,
+    join_hints,
+    json_keys,
+    json_row_parser,
+)
+
+_MOONCAKE_BLOCK_TOKENS = 512
+_TIMED_TRACE_BLOCK_TOKENS = 16
+_AIPERF_BLOCK_TOKENS = 512
+_BAILIAN_BLOCK_TOKENS = 16
+_NO_PARENT = -1
+_MAX_CHATS = 1 << 18
+"""Number of chats whose first chat is remembered. A follow-up after more chats than that starts a program of its own."""
+_RoundTokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+
+
+class _MooncakeLine(msgspec.Struct, gc=False):
+    timestamp: Millis
+    input_length: TokenCount
+    output_length: TokenCount
+    hash_ids: tuple[int, ...] | None = None
+
+
+@FORMATS.register("mooncake")
+class MooncakeFormat(TraceFormat):
+    """`hash_ids`, if present, are the prefix of the request."""
+
+    description = "The Mooncake traces, with prefixes in blocks of 512 tokens."
+    times = "ms"
+    shared_prefixes = "`hash_ids`, blocks of 512 tokens"
+    example = '{"timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}'
+
+    def recognises(self, first_line: str) -> bool:
+        keys = json_keys(first_line)
+        return {"timestamp", "input_length"} <= keys <= {"timestamp", "input_length", "output_length", "hash_ids"}
+
+    def make_parser(self, lines: LineReader) -> RowParser:
+        return json_row_parser(_MooncakeLine, self.example, _mooncake_row)
+
+
+def _mooncake_row(line: _MooncakeLine) -> TraceRow:
+    prefix = None
+    if line.hash_ids is not None:
+        check_block_ids(line.hash_ids, line.input_length, _MOONCAKE_BLOCK_TOKENS)
+        prefix = ChainedBlockIds(line.hash_ids, line.input_length, _MOONCAKE_BLOCK_TOKENS)
+    return TraceRow(from_ms(line.timestamp), line.input_length, line.output_length, prefix=prefix)
+
+
+class _TimedTraceLine(msgspec.Struct, gc=False):
+    timestamp: Seconds
+    input_length: TokenCount
+    output_length: TokenCount
+    hash_ids: tuple[int, ...] | None = None
+
+
+@FORMATS.register("timed_trace")
+class TimedTraceFormat(TraceFormat):
+    """Its first line looks like Mooncake's, so the format must be named."""
+
+    description = "What vllm bench serve --dataset-name timed_trace reads; it must be named, because it looks like mooncake."
+    times = "seconds"
+    shared_prefixes = "`hash_ids`, blocks of 16 tokens"
+    example = '{"timestamp": 0.5, "input_length": 40, "output_length": 52, "hash_ids": [7, 8, 9]}'
+
+    def recognises(self, first_line: str) -> bool:
+        return False
+
+    def make_parser(self, lines: LineReader) -> RowParser:
+        return json_row_parser(_TimedTraceLine, self.example, _timed_trace_row)
+
+
+def _timed_trace_row(line: _TimedTraceLine) -> TraceRow:
+    prefix = None
+    if line.hash_ids is not None:
+        try:
+            check_block_ids(line.hash_ids, line.input_length, _TIMED_TRACE_BLOCK_TOKENS)
+        except RowError as error:
+            hint = join_hints(error.hint, "a file with blocks of 512 is mooncake:FILE")
+            raise RowError(error.problem, hint) from error
+        prefix = UnchainedBlockIds(line.hash_ids, line.input_length, _TIMED_TRACE_BLOCK_TOKENS)
+    return TraceRow(from_seconds(line.timestamp), line.input_length, line.output_length, prefix=prefix)
+
+
+class _AiPerfLine(msgspec.Struct, gc=False):
+    input_length: _RoundTokens | None = None
+    output_length: TokenCount | None = None
+    timestamp: Millis | None = None
+    delay: Millis | None = None
+    session_id: str = ""
+    hash_ids: tuple[int, ...] | None = None
+
+
+class _AiPerfSession(msgspec.Struct):
+    number: int
+    history_tokens: int = 0
+    head: PrefixKeys | None = None
+    """The prompt of the first round, if the trace has its ids."""
+
+
+@FORMATS.register("aiperf")
+class AiPerfFormat(TraceFormat):
+    """Prompts must be given as lengths: the number of tokens of a text depends on the model's tokenizer."""
+
+    description = "What AIPerf reads as mooncake_trace, with sessions and delays."
+    times = "ms"
+    shared_prefixes = "`hash_ids`, blocks of 512 tokens, and the history of a session"
+    example = '{"session_id": "s1", "timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}'
+
+    has_think_times = True
+    max_disorder = 4_096
+    """The rounds of a session often stand together."""
+
+    def recognises(self, first_line: str) -> bool:
+        keys = json_keys(first_line)
+        return not keys.isdisjoint({"session_id", "delay"}) and not keys.isdisjoint({"input_length", "text_input", "messages"})
+
+    def make_parser(self, lines: LineReader) -> RowParser:
+        return json_row_parser(_AiPerfLine, self.example, _AiPerfReader().row)
+
+
+class _AiPerfReader:
+    def __init__(self) -> None:
+        self._sessions: dict[str, _AiPerfSession] = {}
+        self._latest_timestamp: Micros = 0
+
+    def row(self, line: _AiPerfLine) -> TraceRow:
+        if line.input_length is None:
+            raise RowError("it has no input_length", "prompts given as text cannot be counted: write their length in tokens")
+        if line.output_length is None:
+            raise RowError("it has no output_length", f"a row looks like {AiPerfFormat.example}")
+        if line.timestamp is None and line.session_id not in self._sessions:
+            raise RowError("it has no timestamp", "the first turn of a session needs one, in ms")
+        if line.timestamp is not None:
+            self._latest_timestamp = from_ms(line.timestamp)
+        return self._round_row(line, line.input_length, line.output_length)
+
+    def _round_row(self, line: _AiPerfLine, new_tokens: int, output_tokens: int) -> TraceRow:
+        is_first = line.session_id not in self._sessions
+        if is_first and not new_tokens:
+            raise RowError("input_length is 0", "only a later turn of a session may add nothing")
+        head = self._head(line, new_tokens) if is_first else None
+        session = self._sessions.get(line.session_id) or _AiPerfSession(len(self._sessions), head=head)
+        prompt_tokens = session.history_tokens + new_tokens
+        prefix, conversation_prefix = head, None
+        if line.session_id:
+            self._sessions[line.session_id] = session
+            session.history_tokens = prompt_tokens + output_tokens
+            prefix = ConversationKeys(session.number, prompt_tokens, session.head)
+            conversation_prefix = ConversationKeys(session.number, session.history_tokens, session.head)
+        return TraceRow(
+            self._latest_timestamp,
+            prompt_tokens,
+            output_tokens,
+            prefix=prefix,
+            conversation_prefix=conversation_prefix,
+            program=line.session_id,
+            think_time=None if line.delay is None else from_ms(line.delay),
+            has_arrival=line.timestamp is not None,
+        )
+
+    def _head(self, line: _AiPerfLine, tokens: int) -> PrefixKeys | None:
+        if line.hash_ids is None:
+            return None
+        check_block_ids(line.hash_ids, tokens, _AIPERF_BLOCK_TOKENS)
+        return UnchainedBlockIds(line.hash_ids, tokens, _AIPERF_BLOCK_TOKENS)
+
+
+class _BailianLine(msgspec.Struct, gc=False):
+    chat_id: int
+    timestamp: Seconds
+    input_length: TokenCount
+    output_length: TokenCount
+    parent_chat_id: int = _NO_PARENT
+    hash_ids: tuple[int, ...] | None = None
+
+
+@FORMATS.register("bailian")
+class BailianFormat(TraceFormat):
+    """`timestamp` is in seconds. `type` (text, search, image, file) and `turn` are not read."""
+
+    description = "The Qwen-Bailian traces, with chats and prefixes in blocks of 16 tokens."
+    times = "seconds"
+    shared_prefixes = "`hash_ids`, blocks of 16 tokens"
+    example = '{"chat_id": 160, "parent_chat_id": 159, "timestamp": 61.1, "input_length": 20, "output_length": 9, ...}'
+
+    def recognises(self, first_line: str) -> bool:
+        return {"chat_id", "timestamp", "input_length"} <= json_keys(first_line)
+
+    def make_parser(self, lines: LineReader) -> RowParser:
+        first_chats: dict[int, int] = {}
+
+        def to_row(line: _BailianLine) -> TraceRow:
+            parent = line.parent_chat_id
+            first_chat = line.chat_id if parent == _NO_PARENT else first_chats.get(parent, parent)
+            first_chats[line.chat_id] = first_chat
+            if len(first_chats) > _MAX_CHATS:
+                del first_chats[next(iter(first_chats))]
+            prefix = None
+            if line.hash_ids is not None:
+                check_block_ids(line.hash_ids, line.input_length, _BAILIAN_BLOCK_TOKENS)
+                prefix = UnchainedBlockIds(line.hash_ids, line.input_length, _BAILIAN_BLOCK_TOKENS)
+            at = from_seconds(line.timestamp)
+            return TraceRow(at, line.input_length, line.output_length, prefix=prefix, program=str(first_chat))
+
+        return json_row_parser(_BailianLine, self.example, to_row)
