@@ -5,8 +5,8 @@ answers quickly (`core.contracts.LatencyModel`). `linear` needs nothing but its 
 and `trained-physics` work out arithmetic and memory traffic of a model on a GPU, a `Deployment`, which the catalogue fills in.
 
     base, parse             the registry, and how users write a model
+    base, linear_steps      `linear`: β0 + β1 · prefill tokens + β2 · decode tokens
     affine                  runs of steps summed exactly, and the bases of models that sum theirs so
-    linear, linear_steps    β0 + β1 · prefill tokens + β2 · decode tokens
     roofline                limits of the hardware
     trained_physics         the parts of a roofline, times fitted coefficients
     table, step_table       measurements
@@ -16,9 +16,8 @@ and `trained-physics` work out arithmetic and memory traffic of a model on a GPU
 from __future__ import annotations
 
 from maitred.instance.latency.affine import SpreadAwareModel
-from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig, LatencySpec, StepTimes
+from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig, LatencySpec, LinearLatency, StepTimes
 from maitred.instance.latency.deployment import AttentionRanks, Deployment, HardwareSpec, ModelSpec
-from maitred.instance.latency.linear import LinearLatency
 from maitred.instance.latency.parse import AnyLatency, numbers, parse_latency, with_coefficients
 from maitred.instance.latency.roofline import RooflineLatency
 from maitred.instance.latency.step_table import Grid, Skew, StepTable

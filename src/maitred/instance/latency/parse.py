@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias, Union
 
 from maitred.core.errors import ConfigError
-from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
-from maitred.instance.latency.linear import LinearLatency
+from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig, LinearLatency
 from maitred.instance.latency.roofline import RooflineLatency
 from maitred.instance.latency.table import TableLatency
 from maitred.instance.latency.trained_physics import TrainedPhysicsLatency
