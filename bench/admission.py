@@ -334,6 +334,6 @@ def report(spent: dict[str, list[list[float]]], loop: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", default="", help="cases with this in their name")
     options = parser.parse_args()
     main(options.rounds, options.only)

@@ -279,7 +279,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
-    parser.add_argument("--only", default="", help="scenarios whose name contains this")
+    parser.add_argument("--only", default="", help="scenarios with this in their name")
     parser.add_argument("--role", choices=("main", "backend", "client"), default="main", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--scenario", default="", help=argparse.SUPPRESS)

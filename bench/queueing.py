@@ -219,6 +219,6 @@ def main(rounds: int, only: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default="", help="policies whose name contains this")
+    parser.add_argument("--only", default="", help="policies with this in their name")
     options = parser.parse_args()
     main(options.rounds, options.only)

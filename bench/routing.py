@@ -119,7 +119,7 @@ def table(figures: dict[tuple[str, str], dict[int, float]], calibration: float) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", help="the policies whose name or scorers contain this")
+    parser.add_argument("--only", help="the policies with this in their name or scorers")
     parser.add_argument("--write", type=Path, help="put the table into this document")
     options = parser.parse_args()
     gc.disable()

@@ -31,7 +31,7 @@ CLASSES = {PriorityClass.SYSTEM: 2, PriorityClass.INTERACTIVE: 28, PriorityClass
 """Share of the requests in percent. At twice the capacity the upper two fit, part of `default`, and little of `bulk`."""
 TENANTS = tuple(f"t{number}" for number in range(24))
 CAPPED = {"t0": PriorityClass.DEFAULT}
-"""Tenants whose requests get a lower class than they ask for."""
+"""Tenants that get a lower class than they ask for."""
 STEPS = range(4, 13)
 TICK_SECS = 0.005
 PATIENCE_SECS = 120.0

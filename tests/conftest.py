@@ -35,7 +35,7 @@ RunMaitred = Callable[..., CommandResult]
 
 @pytest.fixture
 def maitred(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> RunMaitred:
-    """Run a command line in this process, in an empty folder, without the variables of the one who runs the tests.
+    """Run a command line in this process, in an empty folder, without the variables of the shell that runs the tests.
 
     Results are those of a process: the exit code, and everything written to the descriptors of stdout and stderr.
     """

@@ -22,7 +22,7 @@ class TenantRate(AdmissionPolicy):
     """Refuses the requests of a tenant beyond `rate` per second, after a burst of `burst`; others do not notice.
 
     A bucket for each tenant holds at most `burst` requests and gains `rate` per second. Of more than 10,000 tenants the one
-    that was quiet for longest is forgotten, whose bucket is as good as full.
+    that was quiet for longest is forgotten: its bucket is as good as full.
     """
 
     def __init__(self, rate: float, burst: float = 10.0) -> None:

@@ -113,7 +113,7 @@ def test_what_the_section_cannot_be_given(key: str, value: object) -> None:
         ("auth: acme", "without spaces"),
         ("ip:10.0.0.300", "not an IP address"),
         ("ip:2001:DB8::0", "write ip:2001:db8::"),
-        ("user:acme", "matches nobody"),
+        ("user:acme", "matches no tenant"),
     ],
 )
 def test_a_tenant_that_can_never_come_is_an_error(tenant: str, advice: str) -> None:

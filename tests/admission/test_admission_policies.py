@@ -380,4 +380,4 @@ def test_former_names_of_slo_classes_are_no_keys(key: str) -> None:
 def test_a_budget_of_a_tenant_that_cannot_be_is_warned_of() -> None:
     warnings = list(config(tenant_budgets={"acme": 0.5, "auth:acme": 0.5}).warnings())
 
-    assert warnings == ["tenant_budgets: 'acme' matches nobody: write auth:acme, header:acme, ip:ADDRESS or anonymous"]
+    assert warnings == ["tenant_budgets: 'acme' matches no tenant: write auth:acme, header:acme, ip:ADDRESS or anonymous"]

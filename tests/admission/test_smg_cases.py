@@ -1,7 +1,7 @@
 """The cases of SMG's own tests, restated: what they set up and what they expect, as timelines of our core.
 
 Those about threads, wake-ups and dropped permits have no counterpart in a core that is told one thing after another; what they
-protect (nobody admitted twice, nobody lost) is what the property tests assert. Others stand in the files beside this one.
+protect (no request admitted twice, none lost) is what the property tests assert. Others stand in the files beside this one.
 """
 
 from __future__ import annotations

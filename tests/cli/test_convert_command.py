@@ -87,7 +87,7 @@ def test_a_session_waits_for_its_answers_and_thinks(maitred: Any) -> None:
     ("flags", "message"),
     [
         (("--session-mode", "closed"), "--session-mode: unknown session mode 'closed'"),
-        (("--think-time-ms", 5), "--think-time-ms: nobody waits for an answer (it goes with --session-mode closed-loop)"),
+        (("--think-time-ms", 5), "--think-time-ms: no request waits for an answer (it goes with --session-mode closed-loop)"),
         (("--session-mode", "closed-loop", "--think-time-ms", -1), "--think-time-ms: -1 cannot be used"),
         (("--session-mode", "closed-loop", "--concurrent-sessions", 0), "--concurrent-sessions: 0 sessions cannot be open"),
         (("--session-mode", "closed-loop", "--concurrent-sessions", 3), "this trace cannot limit its sessions"),

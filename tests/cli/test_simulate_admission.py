@@ -102,7 +102,7 @@ MISTAKES = [
     ([*PRIORITY, "bad.yaml"], "bad.yaml:1: unknown key 'admission.clases' (did you mean 'classes'?)"),
     ([*PRIORITY, "none.yaml"], "none.yaml"),
     ([*PRIORITY, "a.yaml", "--metrics-path", "a.yaml"], "is already what --admission-config reads"),
-    (["--tenant-mix", "acme:1"], "--tenant-mix: 'acme' matches nobody: write auth:acme"),
+    (["--tenant-mix", "acme:1"], "--tenant-mix: 'acme' matches no tenant: write auth:acme"),
 ]
 
 

@@ -40,7 +40,7 @@ def test_clients_leave_when_their_time_is_up(maitred: Any) -> None:
 
 def test_users_in_a_closed_loop_wait_for_the_think_time(maitred: Any) -> None:
     """Two users share one place, and leave after 3.5 ms. The first is done at 3.1 ms and sends again. The second leaves at 3.5
-    ms, during a step that lasts until 5.1 ms. That is too late for the first user, who leaves at 6.6 ms."""
+    ms, during a step that lasts until 5.1 ms. That is too late for the first user, which leaves at 6.6 ms."""
     loop = ("--concurrency", 2, "--num-requests", 6, "--prompt-tokens", 100, "--output-tokens", 2, "--max-num-seqs", 1)
     assert run(maitred, *loop)["timed_out_requests"] == 0
     figures = run(maitred, *loop, "--timeout-secs", 0.0035)

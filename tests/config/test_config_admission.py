@@ -104,7 +104,7 @@ def test_mistakes_have_their_line(admission, change: tuple[str, str], message: s
 def test_a_bare_tenant_key_is_an_error_and_under_smg_a_warning(admission) -> None:  # type: ignore[no-untyped-def]
     text = "tenant_policies:\n  auth:x: {max_class: bulk}\n  acme: {max_class: system}\n"
 
-    assert wrong(admission, text).startswith("3: admission.tenant_policies: 'acme' matches nobody: write auth:acme")
+    assert wrong(admission, text).startswith("3: admission.tenant_policies: 'acme' matches no tenant: write auth:acme")
     smg = admission(text, flavour="smg", mode="priority")
     assert [line for line in smg.warnings() if "acme" in line]
 

@@ -56,7 +56,7 @@ def test_what_is_right_is_in_force_as_a_whole(sources_of) -> None:  # type: igno
         (
             BACKENDS + "admission:\n  mode: priority\n  tenant_policies:\n    acme: {max_class: system}\n",
             {},
-            "main.yaml:6: admission.tenant_policies: 'acme' matches nobody: write auth:acme, header:acme",
+            "main.yaml:6: admission.tenant_policies: 'acme' matches no tenant: write auth:acme, header:acme",
         ),
     ],
 )

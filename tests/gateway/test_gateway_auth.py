@@ -48,7 +48,7 @@ def test_a_key_names_its_caller() -> None:
         (b"Bearer S3CRET", "invalid_api_key"),
         (b"Bearer s3cret2", "invalid_api_key"),
         (b"Bearer \xff", "invalid_api_key"),
-        (b"Bearer " + hash_api_key(SHARED).encode(), "invalid_api_key"),  # who has read the file has not the key
+        (b"Bearer " + hash_api_key(SHARED).encode(), "invalid_api_key"),  # a reader of the file does not have the key
     ],
 )
 def test_anything_else_is_refused(shown: bytes | None, expected: str) -> None:

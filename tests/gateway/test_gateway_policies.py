@@ -97,8 +97,8 @@ def test_who_can_never_enter_is_not_invited_to_come_back() -> None:
             assert (await w.request("/v1/completions", prompt(100)))[0] == 200
             assert await for_good(w, prompt(50)) == (429, "admission_token_bucket", "rate_limit_error")
 
-            everybody = w.state.classes["default"]
-            assert everybody.refused == {"prompt_too_large": 1, "token_bucket": 1}
+            default = w.state.classes["default"]
+            assert default.refused == {"prompt_too_large": 1, "token_bucket": 1}
             metrics = (await w.request("/metrics", method="GET"))[2].decode()
             assert 'outcome="rejected_prompt_too_large"} 1.0' in metrics
 

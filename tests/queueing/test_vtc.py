@@ -142,7 +142,7 @@ def test_lpm_within_a_deficit() -> None:
 
 
 def test_it_says_whether_steps_may_bring_another_tenant_to_the_head() -> None:
-    """a decodes and gains two in each step, b nothing. Who gains least stays at the head, unless others are within slack."""
+    """a decodes and gains two in each step, b nothing. The tenant with the least gain stays ahead, but for slack."""
     for spelling, changes in [("vtc", None), ("vtc(sjf, slack=1000)", 11)]:
         waiting = filled(queue(spelling), "a", "a", "b", "b")
         assert started(waiting).next_order_change(10) is None  # nothing decodes

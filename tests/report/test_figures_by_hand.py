@@ -41,7 +41,7 @@ def crowded() -> maitred.Result:
 
     0..1640     A and B compute their prompts, 32 tokens each, and fill all blocks; first tokens
     1640..6040  A's next token needs a block, so B loses its two; four steps of 1100, and A has its five tokens
-                C has come at 1000; it fits, and waits behind B, who needs three blocks
+                C has come at 1000; it fits, and waits behind B, which needs three blocks
     6040..7530  B computes its 32 tokens again and that of its first one, C its 16: 1000 + 490; C is done
     7530..8630  B's third token
     """

@@ -20,7 +20,7 @@ from maitred.sim import Results
         (Slo(ttft=200_000, classes={"batch": Targets(e2e=1_400_000)}), 2),  # what it leaves out is as for all
         (Slo(classes={"batch": Targets(e2e=1)}), 2),  # the others have no target
         (Slo(classes={"interactive": Targets(ttft=100_000)}), 2),
-        (Slo(ttft=200_000, classes={"bulk": Targets(ttft=400_000)}), 2),  # of bulk only who names no SLO class
+        (Slo(ttft=200_000, classes={"bulk": Targets(ttft=400_000)}), 2),  # of bulk only the request without an SLO class
         (Slo(ttft=1, classes={"interactive": Targets(ttft=200_000), "batch": Targets(ttft=400_000)}), 3),
     ],
 )

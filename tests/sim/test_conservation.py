@@ -160,7 +160,7 @@ def test_every_request_ends_once_and_nothing_comes_before_its_cause(
         first, then = getattr(results, earlier), getattr(results, later)
         both = (first >= 0) & (then >= 0)
         if later == "first_token":
-            both &= results.preemptions == 0  # who was preempted runs again after its first token
+            both &= results.preemptions == 0  # a preempted request runs again after its first token
         if later == "finished":
             both &= results.outcome == Outcome.COMPLETED
         assert (first[both] <= then[both]).all(), (earlier, later)

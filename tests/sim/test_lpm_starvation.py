@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from starvation import COLD, SCENES, hit_rate, ttft
 
 ONE_BY_ONE = 0.5
-"""Seconds within which requests that are due together are admitted: the bound says who is next, not that there is room."""
+"""Seconds within which requests that are due together are admitted: the bound says which is next, not that there is room."""
 
 
 @cache

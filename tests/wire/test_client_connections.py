@@ -52,7 +52,7 @@ def test_a_connection_is_used_again() -> None:
         pytest.param(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok", id="asked to close"),
         pytest.param(b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok", id="old protocol"),
         pytest.param(OK + b"x", id="a byte after the end"),
-        pytest.param(OK + b"HTTP/1.1 500 No\r\ncontent-length: 3\r\n\r\nbad", id="a second response nobody asked for"),
+        pytest.param(OK + b"HTTP/1.1 500 No\r\ncontent-length: 3\r\n\r\nbad", id="a second response without a request"),
         pytest.param(
             b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nokmore", id="more after asking to close"
         ),

@@ -101,7 +101,7 @@ def test_requests_over_tls(tmp_path: Path) -> None:
 def test_a_refused_connection_is_known_by_its_cause() -> None:
     async def scenario() -> ConnectError:
         with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))  # and nobody listens
+            nobody.bind(("127.0.0.1", 0))  # and nothing listens
             client = UpstreamClient(UpstreamLimits(connect_secs=5))
             with pytest.raises(ConnectError) as raised:
                 await client.request(Origin.parse(f"https://127.0.0.1:{nobody.getsockname()[1]}"), "GET", "/")

@@ -91,7 +91,7 @@ def test_tenants_come_in_their_shares_and_move_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("acme:1", "'acme' matches nobody: write auth:acme, header:acme, ip:ADDRESS or anonymous"),
+        ("acme:1", "'acme' matches no tenant: write auth:acme, header:acme, ip:ADDRESS or anonymous"),
         ("auth:acme", "write it as auth:acme:0.3,auth:globex:0.7"),
         ("auth:acme:x", "the share of 'auth:acme' is 'x', not a number"),
         ("auth:acme:1,auth:acme:2", "tenant 'auth:acme' appears twice"),

@@ -123,8 +123,8 @@ def test_our_own_format_may_carry_tenants_and_what_clients_asked_for(write: Writ
 def test_a_tenant_that_no_policy_could_name_is_a_bad_row(write: Write) -> None:
     path = write("arrival_secs,class,prompt_tokens,output_tokens,tenant\n0,bulk,1,1,acme\n")
     error = error_of(f"maitred:{path}")
-    assert error.problem == "tenant 'acme' matches nobody: write auth:acme, header:acme, ip:ADDRESS or anonymous"
-    assert error.hint == "empty: nobody knows who it was; --skip-bad-rows leaves such rows out"
+    assert error.problem == "tenant 'acme' matches no tenant: write auth:acme, header:acme, ip:ADDRESS or anonymous"
+    assert error.hint == "empty, if the tenant is not known; --skip-bad-rows leaves such rows out"
 
 
 def test_the_first_line_tells_the_format(write: Write, samples: Path) -> None:

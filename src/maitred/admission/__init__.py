@@ -18,7 +18,7 @@ has left).
     queues.py       the queue of one class: first come first served, or shared fairly among tenants
     slots.py        the arithmetic of slots and reservations
     preemption.py   which requests may be victims, and preemptors that wait for their slots
-    flow_pool.py    pools whose limit is the load of the instances (flow control, as in GAIE and BLIS)
+    flow_pool.py    pools with the load of the instances as their limit (flow control, as in GAIE and BLIS)
     flow_bands.py   their waiting requests by priority, in one flow or one per tenant
     flow_dispatcher.py  which of them enter, over all models
     saturation.py   how loaded the instances are

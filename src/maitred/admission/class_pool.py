@@ -1,8 +1,8 @@
 """ClassPool: the slots of one model, and the queues of the classes in front of them.
 
 A newcomer is admitted if a slot is free for its class and no request of its own class or of a higher one waits. If it
-finds no slot and its class may preempt, it takes the slot of a request of a lower class whose response has not started:
-the victim is told to stop, and the slot is kept for its preemptor. Else the newcomer queues; else, the queue being
+finds no slot and its class may preempt, it takes the slot of a request of a lower class that has no response yet: the
+victim is told to stop, and the slot is kept for its preemptor. Else the newcomer queues; else, the queue being
 full, it is rejected.
 
 Whenever slots may have become free, waiting requests are admitted, the most urgent class first, until no slot is free
@@ -213,11 +213,11 @@ class ClassPool(SlotPool):
         return self.queues.deadline_of(ticket)
 
     def advance(self, now: Micros) -> list[Decision]:
-        """Reject requests whose timeout has passed, queue preemptors whose budget is spent, and admit what may enter then."""
+        """Reject requests at their timeout, queue preemptors that have spent their budget, and admit what may enter then."""
         decisions: list[Decision] = []
         queues = self.queues
-        # Waiting requests expire before preemptors of their lane, because a preemptor whose budget is spent may queue in a
-        # place that a timeout has freed. All of it comes before `dispatch`, so that no expired request is admitted.
+        # Waiting requests expire before preemptors of their lane, because a preemptor that has spent its budget may queue in
+        # a place that a timeout has freed. All of it comes before `dispatch`, so that no expired request is admitted.
         for lane in MOST_URGENT_FIRST:
             while (waiter := queues.expired_waiter(lane, now)) is not None:
                 decisions.append(self._expire_waiter(waiter, now))

@@ -157,7 +157,7 @@ class ClassConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     starvation_threshold_secs: float | None = None
     """Wait in seconds after which a request may be promoted (not `system`)."""
     can_preempt: bool | None = None
-    """Whether a request that finds no slot may take that of a request of a lower class whose response has not started."""
+    """Whether a request that finds no slot may take that of a request of a lower class, before its response has started."""
 
     def __post_init__(self) -> None:
         _check_non_negative(self, "reserved_floor", "queue_size")
@@ -243,7 +243,7 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     """`off`: every request enters; `legacy`: one limit for all requests; `priority`: classes, and a pool of slots for each
     model; `flow-control`: as many requests as the instances can carry."""
     flavour: Flavour = "maitred"
-    """Whose rules hold where systems differ: `maitred`; `smg`, SMG's numbers and rules; `blis`, BLIS's rules of flow control.
+    """The rules that hold where systems differ: `maitred`; `smg`, SMG's numbers and rules; `blis`, BLIS's flow control.
     Under `smg` an entry replaces its class as a whole, promotions are not bounded, `Retry-After` is always 2, and a 401 has no
     body."""
     classes: ClassesConfig = ClassesConfig()

@@ -40,7 +40,7 @@ class ClassCounters:
         """Slots taken: more than requests if some were tried again."""
         self.queue_full = self.tenant_queue_full = self.queue_timeout = 0
         self.cancelled = 0
-        """Requests whose client left while they waited."""
+        """Requests that were waiting when their client disconnected."""
         self.rate_limited = 0
         self.refused: Counter[str] = Counter()
         """Requests that an admission policy or flow control refused, by reason."""

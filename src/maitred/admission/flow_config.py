@@ -41,8 +41,8 @@ class FlowControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     usage_limit_threshold: float = 1.0
     """Saturation from which on the lowest band waits. The highest waits from 1 on, those between in even steps."""
     dispatch_order: DispatchOrder = "priority"
-    """Which band is served first of those that may go in: `priority`, the most urgent; `fifo`, the one whose next request
-    arrived first; `slo-deadline`, the one whose next request is due first."""
+    """Which band is served first of those that may go in: `priority`, the most urgent; `fifo`, the one with the next request
+    that arrived first; `slo-deadline`, the one with the next request that is due first."""
     fairness_policy: FairnessName = "global-strict"
     """Order within a band: `global-strict`, one queue for all tenants; `round-robin`, each tenant in turn."""
     dispatch: DispatchMode | None = None
@@ -59,8 +59,8 @@ class FlowControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     request_ttl_us: int = 0
     """Longest wait of a request, in µs; 0: no limit."""
     in_flight_eviction: bool = False
-    """Whether a sheddable request whose response has not started is stopped when the instances are saturated and a request that
-    is not sheddable waits."""
+    """Whether a sheddable request is stopped, before its response has started, when the instances are saturated and a request
+    that is not sheddable waits."""
 
     def __post_init__(self) -> None:
         if self.max_concurrency < 1:

@@ -130,7 +130,7 @@ class Dispatcher:
         insort(self._pools, pool, key=lambda p: p.name)
 
     def on_arrival(self, pool: DispatchedPool, load: FleetLoad, now: Micros) -> list[Decision]:
-        """Let requests in after one has begun to wait in `pool`, whose instances have this `load`."""
+        """Let requests in after one has begun to wait in `pool`. `load` is that of its instances."""
         self.arm_tick(now)
         return self._dispatch(SaturationProbe(self._pools, self._load_probe, now, {pool.name: load}), now)
 
@@ -202,7 +202,7 @@ class Dispatcher:
         return _Candidate(pool, group, gauge, probe.unseen_in_flight(group) if self.rules.counts_unseen_in_flight else 0)
 
     def _best_candidate(self, candidates: Sequence[_Candidate]) -> tuple[_Candidate, Ticket] | None:
-        """Return the candidate whose next request enters first, with this request; None if none may enter."""
+        """Return the request that enters first, with its candidate; or None if none may enter."""
         nexts = [(candidate, ticket) for candidate in candidates if (ticket := candidate.next_ticket()) is not None]
         if not nexts:
             return None

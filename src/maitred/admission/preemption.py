@@ -52,7 +52,7 @@ class PreemptionCandidates:
             self.groups[ticket.victim_group].pop(ticket.id, None)
 
     def newest_below(self, group: int, units: int = 1) -> Ticket | None:
-        """Return the newest request of the least urgent group below `group` whose slot has at least `units`, or None."""
+        """Return the newest request with a slot of at least `units`, of the least urgent group below `group`; or None."""
         for lower in sorted(self.groups):
             if lower >= group:
                 break
@@ -65,7 +65,7 @@ class PreemptionCandidates:
 
 
 class PendingPreemptors:
-    """Preemptors whose victims have not left yet, by lane, oldest first."""
+    """Preemptors that wait until their victims have left, by lane, oldest first."""
 
     __slots__ = ("count", "lanes")
 
@@ -92,7 +92,7 @@ class PendingPreemptors:
         return next(iter(self.lanes[lane].values())) if self.lanes[lane] else None
 
     def first_within_limit(self, lane: int) -> Ticket | None:
-        """Return the oldest preemptor of `lane` whose tenant is not at its limit, or None."""
+        """Return the oldest preemptor of `lane` with a tenant below its limit, or None."""
         return next((t for t in self.lanes[lane].values() if t.tenant_account is None or not t.tenant_account.at_limit), None)
 
     def any_at_or_above(self, lane: int) -> bool:

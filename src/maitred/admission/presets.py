@@ -97,7 +97,7 @@ class AdmissionPreset(msgspec.Struct, frozen=True, kw_only=True):
 
 _OURS: Final = AdmissionPreset()
 _COMPATIBLE: Final[Mapping[Flavour, str]] = {"smg": "maitred.compat.smg", "blis": "maitred.compat.blis"}
-"""The module whose ADMISSION is the preset of a flavour."""
+"""The module with the preset of a flavour, as its `ADMISSION`."""
 
 
 @cache

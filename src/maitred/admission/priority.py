@@ -85,7 +85,7 @@ class AdmissionPriority:
         if ticket.tenant_account is not None and ticket.tenant_account.at_limit:
             return Reason.TENANT_LIMIT
         queues, slots, lane = self._queues, self._slots, ticket.lane
-        # A queue whose tenants are all at their limits has no next request (`peek`), and so holds no newcomer back.
+        # If all tenants of a queue are at their limits, it has no next request (`peek`), and so holds no newcomer back.
         if queues.queued and any(queues.lanes[c].peek() is not None for c in range(lane, len(LANES))):
             return Reason.BEHIND_QUEUE
         if not slots.fits(lane, self.set_slot_units(ticket)):
@@ -121,7 +121,7 @@ class AdmissionPriority:
         return None
 
     def choose_victim(self, ticket: Ticket, candidates: PreemptionCandidates) -> Ticket | None:
-        """Return the newest request of the least urgent class below that of `ticket` whose slot would suffice. Return
+        """Return the newest request with a slot that would suffice, of the least urgent class below that of `ticket`. Return
         None if there is none, or if the limit of its tenant would keep `ticket` from the slot."""
         # Each preemptor of the tenant will take one slot more; without counting them, a victim would be stopped for a slot
         # that the limit then denies to `ticket`.

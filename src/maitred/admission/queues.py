@@ -13,7 +13,7 @@ weight with each request that is served, and the queue with the smallest virtual
 
     served in the order   a1 b1 b2 a2 b3 a3      (equal virtual times: the queue that reached its own first)
 
-A tenant whose queue was empty resumes at the virtual time of the lane, or at its own if that is larger. So a tenant
+A tenant with an empty queue resumes at the virtual time of the lane, or at its own if that is larger. So a tenant
 saves nothing up while it is idle, and still pays for a request that has just been served.
 
 A request that was preempted and is tried again goes before all others of its lane.
@@ -43,7 +43,8 @@ _ALL_TENANTS = ""
 _VIRTUAL_TIME_UNIT: Final = 10**12
 """Virtual time of a cost of 1 at a weight of 1. Whole numbers, because a float stops growing once it is large enough."""
 _MAX_IDLE_TENANTS: Final = 1024
-"""Tenants without waiting requests whose virtual time is remembered. One that is forgotten gains the cost of a request."""
+"""The number of virtual times that are remembered of tenants without waiting requests. A tenant that is forgotten gains the
+cost of a request."""
 
 
 class SequenceNumbers:
@@ -124,7 +125,7 @@ class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
             self.mark_stale()
 
     def first_within_limit(self) -> _TenantQueue | None:
-        """Return the queue that is served next, or None. Queues before it whose tenant is at its limit lose their entries."""
+        """Return the queue that is served next, or None. Those before it lose their entries: their tenants are at the limit."""
         heap = self._heap
         while heap:
             _, serial, queue = heap[0]
@@ -169,7 +170,7 @@ class LaneQueue:
         self._virtual_time = 0
         """The virtual time of the tenant queue that was served last."""
         self._idle_virtual_times: OrderedDict[str, int] = OrderedDict()
-        """The virtual time of tenants whose queue is empty, where it is ahead of that of the lane."""
+        """The virtual time of tenants with an empty queue, where it is ahead of that of the lane."""
 
     def __len__(self) -> int:
         return self._count
@@ -198,7 +199,7 @@ class LaneQueue:
             self._serving_order.place(queue)
 
     def peek(self) -> Ticket | None:
-        """Return the request that is next, of those whose tenant is not at its limit, or None."""
+        """Return the request that is next, of tenants below their limits, or None."""
         entries = self._serving_order.entries
         if not entries:
             return None

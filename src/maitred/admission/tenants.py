@@ -25,16 +25,16 @@ def tenant_problem(tenant: str) -> str | None:
     if tenant == "anonymous":
         return None
     if not colon or kind not in _FORMS:
-        return f"{tenant!r} matches nobody: write auth:{tenant}, header:{tenant}, ip:ADDRESS or anonymous"
+        return f"{tenant!r} matches no tenant: write auth:{tenant}, header:{tenant}, ip:ADDRESS or anonymous"
     if not name or name != name.strip():
-        return f"{tenant!r} matches nobody: write {_FORMS[kind]}, without spaces around it"
+        return f"{tenant!r} matches no tenant: write {_FORMS[kind]}, without spaces around it"
     if kind == "ip":
         try:
             normal = str(ip_address(name))
         except ValueError:
-            return f"{tenant!r} matches nobody: {name!r} is not an IP address"
+            return f"{tenant!r} matches no tenant: {name!r} is not an IP address"
         if normal != name:
-            return f"{tenant!r} matches nobody: write ip:{normal}"
+            return f"{tenant!r} matches no tenant: write ip:{normal}"
     return None
 
 

@@ -14,7 +14,7 @@
 An event that the table does not name for a state raises. Three states hold a slot. The slot of an ADMITTED request can
 be taken back. The response of a STREAMING request has started, so its slot cannot be taken back. A VICTIM has lost its
 slot and is about to give it up. So first byte and preemption exclude each other, whichever comes first. An AWAITING
-request is a preemptor whose victim has not left yet.
+request is a preemptor that waits until its victim has left.
 
 A core forgets a ticket when it has LEFT. Events for such a request are ignored: they never reach the table.
 """
@@ -103,7 +103,7 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
 
     id: RequestId
     pool: str
-    """The model whose slots it asks for."""
+    """The model that it asks a slot of."""
     priority_class: PriorityClass = PriorityClass.DEFAULT
     """The effective class, after the cap of its tenant."""
     tenant: str = ""

@@ -182,11 +182,11 @@ class PoolQueues:
         return min(times, default=None)
 
     def expired_waiter(self, lane: int, now: Micros) -> Ticket | None:
-        """Return a request in the queue of `lane` whose timeout has passed, or None."""
+        """Return a request in the queue of `lane` that is past its timeout, or None."""
         oldest = self.lanes[lane].oldest()
         return oldest if oldest is not None and oldest.submitted_at + self._timeouts[lane] <= now else None
 
     def expired_preemptor(self, lane: int, now: Micros) -> Ticket | None:
-        """Return a preemptor of `lane` whose victim has not left in time, or None."""
+        """Return a preemptor of `lane` that has waited in vain for its victim to leave, or None."""
         first = self.pending_preemptors.oldest(lane)
         return first if first is not None and first.submitted_at + self._preemption_budget <= now else None

@@ -85,7 +85,7 @@ class ContinuousBatch:
         """Slots of sequences that have completed, which are not free yet if the next step was planned while they ran."""
         self._prefilling: list[SequenceState] = []
         self.num_transferred = 0
-        """Sequences admitted in this step whose KV comes from another instance: each computes one token, as if it decoded."""
+        """Sequences admitted in this step with KV from another instance: each computes one token, as if it decoded."""
         self.step_index = 0
         self.num_decodes = 0
         self.context_tokens = 0
@@ -179,8 +179,8 @@ class ContinuousBatch:
         self.context_tokens += self.num_decodes * steps
 
     def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
-        """Count the chunks of `plan`, which are computed. Return the sequences whose prompt is complete: each has emitted one
-        token more, and decodes from now on."""
+        """Count the chunks of `plan`, which are computed. Return the sequences that have completed their prompt: each has
+        emitted one token more, and decodes from now on."""
         complete: list[SequenceState] = []
         for chunk in plan.chunks:
             seq = chunk.seq

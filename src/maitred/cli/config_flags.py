@@ -65,7 +65,7 @@ ENGINE: Final = FlagGroup(
     KeyFlag("engine.seed", "SEED"),
     KeyFlag("engine.speed", "FACTOR"),
 )
-"""Of `maitred engine`, whose `--model` may also be that of the instance."""
+"""Flags of `maitred engine`. Its `--model` may also be that of the instance."""
 
 HARDWARE: Final = FlagGroup(
     "Model and hardware (default: none; a step takes what linear says)",

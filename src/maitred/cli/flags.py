@@ -159,7 +159,7 @@ class Command(Generic[F]):
 
 
 def command(kind: type[F], *groups: FlagGroup) -> Callable[[Callable[[F], None]], Command[F]]:
-    """Decorate a function of a dataclass `kind`, whose fields are flags, to be a command with these flags and `groups`."""
+    """Decorate a function of a dataclass `kind` to be a command. Its flags are the fields of `kind` and those of `groups`."""
     return lambda function: Command(function, kind, groups)
 
 

@@ -86,7 +86,7 @@ def _detail_lines(name: str) -> Iterator[str]:
 
 
 def _kind_of(word: str) -> Registry[Any] | None:
-    """Return the kind that knows the name. Where it is the path of a class, that is the first kind whose methods it has."""
+    """Return the kind that knows the name. For the path of a class, return the first kind that has the methods of the class."""
     from maitred.config.root import KINDS
 
     if ":" not in word:

@@ -23,7 +23,7 @@ _FILES: Final = "What is shown and written of it"
 _FileUse: TypeAlias = tuple[str, Path]
 """A flag, and a file that it names."""
 _NEED_REQUESTS: Final = ("results_path", "plot", "report")
-"""Flags whose files need every request."""
+"""Flags for files that need every request."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ POLICY_KEYS: Final[Mapping[KeyPath, Registry[Any]]] = {
     ("instance", "priority_policy"): PRIORITIES,
     ("instance", "radix_eviction_policy"): EVICTIONS,
 }
-"""Keys whose value is the name of a policy."""
+"""Keys that take the name of a policy."""
 KINDS: Final[Sequence[Registry[Any]]] = (
     SCHEDULERS,
     PRIORITIES,

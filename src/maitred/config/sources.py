@@ -11,7 +11,7 @@ The way of a key, `admission.classes.bulk.queue_timeout_secs` for example:
 
 A mistake anywhere on this way is one ConfigError that names the source, the line and the key (`core/yaml_schema.py`).
 
-A gateway whose configuration is invalid serves with the rest, without the invalid part (`load_or_fall_back`). The section
+A gateway with an invalid configuration serves with the rest, without the invalid part (`load_or_fall_back`). The section
 `admission` is set aside first, in every source; if that does not help, the whole main file. Admission is then the legacy one,
 with the keys of `admission.legacy` if they are valid: requests flow without classes, and the operator is told. API keys are
 never set aside: a file that may contain them is not replaced by a gateway that is open to all.

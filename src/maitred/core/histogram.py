@@ -126,7 +126,7 @@ class QuantileSketch:
         self._update_totals(sum(map(mul, counts, counts.values())), sum(counts.values()), min(counts), max(counts))
 
     def add_buckets(self, bucket_counts: Mapping[int, int], total: float, minimum: float, maximum: float) -> None:
-        """Add values whose counts by bucket, sum, minimum and maximum are known."""
+        """Add values, given their counts by bucket, sum, minimum and maximum."""
         for index, count in bucket_counts.items():
             self._add_to_bucket(index, count)
         self._update_totals(total, sum(bucket_counts.values()), minimum, maximum)
@@ -180,7 +180,7 @@ class QuantileSketch:
         for index in sorted(self._counts):
             so_far += self._counts[index]
             if so_far > rank:
-                # The middle of the outermost buckets may lie outside of the values, whose bounds are known exactly.
+                # The middle of the outermost buckets may lie outside of the values; their bounds are known exactly.
                 return min(max(bucket_midpoint(index), self.minimum), self.maximum)
         raise AssertionError(f"rank {rank} of {self.count}")
 

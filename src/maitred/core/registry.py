@@ -14,8 +14,8 @@ All three are looked up alike, and take parameters alike: those of the construct
 
     bounded(vtc(lpm, slack=20000), max_wait=5)
 
-A parameter whose type is the protocol of a kind takes a policy of that kind: `policy` is what the registry of queue policies
-makes of `vtc(lpm, slack=20000)`. Numbers, words, true and false, and lists of them are converted and checked.
+If the type of a parameter is the protocol of a kind, it takes a policy of that kind: `policy` is what the registry of queue
+policies makes of `vtc(lpm, slack=20000)`. Numbers, words, true and false, and lists of them are converted and checked.
 A parameter of a type for which the maker of the policy supplies the value (`defaults`, here the `Random` of the run) cannot be
 written, and is not listed. Everything is checked by making the policy once when its name is looked up, hence where a
 configuration is read.
@@ -86,8 +86,8 @@ class Registry(Generic[T]):
         _KINDS[protocol] = self
 
     def register(self, name: str) -> Callable[[Factory[T]], Factory[T]]:
-        """Decorate a class to make it known as `name`. Raises ValueError if the name is taken, and TypeError for a class whose
-        constructor cannot be read."""
+        """Decorate a class to make it known as `name`. Raises ValueError if the name is taken, and TypeError if the constructor
+        of the class cannot be read."""
 
         def add(factory: Factory[T]) -> Factory[T]:
             if name in self._known:

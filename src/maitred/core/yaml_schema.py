@@ -27,7 +27,7 @@ Locator: TypeAlias = Callable[[KeyPath], str]
 """Returns the place of the value at a path in the user's terms: file and line, variable or flag."""
 
 _SECRET_SUFFIXES: Final = ("api_key", "api_keys")
-"""Ends of the keys whose values no message shows."""
+"""Ends of secret keys: no message shows their values."""
 _MISSING_FIELD: Final = "Object missing required field"
 _ANY_KEY: Final = "[...]"
 _STEP: Final = re.compile(r"\.(\w+)|\[(\d+)\]")
@@ -81,7 +81,7 @@ def is_section(kind: Any) -> bool:
 
 
 def accepts_keys(kind: Any) -> bool:
-    """Return whether there may be keys below: the type is a section, or a mapping whose keys the user chooses."""
+    """Return whether there may be keys below: the type is a section, or a mapping with keys that the user chooses."""
     origins = (get_origin(k) for k in union_members(kind))
     return is_section(kind) or any(isinstance(origin, type) and issubclass(origin, Mapping) for origin in origins)
 
@@ -172,7 +172,7 @@ def _explain(text: str, tree: Any, root: type[msgspec.Struct], locate: Locator) 
 def _error_path(at: str, tree: Any, root: Any) -> KeyPath:
     """Return the path that msgspec gives as `at`.
 
-    Among keys that the user chooses, msgspec does not say at which: it is the first whose value is not valid.
+    Among keys that the user chooses, msgspec does not say at which: it is the first one with a value that is not valid.
     """
     before, among, _ = at.partition(_ANY_KEY)
     path: KeyPath = tuple(name or int(index) for name, index in _STEP.findall(before))

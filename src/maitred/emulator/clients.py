@@ -63,7 +63,7 @@ class ClassStats:
         self.num_waiting = 0
         """Requests that were sent and have no token yet."""
         self.num_in_flight = 0
-        """Requests whose tokens are coming."""
+        """Requests that have begun to receive tokens."""
         self.num_ended = dict.fromkeys(ClientOutcome, 0)
         self._ttft = array("d")
         self._e2e = array("d")

@@ -169,7 +169,7 @@ class EngineMetrics:
         Gauge(f"vllm:{name}", what, labels, registry=self._registry).labels(**labels).set_function(read)
 
     def _cache_info(self, config: InstanceConfig) -> None:
-        """Set a gauge of 1 whose labels are the configuration of the KV cache."""
+        """Set a gauge of 1 that has the configuration of the KV cache as its labels."""
         labels = {
             **self._labels,
             "block_size": str(config.block_size_in_tokens),

@@ -2,10 +2,10 @@
 
 **At start-up** the question is whether classes can be used at all. It is asked once, when every backend has been polled and
 some model has slots. If the reservations exceed the slots, then, as `on_overcommit` says, the gateway scales the reservations
-down, or it serves without classes (mode `legacy`) and logs an error. A fleet whose backends start one by one may seem too small
-at first. So a gateway that serves without classes for this reason alone takes them into use as soon as every model has enough
-slots, and keeps them from then on. Under `flavour: smg` the question is asked before any backend is known, against the capacity
-that SMG assumes then, and the answer is final.
+down, or it serves without classes (mode `legacy`) and logs an error. While its backends start one by one, a fleet may seem too
+small at first. So a gateway that serves without classes for this reason alone takes them into use as soon as every model has
+enough slots, and keeps them from then on. Under `flavour: smg` the question is asked before any backend is known, against the
+capacity that SMG assumes then, and the answer is final.
 
 Example: the classes reserve 4 slots, each of two backends has 3. When the first backend is up and the second has failed its
 first poll, 4 > 3 and the gateway serves without classes; when the second backend comes up, 4 <= 6 and classes are used.
@@ -100,7 +100,7 @@ class CapacityController:
         self._driver.reconfigure(msgspec.structs.replace(self._config, mode="legacy"))
 
     def _misfit(self, config: AdmissionConfig) -> str | None:
-        """Return the problem of the first model whose slots the reservations exceed, or None."""
+        """Return the problem of the first model with fewer slots than are reserved, or None."""
         if config.mode != "priority" or config.preset.bootstrap_capacity is not None or not self._fleet.all_polled:
             return None
         for model in self._fleet.known_models:
@@ -127,7 +127,7 @@ class CapacityController:
                 self._warn_where_scaled_down([model])
 
     def _warn_where_scaled_down(self, models: Iterable[str]) -> None:
-        """Log a warning for each of `models` whose reservations are scaled down."""
+        """Log a warning for each of `models` that has its reservations scaled down."""
         if self._config.mode != "priority":
             return
         for model in models:

@@ -130,7 +130,7 @@ class BackendFleet:
         on_slots_changed: Callable[[Iterable[str]], object],
         wants_load: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_slots_changed` is called with the models whose number of slots may have changed. `wants_load` returns whether the
+        """`on_slots_changed` is called with the models that may have another number of slots. `wants_load` returns whether the
         load that backends report is read."""
         self._config = config
         self._on_slots_changed = on_slots_changed
@@ -272,7 +272,7 @@ class BackendFleet:
             self._abandon_requests(backend)
 
     def _abandon_requests(self, backend: Backend) -> None:
-        """Take away the requests whose response has not started, if another backend serves their model."""
+        """Take away the requests that have no response yet, if another backend serves their model."""
         for sent in backend.requests:
             if not (sent.response_started or sent.is_abandoned) and self.backends_serving(sent.model):
                 sent.abandon()

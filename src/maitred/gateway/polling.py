@@ -8,7 +8,7 @@ The last two are optional. A backend that answers one of them with 404 or anothe
 been down. Any other problem keeps the last value, because a busy engine is not a smaller one.
 
 **Slots.** SGLang's `/server_info` holds its arguments beside their results: `max_running_requests` as configured, or null, and
-for each data-parallel rank an internal state whose `effective_max_running_requests_per_dp` is what that rank really runs. The
+for each data-parallel rank an internal state with `effective_max_running_requests_per_dp`, which that rank really runs. The
 sum over the ranks counts if all report it, otherwise what is configured. Two ranks that run 256 each make 512 slots. Other
 engines and routers report `max_running_requests` at the top, or pass their arguments on as `server_args`.
 

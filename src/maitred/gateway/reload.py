@@ -29,7 +29,7 @@ RELOADABLE_KEYS: Final = (
 )
 """Keys of the section `gateway` that may change in service. So may all of `admission`."""
 _SECRET_KEYS: Final = ("upstream_api_key",)
-"""Keys whose values are kept in clear; other secrets are kept as hashes."""
+"""Keys with values that are kept in clear; other secrets are kept as hashes."""
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ class GatewayCounters:
         self.ttft: Sequence[Histogram] = [Histogram() for _ in PriorityClass]
         """Time from the arrival of a request to the first data of its streamed answer, µs, by class."""
         self.unknown_class: Counter[str] = Counter()
-        """Requests whose priority header names no class, by the label of the tenant."""
+        """Requests with a priority header that names no class, by the label of the tenant."""
         self.clamped_classes: Counter[tuple[str, str, str]] = Counter()
         """Requests that got a lower class than they asked for, by label of the tenant, requested and effective class."""
         self.refused_before_admission: Counter[str] = Counter()
@@ -75,11 +75,11 @@ class ClassState(msgspec.Struct):
     completed: int = 0
     failed: int = 0
     client_gone: int = 0
-    """Requests whose client disconnected while they held a slot."""
+    """Requests that held a slot when their client disconnected."""
     preempted: int = 0
     """Requests that lost their slot for good."""
     cancelled: int = 0
-    """Requests whose client disconnected while they waited for a slot."""
+    """Requests that waited for a slot when their client disconnected."""
     queue_full: int = 0
     tenant_queue_full: int = 0
     queue_timeout: int = 0

@@ -82,8 +82,8 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     """Which sequence is preempted when KV blocks run out: `fcfs`, the last admitted; `priority`, the least urgent by the score
     of `priority_policy`."""
     flavour: Literal["maitred", "blis"] = "maitred"
-    """Whose rules hold where systems differ: `maitred` (vLLM's, corrected) or `blis`, to compare with its results. BLIS always
-    caches prefixes, block by block."""
+    """The rules that hold where systems differ: `maitred` (vLLM's, corrected) or `blis`, to compare with its results. BLIS
+    always caches prefixes, block by block."""
     kv_cpu_blocks: int = 0
     """KV blocks in main memory, to which those of running requests are copied and from which prompts load them (`flavour: blis`
     only); 0: none."""
@@ -143,7 +143,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         if not 0 <= self.kv_cpu_blocks <= _UPPER_LIMITS["total_kv_blocks"]:
             raise ValueError(f"kv_cpu_blocks must be from 0 to {_UPPER_LIMITS['total_kv_blocks']:,}, not {self.kv_cpu_blocks}")
         if self.kv_cpu_blocks and not _FLAVOURS[self.flavour].host_memory:
-            raise ValueError("kv_cpu_blocks must be 0 unless flavour is blis, whose second tier of KV memory it is")
+            raise ValueError("kv_cpu_blocks must be 0 unless flavour is blis: only BLIS has this second tier of KV memory")
         if not _MIN_BANDWIDTH <= self.kv_transfer_bandwidth < inf:
             raise ValueError(f"kv_transfer_bandwidth must be a number above 0, not {self.kv_transfer_bandwidth}")
         if not 0 <= self.kv_transfer_base_latency <= _HOUR:

@@ -79,7 +79,7 @@ class CompletionHeap(LazyHeap[tuple[int, int, int, SequenceState]]):
         heappush(self._heap, (step, seq.admission_index, seq.decode_origin_step, seq))
 
     def postpone(self, seq: SequenceState, step: int) -> None:
-        """Note that `seq`, whose origin step is about to be one later, completes after `step` instead."""
+        """Note that `seq` completes after `step` instead: its origin step is about to be one later."""
         heappush(self._heap, (step, seq.admission_index, seq.decode_origin_step + 1, seq))
         self._num_stale += 1  # not `mark_stale`: the entry is live until the origin step changes
 

@@ -2,7 +2,7 @@
 
 Steps follow each other without a gap while there is work. Between two instants that matter (an arrival, the end of a
 sequence or of a chunk, KV blocks running out) a step repeats itself, so the engine makes a *run* of it (`engine_core`): k steps
-at once, whose time the latency model knows exactly. The run ends at the first instant that matters. An input in between
+at once: the latency model knows their time exactly. The run ends at the first instant that matters. An input in between
 truncates it at the next step boundary: an arrival joins the step that begins there; a sequence that is aborted leaves at once,
 and the step in progress takes as long as it would have. Results are the same, to the microsecond, as of one step after the
 other.
@@ -138,7 +138,7 @@ class Instance:
             core.truncate(run, now)
 
     def abort(self, request_id: RequestId, now: Micros) -> bool:
-        """Remove a request whose answer is not wanted any more. Return False if it is not here."""
+        """Remove a request, because its answer is not wanted any more. Return False if it is not here."""
         self._process_due(now, now)
         seq = self._core.sequences.get(request_id)
         if seq is None:
@@ -214,7 +214,7 @@ class Instance:
         """Start the steps that begin before `now`, and do what ends or expires by `last`, which is `now` or just before."""
         core = self._core
         # A step that begins at `now`, or at the deadline that is next, is not started yet: inputs at `now` may join it, and a
-        # sequence whose deadline has come must not.
+        # sequence at its deadline must not.
         while True:
             run = core.run
             due = core.next_deadline() if core.deadlines else None

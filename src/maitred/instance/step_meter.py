@@ -8,8 +8,8 @@ bucket of the sketch into the next is found by bisection. Either way the counts 
 Example: 3 sequences decode for 4 steps of 5,000 µs: 12 gaps of 5,000 µs, added at once. If the steps take 5,000, 5,020, 5,040
 and 5,060 µs, and a bucket of the sketch ends at 5,030 µs, it gets 6 gaps and the next one gets 6.
 
-To tell later which sequence had which gaps, the log knows two things: *stretches* of steps in which no sequence began or
-stopped to decode and whose gaps are about equal (one bucket of the sketch), and for each sequence through which stretches it
+To tell later which sequence had which gaps, the log knows two things: *stretches* of steps with about equal gaps (one bucket
+of the sketch), in which no sequence began or stopped to decode, and for each sequence through which stretches it
 decoded. It had one gap for every step of these. Pauses are noted one by one. That is two numbers for a stretch and three for a
 sequence, however long answers are, and nothing per step. How steps were divided into runs does not show: steps that go on in
 the same way belong to the same stretch.
@@ -169,7 +169,7 @@ class StepMeter:
         self._exact_counts.clear()
 
     def _add_growing(self, shape: BatchShape, steps: int, span: Micros, first: Micros) -> None:
-        """Add a run whose steps take longer and longer, the first one `first` µs, and together `span`."""
+        """Add a run of steps that take longer and longer, the first one `first` µs, and together `span`."""
         overhead, decodes = self._overhead, shape.num_decodes
         last = self._step_time(shape, steps - 1)
         counts: dict[int, int] = {}
@@ -189,7 +189,7 @@ class StepMeter:
         self._sketch.add_buckets(counts, (span + steps * overhead) * decodes, first + overhead, last + overhead)
 
     def _first_step_beyond(self, bucket: int, shape: BatchShape, low: int, high: int) -> int:
-        """Return the first step whose duration is beyond `bucket`: after `low`, and `high` at the latest."""
+        """Return the first step with a duration beyond `bucket`: after `low`, and `high` at the latest."""
         while high - low > 1:
             middle = (low + high) // 2
             if bucket_index(self._step_time(shape, middle) + self._overhead) <= bucket:
@@ -199,7 +199,7 @@ class StepMeter:
         return high
 
     def _step_time(self, shape: BatchShape, step: int) -> Micros:
-        """Return the duration of a step of the run whose first step has this shape."""
+        """Return the duration of a step of the run that begins with this shape."""
         return self._latency.step_time(
             BatchShape(shape.num_decodes, shape.context_tokens + step * shape.num_decodes, context_spread=shape.context_spread)
         )

@@ -25,7 +25,7 @@ BYTES_PER_TOKEN = 4
 
 
 class PromptTokenIds(msgspec.Struct, frozen=True, gc=False):
-    """`PrefixKeys` of a prompt whose tokens are known. They are chained when a cache asks."""
+    """`PrefixKeys` of a prompt with known tokens. They are chained when a cache asks."""
 
     tokens: tuple[int, ...]
     """Token ids, 0 or more each."""

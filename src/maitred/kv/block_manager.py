@@ -22,7 +22,7 @@ and are only counted when the sequence leaves. There are two exceptions: a preem
 computed, and finds it under hashes of its own as far as it is still cached; and where later requests will continue the
 conversation (`expect_continuation`), the blocks of the answer are committed when the sequence leaves.
 
-Example, in blocks of 16 tokens: a prompt of 100 tokens whose first 4 blocks are cached locks these, and takes 3 blocks for its
+Example, in blocks of 16 tokens: a prompt of 100 tokens with 4 cached blocks locks these, and takes 3 blocks for its
 other 36 tokens. When it has been computed, 6 blocks are committed; the 7th is partial. An answer of 40 tokens makes it 139
 tokens of KV in 9 blocks, of which the 2 that are full of the answer are released as private ones.
 
@@ -114,7 +114,7 @@ class BlockManager:
         self._phase = (self._phase + steps) % self.block_size
 
     def max_steps(self, limit: int) -> int:
-        """Return the largest number of steps, at most `limit`, whose blocks are free now."""
+        """Return the largest number of steps, at most `limit`, for which the blocks are free now."""
         return self.max_steps_with(self.free, limit)
 
     def max_steps_with(self, free: int, limit: int) -> int:
@@ -162,7 +162,7 @@ class SequenceBlocks:
         self.block_hashes = block_hashes
         """Hashes of the prompt as far as they are known, and then private ones as far as they are needed."""
         self.num_known = len(block_hashes)
-        """Blocks of the prompt whose hashes are known."""
+        """Blocks of the prompt with known hashes."""
         self.conversation_prefix: PrefixKeys | None = None
         """Content of prompt and answer together, if later requests will continue it."""
         self.lock: CacheLock | None = None
@@ -315,7 +315,7 @@ class PrefixBlockManager(BlockManager):
         return lock
 
     def _commit(self, lock: CacheLock, block_hashes: list[int]) -> None:
-        """Commit the blocks of `lock` whose content is known, which are those of `block_hashes`, from the first one on."""
+        """Commit the blocks of `lock` with known content, which are those of `block_hashes`, from the first one on."""
         if len(block_hashes) > lock.num_committed:
             self.cache.commit_blocks(lock, block_hashes[lock.num_committed :])
             self.free = self.cache.free  # a radix tree gives back what it had twice

@@ -5,7 +5,7 @@
 
 Released blocks join the end of the free list, the end of a sequence before its beginning, and are taken from its front when
 room is needed. Only then do they lose their content; a block that is asked for again leaves the free list, whichever request
-used it before. A blank block, whose content is not known, goes first of all, since nothing is lost with it (vLLM 0.32, by its
+used it before. A blank block has no known content and goes first of all, since nothing is lost with it (vLLM 0.32, by its
 recorded schedules).
 
 Blocks that were committed together share their fate but for their end, so they are kept as a *run*: a list of block hashes,

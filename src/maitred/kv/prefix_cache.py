@@ -53,7 +53,7 @@ NO_HIT: Final = PrefixHit(0, 0)
 
 
 class CacheLock:
-    """The blocks of one owner: first `num_committed` whose content is known, then `num_private` others."""
+    """The blocks of one owner: first `num_committed` with known content, then `num_private` others."""
 
     num_private: int = 0
 

@@ -119,7 +119,7 @@ class RadixLock(CacheLock):
     """The lock of a `RadixCache`."""
 
     num_counted_hits: int = 0
-    """Leading blocks whose nodes have counted this lock as a hit."""
+    """Leading blocks in nodes that have counted this lock as a hit."""
 
     def __init__(self, num_committed: int, node: RadixNode, priority: float) -> None:
         super().__init__(num_committed)

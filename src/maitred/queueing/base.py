@@ -4,7 +4,7 @@ A *policy* (`QueuePolicy`) is what a user names; it makes the *queue* (`WaitQueu
 none of the machinery of a queue:
 
     KeyPolicy          the order is a key that time does not change: the policy is one method, its queue a heap
-    BaseQueue          a queue whose order changes with neither time, nor steps, nor service: nothing to do in the callbacks
+    BaseQueue          a queue that neither time, nor steps, nor service reorders: nothing to do in the callbacks
     DelegatingQueue    a queue that passes everything on to an inner one; a subclass overrides what it changes
     SubqueuedQueue     a queue over several subqueues (see `subqueues`), one for each priority or tenant
 """
@@ -62,7 +62,7 @@ class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaseQueue(WaitQueue):
-    """A wait queue whose order changes with neither time, nor steps, nor service."""
+    """A wait queue that neither time, nor steps, nor service reorders."""
 
     def on_step_start(self, step: StepView, now: Micros) -> None:
         pass
@@ -86,7 +86,7 @@ class BaseQueue(WaitQueue):
 
 
 class KeyPolicy(QueuePolicy):
-    """A policy whose order is a key that time does not change."""
+    """A policy that orders by a key, which time does not change."""
 
     @abstractmethod
     def key(self, seq: SequenceState) -> SortKey:

@@ -44,7 +44,7 @@ class DepthFirstByWeight(CacheAwarePolicy):
 
     about = PolicyInfo(
         summary="depth first through the tree of cached prefixes, where most requests wait",
-        complexity="O(branches on its path) per request, and per request whose cached prefix changes",
+        complexity="O(branches on its path) per request, and per change of its cached prefix",
         starves="requests with nothing in the cache, or with a prefix that few share",
         cache_aware=CacheAware.YES,
     )
@@ -66,7 +66,7 @@ class _WalkNode:
         self.waiting: list[tuple[WalkRank, WaitingRequest]] = []
         """The requests at this node, by rank."""
         self.parent: _WalkNode | None = None
-        """The node in whose lists this one is, or None if it is in none."""
+        """The node that has this one in its lists, or None if there is none."""
         self.entry: tuple[int, WalkRank] = (0, (False, 0, 0))
         """How it is listed there: its negative weight, and the first rank among the requests here and below."""
 

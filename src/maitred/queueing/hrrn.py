@@ -9,7 +9,7 @@ For example, a request with 120 uncached tokens came first, and one with 20 came
 When 20 more are prefilled, the ratios are 140/120 and 20/20, and the long one goes first; after 25 more they are
 145/120 and 25/20, and the short one does. If then 96 tokens of the long prompt are cached, its ratio is 145/24.
 
-The largest ratio is found by a `KineticTournament`, so a pass costs the requests whose order changes and not all that
+The largest ratio is found by a `KineticTournament`, so a pass costs the requests that change places and not all that
 wait.
 """
 
@@ -34,7 +34,7 @@ class HighestResponseRatioNext(CacheAwarePolicy):
 
     about = PolicyInfo(
         summary="by tokens prefilled since it came, per token that it has to compute itself after what is cached",
-        complexity="O(log n) per request, and per request whose cached prefix changes; amortised O(log n) as the clock goes on",
+        complexity="O(log n) per request, and per change of a cached prefix; amortised O(log n) as the clock goes on",
         starves="nothing",
         cache_aware=CacheAware.YES,
     )

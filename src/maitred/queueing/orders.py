@@ -181,14 +181,14 @@ class _RandomQueue(BaseQueue):
 class RoutingKeyOrder(QueuePolicy):
     """By how many running sequences have the request's routing key, then the key, then arrival (SGLang `routing-key`).
 
-    Requests of one routing key use the same adapter or share content, so it pays to run them together. Requests whose
-    key no running sequence has wait behind, in order of arrival; SGLang sorts them by key.
+    Requests of one routing key use the same adapter or share content, so it pays to run them together. If no
+    running sequence has the key of a request, it waits behind, in order of arrival; SGLang sorts these by key.
     """
 
     about = PolicyInfo(
-        summary="requests whose routing key most running ones have, then arrival",
+        summary="requests with the routing key that most running ones have, then arrival",
         complexity="O(log n) per request, O(running batch) per pass",
-        starves="requests whose routing key nothing runs with",
+        starves="requests with a routing key that no running one has",
     )
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:

@@ -183,7 +183,7 @@ class PrefixIndex:
         self._ended: list[RequestId] = []
         """The requests that ended since."""
         self.changed: dict[WaitingRequest, None] = {}
-        """The requests that came, moved, left, or whose `deprioritized` changed, since the queue last cleared this."""
+        """The requests that came, moved, left, or changed `deprioritized`, since the queue last cleared this."""
         cache.subscribe(self)
 
     def add(self, seq: SequenceState) -> WaitingRequest:

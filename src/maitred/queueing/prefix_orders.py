@@ -54,7 +54,7 @@ class CacheAwarePolicy(QueuePolicy):
 
 
 class CacheAwareQueue(BaseQueue):
-    """A wait queue whose order follows the prefix cache from one step to the next."""
+    """A wait queue in an order that follows the prefix cache from one step to the next."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
@@ -101,7 +101,7 @@ class CacheAwareQueue(BaseQueue):
 
 
 class PrefixKeyPolicy(CacheAwarePolicy):
-    """A policy whose order is a key that changes only when the request's cached prefix or its `deprioritized` does."""
+    """A policy that orders by a key, which changes only with the request's cached prefix or its `deprioritized`."""
 
     @abstractmethod
     def key(self, waiting: WaitingRequest) -> SortKey:
@@ -143,7 +143,7 @@ class LongestPrefixMatch(PrefixKeyPolicy):
 
     about = PolicyInfo(
         summary="most prompt tokens in the prefix cache first",
-        complexity="O(log n) per request, and per request whose cached prefix changes",
+        complexity="O(log n) per request, and per change of its cached prefix",
         starves="requests with nothing in the cache",
         cache_aware=CacheAware.YES,
     )
@@ -161,7 +161,7 @@ class ShortestPrefillFirst(PrefixKeyPolicy):
 
     about = PolicyInfo(
         summary="fewest tokens to compute, after what is cached, first",
-        complexity="O(log n) per request, and per request whose cached prefix changes",
+        complexity="O(log n) per request, and per change of its cached prefix",
         starves="long prompts with little in the cache",
         cache_aware=CacheAware.YES,
     )
@@ -184,7 +184,7 @@ class AgedSjf(PrefixKeyPolicy):
 
     about = PolicyInfo(
         summary="fewest uncached prompt tokens first, less tokens_per_second for each second of waiting",
-        complexity="O(log n) per request, and per request whose cached prefix changes",
+        complexity="O(log n) per request, and per change of its cached prefix",
         starves="nothing: a long prompt waits until its age outweighs its length",
         cache_aware=CacheAware.OPTIONAL,
     )

@@ -78,7 +78,7 @@ class PrefixNode:
         self.children: dict[int, PrefixNode] = {}
         """The children by their first block."""
         self.waiting: dict[WaitingRequest, None] = {}
-        """The requests whose cached prefix ends with this node."""
+        """The requests that have a cached prefix up to the end of this node."""
         self.weight = 0
         """The number of requests that wait here or below; 0 if the node is removed."""
 
@@ -234,7 +234,7 @@ class WaitingPrefixTree:
         assert parent is not None
         count = end - lower.start
         upper = self._add_child(parent, lower.keys[:count])
-        # The lower part keeps the object, because requests refer to the node at whose end they wait.
+        # The lower part keeps the object, because requests refer to the node that they wait at the end of.
         upper.weight = lower.weight
         upper.children[lower.keys[count]] = lower
         lower.parent, lower.start, lower.keys = upper, end, lower.keys[count:]

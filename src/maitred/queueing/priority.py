@@ -45,7 +45,7 @@ PRIORITIES: Registry[PriorityPolicy] = Registry(
 
 @runtime_checkable
 class TimeInvariantPriority(PriorityPolicy, Protocol):
-    """A priority policy whose order time does not change."""
+    """A priority policy with an order that time does not change."""
 
     def rank(self, request: Request) -> float:
         """Return what is larger wherever `compute` is larger, at every instant, and equal where it is equal."""
@@ -232,7 +232,7 @@ class ScoreOrderedPolicy(QueuePolicy):
 
 
 class _RekeyedQueue(KeyQueue):
-    """A queue whose keys may be others at each step."""
+    """A queue that gives its sequences new keys at each step."""
 
     def on_step_start(self, step: StepView, now: Micros) -> None:
         # Only changed keys are pushed again: scores that seldom change, such as classes, cost a comparison each.

@@ -137,7 +137,7 @@ class _SloQueue(BaseQueue):
         self._urgent.push(request.id, (key, request.arrival, request.id), seq)
 
     def _head_heap(self) -> IndexedHeap[RequestId, _Key, SequenceState]:
-        """Return the heap whose head goes first."""
+        """Return the heap with the head that goes first."""
         normal, urgent = self._normal.peek_key(), self._urgent.peek_key()
         if normal is None or urgent is None:
             return self._normal if urgent is None else self._urgent

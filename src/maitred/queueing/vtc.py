@@ -6,8 +6,8 @@ amount. A tenant that comes back after a pause is raised to the lowest counter a
 because unused service is not saved up. (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.) How
 counters grow, and how tenants are ranked, is in `vtc_counters`.
 
-Which request of a tenant goes first, the inner policy says; each tenant has a subqueue. With `slack`, a tenant may also
-go first whose counter is at most that much above the lowest, if the inner policy prefers its head: `vtc(lpm, slack=S)`
+Which request of a tenant goes first, the inner policy says; each tenant has a subqueue. With `slack`, a tenant with a
+counter at most that much above the lowest may also go first, if the inner policy prefers its head: `vtc(lpm, slack=S)`
 is a longest prefix match that a deficit bounds. A waiting tenant is then left behind by at most that much more.
 
 For example, under `vtc(sjf, slack=35)` tenant b has one prompt of 500 tokens waiting, and a has many of 10. Both start
@@ -38,7 +38,7 @@ _MAX_COMPARED = 64
 @SCHEDULERS.register("vtc")
 class VirtualTokenCounter(QueuePolicy):
     """The tenant with the lowest counter first; within a tenant, the inner policy. Among tenants within `slack` (in
-    prompt tokens) of the lowest counter, the one whose head the inner policy prefers, if that policy can compare
+    prompt tokens) of the lowest counter, the one with the head that the inner policy prefers, if that policy can compare
     heads."""
 
     about = PolicyInfo(
@@ -73,7 +73,7 @@ class _VtcQueue(SubqueuedQueue):
         self._to_raise: dict[str, ServiceAccount] = {}
         """The tenants that came since the last step. They are raised at the next one, when the counters are known."""
         self._last_dequeued: ServiceAccount | None = None
-        """The tenant whose request was the last to leave the queue."""
+        """The tenant of the request that was the last to leave the queue."""
         self._ranking = TenantRanking(self._counters)
         self._chosen_tenant: str | None = None
 
@@ -149,7 +149,7 @@ class _VtcQueue(SubqueuedQueue):
 
     def _raise_joined(self) -> None:
         """Raise the tenants that came since the last step to the lowest counter of those with requests waiting. If
-        there are no others, raise them to the counter of the tenant whose request left the queue last."""
+        there are no others, raise them to the counter of the tenant of the last request that left the queue."""
         joined, self._to_raise = self._to_raise, {}
         if not joined:
             return
@@ -169,7 +169,7 @@ class _VtcQueue(SubqueuedQueue):
         return self._chosen_tenant
 
     def _best_head(self, ranked: list[TenantRank], slack: int) -> str:
-        """Return, of the tenants within slack of the first, the one whose head the inner policy prefers."""
+        """Return, of the tenants within slack of the first, the one with the head that the inner policy prefers."""
         # `(inf,)` is after every arrival, so a tenant that is exactly `slack` above the lowest counter is still
         # compared. If the inner policy has no key, all keys are `()` and the lowest counter goes first.
         near = ranked[: min(_MAX_COMPARED, bisect_left(ranked, (ranked[0][0] + slack, (inf,))))]

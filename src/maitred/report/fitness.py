@@ -52,7 +52,7 @@ def parse_weights(text: str, *, where: str = "") -> dict[str, float]:
 
 
 def fitness(summary: Summary, weights: Mapping[str, float]) -> Fitness:
-    """Return the score of a run by `weights`, whose keys are in `COMPONENTS`. A component without any request counts 0."""
+    """Return the score of a run by `weights`, with keys from `COMPONENTS`. A component without any request counts 0."""
     components = {name: _component(summary, name) for name in weights}
     return Fitness(sum(weights[name] * value for name, value in components.items()), components)
 

@@ -59,7 +59,7 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     """Generated tokens, including those of requests that did not complete."""
     wasted_tokens: int
-    """Tokens whose KV was computed again after a preemption."""
+    """Tokens for which KV was computed again after a preemption."""
     num_gaps: int
     """Gaps between tokens of completed requests: one less than tokens for each request."""
     gap_time: Micros

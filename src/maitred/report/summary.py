@@ -103,7 +103,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(results: Results, slo: Slo | None = None, by: Iterable[By] = By) -> Summary:
-    """Return the summary of a run whose rows were kept, with the breakdowns `by`."""
+    """Return the summary of a run that has kept its rows, with the breakdowns `by`."""
     targets = slo or Slo()
     tokens = np.bincount(results.tenant, weights=results.output_tokens) if len(results) else np.zeros(0)
     return build_summary(

@@ -152,7 +152,7 @@ class AdmissionDriver:
             self._event_queue.push(due, SimEventKind.ADMISSION)
 
     def _preempt(self, state: RequestState, now: Micros) -> Sequence[Decision]:
-        """Stop a request whose slot is taken back, and return the decisions that follow.
+        """Stop a request that loses its slot, and return the decisions that follow.
 
         A decision about the request itself means that it may try again. Otherwise it ends as PREEMPTED.
         """

@@ -103,7 +103,7 @@ class Disaggregation:
         self._delay_line.delay_until(state, now + self._transfer_time(request), SimEventKind.TRANSFER)
 
     def finish_transfer(self, delay_id: int, now: Micros) -> None:
-        """Put a request whose KV has arrived into the wait queue of its decode instance."""
+        """Put a request into the wait queue of its decode instance, where its KV has arrived."""
         # The network is busy until here even if the request has ended meanwhile.
         self._num_transfers -= 1
         state = self._delay_line.pop(delay_id)

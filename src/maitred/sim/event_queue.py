@@ -90,7 +90,7 @@ class ArrivalFeed:
         self._event_queue = event_queue
         self._scheduled: dict[RequestId, Job] = {}
         self._last_read_id: RequestId | None = None
-        """The request whose arrival makes the feed read the next job; None at the end of the workload."""
+        """The request that makes the feed read the next job when it arrives, or None at the end of the workload."""
         self._progress = progress
         self.num_arrived = 0
         self.reactive = jobs if isinstance(jobs, ReactiveWorkload) else None

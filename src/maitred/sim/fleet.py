@@ -39,7 +39,7 @@ class SimulatedFleet:
         count, rules = cluster.num_instances, instance_rules(instance)
         self._overhead = latency.overheads.per_output_token
         self._itl_logs = [ItlLog() for _ in range(count)] if log_itl else None
-        # A dict and not a set, whose order depends on addresses: equal runs must resume instances in the same order.
+        # A dict: the order of a set depends on addresses, and equal runs must resume instances in the same order.
         self.dirty: dict[Replica, None] = {}
         """Instances to which something happened at this instant, in that order; their next event must be found again."""
         self.replicas = [

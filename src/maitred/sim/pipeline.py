@@ -6,7 +6,7 @@ A stage without a delay follows at once, within the same event. A request counts
 The queueing delay (tokenisation, for example) comes from the latency model of the instance. A deadline ends the request at
 any stage. Admission and the router each see the instances as of the instant at which they decide.
 
-A request whose slot is taken back at t loses everything that its instance made of it at t, its first token or its end included.
+A request that loses its slot at t loses everything that its instance made of it at t, its first token or its end included.
 These would have been events of the instance, and at one instant decisions of admission precede the events of instances.
 
     t = 0     request 0 arrives, is admitted, routed and enqueued, all in one event; then the step of instance 0 begins
@@ -161,7 +161,7 @@ class Pipeline:
         self._admission.on_timer(now)
 
     def on_deadline(self, request_id: RequestId, now: Micros) -> None:
-        """End a request whose deadline has passed, unless it is in an instance, which does that itself."""
+        """End a request at its deadline, unless it is in an instance, which does that itself."""
         state = self.live.get(request_id)
         if state is None or state.stage is _IN_INSTANCE:
             return

@@ -89,7 +89,7 @@ class DelayLine:
         self._event_queue.push(at, kind, self._count)
 
     def pop(self, delay_id: int) -> RequestState | None:
-        """Return the request whose delay is over, or None if it has ended or lost its slot in the meantime."""
+        """Return the request at the end of its delay, or None if it has ended or lost its slot in the meantime."""
         # The entry of a withdrawn request stays in the event queue until now, because removing it from the middle of the heap
         # would cost more than this comparison.
         state = self._delayed.pop(delay_id)

@@ -43,7 +43,7 @@ class Outcome(IntEnum):
 class InstanceTotals(msgspec.Struct, frozen=True, kw_only=True):
     """The totals of one instance.
 
-    Counts of requests and tokens cover the requests whose row names the instance (`Results.instance`), finished or not. With
+    Counts of requests and tokens cover the requests with the instance in their row (`Results.instance`), finished or not. With
     separate prefill instances a prompt counts in the instance that decoded its answer.
     """
 
@@ -81,7 +81,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
 class ItlGaps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The gaps between the tokens of each request (ITL), as clients see them: the logs of all instances one after the other.
 
-    A stretch is a series of steps in which the same sequences decode and whose gaps are about equal (`instance.step_meter`). A
+    A stretch is a series of steps with about equal gaps, in which the same sequences decode (`instance.step_meter`). A
     sequence that decodes through a stretch has one gap for each of its steps. A gap that spans a preemption or a transfer is
     recorded singly, as a pause.
     """
@@ -128,7 +128,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: Ints
     """Prompt tokens that were in the prefix cache when the prompt first ran."""
     wasted_tokens: Ints
-    """Tokens whose KV was computed again after a preemption."""
+    """Tokens for which KV was computed again after a preemption."""
     outcome: NDArray[np.int8]
     priority_class: NDArray[np.int8]
     tenant: NDArray[np.int32]

@@ -255,7 +255,7 @@ class BootstrapInterval(msgspec.Struct, frozen=True):
     low: float
     high: float
     above: float
-    """The share of resamples whose mean is above 0; a mean of 0 counts half."""
+    """The share of resamples with a mean above 0; a mean of 0 counts half."""
 
 
 def bootstrap(differences: Sequence[float], seed: int) -> BootstrapInterval | None:

@@ -150,13 +150,13 @@ def _choices(router: Router, seed: int) -> list[int]:
     """Send 60 requests, of which some end, to fleets of 6 or fewer, and return where they went."""
     rng = Random(seed)
     instances = _instances(rng, range(6))
-    everybody = list(instances)
+    everything_up = list(instances)
     down = list(instances[:-2])
     there: list[tuple[Request, InstanceSample]] = []
     went = []
     for number in range(60):
         request = sample_request(rng, number, 100 * number)
-        fleet = everybody if rng.random() < 0.8 else down
+        fleet = everything_up if rng.random() < 0.8 else down
         choice = router.choose(request, fleet, 100 * number)
         chosen = next((view for view in fleet if view.index == choice.instance), None)
         assert chosen is not None, f"it chooses {choice.instance}, which it was not shown"

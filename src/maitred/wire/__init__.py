@@ -5,7 +5,7 @@
     protocol     limits what a client may send to it
     client       sends requests to upstreams, over pooled connections
     connection   one HTTP/1.1 connection to an upstream
-    response     a response whose body is still arriving
+    response     a response with a body that is still arriving
     tls          the same client over TLS
     errors       limits of the client, and how a request can fail
     sse          server-sent events

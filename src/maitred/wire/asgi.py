@@ -80,7 +80,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, on_piece: Callab
     """Return the whole request body, at most `limit` bytes. `on_piece` is called with the size of each piece, and may raise.
 
     Raises ApiError 413 as soon as the body is known to be longer, ClientDisconnected, and what `on_piece` raises. The server
-    reads the rest of a refused body and drops it: a client whose connection is closed while it sends may miss the answer.
+    reads the rest of a refused body and drops it: if the connection is closed while a client sends, it may miss the answer.
     """
     declared = get_header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:

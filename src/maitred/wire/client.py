@@ -7,8 +7,8 @@ failure is for the caller to judge.
 
 **The pool.** Each origin has its connections. Idle ones are used again, the most recent first, so that the others age and are
 closed. At most `max_connections` are open; further requests wait, in order of arrival, for one that becomes idle or is closed.
-For example, with `max_connections: 2` and two requests in flight, the third waits, and gets the connection of the first of them
-whose response ends.
+For example, with `max_connections: 2` and two requests in flight, the third waits, and gets the connection of the one that
+has its response first.
 
 `https://` origins go through aiohttp's client (`tls`), behind the same `UpstreamResponse`.
 """

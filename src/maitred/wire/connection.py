@@ -8,8 +8,8 @@ request. A response ends
     3. at once (204, 304, HEAD), or else
     4. at the end of the connection.
 
-A response with both of the first two, or with two different lengths, is refused. A connection is used again only after a
-response that ended in one of the first three ways, whose request had been sent completely, and that was followed by nothing.
+A response with both of the first two, or with two different lengths, is refused. A connection is used again only if the
+request had been sent completely, the response ended in one of the first three ways, and nothing followed it.
 
 Bytes are parsed by httptools; what one read of the socket brought is handed over as one piece.
 
@@ -186,7 +186,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         status = self._parser.get_status_code()
         if status == 101:
-            raise ProtocolError("the upstream switched protocols, which nobody asked for")
+            raise ProtocolError("the upstream switched protocols without being asked to")
         if not 100 <= status <= 599:
             raise ProtocolError(f"the upstream answered with the status {status}, which there is not")
         if status < 200:

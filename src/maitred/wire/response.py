@@ -1,4 +1,4 @@
-"""A response whose body is still arriving: read it in pieces, or have it written through.
+"""A response with a body that is still arriving: read it in pieces, or have it written through.
 
     source --on_body()--> UpstreamResponse --read_piece()------> a task        the source pauses at `high_water` bytes
                                            --pipe_body(write)--> write(piece)  the source pauses while `write` is pending

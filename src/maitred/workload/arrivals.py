@@ -151,7 +151,7 @@ def weibull_cv(shape: float) -> float:
 
 
 def weibull_shape(cv: float) -> float:
-    """Return the shape k whose CV is `cv`, by bisection: the CV falls as k grows."""
+    """Return the shape k that has the CV `cv`, by bisection: the CV falls as k grows."""
     # From a CV of 370,000 down to one of 0.0026, so every CV that is allowed lies between. There is no closed form.
     low, high = 0.05, 500.0
     while high - low > 1e-12 * high:

@@ -137,7 +137,7 @@ class RateSource(ArrivalSource):
 
 
 class ScriptedSession(ArrivalSource):
-    """A session whose rounds arrive at fixed times; its answers count as complete."""
+    """A session with rounds that arrive at fixed times; its answers count as complete."""
 
     def __init__(self, session: ClientSession, at: Micros) -> None:
         self._session = session

@@ -69,7 +69,7 @@ class LineReader:
 
     @property
     def fraction_read(self) -> float:
-        """The part of the file that has been read, 0 to 1; always 0 for a pipe, whose length is unknown."""
+        """The part of the file that has been read, 0 to 1; always 0 for a pipe, which has no known length."""
         if self._raw.closed:
             return 1.0
         return self._raw.tell() / self._size if self._size else 0.0

@@ -104,7 +104,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     rate: float | None = None
     """Requests per second."""
     concurrency: int | None = None
-    """In place of `rate`: users who each wait for a response before the next request."""
+    """In place of `rate`: the number of users. Each waits for a response before the next request."""
     num_requests: int | None = None
     """Requests that arrive."""
     arrival: str | None = None
@@ -232,7 +232,7 @@ def _trace_jobs(load: Load, trace: Trace, spell: KeySpelling) -> Iterable[Job]:
     for name in ("think_time_ms", "concurrent_sessions"):
         if getattr(load, name) is not None:
             hint = f"it goes with {spell('session_mode')} closed-loop"
-            raise ConfigError("nobody waits for an answer", where=spell(name), hint=hint)
+            raise ConfigError("no request waits for an answer", where=spell(name), hint=hint)
     jobs = islice(trace, load.max_requests)
     return jobs if load.rate_scale is None else scale_rate(jobs, load.rate_factor(spell))
 

@@ -1,4 +1,4 @@
-"""Closed-loop replay: a trace whose sessions wait for their answers, as people and agents do.
+"""Closed-loop replay: a trace with sessions that wait for their answers, as people and agents do.
 
 The rules:
 

@@ -81,7 +81,7 @@ class Workload(SenderSet, frozen=True, kw_only=True, forbid_unknown_fields=True)
         check_range("horizon", self.horizon, 0, MAX_DURATION)
         check_rate("aggregate_rate", self.aggregate_rate or None)
         if not self.clients and not self.cohorts:
-            raise ValueError("clients are missing: nobody asks anything")
+            raise ValueError("clients are missing: no request would come")
         self._check_ids()
         self._check_rates()
         self._check_end()

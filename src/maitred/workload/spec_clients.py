@@ -79,7 +79,7 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("rate and arrival.scale are two ways to say how often: give one of them")
         check_range("prefix_length", self.prefix_length, 0, MAX_TOKENS)
         if self.prefix_length and not self.prefix_group:
-            raise ValueError("prefix_length without a prefix_group is shared with nobody")
+            raise ValueError("prefix_length without a prefix_group is shared with no client")
         check_range("timeout", self.timeout, 0, MAX_DURATION)
         check_range("slo_target_us", self.slo_target_us, 0, MAX_DURATION)
         self._check_words()

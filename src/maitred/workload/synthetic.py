@@ -1,6 +1,6 @@
 """The plain synthetic workload: one stream of requests, or one group of users. `Workload` (`spec`) describes everything else.
 
-Each quantity draws from a random stream of its own, whose name derives from the seed (`42/arrivals`, `42/input_tokens`, ...).
+Each quantity draws from a random stream of its own, with a name that derives from the seed (`42/arrivals`, ...).
 A change of one distribution leaves the draws of the others as they are: two runs that differ in the lengths of the answers
 have the same arrivals.
 
@@ -92,7 +92,7 @@ def closed_loop(
     """Return `num_requests` jobs of `concurrency` users. Each user sends a request, waits for its answer, thinks, and sends
     again.
 
-    The other arguments are those of `synthetic`. A user whose request fails sends no more. The timeout is 300 s (BLIS).
+    The other arguments are those of `synthetic`. A user sends no more when a request has failed. The timeout is 300 s (BLIS).
 
     Raises ConfigError at the call.
     """

@@ -159,7 +159,7 @@ class Trace:
         ConfigError for `max_sessions` if the rows of a session do not stand together, and the errors of reading the trace.
         """
         if max_sessions is not None and not self._format.is_grouped_by_session:
-            hint = "only a trace whose sessions stand one after another, such as agentic, can begin one when another ends"
+            hint = "only a trace with its sessions one after another, such as agentic, can begin one when another ends"
             raise ConfigError("this trace cannot limit its sessions", where=str(self.path), hint=hint)
         rows = self._usable_rows()
         if not self._format.is_grouped_by_session:

@@ -1,6 +1,6 @@
 """BlisBlockManager: the KV blocks of an instance by BLIS's rules, where they differ from ours.
 
-* A prompt whose every block is cached computes nothing: it is admitted on blocks that it does not own (so they may be evicted
+* A prompt that is cached as a whole computes nothing: it is admitted on blocks that it does not own (so they may be evicted
   under it), and its first token comes out of a step that does no work for it. A real engine computes at least one token.
 * A preempted sequence finds its prompt again as far as it is cached, and nothing of its answer.
 * The last token of an answer takes a block, if it needs one and one is free, and gives it back at once.

@@ -4,7 +4,7 @@
   need not be its beginning, and each block is looked up by itself.
 * Blank blocks, which are released without content, take their turn in eviction like any other.
 
-A block whose content is known is a *copy*, named by a serial number; blank blocks are only counted. So the free list holds
+A block with known content is a *copy*, named by a serial number; blank blocks are only counted. So the free list holds
 copies and extents of blank blocks:
 
     free list:  [12 blank] [copy 17] [copy 16] [copy 42] ...

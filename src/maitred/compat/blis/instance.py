@@ -15,7 +15,7 @@ free again, and the last token is timed at t = 300. A deadline at t = 250 comes 
 
 A step begins when it is the instance's turn (`advance`), not when the driver asks what is next. So no input can come between a
 beginning and its outcome: an arrival at this instant either joins the step or comes too late for it, in a run or not. A driver
-of several instances, where what happens in one at t has consequences at t in another whose turn at t is over, calls
+of several instances, where what happens in one at t has consequences at t in another after the turn of that one, calls
 `commit_ended_steps(t)` before `enqueue` and `abort`: that the other one had no events at t does not mean that no step began.
 
 Compiled (`tools/compile.py`).

@@ -60,7 +60,7 @@ _WIDEST_BITS = 32
 _METHODS = {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4.25}
 """Bits of a weight; in mxfp4 a block of 32 weights has a scale of 8 bits."""
 _UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
-"""Kinds of rope scaling whose max_position_embeddings is already the scaled length (as vLLM reads them)."""
+"""Kinds of rope scaling with max_position_embeddings as the scaled length (as vLLM reads them)."""
 _MODELS_FILE = "models.toml"
 _TUNED = re.compile(r"-(?:instruct|chat|base|it|hf)(?=-|$)")
 """Parts of a name that say how a model was tuned, which does not change its shape."""

@@ -264,7 +264,7 @@ class _Envelopes(dict[int, Envelope]):
 
 
 class MaxOfLinesModel(PiecewiseAffineModel):
-    """A model whose decode-only step takes as long as the largest of a few lines."""
+    """A model in which a decode-only step takes as long as the largest of a few lines."""
 
     @abstractmethod
     def decode_lines(self, decodes: int) -> Sequence[AffineCost]:
@@ -287,7 +287,7 @@ class _EnvelopeRange(msgspec.Struct, frozen=True, gc=False):
 
 
 class SpreadAwareModel(PiecewiseAffineModel):
-    """A model whose decode-only step depends on its context and on `BatchShape.context_spread`, which stays the same in a run.
+    """A model in which a decode-only step depends on its context and on `BatchShape.context_spread`, constant in a run.
 
     An instance works out the spread of its batches only for models of this class. Nearly every run has another spread, so an
     envelope is worked out no farther than the run goes.

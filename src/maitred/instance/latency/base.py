@@ -57,8 +57,8 @@ class LatencyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 class StepTimes(ABC):
     """A latency model that knows how long one step takes, and makes the steps of a run one by one.
 
-    Its constructor takes what users write: `--latency-model "my_package:Mine(a=1)"`. A model whose steps are straight lines in
-    the context need not make them: see `affine`.
+    Its constructor takes what users write: `--latency-model "my_package:Mine(a=1)"`. A model with steps that are straight lines
+    in the context need not make them: see `affine`.
     """
 
     overheads: Overheads = Overheads()

@@ -1,4 +1,4 @@
-"""Deployment: a model on GPUs, from whose figures latency models and KV capacities are computed. The catalogue holds many."""
+"""Deployment: a model on GPUs. Latency models and KV capacities are computed from its figures. The catalogue holds many."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _active_ffn_elements(model: ModelSpec) -> int:
 
 
 def _always_loaded_ffn_elements(model: ModelSpec) -> int:
-    """Return the intermediate elements whose weights every step needs, summed over the layers."""
+    """Return the intermediate elements with weights that every step needs, summed over the layers."""
     return model.dense_layers * model.intermediate_size + model.moe_layers * model.shared_intermediate_size
 
 

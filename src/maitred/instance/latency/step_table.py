@@ -108,7 +108,7 @@ class Skew(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("every alpha must be a number from 0 to 1")
 
     def alphas_of(self, sequences: int, rate: float) -> Alphas:
-        """Return the α of batches whose mean context is at `rate` of the way from the shortest to the longest."""
+        """Return the α of batches with a mean context at `rate` of the way from the shortest to the longest."""
         start = (_bucket(self.sequences, sequences) * len(self.rates) + _bucket(self.rates, rate)) * len(self.longest)
         return tuple(zip((*self.longest[:-1], inf), self.alphas[start : start + len(self.longest)], strict=True))
 

@@ -124,7 +124,7 @@ class _SkewedTableModel(SpreadAwareModel):
         return rest + _attention(self._decode_curve(decodes), mean, longest, alpha)
 
     def _alphas_of(self, sequences: int, more: float, spread: ContextSpread) -> Alphas:
-        """Return the α of a rank whose mean context is `more` above that of all."""
+        """Return the α of a rank with a mean context `more` above that of all."""
         skew, apart = self._table.skew, spread.max_above_mean + spread.min_below_mean
         if skew is None or sequences < 2:
             return ((inf, 0.0),)

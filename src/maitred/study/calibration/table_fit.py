@@ -1,6 +1,6 @@
 """A step table from measured steps at any points.
 
-The table has points at powers of two of the measured numbers. Its values are those whose interpolation is nearest to the
+The table has points at powers of two of the measured numbers. Its values are those with the interpolation nearest to the
 measurements, by relative error. Where measurements are few, the values stay near a plain fit that is linear in prefill tokens,
 decodes and context:
 

@@ -193,7 +193,7 @@ class CandidateDocument(YamlDocument):
 
 
 class _InlineDocument(YamlDocument):
-    """A document from a program, whose lines the user does not see."""
+    """A document from a program. The user does not see its lines."""
 
     def where(self, path: KeyPath) -> str | None:
         return None if super().where(path) is None else ": ".join(filter(None, (self.name, dotted_key(path))))

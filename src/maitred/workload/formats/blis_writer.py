@@ -114,7 +114,7 @@ def _measured_columns(found: RequestMeasurement, streams: bool) -> dict[str, obj
 
 
 def _prefix_group(prefix: PrefixKeys | None) -> tuple[str, int]:
-    """Return the name of the group whose prefix the prompt begins with, and the tokens of that prefix; empty and 0 if none."""
+    """Return the name of the group that the prompt shares its prefix with, and its tokens; empty and 0 if none."""
     if isinstance(prefix, GroupPrefixKeys) and prefix.shared_tokens:
         return f"g{prefix.group}", prefix.shared_tokens
     if isinstance(prefix, PieceChain) and prefix.shared_piece:

@@ -19,7 +19,7 @@ replayed in a closed loop (`--session-mode closed-loop`). Blocks have AIPerf's d
 first round count, because later rounds begin somewhere within a block.
 
 **bailian**: the Qwen-Bailian traces (alibaba-edu, Apache-2.0; Wang et al., ATC 2025), as published. A row is a whole prompt as
-the service received it, history included. Rows whose chain of `parent_chat_id` starts at the same chat are one program.
+the service received it, history included. Rows are one program if their chains of `parent_chat_id` start at the same chat.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _AIPERF_BLOCK_TOKENS = 512
 _BAILIAN_BLOCK_TOKENS = 16
 _NO_PARENT = -1
 _MAX_CHATS = 1 << 18
-"""Number of chats whose first chat is remembered. A follow-up after more chats than that starts a program of its own."""
+"""Number of chats that are remembered, each with its first chat. A follow-up after more chats than that starts a program of its
+own."""
 _RoundTokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 

@@ -138,7 +138,7 @@ def _parse_tenant(text: str) -> str:
     tenant = text.strip()
     problem = tenant_problem(tenant) if tenant else None
     if problem:
-        raise RowError(f"tenant {problem}", "empty: nobody knows who it was")
+        raise RowError(f"tenant {problem}", "empty, if the tenant is not known")
     return tenant
 
 
