@@ -1,0 +1,27 @@
+"""Programs: may the agent program of a request hold KV memory now, and at which backend? See `core`."""
+
+from maitred.programs.acting_estimators import ACTING_ESTIMATORS, ActingEstimator, ToolTimes
+from maitred.programs.backend_memory import BackendMemory
+from maitred.programs.config import ProgramsConfig
+from maitred.programs.core import Programs
+from maitred.programs.enums import BackendStatus, ProgramAction, ProgramDecision, ProgramReason, ProgramState, ProgramStatus
+from maitred.programs.program import Program, ProgramKey, ProgramRequest, Usage
+
+__all__ = [
+    "ACTING_ESTIMATORS",
+    "ActingEstimator",
+    "BackendMemory",
+    "BackendStatus",
+    "Program",
+    "ProgramAction",
+    "ProgramDecision",
+    "ProgramKey",
+    "ProgramReason",
+    "ProgramRequest",
+    "ProgramState",
+    "ProgramStatus",
+    "Programs",
+    "ProgramsConfig",
+    "ToolTimes",
+    "Usage",
+]

@@ -1,0 +1,106 @@
+"""Acting estimators: how many of its tokens a program counts while one of its tools works.
+
+The KV of an acting program can be evicted while it is not used, at the cost of computing it again. The longer a tool already
+works, the less is lost by giving its memory to a program that could use it now. An estimator says which share of the tokens
+of a program counts after it has acted for some time. The pass that pauses and the one that resumes use the same share.
+
+Times are kept for each program (`ToolTimes`), so an estimator may learn from the tools of the very program.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from maitred.core.registry import Registry
+from maitred.core.units import SECOND, Micros, from_seconds
+
+_MOMENTUM: Final = 0.8
+"""Weight of what was known before a new time, as for ThunderAgent's token estimate."""
+
+
+class ToolTimes:
+    """How long the tools of one program took: from the end of its last request to its next one."""
+
+    __slots__ = ("count", "mean")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        """Mean with exponentially falling weights, µs; 0 before the first one."""
+
+    def add(self, duration: Micros) -> None:
+        """Learn one time, µs."""
+        self.mean = float(duration) if not self.count else (1 - _MOMENTUM) * duration + _MOMENTUM * self.mean
+        self.count += 1
+
+
+class ActingEstimator(Protocol):
+    """The share of its tokens that an acting program counts."""
+
+    @property
+    def changes_with_time(self) -> bool:
+        """Whether the share depends on how long the program has acted. If not, it is asked for once in each step."""
+        ...
+
+    def share(self, acting_for: Micros, tools: ToolTimes) -> float:
+        """Return the share, at least 0, of a program that has acted for this long, µs."""
+        ...
+
+
+ACTING_ESTIMATORS: Registry[ActingEstimator] = Registry(
+    "acting estimator",
+    ActingEstimator,
+    group="maitred.acting_estimators",
+    packages=["maitred.programs"],
+    methods=["share"],
+    flag="--acting-estimator",
+)
+
+
+@ACTING_ESTIMATORS.register("fixed")
+class FixedShare(ActingEstimator):
+    """All its tokens, times `weight` (ThunderAgent's --acting-token-weight). Raises ValueError for a negative weight."""
+
+    changes_with_time = False
+
+    def __init__(self, weight: float = 1.0) -> None:
+        if not 0 <= weight <= 1000:
+            raise ValueError("weight must be from 0 to 1000")
+        self._weight = weight
+
+    def share(self, acting_for: Micros, tools: ToolTimes) -> float:
+        return self._weight
+
+
+@ACTING_ESTIMATORS.register("decay")
+class Decay(ActingEstimator):
+    """Half of its tokens after each `half_life_secs` (ThunderAgent's 2^-t).
+
+    Raises ValueError for a half-life that is not above 0."""
+
+    changes_with_time = True
+
+    def __init__(self, half_life_secs: float = 1.0) -> None:
+        if not 0 < half_life_secs <= 1e6:
+            raise ValueError("half_life_secs must be more than 0")
+        self._half_life = max(1, from_seconds(half_life_secs))
+
+    def share(self, acting_for: Micros, tools: ToolTimes) -> float:
+        return float(2.0 ** (-acting_for / self._half_life))
+
+
+@ACTING_ESTIMATORS.register("learned")
+class Learned(ActingEstimator):
+    """All its tokens for as long as its tools usually take, then half of them after each such time. Before its first tool has
+    ended, a program's tools are taken to need `prior_secs`. Raises ValueError for a prior that is not above 0."""
+
+    changes_with_time = True
+
+    def __init__(self, prior_secs: float = 10.0) -> None:
+        if not 0 < prior_secs <= 1e6:
+            raise ValueError("prior_secs must be more than 0")
+        self._prior = prior_secs * SECOND
+
+    def share(self, acting_for: Micros, tools: ToolTimes) -> float:
+        usual = max(tools.mean if tools.count else self._prior, float(SECOND) / 10)
+        return 1.0 if acting_for <= usual else float(2.0 ** (1 - acting_for / usual))

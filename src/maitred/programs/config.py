@@ -1,0 +1,76 @@
+"""The `programs` section of the configuration."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from maitred.core.units import Micros, from_seconds
+from maitred.programs.acting_estimators import ACTING_ESTIMATORS
+
+MAX_SECS: Final = 10 * 365 * 86_400.0
+
+
+class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How agent programs share the KV memory of the backends. Raises ValueError for invalid values, and ConfigError for an
+    unknown estimator."""
+
+    mode: Literal["off", "default", "tr"] = "off"
+    """`tr`: programs are paused and resumed so that they fit into the KV memory of the backends. `default`: a program stays
+    with the backend that had the fewest programs when it came, whatever its memory. `off`: requests are routed one by one."""
+    flavour: Literal["ours", "thunderagent"] = "ours"
+    """`thunderagent`: pause and resume at ticks only, smallest program first, as ThunderAgent documents it; no headroom,
+    ageing, hold or minimum stay, and no limit for reported usage. The keys for these have no effect then."""
+    acting_estimator: str = "fixed"
+    """How many of its tokens an acting program counts: `fixed(weight=1.0)`, `decay(half_life_secs=1.0)`, `learned`, or a class
+    of one's own as `module:Class`."""
+    scheduler_interval_secs: float = 5.0
+    """Seconds between two ticks. At a tick all programs are looked at; between ticks those that an event concerns."""
+    buffer_tokens: int = 100
+    """Tokens kept free for the growth of each program."""
+    headroom: float = 0.02
+    """Share of a backend's memory that is left free when a program is placed beside others, so that it is not paused again at
+    once."""
+    min_stay_secs: float = 5.0
+    """Seconds after a resume during which the program is paused only if no other one can be."""
+    ageing_secs_per_1k_tokens: float = 1.0
+    """Seconds by which a program of 1,000 tokens more goes later. Small programs go first, but a large one that has waited this
+    much longer goes before them."""
+    patience_secs: float = 10.0
+    """Seconds after which the backend with most room is held for the program that has waited longest, until that fits."""
+    max_wait_secs: float = 1800.0
+    """Seconds that a request may wait for memory. Then its program is resumed at the backend with most room, even if it does
+    not fit."""
+    max_waiting: int = 10_000
+    """Requests that may wait for memory at once; more are refused with a 429."""
+    program_ttl_secs: float = 3600.0
+    """Seconds without a request after which a program is forgotten."""
+    max_programs_per_tenant: int = 10_000
+    """Programs of one tenant that are kept at once. One more makes room by forgetting the one that is idle for longest."""
+
+    def __post_init__(self) -> None:
+        for name in ("scheduler_interval_secs", "max_wait_secs", "program_ttl_secs"):
+            if not 0 < getattr(self, name) <= MAX_SECS:
+                raise ValueError(f"{name} must be more than 0 seconds, and at most ten years")
+        for name in ("min_stay_secs", "patience_secs", "ageing_secs_per_1k_tokens"):
+            if not 0 <= getattr(self, name) <= MAX_SECS:
+                raise ValueError(f"{name} must be at least 0 seconds, and at most ten years")
+        for name in ("max_waiting", "max_programs_per_tenant"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if self.buffer_tokens < 0:
+            raise ValueError("buffer_tokens must be at least 0")
+        if not 0 <= self.headroom < 1:
+            raise ValueError("headroom must be at least 0 and below 1")
+        ACTING_ESTIMATORS.get(self.acting_estimator)
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether ThunderAgent's documented rules hold."""
+        return self.flavour == "thunderagent"
+
+    @property
+    def interval(self) -> Micros:
+        """The time between two ticks, µs."""
+        return max(1, from_seconds(self.scheduler_interval_secs))

@@ -1,0 +1,391 @@
+"""Programs: one core that says which agent programs may hold KV memory now, and at which backend.
+
+    begin(request)    a request of a program comes: it may go at once, waits, or is refused
+    progress(id)      tokens of its response have come
+    end(id, usage)    it has ended, however; or its client has left while it waited
+    release(program)  the client is done with the program
+    set_backend(...)  a backend has come, is down, is drained, or has another capacity
+    advance(now)      ticks, requests that have waited too long, programs that were idle too long
+
+A program is REASONING from its first request under way to the end of the last one, and ACTING between. It is ACTIVE while it
+is registered with a backend and PAUSED while it is not; a request of a paused program waits until the program is resumed.
+(States and formulas are those of ThunderAgent's documentation.)
+
+    (new) ──fits──▶ ACTIVE ◀──── resume ──── PAUSED ◀── does not fit ── (new)
+                      │                        ▲
+                      ├── pause (acting, or a marked one when its requests end) ──┘
+                      └── release, expiry, end of a request without program id ──▶ TERMINATED
+
+`model_pool` decides who is paused and resumed, `backend_memory` keeps the sums. This module carries it out: it owns the
+tables, and every change of a state is one of its methods, with its decision. Like every core it takes time as an argument,
+which never runs backwards, and settles what was due before an input first, each thing at its own instant.
+
+Costs: an input takes O(log n) in the number of programs; a tick O(n log n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from maitred.core.errors import InvariantError
+from maitred.core.request import RequestId
+from maitred.core.units import Micros, from_seconds
+from maitred.programs.backend_memory import BackendMemory
+from maitred.programs.config import ProgramsConfig
+from maitred.programs.enums import BackendStatus, ProgramAction, ProgramDecision, ProgramReason, ProgramState, ProgramStatus
+from maitred.programs.places import ProgramPlaces
+from maitred.programs.program import Program, ProgramKey, ProgramRequest, Usage
+from maitred.programs.program_table import ProgramTable
+from maitred.programs.token_estimator import MAX_TOKENS, TokenEstimator
+
+_ACTING, _REASONING = ProgramStatus.ACTING, ProgramStatus.REASONING
+
+
+class Programs:
+    """All programs and backends of one gateway, or of one simulated cluster."""
+
+    def __init__(self, config: ProgramsConfig, now: Micros = 0) -> None:
+        self.config = config
+        self._last_tick = now
+        self._tokens = TokenEstimator(is_limited=not config.is_strict)
+        self._characters: dict[RequestId, int] = {}
+        """Characters of the body of each request, until it ends."""
+        self._table = ProgramTable()
+        self._places = ProgramPlaces(config, self._table)
+
+    def begin(self, request: ProgramRequest, now: Micros) -> Sequence[ProgramDecision]:
+        """A request comes. The last decision about it says whether it may go (GRANT), waits (WAIT; a GRANT or REJECT follows
+        with a later input) or is refused (REJECT)."""
+        self._run_due(now)
+        program = self._find_or_create(request, now)
+        if program is None:
+            self._places.decide(now, None, ProgramAction.REJECT, ProgramReason.TOO_MANY_PROGRAMS, request.id)
+            return self._places.take()
+        tokens = request.prompt_tokens
+        if tokens is None:
+            tokens = self._tokens.estimate(request.characters, request.model, request.tenant)
+            self._characters[request.id] = request.characters
+        program.priority_class = request.priority_class
+        self._note_request(program, now)
+        if program.state is ProgramState.ACTIVE and program.backend is not None:
+            self._begin_active(program, self._places.backends[program.backend], request.id, tokens, now)
+        else:
+            self._begin_waiting(program, request.id, tokens, now)
+        return self._places.take()
+
+    def progress(self, request_id: RequestId, tokens: int, now: Micros) -> None:
+        """Count `tokens` more of the response to a request."""
+        program = self._table.by_request.get(request_id)
+        if program is None or request_id not in program.contexts or program.backend is None:
+            return
+        program.contexts[request_id] += tokens
+        program.update_tokens()
+        self._places.backends[program.backend].recharge(program, now)
+
+    def end(self, request_id: RequestId, usage: Usage | None, now: Micros) -> Sequence[ProgramDecision]:
+        """A request has ended: answered, failed, or left by its client. `usage` is what the backend has reported, or None. A
+        request that is not known (its program was released) is ignored."""
+        self._run_due(now)
+        characters = self._characters.pop(request_id, 0)
+        program = self._table.by_request.pop(request_id, None)
+        if program is not None:
+            if usage is not None:
+                self._tokens.learn(characters, usage.prompt_tokens, program.key.model, program.key.tenant)
+            program.last_active = now
+            if request_id in program.waiting:
+                self._leave_queue(program, request_id, now)
+            else:
+                self._end_under_way(program, request_id, usage, now)
+        return self._places.take()
+
+    def move(self, request_id: RequestId, now: Micros) -> Sequence[ProgramDecision]:
+        """The backend of a granted request has failed it before any part of the response was sent. Its program leaves that
+        backend, and what it held there is lost. The decisions say where the request may go instead, or that it waits."""
+        self._run_due(now)
+        program = self._table.by_request.get(request_id)
+        if program is None or request_id not in program.contexts or program.backend is None:
+            return self._places.take()
+        tokens = program.contexts.pop(request_id)
+        if not program.contexts:
+            del self._table.by_request[request_id]
+            self._places.lose_place(program, ProgramReason.BACKEND_DOWN, now)
+            self._wait_or_place(program, request_id, tokens, now)
+        else:  # others of its requests are still under way there: this one is only sent again
+            program.contexts[request_id] = tokens
+            self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.STICKY, request_id)
+        return self._places.take()
+
+    def release(self, tenant: str, name: str, now: Micros) -> tuple[bool, Sequence[ProgramDecision]]:
+        """The client is done with a program: forget it, and refuse its requests that wait. Return whether there was one."""
+        self._run_due(now)
+        found = list(self.find(tenant, name))
+        touched = {program.backend for program in found}
+        for program in found:
+            self._places.forget(program, ProgramReason.RELEASED, now)
+        if found:
+            self._places.react([index for index in touched if index is not None], now)
+        return bool(found), self._places.take()
+
+    def set_backend(
+        self,
+        index: int,
+        now: Micros,
+        *,
+        models: Collection[str],
+        status: BackendStatus = BackendStatus.UP,
+        capacity: int | None = None,
+        shared_tokens: int = 0,
+    ) -> Sequence[ProgramDecision]:
+        """Say what is known of a backend now: the models that it serves, what may be done with it, its KV memory in tokens, and
+        how many tokens there several programs share."""
+        self._run_due(now)
+        backend = self._places.backends.find_or_add(index)
+        backend.capacity, backend.shared_tokens = capacity, shared_tokens
+        self._places.backends.set_models(backend, models)
+        if status is not backend.status:
+            backend.status = status
+            if status is not BackendStatus.UP:
+                reason = ProgramReason.BACKEND_DOWN if status is BackendStatus.DOWN else ProgramReason.DRAINED
+                for program in [p for p in backend.programs if not p.contexts]:
+                    self._places.lose_place(program, reason, now)
+        self._places.react([index], now)
+        return self._places.take()
+
+    def reconfigure(self, config: ProgramsConfig, now: Micros) -> Sequence[ProgramDecision]:
+        """Go by `config` from now on. Raises ValueError for another mode, flavour or estimator: these need a new core."""
+        self._run_due(now)
+        fixed = ("mode", "flavour", "acting_estimator", "buffer_tokens")
+        for name in fixed:
+            if getattr(config, name) != getattr(self.config, name):
+                raise ValueError(f"programs.{name} cannot change while programs are known")
+        self.config = config
+        self._places.set_config(config)
+        self._places.react([backend.index for backend in self._places.backends.all], now)
+        return self._places.take()
+
+    def advance(self, now: Micros) -> Sequence[ProgramDecision]:
+        """Settle everything that is due by `now`."""
+        self._run_due(now)
+        return self._places.take()
+
+    def next_deadline(self) -> Micros | None:
+        """Return the first instant at which time alone changes something, or None if it never does."""
+        next_tick = self._last_tick + self.config.interval if self.config.mode == "tr" and len(self._table) else None
+        due = (self._table.next_expiry(), self._places.waits.peek_key(), next_tick)
+        return min((instant for instant in due if instant is not None), default=None)
+
+    @property
+    def programs(self) -> Collection[Program]:
+        """All programs, in the order of creation."""
+        return self._table.all
+
+    @property
+    def backends(self) -> Collection[BackendMemory]:
+        """All backends, in the order in which they came."""
+        return self._places.backends.all
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests wait."""
+        return self._places.num_waiting
+
+    @property
+    def lost_kv_tokens(self) -> int:
+        """Tokens of KV that programs held at backends that went down."""
+        return self._places.lost_kv_tokens
+
+    def program_of(self, request_id: RequestId) -> Program | None:
+        """Return the program of a request that waits or is under way."""
+        return self._table.by_request.get(request_id)
+
+    def find(self, tenant: str, name: str) -> Iterator[Program]:
+        """Yield the programs of a tenant with this id: one for each model that it has asked."""
+        keys = (ProgramKey(tenant, name, model) for model in self._places.backends.models())
+        return (program for key in keys if (program := self._table.find(key)) is not None)
+
+    def _find_or_create(self, request: ProgramRequest, now: Micros) -> Program | None:
+        """Return the program of a request, or None if its tenant may not have one more."""
+        key = ProgramKey(request.tenant, request.program, request.model)
+        program = self._table.find(key)
+        if program is not None:
+            return program
+        if self._table.num_of_tenant(key.tenant) >= self.config.max_programs_per_tenant:
+            idlest = self._table.idlest_of(key.tenant)
+            if idlest is None:
+                return None
+            self._places.forget(idlest, ProgramReason.EXPIRED, now)
+        return self._table.create(key, request.parent, now)
+
+    def _note_request(self, program: Program, now: Micros) -> None:
+        """Count a request that has come, and learn how long the tool before it took."""
+        if not program.is_busy:
+            self._table.note_busy(program)
+            if program.step_count:
+                program.tools.add(now - program.last_active)
+        program.step_count += 1
+        program.last_active = now
+
+    def _begin_active(self, program: Program, backend: BackendMemory, request_id: RequestId, tokens: int, now: Micros) -> None:
+        if backend.status is not BackendStatus.UP and not program.contexts:
+            self._places.lose_place(program, ProgramReason.BACKEND_DOWN, now)
+            self._wait_or_place(program, request_id, tokens, now)
+            return
+        if not program.contexts:
+            program.last_total = 0  # the estimate counts until the next answer
+        self._places.start(program, backend, request_id, tokens, now)
+        self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.STICKY, request_id)
+        self._places.react_to_pressure(backend, now)
+
+    def _begin_waiting(self, program: Program, request_id: RequestId, tokens: int, now: Micros) -> None:
+        if self._places.num_waiting >= self.config.max_waiting:
+            self._places.decide(now, program, ProgramAction.REJECT, ProgramReason.TOO_MANY_WAITING, request_id)
+            self._settle_idle(program, now)
+            return
+        self._wait_or_place(program, request_id, tokens, now)
+
+    def _wait_or_place(self, program: Program, request_id: RequestId, tokens: int, now: Micros) -> None:
+        """Place a program that has no backend, or let its request wait."""
+        pool = self._places.backends.pool(program.key.model)
+        if not program.waiting:
+            program.tokens = tokens
+        is_new = program.state is not ProgramState.PAUSED
+        if self.config.mode == "default":
+            backend = pool.fewest_programs() or next(iter(pool.backends), None)
+        else:
+            backend = pool.place_new(program) if is_new and not len(pool.waiting) else None
+        if backend is not None:
+            pool.waiting.remove(program)
+            program.last_total = 0
+            self._places.register(program, backend, now)
+            self._places.start(program, backend, request_id, tokens, now)
+            self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.PLACED, request_id)
+            return
+        if pool.is_oversized(program) or not pool.backends:
+            reason = ProgramReason.OVERSIZED if pool.backends else ProgramReason.NO_BACKEND
+            self._places.decide(now, program, ProgramAction.REJECT, reason, request_id)
+            self._settle_idle(program, now)
+            return
+        self._places.enqueue(program, pool, request_id, tokens, now)
+        self._places.react_to_room(pool, pool.backends, now)
+
+    def _leave_queue(self, program: Program, request_id: RequestId, now: Micros) -> None:
+        """The client of a waiting request has left: its place is free at once."""
+        del program.waiting[request_id]
+        self._places.num_waiting -= 1
+        program.tokens = sum(waiting.tokens for waiting in program.waiting.values()) or program.last_total
+        if not program.waiting:
+            self._places.waits.remove(program.serial)
+            program.status = _ACTING
+            program.acting_since = now
+        if not program.waiting and program.origin is None and program.resumed_at is None:
+            self._places.forget(program, ProgramReason.ENDED, now)  # it never had a place
+        else:
+            self._places.backends.pool(program.key.model).waiting.add(program)
+            self._settle_idle(program, now)
+        pool = self._places.backends.pool(program.key.model)
+        self._places.react_to_room(pool, pool.backends, now)
+
+    def _end_under_way(self, program: Program, request_id: RequestId, usage: Usage | None, now: Micros) -> None:
+        context = program.contexts.pop(request_id)
+        assert program.backend is not None, "a request is under way at a backend"
+        backend = self._places.backends[program.backend]
+        program.last_total = context
+        if usage is not None and (self.config.is_strict or 0 <= usage.total_tokens <= MAX_TOKENS):
+            program.last_total = usage.total_tokens
+            self._note_inherited(program, usage)
+        program.update_tokens()
+        if program.contexts:
+            backend.recharge(program, now)
+        elif program.is_anonymous:
+            self._places.forget(program, ProgramReason.ENDED, now)
+        else:
+            self._begin_acting(program, backend, now)
+        self._places.react([backend.index], now)
+
+    def _note_inherited(self, program: Program, usage: Usage) -> None:
+        """After the first request of a child: what was cached of its prompt is what it shares with its parent, at most."""
+        if program.parent is not None and not program.inherited_tokens and usage.cached_tokens:
+            program.inherited_tokens = min(usage.cached_tokens, program.parent.tokens, program.last_total)
+
+    def _begin_acting(self, program: Program, backend: BackendMemory, now: Micros) -> None:
+        program.acting_since = now
+        was_marked = program.is_marked
+        backend.unmark(program)
+        backend.set_status(program, _ACTING, now)
+        self._settle_idle(program, now)
+        if backend.status is not BackendStatus.UP:
+            reason = ProgramReason.BACKEND_DOWN if backend.status is BackendStatus.DOWN else ProgramReason.DRAINED
+            self._places.lose_place(program, reason, now)
+        elif was_marked and (self.config.is_strict or backend.remaining < 0):
+            self._places.pause(program, ProgramReason.OVERFLOW, now)
+
+    def _settle_idle(self, program: Program, now: Micros) -> None:
+        """Start the time after which an idle program is forgotten. One without
+        an id is at once, and one that never had a place."""
+        if program.is_busy:
+            return
+        if program.is_anonymous or (program.backend is None and program.state is ProgramState.ACTIVE):
+            self._places.forget(program, ProgramReason.ENDED, now)
+            return
+        self._table.note_idle(program, now, now + from_seconds(self.config.program_ttl_secs))
+
+    def _run_due(self, now: Micros) -> None:
+        """Do everything that fell due by `now`, each thing at its own instant."""
+        while (due := self.next_deadline()) is not None and due <= now:
+            self._run_due_at(due)
+        if not len(self._table):  # nothing to look at: the next tick is one interval after the next program comes
+            self._last_tick = now
+
+    def _run_due_at(self, due: Micros) -> None:
+        program = self._table.next_expiring()
+        if program is not None and self._table.next_expiry() == due:
+            touched = [] if program.backend is None else [program.backend]
+            self._places.forget(program, ProgramReason.EXPIRED, due)
+            self._places.react(touched, due)
+        elif self._places.waits.peek_key() == due:
+            self._end_wait(self._places.waits.pop(), due)
+        else:
+            self._last_tick = due
+            self._places.tick(due)
+
+    def _end_wait(self, program: Program, now: Micros) -> None:
+        """Resume a program that has waited too long, whether it fits or not."""
+        backend = self._places.backends.pool(program.key.model).most_room()
+        if backend is not None:
+            self._places.resume(program, backend, ProgramReason.MAX_WAIT, now)
+            return
+        for request_id in list(program.waiting):
+            self._places.decide(now, program, ProgramAction.REJECT, ProgramReason.NO_BACKEND, request_id)
+            self._table.by_request.pop(request_id, None)
+            self._leave_queue(program, request_id, now)
+
+    def check(self) -> None:
+        """Raise InvariantError if a program is lost, in two places, or counted wrongly."""
+        for backend in self._places.backends.all:
+            backend.check()
+        placed = {p.serial for backend in self._places.backends.all for p in backend.programs}
+        waiting = {p.serial for pool in self._places.backends.pools for p in pool.waiting}
+        known = {p.serial for p in self._table.all}
+        if placed & waiting:
+            raise InvariantError(f"programs {placed & waiting} have a place and wait for one")
+        if placed | waiting != known:
+            raise InvariantError(f"programs {known ^ (placed | waiting)} are nowhere, or forgotten")
+        for program in self._table.all:
+            _check_program(program, is_placed=program.serial in placed)
+        if self._places.num_waiting != sum(len(p.waiting) for p in self._table.all):
+            raise InvariantError(f"{self._places.num_waiting} waiting requests are not those of the programs")
+        requests = {request for p in self._table.all for request in (*p.waiting, *p.contexts)}
+        if requests != set(self._table.by_request):
+            raise InvariantError(f"requests {requests ^ set(self._table.by_request)} belong to no program, or are forgotten")
+
+
+def _check_program(program: Program, *, is_placed: bool) -> None:
+    wanted = ProgramState.ACTIVE if is_placed else ProgramState.PAUSED
+    if program.state is not wanted or (program.backend is not None) != is_placed:
+        raise InvariantError(f"{program.key} is {program.state}, and should be {wanted}")
+    if program.contexts and program.waiting:
+        raise InvariantError(f"{program.key} has requests under way and waiting ones")
+    if (program.status is _REASONING) != program.is_busy:
+        raise InvariantError(f"{program.key} is {program.status} with {len(program.contexts)} requests under way")
+    if program.is_marked and not program.contexts:
+        raise InvariantError(f"{program.key} is marked, and no request of it is under way")

@@ -1,0 +1,190 @@
+"""Who holds a place: every change of a program's state, with its decision, and the passes that make room and use it.
+
+`model_pool` plans and `backend_memory` counts; the methods here carry out. A program is at one backend or among the waiting
+programs of its model, never in both and never in neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from maitred.core.lazy_heap import IndexedHeap
+from maitred.core.request import RequestId
+from maitred.core.units import Micros, from_seconds
+from maitred.programs.acting_estimators import ACTING_ESTIMATORS
+from maitred.programs.backend_memory import BackendMemory
+from maitred.programs.backend_table import BackendTable
+from maitred.programs.config import ProgramsConfig
+from maitred.programs.enums import ProgramAction, ProgramDecision, ProgramReason, ProgramState, ProgramStatus
+from maitred.programs.model_pool import ModelPool
+from maitred.programs.placement import Placement
+from maitred.programs.program import Program, WaitingRequest
+from maitred.programs.program_table import ProgramTable
+
+_REASONING: Final = ProgramStatus.REASONING
+
+
+class ProgramPlaces:
+    """The places of all programs of one core."""
+
+    def __init__(self, config: ProgramsConfig, table: ProgramTable) -> None:
+        self._config = config
+        self._table = table
+        self.backends = BackendTable(config, ACTING_ESTIMATORS.create(config.acting_estimator))
+        self.num_waiting = 0
+        """Requests that wait."""
+        self.waits: IndexedHeap[int, Micros, Program] = IndexedHeap()
+        """Programs with a request that waits, by when they are resumed at the latest."""
+        self.lost_kv_tokens = 0
+        """Tokens of KV that programs held at backends that went down."""
+        self._decisions: list[ProgramDecision] = []
+
+    def set_config(self, config: ProgramsConfig) -> None:
+        """Go by `config` from now on."""
+        self._config = config
+        self.backends.set_config(config)
+
+    def start(self, program: Program, backend: BackendMemory, request_id: RequestId, tokens: int, now: Micros) -> None:
+        """Count a request as under way."""
+        self._table.by_request[request_id] = program
+        program.contexts[request_id] = tokens
+        program.update_tokens()
+        backend.set_status(program, _REASONING, now)
+
+    def enqueue(self, program: Program, pool: ModelPool, request_id: RequestId, tokens: int, now: Micros) -> None:
+        if program.state is not ProgramState.PAUSED:
+            program.state = ProgramState.PAUSED
+            program.paused_since = now
+        program.status = _REASONING
+        reason = ProgramReason.NO_ROOM if program.step_count == 1 else ProgramReason.PAUSED
+        if not program.waiting:
+            program.waiting_since = now
+            self.waits.push(program.serial, now + from_seconds(self._config.max_wait_secs), program)
+        program.waiting[request_id] = WaitingRequest(now, tokens)
+        program.tokens = sum(waiting.tokens for waiting in program.waiting.values())
+        self._table.by_request[request_id] = program
+        self.num_waiting += 1
+        pool.waiting.add(program)
+        self.decide(now, program, ProgramAction.WAIT, reason, request_id)
+
+    def register(self, program: Program, backend: BackendMemory, now: Micros) -> None:
+        program.state = ProgramState.ACTIVE
+        program.origin = None
+        program.resumed_at = now
+        backend.add(program, now)
+
+    def pause(self, program: Program, reason: ProgramReason, now: Micros) -> None:
+        """Take the place of a program of which no request is under way."""
+        assert program.backend is not None, "only a program with a place is paused"
+        backend = self.backends[program.backend]
+        self.decide(now, program, ProgramAction.PAUSE, reason)
+        backend.remove(program, now)
+        program.origin = backend.index
+        if program.status is _REASONING:  # its last request has failed just now
+            program.status = ProgramStatus.ACTING
+            program.acting_since = now
+        program.state = ProgramState.PAUSED
+        program.paused_since = now
+        self.backends.pool(program.key.model).waiting.add(program)
+
+    def lose_place(self, program: Program, reason: ProgramReason, now: Micros) -> None:
+        """Take the place of a program at a backend that is down or drained. In mode `default` it is placed anew with its next
+        request."""
+        self.lost_kv_tokens += program.tokens if reason is ProgramReason.BACKEND_DOWN else 0
+        self.pause(program, reason, now)
+
+    def resume(self, program: Program, backend: BackendMemory, reason: ProgramReason, now: Micros) -> None:
+        pool = self.backends.pool(program.key.model)
+        pool.waiting.remove(program)
+        self.waits.remove(program.serial)
+        self.register(program, backend, now)
+        self.decide(now, program, ProgramAction.RESUME, reason)
+        waiting, program.waiting = program.waiting, {}
+        self.num_waiting -= len(waiting)
+        for request_id, request in waiting.items():
+            if not program.contexts:
+                program.last_total = 0
+            self.start(program, backend, request_id, request.tokens, now)
+            self.decide(now, program, ProgramAction.GRANT, ProgramReason.RESUMED, request_id)
+
+    def forget(self, program: Program, reason: ProgramReason, now: Micros) -> None:
+        """Remove a program from every table; its requests that wait are refused, those under way go on without it."""
+        for request_id in program.waiting:
+            self.decide(now, program, ProgramAction.REJECT, reason, request_id)
+        self.num_waiting -= len(program.waiting)
+        self.decide(now, program, ProgramAction.END, reason)
+        if program.backend is not None:
+            self.backends[program.backend].remove(program, now)
+        self.backends.pool(program.key.model).waiting.remove(program)
+        self.waits.remove(program.serial)
+        self._table.remove(program)
+        program.waiting.clear()
+        program.contexts.clear()
+        program.state = ProgramState.TERMINATED
+
+    def react(self, backends: Iterable[int], now: Micros) -> None:
+        """Between ticks: pause and mark where an event has raised the need, resume where it has left room."""
+        if self._config.mode != "tr" or self._config.is_strict:
+            return
+        for index in backends:
+            backend = self.backends[index]
+            self._relieve(backend, now)
+            for pool in self.backends.pools_of(backend):
+                self.react_to_room(pool, [backend], now)
+
+    def react_to_pressure(self, backend: BackendMemory, now: Micros) -> None:
+        """Between ticks: pause and mark where a program has grown."""
+        if self._config.mode == "tr" and not self._config.is_strict:
+            self._relieve(backend, now)
+
+    def react_to_room(self, pool: ModelPool, backends: Sequence[BackendMemory], now: Micros) -> None:
+        """Between ticks: resume the first waiting programs that fit at `backends`."""
+        if self._config.mode == "tr" and not self._config.is_strict and len(pool.waiting):
+            self._carry_out(pool.plan_first(backends, now), ProgramReason.ROOM, now)
+
+    def _carry_out(self, placements: Iterator[Placement], reason: ProgramReason, now: Micros) -> None:
+        for placement in placements:
+            self.resume(placement.program, self.backends[placement.backend], reason, now)
+
+    def _relieve(self, backend: BackendMemory, now: Micros) -> None:
+        """Pause and mark programs of a backend that needs more than it has, and withdraw marks that are not needed."""
+        pools = self.backends.pools_of(backend)
+        if not pools or (backend.remaining >= 0 and not backend.marked):
+            return
+        pool = pools[0]  # whose programs a backend holds makes no difference: its memory is one
+        for program in pool.plan_pauses(backend, now):
+            self.pause(program, ProgramReason.OVERFLOW, now)
+        marks, withdrawn = pool.plan_marks(backend)
+        for program in withdrawn:
+            backend.unmark(program)
+            self.decide(now, program, ProgramAction.UNMARK, ProgramReason.PRESSURE_ENDED)
+        for program in marks:
+            self.decide(now, program, ProgramAction.MARK, ProgramReason.OVERFLOW)
+
+    def tick(self, now: Micros) -> None:
+        """Estimate acting programs again; then resume what fits and pause what does not, as ThunderAgent documents it."""
+        for backend in self.backends.all:
+            backend.reestimate(now)
+        for pool in self.backends.pools:
+            if len(pool.waiting):
+                for program in pool.plan_room_for_oldest(now):
+                    self.pause(program, ProgramReason.MADE_ROOM, now)
+                self._carry_out(pool.plan_all(now), ProgramReason.ROOM, now)
+        for backend in self.backends.all:
+            self._relieve(backend, now)
+
+    def decide(
+        self,
+        now: Micros,
+        program: Program | None,
+        action: ProgramAction,
+        reason: ProgramReason,
+        request_id: RequestId | None = None,
+    ) -> None:
+        serial, backend = (0, None) if program is None else (program.serial, program.backend)
+        self._decisions.append(ProgramDecision(now, serial, action, reason, request_id, backend))
+
+    def take(self) -> Sequence[ProgramDecision]:
+        decisions, self._decisions = self._decisions, []
+        return decisions

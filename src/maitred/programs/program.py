@@ -1,0 +1,166 @@
+"""One agent program: a run of many requests that share a growing context, and its family."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from maitred.core.request import PriorityClass, RequestId
+from maitred.core.units import Micros
+from maitred.programs.acting_estimators import ToolTimes
+from maitred.programs.enums import ProgramState, ProgramStatus
+
+
+class ProgramKey(NamedTuple):
+    """What tells programs apart: a tenant's programs are its own, and a program has a context with each model that it asks."""
+
+    tenant: str
+    name: str
+    """The id that the client gave; empty for a request without one, which is a program of its own."""
+    model: str
+
+
+class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One request of a program, as far as the programs room decides by it."""
+
+    id: RequestId
+    model: str = ""
+    tenant: str = ""
+    program: str = ""
+    """The client's id of the program; empty: the request is a program of its own."""
+    parent: str = ""
+    """The client's id of the program that forked this one, or empty."""
+    priority_class: PriorityClass = PriorityClass.DEFAULT
+    characters: int = 0
+    """Characters of the body, from which tokens are estimated."""
+    prompt_tokens: int | None = None
+    """Exact tokens of the prompt; None: they are estimated."""
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """What a backend reports of one request."""
+
+    prompt_tokens: int
+    total_tokens: int
+    cached_tokens: int | None = None
+    """Tokens of the prompt that were in the prefix cache, or None if it is not reported."""
+
+
+class WaitingRequest(NamedTuple):
+    """A request of a paused program."""
+
+    since: Micros
+    tokens: int
+    """Of its prompt, estimated."""
+
+
+class Program:
+    """What is known of one program. Only the core and `BackendMemory` write its fields."""
+
+    __slots__ = (
+        "acting_since",
+        "backend",
+        "charge",
+        "children",
+        "contexts",
+        "created_at",
+        "inherited_tokens",
+        "is_marked",
+        "key",
+        "last_active",
+        "last_total",
+        "origin",
+        "parent",
+        "paused_since",
+        "priority_class",
+        "resumed_at",
+        "serial",
+        "state",
+        "status",
+        "step_count",
+        "tokens",
+        "tools",
+        "waiting",
+        "waiting_since",
+    )
+
+    def __init__(self, serial: int, key: ProgramKey, now: Micros) -> None:
+        self.serial = serial
+        """Its number in the order of creation, from 1."""
+        self.key = key
+        self.created_at = now
+        self.status = ProgramStatus.REASONING
+        self.state = ProgramState.ACTIVE
+        self.priority_class = PriorityClass.DEFAULT
+        """The class of its last request."""
+        self.backend: int | None = None
+        """The index of the backend where it is registered; None while it is paused."""
+        self.origin: int | None = None
+        """The index of the backend that it was paused at, or None if it was not paused since it came or was resumed."""
+        self.tokens = 0
+        """Tokens that it needs in KV memory: those of its requests under way, or those of its last one."""
+        self.last_total = 0
+        """Tokens at the end of its last request."""
+        self.contexts: dict[RequestId, int] = {}
+        """Tokens of each request under way."""
+        self.waiting: dict[RequestId, WaitingRequest] = {}
+        """Its requests that wait for memory, oldest first."""
+        self.step_count = 0
+        """Requests so far."""
+        self.last_active = now
+        """The instant at which its last request came or ended."""
+        self.acting_since: Micros = now
+        """While it is acting, since when."""
+        self.waiting_since: Micros = now
+        """While it is paused with a request, since when."""
+        self.paused_since: Micros = now
+        self.resumed_at: Micros | None = None
+        self.is_marked = False
+        self.tools = ToolTimes()
+        self.parent: Program | None = None
+        """The program that forked it, as long as that one exists."""
+        self.children: set[Program] = set()
+        self.inherited_tokens = 0
+        """Leading tokens of its context that it shares with its parent."""
+        self.charge = 0.0
+        """Tokens that it counts at its backend now."""
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether it is a request without a program id."""
+        return not self.key.name
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request of it is under way or waits."""
+        return bool(self.contexts or self.waiting)
+
+    @property
+    def root(self) -> Program:
+        """The oldest ancestor, whose place in every order its whole family shares."""
+        program = self
+        while program.parent is not None:
+            program = program.parent
+        return program
+
+    @property
+    def unshared_tokens(self) -> int:
+        """Tokens that it needs beside its parent: its common prefix counts once, if both are at one backend."""
+        parent = self.parent
+        if parent is None or parent.backend is None or parent.backend != self.backend:
+            return self.tokens
+        return max(0, self.tokens - self.inherited_tokens)
+
+    def update_tokens(self) -> None:
+        """Work out `tokens` anew after a request has come, gone on or ended."""
+        self.tokens = max(self.last_total, sum(self.contexts.values())) if self.contexts else self.last_total
+
+    def leave_family(self) -> None:
+        """Cut the ties to parent and children."""
+        if self.parent is not None:
+            self.parent.children.discard(self)
+            self.parent = None
+        for child in self.children:
+            child.parent = None
+        self.children.clear()

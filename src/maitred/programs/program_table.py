@@ -1,0 +1,104 @@
+"""All programs that are known: found by key, by serial number and by request; those that are idle, by when they are forgotten.
+
+A tenant's programs are bounded: one more makes room by forgetting the one that is idle for longest. This table keeps no
+program that is lost elsewhere and forgets none by itself; the core does, because a program that goes frees memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from maitred.core.lazy_heap import IndexedHeap
+from maitred.core.request import RequestId
+from maitred.core.units import Micros
+from maitred.programs.program import Program, ProgramKey
+
+
+class ProgramTable:
+    """The programs of one core."""
+
+    def __init__(self) -> None:
+        self.by_request: dict[RequestId, Program] = {}
+        """The programs of requests that wait or are under way."""
+        self._num_created = 0
+        self._by_key: dict[ProgramKey, Program] = {}
+        """All programs but those of requests without a program id."""
+        self._by_serial: dict[int, Program] = {}
+        self._by_expiry: IndexedHeap[int, Micros, Program] = IndexedHeap()
+        """Idle programs by when they are to be forgotten."""
+        self._num_by_tenant: dict[str, int] = {}
+        self._idle_by_tenant: dict[str, IndexedHeap[int, Micros, Program]] = {}
+        """Idle programs by when they were last active."""
+
+    @property
+    def all(self) -> Collection[Program]:
+        """All programs in the order of creation."""
+        return self._by_serial.values()
+
+    def find(self, key: ProgramKey) -> Program | None:
+        """Return the program with this key, or None. A request without a program id never finds one."""
+        return self._by_key.get(key) if key.name else None
+
+    def create(self, key: ProgramKey, parent: str, now: Micros) -> Program:
+        """Create a program; `parent` is the id of the program of the same tenant that forked it, or empty."""
+        self._num_created += 1
+        program = Program(self._num_created, key, now)
+        self._by_serial[program.serial] = program
+        self._num_by_tenant[key.tenant] = self.num_of_tenant(key.tenant) + 1
+        if key.name:
+            self._by_key[key] = program
+            forked_by = self.find(key._replace(name=parent))
+            if forked_by is not None and forked_by is not program:
+                program.parent = forked_by
+                forked_by.children.add(program)
+        return program
+
+    def remove(self, program: Program) -> None:
+        """Forget a program and its requests."""
+        for request_id in (*program.waiting, *program.contexts):
+            self.by_request.pop(request_id, None)
+        self.note_busy(program)
+        program.leave_family()
+        tenant = program.key.tenant
+        self._num_by_tenant[tenant] -= 1
+        if not self._num_by_tenant[tenant]:
+            del self._num_by_tenant[tenant]
+            self._idle_by_tenant.pop(tenant, None)
+        del self._by_serial[program.serial]
+        if program.key.name:
+            del self._by_key[program.key]
+
+    def note_idle(self, program: Program, now: Micros, expires_at: Micros) -> None:
+        """Note that no request of a program is under way or waits."""
+        self._by_expiry.push(program.serial, expires_at, program)
+        self._idle_by_tenant.setdefault(program.key.tenant, IndexedHeap()).push(program.serial, now, program)
+
+    def note_busy(self, program: Program) -> None:
+        """Note that a program is not idle any more."""
+        self._by_expiry.remove(program.serial)
+        idle = self._idle_by_tenant.get(program.key.tenant)
+        if idle is not None:
+            idle.remove(program.serial)
+
+    def num_of_tenant(self, tenant: str) -> int:
+        """Return how many programs a tenant has."""
+        return self._num_by_tenant.get(tenant, 0)
+
+    def idlest_of(self, tenant: str) -> Program | None:
+        """Return the program of a tenant that is idle for longest, or None if all are busy."""
+        idle = self._idle_by_tenant.get(tenant)
+        return None if idle is None else idle.peek()
+
+    def next_expiry(self) -> Micros | None:
+        """Return when the next idle program is to be forgotten, or None if none is idle."""
+        return self._by_expiry.peek_key()
+
+    def next_expiring(self) -> Program | None:
+        """Return that program, or None."""
+        return self._by_expiry.peek()
+
+    def __contains__(self, program: Program) -> bool:
+        return program.serial in self._by_serial
+
+    def __len__(self) -> int:
+        return len(self._by_serial)
