@@ -2,7 +2,7 @@
 
 A lane is a queue with the slots that it may use. With classes each class has a lane of its own; without, all classes
 share one. So admission with classes and admission by one limit are the same pool (`class_pool`) under different rules.
-A pool with flow control (`flow_control`) has one lane and rules of its own, `FlowControlRules`.
+A pool with flow control (`flow_pool`) has one lane and rules of its own, `FlowControlRules`.
 """
 
 from __future__ import annotations
