@@ -107,7 +107,7 @@ class ClassPool(SlotPool):
         self._start_waiting(ticket)
 
     def _victim_group(self, ticket: Ticket) -> int | None:
-        """Victims are chosen by class. Promoted requests are exempt: they have waited long enough."""
+        """Return the lane: victims are chosen by class. Promoted requests are exempt: they have waited long enough."""
         return None if ticket.promoted else ticket.lane
 
     def _set_slot_units(self, ticket: Ticket) -> None:

@@ -105,7 +105,7 @@ class FlowPool(SlotPool):
         self._enqueue(ticket, ticket.queued_at)
 
     def _victim_group(self, ticket: Ticket) -> int | None:
-        """Victims are chosen by SLO priority. Only sheddable requests can be victims."""
+        """Return the SLO priority, by which victims are chosen. Only sheddable requests can be victims."""
         return ticket.slo_priority if ticket.sheddable else None
 
     def _set_slot_units(self, ticket: Ticket) -> None:

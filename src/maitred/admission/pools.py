@@ -133,5 +133,5 @@ class PoolDirectory:
 
 
 def _adoption_order(ticket: Ticket) -> tuple[bool, int]:
-    """Holders of slots move first, in the order of their admission, then waiting requests in the order of their queues."""
+    """Return the sort key of a move: holders of slots first, in the order of admission, then waiters in queue order."""
     return (ticket.state not in SLOT_HOLDING_STATES, ticket.sequence_number)

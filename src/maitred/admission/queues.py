@@ -176,7 +176,7 @@ class LaneQueue:
         return self._count
 
     def __iter__(self) -> Iterator[Ticket]:
-        """All requests, in no particular order."""
+        """Yield all requests, in no particular order."""
         for queue in self._tenant_queues.values():
             yield from queue.waiting.values()
 

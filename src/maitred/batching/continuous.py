@@ -45,7 +45,7 @@ class StepPlan:
     """µs that it takes longer because KV blocks are fetched for it. Then it does not repeat itself."""
 
     def __init__(self, max_repeats: int, chunks: Sequence[PrefillChunk] = (), prefill_tokens: int = 0) -> None:
-        """`max_repeats`: how often it may run without being planned anew. `prefill_tokens`: those of the chunks, summed."""
+        """`max_repeats` is how often the step may run without being planned anew, `prefill_tokens` the sum over the chunks."""
         self.max_repeats = max_repeats
         self.chunks = chunks
         self.prefill_tokens = prefill_tokens

@@ -44,7 +44,7 @@ class KeyFlag(NamedTuple):
     """Dotted path in the configuration; below `workload` the keys of a `Load`."""
     metavar: str = NO_VALUE
     name: str = ""
-    """Empty: the last part of the key."""
+    """The flag, with its dashes, or empty if it is called after the last part of the key."""
     alias: str = ""
     in_micros: bool = False
     """Whether the flag is in µs, as in BLIS, for a key in ms."""

@@ -77,7 +77,7 @@ def _trace_spec(given: str) -> str:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The open files of a run; None for those that are not wanted."""
+    """The open files of a run, or None for those that are not wanted."""
 
     results: OutputFile | None
     metrics: OutputFile | None

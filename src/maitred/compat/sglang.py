@@ -110,7 +110,7 @@ class _PageOrder(PrefixCacheListener):
         return self._prefix.block_hashes(request)
 
     def beginning(self, request: Request, block_hashes: Sequence[int], tokens: int) -> Hashable:
-        """Return a key for the first `tokens` tokens of `request`. None if it has fewer, or nothing is known of its
+        """Return a key for the first `tokens` tokens of `request`, or None if it has fewer, or nothing is known of its
         prompt."""
         if tokens < 1 or request.prefix is None:
             return None

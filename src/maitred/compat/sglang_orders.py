@@ -65,10 +65,10 @@ class QueueLimit(msgspec.Struct, frozen=True):
     max_waiting: int | None = None
     """None for no limit."""
     sign: PrioritySign | None = None
-    """Which priorities are urgent; None if priorities do not count."""
+    """Which priorities are urgent, or None if priorities do not count."""
 
     def request_to_evict(self, waiting: Sequence[Q], incoming: QueuedRequest) -> Q | None:
-        """Return the request that must go so that `incoming` may wait. None if the queue is not full, or `incoming`
+        """Return the request that must go so that `incoming` may wait, or None if the queue is not full, or `incoming`
         itself must go. O(n) when full."""
         if self.sign is None or not self.is_full(len(waiting)) or not waiting:
             return None
@@ -128,7 +128,7 @@ class QueueEntry(msgspec.Struct, eq=False, gc=False):
     pages: Sequence[int] = ()
     """A key for each full page of prompt and output, which stands for all up to there; namespaced."""
     beginning: Hashable = None
-    """A key for its first `InBatchCaching.deprioritize` tokens, namespaced; None if it has fewer."""
+    """A key for its first `InBatchCaching.deprioritize` tokens, namespaced, or None if it has fewer."""
     match_limit: int | None = None
     """At most this many cached tokens count, whatever the cache holds (log-probabilities are wanted from there on)."""
 
@@ -168,7 +168,7 @@ class SchedulingPass(msgspec.Struct, frozen=True):
     """None if the prefix cache is off."""
     in_batch: InBatchCaching = InBatchCaching()
     sign: PrioritySign | None = None
-    """Which priorities are urgent; None if priority scheduling is off."""
+    """Which priorities are urgent, or None if priority scheduling is off."""
     prefilled_tokens: int = 0
     """Tokens prefilled so far, in all."""
     running: Mapping[str, int] = {}

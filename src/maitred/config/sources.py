@@ -51,11 +51,11 @@ class ConfigSources(msgspec.Struct, frozen=True, kw_only=True):
     """A policy bundle of BLIS."""
     env: Mapping[str, str] = NO_VALUES
     flags: Mapping[str, object] = NO_VALUES
-    """Values by dotted key; None for a flag that is not given."""
+    """Values by dotted key, or None for a flag that is not given."""
     flag_names: Mapping[str, str] = NO_VALUES
     """Names of flags that are not called after their key, by dotted key."""
     admission_keys: frozenset[str] | None = None
-    """Keys of the section `admission` in the main file that are used; None for all."""
+    """Keys of the section `admission` in the main file that are used, or None for all."""
 
     def load(self) -> Config:
         """Return the configuration of all sources together. Raises ConfigError for the first mistake."""

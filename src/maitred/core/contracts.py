@@ -106,7 +106,7 @@ class WaitQueue(Protocol):
         ...
 
     def remove(self, request_id: RequestId) -> SequenceState | None:
-        """Remove and return the sequence of a request, wherever it is in the order. None if it does not wait here."""
+        """Remove and return the sequence of a request, wherever it is in the order, or None if it does not wait here."""
         ...
 
     def on_step_start(self, step: StepView, now: Micros) -> None:

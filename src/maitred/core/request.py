@@ -56,7 +56,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     arrival: Micros
     prompt_tokens: int
     max_output_tokens: int | None = None
-    """The client's limit for the output, in tokens; None: only the model's context length limits it."""
+    """The client's limit for the output, in tokens, or None if only the model's context length limits it."""
     client_id: str = ""
     model: str = ""
     priority_class: PriorityClass = PriorityClass.DEFAULT
@@ -72,5 +72,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     slo_class: str = ""
     """The SLO class that a workload or client names, in BLIS's words: critical, standard, batch, sheddable, background."""
     slo_target: Micros | None = None
-    """The target for the time from arrival to the first token; None: that of the SLO class."""
+    """The target for the time from arrival to the first token, or None for that of the SLO class."""
     prefix: PrefixKeys | None = None

@@ -25,44 +25,45 @@ class SequenceState:
     arrival_index: int
     """Index among the requests of this instance, in the order of arrival. Breaks ties among equal arrivals."""
     num_tokens_to_prefill: int
-    """Tokens of KV that it needs before its next token can come out: the prompt, and after a preemption what it had emitted."""
+    """Tokens of KV that are needed before the next token can come out: the prompt, and after a preemption the output."""
     priority: float
     """Urgency, larger is more urgent: what the request says, or what a priority policy has computed."""
     block_hashes: Sequence[int] | None = None
-    """Hashes of the blocks of its prompt in the prefix cache of its instance, once they have been asked for
+    """Hashes of the blocks of the prompt in the prefix cache of the instance, or None until they are asked for
     (`kv.sequence_block_hashes`)."""
     num_computed_tokens: int = 0
-    """Tokens of KV that it holds (valid while it does not decode)."""
+    """Tokens of KV that the sequence holds (valid while it does not decode)."""
     num_cached_tokens: int = 0
-    """Tokens of its prompt that were in the prefix cache when it was first admitted."""
+    """Tokens of the prompt that were in the prefix cache at the first admission."""
     num_scheduled_tokens: int = 0
-    """Tokens of its prompt that the step in progress computes. Their blocks are reserved."""
+    """Tokens of the prompt that the step in progress computes. Their blocks are reserved."""
     num_output_tokens: int = 0
-    """Tokens that it has emitted (valid while it does not decode). They survive a preemption; their KV does not."""
+    """Emitted tokens (valid while the sequence does not decode). They survive a preemption; their KV does not."""
     num_accounted_output_tokens: int = 0
     """Emitted tokens that `WaitQueue.on_served` has been told of."""
     is_decoding: bool = False
     decode_origin_step: int = 0
-    """Step of the instance after which it had emitted no token, counted back from where it is (valid while it decodes)."""
+    """Step s0 of the instance such that `s - s0` tokens have been emitted after step s (valid while the sequence decodes)."""
     queued_at: Micros | None = None
-    """Instant at which it entered the wait queue; None: on its arrival."""
+    """Instant at which the sequence entered the wait queue, or None if that was its arrival."""
     scheduled_at: Micros | None = None
-    """Instant at which it last entered the running batch."""
+    """Instant of the last admission to the running batch, or None before the first."""
     first_token_at: Micros | None = None
-    """Instant at which its first token came out: the end of its TTFT, but for what the client waits outside the engine."""
+    """Instant at which the first token came out, or None before: the end of TTFT, but for what the client waits outside the
+    engine."""
     admission_index: int = 0
-    """Index of its last admission among all admissions to the running batch."""
+    """Index of the last admission of this sequence among all admissions to the running batch."""
     stall_time: Micros = 0
-    """µs that it has stood still between tokens because no block was free, where that is not counted as latency (BLIS)."""
+    """µs without progress between tokens because no block was free, where that is not counted as latency (BLIS)."""
     num_preemptions: int = 0
     transferred_kv_tokens: int = 0
     """Tokens of KV that another instance has computed and that come with it, until a preemption takes them."""
     preempted_kv_tokens: int = 0
-    """Tokens of KV that the last preemption took, until it is admitted again."""
+    """Tokens of KV that the last preemption took, until the sequence is admitted again."""
     preempted_at: Micros = 0
     """Instant of that preemption: while decoding, the instant of its last token."""
     recomputed_tokens: int = 0
-    """Tokens of KV that it had to compute again."""
+    """Tokens of KV that were computed again."""
 
     def __init__(self, request: Request, arrival_index: int, num_tokens_to_prefill: int, priority: float = 0.0) -> None:
         self.request = request

@@ -174,7 +174,7 @@ class YamlDocument:
 
 
 def _child(node: yaml.Node | None, step: str | int) -> tuple[yaml.Mark, yaml.Node] | None:
-    """Return where a key or a list item of `node` starts, and its value; None if there is no such child."""
+    """Return where a key or a list item of `node` starts, and its value, or None if there is no such child."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if key.value == step:

@@ -43,7 +43,7 @@ class ClientOutcome(Enum):
 
 
 class ClassOutcomes(msgspec.Struct, frozen=True):
-    """The outcomes of one class. Times are in ms, over completed requests; None if there are none."""
+    """The outcomes of one class. Times are in ms, over completed requests, or None if there are none."""
 
     completed: int
     rejected: int

@@ -43,7 +43,7 @@ class EndpointFormat(Protocol):
         ...
 
     def delta(self, text: str | None) -> Json:
-        """Return what a stream says of a choice with more text; None: with its end."""
+        """Return what a stream says of a choice with more text, or of its end if `text` is None."""
         ...
 
     def complete(self, text: str) -> Json:

@@ -33,9 +33,9 @@ class AdmissionRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
     def __init__(self, decision: Decision, refusal: Refusal | None = None) -> None:
         self.reason = decision.reason
         self.refusal = refusal
-        """Status and words of the admission policy that refused the request; None if no policy did."""
+        """Status and words of the admission policy that refused the request, or None if no policy did."""
         self.retry_after = decision.retry_after
-        """Estimated time until a request like this one would be admitted, µs; None if unknown."""
+        """Estimated time until a request like this one would be admitted, µs, or None if unknown."""
         super().__init__(f"refused: {decision.reason}")
 
 

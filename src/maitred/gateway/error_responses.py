@@ -80,7 +80,7 @@ def shutting_down() -> ApiError:
 
 
 def upstream_failed(error: UpstreamError | None) -> ApiError:
-    """Return the error for a request that no backend answered. `error` is that of the last attempt; None if there was none."""
+    """Return the error for a request that no backend answered. `error` is that of the last attempt, or None."""
     if error is None or isinstance(error, ConnectError):
         message = "no backend could be reached" if error is None else str(error)
         return ApiError(503, message, kind="server_error", code="no_healthy_backend", headers=_RETRY_LATER)

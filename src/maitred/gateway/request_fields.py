@@ -96,7 +96,7 @@ class BodyFields(msgspec.Struct, gc=False):
 
     @property
     def output_limit(self) -> int | None:
-        """The limit that the client sets for the answer, in tokens; None if it sets none, or one that is no integer."""
+        """The limit that the client sets for the answer, in tokens, or None if it sets none, or one that is no integer."""
         for limit in (self.max_completion_tokens, self.max_tokens, self.max_output_tokens):
             if isinstance(limit, int):
                 return limit
@@ -119,7 +119,7 @@ class SortedHeaders(msgspec.Struct, gc=False):
 
     @property
     def requested_class(self) -> str | None:
-        """The name in the class header; None if there is no such header, or it is empty or no printable ASCII."""
+        """The name in the class header, or None if there is no such header, or it is empty or no printable ASCII."""
         name = (self.priority or b"").strip()
         return name.decode("latin-1") if name and name.isascii() and name.decode("ascii").isprintable() else None
 

@@ -77,7 +77,7 @@ class _DfsWeightQueue(CacheAwareQueue):
         self._nodes: dict[PrefixNode, _WalkNode] = {index.tree.root: _WalkNode()}
         self._position_of: dict[WaitingRequest, tuple[_WalkNode, WalkRank]] = {}
         self._walk: Iterator[WaitingRequest] | None = None
-        """The order of this pass; None if the pass has not begun, or requests came or left meanwhile."""
+        """The order of this pass, or None if the pass has not begun, or requests came or left meanwhile."""
         self._next: WaitingRequest | None = None
         """The head: the request that the walk yielded last."""
         self._admitted: list[WaitingRequest] = []

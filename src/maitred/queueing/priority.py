@@ -214,7 +214,7 @@ class ScoreOrderedPolicy(QueuePolicy):
         self.priority = ConstantPriority() if priority is None else priority
 
     def simpler_equivalent(self) -> str | None:
-        """Return which simpler policy this is with its priority policy, as a sentence. None if there is none."""
+        """Return which simpler policy this is with its priority policy, as a sentence, or None if there is none."""
         if not isinstance(self.priority, AgeBasedPriority):
             return None
         oldest_first = self.sign * self.priority.age_weight <= 0

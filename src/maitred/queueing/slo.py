@@ -149,7 +149,7 @@ class _SloQueue(BaseQueue):
         return lead > 0 or (lead == 0 and urgent[1:] < normal[1:])
 
     def _overtaken_at(self, now: Micros) -> Micros | None:
-        """Return when the urgent head will go before the normal one. None if it does so by now, or one of them is
+        """Return when the urgent head will go before the normal one, or None if it does so by now, or one of them is
         missing."""
         normal, urgent = self._normal.peek_key(), self._urgent.peek_key()
         if normal is None or urgent is None or self._urgent_first(urgent, normal, now):

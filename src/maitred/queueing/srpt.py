@@ -34,7 +34,7 @@ class LengthEstimator(Protocol):
     """What is known of output lengths in one wait queue."""
 
     def expected_tokens(self, seq: SequenceState) -> float | None:
-        """Return how many output tokens `seq` is expected to have in all, more than it has so far. None if nothing is
+        """Return how many output tokens `seq` is expected to have in all, more than it has so far, or None if nothing is
         known."""
         ...
 
@@ -115,7 +115,7 @@ class _RecentLengths:
         insort(self._sorted, length)
 
     def quantile(self, q: float, above: int) -> int | None:
-        """Return the `q`-quantile of the lengths that are larger than `above`, or twice `above` if none is. None if too
+        """Return the `q`-quantile of the lengths that are larger than `above`, or twice `above` if none is, or None if too
         few lengths are known."""
         if len(self._sorted) < _MIN_SAMPLES:
             return None

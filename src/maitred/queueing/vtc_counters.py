@@ -32,7 +32,7 @@ from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 
 _SPARE_ACCOUNTS = 1024
-"""Accounts of idle tenants are closed when there are so many more accounts than requests."""
+"""Accounts of idle tenants are closed when the accounts outnumber the requests by this."""
 
 
 class ServiceAccount:

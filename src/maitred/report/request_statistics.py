@@ -71,7 +71,7 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     longest_wait: Micros
     """The longest time from an arrival until the request ran for the first time, or ended without having run."""
     within_slo: int | None
-    """Requests that met their SLO; None if there is no SLO."""
+    """Requests that met their SLO, or None if there is no SLO."""
 
     @property
     def completed(self) -> int:

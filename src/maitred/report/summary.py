@@ -56,7 +56,7 @@ class GroupSummary(RequestCounts, frozen=True, kw_only=True):
     e2e: LatencyStatistics | None
     scheduling_delay: LatencyStatistics | None
     itl: LatencyStatistics | None = None
-    """Of all gaps between tokens; None if there are none, or if the gaps were not recorded per request."""
+    """Of all gaps between tokens, or None if there are none, or if the gaps were not recorded per request."""
 
     @property
     def itl_mean(self) -> float | None:
@@ -89,7 +89,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     instances: Mapping[str, InstanceSummary]
     """By the label of the instance, as in `by[By.INSTANCE]`."""
     fairness: float | None
-    """Jain's index among tenants, 0..1; None if there are not several."""
+    """Jain's index among tenants, 0..1, or None if there are not several."""
     warnings: Sequence[str] = ()
 
     @property

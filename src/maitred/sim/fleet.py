@@ -33,7 +33,7 @@ class SimulatedFleet:
     def __init__(
         self, cluster: ClusterConfig, instance: InstanceConfig, seed: int, event_queue: EventQueue, *, log_itl: bool = False
     ) -> None:
-        """`log_itl`: record the gaps between tokens per request (`itl_gaps`)."""
+        """With `log_itl` the gaps between tokens are recorded per request (`itl_gaps`)."""
         self._event_queue = event_queue
         memo, latency = BlockHashMemo(), instance.latency_model()
         count, rules = cluster.num_instances, instance_rules(instance)

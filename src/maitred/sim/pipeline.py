@@ -113,7 +113,7 @@ class Pipeline:
             self._delay_line.delay_until(state, now + self._delays.admission, SimEventKind.DECISION)
 
     def _early_outcome(self, request: Request, now: Micros) -> Outcome | None:
-        """Return the outcome of a request that could never run, so that it needs no admission; None if it could."""
+        """Return the outcome of a request that could never run, so that it needs no admission, or None if it could."""
         if request.deadline is not None and request.deadline <= now:
             return Outcome.TIMED_OUT
         # All instances are equal, so the first one answers for all of them.
@@ -278,7 +278,7 @@ class Pipeline:
         seq: SequenceState | None = None,
         replica: Replica | None = None,
     ) -> None:
-        """End a request and write its row. `seq` is the final state of its sequence; None if it was in no instance."""
+        """End a request and write its row. `seq` is the final state of its sequence, or None if it was in no instance."""
         job = state.job
         del self.live[job.request.id]
         if state.prefilled is not None:

@@ -44,9 +44,9 @@ class RequestState:
     replica: Replica | None = None
     """The chosen instance; None before routing."""
     decode_replica: Replica | None = None
-    """The instance that decodes the request after `replica` has computed its prompt; None if `replica` does both."""
+    """The instance that decodes the request after `replica` has computed its prompt, or None if `replica` does both."""
     prefilled: SequenceState | None = None
-    """The final state of its sequence in the prefill instance; None if there was none."""
+    """The final state of its sequence in the prefill instance, or None if there was none."""
     retries: int = 0
     """How often admission took its slot back and let it wait for another."""
 

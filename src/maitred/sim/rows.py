@@ -95,7 +95,7 @@ class ResultRows:
     ) -> Micros:
         """Write the row of a request that ended at `at`, and return the instant at which its client knows that.
 
-        `seq` is the final state of its sequence; None if the request was in no instance.
+        `seq` is the final state of its sequence, or None if the request was in no instance.
         """
         request = state.job.request
         queued, scheduled, first_token = state.queued_at, NEVER, NEVER
@@ -143,7 +143,7 @@ class ResultRows:
         return at
 
     def totals_by_instance(self) -> Ints:
-        """Return, by instance, the number of its requests and of their prompt, cached and output tokens."""
+        """Return the number of requests, and of their prompt, cached and output tokens, by instance."""
         rows = self._written()
         routed, count = rows[rows["instance"] >= 0], self._num_instances
         instance = routed["instance"]

@@ -58,11 +58,11 @@ def simulate(
     Args:
         jobs: Jobs in the order of arrival, read one at a time. A reactive workload (`workload.ReactiveWorkload`) is told of the
             end of every request.
-        admission: What stands in front of the router. None: the default classes if `cluster.capacity` is set, else nothing.
+        admission: What stands in front of the router, or None for the default classes (nothing without `cluster.capacity`).
         progress: Called from time to time with the number of arrived requests.
         log: Receives the inputs and decisions of admission.
         sink: Receives the rows block by block as requests end. The rows are not kept then, so memory does not grow with them.
-        sample_every: First distance of the samples of the instances, in µs. None: no samples.
+        sample_every: First distance of the samples of the instances, in µs, or None for no samples.
         log_itl: Record the gaps between tokens per request (`Results.itl_gaps`). This takes 3 to 12 % more time.
 
     Raises ConfigError for unknown policies, for impossible limits and reservations, and for jobs out of order.

@@ -42,7 +42,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     better: Better
     a: float | None
-    """Mean over these seeds; None if there is no such seed."""
+    """Mean over these seeds, or None if there is no such seed."""
     b: float | None
     difference: float | None
     """B - A."""
@@ -76,7 +76,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The SLO in words, as `workload` is the workload in words."""
     seeds: tuple[int, ...]
     latency_errors: tuple[float | None, ...]
-    """By side: the relative standard deviation of its latency model; None if it is not known and so not drawn."""
+    """By side: the relative standard deviation of its latency model, or None if it is not known and so not drawn."""
     same_residuals: tuple[bool, ...]
     """By side: whether its latency model shares the draws of the first side."""
     confidence: float = CONFIDENCE

@@ -95,7 +95,7 @@ def needed_breakdowns(names: Iterable[str]) -> list[By]:
 
 
 def metric_values(summary: Summary, names: Iterable[str], known: Collection[str]) -> dict[str, float | None]:
-    """Return these metrics of a run; None where no request has the figure.
+    """Return these metrics of a run, each None if no request has the figure.
 
     `known` are groups that may have no request. Raises ConfigError for a group that neither has requests nor is known, because
     its name may be misspelled.

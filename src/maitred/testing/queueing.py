@@ -45,7 +45,7 @@ def check_queue_policy(policy: str | Callable[[], QueuePolicy], *, seeds: int = 
 
 
 def check_empty(queue: WaitQueue) -> None:
-    """An empty queue has no head, and popping from it is an IndexError."""
+    """Check that an empty queue has no head, and that popping from it is an IndexError."""
     assert queue.peek() is None, "an empty queue has a head"
     try:
         queue.pop()
@@ -55,7 +55,7 @@ def check_empty(queue: WaitQueue) -> None:
 
 
 def check_nothing_is_lost(queue: WaitQueue, operations: Operations, seed: int) -> None:
-    """What waits is what came and has not gone; the head is what is popped. `again`: a running request is preempted."""
+    """Check that what waits is what came and has not gone, and that the head is what is popped. `again` is a preemption."""
     here, running, rng = set[int](), list[SequenceState](), Random(seed)
     for number, (verb, other) in enumerate(operations):
         now = 100 * number
@@ -87,7 +87,7 @@ def check_nothing_is_lost(queue: WaitQueue, operations: Operations, seed: int) -
 
 
 def check_removal(make: Callable[[], WaitQueue]) -> None:
-    """Many leave from within; the rest stands as if they had never come."""
+    """Check that requests that leave from within leave the rest in the order it would have had without them."""
     rng = Random(1)
     sequences = [sample_sequence(rng, number, 10 * number) for number in range(200)]
     queue, reference = make(), make()
@@ -106,7 +106,7 @@ def check_removal(make: Callable[[], WaitQueue]) -> None:
 
 
 def check_order_of_the_rest(make: Callable[[], WaitQueue], seed: int, count: int) -> None:
-    """Steps, time, heads that come and go, some that leave: then the order of the rest is as if it were made just now."""
+    """Check that, after steps, time, heads that come and go, and removals, the order of the rest is that of a new queue."""
     rng = Random(seed)
     queue, here, now = make(), dict[int, SequenceState](), 0
     for number in range(count):
@@ -131,7 +131,7 @@ def check_order_of_the_rest(make: Callable[[], WaitQueue], seed: int, count: int
 
 
 def check_skipping(spec: str, seed: int, max_num_seqs: int, blocks: int) -> None:
-    """An instance tells the same events, to the microsecond, whether or not it skips steps."""
+    """Check that an instance tells the same events, to the microsecond, whether or not it skips steps."""
     rng = Random(seed)
     jobs, now = list[tuple[Request, int]](), 0
     for number in range(rng.randint(2, 18)):

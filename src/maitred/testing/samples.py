@@ -91,7 +91,7 @@ class InstanceSample:
         return int(self._look("cached_blocks", 5))
 
     def change(self, in_flight: int) -> None:
-        """Let so many more, or fewer, be in flight there."""
+        """Add `in_flight` requests, or take them away if it is negative."""
         index, before, *rest = self._said
         self._said = (index, before + in_flight, *rest)  # type: ignore[assignment]
 

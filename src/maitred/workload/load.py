@@ -80,7 +80,7 @@ def usage_hint(spell: KeySpelling) -> str:
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A recorded trace, a specification, requests at a rate, or the users of a closed loop. None: the key is not given.
+    """A recorded trace, a specification, requests at a rate, or the users of a closed loop. A key that is None is not given.
 
     `jobs(seed)` opens the load; the same seed gives the same requests again.
     """

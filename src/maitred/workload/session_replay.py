@@ -169,7 +169,7 @@ class SessionReplay:
         self._send_next(predecessor, send)
 
     def _send_next(self, program: _ReplayProgram, send: Send) -> None:
-        """Unless a request of the program is under way, send its waiting sub-agents up to its own next request, and that."""
+        """Send the waiting sub-agents of the program up to its own next request, and that, unless one of it is under way."""
         while program.waiting and program.idle_since is not None:
             row = program.waiting.pop(0)
             send(self._job(row, program.idle_since + self._think_time_before(program, row)))

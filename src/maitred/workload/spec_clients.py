@@ -100,7 +100,7 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Client(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One stream of requests at a rate; with `concurrency`, that many users with one request at a time."""
+    """One stream of requests at a rate; or with `concurrency`, users with one request at a time each."""
 
     concurrency: int = 0
     """Number of users, each with one request at a time (BLIS's closed loop)."""

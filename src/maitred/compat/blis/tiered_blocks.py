@@ -53,7 +53,7 @@ class HostMemory:
     __slots__ = ("_blocks", "_capacity", "_fetch_time", "_num_fetched", "_num_unaccounted")
 
     def __init__(self, blocks: int, fetch_time: Micros) -> None:
-        """`blocks`: how many fit. `fetch_time`: µs to fetch one, at least 1."""
+        """`blocks` is the capacity, `fetch_time` the µs to fetch a block, at least 1."""
         self._capacity = blocks
         self._fetch_time = fetch_time
         self._blocks: OrderedDict[int, None] = OrderedDict()

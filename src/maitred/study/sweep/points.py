@@ -180,7 +180,7 @@ class TpeSearch:
         ]
 
     def tell(self, figures: Sequence[Figures | None]) -> None:
-        """Report the figures of the candidates in the order of their proposal; None for one that cannot be simulated."""
+        """Report the figures of the candidates in the order of their proposal, or None for one that cannot be simulated."""
         for trial, found in zip(self._asked, figures, strict=True):
             for number, constraint in enumerate(self._criteria.constraints):
                 excess = math.inf if found is None else constraint.excess(found)

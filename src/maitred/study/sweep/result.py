@@ -47,7 +47,7 @@ class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
     """Why it cannot be simulated; empty if it can."""
     figures: Figures
-    """Means over its seeds, and its costs; None where a seed has no figure."""
+    """Means over its seeds, and its costs, or None where a seed has no figure."""
     meets_constraints: bool
     """Whether the means meet the constraints."""
     num_seeds_met: int
