@@ -19,7 +19,7 @@ from maitred.programs.config import ProgramsConfig
 from maitred.programs.enums import ProgramAction, ProgramDecision, ProgramReason, ProgramState, ProgramStatus
 from maitred.programs.model_pool import ModelPool
 from maitred.programs.placement import Placement
-from maitred.programs.program import Program, WaitingRequest
+from maitred.programs.program import Program, WaitingStep
 from maitred.programs.program_table import ProgramTable
 
 _REASONING: Final = ProgramStatus.REASONING
@@ -61,7 +61,7 @@ class ProgramPlaces:
         if not program.waiting:
             program.waiting_since = now
             self.waits.push(program.serial, now + from_seconds(self._config.max_wait_secs), program)
-        program.waiting[request_id] = WaitingRequest(now, tokens)
+        program.waiting[request_id] = WaitingStep(now, tokens)
         program.tokens = sum(waiting.tokens for waiting in program.waiting.values())
         self._table.by_request[request_id] = program
         self.num_waiting += 1

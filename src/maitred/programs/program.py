@@ -47,7 +47,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens of the prompt that were in the prefix cache, or None if it is not reported."""
 
 
-class WaitingRequest(NamedTuple):
+class WaitingStep(NamedTuple):
     """A request of a paused program."""
 
     since: Micros
@@ -104,7 +104,7 @@ class Program:
         """Tokens at the end of its last request."""
         self.contexts: dict[RequestId, int] = {}
         """Tokens of each request under way."""
-        self.waiting: dict[RequestId, WaitingRequest] = {}
+        self.waiting: dict[RequestId, WaitingStep] = {}
         """Its requests that wait for memory, oldest first."""
         self.step_count = 0
         """Requests so far."""
