@@ -91,7 +91,7 @@ def replay(lines: Iterable[bytes], log: DecisionLog) -> None:
             continue
         if entry["input"] == "open":
             core = RecordedAdmission(_decode_config(entry), entry["pools"], log, lambda pool, now: loads.popleft(), entry["at"])
-        elif entry["input"] == "look":
+        elif entry["input"] == "look":  # logged before the input in which the core asked for this load
             loads.append(msgspec.convert(entry["load"], FleetLoad))
         elif core is None:
             raise ValueError("the log does not say how this core was made")

@@ -201,6 +201,7 @@ class EngineCore:
             self.waiting.add(seq, now)
         else:
             run = self.run
+            # The step after the one in progress has been planned, so the request is seen when the one in progress ends.
             seen_at = now if run is None else run.starts_at + self.latency.run_time(run.shape, self._steps_until(run, now))
             self._unseen.add(seq, seen_at, is_idle=run is None)
         return True

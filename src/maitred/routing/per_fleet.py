@@ -59,6 +59,7 @@ class PerFleetCache(Generic[T]):
             return last[1]
         if not fleet:
             raise ValueError("no instance to choose from")
+        # By identity, because comparing fleets costs O(n). Keeping the fleet beside its value keeps its id from being reused.
         cached = self._cached.get(id(fleet))
         if cached is None:
             cached = self._cached[id(fleet)] = (fleet, self._make(fleet))

@@ -48,11 +48,12 @@ class BlisBatch(ContinuousBatch):
         plan = StepPlan(1)
         budget = self._schedule_running(plan)
         if plan.preempted or plan.stalled:
-            return plan
+            return plan  # as in BLIS, a step that lacks blocks admits no sequence
         if open_to is not None:
             kv.apply_evictions()
             open_to.on_step_start(self, now)
             self._admit_first_chunks(open_to, plan, budget, now)
+            # Waiting sequences may hold so many fetched blocks together that none could ever be admitted.
             if not self.sequences and kv.release_waiting():
                 self._admit_first_chunks(open_to, plan, budget, now)
             max_repeats = kv.max_unchanged_steps(max_repeats)

@@ -224,7 +224,7 @@ class TieredBlockManager(BlisBlockManager):
             if cache.contains(before):
                 continue
             if not room or before not in self._host_memory:
-                break
+                break  # without this block, the later ones are of no use
             room -= 1
             self._host_memory.fetch(before)
             replaced, copy = cache.refill(before)

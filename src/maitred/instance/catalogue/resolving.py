@@ -63,6 +63,7 @@ def num_kv_blocks(deployment: Deployment, block_size: int, utilisation: float = 
     weights = _weight_bytes(deployment)
     memory = hardware.memory_gib * _GIB * utilisation * gpus
     room = memory - weights - activations - libraries
+    # With more GPUs than KV heads, each head is stored on several of them.
     on_each = tp // model.kv_shards(tp)
     token = model.num_layers * model.kv_width * model.bytes_per_element * on_each
     blocks = int(room / (token * block_size))
