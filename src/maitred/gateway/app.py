@@ -1,6 +1,6 @@
-"""The gateway as a raw ASGI app: its parts, which of them serves which path, and the paths that the gateway answers itself.
+"""The gateway as a raw ASGI app: its parts, and which of them serves which path.
 
-These are its health, metrics, state and models, and what its operator may change (`AdminEndpoints`).
+A path is forwarded to a backend (`Proxy`), or the gateway answers it itself (`endpoints`).
 """
 
 from __future__ import annotations
@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable
-from enum import Enum, auto
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -18,31 +16,24 @@ from maitred.admission import Admission, AdmissionConfig, LoadProbe, RecordedAdm
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.gateway import error_responses
-from maitred.gateway.auth import ApiKeys
 from maitred.gateway.capacity import CapacityController
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.driver import RealTimeAdmission
+from maitred.gateway.endpoints import AdminEndpoints
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.metrics import GatewayCollector
 from maitred.gateway.proxy import Proxy
 from maitred.gateway.recording import AppendFile, TrafficRecorder
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
-from maitred.gateway.request_fields import AUTHORIZATION_HEADER, ROUTES
+from maitred.gateway.request_fields import ROUTES
 from maitred.gateway.request_intake import RequestIntake
 from maitred.gateway.state import GatewayCounters, GatewayState, StateSnapshots
 from maitred.routing import RoutingConfig, Signals, signals_read
 from maitred.wire import asgi
-from maitred.wire.asgi import ApiError, Receive, Scope, Send
+from maitred.wire.asgi import Receive, Scope, Send
 from maitred.wire.client import UpstreamClient
 
 log = logging.getLogger("maitred.gateway")
-
-
-EndpointHandler: TypeAlias = Callable[[Scope, Send], Awaitable[None]]
-MODEL_PATH_PREFIX: Final = "/v1/models/"
-"""The path of one model without its name, which may contain slashes."""
-_READ_METHODS: Final = ("GET", "HEAD")
-_WRITE_METHODS: Final = ("POST",)
 
 
 class Gateway:
@@ -128,7 +119,7 @@ class Gateway:
             return
         method, path = scope["method"], scope["path"]
         if path not in ROUTES:
-            await self._endpoints.answer_request(scope, send)
+            await self._endpoints.answer_request(scope, receive, send)
         elif method == "POST":
             await self._proxy.proxy_request(scope, receive, send)
         else:
@@ -166,117 +157,3 @@ def _make_core(config: AdmissionConfig, decision_log: AppendFile | None, load_pr
     if decision_log is None:
         return Admission(config, {}, load_probe)
     return RecordedAdmission(config, {}, DecisionLog(decision_log.write), load_probe, now=RealTimeAdmission.now())
-
-
-class EndpointAccess(Enum):
-    """What a request needs for an endpoint, once API keys are configured."""
-
-    OPEN = auto()
-    """Nothing."""
-    KEY = auto()
-    """Any valid key."""
-    ADMIN = auto()
-    """The shared key; without any configured key, a connection from this machine."""
-
-
-class Endpoint(msgspec.Struct, frozen=True):
-    """One path: what answers it, under which methods, to which requests."""
-
-    handler: EndpointHandler
-    access: EndpointAccess
-    methods: tuple[str, ...] = _READ_METHODS
-
-
-class AdminEndpoints:
-    """Answers every path that is not forwarded."""
-
-    def __init__(
-        self,
-        fleet: BackendFleet,
-        collector: GatewayCollector,
-        take_snapshot: Callable[[], GatewayState],
-        reloader: ConfigReloader,
-        settings: Callable[[], GatewaySettings],
-        keys: Callable[[], ApiKeys],
-        fallback: Callable[[], str | None],
-    ) -> None:
-        """`settings` and `keys` return those in force; `fallback` returns why less than the configuration is in force, or
-        None."""
-        self._fleet = fleet
-        self._collector = collector
-        self._take_snapshot = take_snapshot
-        self._reloader = reloader
-        self._settings = settings
-        self._keys = keys
-        self._fallback = fallback
-        self._endpoints = {
-            "/health": Endpoint(self._health, EndpointAccess.OPEN),
-            "/ready": Endpoint(self._ready, EndpointAccess.OPEN),
-            "/metrics": Endpoint(self._metrics, EndpointAccess.OPEN),
-            "/v1/models": Endpoint(self._models, EndpointAccess.KEY),
-            "/maitred/state": Endpoint(self._state, EndpointAccess.KEY),
-            "/admin/config": Endpoint(self._config, EndpointAccess.ADMIN),
-            "/admin/reload": Endpoint(self._reload, EndpointAccess.ADMIN, _WRITE_METHODS),
-        }
-        self._one_model = Endpoint(self._model, EndpointAccess.KEY)
-
-    async def answer_request(self, scope: Scope, send: Send) -> None:
-        """Answer a request for any path that is not forwarded."""
-        try:
-            await self._dispatch(scope, send)
-        except ApiError as error:
-            await asgi.send_error(send, error)
-
-    async def _dispatch(self, scope: Scope, send: Send) -> None:
-        path, method = scope["path"], scope["method"]
-        endpoint = self._one_model if path.startswith(MODEL_PATH_PREFIX) else self._endpoints.get(path)
-        if endpoint is None:
-            raise error_responses.no_route(path)
-        if method not in endpoint.methods:
-            raise error_responses.method_not_allowed(method, ", ".join(endpoint.methods))
-        if endpoint.access is EndpointAccess.KEY:
-            self._keys().authenticate(asgi.get_header(scope, AUTHORIZATION_HEADER))
-        elif endpoint.access is EndpointAccess.ADMIN:
-            self._keys().require_administrator(asgi.get_header(scope, AUTHORIZATION_HEADER), scope)
-        await endpoint.handler(scope, send)
-
-    async def _models(self, scope: Scope, send: Send) -> None:
-        if not self._fleet.healthy:
-            raise error_responses.upstream_failed(None)
-        await asgi.send_json(send, 200, {"object": "list", "data": self._fleet.list_models()})
-
-    async def _model(self, scope: Scope, send: Send) -> None:
-        name = scope["path"].removeprefix(MODEL_PATH_PREFIX)
-        for model in self._fleet.list_models():
-            if model["id"] == name:
-                await asgi.send_json(send, 200, model)
-                return
-        raise error_responses.model_unavailable(self._fleet, name)
-
-    async def _health(self, scope: Scope, send: Send) -> None:
-        """Answer 200 even if less than the configuration is in force: a restart would not help."""
-        fallback = self._fallback()
-        if fallback is None:
-            await asgi.send_json(send, 200, {"status": "ok"})
-        else:
-            await asgi.send_json(send, 200, {"status": "degraded", "problems": [fallback]})
-
-    async def _ready(self, scope: Scope, send: Send) -> None:
-        state = self._take_snapshot()
-        await asgi.send_json(send, 200 if state.ready else 503, {"ready": state.ready, "backends": state.backends})
-
-    async def _metrics(self, scope: Scope, send: Send) -> None:
-        await asgi.send_bytes(send, 200, self._collector.render(), b"text/plain; version=0.0.4; charset=utf-8")
-
-    async def _state(self, scope: Scope, send: Send) -> None:
-        await asgi.send_json(send, 200, self._take_snapshot())
-
-    async def _config(self, scope: Scope, send: Send) -> None:
-        await asgi.send_json(send, 200, self._settings().redacted())
-
-    async def _reload(self, scope: Scope, send: Send) -> None:
-        try:
-            reloaded = await self._reloader.reload()
-        except ConfigError as error:
-            raise error_responses.invalid_config(str(error)) from error
-        await asgi.send_json(send, 200, reloaded)
