@@ -87,7 +87,7 @@ class ResponseForwarder:
                 on_first_data()
                 await send(head)
             else:
-                # The silence has lasted for `keepalive_secs`. With the head sent, the request can be neither retried nor refused.
+                # The silence has lasted `keepalive_secs`. With the head sent, the request can be neither retried nor refused.
                 await send(head)
                 await send({"type": "http.response.body", "body": KEEPALIVE_COMMENT, "more_body": True})
                 await self._read_until_data()

@@ -38,7 +38,7 @@ class UnseenArrivals:
         return len(self._sequences)
 
     def add(self, seq: SequenceState, seen_at: Micros, *, is_idle: bool) -> None:
-        """Keep `seq` until it is seen at `seen_at`, when the step in progress ends, or at once if `is_idle`: then no step is."""
+        """Keep `seq` until it is seen at `seen_at`, when the step in progress ends; if `is_idle`, there is none."""
         seq.queued_at = seen_at
         self._sequences[seq.request.id] = seq
         if is_idle and not self._batch.running:
