@@ -62,6 +62,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority_class: PriorityClass = PriorityClass.DEFAULT
     tenant: str = ""
     program: str = ""
+    parent_program: str = ""
+    """The program that forked this one, on its first request at least; empty: none."""
     stream: bool = True
     priority: float = 0.0
     """The client's priority within the class; larger is more urgent, whatever the engine behind has."""

@@ -3,7 +3,8 @@
 At one instant events come in the order of their kind, then of their target:
 
     arrival  <  admission decides  <  routing  <  deadline in front of an instance  <  timer of admission
-             <  KV transfer ends  <  entry into a wait queue  <  event of an instance  <  sample  <  steps begin
+             <  timer and decisions of programs  <  KV transfer ends  <  entry into a wait queue
+             <  event of an instance  <  sample  <  steps begin
 
 The order never depends on the order of the pushes, because that depends on the number of skipped steps. A request that enters
 an instance at t joins the step that begins at t, and a step that ends at t has freed its KV and slots by then. All decisions
@@ -30,6 +31,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.request import Request, RequestId
 from maitred.core.units import SECOND, Micros
 from maitred.workload import Job, ReactiveWorkload
+from maitred.workload.job import is_program_over
 
 _PROGRESS_EVERY: Final = 1_000
 """Requests between two calls of `progress`."""
@@ -51,13 +53,15 @@ class SimEventKind(IntEnum):
     """The deadline of a request that is in no instance yet. The target is its id."""
     ADMISSION = 4
     """The timer of the admission core. The target is 0."""
-    TRANSFER = 5
+    PROGRAMS = 5
+    """The timer of the programs core, and its decisions about what has ended at this instant. The target is 0."""
+    TRANSFER = 6
     """The KV of a prompt has reached its decode instance."""
-    ENTRY = 6
+    ENTRY = 7
     """The queueing delay is over: the request enters the wait queue of its instance."""
-    INSTANCE = 7
+    INSTANCE = 8
     """Something happens in an instance. The target is its index."""
-    SAMPLE = 8
+    SAMPLE = 9
     """A sample of all instances is due. The target is 0."""
 
 
@@ -93,6 +97,7 @@ class ArrivalFeed:
         """The request that makes the feed read the next job when it arrives, or None at the end of the workload."""
         self._progress = progress
         self.num_arrived = 0
+        self._workload = jobs
         self.reactive = jobs if isinstance(jobs, ReactiveWorkload) else None
 
     def __bool__(self) -> bool:
@@ -134,6 +139,10 @@ class ArrivalFeed:
                 what = f"request {job.request.id} follows at {job.request.arrival} µs from one that ended at {now} µs"
                 raise ConfigError(what, hint="what follows arrives then or later")
             self._schedule(job)
+
+    def is_program_over(self, program: str) -> bool:
+        """Return whether the workload knows that no more requests of a program will come."""
+        return bool(program) and is_program_over(self._workload, program)
 
     def _schedule(self, job: Job) -> None:
         request = job.request

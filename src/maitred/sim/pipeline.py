@@ -33,6 +33,7 @@ from maitred.sim.config import RequestDelays, ServabilityCheck
 from maitred.sim.disaggregation import Disaggregation
 from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.fleet import SimulatedFleet
+from maitred.sim.programs_driver import ProgramsDriver
 from maitred.sim.replica import Replica
 from maitred.sim.request_state import DelayLine, RequestStage, RequestState
 from maitred.sim.results import NEVER, Outcome
@@ -60,6 +61,7 @@ class Pipeline:
         event_queue: EventQueue,
         arrivals: ArrivalFeed,
         admission: AdmissionDriver | None,
+        programs: ProgramsDriver | None,
         router: Router,
         fleet: SimulatedFleet,
         rows: ResultRows,
@@ -67,12 +69,16 @@ class Pipeline:
         delay_line: DelayLine,
         disaggregation: Disaggregation | None,
     ) -> None:
-        """Without `admission` every request may enter; without `disaggregation` every instance does prefill and decode."""
+        """Without `admission` every request may enter, and without `programs` every one may hold memory; `programs` is then the
+        router, too. Without `disaggregation` every instance does prefill and decode."""
         self._event_queue = event_queue
         self._arrivals = arrivals
         self._admission = admission
         if admission is not None:
             admission.attach(self)
+        self._programs = programs
+        if programs is not None:
+            programs.attach(self)
         self._router = router
         self._fleet = fleet
         self._dirty = fleet.dirty
@@ -82,7 +88,7 @@ class Pipeline:
         self._checks_on_arrival = delays.check is ServabilityCheck.ON_ARRIVAL
         self._delay_line = delay_line
         self._disaggregation = disaggregation
-        self._may_wait = admission is not None or disaggregation is not None or delays != RequestDelays()
+        self._may_wait = (admission or programs or disaggregation) is not None or delays != RequestDelays()
         """Whether a request may spend time before it is in an instance, so that its deadline needs an event."""
         self.live: dict[RequestId, RequestState] = {}
         self.last_end: Micros = 0
@@ -107,7 +113,14 @@ class Pipeline:
         if not self._may_wait:
             state.admitted_at = now
             self._route(state, now)
-        elif self._delays.admission is None:
+        elif self._programs is not None:
+            self._programs.submit(request, now)
+        else:
+            self.on_granted(state, now)
+
+    def on_granted(self, state: RequestState, now: Micros) -> None:
+        """Send a request whose program may hold memory, or that has none, on to admission."""
+        if self._delays.admission is None:
             self._request_admission(state, now)
         else:
             self._delay_line.delay_until(state, now + self._delays.admission, SimEventKind.DECISION)
@@ -149,6 +162,8 @@ class Pipeline:
             if kind is _FIRST_TOKEN:
                 if self._admission is not None:
                     self._admission.confirm_first_byte(event.seq.request, now)
+                if self._programs is not None:
+                    self._programs.on_first_token(event.seq.request.id, now)
             elif kind is not _KV_PREEMPTED:
                 self._on_instance_done(event, replica, now)
 
@@ -159,6 +174,10 @@ class Pipeline:
     def on_admission_timer(self, _: int, now: Micros) -> None:
         assert self._admission is not None
         self._admission.on_timer(now)
+
+    def on_programs_timer(self, _: int, now: Micros) -> None:
+        assert self._programs is not None
+        self._programs.on_timer(now)
 
     def on_deadline(self, request_id: RequestId, now: Micros) -> None:
         """End a request at its deadline, unless it is in an instance, which does that itself."""
@@ -288,6 +307,10 @@ class Pipeline:
         if self._arrivals.reactive is not None:
             tokens = 0 if seq is None else seq.num_output_tokens
             self._arrivals.on_request_end(job.request, outcome is Outcome.COMPLETED, tokens, at)
+        if self._programs is not None:
+            self._programs.on_end(state, outcome, seq, self._event_queue.now)
+            if self._arrivals.is_program_over(job.request.program):
+                self._programs.release(job.request, self._event_queue.now)
 
     def record_unfinished(self, end: Micros) -> None:
         """Write the rows of all requests that are left at the horizon `end`."""

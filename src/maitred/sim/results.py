@@ -102,6 +102,36 @@ class ItlGaps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """By pause: its length in µs."""
 
 
+class ProgramColumns(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The agent programs of a run, in columns of equal length by their arrival, and figures of all of them.
+
+    Instants and times are in µs; an instant is -1 if the event did not happen.
+    """
+
+    names: tuple[str, ...]
+    tenants: tuple[str, ...]
+    first_arrival: Ints
+    last_end: Ints
+    """When the last of its requests ended. The makespan is this less `first_arrival`."""
+    steps: Ints
+    """Completed requests."""
+    pauses: Ints
+    """How often it lost its place in memory."""
+    paused: Ints
+    """Time without a place, that before its first one included."""
+    waited: Ints
+    """Time for which its requests waited for a place. The rest of `paused` went by while a tool worked."""
+    is_over: NDArray[np.bool_]
+    """Whether the workload has said that it is complete."""
+    num_steps: int
+    """Completed requests of all programs, those without an id included."""
+    imbalance: float | None
+    """Mean difference over time between the largest and the smallest share of its memory that the programs of an instance need;
+    None for one instance."""
+    max_imbalance: float | None
+    """The largest such difference."""
+
+
 class Results(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a run: columns of equal length, and figures beside them.
 
@@ -155,6 +185,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """The samples, if `sample_every` asked for them."""
     itl_gaps: ItlGaps | None = None
     """The gaps between tokens per request, if `log_itl` asked for them."""
+    programs: ProgramColumns | None = None
+    """The agent programs, if `programs` schedules them."""
 
     def __len__(self) -> int:
         return len(self.request_id)

@@ -20,6 +20,7 @@ from maitred.core.decisions import DecisionLog
 from maitred.core.units import Micros
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue import resolve_instance
+from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 from maitred.sim.admission_driver import make_admission_driver
 from maitred.sim.config import ClusterConfig, request_delays
@@ -27,6 +28,7 @@ from maitred.sim.disaggregation import Disaggregation
 from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.pipeline import Pipeline
+from maitred.sim.programs_driver import make_programs_driver
 from maitred.sim.request_state import DelayLine
 from maitred.sim.results import Results
 from maitred.sim.rows import ResultRows, ResultSink, StreamedRows
@@ -44,6 +46,7 @@ def simulate(
     instance: InstanceConfig | None = None,
     routing: RoutingConfig | None = None,
     admission: AdmissionConfig | None = None,
+    programs: ProgramsConfig | None = None,
     *,
     seed: int = 42,
     horizon: Micros | None = None,
@@ -59,6 +62,7 @@ def simulate(
         jobs: Jobs in the order of arrival, read one at a time. A reactive workload (`workload.ReactiveWorkload`) is told of the
             end of every request.
         admission: What stands in front of the router, or None for the default classes (nothing without `cluster.capacity`).
+        programs: How agent programs share the KV memory of the instances. None: requests are routed one by one.
         progress: Called from time to time with the number of arrived requests.
         log: Receives the inputs and decisions of admission.
         sink: Receives the rows block by block as requests end. The rows are not kept then, so memory does not grow with them.
@@ -74,10 +78,11 @@ def simulate(
     # Every part draws from a random stream of its own, named by the seed: a policy that draws more shifts no other part.
     rows = ResultRows(overheads, count) if sink is None else StreamedRows(overheads, count, sink)
     driver = make_admission_driver(cluster, instance, admission, log, fleet.load, event_queue)
-    router = (routing or RoutingConfig()).router(Random(f"{seed}/routing"))
+    agents = make_programs_driver(programs, cluster, instance, arrivals, event_queue)
+    router = agents or (routing or RoutingConfig()).router(Random(f"{seed}/routing"))
     delays, line = request_delays(cluster, instance), DelayLine(event_queue)
     pools = Disaggregation(cluster, instance, fleet, router, line, seed) if cluster.disaggregation else None
-    pipeline = Pipeline(event_queue, arrivals, driver, router, fleet, rows, delays, line, pools)
+    pipeline = Pipeline(event_queue, arrivals, driver, agents, router, fleet, rows, delays, line, pools)
     sampler = None if sample_every is None else Sampler(sample_every, event_queue, arrivals, pipeline, fleet)
     arrivals.read_next(0)
     _run(event_queue, fleet, _handlers(pipeline, sampler), _NO_HORIZON if horizon is None else horizon)
@@ -88,7 +93,8 @@ def simulate(
         progress(arrivals.num_arrived)
     samples = None if sampler is None else sampler.samples()
     results, totals = rows.results(pipeline.last_end), fleet.totals(rows.totals_by_instance())
-    return replace(results, instances=totals, samples=samples, itl_gaps=fleet.itl_gaps())
+    columns = None if agents is None else agents.statistics.columns(pipeline.last_end)
+    return replace(results, instances=totals, samples=samples, itl_gaps=fleet.itl_gaps(), programs=columns)
 
 
 def _run(event_queue: EventQueue, fleet: SimulatedFleet, handlers: Sequence[_Handler], last: Micros) -> None:
@@ -111,6 +117,7 @@ def _handlers(pipeline: Pipeline, sampler: Sampler | None) -> Sequence[_Handler]
         SimEventKind.ROUTING: pipeline.on_routing_due,
         SimEventKind.DEADLINE: pipeline.on_deadline,
         SimEventKind.ADMISSION: pipeline.on_admission_timer,
+        SimEventKind.PROGRAMS: pipeline.on_programs_timer,
         SimEventKind.TRANSFER: pipeline.on_transfer_due,
         SimEventKind.ENTRY: pipeline.on_entry_due,
         SimEventKind.INSTANCE: pipeline.on_instance_due,

@@ -46,3 +46,17 @@ class ReactiveWorkload(Protocol):
         workload, past and future.
         """
         ...
+
+
+@runtime_checkable
+class ProgramWorkload(Protocol):
+    """A workload that knows which of its programs are over."""
+
+    def is_program_over(self, program: str) -> bool:
+        """Return whether no request of a program of which one has just ended will come any more."""
+        ...
+
+
+def is_program_over(jobs: Iterable[Job], program: str) -> bool:
+    """Return whether `jobs` knows that no more requests of `program` will come."""
+    return isinstance(jobs, ProgramWorkload) and jobs.is_program_over(program)

@@ -126,6 +126,15 @@ class SessionReplay:
             self._start_sessions(now, jobs.append)
         return jobs
 
+    def is_program_over(self, program: str) -> bool:
+        """Return whether no more requests of a program follow. Without think times rows are read when their time comes, so it
+        may be over before this is known."""
+        replayed = self._programs.get(program)
+        if replayed is None or replayed.cancelled:
+            return True
+        is_idle = replayed.idle_since is not None and not replayed.num_own_waiting
+        return is_idle and (self._reads_ahead or self._next_row is None)
+
     def _begins_session(self, row: TraceRow) -> bool:
         """Return whether `row`, the next one, is the first of a session."""
         return row.program not in self._programs and row.parent_program not in self._programs

@@ -126,7 +126,7 @@ class ClientSession:
 
     def __init__(self, client: VirtualClient, program: str, rounds: Sequence[Round]) -> None:
         self.client = client
-        self._program = program
+        self.program = program
         self._rounds = rounds
         self._next_index = 0
         self._history = client.shared_prefix if client.multi_turn.context_growth == "accumulate" else None
@@ -135,7 +135,7 @@ class ClientSession:
         """Return the next round as a request."""
         drawn = self._rounds[self._next_index]
         self._next_index += 1
-        job = self.client.make_job(request_id, arrival, drawn, self._history, self._program)
+        job = self.client.make_job(request_id, arrival, drawn, self._history, self.program)
         if self._history is not None:
             assert isinstance(job.request.prefix, PieceChain)
             self._history = job.request.prefix

@@ -70,6 +70,7 @@ def row_to_job(row: TraceRow, request_id: RequestId, arrival: Micros) -> Job:
         priority_class=row.priority_class,
         tenant=row.tenant,
         program=row.program,
+        parent_program=row.parent_program,
         stream=row.stream,
         priority=row.priority,
         cache_namespace=row.cache_namespace,

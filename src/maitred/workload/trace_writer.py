@@ -25,7 +25,7 @@ import msgspec
 from maitred.core.registry import Registry
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
-from maitred.workload.job import Job, ReactiveWorkload
+from maitred.workload.job import Job, ReactiveWorkload, is_program_over
 
 HEADER_LOOKAHEAD = 4_096
 """Number of jobs that a writer sees before it writes the header."""
@@ -130,6 +130,9 @@ class RecordingWorkload:
         for job in following:
             self._hold(job)
         return following
+
+    def is_program_over(self, program: str) -> bool:
+        return is_program_over(self._jobs, program)
 
     def close(self) -> None:
         """Write the remaining jobs, including those that have not arrived."""

@@ -27,7 +27,7 @@ from maitred.admission.tenants import tenant_problem
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros, from_seconds
-from maitred.workload.job import Job, ReactiveWorkload
+from maitred.workload.job import Job, ReactiveWorkload, is_program_over
 from maitred.workload.lengths import UnitDraw
 
 MIN_SCALE, MAX_SCALE = 1e-6, 1e6
@@ -55,6 +55,9 @@ class _MappedWorkload:
 
     def on_request_end(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
         return [self._transform(job) for job in self._jobs.on_request_end(request, completed, output_tokens, now)]
+
+    def is_program_over(self, program: str) -> bool:
+        return is_program_over(self._jobs, program)
 
 
 class Mix(Generic[T]):
@@ -219,3 +222,6 @@ class _TimeScaledWorkload:
             # Rounding may put the arrival before `now`, which a driver would refuse.
             late = max(0, now - scaled.request.arrival)
             yield _with_request(job, replace(scaled.request, arrival=scaled.request.arrival + late))
+
+    def is_program_over(self, program: str) -> bool:
+        return is_program_over(self._jobs, program)
