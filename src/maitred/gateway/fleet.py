@@ -19,7 +19,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -29,7 +29,8 @@ from maitred.core.errors import MaitredError
 from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.gateway.config import DEFAULT_SLOTS_PER_BACKEND, GatewayConfig
-from maitred.gateway.polling import BackendPoller, PollResult, ReportedLoad
+from maitred.gateway.kv_pages import KvReport, has_restarted
+from maitred.gateway.polling import BackendPoller, KvPolling, PollResult, ReportedLoad
 from maitred.wire.client import Origin, UpstreamClient
 from maitred.wire.errors import ConnectError, LocalError
 
@@ -49,7 +50,7 @@ class Backend:
     """An engine behind HTTP, as routers see it (`InstanceView`)."""
 
     __slots__ = (
-        *("failures_in_a_row", "requests", "healthy", "index", "load", "models"),
+        *("failures_in_a_row", "requests", "healthy", "index", "is_draining", "kv", "kv_read_at", "load", "models"),
         *("origin", "has_been_polled", "problem", "reported_slots", "was_ever_healthy", "url"),
     )
 
@@ -69,6 +70,12 @@ class Backend:
         """Requests that the backend reports it can run at once, or None if it reports no number."""
         self.load: ReportedLoad | None = None
         """The load that the backend reports, or None if it reports none or nothing reads it."""
+        self.kv: KvReport | None = None
+        """What the backend reports of its KV memory, or None if it reports nothing or nothing reads it."""
+        self.kv_read_at = 0.0
+        """When that was read, s of the event loop's clock."""
+        self.is_draining = False
+        """Whether an operator wants nothing more to be sent to it."""
         self.failures_in_a_row = 0
         self.problem = "not polled yet"
         """Why the backend is not healthy, or "" if it is."""
@@ -120,6 +127,18 @@ class UpstreamRequest:
         return self.is_abandoned and self._task.uncancel() == 0
 
 
+class BackendObserver(Protocol):
+    """What wants to know how backends are."""
+
+    def on_backend_polled(self, backend: Backend) -> None:
+        """Called after each poll of a backend, and when it is down, drained or in use again."""
+        ...
+
+    def on_backend_restarted(self, backend: Backend) -> None:
+        """Called before `on_backend_polled` when the engine has started anew between two polls."""
+        ...
+
+
 class BackendFleet:
     """All backends of a gateway."""
 
@@ -138,13 +157,21 @@ class BackendFleet:
         self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
         self._pollers = [BackendPoller(client, backend.origin, config) for backend in self.backends]
         self._serving: dict[str, tuple[Backend, ...]] = {}
+        self._observer: BackendObserver | None = None
+        self._kv_polling: KvPolling | None = None
+
+    def observe(self, observer: BackendObserver, kv_polling: KvPolling | None) -> None:
+        """Tell `observer` how backends are, and read their KV memory as `kv_polling` says, or not if it is None."""
+        self._observer, self._kv_polling = observer, kv_polling
+        for poller in self._pollers:
+            poller.kv_polling = kv_polling
 
     @property
     def healthy(self) -> Sequence[Backend]:
         return [backend for backend in self.backends if backend.healthy]
 
     def backends_serving(self, model: str) -> tuple[Backend, ...]:
-        """Return the healthy backends that serve `model`."""
+        """Return the healthy backends that serve `model` and are not drained."""
         return self._serving.get(model, ())
 
     def may_serve(self, model: str) -> bool:
@@ -223,17 +250,44 @@ class BackendFleet:
         backend.problem = problem
         if backend.healthy:
             log.warning("backend %s is down: %s", backend.url, problem)
-            backend.healthy, backend.load = False, None
+            backend.healthy, backend.load, backend.kv = False, None, None
             self._pollers[backend.index].reset_reported()
             self._update_serving()
+            self._tell_observer(backend)
+
+    def drain(self, backend: Backend) -> None:
+        """Send nothing more to `backend`. Requests that it has are left to it."""
+        if not backend.is_draining:
+            log.warning("backend %s is being drained", backend.url)
+            backend.is_draining = True
+            self._on_drain_changed(backend)
+
+    def undrain(self, backend: Backend) -> None:
+        """Use `backend` again."""
+        if backend.is_draining:
+            log.warning("backend %s is in use again", backend.url)
+            backend.is_draining = False
+            self._on_drain_changed(backend)
+
+    def _on_drain_changed(self, backend: Backend) -> None:
+        self._update_serving()
+        self._tell_observer(backend)
+
+    def _tell_observer(self, backend: Backend) -> None:
+        if self._observer is not None:
+            self._observer.on_backend_polled(backend)
 
     async def _poll_repeatedly(self, backend: Backend) -> None:
+        interval = self._config.health_interval_secs
+        if self._kv_polling is not None and self._kv_polling.interval_secs is not None:
+            interval = min(interval, self._kv_polling.interval_secs)
         while True:
             await self._poll(backend)
             if not backend.has_been_polled:
                 backend.has_been_polled = True
                 self._on_slots_changed(())
-            await asyncio.sleep(self._config.health_interval_secs)
+            self._tell_observer(backend)
+            await asyncio.sleep(interval)
 
     async def _poll(self, backend: Backend) -> None:
         try:
@@ -256,10 +310,35 @@ class BackendFleet:
                 backend, f"{type(error).__name__}: {error}" if not isinstance(error, MaitredError) else str(error)
             )
         else:
-            self._mark_up(backend, found)
-            # The backend may have been marked down by a request during the fetch, so its health is asked once more.
-            load = await self._pollers[backend.index].fetch_load() if self._wants_load() else None
-            backend.load = load if backend.healthy else None
+            await self._on_polled(backend, found)
+
+    async def _on_polled(self, backend: Backend, found: PollResult) -> None:
+        poller, was_healthy = self._pollers[backend.index], backend.healthy
+        has_read_metrics = await self._read_kv(backend)
+        # A request may have found the backend down during that fetch. Then the poll before it says nothing.
+        if was_healthy and not backend.healthy:
+            return
+        self._mark_up(backend, found)
+        load = None
+        if self._wants_load():
+            load = poller.last_load if has_read_metrics else await poller.fetch_load()
+        backend.load = load if backend.healthy else None
+
+    async def _read_kv(self, backend: Backend) -> bool:
+        """Read the KV memory of a backend, before it counts as up: until its capacity is known, none of it may be given away.
+        Return whether it was read now."""
+        polling, now = self._kv_polling, asyncio.get_running_loop().time()
+        if polling is None or (backend.kv is not None and now - backend.kv_read_at < (polling.interval_secs or 0)):
+            return False
+        before, was_healthy = backend.kv, backend.healthy
+        report = await self._pollers[backend.index].fetch_kv()
+        if was_healthy and not backend.healthy:
+            return True
+        backend.kv, backend.kv_read_at = report, now
+        if self._observer is not None and before is not None and report is not None and has_restarted(before, report):
+            log.warning("backend %s has restarted: what was in its KV memory is lost", backend.url)
+            self._observer.on_backend_restarted(backend)
+        return True
 
     def _count_failure(self, backend: Backend, problem: str) -> None:
         backend.failures_in_a_row += 1
@@ -297,7 +376,8 @@ class BackendFleet:
     def _update_serving(self) -> None:
         # A model that no backend serves any more stays known, so that a request for it gets a 503 and not a 404.
         names = dict.fromkeys([*self._serving, *(name for backend in self.backends for name in backend.models)])
-        self._serving = {name: tuple(b for b in self.backends if b.healthy and name in b.models) for name in names}
+        usable = [backend for backend in self.healthy if not backend.is_draining]
+        self._serving = {name: tuple(b for b in usable if name in b.models) for name in names}
         self._on_slots_changed(names)
 
 

@@ -2,7 +2,7 @@
 
     /health, /v1/models                   every poll; an error means that the poll has failed
     /server_info, or /get_server_info     slots, unless `slots_per_backend` is configured
-    /metrics                              load, if the router or the admission policy reads it
+    /metrics                              load, if the router or the admission policy reads it; KV memory, if programs do
 
 The last two are optional. A backend that answers one of them with 404 or another 4xx is not asked for it again until it has
 been down. Any other problem keeps the last value, because a busy engine is not a smaller one.
@@ -19,6 +19,9 @@ engines and routers report `max_running_requests` at the top, or pass their argu
     KV usage     vllm:kv_cache_usage_perc, vllm:gpu_cache_usage_perc  sglang:token_usage      (0 to 1)
 
 There is one series for each engine, data-parallel rank or model behind an address: counts are added up, usage is averaged.
+
+**KV memory.** What the same page says of it is in `kv_pages`, and SGLang's capacity is in `/server_info`. It is read again with
+each poll, or every `KvPolling.interval_secs`, because it changes when an engine comes up, restarts or is resized.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ import msgspec
 
 from maitred.admission.config import MAX_SLOTS
 from maitred.gateway.config import GatewayConfig
+from maitred.gateway.kv_pages import BackendType, KvReport, parse_info_capacity, parse_kv_report
 from maitred.wire.client import Origin, UpstreamClient
 from maitred.wire.errors import ProtocolError
 
@@ -67,6 +71,14 @@ class PollResult(msgspec.Struct):
     """Requests that the backend reports it can run at once, or None if it reports no number."""
 
 
+class KvPolling(msgspec.Struct, frozen=True):
+    """How the KV memory of backends is read."""
+
+    backend_type: BackendType = "auto"
+    interval_secs: float | None = None
+    """Seconds between two readings; None: it is read with each poll."""
+
+
 class BackendPoller:
     """Polls the backend at `origin`."""
 
@@ -80,6 +92,10 @@ class BackendPoller:
         self._last_problem = ""
         self._load: ReportedLoad | None = None
         self._reports_load = True
+        self.kv_polling: KvPolling | None = None
+        """How KV memory is read, or None if it is not."""
+        self._kv: KvReport | None = None
+        self._info_capacity: int | None = None
         self.use_key(config.upstream_api_key)
 
     def use_key(self, key: str | None) -> None:
@@ -91,31 +107,53 @@ class BackendPoller:
         async with asyncio.timeout(self._timeout_secs):
             await self._get("/health")
             models = msgspec.json.decode(await self._get("/v1/models"), type=ModelList)
-        if self._wants_slots and self._reports_slots:
+        if (self._wants_slots or self._wants_info_capacity) and self._reports_slots:
             await self._fetch_slots()
         return PollResult({model["id"]: model for model in models.data if isinstance(model.get("id"), str)}, self._slots)
 
     async def fetch_load(self) -> ReportedLoad | None:
         """Return the load that the backend reports, or the last one that it reported, or None if it has reported none."""
+        await self._fetch_if_reported()
+        return self._load
+
+    @property
+    def last_load(self) -> ReportedLoad | None:
+        """The load that the backend last reported, or None."""
+        return self._load
+
+    async def fetch_kv(self) -> KvReport | None:
+        """Return what the backend reports of its KV memory, or what it last reported, or None if it reports nothing now."""
+        await self._fetch_if_reported()
+        return self._kv
+
+    def reset_reported(self) -> None:
+        """Forget what the backend has reported. Called when it is down: what comes up again may be another engine."""
+        self._reports_slots, self._slots, self._info_capacity = True, None, None
+        self._reports_load, self._load, self._kv = True, None, None
+
+    @property
+    def _wants_info_capacity(self) -> bool:
+        """Whether /server_info may say how large the KV memory is."""
+        return self.kv_polling is not None and self.kv_polling.backend_type in ("auto", "sglang")
+
+    async def _fetch_if_reported(self) -> None:
         if self._reports_load:
             try:
                 async with asyncio.timeout(self._timeout_secs):
                     await self._fetch_metrics()
             except Exception as error:  # A backend may answer anything.
                 log.debug("backend %s does not say how loaded it is: %r", self._origin, error)
-        return self._load
-
-    def reset_reported(self) -> None:
-        """Forget what the backend has reported. Called when it is down: what comes up again may be another engine."""
-        self._reports_slots, self._slots = True, None
-        self._reports_load, self._load = True, None
 
     async def _fetch_metrics(self) -> None:
         status, body = await self._fetch(METRICS_PATH, MAX_INFO_BYTES)
+        if self.kv_polling is not None and (status == 200 or 400 <= status < 500):
+            self._kv = parse_kv_report(body if status == 200 else None, self.kv_polling.backend_type, self._info_capacity)
         self._load = parse_reported_load(body) if status == 200 else self._load
         # A page without known gauges, or a 4xx, shows that this engine does not report its load: it is asked no more. A 5xx may
-        # pass. An engine that has reported a load is asked until it is down.
-        self._reports_load = self._load is not None or not (status == 200 or 400 <= status < 500)
+        # pass. An engine that has reported a load is asked until it is down; and one whose KV memory matters in any case,
+        # because it may have answered before its engine was there.
+        is_final = status == 200 or 400 <= status < 500
+        self._reports_load = self._load is not None or self.kv_polling is not None or not is_final
 
     async def _fetch_slots(self) -> None:
         trouble = ""
@@ -135,11 +173,12 @@ class BackendPoller:
         for path in SERVER_INFO_PATHS:
             status, body = await self._fetch(path, MAX_INFO_BYTES)
             if status == 200:
-                self._slots = parse_reported_slots(body)
+                self._info_capacity = parse_info_capacity(body) if self._wants_info_capacity else None
+                self._slots = parse_reported_slots(body) if self._wants_slots else None
                 return
             if not 400 <= status < 500:
                 raise ProtocolError(f"{path} answered {status}")
-        self._reports_slots, self._slots = False, None
+        self._reports_slots, self._slots, self._info_capacity = False, None, None
 
     async def _get(self, path: str) -> bytearray:
         status, body = await self._fetch(path, MAX_POLL_BYTES)

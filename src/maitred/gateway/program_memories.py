@@ -1,0 +1,163 @@
+"""Tell the programs core what is known of the KV memory of each backend, and find the backend that it has chosen.
+
+The core numbers memories. A backend has one, or one for each data-parallel rank that its engine reports:
+
+    index = number of the backend + number of backends * rank
+
+so that the memory of a backend without ranks has the backend's own number. With two backends, of which the second has three
+ranks, backend 0 is memory 0, and the ranks of backend 1 are the memories 1, 3 and 5. A request that is granted memory 5 goes to
+backend 1 with the header `x-data-parallel-rank: 2`.
+
+**Shared tokens.** Programs with the same system prompt share its KV blocks, and the sum of their tokens counts them several
+times. vLLM and SGLang report which share of their blocks running requests use, so (ThunderAgent's formula)
+
+    shared = reasoning tokens - usage * capacity
+
+This is true only while all tokens that are counted are in the memory, and it is believed in no other case:
+
+- an engine with waiting requests has not yet computed what they bring, nor has one that runs fewer requests than there are
+  reasoning programs;
+- a usage of 0 while requests run is a gauge that the engine does not set;
+- a prompt that is being computed in chunks is counted whole, and in memory in part. It soon is there whole, so the least of the
+  last three readings counts;
+- the tokens of the largest program are in memory once in any case: nothing is shared by one program, and the sum of all tokens
+  without the largest program's bounds what several share.
+
+What other clients of the engine use makes the usage larger and the result smaller, which is safe. Blocks of acting programs
+are cached and count as free, so what acting programs share with each other is not measured.
+
+Example: three reasoning programs of 4,000 tokens, a usage of 0.45 and a capacity of 20,000: 9,000 are used, 3,000 are shared,
+and 8,000 would be the most that is believed.
+
+**A restart** of an engine loses all KV. Its programs lose their places as if it had been down for a moment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import ceil
+from typing import Final, NamedTuple, Protocol
+
+from maitred.gateway.fleet import Backend, BackendFleet, BackendObserver
+from maitred.gateway.kv_pages import KvMemory
+from maitred.programs import BackendMemory, BackendStatus, Programs, ProgramStatus
+
+_READINGS: Final = 3
+"""Readings of which the least shared tokens count."""
+DATA_PARALLEL_RANK_HEADER: Final = b"x-data-parallel-rank"
+
+
+class SetBackend(Protocol):
+    """`Programs.set_backend` through a driver, which supplies the time and carries out the decisions."""
+
+    def __call__(
+        self, index: int, *, models: tuple[str, ...], status: BackendStatus, capacity: int | None, shared_tokens: int
+    ) -> object: ...
+
+
+class MemoryTarget(NamedTuple):
+    """Where a memory is."""
+
+    backend: Backend
+    rank: int | None
+    """The data-parallel rank to ask for, or None if the engine chooses."""
+
+
+class _Known(NamedTuple):
+    """What the core has been told of one memory."""
+
+    models: tuple[str, ...]
+    status: BackendStatus
+    capacity: int | None
+    shared_tokens: int
+
+
+_ONE_UNKNOWN: Final = (KvMemory(),)
+
+
+class ProgramMemories(BackendObserver):
+    """The memories of all backends of a gateway."""
+
+    def __init__(self, fleet: BackendFleet, core: Programs, set_backend: SetBackend) -> None:
+        self._fleet = fleet
+        self._core = core
+        self._set_backend = set_backend
+        self._known: dict[int, _Known] = {}
+        """By index."""
+        self._indices: dict[int, tuple[int, ...]] = {}
+        """The memories of each backend that has been up."""
+        self._readings: dict[int, deque[int]] = {}
+        """The last measurements of shared tokens, by index."""
+
+    def target(self, index: int) -> MemoryTarget:
+        """Return where the memory with this index is."""
+        rank, number = divmod(index, len(self._fleet.backends))
+        has_ranks = len(self._indices.get(number, ())) > 1
+        return MemoryTarget(self._fleet.backends[number], rank if has_ranks else None)
+
+    def indices_of(self, backend: Backend) -> tuple[int, ...]:
+        """Return the memories of a backend, none if it has never been up."""
+        return self._indices.get(backend.index, ())
+
+    def index_of(self, backend: Backend, rank: int | None) -> int:
+        """Return the index of a memory."""
+        return backend.index + len(self._fleet.backends) * (rank or 0)
+
+    def on_backend_polled(self, backend: Backend) -> None:
+        """Pass on what is known of a backend, if it differs from what was."""
+        if not backend.was_ever_healthy:
+            return
+        memories = self._memories_of(backend)
+        indices = tuple(self.index_of(backend, memory.rank) for memory in memories)
+        for gone in set(self._indices.get(backend.index, ())) - set(indices):
+            self._tell(gone, _Known((), BackendStatus.DOWN, None, 0))
+        self._indices[backend.index] = indices
+        status, models = _status_of(backend), tuple(backend.models)
+        for index, memory in zip(indices, memories, strict=True):
+            shared = self._shared_tokens(index, memory) if status is not BackendStatus.DOWN else 0
+            self._tell(index, _Known(models, status, memory.capacity, shared))
+
+    def on_backend_restarted(self, backend: Backend) -> None:
+        """Note that the KV of a backend is lost."""
+        for index in self.indices_of(backend):
+            self._readings.pop(index, None)
+            known = self._known[index]
+            self._tell(index, known._replace(status=BackendStatus.DOWN))
+
+    def _memories_of(self, backend: Backend) -> tuple[KvMemory, ...]:
+        """Return the memories that a backend reports. One that is down keeps its ranks, of which nothing else is known."""
+        if backend.kv is not None:
+            return backend.kv.memories
+        known = self._indices.get(backend.index, ()) if not backend.healthy else ()
+        return tuple(KvMemory(rank=self.target(index).rank) for index in known) or _ONE_UNKNOWN
+
+    def _tell(self, index: int, known: _Known) -> None:
+        if self._known.get(index) == known:
+            return
+        self._known[index] = known
+        self._set_backend(
+            index, models=known.models, status=known.status, capacity=known.capacity, shared_tokens=known.shared_tokens
+        )
+
+    def _shared_tokens(self, index: int, memory: KvMemory) -> int:
+        registered = next((known for known in self._core.backends if known.index == index), None)
+        readings = self._readings.setdefault(index, deque(maxlen=_READINGS))
+        readings.append(0 if registered is None else measure_shared_tokens(registered, memory))
+        return min(readings) if len(readings) == _READINGS else 0
+
+
+def measure_shared_tokens(registered: BackendMemory, reported: KvMemory) -> int:
+    """Return the tokens that reasoning programs share according to one reading; 0 if the reading does not show it."""
+    if reported.capacity is None or not reported.usage or reported.running is None or reported.waiting != 0:
+        return 0
+    tokens = [program.unshared_tokens for program in registered.programs if program.status is ProgramStatus.REASONING]
+    if reported.running < len(tokens):
+        return 0
+    counted = sum(tokens)
+    return max(0, min(counted - ceil(reported.usage * reported.capacity), counted - max(tokens, default=0)))
+
+
+def _status_of(backend: Backend) -> BackendStatus:
+    if not backend.healthy:
+        return BackendStatus.DOWN
+    return BackendStatus.DRAINING if backend.is_draining else BackendStatus.UP
