@@ -54,7 +54,7 @@ class Driver:
             model="m",
             tenant=rng.choice(TENANTS),
             program=rng.choice(["", *NAMES]),
-            parent=rng.choice(["", "p"]),
+            parent=rng.choice(["", *NAMES]),
             priority_class=PriorityClass(rng.randrange(4)),
             characters=rng.randrange(1, 30_000),
         )

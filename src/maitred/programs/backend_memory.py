@@ -3,32 +3,40 @@
     used      = reasoning tokens + charged acting tokens - shared tokens + buffer_tokens * programs
     remaining = capacity - used
 
-(ThunderAgent's formula.) An acting program is charged the share of its tokens that the acting estimator says; the share
-changes with time only when `reestimate` is called, at each tick, so that `used` is a sum that each event changes by one
-program. Example: capacity 10,000; a reasoning program of 4,000 tokens, and one of 3,000 that acts and counts half; nothing
-is shared. Used are 4,000 + 1,500 + 2 * 100 = 5,700, and 4,300 remain.
+(ThunderAgent's formula.) An acting program is charged the share of its tokens that the acting estimator says. The estimator
+is asked when the program begins to act, when it is registered and at each tick, so that `used` is a sum that each event
+changes by one program. Example: capacity 10,000; a reasoning program of 4,000 tokens, and one of 3,000 that acts and counts
+half; nothing is shared. Used are 4,000 + 1,500 + 2 * 100 = 5,700, and 4,300 remain.
 
 A capacity of None (the backend does not report one) never runs out.
 
-The programs are kept in two heaps, acting and reasoning, in the order in which they are to be paused: lower classes first,
-then those with the fewest tokens, then those that came first. A marked program is to be paused when its requests end; it is
-in neither heap, and the tokens that its end will free are known (`marked_tokens`).
+Shared tokens are reported now and then, and the programs that share them may go in between. Until the next report they are
+the reported part of what is left: 3,000 of 12,000 tokens shared become 1,000 when 4,000 are left. They never grow by
+themselves, because a new program may share nothing.
+
+The programs are kept in heaps in the order in which they are to be paused: lower classes first, then those with the fewest
+tokens, then those that came first. Acting programs are in one of two: *settled* ones, and those whose minimum stay is not
+over. A marked program is to be paused when its requests end; it is in neither heap, and the tokens that its end will free
+are known (`marked_tokens`).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from math import inf
 from typing import TypeAlias
 
 from maitred.core.errors import InvariantError
 from maitred.core.lazy_heap import IndexedHeap
+from maitred.core.request import PriorityClass
 from maitred.core.units import Micros
 from maitred.programs.acting_estimators import ActingEstimator
 from maitred.programs.enums import BackendStatus, ProgramStatus
 from maitred.programs.program import Program
 
 PauseOrder: TypeAlias = tuple[int, int, int, int]
+_Heap: TypeAlias = IndexedHeap[int, PauseOrder, Program]
 _REASONING = ProgramStatus.REASONING
 
 
@@ -40,8 +48,6 @@ class BackendMemory:
         self.status = BackendStatus.UP
         self.capacity: int | None = None
         """Tokens of KV, or None if unknown."""
-        self.shared_tokens = 0
-        """Tokens that several programs share, and that therefore count once too often in the sum."""
         self.reasoning_tokens = 0
         self.acting_charge = 0.0
         self.num_reasoning = 0
@@ -49,11 +55,18 @@ class BackendMemory:
         """Programs to be paused, by serial number."""
         self.marked_tokens = 0
         """Tokens that pausing them will free, buffers included."""
+        self._reported_shared = 0
+        self._active_at_report = 0
         self._estimator = estimator
         self._buffer = buffer_tokens
         self._programs: dict[int, Program] = {}
-        self._acting: IndexedHeap[int, PauseOrder, Program] = IndexedHeap()
-        self._reasoning: IndexedHeap[int, PauseOrder, Program] = IndexedHeap()
+        self._reasoning: _Heap = IndexedHeap()
+        self._settled: _Heap = IndexedHeap()
+        self._unsettled: _Heap = IndexedHeap()
+        self._settled_until: Micros = 0
+        self._settling: deque[tuple[Micros, Program]] = deque()
+        """Programs by when their minimum stay ends, in the order in which they were registered."""
+        self._marked_by_size: IndexedHeap[int, int, Program] = IndexedHeap()
 
     @property
     def programs(self) -> Collection[Program]:
@@ -76,9 +89,22 @@ class BackendMemory:
         return int(self.reasoning_tokens + self.acting_charge)
 
     @property
+    def shared_tokens(self) -> int:
+        """Tokens that several programs share, and that therefore count once too often in the sum."""
+        if not self._reported_shared:
+            return 0
+        active = self.active_tokens
+        if active >= self._active_at_report:
+            return self._reported_shared
+        return self._reported_shared * active // self._active_at_report
+
+    @property
     def used(self) -> int:
         """Tokens that the programs need."""
-        return int(self.reasoning_tokens + self.acting_charge) - self.shared_tokens + self._buffer * len(self._programs)
+        active = int(self.reasoning_tokens + self.acting_charge)
+        if self._reported_shared:
+            active -= self.shared_tokens
+        return active + self._buffer * len(self._programs)
 
     @property
     def remaining(self) -> float:
@@ -90,20 +116,30 @@ class BackendMemory:
         """Whether programs may be placed here."""
         return self.status is BackendStatus.UP
 
+    def report_shared(self, tokens: int) -> None:
+        """Take over how many tokens are shared now: not more than the programs have."""
+        self._active_at_report = self.active_tokens
+        self._reported_shared = min(max(0, tokens), self._active_at_report)
+
     def add(self, program: Program, now: Micros) -> None:
         """Register a program."""
         self._programs[program.serial] = program
         program.backend = self.index
-        self._charge(program, now)
-        self._recharge_children(program, now)
+        if program.settles_at > self._settled_until:
+            if self._settling:  # a shorter minimum stay, newly configured, keeps the order
+                program.settles_at = max(program.settles_at, self._settling[-1][0])
+            self._settling.append((program.settles_at, program))
+        self._estimate(program, now)
+        self._charge(program)
+        self._recharge_children(program)
 
-    def remove(self, program: Program, now: Micros) -> None:
+    def remove(self, program: Program) -> None:
         """Take a program out."""
         self.unmark(program)
         self._uncharge(program)
         del self._programs[program.serial]
         program.backend = None
-        self._recharge_children(program, now)
+        self._recharge_children(program)
         if not self._programs:  # no rounding is carried from one busy time to the next
             self.acting_charge = 0.0
 
@@ -111,34 +147,39 @@ class BackendMemory:
         """Change what a program does, and charge its tokens accordingly."""
         self._uncharge(program)
         program.status = status
-        self._charge(program, now)
+        self._estimate(program, now)
+        self._charge(program)
 
-    def recharge(self, program: Program, now: Micros) -> None:
-        """Charge a program again after its tokens have changed."""
+    def recharge(self, program: Program) -> None:
+        """Charge a program again after its tokens, or its place in the order, have changed."""
         self._uncharge(program)
-        self._charge(program, now)
+        self._charge(program)
 
-    def _recharge_children(self, program: Program, now: Micros) -> None:
+    def _recharge_children(self, program: Program) -> None:
         """What a child shares with its parent counts once only while both are here."""
-        for child in program.children:
+        for child in program.children.values():
             if child.backend == self.index:
-                self.recharge(child, now)
+                self.recharge(child)
 
-    def _charge(self, program: Program, now: Micros) -> None:
-        tokens = program.unshared_tokens
-        order = pause_order(program)
+    def _estimate(self, program: Program, now: Micros) -> None:
+        if program.status is not _REASONING:
+            program.acting_share = self._estimator.share(now - program.acting_since, program.tools)
+
+    def _charge(self, program: Program) -> None:
+        tokens = program.tokens if program.parent is None else program.unshared_tokens
         if program.status is _REASONING:
             program.charge = float(tokens)
             self.reasoning_tokens += tokens
             self.num_reasoning += 1
             if program.is_marked:
                 self.marked_tokens += tokens + self._buffer
+                self._marked_by_size.push(program.serial, tokens, program)
             else:
-                self._reasoning.push(program.serial, order, program)
+                self._reasoning.push(program.serial, pause_order(program), program)
         else:
-            program.charge = self._estimator.share(now - program.acting_since, program.tools) * tokens
+            program.charge = program.acting_share * tokens
             self.acting_charge += program.charge
-            self._acting.push(program.serial, order, program)
+            self._acting_heap(program).push(program.serial, pause_order(program), program)
 
     def _uncharge(self, program: Program) -> None:
         if program.status is _REASONING:
@@ -150,17 +191,36 @@ class BackendMemory:
                 self._reasoning.remove(program.serial)
         else:
             self.acting_charge -= program.charge
-            self._acting.remove(program.serial)
+            self._acting_heap(program).remove(program.serial)
+
+    def _acting_heap(self, program: Program) -> _Heap:
+        return self._settled if program.settles_at <= self._settled_until else self._unsettled
+
+    def settle(self, now: Micros) -> None:
+        """Note whose minimum stay has ended by `now`."""
+        self._settled_until = now
+        while self._settling and self._settling[0][0] <= now:
+            _, program = self._settling.popleft()
+            # It may have left since, or have been registered again: then a later entry speaks of it.
+            if program.settles_at <= now and self._unsettled.remove(program.serial) is not None:
+                self._settled.push(program.serial, pause_order(program), program)
 
     def reestimate(self, now: Micros) -> None:
         """Ask the estimator again what each acting program counts."""
         if not self._estimator.changes_with_time:
             return
         total = 0.0
-        for _, program in self._acting:
-            program.charge = self._estimator.share(now - program.acting_since, program.tools) * program.unshared_tokens
-            total += program.charge
+        share = self._estimator.share
+        for heap in (self._settled, self._unsettled):
+            for _, program in heap:
+                program.acting_share = share(now - program.acting_since, program.tools)
+                program.charge = program.acting_share * program.unshared_tokens
+                total += program.charge
         self.acting_charge = total
+
+    def freed_by(self, program: Program) -> float:
+        """Return the tokens that pausing a program frees, its buffer included."""
+        return program.charge + self._buffer
 
     def mark(self, program: Program) -> None:
         """Note that a reasoning program is to be paused when its requests end."""
@@ -168,6 +228,7 @@ class BackendMemory:
         program.is_marked = True
         self.marked[program.serial] = program
         self.marked_tokens += int(program.charge) + self._buffer
+        self._marked_by_size.push(program.serial, int(program.charge), program)
 
     def unmark(self, program: Program) -> None:
         """Withdraw the mark of a program, if it has one."""
@@ -176,19 +237,24 @@ class BackendMemory:
         program.is_marked = False
         del self.marked[program.serial]
         self.marked_tokens -= int(program.charge) + self._buffer
+        self._marked_by_size.remove(program.serial)
         self._reasoning.push(program.serial, pause_order(program), program)
 
-    def first_acting(self) -> Program | None:
-        """Return the acting program to be paused first, or None."""
-        return self._acting.peek()
+    def smallest_mark(self) -> Program | None:
+        """Return the marked program that frees the fewest tokens, or None."""
+        return self._marked_by_size.peek()
 
-    def pop_acting(self) -> Program:
-        """Take the first one out of the heap, to look at the next; give it back with `put_back`."""
-        return self._acting.pop()
-
-    def put_back(self, program: Program) -> None:
-        """Undo `pop_acting`."""
-        self._acting.push(program.serial, pause_order(program), program)
+    def first_acting(self, missing: float, *, settled: bool, up_to: PriorityClass = max(PriorityClass)) -> list[Program]:
+        """Return the first acting programs in the order of pauses, of the class `up_to` or lower, that free `missing` tokens
+        together; all of them if they do not. `settled` says of which kind."""
+        heap = self._settled if settled else self._unsettled
+        found: list[Program] = []
+        while missing > 0 and (program := heap.peek()) is not None and program.root.priority_class <= up_to:
+            found.append(heap.pop())
+            missing -= program.charge + self._buffer
+        for program in found:  # looked at in order, and left where they were
+            heap.push(program.serial, pause_order(program), program)
+        return found
 
     def first_reasoning(self) -> Program | None:
         """Return the reasoning program to be marked first, or None if all are marked."""
@@ -205,12 +271,16 @@ class BackendMemory:
         if abs(self.acting_charge - acting) > 1e-6 * max(1.0, acting):
             raise InvariantError(f"backend {self.index}: charge {self.acting_charge} is not {acting}")
         marked = [p for p in self.programs if p.is_marked]
-        if set(self.marked) != {p.serial for p in marked}:
+        if set(self.marked) != {p.serial for p in marked} or len(self._marked_by_size) != len(marked):
             raise InvariantError(f"backend {self.index}: marks differ")
         if self.marked_tokens != sum(int(p.charge) + self._buffer for p in marked):
             raise InvariantError(f"backend {self.index}: marked tokens {self.marked_tokens}")
-        if len(self._acting) + len(self._reasoning) + len(marked) != self.num_programs:
+        if len(self._settled) + len(self._unsettled) + len(self._reasoning) + len(marked) != self.num_programs:
             raise InvariantError(f"backend {self.index}: a program is in no heap, or in two")
+        for heap in (self._settled, self._unsettled, self._reasoning):
+            for order, program in heap:
+                if order != pause_order(program):
+                    raise InvariantError(f"backend {self.index}: {program.key} has a place that is not its own")
         for program in self.programs:
             if program.backend != self.index:
                 raise InvariantError(f"backend {self.index}: {program.key} is elsewhere")
@@ -218,5 +288,5 @@ class BackendMemory:
 
 def pause_order(program: Program) -> PauseOrder:
     """Return the order in which programs are paused; a family is together, in the place of its root."""
-    root = program.root
-    return (root.priority_class.value, root.tokens, root.serial, program.serial)
+    root = program if program.parent is None else program.root
+    return (root.priority_class, root.tokens, root.serial, program.serial)

@@ -7,7 +7,9 @@ from collections.abc import Collection
 from maitred.programs.acting_estimators import ActingEstimator
 from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.config import ProgramsConfig
+from maitred.programs.enums import BackendStatus, ProgramReason
 from maitred.programs.model_pool import ModelPool
+from maitred.programs.program import Program
 
 
 class BackendTable:
@@ -19,6 +21,7 @@ class BackendTable:
         self._backends: dict[int, BackendMemory] = {}
         self._models_of: dict[int, frozenset[str]] = {}
         self._pools: dict[str, ModelPool] = {}
+        self._pools_of: dict[int, list[ModelPool]] = {}
 
     @property
     def all(self) -> Collection[BackendMemory]:
@@ -39,28 +42,46 @@ class BackendTable:
         if backend is None:
             backend = self._backends[index] = BackendMemory(index, self._estimator, self._config.buffer_tokens)
             self._models_of[index] = frozenset()
+            self._pools_of[index] = []
         return backend
 
-    def set_models(self, backend: BackendMemory, models: Collection[str]) -> None:
-        """Note which models a backend serves. Programs of other models that are there stay until they are idle."""
+    def set_models(self, backend: BackendMemory, models: Collection[str]) -> bool:
+        """Note which models a backend serves. Return whether they are others than before."""
         if self._models_of[backend.index] == frozenset(models):
-            return
+            return False
         self._models_of[backend.index] = frozenset(models)
         for model in models:
-            self.pool(model)
+            if model not in self._pools:
+                self._pools[model] = ModelPool(self._config, self._estimator)
+        self._pools_of[backend.index] = [self._pools[model] for model in sorted(self._models_of[backend.index])]
         for model, pool in self._pools.items():
-            pool.backends = [other for other in self.all if model in self._models_of[other.index]]
+            pool.set_backends([other for other in self.all if model in self._models_of[other.index]])
+        return True
+
+    def set_status(self, backend: BackendMemory, status: BackendStatus) -> None:
+        """Note what may be done with a backend."""
+        backend.status = status
+        for pool in self._pools_of[backend.index]:
+            pool.note_status()
 
     def pool(self, model: str) -> ModelPool:
-        """Return the pool of a model, which has no backends if none serves it."""
-        pool = self._pools.get(model)
-        if pool is None:
-            pool = self._pools[model] = ModelPool(self._config)
-        return pool
+        """Return the pool of a model. For one that no backend has ever served it is empty and not kept, because clients name
+        models."""
+        return self._pools.get(model) or ModelPool(self._config, self._estimator)
 
     def pools_of(self, backend: BackendMemory) -> list[ModelPool]:
         """Return the pools of the models that a backend serves, by name."""
-        return [self._pools[model] for model in sorted(self._models_of[backend.index])]
+        return self._pools_of[backend.index]
+
+    def reason_to_leave(self, program: Program) -> ProgramReason | None:
+        """Return why a program must leave its backend when no request of it is under way there any more, or None if it need
+        not."""
+        assert program.backend is not None, "only a program with a place can leave it"
+        backend = self._backends[program.backend]
+        if backend.status is BackendStatus.DOWN:
+            return ProgramReason.BACKEND_DOWN
+        is_served = program.key.model in self._models_of[backend.index]
+        return None if backend.status is BackendStatus.UP and is_served else ProgramReason.DRAINED
 
     def models(self) -> Collection[str]:
         """Return the models that have a pool."""

@@ -27,18 +27,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from maitred.core.errors import InvariantError
 from maitred.core.request import RequestId
-from maitred.core.units import Micros, from_seconds
+from maitred.core.units import Micros
 from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.config import ProgramsConfig
+from maitred.programs.departures import Departures
 from maitred.programs.enums import BackendStatus, ProgramAction, ProgramDecision, ProgramReason, ProgramState, ProgramStatus
+from maitred.programs.invariants import check_programs
 from maitred.programs.places import ProgramPlaces
 from maitred.programs.program import Program, ProgramKey, ProgramRequest, Usage
 from maitred.programs.program_table import ProgramTable
 from maitred.programs.token_estimator import MAX_TOKENS, TokenEstimator
 
-_ACTING, _REASONING = ProgramStatus.ACTING, ProgramStatus.REASONING
+_ACTING = ProgramStatus.ACTING
 
 
 class Programs:
@@ -48,10 +49,9 @@ class Programs:
         self.config = config
         self._last_tick = now
         self._tokens = TokenEstimator(is_limited=not config.is_strict)
-        self._characters: dict[RequestId, int] = {}
-        """Characters of the body of each request, until it ends."""
         self._table = ProgramTable()
         self._places = ProgramPlaces(config, self._table)
+        self._departures = Departures(config, self._places, self._table)
 
     def begin(self, request: ProgramRequest, now: Micros) -> Sequence[ProgramDecision]:
         """A request comes. The last decision about it says whether it may go (GRANT), waits (WAIT; a GRANT or REJECT follows
@@ -64,36 +64,39 @@ class Programs:
         tokens = request.prompt_tokens
         if tokens is None:
             tokens = self._tokens.estimate(request.characters, request.model, request.tenant)
-            self._characters[request.id] = request.characters
+            self._table.characters[request.id] = request.characters
         program.priority_class = request.priority_class
         self._note_request(program, now)
-        if program.state is ProgramState.ACTIVE and program.backend is not None:
+        if program.backend is not None:
             self._begin_active(program, self._places.backends[program.backend], request.id, tokens, now)
+        elif self._places.num_waiting >= self.config.max_waiting:
+            self._reject(program, request.id, ProgramReason.TOO_MANY_WAITING, now)
         else:
-            self._begin_waiting(program, request.id, tokens, now)
+            self._wait_or_place(program, request.id, tokens, now)
         return self._places.take()
 
     def progress(self, request_id: RequestId, tokens: int, now: Micros) -> None:
-        """Count `tokens` more of the response to a request."""
+        """Count `tokens` more of the response to a request. This decides nothing, and settles nothing that was due."""
         program = self._table.by_request.get(request_id)
         if program is None or request_id not in program.contexts or program.backend is None:
             return
         program.contexts[request_id] += tokens
         program.update_tokens()
-        self._places.backends[program.backend].recharge(program, now)
+        self._places.backends[program.backend].recharge(program)
+        self._places.reorder_family(program)
 
     def end(self, request_id: RequestId, usage: Usage | None, now: Micros) -> Sequence[ProgramDecision]:
         """A request has ended: answered, failed, or left by its client. `usage` is what the backend has reported, or None. A
         request that is not known (its program was released) is ignored."""
         self._run_due(now)
-        characters = self._characters.pop(request_id, 0)
-        program = self._table.by_request.pop(request_id, None)
+        characters = self._table.characters.get(request_id, 0)
+        program = self._table.drop_request(request_id)
         if program is not None:
             if usage is not None:
                 self._tokens.learn(characters, usage.prompt_tokens, program.key.model, program.key.tenant)
             program.last_active = now
             if request_id in program.waiting:
-                self._leave_queue(program, request_id, now)
+                self._departures.leave_queue(program, [request_id], now)
             else:
                 self._end_under_way(program, request_id, usage, now)
         return self._places.take()
@@ -105,14 +108,19 @@ class Programs:
         program = self._table.by_request.get(request_id)
         if program is None or request_id not in program.contexts or program.backend is None:
             return self._places.take()
+        must_leave = self._places.backends.reason_to_leave(program) is not None
+        if len(program.contexts) > 1 and not must_leave:  # the others hold the place, so this one is only sent again
+            self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.STICKY, request_id)
+            return self._places.take()
         tokens = program.contexts.pop(request_id)
-        if not program.contexts:
-            del self._table.by_request[request_id]
+        if program.contexts or program.waiting:
+            self._places.lost_kv_tokens += tokens
+            self._departures.wait_for_others(program, request_id, tokens, now)
+            if not program.contexts:
+                self._departures.move_on(program, now)
+        else:
             self._places.lose_place(program, ProgramReason.BACKEND_DOWN, now)
             self._wait_or_place(program, request_id, tokens, now)
-        else:  # others of its requests are still under way there: this one is only sent again
-            program.contexts[request_id] = tokens
-            self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.STICKY, request_id)
         return self._places.take()
 
     def release(self, tenant: str, name: str, now: Micros) -> tuple[bool, Sequence[ProgramDecision]]:
@@ -140,14 +148,15 @@ class Programs:
         how many tokens there several programs share."""
         self._run_due(now)
         backend = self._places.backends.find_or_add(index)
-        backend.capacity, backend.shared_tokens = capacity, shared_tokens
-        self._places.backends.set_models(backend, models)
-        if status is not backend.status:
-            backend.status = status
-            if status is not BackendStatus.UP:
-                reason = ProgramReason.BACKEND_DOWN if status is BackendStatus.DOWN else ProgramReason.DRAINED
-                for program in [p for p in backend.programs if not p.contexts]:
-                    self._places.lose_place(program, reason, now)
+        is_other_capacity, backend.capacity = capacity != backend.capacity, capacity
+        backend.report_shared(shared_tokens)
+        if self._places.backends.set_models(backend, models) | (status is not backend.status):
+            self._places.backends.set_status(backend, status)
+            self._departures.settle_places(backend, now)
+        if is_other_capacity:
+            for pool in self._places.backends.pools_of(backend):
+                for program in [p for p in pool.waiting if p.waiting and pool.is_oversized(p.tokens)]:
+                    self._departures.refuse_waiting(program, ProgramReason.OVERSIZED, now)
         self._places.react([index], now)
         return self._places.take()
 
@@ -160,6 +169,7 @@ class Programs:
                 raise ValueError(f"programs.{name} cannot change while programs are known")
         self.config = config
         self._places.set_config(config)
+        self._departures.set_config(config)
         self._places.react([backend.index for backend in self._places.backends.all], now)
         return self._places.take()
 
@@ -226,8 +236,12 @@ class Programs:
         program.last_active = now
 
     def _begin_active(self, program: Program, backend: BackendMemory, request_id: RequestId, tokens: int, now: Micros) -> None:
-        if backend.status is not BackendStatus.UP and not program.contexts:
-            self._places.lose_place(program, ProgramReason.BACKEND_DOWN, now)
+        reason = self._places.backends.reason_to_leave(program)
+        if reason is not None and program.contexts:
+            self._departures.wait_for_others(program, request_id, tokens, now)
+            return
+        if reason is not None:
+            self._places.lose_place(program, reason, now)
             self._wait_or_place(program, request_id, tokens, now)
             return
         if not program.contexts:
@@ -236,66 +250,51 @@ class Programs:
         self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.STICKY, request_id)
         self._places.react_to_pressure(backend, now)
 
-    def _begin_waiting(self, program: Program, request_id: RequestId, tokens: int, now: Micros) -> None:
-        if self._places.num_waiting >= self.config.max_waiting:
-            self._places.decide(now, program, ProgramAction.REJECT, ProgramReason.TOO_MANY_WAITING, request_id)
-            self._settle_idle(program, now)
-            return
-        self._wait_or_place(program, request_id, tokens, now)
+    def _reject(self, program: Program, request_id: RequestId, reason: ProgramReason, now: Micros) -> None:
+        """Refuse a request that has just come."""
+        self._table.drop_request(request_id)
+        self._places.decide(now, program, ProgramAction.REJECT, reason, request_id)
+        self._places.reorder(program)
+        self._places.reorder_family(program)
+        self._departures.settle_idle(program, now)
 
     def _wait_or_place(self, program: Program, request_id: RequestId, tokens: int, now: Micros) -> None:
         """Place a program that has no backend, or let its request wait."""
         pool = self._places.backends.pool(program.key.model)
-        if not program.waiting:
-            program.tokens = tokens
+        needed = program.waiting_tokens + tokens
         is_new = program.state is not ProgramState.PAUSED
         if self.config.mode == "default":
             backend = pool.fewest_programs() or next(iter(pool.backends), None)
         else:
-            backend = pool.place_new(program) if is_new and not len(pool.waiting) else None
+            backend = pool.place_new(program, needed) if is_new and not len(pool.waiting) else None
         if backend is not None:
             pool.waiting.remove(program)
-            program.last_total = 0
+            program.last_total, program.tokens = 0, tokens
             self._places.register(program, backend, now)
             self._places.start(program, backend, request_id, tokens, now)
             self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.PLACED, request_id)
-            return
-        if pool.is_oversized(program) or not pool.backends:
-            reason = ProgramReason.OVERSIZED if pool.backends else ProgramReason.NO_BACKEND
-            self._places.decide(now, program, ProgramAction.REJECT, reason, request_id)
-            self._settle_idle(program, now)
-            return
-        self._places.enqueue(program, pool, request_id, tokens, now)
-        self._places.react_to_room(pool, pool.backends, now)
-
-    def _leave_queue(self, program: Program, request_id: RequestId, now: Micros) -> None:
-        """The client of a waiting request has left: its place is free at once."""
-        del program.waiting[request_id]
-        self._places.num_waiting -= 1
-        program.tokens = sum(waiting.tokens for waiting in program.waiting.values()) or program.last_total
-        if not program.waiting:
-            self._places.waits.remove(program.serial)
-            program.status = _ACTING
-            program.acting_since = now
-        if not program.waiting and program.origin is None and program.resumed_at is None:
-            self._places.forget(program, ProgramReason.ENDED, now)  # it never had a place
+        elif pool.is_oversized(needed) or not pool.backends:
+            self._reject(program, request_id, ProgramReason.OVERSIZED if pool.backends else ProgramReason.NO_BACKEND, now)
         else:
-            self._places.backends.pool(program.key.model).waiting.add(program)
-            self._settle_idle(program, now)
-        pool = self._places.backends.pool(program.key.model)
-        self._places.react_to_room(pool, pool.backends, now)
+            self._places.enqueue(program, pool, request_id, tokens, now)
+            self._places.react_to_room(pool, pool.backends, now)
 
     def _end_under_way(self, program: Program, request_id: RequestId, usage: Usage | None, now: Micros) -> None:
         context = program.contexts.pop(request_id)
         assert program.backend is not None, "a request is under way at a backend"
         backend = self._places.backends[program.backend]
         program.last_total = context
-        if usage is not None and (self.config.is_strict or 0 <= usage.total_tokens <= MAX_TOKENS):
-            program.last_total = usage.total_tokens
+        if usage is not None and usage.total_tokens >= 0 and (self.config.is_strict or usage.total_tokens <= MAX_TOKENS):
+            # No context is larger than the memory that held it; a backend that says so is not believed.
+            limit = usage.total_tokens if self.config.is_strict or backend.capacity is None else backend.capacity
+            program.last_total = min(usage.total_tokens, limit)
             self._note_inherited(program, usage)
         program.update_tokens()
-        if program.contexts:
-            backend.recharge(program, now)
+        self._places.reorder_family(program)
+        if program.is_busy:
+            self._places.reorder(program)
+            if not program.contexts:
+                self._departures.move_on(program, now)
         elif program.is_anonymous:
             self._places.forget(program, ProgramReason.ENDED, now)
         else:
@@ -312,22 +311,12 @@ class Programs:
         was_marked = program.is_marked
         backend.unmark(program)
         backend.set_status(program, _ACTING, now)
-        self._settle_idle(program, now)
-        if backend.status is not BackendStatus.UP:
-            reason = ProgramReason.BACKEND_DOWN if backend.status is BackendStatus.DOWN else ProgramReason.DRAINED
+        self._departures.settle_idle(program, now)
+        reason = self._places.backends.reason_to_leave(program)
+        if reason is not None:
             self._places.lose_place(program, reason, now)
         elif was_marked and (self.config.is_strict or backend.remaining < 0):
             self._places.pause(program, ProgramReason.OVERFLOW, now)
-
-    def _settle_idle(self, program: Program, now: Micros) -> None:
-        """Start the time after which an idle program is forgotten. One without
-        an id is at once, and one that never had a place."""
-        if program.is_busy:
-            return
-        if program.is_anonymous or (program.backend is None and program.state is ProgramState.ACTIVE):
-            self._places.forget(program, ProgramReason.ENDED, now)
-            return
-        self._table.note_idle(program, now, now + from_seconds(self.config.program_ttl_secs))
 
     def _run_due(self, now: Micros) -> None:
         """Do everything that fell due by `now`, each thing at its own instant."""
@@ -339,53 +328,13 @@ class Programs:
     def _run_due_at(self, due: Micros) -> None:
         program = self._table.next_expiring()
         if program is not None and self._table.next_expiry() == due:
-            touched = [] if program.backend is None else [program.backend]
-            self._places.forget(program, ProgramReason.EXPIRED, due)
-            self._places.react(touched, due)
+            self._departures.expire(program, due)
         elif self._places.waits.peek_key() == due:
-            self._end_wait(self._places.waits.pop(), due)
+            self._departures.end_wait(self._places.waits.pop(), due)
         else:
             self._last_tick = due
             self._places.tick(due)
 
-    def _end_wait(self, program: Program, now: Micros) -> None:
-        """Resume a program that has waited too long, whether it fits or not."""
-        backend = self._places.backends.pool(program.key.model).most_room()
-        if backend is not None:
-            self._places.resume(program, backend, ProgramReason.MAX_WAIT, now)
-            return
-        for request_id in list(program.waiting):
-            self._places.decide(now, program, ProgramAction.REJECT, ProgramReason.NO_BACKEND, request_id)
-            self._table.by_request.pop(request_id, None)
-            self._leave_queue(program, request_id, now)
-
     def check(self) -> None:
         """Raise InvariantError if a program is lost, in two places, or counted wrongly."""
-        for backend in self._places.backends.all:
-            backend.check()
-        placed = {p.serial for backend in self._places.backends.all for p in backend.programs}
-        waiting = {p.serial for pool in self._places.backends.pools for p in pool.waiting}
-        known = {p.serial for p in self._table.all}
-        if placed & waiting:
-            raise InvariantError(f"programs {placed & waiting} have a place and wait for one")
-        if placed | waiting != known:
-            raise InvariantError(f"programs {known ^ (placed | waiting)} are nowhere, or forgotten")
-        for program in self._table.all:
-            _check_program(program, is_placed=program.serial in placed)
-        if self._places.num_waiting != sum(len(p.waiting) for p in self._table.all):
-            raise InvariantError(f"{self._places.num_waiting} waiting requests are not those of the programs")
-        requests = {request for p in self._table.all for request in (*p.waiting, *p.contexts)}
-        if requests != set(self._table.by_request):
-            raise InvariantError(f"requests {requests ^ set(self._table.by_request)} belong to no program, or are forgotten")
-
-
-def _check_program(program: Program, *, is_placed: bool) -> None:
-    wanted = ProgramState.ACTIVE if is_placed else ProgramState.PAUSED
-    if program.state is not wanted or (program.backend is not None) != is_placed:
-        raise InvariantError(f"{program.key} is {program.state}, and should be {wanted}")
-    if program.contexts and program.waiting:
-        raise InvariantError(f"{program.key} has requests under way and waiting ones")
-    if (program.status is _REASONING) != program.is_busy:
-        raise InvariantError(f"{program.key} is {program.status} with {len(program.contexts)} requests under way")
-    if program.is_marked and not program.contexts:
-        raise InvariantError(f"{program.key} is marked, and no request of it is under way")
+        check_programs(self._places, self._table)

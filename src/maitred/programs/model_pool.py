@@ -8,23 +8,30 @@ the pressure lasts.
 **Resume**, where there is room. At a tick all waiting programs are considered together (`placement`). At an event (a request
 has ended, a program was released, a capacity has changed) the first few are tried in order, which costs O(log n).
 
-Three rules keep this fair and calm; the flavour `thunderagent` has none of them.
+Four rules keep this fair and calm; the flavour `thunderagent` has none of them.
 
 - *Headroom*: a program is placed beside others only if `headroom` of the capacity stays free.
-- *Minimum stay*: a program that was resumed less than `min_stay_secs` ago is paused only if no other acting one is left.
+- *Minimum stay*: a program that was placed less than `min_stay_secs` ago is paused only if no other acting one is left.
+- *No pause in vain*: of the programs that free enough together, smallest first, those are spared whose memory the others
+  make up for. 1,400 tokens are missing, and programs of 1,000 and 2,000 act: the first two in order, 1,100 and 2,100 with
+  their buffers, free enough, and the second one does so alone. Without this rule the first one would be paused and, as its
+  memory is not needed, be resumed at once.
 - *Hold*: when the program that has waited longest has waited for more than `patience_secs` and does not fit, the backend
   with most room is held for it. Nothing else is placed there until it fits, so small programs cannot starve a large one.
+  At the next tick acting programs make room for it, but none of a higher class.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from math import ceil
 from typing import Final
 
 from maitred.core.units import Micros, from_seconds
-from maitred.programs.backend_memory import BackendMemory
+from maitred.programs.acting_estimators import ActingEstimator
+from maitred.programs.backend_memory import BackendMemory, pause_order
 from maitred.programs.config import ProgramsConfig
-from maitred.programs.placement import Placement, Room, plan_resumes
+from maitred.programs.placement import Candidate, Placement, Room, plan_resumes
 from maitred.programs.program import Program
 from maitred.programs.waiting_programs import WaitingPrograms
 
@@ -37,44 +44,61 @@ _MAX_ROUNDS: Final = 4
 class ModelPool:
     """The backends and the waiting programs of one model. It plans; the core carries out."""
 
-    def __init__(self, config: ProgramsConfig) -> None:
+    def __init__(self, config: ProgramsConfig, estimator: ActingEstimator) -> None:
         self.backends: list[BackendMemory] = []
+        self.open_backends: list[BackendMemory] = []
+        """Those where programs may be placed."""
+        self.waiting = WaitingPrograms(None)
+        self._estimator = estimator
         self.set_config(config)
-        self.waiting = WaitingPrograms(self._ageing)
 
     def set_config(self, config: ProgramsConfig) -> None:
-        """Go by `config` from now on; the order of what waits already stays."""
-        self._config = config
+        """Go by `config` from now on."""
+        self._is_strict = config.is_strict
         self._buffer = config.buffer_tokens
         self._headroom = 0.0 if config.is_strict else config.headroom
-        self._min_stay = 0 if config.is_strict else from_seconds(config.min_stay_secs)
         self._patience = None if config.is_strict else from_seconds(config.patience_secs)
         # Seconds per 1,000 tokens are thousandths of a second per token: the factor from s to µs, divided by 1,000.
-        self._ageing = None if config.is_strict else config.ageing_secs_per_1k_tokens * 1000
+        self.waiting.set_ageing(None if config.is_strict else config.ageing_secs_per_1k_tokens * 1000)
 
-    def open_backends(self) -> list[BackendMemory]:
-        """Return the backends where programs may be placed."""
-        return [backend for backend in self.backends if backend.is_open]
+    def set_backends(self, backends: list[BackendMemory]) -> None:
+        """Note which backends serve the model now."""
+        self.backends = backends
+        self.note_status()
+
+    def note_status(self) -> None:
+        """Note that the status of a backend has changed."""
+        self.open_backends = [backend for backend in self.backends if backend.is_open]
 
     def room(self, backend: BackendMemory) -> float:
         """Return the tokens that a program may take at `backend`, its buffer included. A backend without programs has no
         headroom, or a program as large as the backend would never fit."""
-        if not backend.num_programs or backend.capacity is None:
+        capacity = backend.capacity
+        if capacity is None or not backend.num_programs:
             return backend.remaining
-        return backend.remaining - self._headroom * backend.capacity
+        return capacity - backend.used - self._headroom * capacity
 
-    def is_oversized(self, program: Program) -> bool:
-        """Return whether no backend, not even an empty one, could hold the program. False while a capacity is not known."""
-        if self._config.is_strict or not self.backends:
+    def need(self, program: Program, now: Micros) -> int:
+        """Return the tokens that a paused program needs at a backend, buffer included. One without a request is resumed as an
+        acting one, and an estimator may charge more than its tokens for that."""
+        if program.waiting or self._is_strict:
+            return program.tokens + self._buffer
+        share = self._estimator.share(now - program.acting_since, program.tools)
+        return (ceil(share * program.tokens) if share > 1 else program.tokens) + self._buffer
+
+    def is_oversized(self, tokens: int) -> bool:
+        """Return whether no backend, not even an empty one, could hold a program of `tokens`. False while a capacity is not
+        known."""
+        if self._is_strict or not self.backends:
             return False
-        need = program.tokens + self._buffer
+        need = tokens + self._buffer
         return all(backend.capacity is not None and need > backend.capacity for backend in self.backends)
 
-    def place_new(self, program: Program) -> BackendMemory | None:
-        """Return the backend for a program that need not wait: of those with room the one with the fewest active tokens, the
-        first of equals. None if none has room."""
-        need = program.tokens + self._buffer
-        fitting = [backend for backend in self.open_backends() if self.room(backend) >= need]
+    def place_new(self, program: Program, tokens: int) -> BackendMemory | None:
+        """Return the backend for a program of `tokens` that need not wait: of those with room that of its parent, or the one
+        with the fewest active tokens, the first of equals. None if none has room."""
+        need = tokens + self._buffer
+        fitting = [backend for backend in self.open_backends if self.room(backend) >= need]
         parent = program.parent
         for backend in fitting:
             if parent is not None and parent.backend == backend.index:
@@ -83,19 +107,37 @@ class ModelPool:
 
     def fewest_programs(self) -> BackendMemory | None:
         """Return the open backend with the fewest programs, the first of equals, or None if none is open."""
-        return min(self.open_backends(), key=lambda backend: backend.num_programs, default=None)
+        return min(self.open_backends, key=lambda backend: backend.num_programs, default=None)
 
     def most_room(self) -> BackendMemory | None:
         """Return the open backend that has most left, even if that is negative, or None if none is open."""
-        return max(self.open_backends(), key=lambda backend: backend.remaining, default=None)
+        return max(self.open_backends, key=lambda backend: (backend.remaining, -backend.active_tokens), default=None)
+
+    def _roomiest(self, backends: Sequence[BackendMemory]) -> BackendMemory | None:
+        """Return the one of `backends` with most room for a new program, or None if there are none."""
+        if len(backends) == 1:
+            return backends[0]
+        return max(backends, key=lambda backend: (self.room(backend), -backend.active_tokens), default=None)
 
     def plan_all(self, now: Micros) -> Iterator[Placement]:
         """Yield which waiting programs fit where, for all that wait. The caller places each before it asks for the next, and
         the rest is planned again while anything was placed."""
-        for _ in range(1 if self._config.is_strict else _MAX_ROUNDS):
+        candidates: list[Candidate] | None = None
+        for _ in range(1 if self._is_strict else _MAX_ROUNDS):
             held = yield from self._serve_oldest(now)
-            rooms = [Room(b.index, self.room(b)) for b in self.open_backends() if b is not held]
-            placements = plan_resumes(self.waiting, rooms, self._buffer, is_strict=self._config.is_strict)
+            rooms = [
+                Room(b.index, room, b.active_tokens) for b in self.open_backends if b is not held and (room := self.room(b))
+            ]
+            rooms = [room for room in rooms if room.tokens > self._buffer]
+            smallest = self.waiting.smallest()
+            # Usually no room is left for any: then nothing need be sorted.
+            if smallest is None or not rooms or max(room.tokens for room in rooms) < smallest.tokens + self._buffer:
+                return
+            if candidates is None:
+                candidates = [Candidate(program, self.need(program, now)) for program in self.waiting]
+            else:
+                candidates = [candidate for candidate in candidates if candidate.program in self.waiting]
+            placements = plan_resumes(candidates, rooms, is_strict=self._is_strict)
             yield from placements
             if not placements:
                 return
@@ -105,75 +147,99 @@ class ModelPool:
         caller places each before it asks for the next."""
         held = yield from self._serve_oldest(now)
         open_backends = [backend for backend in backends if backend.is_open and backend is not held]
-        passed_over: list[Program] = []
-        while len(passed_over) < LOOKAHEAD and (smallest := self.waiting.smallest()) is not None:
-            best = max(open_backends, key=self.room, default=None)
-            # Most events leave no room at all: then one comparison is all they cost.
-            if best is None or self.room(best) < smallest.tokens + self._buffer:
-                break
-            program = self.waiting.pop()
-            if program.tokens + self._buffer <= self.room(best):
-                yield Placement(program, best.index)
-            else:
-                passed_over.append(program)
-        for program in passed_over:
-            self.waiting.add(program)
+        best = self._roomiest(open_backends)
+        # Most events leave no room at all: then one comparison is all they cost.
+        while best is not None and self._has_room_for_smallest(best):
+            room = self.room(best)
+            program = next((p for p in self.waiting.first(LOOKAHEAD) if self.need(p, now) <= room), None)
+            if program is None:
+                return
+            yield Placement(program, best.index)
+            best = self._roomiest(open_backends)
+
+    def _has_room_for_smallest(self, backend: BackendMemory) -> bool:
+        smallest = self.waiting.smallest()
+        return smallest is not None and self.room(backend) >= smallest.tokens + self._buffer
 
     def _serve_oldest(self, now: Micros) -> Generator[Placement, None, BackendMemory | None]:
         """Yield the place of each program whose patience is at an end, oldest first. Return the backend that is held for the
         first one that does not fit, or None."""
-        while self._patience is not None:
-            oldest = self.waiting.oldest()
-            if oldest is None or now - oldest.waiting_since < self._patience:
-                return None
-            best = max(self.open_backends(), key=self.room, default=None)
+        while (oldest := self._impatient(now)) is not None:
+            best = self._roomiest(self.open_backends)
             if best is None or oldest.tokens + self._buffer > self.room(best):
                 return best
             yield Placement(oldest, best.index)
         return None
 
-    def plan_room_for_oldest(self, now: Micros) -> Iterator[Program]:
-        """Yield the acting programs to be paused so that the program that has waited longest fits, if its patience is at an end
-        and pausing them is enough. The caller pauses each before it asks for the next."""
-        oldest = self.waiting.oldest()
-        if self._patience is None or oldest is None or now - oldest.waiting_since < self._patience:
-            return
-        need = oldest.tokens + self._buffer
-        best = max(self.open_backends(), key=lambda b: self.room(b) + b.acting_charge, default=None)
-        if best is None or self.room(best) + best.acting_charge + self._buffer * best.num_acting < need:
-            return
-        while self.room(best) < need and (program := best.first_acting()) is not None:
-            yield program
+    def _impatient(self, now: Micros) -> Program | None:
+        """Return the program that has waited longest, if its patience is at an end, or None."""
+        oldest = None if self._patience is None else self.waiting.oldest()
+        return None if oldest is None or now - oldest.waiting_since < (self._patience or 0) else oldest
 
-    def plan_pauses(self, backend: BackendMemory, now: Micros) -> Iterator[Program]:
-        """Yield the acting programs to be paused at `backend`. The caller pauses each before it asks for the next."""
-        stayed_briefly: list[Program] = []
-        while backend.remaining < 0 and (program := backend.first_acting()) is not None:
-            if program.resumed_at is not None and now - program.resumed_at < self._min_stay:
-                stayed_briefly.append(backend.pop_acting())
+    def plan_room_for_oldest(self, now: Micros) -> Sequence[Program]:
+        """Return the acting programs to be paused so that the program that has waited longest fits, if its patience is at an
+        end and pausing them is enough; of all backends, at the one with most to give."""
+        oldest = self._impatient(now)
+        if oldest is None:
+            return ()
+        need = oldest.tokens + self._buffer
+        best = max(self.open_backends, key=lambda b: self.room(b) + b.acting_charge, default=None)
+        if best is None or self.room(best) >= need:
+            return ()
+        best.settle(now)
+        missing = need - self.room(best)
+        victims = best.first_acting(missing, settled=True, up_to=oldest.root.priority_class)
+        if sum(map(best.freed_by, victims)) >= missing:
+            return self._spare(best, victims, missing)
+        # Headroom is not asked for at an empty backend.
+        return victims if len(victims) == best.num_programs and need <= (best.capacity or 0) else ()
+
+    def plan_pauses(self, backend: BackendMemory, now: Micros) -> Sequence[Program]:
+        """Return the acting programs to be paused at `backend` first. They may free less than is missing, because the children
+        of a paused program share less: so the caller asks again."""
+        missing = -backend.remaining
+        backend.settle(now)
+        settled = backend.first_acting(missing, settled=True)
+        missing_still = missing - sum(map(backend.freed_by, settled))
+        if missing_still <= 0:
+            return self._spare(backend, settled, missing)
+        unsettled = backend.first_acting(missing_still, settled=False)
+        return [*settled, *self._spare(backend, unsettled, missing_still)]
+
+    def _spare(self, backend: BackendMemory, victims: Sequence[Program], missing: float) -> Sequence[Program]:
+        """Return those of `victims` that must be paused to free `missing` tokens. Only programs of the class of the last one
+        are spared: one of a lower class never stays while one of a higher class goes."""
+        if self._is_strict:
+            return victims
+        spare = sum(map(backend.freed_by, victims)) - missing
+        kept = []
+        for program in victims:
+            freed = backend.freed_by(program)
+            if freed <= spare and program.root.priority_class == victims[-1].root.priority_class:
+                spare -= freed
             else:
-                yield program
-        for program in stayed_briefly:
-            backend.put_back(program)
-        while backend.remaining < 0 and (program := backend.first_acting()) is not None:
-            yield program
+                kept.append(program)
+        return kept
 
     def plan_marks(self, backend: BackendMemory) -> tuple[Sequence[Program], Sequence[Program]]:
-        """Return the reasoning programs to be marked at `backend`, and the marked ones that need not be."""
+        """Return the reasoning programs to be marked at `backend`, and the marked ones that need not be, last in the order of
+        pauses first."""
         excess = max(0.0, -backend.remaining)
         withdrawn = []
         covered = backend.marked_tokens
-        for program in sorted(backend.marked.values(), key=lambda p: (-p.tokens, -p.serial)):
-            freed = int(program.charge) + self._buffer
-            if covered - freed >= excess:
-                withdrawn.append(program)
-                covered -= freed
+        smallest = backend.smallest_mark()
+        if smallest is not None and covered - backend.freed_by(smallest) >= excess:
+            for program in sorted(backend.marked.values(), key=pause_order, reverse=True):
+                freed = int(backend.freed_by(program))
+                if covered - freed >= excess:
+                    withdrawn.append(program)
+                    covered -= freed
         return self._new_marks(backend, excess - covered), withdrawn
 
     def _new_marks(self, backend: BackendMemory, missing: float) -> Sequence[Program]:
         marks: list[Program] = []
         while missing > 0 and (program := backend.first_reasoning()) is not None:
             backend.mark(program)
-            missing -= int(program.charge) + self._buffer
+            missing -= backend.freed_by(program)
             marks.append(program)
         return marks

@@ -8,13 +8,15 @@ tokens wait. Together they need 14,400 of the 16,000 that are left, so all are c
 b (1,900 left), 3,000 to a (1,800 left); 2,000 fits nowhere and waits.
 
 A program that is larger than what any one backend has left must not use up what is left together, or it would keep
-smaller ones out for nothing. So it is not chosen; the flavour `thunderagent` chooses it all the same.
+smaller ones out for nothing. So it is not chosen; and the chosen ones of a higher class are placed before larger ones of a
+lower class. The flavour `thunderagent` has neither rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heapreplace
+from math import inf
 from typing import NamedTuple
 
 from maitred.programs.program import Program
@@ -25,6 +27,15 @@ class Room(NamedTuple):
 
     backend: int
     tokens: float
+    active_tokens: int = 0
+    """Tokens of its programs, by which backends are told apart whose room is not known."""
+
+
+class Candidate(NamedTuple):
+    """A paused program, and the tokens that it needs at a backend, buffer included."""
+
+    program: Program
+    need: int
 
 
 class Placement(NamedTuple):
@@ -34,42 +45,43 @@ class Placement(NamedTuple):
     backend: int
 
 
-def plan_resumes(waiting: Iterable[Program], rooms: Sequence[Room], buffer_tokens: int, *, is_strict: bool) -> list[Placement]:
-    """Return which of `waiting`, programs in the order of their turns, are to be resumed where. Each needs its tokens and
-    `buffer_tokens` more."""
-    rooms = [room for room in rooms if room.tokens > buffer_tokens]
-    if not rooms:
-        return []
-    chosen = _choose(waiting, rooms, buffer_tokens, is_strict=is_strict)
+def plan_resumes(waiting: Iterable[Candidate], rooms: Sequence[Room], *, is_strict: bool) -> list[Placement]:
+    """Return which of `waiting`, programs in the order of their turns, are to be resumed where."""
+    chosen = _choose(waiting, rooms, is_strict=is_strict)
     # Python's sort keeps the order of equals, so programs of one size keep that of their turns.
-    chosen.sort(key=lambda program: -program.tokens)
-    return _place(chosen, rooms, buffer_tokens)
+    if is_strict:
+        chosen.sort(key=lambda candidate: -candidate.program.tokens)
+    else:
+        chosen.sort(key=lambda candidate: (-candidate.program.root.priority_class, -candidate.program.tokens))
+    return _place(chosen, rooms)
 
 
-def _choose(waiting: Iterable[Program], rooms: Sequence[Room], buffer_tokens: int, *, is_strict: bool) -> list[Program]:
+def _choose(waiting: Iterable[Candidate], rooms: Sequence[Room], *, is_strict: bool) -> list[Candidate]:
     """Return the programs that fit together into the sum of `rooms`, first come first; one that does not fit is passed over."""
     budget = sum(room.tokens for room in rooms)
     largest = budget if is_strict else max(room.tokens for room in rooms)
     chosen = []
-    for program in waiting:
-        need = program.tokens + buffer_tokens
+    for candidate in waiting:
+        need = candidate.need
         if need <= budget and need <= largest:
             budget -= need
-            chosen.append(program)
+            chosen.append(candidate)
     return chosen
 
 
-def _place(chosen: Sequence[Program], rooms: Sequence[Room], buffer_tokens: int) -> list[Placement]:
-    # Smallest first, so the room is negated. Equal rooms keep their order, hence the position.
-    heap = [(-room.tokens, position, room.backend) for position, room in enumerate(rooms)]
+def _place(chosen: Sequence[Candidate], rooms: Sequence[Room]) -> list[Placement]:
+    # ThunderAgent sorts its list again after each placement, and a sort keeps the order of equals: a backend that was first
+    # until now stays before those that have as much left. Hence the falling `turn`.
+    by_room = sorted(rooms, key=lambda room: -room.tokens)
+    heap = [
+        (-room.tokens, room.active_tokens if room.tokens == inf else 0, turn, room.backend) for turn, room in enumerate(by_room)
+    ]
     heapify(heap)
     placements = []
-    for program in chosen:
-        most = -heap[0][0]
-        need = program.tokens + buffer_tokens
-        if need > most:
+    for turn, (program, need) in enumerate(chosen, start=1):
+        minus_room, active, _, backend = heap[0]
+        if need > -minus_room:
             continue
-        _, position, backend = heap[0]
         placements.append(Placement(program, backend))
-        heapreplace(heap, (need - most, position, backend))
+        heapreplace(heap, (minus_room + need, active + need if minus_room == -inf else 0, -turn, backend))
     return placements

@@ -2,6 +2,9 @@
 
 `model_pool` plans and `backend_memory` counts; the methods here carry out. A program is at one backend or among the waiting
 programs of its model, never in both and never in neither.
+
+The orders of pauses and of resumes go by the root of a family. So whatever changes in a root that the orders read is
+followed by `reorder_family`, before anything is decided.
 """
 
 from __future__ import annotations
@@ -29,7 +32,6 @@ class ProgramPlaces:
     """The places of all programs of one core."""
 
     def __init__(self, config: ProgramsConfig, table: ProgramTable) -> None:
-        self._config = config
         self._table = table
         self.backends = BackendTable(config, ACTING_ESTIMATORS.create(config.acting_estimator))
         self.num_waiting = 0
@@ -39,10 +41,15 @@ class ProgramPlaces:
         self.lost_kv_tokens = 0
         """Tokens of KV that programs held at backends that went down."""
         self._decisions: list[ProgramDecision] = []
+        self.set_config(config)
 
     def set_config(self, config: ProgramsConfig) -> None:
         """Go by `config` from now on."""
-        self._config = config
+        self._mode = config.mode
+        self._has_events = config.mode == "tr" and not config.is_strict
+        """Whether anything is paused and resumed between ticks."""
+        self._max_wait = from_seconds(config.max_wait_secs)
+        self._min_stay = from_seconds(config.min_stay_secs) if self._has_events else 0
         self.backends.set_config(config)
 
     def start(self, program: Program, backend: BackendMemory, request_id: RequestId, tokens: int, now: Micros) -> None:
@@ -51,27 +58,35 @@ class ProgramPlaces:
         program.contexts[request_id] = tokens
         program.update_tokens()
         backend.set_status(program, _REASONING, now)
+        self.reorder_family(program)
+
+    def wait(self, program: Program, request_id: RequestId, tokens: int, now: Micros) -> None:
+        """Count a request as waiting."""
+        if not program.waiting:
+            program.waiting_since = now
+            self.waits.push(program.serial, now + self._max_wait, program)
+        program.waiting[request_id] = WaitingStep(now, tokens)
+        self._table.by_request[request_id] = program
+        self.num_waiting += 1
 
     def enqueue(self, program: Program, pool: ModelPool, request_id: RequestId, tokens: int, now: Micros) -> None:
+        """Let a request wait until its program is resumed."""
         if program.state is not ProgramState.PAUSED:
             program.state = ProgramState.PAUSED
             program.paused_since = now
         program.status = _REASONING
         reason = ProgramReason.NO_ROOM if program.step_count == 1 else ProgramReason.PAUSED
-        if not program.waiting:
-            program.waiting_since = now
-            self.waits.push(program.serial, now + from_seconds(self._config.max_wait_secs), program)
-        program.waiting[request_id] = WaitingStep(now, tokens)
-        program.tokens = sum(waiting.tokens for waiting in program.waiting.values())
-        self._table.by_request[request_id] = program
-        self.num_waiting += 1
+        self.wait(program, request_id, tokens, now)
+        program.tokens = program.waiting_tokens
         pool.waiting.add(program)
+        self.reorder_family(program)
         self.decide(now, program, ProgramAction.WAIT, reason, request_id)
 
     def register(self, program: Program, backend: BackendMemory, now: Micros) -> None:
         program.state = ProgramState.ACTIVE
         program.origin = None
         program.resumed_at = now
+        program.settles_at = now + self._min_stay if self._min_stay else 0
         backend.add(program, now)
 
     def pause(self, program: Program, reason: ProgramReason, now: Micros) -> None:
@@ -79,14 +94,17 @@ class ProgramPlaces:
         assert program.backend is not None, "only a program with a place is paused"
         backend = self.backends[program.backend]
         self.decide(now, program, ProgramAction.PAUSE, reason)
-        backend.remove(program, now)
+        backend.remove(program)
         program.origin = backend.index
-        if program.status is _REASONING:  # its last request has failed just now
+        if program.waiting:
+            program.tokens = program.waiting_tokens
+        elif program.status is _REASONING:  # its last request has failed just now
             program.status = ProgramStatus.ACTING
             program.acting_since = now
         program.state = ProgramState.PAUSED
         program.paused_since = now
         self.backends.pool(program.key.model).waiting.add(program)
+        self.reorder_family(program)
 
     def lose_place(self, program: Program, reason: ProgramReason, now: Micros) -> None:
         """Take the place of a program at a backend that is down or drained. In mode `default` it is placed anew with its next
@@ -97,16 +115,22 @@ class ProgramPlaces:
     def resume(self, program: Program, backend: BackendMemory, reason: ProgramReason, now: Micros) -> None:
         pool = self.backends.pool(program.key.model)
         pool.waiting.remove(program)
-        self.waits.remove(program.serial)
         self.register(program, backend, now)
         self.decide(now, program, ProgramAction.RESUME, reason)
+        self.grant_waiting(program, backend, ProgramReason.RESUMED, now)
+
+    def grant_waiting(self, program: Program, backend: BackendMemory, reason: ProgramReason, now: Micros) -> None:
+        """Let all requests of a program that wait go to its backend."""
+        if not program.waiting:
+            return
+        self.waits.remove(program.serial)
         waiting, program.waiting = program.waiting, {}
         self.num_waiting -= len(waiting)
         for request_id, request in waiting.items():
             if not program.contexts:
                 program.last_total = 0
             self.start(program, backend, request_id, request.tokens, now)
-            self.decide(now, program, ProgramAction.GRANT, ProgramReason.RESUMED, request_id)
+            self.decide(now, program, ProgramAction.GRANT, reason, request_id)
 
     def forget(self, program: Program, reason: ProgramReason, now: Micros) -> None:
         """Remove a program from every table; its requests that wait are refused, those under way go on without it."""
@@ -115,17 +139,34 @@ class ProgramPlaces:
         self.num_waiting -= len(program.waiting)
         self.decide(now, program, ProgramAction.END, reason)
         if program.backend is not None:
-            self.backends[program.backend].remove(program, now)
+            self.backends[program.backend].remove(program)
         self.backends.pool(program.key.model).waiting.remove(program)
         self.waits.remove(program.serial)
+        children = list(program.children.values())
         self._table.remove(program)
         program.waiting.clear()
         program.contexts.clear()
         program.state = ProgramState.TERMINATED
+        for child in children:  # each is the root of a family now
+            self.reorder(child)
+            self.reorder_family(child)
+
+    def reorder_family(self, program: Program) -> None:
+        """Find the places of the descendants of a program anew, after it has changed."""
+        if program.children:
+            for member in program.descendants():
+                self.reorder(member)
+
+    def reorder(self, program: Program) -> None:
+        """Find the place of a program in the order of pauses or of resumes anew, after it or its root has changed."""
+        if program.backend is not None:
+            self.backends[program.backend].recharge(program)
+        elif program.state is ProgramState.PAUSED:
+            self.backends.pool(program.key.model).waiting.add(program)
 
     def react(self, backends: Iterable[int], now: Micros) -> None:
         """Between ticks: pause and mark where an event has raised the need, resume where it has left room."""
-        if self._config.mode != "tr" or self._config.is_strict:
+        if not self._has_events:
             return
         for index in backends:
             backend = self.backends[index]
@@ -135,12 +176,12 @@ class ProgramPlaces:
 
     def react_to_pressure(self, backend: BackendMemory, now: Micros) -> None:
         """Between ticks: pause and mark where a program has grown."""
-        if self._config.mode == "tr" and not self._config.is_strict:
+        if self._has_events:
             self._relieve(backend, now)
 
     def react_to_room(self, pool: ModelPool, backends: Sequence[BackendMemory], now: Micros) -> None:
         """Between ticks: resume the first waiting programs that fit at `backends`."""
-        if self._config.mode == "tr" and not self._config.is_strict and len(pool.waiting):
+        if self._has_events and len(pool.waiting):
             self._carry_out(pool.plan_first(backends, now), ProgramReason.ROOM, now)
 
     def _carry_out(self, placements: Iterator[Placement], reason: ProgramReason, now: Micros) -> None:
@@ -149,12 +190,16 @@ class ProgramPlaces:
 
     def _relieve(self, backend: BackendMemory, now: Micros) -> None:
         """Pause and mark programs of a backend that needs more than it has, and withdraw marks that are not needed."""
+        remaining = backend.remaining
+        if remaining >= 0 and not backend.marked:
+            return
         pools = self.backends.pools_of(backend)
-        if not pools or (backend.remaining >= 0 and not backend.marked):
+        if not pools:
             return
         pool = pools[0]  # whose programs a backend holds makes no difference: its memory is one
-        for program in pool.plan_pauses(backend, now):
-            self.pause(program, ProgramReason.OVERFLOW, now)
+        while backend.remaining < 0 and (victims := pool.plan_pauses(backend, now)):
+            for program in victims:
+                self.pause(program, ProgramReason.OVERFLOW, now)
         marks, withdrawn = pool.plan_marks(backend)
         for program in withdrawn:
             backend.unmark(program)
@@ -165,6 +210,7 @@ class ProgramPlaces:
     def tick(self, now: Micros) -> None:
         """Estimate acting programs again; then resume what fits and pause what does not, as ThunderAgent documents it."""
         for backend in self.backends.all:
+            backend.settle(now)
             backend.reestimate(now)
         for pool in self.backends.pools:
             if len(pool.waiting):

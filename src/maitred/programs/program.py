@@ -59,6 +59,7 @@ class Program:
     """What is known of one program. Only the core and `BackendMemory` write its fields."""
 
     __slots__ = (
+        "acting_share",
         "acting_since",
         "backend",
         "charge",
@@ -76,6 +77,7 @@ class Program:
         "priority_class",
         "resumed_at",
         "serial",
+        "settles_at",
         "state",
         "status",
         "step_count",
@@ -105,7 +107,8 @@ class Program:
         self.contexts: dict[RequestId, int] = {}
         """Tokens of each request under way."""
         self.waiting: dict[RequestId, WaitingStep] = {}
-        """Its requests that wait for memory, oldest first."""
+        """Its requests that wait for memory, oldest first; those of an active program wait for its others to end, because it
+        must leave its backend."""
         self.step_count = 0
         """Requests so far."""
         self.last_active = now
@@ -116,13 +119,19 @@ class Program:
         """While it is paused with a request, since when."""
         self.paused_since: Micros = now
         self.resumed_at: Micros | None = None
+        """When it was last registered with a backend, or None if it never was."""
+        self.settles_at: Micros = now
+        """When the minimum stay at its backend ends."""
         self.is_marked = False
         self.tools = ToolTimes()
         self.parent: Program | None = None
         """The program that forked it, as long as that one exists."""
-        self.children: set[Program] = set()
+        self.children: dict[int, Program] = {}
+        """By serial number, in the order of creation."""
         self.inherited_tokens = 0
         """Leading tokens of its context that it shares with its parent."""
+        self.acting_share = 1.0
+        """Share of its tokens that counts while it acts, as estimated last."""
         self.charge = 0.0
         """Tokens that it counts at its backend now."""
 
@@ -145,12 +154,39 @@ class Program:
         return program
 
     @property
+    def family_since(self) -> Micros:
+        """The instant from which the age of its whole family counts: since when its root waits, or else when the last request
+        of its root came or ended."""
+        root = self.root
+        return root.waiting_since if root.waiting else root.last_active
+
+    @property
+    def generation(self) -> int:
+        """How many ancestors it has."""
+        program, ancestors = self, 0
+        while program.parent is not None:
+            program, ancestors = program.parent, ancestors + 1
+        return ancestors
+
+    def descendants(self) -> list[Program]:
+        """Return its children, their children and so on, parents first."""
+        found = list(self.children.values())
+        for program in found:
+            found.extend(program.children.values())
+        return found
+
+    @property
     def unshared_tokens(self) -> int:
         """Tokens that it needs beside its parent: its common prefix counts once, if both are at one backend."""
         parent = self.parent
         if parent is None or parent.backend is None or parent.backend != self.backend:
             return self.tokens
         return max(0, self.tokens - self.inherited_tokens)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of all its requests that wait."""
+        return sum(request.tokens for request in self.waiting.values())
 
     def update_tokens(self) -> None:
         """Work out `tokens` anew after a request has come, gone on or ended."""
@@ -159,8 +195,8 @@ class Program:
     def leave_family(self) -> None:
         """Cut the ties to parent and children."""
         if self.parent is not None:
-            self.parent.children.discard(self)
+            del self.parent.children[self.serial]
             self.parent = None
-        for child in self.children:
+        for child in self.children.values():
             child.parent = None
         self.children.clear()

@@ -7,11 +7,16 @@ program that is lost elsewhere and forgets none by itself; the core does, becaus
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
 from maitred.programs.program import Program, ProgramKey
+
+MAX_GENERATIONS: Final = 16
+"""Ancestors that a program may have; a child of a program with as many begins a family of its own. Finding the root of a family
+takes as many steps."""
 
 
 class ProgramTable:
@@ -20,6 +25,8 @@ class ProgramTable:
     def __init__(self) -> None:
         self.by_request: dict[RequestId, Program] = {}
         """The programs of requests that wait or are under way."""
+        self.characters: dict[RequestId, int] = {}
+        """Characters of the bodies of those requests whose tokens are estimated."""
         self._num_created = 0
         self._by_key: dict[ProgramKey, Program] = {}
         """All programs but those of requests without a program id."""
@@ -48,15 +55,15 @@ class ProgramTable:
         if key.name:
             self._by_key[key] = program
             forked_by = self.find(key._replace(name=parent))
-            if forked_by is not None and forked_by is not program:
+            if forked_by is not None and forked_by is not program and forked_by.generation < MAX_GENERATIONS:
                 program.parent = forked_by
-                forked_by.children.add(program)
+                forked_by.children[program.serial] = program
         return program
 
     def remove(self, program: Program) -> None:
         """Forget a program and its requests."""
         for request_id in (*program.waiting, *program.contexts):
-            self.by_request.pop(request_id, None)
+            self.drop_request(request_id)
         self.note_busy(program)
         program.leave_family()
         tenant = program.key.tenant
@@ -67,6 +74,11 @@ class ProgramTable:
         del self._by_serial[program.serial]
         if program.key.name:
             del self._by_key[program.key]
+
+    def drop_request(self, request_id: RequestId) -> Program | None:
+        """Forget a request, and return the program that it was one of, or None."""
+        self.characters.pop(request_id, None)
+        return self.by_request.pop(request_id, None)
 
     def note_idle(self, program: Program, now: Micros, expires_at: Micros) -> None:
         """Note that no request of a program is under way or waits."""
@@ -79,6 +91,10 @@ class ProgramTable:
         idle = self._idle_by_tenant.get(program.key.tenant)
         if idle is not None:
             idle.remove(program.serial)
+
+    def postpone_expiry(self, program: Program, expires_at: Micros) -> None:
+        """Keep an idle program until `expires_at`."""
+        self._by_expiry.push(program.serial, expires_at, program)
 
     def num_of_tenant(self, tenant: str) -> int:
         """Return how many programs a tenant has."""

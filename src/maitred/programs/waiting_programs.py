@@ -12,7 +12,11 @@ same rate. So the order within a group is that of one fixed number,
     waiting_since + ageing_secs_per_1k_tokens * tokens / 1000
 
 and a program of 8,000 tokens is passed by one of 1,000 only if that comes less than 7 s after it (with 1 s per 1,000 tokens).
-A child takes the place of its family: the age and the size of its root. The flavour `thunderagent` orders by tokens alone.
+A child takes the place of its family: class, group, age and size of its root, and only whether a request waits is its own.
+A family is as old as the wait of its root; while that does not wait, as old as the last event of the root, which forked
+the children.
+
+The flavour `thunderagent` orders by tokens alone, equal programs by when they were paused.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from maitred.core.errors import InvariantError
 from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.units import Micros
 from maitred.programs.program import Program
@@ -33,42 +38,58 @@ class WaitingPrograms:
 
     def __init__(self, ageing: float | None) -> None:
         self._ageing = ageing
+        self._num_paused = 0
+        self._paused: dict[int, int] = {}
+        """The serial number of the pause of each program."""
         self._in_order: IndexedHeap[int, ResumeOrder, Program] = IndexedHeap()
-        self._by_age: IndexedHeap[int, Micros, Program] = IndexedHeap()
-        """Those with a request that waits."""
+        self._by_age: IndexedHeap[int, tuple[int, Micros, int], Program] = IndexedHeap()
+        """Those with a request that waits, of the highest class first."""
         self._by_size: IndexedHeap[int, int, Program] = IndexedHeap()
+
+    def set_ageing(self, ageing: float | None) -> None:
+        """Order all programs by another `ageing`."""
+        self._ageing = ageing
+        for program in list(self):
+            self.add(program)
 
     def add(self, program: Program) -> None:
         """Add a program, or find its place anew after a change."""
-        self._in_order.push(program.serial, self._order(program), program)
-        self._by_size.push(program.serial, program.tokens, program)
+        serial = program.serial
+        if serial not in self._paused:
+            self._num_paused += 1
+            self._paused[serial] = self._num_paused
+        self._in_order.push(serial, self.order(program), program)
+        self._by_size.push(serial, program.tokens, program)
         if program.waiting:
-            self._by_age.push(program.serial, program.waiting_since, program)
+            self._by_age.push(serial, (-program.root.priority_class, program.waiting_since, serial), program)
         else:
-            self._by_age.remove(program.serial)
+            self._by_age.remove(serial)
 
     def remove(self, program: Program) -> None:
         """Take a program out."""
+        if self._paused.pop(program.serial, None) is None:
+            return
         self._in_order.remove(program.serial)
         self._by_size.remove(program.serial)
         self._by_age.remove(program.serial)
 
-    def _order(self, program: Program) -> ResumeOrder:
+    def order(self, program: Program) -> ResumeOrder:
+        """Return the place of a program in the order of resumes."""
         root = program.root
         if self._ageing is None:
-            place: float = root.tokens
-        else:
-            since = program.waiting_since if root is program else root.created_at
-            place = since + self._ageing * root.tokens
-        return (-root.priority_class.value, group_of(program), place, root.serial, program.serial)
+            return (-root.priority_class, group_of(program), root.tokens, self._paused[program.serial], 0)
+        place = root.family_since + self._ageing * root.tokens
+        return (-root.priority_class, group_of(program), place, root.serial, program.serial)
 
-    def pop(self) -> Program:
-        """Take the program to be resumed first out of the order, to look at the next. Give it back with `add`. Raises
-        IndexError if there is none."""
-        return self._in_order.pop()
+    def first(self, n: int) -> list[Program]:
+        """Return the first `n` programs in order, or all if there are fewer."""
+        found = [self._in_order.pop() for _ in range(min(n, len(self._in_order)))]
+        for program in found:
+            self._in_order.push(program.serial, self.order(program), program)
+        return found
 
     def oldest(self) -> Program | None:
-        """Return the program with the request that has waited longest, or None."""
+        """Return the program with the request that has waited longest among those of the highest class, or None."""
         return self._by_age.peek()
 
     def smallest(self) -> Program | None:
@@ -80,10 +101,21 @@ class WaitingPrograms:
         return iter([program for _, program in sorted(self._in_order, key=lambda pair: pair[0])])
 
     def __contains__(self, program: Program) -> bool:
-        return program.serial in self._in_order
+        return program.serial in self._paused
 
     def __len__(self) -> int:
-        return len(self._in_order)
+        return len(self._paused)
+
+    def check(self) -> None:
+        """Raise InvariantError if a program does not have the place that is its own."""
+        for order, program in self._in_order:
+            if order != self.order(program):
+                raise InvariantError(f"{program.key} waits at a place that is not its own")
+        for size, program in self._by_size:
+            if size != program.tokens:
+                raise InvariantError(f"{program.key} waits with {program.tokens} tokens, and is found as {size}")
+        if {p.serial for _, p in self._by_age} != {p.serial for _, p in self._in_order if p.waiting}:
+            raise InvariantError("a waiting request has no age, or an idle program has one")
 
 
 def group_of(program: Program) -> int:
