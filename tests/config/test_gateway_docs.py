@@ -7,7 +7,7 @@ from pathlib import Path
 
 import maitred
 from maitred.cli import command_named
-from maitred.gateway import proxy
+from maitred.gateway import error_responses, proxy
 from maitred.gateway.reload import RELOADABLE_KEYS
 from maitred.gateway.request_fields import ROUTES
 from maitred.wire.errors import ConnectError, UpstreamError
@@ -41,13 +41,14 @@ def test_codes() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
     written = set(re.findall(r'code="([a-z_]+)"', text))
     admission = set(re.findall(r'"((?:scheduler|admission)_[a-z_]+)"', (SOURCE / "gateway" / "error_responses.py").read_text()))
+    programs = {code for _, code, _ in error_responses.PROGRAM_REJECTIONS.values()}
     rooms = "\n".join(path.read_text(encoding="utf-8") for path in SOURCE.glob("admission/**/*.py"))
     policies = {f"admission_{reason}" for reason in ("policy", *re.findall(r'Refusal\(\s*"([a-z_]+)"', rooms))}
     both_paths = {f"{path}_{name}" for path in ("scheduler", "admission") for name in ("queue_timeout", "tenant_queue_full")}
     failures = {f"upstream_{kind.reason}" for kind in (*UpstreamError.__subclasses__(), proxy.BackendAbandoned)}
 
     assert {"admission_token_bucket", "admission_reject_all"} <= policies & documented
-    all_codes = written | admission | policies | both_paths | failures - {f"upstream_{ConnectError.reason}"}
+    all_codes = written | admission | programs | policies | both_paths | failures - {f"upstream_{ConnectError.reason}"}
     assert documented | policies == all_codes  # what a policy refuses with may stand in its own documentation
 
 

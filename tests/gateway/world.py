@@ -16,6 +16,7 @@ from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
 from maitred.gateway.reload import GatewaySettings
 from maitred.gateway.state import GatewayState
+from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 from maitred.wire.server import running_server
 
@@ -222,6 +223,10 @@ class GatewayWorld:
         """Wait until no request is in flight or waiting, in admission and at the backends; then check the core's counters."""
         await self.wait_until(lambda: not (self.state.in_flight or self.state.waiting or self._at_backends()))
         self.gateway.core.check()
+        programs = self.gateway.programs
+        if programs is not None:
+            await self.wait_until(lambda: not programs.steps)
+            programs.core.check()
 
     def _at_backends(self) -> int:
         return sum(backend.in_flight for backend in self.state.backends)
@@ -241,19 +246,25 @@ def admission_config(**section: Any) -> AdmissionConfig:
     return msgspec.convert(given, AdmissionConfig)
 
 
+def programs_config(section: dict[str, Any] | None) -> ProgramsConfig | None:
+    """Return the config of the programs, in mode `tr` if `section` names no other; None without a section."""
+    return None if section is None else msgspec.convert({"mode": "tr", **section}, ProgramsConfig)
+
+
 @contextlib.asynccontextmanager
 async def world(
     *backends: Backend,
     slots: int | None = 64,
     admission: dict[str, Any] | None = None,
     routing: RoutingConfig | None = None,
+    programs: dict[str, Any] | None = None,
     ready: bool = True,
     reload: Callable[[GatewayConfig], GatewaySettings] | None = None,
     **config: Any,
 ) -> AsyncIterator[GatewayWorld]:
     """Run a gateway before `backends`; at the end, wait until no request is left.
 
-    `admission` goes to `admission_config`. `reload` is called with the gateway config.
+    `admission` goes to `admission_config`, `programs` to `programs_config`. `reload` is called with the gateway config.
     """
     backends = backends or (Backend(),)
     for backend in backends:
@@ -264,7 +275,7 @@ async def world(
         **{"health_interval_secs": 0.01, "health_timeout_secs": 1.0, **config},
     )
     read = None if reload is None else partial(reload, settings)
-    gateway = Gateway(settings, admission_config(**(admission or {})), routing, reload=read)
+    gateway = Gateway(settings, admission_config(**(admission or {})), routing, programs_config(programs), reload=read)
     try:
         async with running_server(gateway) as url:
             here = GatewayWorld(gateway, url, backends)

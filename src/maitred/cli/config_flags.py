@@ -16,10 +16,20 @@ BACKENDS: Final = FlagGroup(
     "Backends",
     KeyFlag("gateway.backends", "URL", name="--backend"),
     KeyFlag("gateway.slots_per_backend", "N"),
-    KeyFlag("routing.policy", "POLICY", name="--routing-policy", alias="--router"),
+    KeyFlag("routing.policy", "POLICY", name="--routing-policy"),
     KeyFlag("routing.scorers", _SCORERS, name="--routing-scorers"),
     KeyFlag("gateway.max_attempts", "N"),
 )
+PROGRAMS: Final = FlagGroup(
+    "Programs: which agent programs hold KV memory, and where (default: off)",
+    KeyFlag("programs.flavour", "NAME", name="--programs-flavour"),
+    KeyFlag("programs.backend_capacity_tokens", "TOKENS"),
+    KeyFlag("programs.scheduler_interval_secs", "SECS", name="--scheduler-interval"),
+    KeyFlag("programs.acting_estimator", "NAME"),
+    KeyFlag("programs.max_wait_secs", "SECS", name="--max-wait"),
+    KeyFlag("programs.program_ttl_secs", "SECS", name="--program-ttl"),
+)
+"""Of `maitred serve` and `maitred simulate`, beside the fields of `ProgramFlags`."""
 SERVER: Final = FlagGroup(
     "Server",
     KeyFlag("gateway.host", "HOST"),
@@ -53,7 +63,7 @@ CALLERS: Final = FlagGroup(
     KeyFlag("gateway.tenant_header_name", "NAME"),
     KeyFlag("gateway.tenant_metric_top_n", "N", alias="--priority-scheduler-tenant-metric-top-n"),
 )
-SERVE: Final = (BACKENDS, SERVER, GATEWAY_ADMISSION, LEGACY_ADMISSION, CALLERS)
+SERVE: Final = (BACKENDS, PROGRAMS, SERVER, GATEWAY_ADMISSION, LEGACY_ADMISSION, CALLERS)
 """Of `maitred serve`. SMG's flags work under their names."""
 
 ENGINE: Final = FlagGroup(

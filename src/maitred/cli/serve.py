@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.cli.config_flags import CALLERS, GATEWAY_ADMISSION, SERVE, SERVER
-from maitred.cli.flags import NO_VALUE, CommandFlags, command, flag
+from maitred.cli.config_flags import BACKENDS, CALLERS, GATEWAY_ADMISSION, SERVE, SERVER
+from maitred.cli.flags import NO_VALUE, command, flag
+from maitred.cli.program_flags import PROGRAM_FLAG_NAMES, ProgramFlags, program_values
 from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError
 
@@ -25,9 +26,13 @@ log = logging.getLogger("maitred.gateway")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags(CommandFlags):
+class ServeFlags(ProgramFlags):
     """The flags that stand for no single key."""
 
+    backends: Annotated[
+        str | None,
+        flag(BACKENDS.panel, "--backends", "Base URLs separated by commas, beside those of --backend.", "URL,..."),
+    ] = None
     config: Annotated[Path | None, flag(SERVER.panel, "--config", "A YAML file; flags win over it.", "FILE")] = None
     strict_config: Annotated[
         bool | None, flag(SERVER.panel, "--strict-config", "Refuse to start with a configuration that is wrong.", NO_VALUE)
@@ -68,13 +73,18 @@ def run(flags: ServeFlags) -> None:
         admission_file=flags.admission_config,
         env=dict(os.environ),
         flags=values_of(flags),
-        flag_names={**run.flag_names, "gateway.tenant_api_keys": "--tenant-api-key"},
+        flag_names={**run.flag_names, **PROGRAM_FLAG_NAMES, "gateway.tenant_api_keys": "--tenant-api-key"},
     )
     loaded = _load_config(sources, strict=bool(flags.strict_config))
     config, problem = loaded.config.gateway, None if loaded.problem is None else str(loaded.problem)
     _raise_file_limit()
     gateway = Gateway(
-        config, loaded.config.admission, loaded.config.routing, reload=lambda: _reloaded_settings(sources), fallback=problem
+        config,
+        loaded.config.admission,
+        loaded.config.routing,
+        loaded.config.programs,
+        reload=lambda: _reloaded_settings(sources),
+        fallback=problem,
     )
 
     def ready(url: str) -> None:
@@ -93,7 +103,10 @@ def run(flags: ServeFlags) -> None:
 def values_of(flags: ServeFlags) -> dict[str, object]:
     """Return the values of configuration keys that `flags` give. Raises ConfigError for flags that contradict each other, and
     for a --tenant-api-key that is no ID:KEY."""
-    values = dict(flags.values)
+    values = program_values(flags)
+    if flags.backends:
+        urls = [url.strip() for url in flags.backends.split(",")]
+        values["gateway.backends"] = [*_given_backends(values), *filter(None, urls)]
     if flags.tenant_api_key:
         values["gateway.tenant_api_keys"] = _tenant_keys(flags.tenant_api_key)
     max_class, mode = values.get("admission.default_max_class"), values.get("admission.mode")
@@ -104,6 +117,11 @@ def values_of(flags: ServeFlags) -> dict[str, object]:
             raise ConfigError(f"contradicts --admission {mode}", where="--priority-scheduler-enabled", hint="give one")
         values["admission.mode"] = "priority"
     return values
+
+
+def _given_backends(values: Mapping[str, object]) -> Sequence[str]:
+    given = values.get("gateway.backends")
+    return given if isinstance(given, list) else []
 
 
 def _tenant_keys(given: Sequence[str]) -> dict[str, str]:
@@ -138,7 +156,7 @@ def _reloaded_settings(sources: ConfigSources) -> GatewaySettings:
     from maitred.gateway.reload import GatewaySettings
 
     config = sources.load()
-    return GatewaySettings(gateway=config.gateway, admission=config.admission, routing=config.routing)
+    return GatewaySettings(gateway=config.gateway, admission=config.admission, routing=config.routing, programs=config.programs)
 
 
 def _raise_file_limit() -> None:

@@ -28,6 +28,7 @@ from maitred.gateway.config import GatewayConfig
 from maitred.instance import InstanceConfig
 from maitred.instance.latency import LATENCY_MODELS
 from maitred.kv import EVICTIONS
+from maitred.programs import ACTING_ESTIMATORS, ProgramsConfig
 from maitred.queueing import PRIORITIES, SCHEDULERS
 from maitred.queueing.srpt import LENGTH_PREDICTORS
 from maitred.routing import ROUTERS, SCORERS, RoutingConfig
@@ -36,6 +37,7 @@ from maitred.workload import ARRIVALS, FORMATS, LENGTHS, WRITERS
 
 POLICY_KEYS: Final[Mapping[KeyPath, Registry[Any]]] = {
     ("admission", "policy"): POLICIES,
+    ("programs", "acting_estimator"): ACTING_ESTIMATORS,
     ("routing", "policy"): ROUTERS,
     ("instance", "scheduler"): SCHEDULERS,
     ("instance", "priority_policy"): PRIORITIES,
@@ -60,10 +62,11 @@ KINDS: Final[Sequence[Registry[Any]]] = (
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole configuration. `admission`, `routing` and `instance` mean the same for every command."""
+    """The whole configuration. `admission`, `programs`, `routing` and `instance` mean the same for every command."""
 
     gateway: GatewayConfig = GatewayConfig()
     admission: AdmissionConfig = AdmissionConfig()
+    programs: ProgramsConfig = ProgramsConfig()
     routing: RoutingConfig = RoutingConfig()
     instance: InstanceConfig = InstanceConfig()
     engine: EngineConfig = EngineConfig()

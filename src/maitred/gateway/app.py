@@ -22,12 +22,16 @@ from maitred.gateway.driver import RealTimeAdmission
 from maitred.gateway.endpoints import AdminEndpoints
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.metrics import GatewayCollector
+from maitred.gateway.polling import KvPolling
+from maitred.gateway.program_driver import RealTimePrograms
+from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.proxy import Proxy
 from maitred.gateway.recording import AppendFile, TrafficRecorder
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
 from maitred.gateway.request_fields import ROUTES
 from maitred.gateway.request_intake import RequestIntake
 from maitred.gateway.state import GatewayCounters, GatewayState, StateSnapshots
+from maitred.programs import Programs, ProgramsConfig
 from maitred.routing import RoutingConfig, Signals, signals_read
 from maitred.wire import asgi
 from maitred.wire.asgi import Receive, Scope, Send
@@ -44,6 +48,7 @@ class Gateway:
         config: GatewayConfig,
         admission: AdmissionConfig | None = None,
         routing: RoutingConfig | None = None,
+        programs: ProgramsConfig | None = None,
         *,
         seed: int = 0,
         reload: Callable[[], GatewaySettings] | None = None,
@@ -65,15 +70,30 @@ class Gateway:
         self._recorder = None if config.record is None else TrafficRecorder(config.record)
         self.core = _make_core(admission or AdmissionConfig(), self._decision_log, self._fleet.model_load)
         self._driver = RealTimeAdmission(self.core, self._fleet.model_load)
+        self._programs_config = programs or ProgramsConfig()
+        self.programs: RealTimePrograms | None = None
+        self.memories: ProgramMemories | None = None
+        if self._programs_config.mode != "off":
+            self.programs = RealTimePrograms(Programs(self._programs_config, self._driver.now()))
+            self.memories = ProgramMemories(self._fleet, self.programs.core, self.programs.set_backend)
+            self._fleet.observe(self.memories, KvPolling())
         self._capacity = CapacityController(self._fleet, self._driver, fallback)
         self._snapshots = StateSnapshots(self._driver, self._fleet, self._capacity, self.counters)
         signals = self._router_signals if self._recorder is None else self._router_signals | Signals.SESSION
-        self._intake = RequestIntake(config, lambda: self.core.config, self._fleet, self.counters, self._driver.now, signals)
+        self._intake = RequestIntake(
+            *(config, lambda: self.core.config, self._fleet, self.counters, self._driver.now, signals), self._programs_config
+        )
         self._proxy = Proxy(
-            config, self._intake, self._driver, self._fleet, router, self._client, self.counters, self._recorder
+            *(config, self._intake, self._driver, self._fleet, router, self._client, self.counters, self._recorder),
+            *(self.memories, self.programs),
         )
         self._poll_task: asyncio.Task[None] | None = None
-        settings = GatewaySettings(gateway=config, admission=self.core.config, routing=routing or RoutingConfig())
+        settings = GatewaySettings(
+            gateway=config,
+            admission=self.core.config,
+            routing=routing or RoutingConfig(),
+            programs=self._programs_config,
+        )
         self._reloader = ConfigReloader(settings, reload, self._apply_settings, self.counters.reloads)
         self._endpoints = AdminEndpoints(
             self._fleet,
@@ -99,6 +119,8 @@ class Gateway:
             self._poll_task.cancel()
             await asyncio.wait({self._poll_task})
         self._driver.close()
+        if self.programs is not None:
+            self.programs.close()
         await self._client.close()
         for file in (self._decision_log, self._recorder):
             if file is not None:
@@ -136,7 +158,9 @@ class Gateway:
     def _apply_settings(self, settings: GatewaySettings) -> None:
         """Use `settings` from now on. Raises ConfigError, and changes nothing then."""
         self._capacity.apply_config(settings.admission)
-        self._intake.apply_config(settings.gateway)
+        self._intake.apply_config(settings.gateway, settings.programs)
+        if self.programs is not None:
+            self.programs.reconfigure(settings.programs)
         self._fleet.apply_config(settings.gateway)
 
     def _on_slots_changed(self, models: Iterable[str]) -> None:

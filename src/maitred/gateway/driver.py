@@ -17,14 +17,13 @@ CancelledError passes on to the next handler. So the reasons may come together a
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection, Iterable
 
 from maitred.admission import EMPTY_LOAD, Action, Admission, AdmissionConfig, LoadProbe, Refusal, ReleaseReason, no_load
 from maitred.core.decisions import Decision
 from maitred.core.errors import MaitredError
 from maitred.core.request import Request, RequestId
-from maitred.core.units import Micros, to_seconds
+from maitred.gateway.deadline_timer import DeadlineTimer, monotonic_now
 
 
 class AdmissionRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
@@ -95,12 +94,9 @@ class RealTimeAdmission:
         self.core = core
         self._load_probe = load_probe
         self._leases: dict[RequestId, SlotLease] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = DeadlineTimer(self._on_due)
 
-    @staticmethod
-    def now() -> Micros:
-        """Return the monotonic clock, µs. The clock of uvloop would do, but has a resolution of milliseconds."""
-        return time.monotonic_ns() // 1000
+    now = staticmethod(monotonic_now)
 
     @property
     def leases(self) -> Collection[SlotLease]:
@@ -155,30 +151,14 @@ class RealTimeAdmission:
 
     def close(self) -> None:
         """Cancel the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     def _apply_decisions(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             lease = self._leases.get(decision.subject)
             if lease is not None:
                 lease.apply_decision(decision)
-        self._set_timer()
+        self._timer.set_to(self.core.next_deadline())
 
-    def _set_timer(self) -> None:
-        """Wake up at the core's next deadline. A timer that is due earlier stays: when it rings, it sets the next one."""
-        deadline = self.core.next_deadline()
-        if deadline is None:
-            return
-        loop = asyncio.get_running_loop()
-        # One millisecond more: the loop may ring that much early, and uvloop makes no timer (no `when`) of a delay of 0.
-        delay = max(0.0, to_seconds(deadline - self.now())) + 0.001
-        if self._timer is not None:
-            if self._timer.when() <= loop.time() + delay:
-                return
-            self._timer.cancel()
-        self._timer = loop.call_later(delay, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _on_due(self) -> None:
         self._apply_decisions(self.core.advance(self.now()))

@@ -9,6 +9,8 @@ from maitred.admission import AdmissionConfig, Reason
 from maitred.core.units import Micros, to_seconds
 from maitred.gateway.driver import AdmissionRejected
 from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.program_driver import ProgramRejected
+from maitred.programs import ProgramReason
 from maitred.wire.asgi import ApiError, Headers
 from maitred.wire.errors import ConnectError, LocalError, UpstreamError, UpstreamTimeout
 
@@ -66,6 +68,29 @@ def _describe_rejection(reason: str, config: AdmissionConfig, timeout_status: in
     if reason == Reason.RATE_LIMITED and config.preset.has_rate_limit_code:
         return 429, "scheduler_rate_limited", "more requests per second than are allowed here"
     return 429, "scheduler_queue_full", "request queue is full for this priority class"
+
+
+def program_rejected(refused: ProgramRejected, retry_after: Micros) -> ApiError:
+    """Return the error for a request of a program that gets no KV memory. `retry_after` is when memory may be free, at best."""
+    if refused.reason is ProgramReason.NO_BACKEND:
+        return upstream_failed(None)
+    status, code, message = PROGRAM_REJECTIONS[refused.reason]
+    headers = retry_after_header(retry_after) if status == 429 else ()
+    kind = _ERROR_TYPES.get(status, "invalid_request_error")
+    return ApiError(status, message, kind=kind, code=code, headers=headers)
+
+
+PROGRAM_REJECTIONS: Final = {
+    ProgramReason.OVERSIZED: (
+        400,
+        "context_length_exceeded",
+        "this prompt is longer than the KV memory of any backend that serves the model",
+    ),
+    ProgramReason.TOO_MANY_WAITING: (429, "program_queue_full", "as many requests of programs wait for KV memory as may"),
+    ProgramReason.TOO_MANY_PROGRAMS: (429, "program_limit", "every program that this tenant may have is at work"),
+    ProgramReason.RELEASED: (409, "program_released", "the program was released while this request waited"),
+}
+"""The refusals of a request of a program: status, code, message."""
 
 
 def preempted() -> ApiError:

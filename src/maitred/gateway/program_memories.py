@@ -41,6 +41,7 @@ from typing import Final, NamedTuple, Protocol
 from maitred.gateway.fleet import Backend, BackendFleet, BackendObserver
 from maitred.gateway.kv_pages import KvMemory
 from maitred.programs import BackendMemory, BackendStatus, Programs, ProgramStatus
+from maitred.wire.asgi import Headers
 
 _READINGS: Final = 3
 """Readings of which the least shared tokens count."""
@@ -61,6 +62,12 @@ class MemoryTarget(NamedTuple):
     backend: Backend
     rank: int | None
     """The data-parallel rank to ask for, or None if the engine chooses."""
+
+
+def with_rank(headers: Headers, rank: int) -> Headers:
+    """Return the headers of a request for this data-parallel rank."""
+    kept = [header for header in headers if header[0] != DATA_PARALLEL_RANK_HEADER]
+    return [*kept, (DATA_PARALLEL_RANK_HEADER, b"%d" % rank)]
 
 
 class _Known(NamedTuple):
@@ -115,7 +122,8 @@ class ProgramMemories(BackendObserver):
         status, models = _status_of(backend), tuple(backend.models)
         for index, memory in zip(indices, memories, strict=True):
             shared = self._shared_tokens(index, memory) if status is not BackendStatus.DOWN else 0
-            self._tell(index, _Known(models, status, memory.capacity, shared))
+            configured = self._core.config.backend_capacity_tokens
+            self._tell(index, _Known(models, status, memory.capacity if configured is None else configured, shared))
 
     def on_backend_restarted(self, backend: Backend) -> None:
         """Note that the KV of a backend is lost."""

@@ -1,6 +1,7 @@
 """The life of a proxied request, from its head to the release of its slot.
 
     proxy_request()   take the request in (`request_intake`); stop it when its client disconnects; answer every failure
+    _hold_memory()    ask for KV memory for its program (`program_driver`), wait for it, and end its step exactly once
     _hold_slot()      ask admission for a slot (`driver`), wait for it, and release it exactly once
     _try_backends()   let the router choose a backend (`fleet`); try another one while no part of a response has been sent
     _try_backend()    send the request to one backend, and its response to the client (`response_forwarder`)
@@ -28,22 +29,28 @@ This module must never decide which request is served, or where: admission and t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from functools import partial
 
 from maitred.admission import ReleaseReason
 from maitred.core.contracts import Router
+from maitred.core.errors import MaitredError
 from maitred.core.request import Request
 from maitred.gateway import error_responses
+from maitred.gateway.answer_usage import AnswerReader
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
 from maitred.gateway.fleet import Backend, BackendFleet
+from maitred.gateway.program_driver import ProgramRejected, ProgramStep, RealTimePrograms
+from maitred.gateway.program_memories import ProgramMemories, with_rank
 from maitred.gateway.recording import RecordedResponse, TrafficRecorder
 from maitred.gateway.request_fields import REQUEST_ID_HEADER
 from maitred.gateway.request_intake import ProxyRequest, RequestIntake
 from maitred.gateway.response_forwarder import ResponseForwarder
 from maitred.gateway.state import GatewayCounters
+from maitred.programs import ProgramRequest
 from maitred.wire import asgi
 from maitred.wire.asgi import ApiError, DisconnectWatcher, Receive, Scope, Send
 from maitred.wire.client import UpstreamClient
@@ -51,6 +58,10 @@ from maitred.wire.errors import ConnectError, Disconnected, Truncated, UpstreamE
 from maitred.wire.response import UpstreamResponse
 
 log = logging.getLogger("maitred.gateway")
+
+
+class MemoryLost(MaitredError):  # noqa: N818  (a step of the way of a request, not a fault)
+    """The program of a request has no memory any more, and the request must give its slot back while it waits."""
 
 
 class BackendAbandoned(UpstreamError):  # noqa: N818
@@ -77,7 +88,10 @@ class Proxy:
         client: UpstreamClient,
         counters: GatewayCounters,
         recorder: TrafficRecorder | None = None,
+        memories: ProgramMemories | None = None,
+        programs: RealTimePrograms | None = None,
     ) -> None:
+        """`programs` and `memories` are both None if requests are routed one by one."""
         self._config = config
         self._intake = intake
         self._admission = admission
@@ -86,6 +100,8 @@ class Proxy:
         self._client = client
         self._counters = counters
         self._recorder = recorder
+        self._memories = memories
+        self._programs = programs
 
     async def proxy_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. An answer that breaks off is left without an end, and the server cuts the connection."""
@@ -101,7 +117,9 @@ class Proxy:
         # The body has been read, so all that the server can still report is a disconnect.
         disconnect = DisconnectWatcher(receive, task.cancel)
         try:
-            if proxied.route.needs_slot:
+            if proxied.program is not None and self._programs is not None:
+                await self._hold_memory(self._programs, proxied.program, proxied, send, disconnect)
+            elif proxied.route.needs_slot:
                 await self._hold_slot(proxied, send, disconnect)
             else:
                 await self._try_backends(proxied, send, disconnect)
@@ -122,6 +140,30 @@ class Proxy:
             if self._recorder is not None and recorded is not None:
                 self._recorder.write_row(recorded)
 
+    async def _hold_memory(
+        self,
+        programs: RealTimePrograms,
+        program: ProgramRequest,
+        proxied: ProxyRequest,
+        send: Send,
+        disconnect: DisconnectWatcher,
+    ) -> None:
+        """Serve a request while its program has a place in KV memory. Raises ApiError if it gets none, or cannot be served.
+
+        Memory comes first, and then the slot: a paused program holds no slot. No other function ends a step.
+        """
+        await programs.restored.wait()
+        proxied.step = step = programs.begin(program)
+        try:
+            while True:
+                await step.wait()
+                with contextlib.suppress(MemoryLost):
+                    return await self._hold_slot(proxied, send, disconnect)
+        except ProgramRejected as rejected:
+            raise error_responses.program_rejected(rejected, programs.core.config.interval) from rejected
+        finally:
+            programs.end(step)
+
     async def _hold_slot(self, proxied: ProxyRequest, send: Send, disconnect: DisconnectWatcher) -> None:
         """Serve one request while it holds a slot. Raises ApiError if it gets none, loses it, or no backend answers.
 
@@ -133,7 +175,10 @@ class Proxy:
             while True:
                 try:
                     await slot.wait()
-                    end = await self._try_backends(proxied, send, disconnect)
+                    if proxied.step is None:
+                        end = await self._try_backends(proxied, send, disconnect)
+                    else:
+                        end = await self._try_granted(proxied.step, proxied, send, disconnect)
                     return
                 except asyncio.CancelledError:
                     if not slot.absorb_preemption():
@@ -177,16 +222,47 @@ class Proxy:
             untried = [other for other in self._fleet.backends_serving(model) if other not in tried]
         raise error_responses.upstream_failed(failure)
 
+    async def _try_granted(
+        self, step: ProgramStep, proxied: ProxyRequest, send: Send, disconnect: DisconnectWatcher
+    ) -> ReleaseReason:
+        """Do the same at the backend where the program of the request has memory. If that fails, the program moves.
+
+        Raises MemoryLost if it has to wait for memory elsewhere, or gets none: the slot must be free then.
+        """
+        assert self._memories is not None
+        assert self._programs is not None
+        model, failure = proxied.request.model, None
+        while step.memory is not None:
+            target = self._memories.target(step.memory)
+            if target.backend in self._fleet.backends_serving(model):
+                try:
+                    return await self._try_backend(target.backend, proxied, send, disconnect, target.rank)
+                except UpstreamError as error:
+                    failure = error
+                    self._count_failure(target.backend, error)
+                step.num_attempts += not isinstance(failure, ConnectError)
+                is_retryable = isinstance(failure, (ConnectError, *RETRYABLE_ERRORS))
+                if step.num_attempts == self._config.max_attempts or not is_retryable:
+                    raise error_responses.upstream_failed(failure)
+                self._counters.retries += 1
+            elif not self._fleet.backends_serving(model):
+                raise error_responses.upstream_failed(failure)
+            self._programs.move(step)
+        raise MemoryLost
+
     async def _try_backend(
-        self, backend: Backend, proxied: ProxyRequest, send: Send, disconnect: DisconnectWatcher
+        self, backend: Backend, proxied: ProxyRequest, send: Send, disconnect: DisconnectWatcher, rank: int | None = None
     ) -> ReleaseReason:
         """Send the request to one backend and its response to the client. Raises UpstreamError while nothing has been sent,
         and ApiError if the request loses its slot before its first byte."""
         sent = self._fleet.add_request(backend, proxied.request.model)
         response: UpstreamResponse | None = None
         try:
-            response = await self._client.request(backend.origin, "POST", proxied.path, proxied.headers, proxied.body)
+            headers = proxied.headers if rank is None else with_rank(proxied.headers, rank)
+            response = await self._client.request(backend.origin, "POST", proxied.path, headers, proxied.body)
             forwarder = ResponseForwarder(proxied, response, send, disconnect, self._config.sse_keepalive_secs)
+            if proxied.step is not None:
+                forwarder.reader = self._answer_reader(proxied, proxied.step, response, forwarder)
             await forwarder.wait_for_data()
             # From here on the backend is not abandoned for this request; and after a True from the core it is no victim.
             sent.response_started = True
@@ -197,6 +273,9 @@ class Proxy:
             except UpstreamError as error:
                 self._count_failure(backend, error)
                 return ReleaseReason.FAILED
+            finally:
+                if proxied.step is not None and forwarder.reader is not None:
+                    proxied.step.usage = forwarder.reader.usage
             return ReleaseReason.DRAINED
         except asyncio.CancelledError:
             if not sent.absorb_abandonment():
@@ -207,7 +286,18 @@ class Proxy:
             if response is not None:
                 response.close()
             self._fleet.remove_request(sent)
-            self._router.on_request_end(proxied.request, backend.index, self._admission.now())
+            if proxied.step is None:  # The router has chosen the backend.
+                self._router.on_request_end(proxied.request, backend.index, self._admission.now())
+
+    def _answer_reader(
+        self, proxied: ProxyRequest, step: ProgramStep, response: UpstreamResponse, forwarder: ResponseForwarder
+    ) -> AnswerReader:
+        """Return what reads the usage of the answer to a step."""
+        assert self._programs is not None
+        on_progress = partial(self._programs.add_progress, step)
+        return AnswerReader(
+            response.headers, is_stream=forwarder.is_stream, hides_usage=proxied.hides_usage, on_progress=on_progress
+        )
 
     def _observe_ttft(self, request: Request, status: int) -> None:
         """Record the time to first token of a streamed answer, from the arrival of its request to its first data."""

@@ -20,6 +20,7 @@ from maitred.admission import AdmissionConfig
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
 from maitred.gateway.config import GatewayConfig
+from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 
 log = logging.getLogger("maitred.gateway")
@@ -28,6 +29,8 @@ RELOADABLE_KEYS: Final = (
     *("max_body_bytes", "max_parked_body_bytes", "forward_priority"),
 )
 """Keys of the section `gateway` that may change in service. So may all of `admission`."""
+FIXED_PROGRAM_KEYS: Final = ("mode", "flavour", "acting_estimator", "buffer_tokens")
+"""Keys of the section `programs` that need a restart; see `Programs.reconfigure`."""
 _SECRET_KEYS: Final = ("upstream_api_key",)
 """Keys with values that are kept in clear; other secrets are kept as hashes."""
 
@@ -38,13 +41,15 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     gateway: GatewayConfig
     admission: AdmissionConfig = AdmissionConfig()
     routing: RoutingConfig = RoutingConfig()
+    programs: ProgramsConfig = ProgramsConfig()
 
     def redacted(self) -> dict[str, Any]:
         """Return the settings as plain values: classes complete, and of a secret its hash, or `***`."""
         gateway, admission = msgspec.to_builtins(self.gateway), msgspec.to_builtins(self.admission)
         gateway |= {key: "***" for key in _SECRET_KEYS if gateway[key] is not None}
         admission["classes"] = {c.label: msgspec.to_builtins(self.admission.class_rules(c)) for c in reversed(PriorityClass)}
-        return {"gateway": gateway, "admission": admission, "routing": msgspec.to_builtins(self.routing)}
+        others = {name: msgspec.to_builtins(getattr(self, name)) for name in ("programs", "routing")}
+        return {"gateway": gateway, "admission": admission, **others}
 
 
 class ReloadResult(msgspec.Struct, frozen=True):
@@ -114,13 +119,19 @@ class ConfigReloader:
         found = await asyncio.to_thread(self._read_settings)
         live = {key: getattr(found.gateway, key) for key in RELOADABLE_KEYS}
         gateway = msgspec.structs.replace(self.settings.gateway, **live)
-        settings = GatewaySettings(gateway=gateway, admission=found.admission, routing=self.settings.routing)
+        fixed = {key: getattr(self.settings.programs, key) for key in FIXED_PROGRAM_KEYS}
+        settings = GatewaySettings(
+            gateway=gateway,
+            admission=found.admission,
+            routing=self.settings.routing,
+            programs=msgspec.structs.replace(found.programs, **fixed),
+        )
         self._apply_settings(settings)
         self.settings = settings
         return ReloadResult(True, list(_ignored_keys(settings, found)), list(found.admission.warnings()))
 
 
 def _ignored_keys(in_force: GatewaySettings, found: GatewaySettings) -> Iterator[str]:
-    for section in ("gateway", "routing"):
+    for section in ("gateway", "programs", "routing"):
         old, new = getattr(in_force, section), getattr(found, section)
         yield from (f"{section}.{key}" for key in new.__struct_fields__ if getattr(old, key) != getattr(new, key))

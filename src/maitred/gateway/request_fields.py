@@ -41,13 +41,15 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     """Whether a body must name a model. If not, a body without one means the only model that is served."""
     generates: bool = True
     """Whether the response is generated token by token."""
+    reports_usage_on_demand: bool = False
+    """Whether a stream tells its usage only if `stream_options.include_usage` asks for it."""
 
 
 ROUTES: Final[Mapping[str, Route]] = {
     route.path: route
     for route in (
-        Route("/v1/chat/completions"),
-        Route("/v1/completions"),
+        Route("/v1/chat/completions", reports_usage_on_demand=True),
+        Route("/v1/completions", reports_usage_on_demand=True),
         Route("/v1/embeddings", generates=False),
         Route("/v1/responses"),
         Route("/v1/messages"),

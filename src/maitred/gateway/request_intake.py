@@ -31,6 +31,8 @@ from maitred.gateway import error_responses
 from maitred.gateway.auth import ApiKeys, resolve_tenant
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.program_driver import ProgramStep
+from maitred.gateway.program_fields import OWN_HEADERS, read_program
 from maitred.gateway.request_fields import (
     AUTHORIZATION_HEADER,
     REQUEST_ID_HEADER,
@@ -47,6 +49,7 @@ from maitred.gateway.request_fields import (
 )
 from maitred.gateway.state import GatewayCounters
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
+from maitred.programs import ProgramRequest, ProgramsConfig
 from maitred.routing import Signals
 from maitred.wire import asgi
 from maitred.wire.asgi import ApiError, Headers, Receive, Scope, Send
@@ -96,12 +99,21 @@ MAX_COUNTED_OUTPUT_TOKENS: Final = 10_000_000
 class ProxyRequest:
     """A request that is ready to be forwarded, and what is forwarded."""
 
-    __slots__ = ("body", "body_lease", "headers", "path", "request", "request_id", "response_started", "route")
+    __slots__ = (
+        *("body", "body_lease", "headers", "hides_usage", "path", "program", "request", "request_id", "response_started"),
+        *("route", "step"),
+    )
 
     def __init__(
         self, route: Route, request: Request, path: str, headers: Headers, body: bytes, request_id: bytes, body_lease: BodyLease
     ) -> None:
         self.route = route
+        self.program: ProgramRequest | None = None
+        """What the core of the programs decides by, or None if the request needs no place in KV memory."""
+        self.step: ProgramStep | None = None
+        """The place that it has there or waits for; None without one."""
+        self.hides_usage = False
+        """Whether the usage of the stream was asked for by the gateway, and is not shown to the client."""
         self.request = request
         self.path = path
         """The path with its query string."""
@@ -125,15 +137,21 @@ class ProxyRequest:
 class IntakeRules:
     """What follows from one configuration. A request keeps the rules that were in force when it arrived."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, programs: ProgramsConfig) -> None:
         self.config = config
+        self.has_programs = programs.mode != "off"
+        self.session_headers = [name.lower().encode() for name in programs.session_headers]
         self.keys = ApiKeys(config.api_key, config.tenant_api_keys)
         own = config.upstream_api_key
         self.authorization: Headers = [(AUTHORIZATION_HEADER, f"Bearer {own}".encode())] if own else []
         """The gateway's own key, as a header for the backend."""
         self.headers = HeaderSorter(
             config.tenant_header_name.lower().encode() if config.trust_tenant_header else None,
-            withheld=[AUTHORIZATION_HEADER] if self.keys or own else [],
+            withheld=[
+                *([AUTHORIZATION_HEADER] if self.keys or own else []),
+                # A backend that is itself a gateway would count programs a second time.
+                *(OWN_HEADERS if self.has_programs else []),
+            ],
         )
 
 
@@ -148,6 +166,7 @@ class RequestIntake:
         counters: GatewayCounters,
         now: Callable[[], Micros],
         signals: Signals = Signals.NOTHING,
+        programs: ProgramsConfig = ProgramsConfig(),
     ) -> None:
         """`core_config` returns the admission config in force, `now` the time. `signals` are those that the router reads."""
         self._core_config = core_config
@@ -158,7 +177,7 @@ class RequestIntake:
         self._budget = BodyBudget(config.max_parked_body_bytes)
         self._ids = itertools.count()
         self._id_prefix = f"maitred-{secrets.token_hex(6)}-".encode()
-        self.apply_config(config)
+        self.apply_config(config, programs)
 
     @property
     def keys(self) -> ApiKeys:
@@ -170,9 +189,9 @@ class RequestIntake:
         """Size of all bodies that are being read or kept."""
         return self._budget.parked_bytes
 
-    def apply_config(self, config: GatewayConfig) -> None:
+    def apply_config(self, config: GatewayConfig, programs: ProgramsConfig) -> None:
         """Use this configuration for the requests that arrive from now on."""
-        self._rules = IntakeRules(config)
+        self._rules = IntakeRules(config, programs)
         self._budget.limit = config.max_parked_body_bytes
 
     async def take_in(self, scope: Scope, receive: Receive, send: Send) -> ProxyRequest | None:
@@ -234,9 +253,13 @@ class RequestIntake:
             prefix=hints.prefix,
         )
         forward = [*inbound.forwarded, *rules.authorization, (REQUEST_ID_HEADER, request_id)]
+        proxied = ProxyRequest(route, request, _target(scope), forward, body, request_id, lease)
+        if rules.has_programs:
+            _add_program(proxied, scope["headers"], rules)
         if route.needs_slot and rules.config.forward_priority != "off":
-            body = set_body_priority(body, engine_priority(priority_class, rules.config.forward_priority))
-        return ProxyRequest(route, request, _target(scope), forward, body, request_id, lease)
+            priority = engine_priority(priority_class, rules.config.forward_priority)
+            proxied.body = set_body_priority(proxied.body, priority)
+        return proxied
 
     def _model_of(self, fields: BodyFields) -> str:
         """Return the model that the body names, or the only one that is served. Raises ApiError if there is none or several."""
@@ -269,6 +292,26 @@ class RequestIntake:
         if header is None and isinstance(tier, str) and tier in config.service_tiers:
             return class_from_name(config.service_tiers[tier])
         return parse_class(header)
+
+
+def _add_program(proxied: ProxyRequest, headers: Headers, rules: IntakeRules) -> None:
+    """Note which program a request belongs to, and take what says so out of what is forwarded. Raises ApiError."""
+    request, body = proxied.request, proxied.body
+    found = read_program(headers, body, proxied.route, rules.session_headers, stream=request.stream)
+    proxied.body, proxied.hides_usage = found.body, found.hides_usage
+    if not proxied.route.generates:  # What only reads a prompt leaves nothing in KV memory that a later request needs.
+        return
+    proxied.headers = [(name, value) for name, value in proxied.headers if name != b"accept-encoding"]
+    proxied.headers.append((b"accept-encoding", b"identity"))  # so that the usage can be read
+    proxied.program = ProgramRequest(
+        id=request.id,
+        model=request.model,
+        tenant=request.tenant,
+        program=found.program,
+        parent=found.parent,
+        priority_class=request.priority_class,
+        characters=len(body) if body.isascii() else len(body.decode("utf-8", "replace")),
+    )
 
 
 def _target(scope: Scope) -> str:

@@ -19,6 +19,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from maitred.gateway.answer_usage import AnswerReader
 from maitred.gateway.request_fields import REQUEST_ID_HEADER, end_to_end_headers
 from maitred.gateway.request_intake import ProxyRequest
 from maitred.wire import sse
@@ -36,7 +37,10 @@ _HEADERS_FIXING_BODY: Final = frozenset((b"content-length", b"content-encoding")
 class ResponseForwarder:
     """One response on its way. First `wait_for_data`; then, if the client may receive it, `forward`."""
 
-    __slots__ = ("_disconnect", "_has_data", "_is_stream", "_keepalive_secs", "_proxied", "_response", "_send", "_withheld")
+    __slots__ = (
+        *("_disconnect", "_has_data", "_is_stream", "_keepalive_secs", "_proxied", "_response", "_send", "_withheld"),
+        "reader",
+    )
 
     def __init__(
         self,
@@ -54,9 +58,16 @@ class ResponseForwarder:
         self._is_stream = proxied.request.stream and _is_event_stream(response.headers)
         has_comments = keepalive_secs and self._is_stream and allows_comments(response.headers)
         self._keepalive_secs = keepalive_secs if has_comments else 0.0
+        self.reader: AnswerReader | None = None
+        """What reads the usage, if it is of interest; set before `forward`."""
         self._withheld = b""
         """The part of the body that was received and not sent yet."""
         self._has_data = False
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the response is a stream of events that the client has asked for."""
+        return self._is_stream
 
     async def wait_for_data(self) -> None:
         """Return when there is something to send: data, the end of the body, or silence to fill. Raises UpstreamError."""
@@ -93,7 +104,8 @@ class ResponseForwarder:
                 await self._read_until_data()
                 on_first_data()
             more = not response.is_complete
-            await send({"type": "http.response.body", "body": self._withheld, "more_body": more})
+            withheld = self._withheld if self.reader is None else self.reader.take(self._withheld, more=more)
+            await send({"type": "http.response.body", "body": withheld, "more_body": more})
             if more:
                 await response.pipe_body(self._piece_writer(send))
         finally:
@@ -112,6 +124,8 @@ class ResponseForwarder:
         headers = end_to_end_headers(self._response.headers)
         if self._response.status in (204, 304):  # Such a response has no body, whatever its head says.
             headers = [header for header in headers if header[0] != b"content-length"]
+        if self.reader is not None and self.reader.changes_body:
+            headers = [header for header in headers if header[0] not in _HEADERS_FIXING_BODY]
         if not any(name == REQUEST_ID_HEADER for name, _ in headers):
             headers.append((REQUEST_ID_HEADER, self._proxied.request_id))
         return headers
@@ -124,7 +138,13 @@ class ResponseForwarder:
             await send(message)
             disconnect.stop()  # ASGI reports a disconnect after the end of a response, too.
 
+        reader = self.reader
+
         def write(piece: bytes, more: bool) -> asyncio.Future[None] | None:
+            if reader is not None:
+                piece = reader.take(piece, more=more)
+                if more and not piece:
+                    return None
             message = {"type": "http.response.body", "body": piece, "more_body": more}
             return send_eagerly(send if more else send_last, message)
 

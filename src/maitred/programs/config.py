@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, Literal
 
 import msgspec
 
 from maitred.core.units import Micros, from_seconds
 from maitred.programs.acting_estimators import ACTING_ESTIMATORS
+from maitred.programs.token_estimator import MAX_TOKENS
 
 MAX_SECS: Final = 10 * 365 * 86_400.0
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +30,9 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     of one's own as `module:Class`."""
     scheduler_interval_secs: float = 5.0
     """Seconds between two ticks. At a tick all programs are looked at; between ticks those that an event concerns."""
+    backend_capacity_tokens: int | None = None
+    """Tokens of KV memory of each backend, and of each data-parallel rank of it. Null: what the backend reports; one that
+    reports nothing is taken to have room for everything."""
     buffer_tokens: int = 100
     """Tokens kept free for the growth of each program."""
     headroom: float = 0.02
@@ -48,6 +54,8 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Seconds without a request after which a program is forgotten."""
     max_programs_per_tenant: int = 10_000
     """Programs of one tenant that are kept at once. One more makes room by forgetting the one that is idle for longest."""
+    session_headers: tuple[str, ...] = ("x-session-id", "x-claude-code-session-id")
+    """Headers that name the program of a request without a program id; the first of them that the request has counts."""
 
     def __post_init__(self) -> None:
         for name in ("scheduler_interval_secs", "max_wait_secs", "program_ttl_secs"):
@@ -59,6 +67,11 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("max_waiting", "max_programs_per_tenant"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.backend_capacity_tokens is not None and not 1 <= self.backend_capacity_tokens <= MAX_TOKENS:
+            raise ValueError(f"backend_capacity_tokens must be from 1 to {MAX_TOKENS:,}")
+        for header in self.session_headers:
+            if not _HEADER_NAME.fullmatch(header):
+                raise ValueError(f"session_headers: {header!r} must be the name of a header")
         if self.buffer_tokens < 0:
             raise ValueError("buffer_tokens must be at least 0")
         if not 0 <= self.headroom < 1:

@@ -1,0 +1,197 @@
+"""Read the usage of an answer while it passes through: how many tokens the backend has counted, and how far a stream has come.
+
+Each API says it in another way. All of these are read, in whole answers and in the events of streams; of several events that
+have a usage, the last one counts.
+
+    /v1/chat/completions, /v1/completions   usage: prompt_tokens, total_tokens, prompt_tokens_details.cached_tokens
+    /v1/responses                           usage, in streams response.usage: input_tokens, output_tokens, total_tokens
+    /v1/messages                            usage, in streams message.usage: input_tokens (without what was cached), ...
+    /generate                               meta_info: prompt_tokens, completion_tokens, cached_tokens
+
+A number that no tokenizer can have counted (negative, no integer, larger than `MAX_TOKENS`) is ignored, and so is a total of
+that kind together with its whole usage.
+
+A stream is cut into events at blank lines, whatever its line ends are. If the gateway has asked for the usage and the client
+has not, the event with the usage and without choices is taken out. Only then is the beginning of an event held back until its
+end has come; otherwise every piece passes at once, as the object that it came as.
+
+The backend is asked for an answer that is not compressed. One that is compressed all the same is passed on decompressed.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from maitred.programs import Usage
+from maitred.programs.token_estimator import MAX_TOKENS
+from maitred.wire.asgi import Headers
+
+PROGRESS_TOKENS: Final = 20
+"""Events of a stream after which its program is said to have grown, by as many tokens."""
+_MAX_EVENT_BYTES: Final = 1024 * 1024
+"""Size of the beginning of an event that is kept until its end comes; the usage of a larger one is not read."""
+_MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+"""Size of a whole answer that is kept; the usage of a larger one is not read."""
+_BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_DATA: Final = b"data:"
+_DONE: Final = b"[DONE]"
+_COMPRESSIONS: Final = (b"gzip", b"x-gzip", b"deflate")
+_ANY_COMPRESSION: Final = zlib.MAX_WBITS | 32
+"""Window bits with which zlib finds out by itself whether it reads gzip or zlib."""
+
+
+class _Answer(msgspec.Struct, gc=False):
+    """The members of an answer, or of an event, under which a usage may be; empty if absent."""
+
+    usage: msgspec.Raw = msgspec.Raw()
+    meta_info: msgspec.Raw = msgspec.Raw()
+    message: msgspec.Raw = msgspec.Raw()
+    response: msgspec.Raw = msgspec.Raw()
+    choices: msgspec.Raw = msgspec.Raw()
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
+_NO_FIELDS: Final[Mapping[str, Any]] = {}
+
+
+class AnswerReader:
+    """Reads one answer. `take` every piece of its body, and pass on what it returns; then ask for `usage`."""
+
+    def __init__(self, headers: Headers, *, is_stream: bool, hides_usage: bool, on_progress: Callable[[int], object]) -> None:
+        """`headers` are those of the answer. `on_progress` is called with tokens as a stream goes on."""
+        compression = next((value.strip().lower() for name, value in headers if name == b"content-encoding"), b"")
+        self._decompressor = zlib.decompressobj(_ANY_COMPRESSION) if compression in _COMPRESSIONS else None
+        self._is_stream = is_stream
+        self._hides_usage = hides_usage and is_stream
+        self._on_progress = on_progress
+        self._kept: list[bytes] = []
+        """What was read of a whole answer, or the beginning of an event of a stream."""
+        self._kept_bytes = 0
+        self._num_events = 0
+        self._fields: Mapping[str, Any] = _NO_FIELDS
+        """The usage as the backend has written it."""
+
+    @property
+    def changes_body(self) -> bool:
+        """Whether what `take` returns may have another length than what it took, and no encoding."""
+        return self._hides_usage or self._decompressor is not None
+
+    @property
+    def usage(self) -> Usage | None:
+        """The usage, or None if the answer has none."""
+        if not self._is_stream and self._kept:
+            self._find_usage(b"".join(self._kept))
+            self._kept.clear()
+        return read_usage(self._fields)
+
+    def take(self, piece: bytes, *, more: bool) -> bytes:
+        """Read a piece, and return what the client may receive now. `more` is False for the last one."""
+        if self._decompressor is not None:
+            piece = self._decompressor.decompress(piece)
+        if self._is_stream:
+            return self._take_events(piece, more=more)
+        self._kept_bytes += len(piece)
+        if self._kept_bytes <= _MAX_ANSWER_BYTES:
+            self._kept.append(piece)
+        else:
+            self._kept.clear()
+        return piece
+
+    def _take_events(self, piece: bytes, *, more: bool) -> bytes:
+        stream = self._kept.pop() + piece if self._kept else piece
+        shown: list[bytes] = []
+        start = 0
+        for blank in _BLANK_LINE.finditer(stream):
+            is_shown = self._read_event(stream[start : blank.start()])
+            if is_shown and self._hides_usage:
+                shown.append(stream[start : blank.end()])
+            start = blank.end()
+        rest = stream[start:] if start else stream
+        if not more and rest and not self._read_event(rest):
+            rest = b""
+        if more and rest and len(rest) <= _MAX_EVENT_BYTES:
+            self._kept.append(rest)
+            rest = b""
+        return b"".join([*shown, rest]) if self._hides_usage else piece
+
+    def _read_event(self, event: bytes) -> bool:
+        """Count an event and read its usage. Return whether the client may see it."""
+        data = _data_of(event)
+        if not data or data == _DONE:
+            return True
+        self._num_events += 1
+        if self._num_events % PROGRESS_TOKENS == 0:
+            self._on_progress(PROGRESS_TOKENS)
+        # Most events have no usage, and looking for the word costs much less than decoding each event.
+        if b'"usage"' not in data and b'"meta_info"' not in data:
+            return True
+        return not self._find_usage(data) or not self._hides_usage
+
+    def _find_usage(self, data: bytes) -> bool:
+        """Keep the usage of an answer or event. Return whether it is all that the event has."""
+        try:
+            answer = _decode_answer(data)
+        except msgspec.DecodeError:
+            return False
+        fields = _object(answer.usage) or _object(answer.meta_info) or _nested(answer.message) or _nested(answer.response)
+        if fields:
+            has_prompt = any(key in fields for key in ("prompt_tokens", "input_tokens"))
+            # Anthropic's streams say the prompt in their first event and the answer in their last one.
+            self._fields = fields if has_prompt else {**self._fields, **fields}
+        return bool(_object(answer.usage)) and bytes(answer.choices).translate(None, b" \t\r\n") == b"[]"
+
+
+def read_usage(fields: Mapping[str, Any]) -> Usage | None:
+    """Return the usage in the words of any of the APIs, or None if there is none to be believed."""
+    prompt = _count(fields, "prompt_tokens", "input_tokens")
+    answer = _count(fields, "completion_tokens", "output_tokens")
+    cached = _count(fields, "cached_tokens")
+    for details in ("prompt_tokens_details", "input_tokens_details"):
+        if isinstance(fields.get(details), dict):
+            cached = _count(fields[details], "cached_tokens")
+    if "cache_read_input_tokens" in fields or "cache_creation_input_tokens" in fields:  # Anthropic counts these apart
+        cached = _count(fields, "cache_read_input_tokens")
+        if prompt is not None:
+            prompt += (cached or 0) + (_count(fields, "cache_creation_input_tokens") or 0)
+    if fields.get("total_tokens") is not None:
+        total = _count(fields, "total_tokens")
+    else:
+        total = None if prompt is None else prompt + (answer or 0)
+    return None if total is None else Usage(prompt or 0, total, cached)
+
+
+def _count(fields: Mapping[str, Any], *keys: str) -> int | None:
+    """Return the first number of tokens under `keys`, or None if there is none, or none to be believed."""
+    value = next((fields[key] for key in keys if fields.get(key) is not None), None)
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None
+
+
+def _object(raw: msgspec.Raw) -> Mapping[str, Any]:
+    try:
+        return _decode_fields(raw) if bytes(raw)[:1] == b"{" else _NO_FIELDS
+    except msgspec.DecodeError:
+        return _NO_FIELDS
+
+
+def _nested(raw: msgspec.Raw) -> Mapping[str, Any]:
+    """Return the usage below a member that is an object."""
+    try:
+        return _object(_decode_answer(raw).usage) if bytes(raw)[:1] == b"{" else _NO_FIELDS
+    except msgspec.DecodeError:
+        return _NO_FIELDS
+
+
+def _data_of(event: bytes) -> bytes:
+    """Return the data of an event, its lines joined; b"" if it has none."""
+    event = event.lstrip(b"\r\n")
+    if event.startswith(_DATA) and b"\n" not in event and b"\r" not in event:  # one line, the usual case
+        return event[len(_DATA) :].strip()
+    lines: Sequence[bytes] = _LINE_END.split(event)
+    return b"\n".join(line[len(_DATA) :].strip() for line in lines if line.startswith(_DATA))

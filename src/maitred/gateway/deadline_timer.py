@@ -1,0 +1,44 @@
+"""A timer that rings at the next deadline of a core."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from maitred.core.units import Micros, to_seconds
+
+
+def monotonic_now() -> Micros:
+    """Return the monotonic clock, µs. The clock of uvloop would do, but has a resolution of milliseconds."""
+    return time.monotonic_ns() // 1000
+
+
+class DeadlineTimer:
+    """One timer inside one event loop, set anew after each input of the core."""
+
+    def __init__(self, on_due: Callable[[], object]) -> None:
+        self._on_due = on_due
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set_to(self, deadline: Micros | None) -> None:
+        """Ring at `deadline`; None: not at all. A timer that is due earlier stays: when it rings, it is set to the next one."""
+        if deadline is None:
+            return
+        loop = asyncio.get_running_loop()
+        # One millisecond more: the loop may ring that much early, and uvloop makes no timer (no `when`) of a delay of 0.
+        delay = max(0.0, to_seconds(deadline - monotonic_now())) + 0.001
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + delay:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(delay, self._ring)
+
+    def cancel(self) -> None:
+        """Ring no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._on_due()

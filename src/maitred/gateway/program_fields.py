@@ -1,0 +1,150 @@
+"""Which program a request belongs to, and the body without what only the gateway needs.
+
+The id of the program is, in this order,
+
+    program_id in the body
+    program_id in `extra_body` of the body, where clients of some SDKs put fields of their own
+    the header x-maitred-program-id, or x-program-id
+    a session header (`programs.session_headers`)
+
+and the id of the program that forked it is in `parent_program_id` or x-maitred-parent-program-id likewise. A request without
+an id is a program of its own. An id that is no text, or is empty, is an error of the client: programs of two clients that make
+the same mistake must not become one.
+
+A backend gets neither. It is asked for the usage of a stream (`stream_options.include_usage`), unless the client has said
+whether it wants that; the event that answers it is then kept from the client. Everything else in the body stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from maitred.gateway.request_fields import Route
+from maitred.wire.asgi import ApiError, Headers
+
+PROGRAM_HEADER: Final = b"x-maitred-program-id"
+PARENT_HEADER: Final = b"x-maitred-parent-program-id"
+OWN_HEADERS: Final = frozenset((PROGRAM_HEADER, PARENT_HEADER))
+"""Headers that are meant for the gateway."""
+_PROGRAM_HEADERS: Final = (PROGRAM_HEADER, b"x-program-id")
+MAX_ID_CHARS: Final = 512
+"""Length of the longest id, in characters: ids are kept, logged and listed."""
+_PROGRAM_KEY, _PARENT_KEY, _EXTRA_KEY, _OPTIONS_KEY = "program_id", "parent_program_id", "extra_body", "stream_options"
+_OWN_KEYS: Final = (_PROGRAM_KEY, _PARENT_KEY)
+
+
+class _ProgramFields(msgspec.Struct, gc=False):
+    """The fields of a body that programs need, as raw JSON; empty if absent."""
+
+    program_id: msgspec.Raw = msgspec.Raw()
+    parent_program_id: msgspec.Raw = msgspec.Raw()
+    extra_body: msgspec.Raw = msgspec.Raw()
+    stream_options: msgspec.Raw = msgspec.Raw()
+
+
+_decode_fields = msgspec.json.Decoder(_ProgramFields).decode
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+class ProgramOfRequest(msgspec.Struct, frozen=True, gc=False):
+    """What a request says of its program."""
+
+    program: str
+    """The id, or empty."""
+    parent: str
+    """The id of the program that forked it, or empty."""
+    body: bytes
+    """The body for the backend."""
+    hides_usage: bool
+    """Whether the client has not asked for the usage that the backend was asked for."""
+
+
+def read_program(
+    headers: Headers, body: bytes, route: Route, session_headers: Sequence[bytes], *, stream: bool
+) -> ProgramOfRequest:
+    """Return what a request says of its program. `body` is a JSON object. Raises ApiError 400 for an id that is none."""
+    fields = _decode_fields(body)
+    extra = _extra_body(fields.extra_body)
+    program = _body_id(_PROGRAM_KEY, fields.program_id, extra) or _header_id(headers, _PROGRAM_HEADERS, must_be_set=True)
+    parent = _body_id(_PARENT_KEY, fields.parent_program_id, extra) or _header_id(headers, (PARENT_HEADER,), must_be_set=True)
+    program = program or _header_id(headers, session_headers, must_be_set=False)
+    changes: dict[str, object] = {}
+    if bytes(fields.program_id) or bytes(fields.parent_program_id):
+        changes |= dict.fromkeys(_OWN_KEYS)
+    if any(key in extra for key in _OWN_KEYS):
+        changes[_EXTRA_KEY] = {key: value for key, value in extra.items() if key not in _OWN_KEYS} or None
+    options = _with_usage(fields.stream_options) if stream and route.reports_usage_on_demand else None
+    if options is not None:
+        changes[_OPTIONS_KEY] = options
+    return ProgramOfRequest(program, parent, _change_members(body, changes), hides_usage=options is not None)
+
+
+def _extra_body(raw: msgspec.Raw) -> Mapping[str, msgspec.Raw]:
+    """Return the members of `extra_body`; none if it is no object."""
+    try:
+        return _decode_object(raw) if bytes(raw) else {}
+    except msgspec.ValidationError:
+        return {}
+
+
+def _body_id(key: str, raw: msgspec.Raw, extra: Mapping[str, msgspec.Raw]) -> str:
+    """Return the id under `key` at the top of the body, else that in `extra_body`, else ""."""
+    value = bytes(raw) or bytes(extra.get(key, b""))
+    if not value:
+        return ""
+    try:
+        name = _decode_text(value)
+    except msgspec.ValidationError:
+        raise _invalid_id(key, "must be a string that is not empty") from None
+    return _checked(key, name)
+
+
+def _header_id(headers: Headers, names: Sequence[bytes], *, must_be_set: bool) -> str:
+    """Return the id in the first header of `names`, in the order of `names`, or "". An empty one is an error if
+    `must_be_set`."""
+    for name in names:
+        value = next((value for header, value in headers if header == name), None)
+        if value is None:
+            continue
+        text = value.decode("utf-8", "replace").strip()
+        if text or must_be_set:
+            return _checked(name.decode("latin-1"), text)
+    return ""
+
+
+def _checked(where: str, name: str) -> str:
+    if not name.strip():
+        raise _invalid_id(where, "must be a string that is not empty")
+    if len(name) > MAX_ID_CHARS:
+        raise _invalid_id(where, f"must have at most {MAX_ID_CHARS} characters")
+    return name
+
+
+def _invalid_id(where: str, problem: str) -> ApiError:
+    return ApiError(400, f"{where} {problem}", kind="invalid_request_error", code="invalid_program_id", param=where)
+
+
+def _with_usage(raw: msgspec.Raw) -> dict[str, object] | None:
+    """Return `stream_options` with `include_usage`, or None if the client has said whether it wants that, or if they are no
+    object, which the backend will refuse."""
+    value = bytes(raw)
+    if not value or value == b"null":
+        return {"include_usage": True}
+    try:
+        options = _decode_object(value)
+    except msgspec.ValidationError:
+        return None
+    return None if "include_usage" in options else {**options, "include_usage": True}
+
+
+def _change_members(body: bytes, changes: Mapping[str, object]) -> bytes:
+    """Return the JSON object `body` with these members, those that are None taken out, and everything else unchanged."""
+    if not changes:
+        return body
+    # All other members stay raw, so that a number is not written in another way than the client's.
+    members = {key: value for key, value in _decode_object(body).items() if key not in changes}
+    return msgspec.json.encode({**members, **{key: value for key, value in changes.items() if value is not None}})
