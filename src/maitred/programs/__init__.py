@@ -1,6 +1,7 @@
 """Programs: may the agent program of a request hold KV memory now, and at which backend? See `core`."""
 
 from maitred.programs.acting_estimators import ACTING_ESTIMATORS, ActingEstimator, ToolTimes
+from maitred.programs.adoption import ProgramRecord, record_of
 from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.config import ProgramsConfig
 from maitred.programs.core import Programs
@@ -17,6 +18,7 @@ __all__ = [
     "ProgramDecision",
     "ProgramKey",
     "ProgramReason",
+    "ProgramRecord",
     "ProgramRequest",
     "ProgramState",
     "ProgramStatus",
@@ -24,4 +26,5 @@ __all__ = [
     "ProgramsConfig",
     "ToolTimes",
     "Usage",
+    "record_of",
 ]

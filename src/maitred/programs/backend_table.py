@@ -36,6 +36,10 @@ class BackendTable:
     def __getitem__(self, index: int) -> BackendMemory:
         return self._backends[index]
 
+    def find(self, index: int | None) -> BackendMemory | None:
+        """Return the backend with this index, or None if there is none."""
+        return None if index is None else self._backends.get(index)
+
     def find_or_add(self, index: int) -> BackendMemory:
         """Return the backend with this index; a new one serves no model yet."""
         backend = self._backends.get(index)

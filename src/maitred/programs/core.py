@@ -4,6 +4,7 @@
     progress(id)      tokens of its response have come
     end(id, usage)    it has ended, however; or its client has left while it waited
     release(program)  the client is done with the program
+    adopt(records)    programs that the core of the last run has known
     set_backend(...)  a backend has come, is down, is drained, or has another capacity
     advance(now)      ticks, requests that have waited too long, programs that were idle too long
 
@@ -29,6 +30,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
+from maitred.programs.adoption import ProgramRecord, adopt_programs
 from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.config import ProgramsConfig
 from maitred.programs.departures import Departures
@@ -66,6 +68,7 @@ class Programs:
             tokens = self._tokens.estimate(request.characters, request.model, request.tenant)
             self._table.characters[request.id] = request.characters
         program.priority_class = request.priority_class
+        program.characters = request.characters
         self._note_request(program, now)
         if program.backend is not None:
             self._begin_active(program, self._places.backends[program.backend], request.id, tokens, now)
@@ -133,6 +136,13 @@ class Programs:
         if found:
             self._places.react([index for index in touched if index is not None], now)
         return bool(found), self._places.take()
+
+    def adopt(self, records: Sequence[ProgramRecord], now: Micros) -> Sequence[ProgramDecision]:
+        """Take over programs that another core has known, parents before their children. See `adoption`."""
+        self._run_due(now)
+        touched = adopt_programs(self._table, self._places, self.config, records, now)
+        self._places.react(touched, now)
+        return self._places.take()
 
     def set_backend(
         self,

@@ -88,6 +88,8 @@ class ProgramReason(StrEnum):
     """The backend is down, and the KV there is lost."""
     DRAINED = "drained"
     """The backend is being drained."""
+    ADOPTED = "adopted"
+    """The program was known to the core of the last run."""
     ENDED = "ended"
     """A program of one request has ended, or a new one whose only request left before it was placed."""
     EXPIRED = "expired"

@@ -62,6 +62,7 @@ class Program:
         "acting_share",
         "acting_since",
         "backend",
+        "characters",
         "charge",
         "children",
         "contexts",
@@ -102,6 +103,8 @@ class Program:
         """The index of the backend that it was paused at, or None if it was not paused since it came or was resumed."""
         self.tokens = 0
         """Tokens that it needs in KV memory: those of its requests under way, or those of its last one."""
+        self.characters = 0
+        """Characters of the body of its last request."""
         self.last_total = 0
         """Tokens at the end of its last request."""
         self.contexts: dict[RequestId, int] = {}

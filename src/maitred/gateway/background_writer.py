@@ -1,0 +1,112 @@
+"""Write batches in a thread of its own, so that no disk ever holds up the event loop.
+
+    the event loop   collects what is to be written, and takes it as one batch when the thread is idle
+    the thread       writes the batch
+
+At most one batch is being written. What comes meanwhile is collected by the owner (`BatchSource`), which also bounds it. A
+failure is logged when it begins, and the batch is given back to its owner, which may try again; serving goes on in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from typing import Final, Generic, Protocol, TypeVar
+
+FLUSH_SECS: Final = 0.25
+"""Seconds between two batches, and so the longest time for which a change is only in memory."""
+_CLOSE_SECS: Final = 5.0
+"""Longest time for which the end of the gateway waits for a disk."""
+log = logging.getLogger("maitred.gateway")
+Batch = TypeVar("Batch")
+
+
+class BatchSource(Protocol[Batch]):
+    """What is written."""
+
+    def take_batch(self) -> Batch | None:
+        """Return what has collected since the last call, or None if nothing has. Called in the event loop."""
+        ...
+
+    def write_batch(self, batch: Batch) -> None:
+        """Write a batch. Called in the thread; may raise anything."""
+        ...
+
+    def give_back(self, batch: Batch) -> None:
+        """Take back a batch that could not be written. Called in the event loop."""
+        ...
+
+
+class BackgroundWriter(Generic[Batch]):
+    """Writes what one source has."""
+
+    def __init__(self, source: BatchSource[Batch], what: str) -> None:
+        """`what` says for the log what is written."""
+        self.failed = False
+        """Whether the last batch could not be written."""
+        self._source = source
+        self._what = what
+        self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._idle = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Write a batch every `FLUSH_SECS` from now on, inside this event loop."""
+        self._idle.set()
+        # The thread is a daemon: a disk that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, args=(asyncio.get_running_loop(),), daemon=True, name=self._what)
+        self._thread.start()
+        self._on_timer()
+
+    async def close(self) -> None:
+        """Write what is left, and end the thread. Gives up after `_CLOSE_SECS`."""
+        if self._thread is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            async with asyncio.timeout(_CLOSE_SECS):
+                await self._idle.wait()
+                self._hand_over()
+                await self._idle.wait()
+        except TimeoutError:
+            log.error("%s: the last changes could not be written within %g s", self._what, _CLOSE_SECS)
+        else:
+            self._batches.put(None)
+            await asyncio.to_thread(self._thread.join, _CLOSE_SECS)
+
+    def _on_timer(self) -> None:
+        if self._idle.is_set():
+            self._hand_over()
+        self._timer = asyncio.get_running_loop().call_later(FLUSH_SECS, self._on_timer)
+
+    def _hand_over(self) -> None:
+        batch = self._source.take_batch()
+        if batch is not None:
+            self._idle.clear()
+            self._batches.put(batch)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while (batch := self._batches.get()) is not None:
+            failure: Exception | None = None
+            try:
+                self._source.write_batch(batch)
+            except Exception as error:  # A disk and a database may fail in any way.
+                failure = error
+            try:
+                loop.call_soon_threadsafe(self._on_written, batch, failure)
+            except RuntimeError:  # The loop was closed while the disk hung.
+                return
+
+    def _on_written(self, batch: Batch, failure: Exception | None) -> None:
+        self._idle.set()
+        if failure is not None:
+            self._source.give_back(batch)
+            if not self.failed:
+                log.error("%s cannot be written: %s", self._what, failure)
+        elif self.failed:
+            log.warning("%s can be written again", self._what)
+        self.failed = failure is not None

@@ -1,0 +1,138 @@
+"""The programs of a gateway in a SQLite file, so that the next gateway knows where their KV is.
+
+One row for each program that has an id. Changes are written many in one transaction. The file is in WAL mode: a process that is
+killed loses at most the changes of the last moments, and a transaction is in the file whole or not at all.
+
+Times in the file are those of the wall clock (µs since 1970), because no monotonic clock lasts longer than the machine is up.
+
+A file that is no such database is moved aside and begun anew: what it held cannot be read, and programs without a record are
+only placed as if they were new.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
+from maitred.programs import ProgramKey
+
+log = logging.getLogger("maitred.gateway")
+_VERSION: Final = 1
+"""Of the table; a file with another one is begun anew."""
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
+
+
+class StoredProgram(NamedTuple):
+    """One row."""
+
+    tenant: str
+    name: str
+    model: str
+    priority_class: PriorityClass
+    parent: str
+    backend: str
+    """The URL, or empty if the program was paused."""
+    rank: _Count
+    """The data-parallel rank, 0 if the backend has none."""
+    tokens: _Count
+    characters: _Count
+    inherited_tokens: _Count
+    step_count: _Count
+    tool_count: _Count
+    tool_mean: Annotated[float, msgspec.Meta(ge=0)]
+    """µs."""
+    created_at: _Count
+    """µs since 1970."""
+    last_active: _Count
+    """µs since 1970."""
+
+
+_COLUMNS: Final = ", ".join(StoredProgram._fields)
+_CREATE: Final = f"CREATE TABLE IF NOT EXISTS programs ({_COLUMNS}, PRIMARY KEY (tenant, name, model)) WITHOUT ROWID"
+_SELECT: Final = f"SELECT {_COLUMNS} FROM programs ORDER BY created_at"  # noqa: S608  (no value in it comes from outside)
+_INSERT: Final = f"INSERT OR REPLACE INTO programs VALUES ({', '.join('?' * len(StoredProgram._fields))})"  # noqa: S608
+_DELETE: Final = "DELETE FROM programs WHERE tenant = ? AND name = ? AND model = ?"
+ProgramChanges: TypeAlias = dict[ProgramKey, StoredProgram | None]
+"""The programs that have changed; None: the program is forgotten."""
+
+
+class ProgramStore:
+    """One file. Its connection belongs to the thread that writes."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ConfigError if `path` cannot be opened or made."""
+        self.path = Path(path)
+        self._connection: sqlite3.Connection | None = None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.found = self._read_or_begin_anew()
+            """The programs of the last run, in the order of creation."""
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(f"cannot keep programs in {path}: {error}", where="programs.state") from error
+
+    def write(self, changes: ProgramChanges) -> None:
+        """Write changes in one transaction. Called in the thread of the writer. Raises sqlite3.Error."""
+        if self._connection is None:
+            self._connection = self._open()
+        with self._connection:
+            self._connection.executemany(_DELETE, [key for key, stored in changes.items() if stored is None])
+            self._connection.executemany(_INSERT, [stored for stored in changes.values() if stored is not None])
+
+    def close(self) -> None:
+        """Close the file, after the writer has ended."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        # The writer's thread uses it, and after that has ended, `close`.
+        connection = sqlite3.connect(self.path, timeout=5.0, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")  # A killed process loses nothing; a power cut the last moments.
+        return connection
+
+    def _read_or_begin_anew(self) -> Sequence[StoredProgram]:
+        try:
+            return self._read()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):  # It cannot be opened or written: its content is not at fault.
+                raise
+            self._move_aside(error)
+            return self._read()
+
+    def _read(self) -> Sequence[StoredProgram]:
+        """Return all rows that make sense, and make the table if there is none."""
+        with closing(self._open()) as connection, connection:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            if tables and (version != _VERSION or ("programs",) not in tables):
+                raise sqlite3.DatabaseError("it holds something else")
+            connection.execute(_CREATE)
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
+            rows = connection.execute(_SELECT).fetchall()
+        return [row for row in map(_parse_row, rows) if row is not None]
+
+    def _move_aside(self, error: sqlite3.DatabaseError) -> None:
+        aside = self.path.with_name(self.path.name + ".unreadable")
+        log.error("%s cannot be read (%s): it is now %s, and programs of the last run are not known", self.path, error, aside)
+        self.path.replace(aside)
+        for suffix in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+
+
+def _parse_row(row: tuple[object, ...]) -> StoredProgram | None:
+    """Return a row, or None for one that makes no sense."""
+    try:
+        return msgspec.convert(row, StoredProgram)
+    except msgspec.ValidationError:
+        return None
