@@ -2,14 +2,17 @@
 
     proxy_request()   take the request in (`request_intake`); stop it when its client disconnects; answer every failure
     _hold_memory()    ask for KV memory for its program (`program_driver`), wait for it, and end its step exactly once
-    _hold_slot()      ask admission for a slot (`driver`), wait for it, and release it exactly once
+    _hold_slot()      ask admission for a slot (`driver`), wait for it, and release it, which takes effect once
     _try_backends()   let the router choose a backend (`fleet`); try another one while no part of a response has been sent
     _try_backend()    send the request to one backend, and its response to the client (`response_forwarder`)
 
 **Slots and places in a queue** are freed in `_hold_slot` alone: by its `finally`, and by `yield_slot` for a request that is
 preempted. When a client disconnects, the `DisconnectWatcher` cancels the task of its request, wherever that task waits: in the
 queue (`slot.wait`) or for a backend. The cancellation passes through this `finally`, which tells the core that the request has
-ended with CLIENT_GONE. The core (`Admission.release`) frees what the request has: its place in the queue, or its slot.
+ended with CLIENT_GONE; so it does when the server shuts down, for every cancellation that gets so far counts as that. The core
+(`Admission.release`) hands it to the pool, which frees what the request has: its place in the queue, or its slot
+(`ClassPool.release`, or `FlowPool.release` under flow control). A victim that is not retried has left with `yield_slot`, and
+the core ignores the release by `finally`.
 
 **A preempted request** is stopped in the same way, which closes its connection to the backend. Its slot is free before anything
 is said to its client, which may be slow to read. Then the request is refused with a 503; or, with `on_preempt: retry`, it waits
@@ -70,9 +73,10 @@ class BackendAbandoned(UpstreamError):  # noqa: N818
     reason = "abandoned"
 
 
-RETRYABLE_ERRORS = (Disconnected, Truncated, BackendAbandoned)
-"""The failures of a backend that had the request after which another backend is tried. A timeout is not one of them: the same
-request would keep the next backend busy for as long."""
+RETRYABLE_ERRORS = (ConnectError, Disconnected, Truncated, BackendAbandoned)
+"""The failures after which another backend is tried. A ConnectError does not count as an attempt. A truncated response can be
+retried because its head is withheld until the first data of its body; a later failure never gets here (`_try_backend`). A
+timeout is not one of them: the same request would keep the next backend busy for as long."""
 
 
 class Proxy:
@@ -191,7 +195,7 @@ class Proxy:
             config = self._admission.core.config
             raise error_responses.admission_rejected(rejected, config, self._config.queue_timeout_status) from rejected
         except asyncio.CancelledError:
-            end = ReleaseReason.CLIENT_GONE
+            end = ReleaseReason.CLIENT_GONE  # or the server shuts down: not told apart here
             raise
         finally:
             self._admission.release(request.id, end)
@@ -215,7 +219,7 @@ class Proxy:
                 failure = error
                 self._count_failure(backend, error)
             attempts += not isinstance(failure, ConnectError)  # A backend that was not reached has not had it.
-            if attempts == self._config.max_attempts or not isinstance(failure, (ConnectError, *RETRYABLE_ERRORS)):
+            if attempts == self._config.max_attempts or not isinstance(failure, RETRYABLE_ERRORS):
                 break
             tried.append(backend)
             # The fleet is asked again, because backends may have come up or gone down meanwhile.
@@ -241,8 +245,7 @@ class Proxy:
                     failure = error
                     self._count_failure(target.backend, error)
                 step.num_attempts += not isinstance(failure, ConnectError)
-                is_retryable = isinstance(failure, (ConnectError, *RETRYABLE_ERRORS))
-                if step.num_attempts == self._config.max_attempts or not is_retryable:
+                if step.num_attempts == self._config.max_attempts or not isinstance(failure, RETRYABLE_ERRORS):
                     raise error_responses.upstream_failed(failure)
                 self._counters.retries += 1
             elif not self._fleet.backends_serving(model):

@@ -67,7 +67,10 @@ class Disconnected(UpstreamError):  # noqa: N818  (the peer's act, by its usual 
 
 
 class Truncated(UpstreamError):  # noqa: N818
-    """The upstream closed the connection in the middle of its response."""
+    """The upstream closed the connection in the middle of its response.
+
+    A caller that has passed on no part of the response may still try another upstream.
+    """
 
     reason = "truncated"
 
