@@ -99,6 +99,7 @@ class ClassPool(SlotPool):
         ticket.transition(_RELEASE)
         self._stop_waiting(ticket)
         ticket.counters.cancelled += 1
+        # CLIENT_GONE whatever `release_reason` says: see `Reason.CLIENT_GONE`.
         # The request may have been a head that was too large for the free slots, and then it held back all behind it.
         return [Decision(now, ticket.id, Action.CANCEL, Reason.CLIENT_GONE), *self.dispatch(now)]
 
@@ -125,7 +126,8 @@ class ClassPool(SlotPool):
         while self.waiting and self.slots.in_use < self.slots.capacity:
             if self._bucket is not None and not self._bucket.has_token(now):
                 break
-            # The next request by class is found first: if it is the starved one, its admission costs no promotion.
+            # The next request by class is found first: if it is the starved one, its admission costs no promotion (but see
+            # `promotes_next_waiter`).
             regular = self.priority.next_waiter()
             starved = self.priority.next_promotion(regular, now)
             if starved is not None:

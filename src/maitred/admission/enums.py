@@ -64,6 +64,8 @@ class Reason(StrEnum):
     """It waited, and a more urgent request (`other`) took its place in a full queue."""
 
     CLIENT_GONE = "client_gone"
+    """It was released while it waited, for whatever reason: its client has left, the gateway shuts down, or, in a simulation,
+    its deadline has passed."""
 
     HIGHER_CLASS = "higher_class"
     """A request of a higher class found no slot."""
@@ -75,6 +77,7 @@ class ReleaseReason(StrEnum):
     DRAINED = "drained"
     """The client has received the whole body."""
     CLIENT_GONE = "client_gone"
+    """Its client has left, the gateway shuts down, or, in a simulation, its deadline has passed before an instance had it."""
     FAILED = "failed"
     """The backend, or the gateway itself, could not finish it."""
     SLOT_PREEMPTED = "preempted"

@@ -62,7 +62,10 @@ class SlotPool(ABC):
 
     @abstractmethod
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
-        """Take a request out of the queue, or out of its slot, which passes on. A victim that is tried again has not left."""
+        """Take a request out of the queue, or out of its slot, which passes on. A victim that is tried again has not left.
+
+        Called by `Admission.release`, which ignores requests that have left; the rules are in `ClassPool` and `FlowPool`.
+        """
 
     def adopt(self, ticket: Ticket) -> None:
         """Take over a request from a pool under other rules, in its state. To be called in the order of sequence numbers."""
@@ -201,7 +204,8 @@ class SlotPool(ABC):
         return [Decision(now, ticket.id, Action.QUEUE, Reason.TO_BE_RETRIED)]
 
     def _may_retry(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> bool:
-        """Return whether a victim is tried again: if its client is still there, and its queue timeout has not passed."""
+        """Return whether a victim is tried again: if `on_preempt` says so (`PoolRules.retries_victims`), its client is still
+        there, and its queue timeout has not passed."""
         if release_reason is not _PREEMPTED or not self.rules.retries_victims:
             return False
         # The timeout counts from the submission, so a victim beyond it would wait only to be rejected at once.

@@ -15,6 +15,8 @@ Example, share 0.25 and burst 2: of a starved backlog two requests are promoted 
 admission.
 
 Nothing here changes a queue: the pool acts on the answers. Only `Ticket.slot_units` is set.
+
+The priorities by which an instance orders its wait queue are another thing: `queueing/priority.py`.
 """
 
 from __future__ import annotations
@@ -108,7 +110,7 @@ class AdmissionPriority:
 
     def next_promotion(self, next_waiter: Ticket | None, now: Micros) -> Ticket | None:
         """Return the request to promote now, or None: the head of the least urgent lane that starves, for which a slot is idle.
-        `next_waiter` needs no promotion."""
+        `next_waiter` is next in any case: it is promoted only with `PoolRules.promotes_next_waiter`, as in SMG."""
         starvation = self._queues.starvation
         if now < starvation.earliest_at or not self._promotion_budget.can_promote:
             return None

@@ -72,7 +72,7 @@ class PoolRules(msgspec.Struct, frozen=True, kw_only=True):
     preemption_budget: Micros = 0
     """How long a preemptor waits for its victim's slot before it queues, µs."""
     retries_victims: bool = False
-    """Whether a victim waits again, once; else it is rejected."""
+    """Whether a victim waits again, once (the key is `on_preempt: retry`); else it is rejected."""
     fixed_retry_after: Micros | None = None
     """`Retry-After` of every rejection, µs, or None for an estimate from the speed of the queue."""
     tenant_weights: dict[str, float] | None = None
