@@ -1,7 +1,8 @@
-"""The rules of instances, by flavour: the one place where rules are chosen by `InstanceConfig.flavour`.
+"""The rules of instances, by instance flavour: the one place where rules are chosen by `InstanceConfig.flavour`.
 
-What a driver of instances must know of a flavour is here as data, so that nothing else asks which flavour it is. (The
-configuration knows which of its keys a flavour takes: `instance/config.py`.)
+What a driver of instances must know of an instance flavour is here as data, so that nothing else asks which one it is. (The
+configuration knows which of its keys an instance flavour takes: `instance/config.py`.) Two other keys have the same name and
+are not read here: `AdmissionConfig.flavour` (`admission/presets.py`) and `ProgramsConfig.flavour` (`programs/config.py`).
 """
 
 from __future__ import annotations
