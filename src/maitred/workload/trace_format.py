@@ -2,7 +2,8 @@
 
 A format is a class in a module of `maitred.workload.formats`, registered under the prefix that users type (`azure:FILE`). It
 recognises its files by their first line, and makes a parser that turns each further line into a `TraceRow`, or into the rows of
-a session. The reader (`trace`) adds the place in the file to errors, sorts the rows and makes jobs of them.
+a session. For a file without a prefix, `_detect_format` (in `workload/trace.py`) takes the one format that recognises its first
+line. The reader (`trace`) adds the place in the file to errors, sorts the rows and makes jobs of them.
 """
 
 from __future__ import annotations
