@@ -31,6 +31,10 @@ BY_QUEUES: Final = f"{BUSY} --num-instances 4 --routing-policy weighted --routin
 TIGHT: Final = f"{BLIS} --enable-prefix-caching --total-kv-blocks 16"
 FULL: Final = f"{BUSY} --total-kv-blocks 40 --max-model-len 400"
 TIERED: Final = f"{FULL} --config blis.yaml --kv-cpu-blocks 100"
+AGENTS: Final = (
+    f"--programs 6 --turns 5 --start-tokens uniform:200,400 --input-tokens 40 --output-tokens 30 --tool-time-ms 20000 {TIMED}"
+)
+CROWDED: Final = f"{AGENTS} --router tr --total-kv-blocks 70"
 
 EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
     "trace": (TRACE, "--trace azure.csv"),
@@ -49,6 +53,20 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
     "workload_spec": (TIMED, "--workload-spec spec.yaml"),
     "workload": (f"--rate 20 --num-requests 30 {TIMED}", "--workload chatbot"),
     "concurrency": (f"--num-requests 30 --prompt-tokens 100 --output-tokens 20 {TIMED}", "--concurrency 3"),
+    "programs": (TIMED, AGENTS.removesuffix(TIMED)),
+    "num_programs": (AGENTS, "--num-programs 9"),
+    "turns": (AGENTS, "--turns uniform:2,9"),
+    "start_tokens": (AGENTS, "--start-tokens 99"),
+    "tool_time_ms": (AGENTS, "--tool-time-ms quantiles:3,50,90,1000"),
+    "router": (AGENTS, "--router default"),
+    "acting_token_weight": (CROWDED, "--acting-token-weight 0.5"),
+    "use_acting_token_decay": (CROWDED, "--use-acting-token-decay"),
+    "programs_flavour": (CROWDED, "--programs-flavour thunderagent"),
+    "backend_capacity_tokens": (CROWDED, "--backend-capacity-tokens 900"),
+    "scheduler_interval": (f"{CROWDED} --programs-flavour thunderagent", "--scheduler-interval 2"),
+    "acting_estimator": (CROWDED, "--acting-estimator decay(half_life_secs=3)"),
+    "max_wait": (f"{CROWDED} --programs-flavour thunderagent", "--max-wait 3"),
+    "program_ttl": (CROWDED, "--program-ttl 3"),
     "arrival": (LOAD, "--arrival constant"),
     "prefix_tokens": (LOAD, "--prefix-tokens 160"),
     "prompt_tokens_stdev": (LOAD, "--prompt-tokens-stdev 30"),
@@ -167,7 +185,7 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
 
 ELSEWHERE: Final = {"step_by_step": "its results are those without it, which tests of the instance hold it to"}
 
-NEEDED: Final = {"skip_bad_rows", "workload_spec", "concurrency"}
+NEEDED: Final = {"skip_bad_rows", "workload_spec", "concurrency", "programs"}
 """Flags without which their command line is an error."""
 
 FILES: Final[Mapping[str, str]] = {

@@ -182,7 +182,7 @@ def test_skipped_rows_are_counted_and_the_first_is_named(maitred: Any) -> None:
 
 
 MISTAKES = [
-    ([], "there is no workload (give --trace FORMAT:FILE, --workload-spec FILE, or --rate RATE (or --concurrency N) and "),
+    ([], "there is no workload (give --trace FORMAT:FILE, --workload-spec FILE, --programs N, or --rate RATE (or --con"),
     (["--rate", "5"], "--num-requests is missing (give"),
     (["--num-requests", "5"], "--rate is missing (give"),
     (["--trace", "sample:mixed", "--rate", "5"], "--rate does not go with --trace (give"),

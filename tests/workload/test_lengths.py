@@ -70,7 +70,7 @@ def test_every_draw_is_a_length(text: str, uniforms: list[float]) -> None:
     ("text", "hint"),
     [
         ("many", "write a number of tokens, such as 500, or exponential:MEAN, gaussian:MEAN,SD,MIN,MAX, lognormal:MEAN,SD, "),
-        ("few", "pareto_lognormal:ALPHA,XM,MU,SIGMA,WEIGHT, uniform:LOW,HIGH"),
+        ("few", "pareto_lognormal:ALPHA,XM,MU,SIGMA,WEIGHT, quantiles:P50,P95,P99,MAX, uniform:LOW,HIGH"),
         ("", "tokens, such as 500"),
         ("0", "tokens, such as 500"),
         ("nan", "tokens, such as 500"),

@@ -20,6 +20,7 @@ import typer
 from maitred.cli.config_flags import ADMISSION, CLUSTER, FLOW_CONTROL, SIMULATE
 from maitred.cli.flags import NO_VALUE, as_flag_error, command, flag
 from maitred.cli.outputs import OutputFlags, open_outputs
+from maitred.cli.program_flags import PROGRAM_FLAG_NAMES, ProgramFlags, program_values
 from maitred.cli.shared_flags import InstanceFlags, horizon, instance_values, short_horizon, slo
 from maitred.cli.terminal import ShowProgress, exit_on_signals, printable, progress_bar
 from maitred.cli.traces import recorded_run, report_skipped
@@ -38,7 +39,7 @@ _TURN_ON: Final = "--admission priority, or --capacity SLOTS"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateFlags(OutputFlags, InstanceFlags):
+class SimulateFlags(OutputFlags, InstanceFlags, ProgramFlags):
     """The flags that stand for no single key."""
 
     config: Annotated[
@@ -110,6 +111,7 @@ def run(flags: SimulateFlags) -> None:
                 config.instance,
                 config.routing,
                 config.admission,
+                config.programs,
                 seed=flags.run_seed,
                 horizon=last,
                 progress=_arrival_progress(flags, trace, show),
@@ -140,7 +142,12 @@ def build_config(flags: SimulateFlags) -> Config:
         policy_file=flags.policy_config,
         env=os.environ,
         flags=_values(flags),
-        flag_names={**run.flag_names, "admission.slo_targets": "--slo-targets", "instance.latency": "--latency-model"},
+        flag_names={
+            **run.flag_names,
+            **PROGRAM_FLAG_NAMES,
+            "admission.slo_targets": "--slo-targets",
+            "instance.latency": "--latency-model",
+        },
     )
     merged = sources.merged()
     config = _resolve_names(with_simulation_defaults(merged), flags)
@@ -148,6 +155,8 @@ def build_config(flags: SimulateFlags) -> Config:
         _check_admission_config(config, flags)
     if config.admission.mode != "flow-control":
         _check_no_flow_control(flags)
+    if config.programs.mode == "off":
+        _check_no_programs(flags)
     if flags.decision_log is not None and config.admission.admits_all:
         hint = f"turn admission on with {_TURN_ON}"
         raise ConfigError("without admission there are no decisions to log", where="--decision-log", hint=hint)
@@ -156,7 +165,8 @@ def build_config(flags: SimulateFlags) -> Config:
 
 def _values(flags: SimulateFlags) -> dict[str, object]:
     """Return the values of configuration keys that the flags give. Raises ConfigError for flags that contradict each other."""
-    values = {key: value for key, value in instance_values(flags).items() if not key.startswith("workload.")}
+    values = {**instance_values(flags), **program_values(flags)}
+    values = {key: value for key, value in values.items() if not key.startswith("workload.")}
     mode = values.get("admission.mode")
     if flags.flow_control and mode not in (None, "flow-control"):
         raise ConfigError(f"contradicts --admission {mode}", where="--flow-control", hint="give one of them")
@@ -209,6 +219,15 @@ def _check_no_flow_control(flags: SimulateFlags) -> None:
         raise ConfigError("without flow control it has no effect", where=given[0], hint="turn it on with --flow-control")
 
 
+def _check_no_programs(flags: SimulateFlags) -> None:
+    """Raise ConfigError for a flag that has no effect while requests are routed one by one."""
+    given = [run.flag_names[key] for key in run.key_flags if key.startswith("programs.") and key in flags.values]
+    given += ["--acting-token-weight"] if flags.acting_token_weight is not None else []
+    given += ["--use-acting-token-decay"] if flags.use_acting_token_decay else []
+    if given:
+        raise ConfigError("without programs it has no effect", where=given[0], hint="turn them on with --router tr")
+
+
 def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:
     """Yield a warning for each setting that has no effect or is probably a mistake."""
     from maitred.routing import Signals
@@ -254,7 +273,7 @@ def _setup(flags: SimulateFlags, config: Config, last: Micros | None) -> RunSetu
     from maitred.report import RunSetup
     from maitred.workload.load import describe
 
-    sections = {name: getattr(config, name) for name in ("cluster", "instance", "routing", "admission")}
+    sections = {name: getattr(config, name) for name in ("cluster", "instance", "routing", "admission", "programs")}
     return RunSetup(
         workload=describe(flags.load),
         command=f"maitred simulate {flags.command_line}",

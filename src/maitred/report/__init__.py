@@ -1,6 +1,7 @@
 """The report of a run: figures, a table for the terminal, files for programs, charts, an HTML page.
 
     result              maitred.simulate, and the Result that it returns
+    programs            the figures of agent programs
     summary             the figures of all requests and of groups of them, from kept rows or from rows that stream by
     request_statistics  counts and latencies of requests
     breakdown           groups of requests, and the gaps between tokens of each group
@@ -22,6 +23,7 @@ from maitred.report.figure import check_plot_path, write_plot
 from maitred.report.fitness import Fitness, fitness, parse_weights
 from maitred.report.output_file import OutputFile
 from maitred.report.page import RunSetup, write_page
+from maitred.report.programs import ProgramSummary
 from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.result import Result, simulate
 from maitred.report.slo import DEFAULT_SLO, Slo, Targets, workload_targets
@@ -36,6 +38,7 @@ __all__ = [
     "InstanceSummary",
     "LatencyStatistics",
     "OutputFile",
+    "ProgramSummary",
     "Result",
     "RunSetup",
     "Slo",

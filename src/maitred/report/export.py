@@ -25,6 +25,7 @@ from maitred.core.request import PriorityClass, RequestId
 from maitred.core.units import to_ms, to_seconds
 from maitred.report.breakdown import By
 from maitred.report.fitness import Fitness
+from maitred.report.programs import program_metrics
 from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.slo import Slo, Targets
 from maitred.report.summary import GroupSummary, InstanceSummary, Summary
@@ -211,6 +212,7 @@ def metrics(summary: Summary) -> dict[str, Any]:
         **_figures(summary, summary.total),
         **_instance_figures(summary.all_instances),
         "fairness_jain_index": summary.fairness,
+        **program_metrics(summary.programs),
         "warnings": summary.warnings,
         **{_BREAKDOWN_KEYS[by]: dict(_breakdown(summary, by)) for by in summary.by},
     }

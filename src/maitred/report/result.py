@@ -25,6 +25,7 @@ from maitred.core.decisions import DecisionLog
 from maitred.core.units import MILLISECOND, Micros
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue import resolve_instance
+from maitred.programs import ProgramsConfig
 from maitred.report import export
 from maitred.report.breakdown import By
 from maitred.report.output_file import OutputFile
@@ -102,6 +103,7 @@ def simulate(
     instance: InstanceConfig | None = None,
     routing: RoutingConfig | None = None,
     admission: AdmissionConfig | None = None,
+    programs: ProgramsConfig | None = None,
     *,
     seed: int = 42,
     horizon: Micros | None = None,
@@ -115,14 +117,17 @@ def simulate(
     `workload` is an iterable of jobs in the order of arrival (`synthetic(...)`, a trace), a `Workload` (with its own seed; use
     its `jobs(seed=...)` for another), or a trace as the command line names it (`"azure:FILE"`). Sections that are None have
     their defaults. If `admission` is None, the default classes apply if `cluster.capacity` is set, and otherwise every request
-    may enter. `slo` is the default of the result's methods. `sample_every` (µs) is the first distance of the samples for
-    charts, which grows during the run; None takes no samples. `progress` is called from time to time with the number of arrived
-    requests. `log` receives the decisions of admission. The same arguments give the same result.
+    may enter. If `programs` is None, requests are routed one by one. `slo` is the default of the result's methods.
+    `sample_every` (µs) is the first distance of the samples for charts, which grows during the run; None takes no samples.
+    `progress` is called from time to time with the number of arrived requests. `log` receives the decisions of admission. The
+    same arguments give the same result.
 
     Raises ConfigError for unknown policies, impossible limits, jobs out of order, and a trace that cannot be read.
     """
     name = workload if isinstance(workload, str) else ""
-    setup = RunSetup(workload=name, seed=seed, horizon=horizon, sections=_sections(cluster, instance, routing, admission))
+    setup = RunSetup(
+        workload=name, seed=seed, horizon=horizon, sections=_sections(cluster, instance, routing, admission, programs)
+    )
 
     def run_jobs(jobs: Iterable[Job]) -> Result:
         rows = run(
@@ -131,6 +136,7 @@ def simulate(
             instance,
             routing,
             admission,
+            programs,
             seed=seed,
             horizon=horizon,
             progress=progress,
@@ -153,6 +159,7 @@ def _sections(
     instance: InstanceConfig | None,
     routing: RoutingConfig | None,
     admission: AdmissionConfig | None,
+    programs: ProgramsConfig | None,
 ) -> dict[str, msgspec.Struct]:
     """Return the configuration of a run by section, with the defaults filled in."""
     cluster = cluster or ClusterConfig()
@@ -162,4 +169,5 @@ def _sections(
         "instance": resolve_instance(instance or InstanceConfig()),
         "routing": routing or RoutingConfig(),
         "admission": admission or AdmissionConfig(mode=mode),
+        **({} if programs is None else {"programs": programs}),
     }

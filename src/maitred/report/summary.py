@@ -32,6 +32,7 @@ from maitred.core.histogram import QuantileSketch
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros, to_seconds
 from maitred.report.breakdown import By, group_codes, group_label, itl_by_group, split_by
+from maitred.report.programs import ProgramSummary, summarise_programs
 from maitred.report.request_statistics import (
     LatencyStatistics,
     RequestCounts,
@@ -90,6 +91,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """By the label of the instance, as in `by[By.INSTANCE]`."""
     fairness: float | None
     """Jain's index among tenants, 0..1, or None if there are not several."""
+    programs: ProgramSummary | None = None
+    """The agent programs; None if requests were routed one by one."""
     warnings: Sequence[str] = ()
 
     @property
@@ -142,6 +145,7 @@ def build_summary(
         all_instances=engine,
         instances=engines,
         fairness=_fairness(tokens),
+        programs=summarise_programs(results),
         warnings=(
             *_thrashing(total),
             *(f"there is an SLO for the class {name!r}, and no request of it" for name in empty_classes),

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from maitred.core.units import SECOND, to_ms, to_seconds
 from maitred.report.breakdown import By
+from maitred.report.programs import ProgramSummary
 from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.slo import Slo, Targets
 from maitred.report.summary import GroupSummary, Summary
@@ -74,6 +75,8 @@ def print_summary(summary: Summary, console: Console, per: By = By.CLASS) -> Non
     tables = [_latencies(summary, groups), _requests(summary, groups)]
     if per is not By.CLASS:
         tables.append(_breakdown(summary, per))
+    if summary.programs is not None:
+        tables.append(_programs(summary.programs))
     for table in tables:
         print_table(table, console)
     console.print(_closing(summary), style="dim", highlight=False)
@@ -124,6 +127,29 @@ def _requests(summary: Summary, groups: dict[str, GroupSummary]) -> Table:
         table.add_column(label, justify="right", min_width=9, header_style="cyan")
     for name, of in (("arrived", _arrived), *_outcomes(summary), *_work(summary), *_rates(summary)):
         table.add_row(name, *map(of, groups.values()))
+    return table
+
+
+def _programs(programs: ProgramSummary) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("programs", style="bold")
+    table.add_column(_ALL, justify="right", min_width=9, header_style="cyan")
+    makespan = programs.makespan
+    lines: list[tuple[bool, str, str]] = [
+        (True, "arrived", f"{programs.arrived:,}"),
+        (True, "  completed", f"{programs.completed:,}"),
+        (True, "steps/min", format_number(programs.steps_per_minute)),
+        (makespan is not None, "makespan p50 s", format_number(makespan.p50 / SECOND if makespan else None)),
+        (makespan is not None, "makespan p99 s", format_number(makespan.p99 / SECOND if makespan else None)),
+        (True, "pauses", f"{programs.pauses:,}"),
+        (True, "paused s", format_number(to_seconds(programs.paused))),
+        (True, "requests waited s", format_number(to_seconds(programs.waited))),
+        (programs.imbalance is not None, "KV imbalance", format_share(programs.imbalance)),
+        (programs.imbalance is not None, "  at most", format_share(programs.max_imbalance)),
+    ]
+    for is_shown, name, figure in lines:
+        if is_shown:
+            table.add_row(name, figure)
     return table
 
 

@@ -4,7 +4,8 @@
 
 A request that waits for its program holds no slot of admission. The driver knows exactly what a gateway estimates: the
 tokens of prompts, the tokens of outputs under way (at the first token and at each tick), and the tokens that programs at one
-instance share (`shared_tokens`). An instance has as many tokens of memory as its KV blocks hold.
+instance share (`shared_tokens`). An instance has as many tokens of memory as its KV blocks hold, unless
+`backend_capacity_tokens` says how many may be used.
 
 A program is released when the workload says that no more of its requests come (`workload.ProgramWorkload`); otherwise it
 keeps its place until it is paused or expires.
@@ -77,7 +78,7 @@ class ProgramsDriver:
         self._arrivals = arrivals
         self._event_queue = event_queue
         self._num_instances = cluster.num_instances
-        self._capacity = instance.kv_blocks * instance.block_size_in_tokens
+        self._capacity = config.backend_capacity_tokens or instance.kv_blocks * instance.block_size_in_tokens
         self._models: list[str] = []
         self._shared = SharedTokens(instance.block_size_in_tokens) if instance.enable_prefix_caching else None
         self._reported_shared = [0] * cluster.num_instances

@@ -26,6 +26,7 @@ from maitred.config import NO_VALUES, Config, ConfigSources
 from maitred.config.sources import with_simulation_defaults
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue import resolve_instance
+from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 from maitred.sim.config import ClusterConfig
 
@@ -40,6 +41,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     instance: InstanceConfig = InstanceConfig()
     routing: RoutingConfig = RoutingConfig()
     admission: AdmissionConfig = AdmissionConfig(mode="off")
+    programs: ProgramsConfig = ProgramsConfig()
 
     @classmethod
     def from_yaml(cls, path: str | Path, *, env: Mapping[str, str] = NO_VALUES) -> Self:
@@ -54,6 +56,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
             instance=config.instance,
             routing=config.routing,
             admission=config.admission,
+            programs=config.programs,
         )
 
     @property
@@ -70,7 +73,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         from maitred.sim import simulate
 
         resolved = replace(self, instance=resolve_instance(self.instance))
-        simulate((), resolved.cluster, resolved.instance, resolved.routing, resolved.admission)
+        simulate((), resolved.cluster, resolved.instance, resolved.routing, resolved.admission, resolved.programs)
         return resolved
 
 

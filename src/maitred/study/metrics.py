@@ -70,8 +70,15 @@ RUN_METRICS: Final[Mapping[str, Metric]] = {
     "cache_hit_rate": Metric("prefix hits", Better.HIGHER, is_share=True),
     "utilisation": Metric("utilisation", Better.HIGHER, of_groups=False, is_share=True),
     "fairness_jain_index": Metric("fairness", Better.HIGHER, of_groups=False),
+    "steps_per_minute": Metric("steps/min", Better.HIGHER, of_groups=False),
+    "program_makespan_p50_s": Metric("makespan p50 s", Better.LOWER, of_groups=False),
+    "program_makespan_p99_s": Metric("makespan p99 s", Better.LOWER, of_groups=False),
+    "program_pauses": Metric("pauses", Better.LOWER, of_groups=False),
+    "program_waited_s": Metric("requests waited s", Better.LOWER, of_groups=False),
+    "kv_imbalance": Metric("KV imbalance", Better.LOWER, of_groups=False, is_share=True),
 }
-"""The metrics that come out of a run. Those of cost (`cost`, `gpus`) are known before."""
+"""The metrics that come out of a run; those of programs only where `programs` schedules them. Those of cost (`cost`, `gpus`)
+are known before."""
 
 
 def find_metric(name: str, *, where: str = "", costs: bool = False) -> Metric:
@@ -111,7 +118,7 @@ def _figure(figures: Mapping[str, Any], name: str, known: Collection[str]) -> fl
 
     group, _, plain = name.rpartition(".")
     if not group:
-        return _number(figures[plain])
+        return _number(figures.get(plain))
     # The last breakdown wins: a class is meant before an SLO class or a tenant of the same name.
     groups: dict[str, Any] = {}
     for breakdown in ("per_tenant", "per_slo_class", "per_class"):

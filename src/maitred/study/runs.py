@@ -118,6 +118,7 @@ def _figures(task: Task) -> dict[str, float | None]:
             candidate.instance,
             candidate.routing,
             candidate.admission,
+            candidate.programs,
             seed=task.seed,
             horizon=task.horizon,
             log_itl=any(".itl_" in name for name in task.metrics),

@@ -11,7 +11,7 @@ users of a closed loop (BLIS).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from heapq import heappop, heappush
 from itertools import count, repeat
@@ -44,6 +44,25 @@ class ClosedLoopUser(msgspec.Struct, frozen=True):
 
     client: VirtualClient
     think_time: Micros
+    quota: SessionQuota
+
+
+class SessionQuota:
+    """How many more sessions the users of a client begin; None: any number."""
+
+    def __init__(self, remaining: int | None) -> None:
+        self._remaining = remaining
+
+    @property
+    def is_limited(self) -> bool:
+        return self._remaining is not None
+
+    def take(self) -> bool:
+        """Return whether another session may begin, and count it."""
+        if self._remaining is None:
+            return True
+        self._remaining -= 1
+        return self._remaining >= 0
 
 
 class JobGenerator:
@@ -79,27 +98,42 @@ class JobGenerator:
         if not completed:
             self._open_programs.discard(request.program)
         session, user = self._awaiting_answer.pop(request.id, (None, None))
+        if session is None:
+            return ()
+        if completed:
+            session.on_answer(output_tokens)
+            if not session.is_over:
+                following: Sequence[ClientSession] = session.fork() or (session,)
+                return self._next_rounds(following, now + session.think_time, user)
+        if session.parent is not None:
+            return self._join(session.parent, now, user)
         # A prompt that contains the history cannot follow an answer that does not exist. So the session ends, and as in BLIS
-        # its user sends no more.
-        if session is None or not completed:
+        # its user sends no more, unless the number of sessions is given.
+        if user is None or not (completed or user.quota.is_limited) or not user.quota.take():
             return ()
-        session.on_answer(output_tokens)
-        at = now + session.client.multi_turn.think_time_us
-        if session.is_over:
-            if user is None:
-                return ()
-            session, at = user.client.start_session(), now + user.think_time
-        if self._num_remaining <= 0 or at > self._horizon:
-            self._open_programs.discard(request.program)
-            return ()
-        self._num_remaining -= 1
-        return (self.next_round(session, at, user),)
+        return self._next_rounds((user.client.start_session(),), now + user.think_time, user)
+
+    def _join(self, parent: ClientSession, now: Micros, user: ClosedLoopUser | None) -> Sequence[Job]:
+        """Note that a sub-agent has ended. The session that forked it continues after the last one, however they ended."""
+        parent.num_children -= 1
+        return () if parent.num_children else self._next_rounds((parent,), now, user)
+
+    def _next_rounds(self, sessions: Sequence[ClientSession], at: Micros, user: ClosedLoopUser | None) -> Sequence[Job]:
+        """Return the next round of each of `sessions`, as far as the workload has not ended."""
+        jobs = []
+        for session in sessions:
+            if self._num_remaining <= 0 or at > self._horizon:
+                self._open_programs.discard(session.program)
+                continue
+            self._num_remaining -= 1
+            jobs.append(self.next_round(session, at, user))
+        return jobs
 
     def next_round(self, session: ClientSession, at: Micros, user: ClosedLoopUser | None = None) -> Job:
         """Return the next round of a session that continues after the answer to it."""
         job = session.next_job(next(self.request_ids), at)
         self.note_round(session)
-        if user is not None or not session.is_over:
+        if user is not None or session.parent is not None or not session.is_over:
             self._awaiting_answer[job.request.id] = (session, user)
         return job
 
@@ -165,8 +199,7 @@ class ScriptedSession(ArrivalSource):
         job = self._session.next_job(next(generator.request_ids), self.next_arrival)
         generator.note_round(self._session)
         self._session.on_answer(job.output_tokens)
-        think_time = self._session.client.multi_turn.think_time_us
-        self.next_arrival = None if self._session.is_over else self.next_arrival + think_time
+        self.next_arrival = None if self._session.is_over else self.next_arrival + self._session.think_time
         return job
 
 
@@ -227,8 +260,10 @@ def _cohort_members(cohort: Cohort, seed: int, rates: SenderRates, piece_numbers
 
 def _closed_loop_users(client: Client, seed: int, piece_numbers: PieceNumbers) -> Iterator[FirstRequest]:
     """Yield the first request of each user. They start one after the other within the think time, and not all at once."""
-    think_time = client.think_time_us or 0
+    think_time, quota = client.think_time_us or 0, SessionQuota(client.sessions)
     for number in range(client.concurrency):
+        if not quota.take():
+            return
         name = f"{client.id}-{number}"
         virtual_client = VirtualClient(client, name, RoundSampler(client, f"{seed}/{name}"), piece_numbers)
-        yield FirstRequest(ClosedLoopUser(virtual_client, think_time), think_time * number // client.concurrency)
+        yield FirstRequest(ClosedLoopUser(virtual_client, think_time, quota), think_time * number // client.concurrency)

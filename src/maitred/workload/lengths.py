@@ -14,6 +14,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from itertools import accumulate
+from statistics import NormalDist
 from typing import ClassVar, Final, Protocol, TypeAlias
 
 from maitred.core.errors import ConfigError
@@ -201,6 +202,33 @@ class LogNormalLengthByLogs(LengthDistribution):
 
     def draw(self, uniform: UnitDraw) -> int:
         return round_length(min(max(math.exp(self._mu + self._sigma * standard_normal(uniform)), self._low), self._high))
+
+
+@LENGTHS.register("quantiles")
+class QuantileLength(LengthDistribution):
+    """By its quantiles: a log-normal body up to P95, and a long tail up to MAX.
+
+    95 % of the lengths are log-normal with the median P50 and the 95th percentile P95, cut off there. 4 % lie between P95 and
+    P99, 1 % between P99 and MAX, their logarithms with equal probability. So tool times are described of which no more is
+    published (ThunderAgent's).
+    """
+
+    syntax = "quantiles:P50,P95,P99,MAX"
+
+    def __init__(self, p50: float, p95: float, p99: float, longest: float) -> None:
+        self._p50 = check_token_count(p50, 1, "P50")
+        self._p95 = check_token_count(p95, p50, "P95")
+        self._p99 = check_token_count(p99, p95, "P99")
+        self._longest = check_token_count(longest, p99, "MAX")
+        self._scale = math.log(p95 / p50) / NormalDist().inv_cdf(0.95)
+
+    def draw(self, uniform: UnitDraw) -> int:
+        share = uniform()
+        if share < 0.95:
+            return round_length(self._p50 * math.exp(self._scale * NormalDist().inv_cdf(max(share, 1e-9))))
+        if share < 0.99:
+            return round_length(self._p95 * (self._p99 / self._p95) ** ((share - 0.95) / 0.04))
+        return round_length(self._p99 * (self._longest / self._p99) ** ((share - 0.99) / 0.01))
 
 
 @LENGTHS.register("pareto_lognormal")

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.units import from_ms
+from maitred.workload.agent_programs import agent_programs
 from maitred.workload.job import Job
 from maitred.workload.spec import MAX_REQUESTS, Workload
 from maitred.workload.synthetic import closed_loop, length_arguments, synthetic
@@ -40,6 +41,8 @@ _MAX_THINK_TIME_MS: Final = 1e11
 
 TRACE_KEYS: Final = ("trace_header", "max_requests", "skip_bad_rows", "session_mode", "concurrent_sessions")
 """Keys that go with a trace only."""
+PROGRAM_KEYS: Final = ("num_programs", "turns", "start_tokens", "tool_time_ms")
+"""Keys that go with synthetic agent programs only."""
 SYNTHETIC_KEYS: Final = (
     "rate",
     "num_requests",
@@ -76,7 +79,8 @@ def as_key(key: str) -> str:
 def usage_hint(spell: KeySpelling) -> str:
     """Return the hint of an error that says which keys a load needs at least."""
     of_traces, of_specs = f"{spell('trace')} FORMAT:FILE", f"{spell('workload_spec')} FILE"
-    return f"give {of_traces}, {of_specs}, or {spell('rate')} RATE (or {spell('concurrency')} N) and {spell('num_requests')} N"
+    of_rates = f"{spell('rate')} RATE (or {spell('concurrency')} N) and {spell('num_requests')} N"
+    return f"give {of_traces}, {of_specs}, {spell('programs')} N, or {of_rates}"
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,6 +111,19 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """In place of `rate`: the number of users. Each waits for a response before the next request."""
     num_requests: int | None = None
     """Requests that arrive."""
+    programs: int | None = None
+    """In place of `rate`: agent programs at once. Each is a session of turns; the next one starts when one ends. With a trace:
+    its sessions in a closed loop, this many at once."""
+    num_programs: int | None = None
+    """Agent programs in all. Null: as many as there are at once, unless `num_requests` says when it ends."""
+    turns: str | int | None = None
+    """Turns of an agent program, written as lengths are. Null: uniform:20,60."""
+    start_tokens: str | int | None = None
+    """Prompt tokens of its first turn, beside `prefix_tokens`; each later one adds `input_tokens` to all before it. Null:
+    lognormal:3000,2000."""
+    tool_time_ms: str | int | None = None
+    """Time from a response to its next turn, in ms and written as lengths are, such as quantiles:300,2000,10000,60000. Null:
+    lognormal:1000,2000."""
     arrival: str | None = None
     """Arrival process: poisson, constant, gamma:CV, weibull:CV or normalized. Null: poisson."""
     workload: str | None = None
@@ -168,7 +185,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def open_load_trace(load: Load, spell: KeySpelling) -> Trace:
     """Open the trace of the load. Raises ConfigError if it cannot be read, and for keys that do not go with a trace."""
     assert load.trace is not None
-    load.forbid("trace", SYNTHETIC_KEYS, spell)
+    load.forbid("trace", (*SYNTHETIC_KEYS, *PROGRAM_KEYS), spell)
     if load.max_requests is not None and not 0 <= load.max_requests <= MAX_REQUESTS:
         hint = f"from 0 to {MAX_REQUESTS:.0e}"
         raise ConfigError(f"{load.max_requests} requests cannot be read", where=spell("max_requests"), hint=hint)
@@ -181,7 +198,8 @@ def read_workload_spec(load: Load, spell: KeySpelling) -> Workload | None:
     if load.workload_spec is None:
         return None
     own = {"workload_spec", "num_requests"}
-    others = (*(name for name in SYNTHETIC_KEYS if name not in own), *TRACE_KEYS, "think_time_ms")
+    names = (*SYNTHETIC_KEYS, "programs", *PROGRAM_KEYS)
+    others = (*(name for name in names if name not in own), *TRACE_KEYS, "think_time_ms")
     load.forbid("workload_spec", others, spell)
     spec = load.workload_spec
     workload = spec if isinstance(spec, Workload) else Workload.from_yaml(Path(spec))
@@ -224,8 +242,15 @@ def _apply_mixes(load: Load, jobs: Iterable[Job], seed: int, spell: KeySpelling)
 
 
 def _trace_jobs(load: Load, trace: Trace, spell: KeySpelling) -> Iterable[Job]:
+    if load.programs is not None:
+        if load.session_mode not in (None, "closed-loop"):
+            raise ConfigError("no program waits for a response", where=spell("session_mode"), hint="leave it out")
+        load.forbid("programs", ("concurrent_sessions",), spell)
+        if load.programs < 1:
+            raise ConfigError(f"there cannot be {load.programs} programs at once", where=spell("programs"), hint="1 or more")
+        return _closed_loop_replay(load, trace, load.programs, spell)
     if load.session_mode == "closed-loop":
-        return _closed_loop_replay(load, trace, spell)
+        return _closed_loop_replay(load, trace, load.concurrent_sessions, spell)
     if load.session_mode not in (None, "open", "fixed"):
         hint = nearest_name_hint(load.session_mode, ("open", "fixed", "closed-loop"))
         raise ConfigError(f"unknown session mode {load.session_mode!r}", where=spell("session_mode"), hint=hint)
@@ -237,8 +262,8 @@ def _trace_jobs(load: Load, trace: Trace, spell: KeySpelling) -> Iterable[Job]:
     return jobs if load.rate_scale is None else scale_rate(jobs, load.rate_factor(spell))
 
 
-def _closed_loop_replay(load: Load, trace: Trace, spell: KeySpelling) -> Iterable[Job]:
-    pause, limit = load.think_time_ms, load.concurrent_sessions
+def _closed_loop_replay(load: Load, trace: Trace, limit: int | None, spell: KeySpelling) -> Iterable[Job]:
+    pause = load.think_time_ms
     if pause is not None and not 0 <= pause <= _MAX_THINK_TIME_MS:
         hint = f"from 0 to {_MAX_THINK_TIME_MS:g}"
         raise ConfigError(f"{pause:g} cannot be used", where=spell("think_time_ms"), hint=hint)
@@ -249,15 +274,25 @@ def _closed_loop_replay(load: Load, trace: Trace, spell: KeySpelling) -> Iterabl
 
 
 def _synthetic_jobs(load: Load, seed: int, spell: KeySpelling) -> Iterable[Job]:
+    if load.programs is not None:
+        return _spelled(lambda: _program_jobs(load, seed, spell), spell)
+    for name in PROGRAM_KEYS:
+        if getattr(load, name) is not None:
+            raise ConfigError("it goes with agent programs", where=spell(name), hint=f"give {spell('programs')} N")
     if load.rate is None and load.concurrency is None and load.num_requests is None:
         raise ConfigError("there is no workload", hint=usage_hint(spell))
     if load.rate is None and load.concurrency is None:
         raise ConfigError(f"{spell('rate')} is missing", hint=usage_hint(spell))
     if load.num_requests is None:
         raise ConfigError(f"{spell('num_requests')} is missing", hint=usage_hint(spell))
-    make = _open_loop_jobs if load.concurrency is None else _closed_loop_jobs
+    make, num_requests = _open_loop_jobs if load.concurrency is None else _closed_loop_jobs, load.num_requests
+    return _spelled(lambda: make(load, num_requests, seed, spell), spell)
+
+
+def _spelled(make: Callable[[], Iterable[Job]], spell: KeySpelling) -> Iterable[Job]:
+    """Return what `make` returns; its errors about an argument name the key."""
     try:
-        return make(load, load.num_requests, seed, spell)
+        return make()
     except _ArgumentError as error:
         raise ConfigError(error.error.problem, where=spell(error.error.where), hint=error.error.hint) from error
 
@@ -307,12 +342,33 @@ def _closed_loop_jobs(load: Load, num_requests: int, seed: int, spell: KeySpelli
         raise _ArgumentError(error) from error
 
 
+def _program_jobs(load: Load, seed: int, spell: KeySpelling) -> Iterable[Job]:
+    load.forbid("programs", ("rate", "concurrency", "arrival", "rate_scale", "think_time_ms", *TRACE_KEYS), spell)
+    assert load.programs is not None
+    given: dict[str, Any] = {name: value for name in PROGRAM_KEYS if (value := getattr(load, name)) is not None}
+    given |= length_arguments(asdict(load), spell)
+    try:
+        return agent_programs(
+            load.programs,
+            num_requests=load.num_requests,
+            seed=seed,
+            **given,
+            prefix_tokens=load.prefix_tokens or 0,
+            class_mix=load.class_mix,
+            tenant_mix=load.tenant_mix,
+        )
+    except ConfigError as error:
+        raise _ArgumentError(error) from error
+
+
 def describe(load: Load) -> str:
     """Return the load in a few words, for titles."""
     if load.trace is not None:
         return load.trace
     if load.workload_spec is not None:
         return Path(load.workload_spec).name if isinstance(load.workload_spec, str) else "a specification"
+    if load.programs is not None:
+        return f"{load.programs:,} agent programs at once"
     count = "" if load.num_requests is None else f"{load.num_requests:,} requests"
     return count if load.rate is None else f"{count}, {load.rate:g} per second"
 

@@ -12,10 +12,11 @@ from random import Random
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from maitred.core.request import Request, RequestId
 from maitred.core.slo_classes import priority_class_of
-from maitred.core.units import Micros
+from maitred.core.units import MILLISECOND, Micros
 from maitred.workload.job import Job
 from maitred.workload.lengths import LengthDistribution
 from maitred.workload.prefix_keys import NO_PIECES, PieceChain
@@ -46,6 +47,10 @@ class Round(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     """Tokens of the prompt that are new in this round."""
     output_tokens: int
+    think_time: Micros = 0
+    """Time from its answer to the next round."""
+    children: Sequence[Sequence[Round]] = ()
+    """The rounds of the sub-agents that work between this round and the next one."""
 
 
 class RoundSampler:
@@ -57,11 +62,42 @@ class RoundSampler:
         # Two streams, so that another distribution of prompts leaves the lengths of the answers as they are.
         self._prompt_draw = Random(f"{stream}/input_tokens").random
         self._output_draw = Random(f"{stream}/output_tokens").random
+        self._multi_turn = multi_turn = sender.multi_turn or SINGLE_ROUND
+        self._rounds = _optional_lengths(multi_turn.rounds_distribution)
+        self._first_input = _optional_lengths(multi_turn.first_input_distribution)
+        self._think_time = _optional_lengths(multi_turn.think_time_ms_distribution)
+        self._child_rounds = _optional_lengths(multi_turn.fork.rounds_distribution if multi_turn.fork else None)
+        self._round_draw = Random(f"{stream}/rounds").random
+        self._first_draw = Random(f"{stream}/first_input").random
+        self._think_draw = Random(f"{stream}/think_times").random
+        self._child_draw = Random(f"{stream}/children").random
 
     def draw(self, window: int) -> Round:
         """Return a round in a window of the client, or outside of windows if `window` is -1."""
         prompts, outputs = self._lengths_by_window[window]
-        return Round(prompts.draw(self._prompt_draw), outputs.draw(self._output_draw))
+        return Round(prompts.draw(self._prompt_draw), outputs.draw(self._output_draw), self._draw_think_time())
+
+    def draw_session(self, window: int) -> list[Round]:
+        """Return the rounds of a session."""
+        limit = self._multi_turn.max_rounds
+        number = limit if self._rounds is None else min(limit, self._rounds.draw(self._round_draw))
+        rounds = [self.draw(window) for _ in range(number)]
+        if self._first_input is not None:
+            rounds[0] = replace(rounds[0], prompt_tokens=self._first_input.draw(self._first_draw))
+        fork = self._multi_turn.fork
+        if fork is not None:
+            for index in range(fork.every_rounds - 1, number - 1, fork.every_rounds):
+                rounds[index] = replace(rounds[index], children=[self._draw_child(window) for _ in range(fork.children)])
+        return rounds
+
+    def _draw_child(self, window: int) -> list[Round]:
+        assert self._child_rounds is not None
+        return [self.draw(window) for _ in range(min(self._multi_turn.max_rounds, self._child_rounds.draw(self._child_draw)))]
+
+    def _draw_think_time(self) -> Micros:
+        if self._think_time is None:
+            return self._multi_turn.think_time_us
+        return self._think_time.draw(self._think_draw) * MILLISECOND
 
 
 class VirtualClient:
@@ -89,9 +125,18 @@ class VirtualClient:
         """Return a new session."""
         self._num_sessions += 1
         program = f"{self._name}/{self._num_sessions}" if self.multi_turn.max_rounds > 1 else ""
-        return ClientSession(self, program, [self.draw_round(window) for _ in range(self.multi_turn.max_rounds)])
+        history = self.shared_prefix if self.multi_turn.context_growth == "accumulate" else None
+        return ClientSession(self, program, self._round_sampler.draw_session(window), history)
 
-    def make_job(self, request_id: RequestId, arrival: Micros, drawn: Round, history: PieceChain | None, program: str) -> Job:
+    def make_job(
+        self,
+        request_id: RequestId,
+        arrival: Micros,
+        drawn: Round,
+        history: PieceChain | None,
+        program: str,
+        parent_program: str = "",
+    ) -> Job:
         """Return the request of a round.
 
         `history` is that of its session, or None if the prompts of the session do not contain it.
@@ -109,6 +154,7 @@ class VirtualClient:
             priority_class=self._priority_class,
             tenant=sender.tenant_id,
             program=program,
+            parent_program=parent_program,
             stream=sender.streaming,
             routing_key=sender.adapter,
             cache_namespace=sender.adapter,
@@ -124,18 +170,32 @@ class VirtualClient:
 class ClientSession:
     """One conversation. With `context_growth: accumulate` each prompt contains the history."""
 
-    def __init__(self, client: VirtualClient, program: str, rounds: Sequence[Round]) -> None:
+    def __init__(
+        self,
+        client: VirtualClient,
+        program: str,
+        rounds: Sequence[Round],
+        history: PieceChain | None,
+        parent: ClientSession | None = None,
+    ) -> None:
+        """`history` is what the first prompt begins with, or None if prompts do not contain it. `parent` is the session that
+        forked this one."""
         self.client = client
         self.program = program
+        self.parent = parent
+        self.num_children = 0
+        """Sub-agents that have not ended."""
+        self._num_forked = 0
         self._rounds = rounds
         self._next_index = 0
-        self._history = client.shared_prefix if client.multi_turn.context_growth == "accumulate" else None
+        self._history = history
 
     def next_job(self, request_id: RequestId, arrival: Micros) -> Job:
         """Return the next round as a request."""
         drawn = self._rounds[self._next_index]
         self._next_index += 1
-        job = self.client.make_job(request_id, arrival, drawn, self._history, self.program)
+        parent = "" if self.parent is None else self.parent.program
+        job = self.client.make_job(request_id, arrival, drawn, self._history, self.program, parent)
         if self._history is not None:
             assert isinstance(job.request.prefix, PieceChain)
             self._history = job.request.prefix
@@ -146,10 +206,29 @@ class ClientSession:
         if self._history is not None:
             self._history = self._history.extend_last(output_tokens)
 
+    def fork(self) -> Sequence[ClientSession]:
+        """Return the sub-agents that begin when the latest round has its answer. The session waits until `num_children` is 0
+        again."""
+        children = []
+        for rounds in self._rounds[self._next_index - 1].children:
+            self._num_forked += 1
+            children.append(ClientSession(self.client, f"{self.program}/{self._num_forked}", rounds, self._history, self))
+        self.num_children = len(children)
+        return children
+
+    @property
+    def think_time(self) -> Micros:
+        """Time from the answer to the latest round to the next one."""
+        return self._rounds[self._next_index - 1].think_time
+
     @property
     def is_over(self) -> bool:
         """Whether all rounds have been sent."""
         return self._next_index == len(self._rounds)
+
+
+def _optional_lengths(spec: LengthSpec | None) -> LengthDistribution | None:
+    return None if spec is None else build_lengths("", spec)
 
 
 def _timeout_of(sender: Client | Cohort) -> Micros:

@@ -29,6 +29,7 @@ from maitred.workload.spec_parts import (
 )
 
 MAX_MEMBERS = 100_000
+MAX_SESSIONS = 10**9
 DEFAULT_PREFIX_TOKENS = 50
 """Tokens of a shared prefix without a `prefix_length` (BLIS)."""
 DEFAULT_TIMEOUT: Micros = 300_000_000
@@ -106,12 +107,18 @@ class Client(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Number of users, each with one request at a time (BLIS's closed loop)."""
     think_time_us: Micros | None = None
     """Time from an answer to the next request of the user."""
+    sessions: int | None = None
+    """Sessions of all users together: each begins another one when one has ended, failed ones included. Default: no limit, and
+    a user whose session has failed sends no more. (Not in BLIS.)"""
     lifecycle: Lifecycle | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("concurrency", self.concurrency, 0, MAX_MEMBERS)
         check_range("think_time_us", self.think_time_us, 0, MAX_DURATION)
+        check_range("sessions", self.sessions, 1, MAX_SESSIONS)
+        if self.sessions is not None and not self.concurrency:
+            raise ValueError("sessions is for users: give a concurrency")
         if not self.concurrency:
             if self.think_time_us:
                 raise ValueError("think_time_us is for users: give a concurrency, or think_time_us below reasoning.multi_turn")
@@ -137,7 +144,8 @@ class Client(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def is_finite(self) -> bool:
         """Whether it sends a finite number of requests."""
-        return self.becomes_silent or (self.multi_turn is not None and self.multi_turn.single_session)
+        single = self.multi_turn is not None and self.multi_turn.single_session
+        return self.becomes_silent or single or self.sessions is not None
 
     @property
     def has_own_rate(self) -> bool:

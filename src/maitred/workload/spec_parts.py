@@ -212,12 +212,39 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError("windows must follow one another: one begins before the one above it ends")
 
 
+class Fork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sub-agents of an agent program: programs of their own, which begin with the context of the program that forks them. It
+    continues when the last of them has ended. (Not in BLIS.)"""
+
+    children: int
+    """How many at once."""
+    every_rounds: int
+    """After how many rounds of the program, again and again. The last round forks none."""
+    rounds_distribution: LengthSpec = 1
+    """Rounds of each child."""
+
+    def __post_init__(self) -> None:
+        check_range("children", self.children, 1, 1000)
+        check_range("every_rounds", self.every_rounds, 1, MAX_ROUNDS)
+        build_lengths("rounds_distribution", self.rounds_distribution)
+
+
 class MultiTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sessions of several rounds. Every round after the first follows the end of the previous answer."""
+    """Sessions of several rounds. Every round after the first follows the end of the previous answer.
+
+    The keys that end in `_distribution`, and `fork`, are not in BLIS. They make a session an agent program."""
 
     max_rounds: int
+    """Rounds of each session; with `rounds_distribution` the most that it may have."""
+    rounds_distribution: LengthSpec | None = None
+    """Rounds of a session, drawn for each."""
+    first_input_distribution: LengthSpec | None = None
+    """Prompt tokens of the first round, in place of the sender's `input_distribution`, which holds for those that follow."""
     think_time_us: Micros = 0
     """Time from the end of an answer to the next round."""
+    think_time_ms_distribution: LengthSpec | None = None
+    """The same in ms and drawn for each round, for example how long a tool works."""
+    fork: Fork | None = None
     context_growth: Literal["accumulate", ""] = ""
     """accumulate: a prompt is the previous prompt, its answer, and new tokens; otherwise new tokens only."""
     single_session: bool = False
@@ -226,6 +253,13 @@ class MultiTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         check_range("max_rounds", self.max_rounds, 1, MAX_ROUNDS)
         check_range("think_time_us", self.think_time_us, 0, MAX_DURATION)
+        for key in ("rounds_distribution", "first_input_distribution", "think_time_ms_distribution"):
+            if getattr(self, key) is not None:
+                build_lengths(key, getattr(self, key))
+        if self.think_time_us and self.think_time_ms_distribution is not None:
+            raise ValueError("think_time_us and think_time_ms_distribution are two ways to say one thing: give one of them")
+        if self.fork is not None and self.context_growth != "accumulate":
+            raise ValueError("fork needs context_growth: accumulate, because children begin with the context of their parent")
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

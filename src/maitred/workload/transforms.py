@@ -130,16 +130,26 @@ def _parse_shares(
         raise ConfigError(f"{text!r}: {error}", where=where, hint=hint) from error
 
 
-def with_class_mix(jobs: Iterable[Job], mix: ClassMix, seed: int) -> Iterable[Job]:
-    """Return the same jobs with classes drawn from `mix`: for traces that name none."""
-    uniform = Random(f"{seed}/classes").random
-    return map_jobs(jobs, lambda job: _with_request(job, replace(job.request, priority_class=mix.draw(uniform))))
+def with_class_mix(jobs: Iterable[Job], mix: ClassMix, seed: int, *, by_program: bool = False) -> Iterable[Job]:
+    """Return the same jobs with classes drawn from `mix`: for traces that name none. `by_program`: one for each program."""
+    draw = _program_draw(mix, f"{seed}/classes") if by_program else _request_draw(mix, f"{seed}/classes")
+    return map_jobs(jobs, lambda job: _with_request(job, replace(job.request, priority_class=draw(job.request))))
 
 
-def with_tenant_mix(jobs: Iterable[Job], mix: TenantMix, seed: int) -> Iterable[Job]:
-    """Return the same jobs with tenants drawn from `mix`."""
-    uniform = Random(f"{seed}/tenants").random
-    return map_jobs(jobs, lambda job: _with_request(job, replace(job.request, tenant=mix.draw(uniform))))
+def with_tenant_mix(jobs: Iterable[Job], mix: TenantMix, seed: int, *, by_program: bool = False) -> Iterable[Job]:
+    """Return the same jobs with tenants drawn from `mix`. `by_program`: one for each program."""
+    draw = _program_draw(mix, f"{seed}/tenants") if by_program else _request_draw(mix, f"{seed}/tenants")
+    return map_jobs(jobs, lambda job: _with_request(job, replace(job.request, tenant=draw(job.request))))
+
+
+def _request_draw(mix: Mix[T], stream: str) -> Callable[[Request], T]:
+    uniform = Random(stream).random
+    return lambda request: mix.draw(uniform)
+
+
+def _program_draw(mix: Mix[T], stream: str) -> Callable[[Request], T]:
+    # A stream for each program: whichever sends first, the draw is the same, and nothing is kept.
+    return lambda request: mix.draw(Random(f"{stream}/{request.program}").random)
 
 
 def with_timeout(jobs: Iterable[Job], seconds: float, *, where: str = "") -> Iterable[Job]:

@@ -215,6 +215,10 @@ def _headlines(summary: Summary) -> Iterator[HeadlineTile]:
         yield HeadlineTile("Prefix hits", format_share(total.hit_rate), "of prompt tokens")
     if total.preemptions:
         yield HeadlineTile("KV preemptions", f"{total.preemptions:,}", f"{format_share(total.waste)} of the work done twice")
+    if summary.programs is not None:
+        steps = summary.programs.steps_per_minute
+        pauses = f"{summary.programs.completed:,} programs over, {summary.programs.pauses:,} pauses"
+        yield HeadlineTile("Steps per minute", format_number(steps), pauses)
     if summary.fairness is not None:
         yield HeadlineTile("Fairness", f"{summary.fairness:.3f}", "Jain's index among tenants")
 
