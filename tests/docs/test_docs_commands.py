@@ -35,7 +35,7 @@ ELSEWHERE = {
     r"pip install .*": "it would change the environment that the tests run in; .ci/run installs the project",
     r"python -m pytest .*": "a test of its own",
     r"python -m tests\.conformance .*": "tests/conformance runs the same cases by the same runners",
-    r"curl .*/admin/reload": "tests/gateway/test_gateway_reload.py asks a gateway for it",
+    r"curl .*/admin/(reload|drain)": "tests/gateway/test_gateway_reload.py and test_gateway_drain.py ask a gateway for it",
     r"python bench/gateway\.py .*": "it compares with nginx and SMG, which need not be there",
     r"python bench/determinism\.py .*": "it needs another Python with maitred installed",
     r"python bench/class_effect\.py .*": "tests/stress/test_class_effect.py runs it",

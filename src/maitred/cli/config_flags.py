@@ -30,6 +30,16 @@ PROGRAMS: Final = FlagGroup(
     KeyFlag("programs.program_ttl_secs", "SECS", name="--program-ttl"),
 )
 """Of `maitred serve` and `maitred simulate`, beside the fields of `ProgramFlags`."""
+LIVE_PROGRAMS: Final = FlagGroup(
+    PROGRAMS.panel,
+    KeyFlag("programs.backend_type", "TYPE"),
+    KeyFlag("programs.metrics"),
+    KeyFlag("programs.metrics_interval_secs", "SECS", name="--metrics-interval"),
+    KeyFlag("programs.profile"),
+    KeyFlag("programs.profile_dir", "FOLDER"),
+    KeyFlag("programs.state", "FILE"),
+)
+"""Of `maitred serve` alone."""
 SERVER: Final = FlagGroup(
     "Server",
     KeyFlag("gateway.host", "HOST"),
@@ -63,7 +73,7 @@ CALLERS: Final = FlagGroup(
     KeyFlag("gateway.tenant_header_name", "NAME"),
     KeyFlag("gateway.tenant_metric_top_n", "N", alias="--priority-scheduler-tenant-metric-top-n"),
 )
-SERVE: Final = (BACKENDS, PROGRAMS, SERVER, GATEWAY_ADMISSION, LEGACY_ADMISSION, CALLERS)
+SERVE: Final = (BACKENDS, PROGRAMS, LIVE_PROGRAMS, SERVER, GATEWAY_ADMISSION, LEGACY_ADMISSION, CALLERS)
 """Of `maitred serve`. SMG's flags work under their names."""
 
 ENGINE: Final = FlagGroup(

@@ -85,6 +85,7 @@ def run(flags: ServeFlags) -> None:
         loaded.config.programs,
         reload=lambda: _reloaded_settings(sources),
         fallback=problem,
+        default_state=_default_state(os.environ, config.port),
     )
 
     def ready(url: str) -> None:
@@ -98,6 +99,14 @@ def run(flags: ServeFlags) -> None:
         on_ready=ready,
         on_hangup=gateway.request_reload,
     )
+
+
+def _default_state(env: Mapping[str, str], port: int) -> str | None:
+    """Return the file that keeps the programs of the gateway at this port, or None for one that gets another port each time."""
+    if not port:
+        return None
+    folder = env.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
+    return str(Path(folder) / "maitred" / f"programs-{port}.sqlite")
 
 
 def values_of(flags: ServeFlags) -> dict[str, object]:

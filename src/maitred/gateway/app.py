@@ -22,16 +22,16 @@ from maitred.gateway.driver import RealTimeAdmission
 from maitred.gateway.endpoints import AdminEndpoints
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.metrics import GatewayCollector
-from maitred.gateway.polling import KvPolling
 from maitred.gateway.program_driver import RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories
+from maitred.gateway.program_parts import ProgramParts
 from maitred.gateway.proxy import Proxy
 from maitred.gateway.recording import AppendFile, TrafficRecorder
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
 from maitred.gateway.request_fields import ROUTES
 from maitred.gateway.request_intake import RequestIntake
 from maitred.gateway.state import GatewayCounters, GatewayState, StateSnapshots
-from maitred.programs import Programs, ProgramsConfig
+from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals, signals_read
 from maitred.wire import asgi
 from maitred.wire.asgi import Receive, Scope, Send
@@ -53,8 +53,10 @@ class Gateway:
         seed: int = 0,
         reload: Callable[[], GatewaySettings] | None = None,
         fallback: str | None = None,
+        default_state: str | None = None,
     ) -> None:
         """`reload` reads the sources of the configuration again. `fallback` says why less than they configure is in force.
+        `default_state` is the file that keeps the programs if the configuration names none.
 
         Raises ConfigError for a configuration that cannot work.
         """
@@ -71,12 +73,9 @@ class Gateway:
         self.core = _make_core(admission or AdmissionConfig(), self._decision_log, self._fleet.model_load)
         self._driver = RealTimeAdmission(self.core, self._fleet.model_load)
         self._programs_config = programs or ProgramsConfig()
-        self.programs: RealTimePrograms | None = None
-        self.memories: ProgramMemories | None = None
+        self._program_parts: ProgramParts | None = None
         if self._programs_config.mode != "off":
-            self.programs = RealTimePrograms(Programs(self._programs_config, self._driver.now()))
-            self.memories = ProgramMemories(self._fleet, self.programs.core, self.programs.set_backend)
-            self._fleet.observe(self.memories, KvPolling())
+            self._program_parts = ProgramParts(self._programs_config, self._fleet, self._driver.now(), default_state)
         self._capacity = CapacityController(self._fleet, self._driver, fallback)
         self._snapshots = StateSnapshots(self._driver, self._fleet, self._capacity, self.counters)
         signals = self._router_signals if self._recorder is None else self._router_signals | Signals.SESSION
@@ -97,19 +96,37 @@ class Gateway:
         self._reloader = ConfigReloader(settings, reload, self._apply_settings, self.counters.reloads)
         self._endpoints = AdminEndpoints(
             self._fleet,
-            GatewayCollector(self.counters, self.core, self.state),
+            GatewayCollector(
+                *(self.counters, self.core, self.state),
+                None if self._program_parts is None else self._program_parts.metric_families,
+            ),
             self.state,
             self._reloader,
             self.settings,
             lambda: self._intake.keys,
             lambda: self._capacity.fallback,
         )
+        if self._program_parts is not None:
+            pages = self._program_parts.endpoints(self._intake.identify)
+            self._endpoints.add(pages.by_path, pages.by_prefix, self._program_parts.health_fields)
+
+    @property
+    def programs(self) -> RealTimePrograms | None:
+        """The driver of the programs, or None if requests are routed one by one."""
+        return None if self._program_parts is None else self._program_parts.driver
+
+    @property
+    def memories(self) -> ProgramMemories | None:
+        """The KV memories of the backends, or None if requests are routed one by one."""
+        return None if self._program_parts is None else self._program_parts.memories
 
     async def start(self) -> None:
         """Start to poll the backends. Called by the lifespan protocol."""
         for file in (self._decision_log, self._recorder):
             if file is not None:
                 file.start()
+        if self._program_parts is not None:
+            self._program_parts.start()
         self._poll_task = asyncio.create_task(self._fleet.poll_forever())
         self._poll_task.add_done_callback(_on_polling_ended)
 
@@ -119,8 +136,8 @@ class Gateway:
             self._poll_task.cancel()
             await asyncio.wait({self._poll_task})
         self._driver.close()
-        if self.programs is not None:
-            self.programs.close()
+        if self._program_parts is not None:
+            await self._program_parts.close()
         await self._client.close()
         for file in (self._decision_log, self._recorder):
             if file is not None:

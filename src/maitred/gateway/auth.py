@@ -22,7 +22,7 @@ import secrets
 from collections.abc import Mapping
 from enum import Enum, auto
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -87,7 +87,7 @@ class ApiKeys:
         machine."""
         caller = self.authenticate(authorization)
         if caller is None:
-            if not _is_loopback(scope):
+            if not is_loopback(scope):
                 raise error_responses.admin_forbidden("without an api_key this is allowed from the gateway's own machine only")
         elif caller.rights is not KeyRights.ALL:
             raise error_responses.admin_forbidden("this needs the gateway's own api_key; the key of a tenant is not enough")
@@ -100,7 +100,8 @@ class ApiKeys:
         return hashlib.blake2b(digest, key=self._secret, digest_size=16).digest()
 
 
-def _is_loopback(scope: Scope) -> bool:
+def is_loopback(scope: Scope) -> bool:
+    """Return whether a request comes from this machine."""
     peer = scope.get("client")
     try:
         return peer is not None and ip_address(peer[0]).is_loopback
@@ -109,6 +110,23 @@ def _is_loopback(scope: Scope) -> bool:
 
 
 ANONYMOUS: Final = "anonymous"
+
+
+class Viewer(NamedTuple):
+    """The sender of a request that wants to see, or to change, what belongs to tenants."""
+
+    tenant: str
+    sees_all: bool
+    """Whether that is everything, and not only what belongs to `tenant`."""
+
+
+def identify_viewer(caller: Caller | None, header_value: bytes | None, scope: Scope) -> Viewer:
+    """Return the viewer. With the shared key it sees all tenants; without any configured key, from this machine, unless the
+    request names a tenant."""
+    tenant = resolve_tenant(caller, header_value, scope)
+    if caller is not None:
+        return Viewer(tenant, caller.rights is KeyRights.ALL)
+    return Viewer(tenant, is_loopback(scope) and not (header_value or b"").strip())
 
 
 def resolve_tenant(caller: Caller | None, header_value: bytes | None, scope: Scope) -> str:

@@ -1,20 +1,20 @@
 """The paths that the gateway answers itself: its health, metrics, state and models, and what its operator may change.
 
-Which requests may use a path is said beside it (`EndpointAccess`).
+Which requests may use a path is said beside it (`EndpointAccess`). Paths that only some gateways have are added (`add`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from maitred.core.errors import ConfigError
 from maitred.gateway import error_responses
 from maitred.gateway.auth import ApiKeys
-from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.fleet import Backend, BackendFleet
 from maitred.gateway.metrics import GatewayCollector
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
 from maitred.gateway.request_fields import AUTHORIZATION_HEADER
@@ -48,6 +48,23 @@ class Endpoint(msgspec.Struct, frozen=True):
     methods: tuple[str, ...] = READ_METHODS
 
 
+class NamedBackend(msgspec.Struct, frozen=True):
+    """The body of a request about one backend."""
+
+    backend: str
+    """Its URL."""
+
+
+_decode_named_backend = msgspec.json.Decoder(NamedBackend).decode
+_MAX_BODY_BYTES: Final = 64 * 1024
+"""Largest body of a request to these paths."""
+
+
+async def _send_draining(send: Send, backend: Backend) -> None:
+    answer = {"backend": backend.url, "draining": backend.is_draining, "in_flight": backend.in_flight}
+    await asgi.send_json(send, 200, answer)
+
+
 class AdminEndpoints:
     """Answers every path that is not forwarded."""
 
@@ -78,8 +95,23 @@ class AdminEndpoints:
             "/maitred/state": Endpoint(self._state, EndpointAccess.KEY),
             "/admin/config": Endpoint(self._config, EndpointAccess.ADMIN),
             "/admin/reload": Endpoint(self._reload, EndpointAccess.ADMIN, WRITE_METHODS),
+            "/admin/drain": Endpoint(self._drain, EndpointAccess.ADMIN, WRITE_METHODS),
+            "/admin/undrain": Endpoint(self._undrain, EndpointAccess.ADMIN, WRITE_METHODS),
         }
-        self._one_model = Endpoint(self._model, EndpointAccess.KEY)
+        self._by_prefix = {MODEL_PATH_PREFIX: Endpoint(self._model, EndpointAccess.KEY)}
+        self._health_fields: Callable[[], Mapping[str, Any]] | None = None
+
+    def add(
+        self,
+        by_path: Mapping[str, Endpoint],
+        by_prefix: Mapping[str, Endpoint],
+        health_fields: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        """Answer these paths as well, and all that begin with one of these prefixes. `health_fields` returns what /health says
+        beside its status."""
+        self._endpoints.update(by_path)
+        self._by_prefix.update(by_prefix)
+        self._health_fields = health_fields
 
     async def answer_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for any path that is not forwarded."""
@@ -90,7 +122,9 @@ class AdminEndpoints:
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
-        endpoint = self._one_model if path.startswith(MODEL_PATH_PREFIX) else self._endpoints.get(path)
+        endpoint = self._endpoints.get(path) or next(
+            (below for prefix, below in self._by_prefix.items() if path.startswith(prefix)), None
+        )
         if endpoint is None:
             raise error_responses.no_route(path)
         if method not in endpoint.methods:
@@ -117,10 +151,8 @@ class AdminEndpoints:
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 200 even if less than the configuration is in force: a restart would not help."""
         fallback = self._fallback()
-        if fallback is None:
-            await asgi.send_json(send, 200, {"status": "ok"})
-        else:
-            await asgi.send_json(send, 200, {"status": "degraded", "problems": [fallback]})
+        status: dict[str, Any] = {"status": "ok"} if fallback is None else {"status": "degraded", "problems": [fallback]}
+        await asgi.send_json(send, 200, status if self._health_fields is None else {**status, **self._health_fields()})
 
     async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self._take_snapshot()
@@ -134,6 +166,27 @@ class AdminEndpoints:
 
     async def _config(self, scope: Scope, receive: Receive, send: Send) -> None:
         await asgi.send_json(send, 200, self._settings().redacted())
+
+    async def _drain(self, scope: Scope, receive: Receive, send: Send) -> None:
+        backend = await self._named_backend(scope, receive)
+        self._fleet.drain(backend)
+        await _send_draining(send, backend)
+
+    async def _undrain(self, scope: Scope, receive: Receive, send: Send) -> None:
+        backend = await self._named_backend(scope, receive)
+        self._fleet.undrain(backend)
+        await _send_draining(send, backend)
+
+    async def _named_backend(self, scope: Scope, receive: Receive) -> Backend:
+        """Return the backend that the body names. Raises ApiError 400 for a body that names none, 404 for an unknown one."""
+        try:
+            named = _decode_named_backend(await asgi.read_body(scope, receive, _MAX_BODY_BYTES)).backend
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise error_responses.no_backend_named(str(error)) from error
+        for backend in self._fleet.backends:
+            if backend.url == named.rstrip("/"):
+                return backend
+        raise error_responses.unknown_backend(named, [backend.url for backend in self._fleet.backends])
 
     async def _reload(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 from typing import Final
 
@@ -146,6 +147,18 @@ def admin_forbidden(message: str) -> ApiError:
 def body_budget_exhausted() -> ApiError:
     message = "the request bodies that are being read or waiting take all the memory they may"
     return ApiError(503, message, kind="server_error", code="body_budget_exhausted", headers=_RETRY_LATER)
+
+
+def no_backend_named(problem: str) -> ApiError:
+    """Return the error for a body that should name a backend and does not."""
+    message = f'name a backend, as in {{"backend": "http://10.0.0.1:8000"}}: {problem}'
+    return ApiError(400, message, kind="invalid_request_error", code="no_backend_named")
+
+
+def unknown_backend(named: str, known: Sequence[str]) -> ApiError:
+    """Return the error for a backend that this gateway does not have."""
+    message = f"there is no backend {named}; the backends are {', '.join(known)}"
+    return ApiError(404, message, kind="invalid_request_error", code="unknown_backend")
 
 
 def invalid_config(message: str) -> ApiError:

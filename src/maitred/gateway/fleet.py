@@ -167,6 +167,23 @@ class BackendFleet:
             poller.kv_polling = kv_polling
 
     @property
+    def reads_kv(self) -> bool:
+        """Whether the KV memory of backends is read."""
+        return self._kv_polling is not None
+
+    @property
+    def poll_interval_secs(self) -> float:
+        """Seconds between two polls of one backend."""
+        interval = None if self._kv_polling is None else self._kv_polling.interval_secs
+        return self._config.health_interval_secs if interval is None else min(interval, self._config.health_interval_secs)
+
+    @property
+    def kv_interval_secs(self) -> float:
+        """Seconds between two readings of the KV memory of one backend."""
+        interval = None if self._kv_polling is None else self._kv_polling.interval_secs
+        return self.poll_interval_secs if interval is None else interval
+
+    @property
     def healthy(self) -> Sequence[Backend]:
         return [backend for backend in self.backends if backend.healthy]
 
@@ -278,16 +295,13 @@ class BackendFleet:
             self._observer.on_backend_polled(backend)
 
     async def _poll_repeatedly(self, backend: Backend) -> None:
-        interval = self._config.health_interval_secs
-        if self._kv_polling is not None and self._kv_polling.interval_secs is not None:
-            interval = min(interval, self._kv_polling.interval_secs)
         while True:
             await self._poll(backend)
             if not backend.has_been_polled:
                 backend.has_been_polled = True
                 self._on_slots_changed(())
             self._tell_observer(backend)
-            await asyncio.sleep(interval)
+            await asyncio.sleep(self.poll_interval_secs)
 
     async def _poll(self, backend: Backend) -> None:
         try:

@@ -35,7 +35,15 @@ CLASS_HISTOGRAMS: Final = {
 class GatewayCollector(Collector):
     """Makes all metrics at every scrape."""
 
-    def __init__(self, counters: GatewayCounters, core: Admission, take_snapshot: Callable[[], GatewayState]) -> None:
+    def __init__(
+        self,
+        counters: GatewayCounters,
+        core: Admission,
+        take_snapshot: Callable[[], GatewayState],
+        program_families: Callable[[], Iterable[Metric]] | None = None,
+    ) -> None:
+        """`program_families` returns the metrics of the programs; None if there are no programs."""
+        self._program_families = program_families
         self._counters = counters
         self._core = core
         self._take_snapshot = take_snapshot
@@ -57,6 +65,8 @@ class GatewayCollector(Collector):
             backend_families,
         ):
             yield from family(state)
+        if self._program_families is not None:
+            yield from self._program_families()
         yield from self._header_families()
         yield from self._duration_families()
         yield from self._trouble_families()

@@ -22,9 +22,11 @@ from maitred.core.units import Micros
 from maitred.gateway.deadline_timer import DeadlineTimer, monotonic_now
 from maitred.programs import (
     BackendStatus,
+    Program,
     ProgramAction,
     ProgramDecision,
     ProgramReason,
+    ProgramRecord,
     ProgramRequest,
     Programs,
     ProgramsConfig,
@@ -44,13 +46,30 @@ class ProgramRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
 class ProgramStep:
     """A request of a program, from `begin` to `end`."""
 
-    __slots__ = ("_changed", "_refusal", "arrival", "memory", "num_attempts", "request", "usage")
+    __slots__ = (
+        "_changed",
+        "_refusal",
+        "arrival",
+        "first_data_at",
+        "granted_at",
+        "is_stream",
+        "memory",
+        "num_attempts",
+        "request",
+        "usage",
+    )
 
     def __init__(self, request: ProgramRequest, arrival: Micros) -> None:
         self.request = request
         self.arrival = arrival
         self.memory: int | None = None
         """The index of the memory where it was granted a place, as the core numbers them; None while it waits."""
+        self.granted_at: Micros | None = None
+        """When it was last granted memory, or None if it never was."""
+        self.first_data_at: Micros | None = None
+        """When the first data of its response came, or None if none did."""
+        self.is_stream = False
+        """Whether its response is a stream; known from its first data on."""
         self.usage: Usage | None = None
         """What its backend has reported, or None."""
         self.num_attempts = 0
@@ -70,8 +89,11 @@ class ProgramStep:
         """Apply a decision of the core about this request."""
         if decision.action is ProgramAction.REJECT:
             self.refuse(decision.reason)
+        elif decision.action is ProgramAction.GRANT:
+            self.granted_at = decision.at
+            self._set_memory(decision.backend)
         else:
-            self._set_memory(decision.backend if decision.action is ProgramAction.GRANT else None)
+            self._set_memory(None)
 
     def refuse(self, reason: ProgramReason) -> None:
         """Let `wait` raise ProgramRejected."""
@@ -93,6 +115,8 @@ class RealTimePrograms:
         """How often the core has decided what for which reason."""
         self.observers: list[Callable[[Sequence[ProgramDecision]], object]] = []
         """Each is called with the decisions on every input, also if there are none, after they were applied."""
+        self.step_observers: list[Callable[[ProgramStep, Program | None], object]] = []
+        """Each is called when a step has ended, with its program; None if that was released or never known."""
         self.restored = asyncio.Event()
         """Set when the programs of the last run are known again; no request is granted memory before."""
         self.restored.set()
@@ -128,14 +152,22 @@ class RealTimePrograms:
 
     def end(self, step: ProgramStep) -> None:
         """End a step, with its usage if it has one. Idempotent."""
-        if self._steps.pop(step.request.id, None) is not None:
-            self._apply_decisions(self.core.end(step.request.id, step.usage, self.now()))
+        if self._steps.pop(step.request.id, None) is None:
+            return
+        program = self.core.program_of(step.request.id)
+        self._apply_decisions(self.core.end(step.request.id, step.usage, self.now()))
+        for observe in self.step_observers:
+            observe(step, program)
 
     def release(self, tenant: str, name: str) -> bool:
         """Forget a program of a tenant, and refuse its requests that wait. Return whether there was one."""
         found, decisions = self.core.release(tenant, name, self.now())
         self._apply_decisions(decisions)
         return found
+
+    def adopt(self, records: Sequence[ProgramRecord]) -> None:
+        """Take over the programs of the last run. See `Programs.adopt`."""
+        self._apply_decisions(self.core.adopt(records, self.now()))
 
     def set_backend(
         self, index: int, models: Collection[str], status: BackendStatus, capacity: int | None, shared_tokens: int

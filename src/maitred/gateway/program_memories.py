@@ -95,6 +95,8 @@ class ProgramMemories(BackendObserver):
         """The memories of each backend that has been up."""
         self._readings: dict[int, deque[int]] = {}
         """The last measurements of shared tokens, by index."""
+        self._last_read: dict[int, KvMemory] = {}
+        """What each was measured on last, by index."""
 
     def target(self, index: int) -> MemoryTarget:
         """Return where the memory with this index is."""
@@ -140,7 +142,8 @@ class ProgramMemories(BackendObserver):
         return tuple(KvMemory(rank=self.target(index).rank) for index in known) or _ONE_UNKNOWN
 
     def _tell(self, index: int, known: _Known) -> None:
-        if self._known.get(index) == known:
+        # The core lets shared tokens shrink with its programs, so the same number may be news.
+        if self._known.get(index) == known and not known.shared_tokens:
             return
         self._known[index] = known
         self._set_backend(
@@ -148,9 +151,11 @@ class ProgramMemories(BackendObserver):
         )
 
     def _shared_tokens(self, index: int, memory: KvMemory) -> int:
-        registered = next((known for known in self._core.backends if known.index == index), None)
         readings = self._readings.setdefault(index, deque(maxlen=_READINGS))
-        readings.append(0 if registered is None else measure_shared_tokens(registered, memory))
+        if self._last_read.get(index) is not memory:  # Polls are more frequent than readings.
+            self._last_read[index] = memory
+            registered = next((known for known in self._core.backends if known.index == index), None)
+            readings.append(0 if registered is None else measure_shared_tokens(registered, memory))
         return min(readings) if len(readings) == _READINGS else 0
 
 

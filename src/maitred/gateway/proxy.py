@@ -269,6 +269,8 @@ class Proxy:
             await forwarder.wait_for_data()
             # From here on the backend is not abandoned for this request; and after a True from the core it is no victim.
             sent.response_started = True
+            if proxied.step is not None:
+                proxied.step.first_data_at, proxied.step.is_stream = self._admission.now(), forwarder.is_stream
             if proxied.route.needs_slot and not self._admission.confirm_first_byte(proxied.request.id):
                 raise error_responses.preempted()
             try:

@@ -29,7 +29,10 @@ RELOADABLE_KEYS: Final = (
     *("max_body_bytes", "max_parked_body_bytes", "forward_priority"),
 )
 """Keys of the section `gateway` that may change in service. So may all of `admission`."""
-FIXED_PROGRAM_KEYS: Final = ("mode", "flavour", "acting_estimator", "buffer_tokens")
+FIXED_PROGRAM_KEYS: Final = (
+    *("mode", "flavour", "acting_estimator", "buffer_tokens"),
+    *("state", "backend_type", "metrics", "metrics_interval_secs", "profile", "profile_dir"),
+)
 """Keys of the section `programs` that need a restart; see `Programs.reconfigure`."""
 _SECRET_KEYS: Final = ("upstream_api_key",)
 """Keys with values that are kept in clear; other secrets are kept as hashes."""

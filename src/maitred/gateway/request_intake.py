@@ -28,7 +28,7 @@ from maitred.admission.config import class_from_name
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
-from maitred.gateway.auth import ApiKeys, resolve_tenant
+from maitred.gateway.auth import ApiKeys, Viewer, identify_viewer, resolve_tenant
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.program_driver import ProgramStep
@@ -183,6 +183,11 @@ class RequestIntake:
     def keys(self) -> ApiKeys:
         """The API keys in force."""
         return self._rules.keys
+
+    def identify(self, scope: Scope) -> Viewer:
+        """Return the viewer that sends a request which is not forwarded. Raises ApiError 401."""
+        inbound = self._rules.headers.sort_headers(scope["headers"])
+        return identify_viewer(self._rules.keys.authenticate(inbound.authorization), inbound.tenant, scope)
 
     @property
     def parked_bytes(self) -> int:

@@ -125,6 +125,8 @@ class BackendState(msgspec.Struct):
     in_flight: int
     models: list[str]
     problem: str
+    draining: bool
+    """Whether an operator wants nothing more to be sent to it."""
     slots: int
     """Requests that the backend may have in flight, for each model."""
     source: SlotSource
@@ -206,7 +208,7 @@ class StateSnapshots:
 
     def _backend(self, b: Backend) -> BackendState:
         slots = self._fleet.backend_slots(b)
-        return BackendState(b.url, b.healthy, b.in_flight, list(b.models), b.problem, slots.slots, slots.source)
+        return BackendState(b.url, b.healthy, b.in_flight, list(b.models), b.problem, b.is_draining, slots.slots, slots.source)
 
 
 def class_states(core: Admission) -> dict[PriorityClass, ClassState]:

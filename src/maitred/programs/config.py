@@ -57,6 +57,21 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     session_headers: tuple[str, ...] = ("x-session-id", "x-claude-code-session-id")
     """Headers that name the program of a request without a program id; the first of them that the request has counts."""
 
+    state: str | None = None
+    """File in which a gateway keeps its programs across restarts (SQLite), one for each gateway; `none`: no file. Null:
+    `maitred/programs-PORT.sqlite` in the state directory of the user ($XDG_STATE_HOME, ~/.local/state)."""
+    backend_type: Literal["auto", "vllm", "sglang", "skyrl"] = "auto"
+    """The engine of the backends, by which their KV memory is read; `auto` finds out for each."""
+    metrics: bool = False
+    """Read and show the KV memory of the backends in mode `default` as well. Mode `tr` always reads it."""
+    metrics_interval_secs: float | None = None
+    """Seconds between two readings of a backend's KV memory; fewer than `health_interval_secs` shorten that as well. Null: with
+    each poll of its health."""
+    profile: bool = False
+    """Measure the steps of each program: prefill, decode, pause, tool and KV hit rate, at /profiles."""
+    profile_dir: str | None = None
+    """Folder of `step_profiles.csv`, with a row for each step (`profile`). Null: no file."""
+
     def __post_init__(self) -> None:
         for name in ("scheduler_interval_secs", "max_wait_secs", "program_ttl_secs"):
             if not 0 < getattr(self, name) <= MAX_SECS:
@@ -64,6 +79,8 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("min_stay_secs", "patience_secs", "ageing_secs_per_1k_tokens"):
             if not 0 <= getattr(self, name) <= MAX_SECS:
                 raise ValueError(f"{name} must be at least 0 seconds, and at most ten years")
+        if self.metrics_interval_secs is not None and not 0 < self.metrics_interval_secs <= MAX_SECS:
+            raise ValueError("metrics_interval_secs must be more than 0 seconds, and at most ten years")
         for name in ("max_waiting", "max_programs_per_tenant"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")

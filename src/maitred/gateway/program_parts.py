@@ -1,0 +1,89 @@
+"""The parts of a gateway that programs need, put together: driver, memories, state, profiles, pages and metrics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from maitred.core.errors import ConfigError
+from maitred.core.units import Micros
+from maitred.gateway.auth import Viewer
+from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.polling import KvPolling
+from maitred.gateway.program_driver import RealTimePrograms
+from maitred.gateway.program_endpoints import ProgramEndpoints
+from maitred.gateway.program_memories import ProgramMemories
+from maitred.gateway.program_metrics import ProgramCollector
+from maitred.gateway.program_profiles import ProgramProfiler
+from maitred.gateway.program_state import ProgramStateKeeper
+from maitred.gateway.program_store import ProgramStore
+from maitred.gateway.program_views import ProgramViews
+from maitred.programs import Programs, ProgramsConfig
+from maitred.wire.asgi import Scope
+
+log = logging.getLogger("maitred.gateway")
+NO_STATE = "none"
+"""The value of `programs.state` for no file."""
+
+
+class ProgramParts:
+    """The parts of one gateway. Made before its intake and proxy, which need the driver."""
+
+    def __init__(self, config: ProgramsConfig, fleet: BackendFleet, now: Micros, default_state: str | None = None) -> None:
+        """`default_state` is the file that keeps the programs if the configuration names none. Raises ConfigError."""
+        self.driver = RealTimePrograms(Programs(config, now))
+        self.memories = ProgramMemories(fleet, self.driver.core, self.driver.set_backend)
+        self.profiler = ProgramProfiler(self.driver, config.profile_dir) if config.profile else None
+        self.keeper: ProgramStateKeeper | None = None
+        store = _open_store(config, default_state)
+        if store is not None:
+            self.keeper = ProgramStateKeeper(store, self.driver, self.memories, fleet)
+        is_read = config.mode == "tr" or config.metrics
+        kv_polling = KvPolling(config.backend_type, config.metrics_interval_secs) if is_read else None
+        fleet.observe(self.memories if self.keeper is None else self.keeper, kv_polling)
+        self._collector = ProgramCollector(self.driver, self.memories)
+        self._views = ProgramViews(self.driver.core, self.memories, fleet, self.profiler)
+
+    def start(self) -> None:
+        """Begin to write files, inside this event loop."""
+        for part in (self.keeper, self.profiler):
+            if part is not None:
+                part.start()
+
+    async def close(self) -> None:
+        """Stop, and write what is left."""
+        self.driver.close()
+        for part in (self.keeper, self.profiler):
+            if part is not None:
+                await part.close()
+
+    def endpoints(self, identify: Callable[[Scope], Viewer]) -> ProgramEndpoints:
+        """Return the paths that show programs. `identify` returns the viewer that sends a request, or raises ApiError 401."""
+        return ProgramEndpoints(self.driver, self._views, identify, has_profiles=self.profiler is not None)
+
+    def health_fields(self) -> dict[str, Any]:
+        """Return what /health says of the programs."""
+        return self._views.health_fields()
+
+    def metric_families(self) -> Iterator[Metric]:
+        """Yield the metrics of the programs."""
+        return self._collector.families(state_failed=None if self.keeper is None else self.keeper.failed)
+
+
+def _open_store(config: ProgramsConfig, default_state: str | None) -> ProgramStore | None:
+    """Return the file that keeps the programs, or None if there is none. A file that the user has not named may be impossible:
+    then a warning is all."""
+    if config.state == NO_STATE:
+        return None
+    if config.state is not None:
+        return ProgramStore(config.state)
+    if default_state is None:
+        return None
+    try:
+        return ProgramStore(default_state)
+    except ConfigError as error:
+        log.warning("programs will not be known after a restart: %s", error)
+        return None
