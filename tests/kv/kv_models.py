@@ -54,7 +54,7 @@ class NaivePool:
         """The hash of each committed block, in the order of commitment."""
         self.num_locks = [0] * total
 
-    def copies(self, hashes: list[int]) -> list[int]:
+    def copies(self, hashes: Sequence[int]) -> list[int]:
         """Return the blocks that answer for the cached prefix of `hashes`."""
         found: list[int] = []
         for wanted in hashes:
@@ -64,7 +64,7 @@ class NaivePool:
             found.append(block)
         return found
 
-    def lock(self, hashes: list[int]) -> list[int]:
+    def lock(self, hashes: Sequence[int]) -> list[int]:
         blocks = self.copies(hashes)
         for block in blocks:
             self.num_locks[block] += 1

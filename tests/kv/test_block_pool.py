@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -13,8 +14,9 @@ from kv_models import DEEPEST, LONGEST, PATHS, Listener, NaivePool, block_hashes
 
 from maitred.compat.blis.block_pool import BlisPool
 from maitred.core.errors import InvariantError
-from maitred.kv import BlockPool, PrefixCache
+from maitred.kv import BlockPool, PrefixCache, block_pool
 from maitred.kv.block_pool import RunLock
+from maitred.kv.key_ranges import key_ranges
 
 
 def pool_with(*chains: list[int], total: int = 8) -> BlockPool:
@@ -209,14 +211,28 @@ def test_books_that_do_not_balance_are_reported() -> None:
         pool.check()
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_many_sequences_compute_the_same_each_at_its_own_pace(seed: int) -> None:
-    """Few long prompts, so that runs are copied, split and joined in the middle, beside the twin."""
+def prompts_as_lists() -> list[Sequence[int]]:
+    return [[hash((prompt // 2 if at < 6 else prompt, at)) for at in range(12)] for prompt in range(4)]
+
+
+def prompts_as_ranges() -> list[Sequence[int]]:
+    shared = [[range(100 * family, 100 * family + 4), range(100 * family + 10, 100 * family + 12)] for family in range(2)]
+    return [key_ranges([*shared[prompt // 2], range(1000 * (1 + prompt), 1000 * (1 + prompt) + 6)]) for prompt in range(4)]
+
+
+@pytest.mark.parametrize("make_prompts", [prompts_as_lists, prompts_as_ranges])
+@pytest.mark.parametrize("many_runs", [1, 4])
+@pytest.mark.parametrize("seed", range(20))
+def test_many_sequences_compute_the_same_each_at_its_own_pace(
+    seed: int, many_runs: int, make_prompts: Callable[[], list[Sequence[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few long prompts, so that runs are copied, split in the middle and merged, beside the twin."""
+    monkeypatch.setattr(block_pool, "_MANY_RUNS", many_runs)  # without effect where it is compiled
     draw = Random(seed)
     pool, twin, listener = BlockPool(60, 16), NaivePool(60), Listener()
     pool.subscribe(listener)
-    prompts = [[hash((prompt // 2 if at < 6 else prompt, at)) for at in range(12)] for prompt in range(4)]
-    running: list[tuple[RunLock, list[int], list[int]]] = []
+    prompts = make_prompts()
+    running: list[tuple[RunLock, list[int], Sequence[int]]] = []
     for _ in range(150):
         prompt = draw.choice(prompts)
         if draw.random() < 0.3:
@@ -242,6 +258,29 @@ def test_many_sequences_compute_the_same_each_at_its_own_pace(seed: int) -> None
         pool.apply_evictions()
         assert listener.cached == set(twin.content.values())
         assert pool.free == len(twin.free)
+        pool.check()
+
+
+def test_the_runs_of_a_session_become_one() -> None:
+    """Each turn adds a prompt, in two chunks, and an answer. A turn that branches off in the middle still finds its part, and
+    what it leaves free goes from the end."""
+    pool, listener = BlockPool(total=100, block_size=16), Listener()
+    pool.subscribe(listener)
+    blocks = key_ranges([range(1, 61)])
+    for end in range(10, 61, 10):
+        lock = pool.lock(blocks[: end - 10])
+        pool.reserve(10)
+        pool.assign(lock, 10)
+        for part in (end - 6, end - 2, end):
+            pool.commit_blocks(lock, blocks[lock.num_committed : part])
+        pool.release(lock)
+        pool.check()
+    assert len(pool._runs_by_first_hash) <= 3  # of 6 turns
+    branch = pool.lock(blocks[:25])
+    assert (branch.num_committed, pool.referenced, pool.num_cached_blocks(blocks)) == (25, 25, 60)
+    pool.reserve(40 + 34)
+    assert pool.num_cached_blocks(blocks) == 26
+    assert listener.log[-34:] == [f"-{block}" for block in range(60, 26, -1)]
     pool.check()
 
 

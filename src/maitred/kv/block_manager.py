@@ -31,12 +31,14 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from maitred.core.errors import InvariantError
 from maitred.core.request import PrefixKeys, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.kv.block_hashes import apply_namespace, sequence_block_hashes
+from maitred.kv.key_ranges import join_keys
 from maitred.kv.prefix_cache import CacheLock, PrefixCache, PrefixHit
 
 
@@ -158,9 +160,10 @@ class SequenceBlocks:
     will_return: bool = False
     """Whether it is about to be preempted, and will come back for what it has computed."""
 
-    def __init__(self, block_hashes: list[int]) -> None:
+    def __init__(self, block_hashes: Sequence[int]) -> None:
         self.block_hashes = block_hashes
-        """Hashes of the prompt as far as they are known, and then private ones as far as they are needed."""
+        """Hashes of the prompt as far as they are known, and then private ones as far as they are needed. Not to be changed in
+        place: the sequence has the same object."""
         self.num_known = len(block_hashes)
         """Blocks of the prompt with known hashes."""
         self.conversation_prefix: PrefixKeys | None = None
@@ -289,17 +292,19 @@ class PrefixBlockManager(BlockManager):
     def _blocks_of(self, seq: SequenceState) -> SequenceBlocks:
         content = self._sequence_blocks.get(seq.request.id)
         if content is None:
-            content = self._sequence_blocks[seq.request.id] = SequenceBlocks(list(sequence_block_hashes(seq, self.cache)))
+            content = self._sequence_blocks[seq.request.id] = SequenceBlocks(sequence_block_hashes(seq, self.cache))
         return content
 
-    def _all_block_hashes(self, seq: SequenceState, blocks: int) -> list[int]:
+    def _all_block_hashes(self, seq: SequenceState, blocks: int) -> Sequence[int]:
         """Return at least the first `blocks` hashes of the content of `seq`, private ones where no others are known."""
         content = self._blocks_of(seq)
         hashes = content.block_hashes
         if content.conversation_prefix is not None and len(hashes) < blocks:
             known = apply_namespace(content.conversation_prefix.block_keys(self.block_size), seq.request.cache_namespace)
-            hashes.extend(known[len(hashes) : blocks])
-        hashes.extend(private_block_hashes(seq, len(hashes), blocks))
+            hashes = join_keys([hashes, known[len(hashes) : blocks]])
+        if len(hashes) < blocks:
+            hashes = join_keys([hashes, private_block_hashes(seq, len(hashes), blocks)])
+        content.block_hashes = hashes
         return hashes
 
     def _assigned_lock(self, content: SequenceBlocks, blocks: int) -> CacheLock:
@@ -314,7 +319,7 @@ class PrefixBlockManager(BlockManager):
             self._num_unassigned -= missing
         return lock
 
-    def _commit(self, lock: CacheLock, block_hashes: list[int]) -> None:
+    def _commit(self, lock: CacheLock, block_hashes: Sequence[int]) -> None:
         """Commit the blocks of `lock` with known content, which are those of `block_hashes`, from the first one on."""
         if len(block_hashes) > lock.num_committed:
             self.cache.commit_blocks(lock, block_hashes[lock.num_committed :])

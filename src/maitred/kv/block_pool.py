@@ -8,10 +8,13 @@ room is needed. Only then do they lose their content; a block that is asked for 
 used it before. A blank block has no known content and goes first of all, since nothing is lost with it (vLLM 0.32, by its
 recorded schedules).
 
-Blocks that were committed together share their fate but for their end, so they are kept as a *run*: a list of block hashes,
+Blocks that were committed together share their fate but for their end, so they are kept as a *run*: a sequence of block hashes,
 found by the first of them. A lock on a part of a run splits it. A lock on a block is a lock on all blocks before it, which are
 released after it, so what is cached of a prompt is always its beginning, and finding it takes one look-up for each run instead
 of one for each block. Blank blocks are only counted.
+
+A session adds runs with each turn. When a lock on more than a few runs is released, those that become free are neighbours in
+the free list, and are merged into one run. It is evicted from its end, as they would be; only the next turn costs less.
 
 Two sequences may compute the same prefix at the same time. Then there are two copies of it, and the one that was committed
 first answers for both until it is evicted. (In BLIS's cache the last one answers, and the prefix is forgotten with either:
@@ -30,10 +33,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from maitred.core.errors import InvariantError
+from maitred.kv.key_ranges import KeyRanges, join_keys
 from maitred.kv.prefix_cache import CacheLock, PrefixCache, PrefixHit
+
+_MANY_RUNS: Final = 4
+"""Runs of one lock, beyond which those that become free are merged. Two or three are the rule where prompts share a beginning
+and then part, and merging them would only cost the next prompt a split."""
 
 
 class BlockRun:
@@ -41,8 +49,9 @@ class BlockRun:
 
     __slots__ = ("block_hashes", "num_locks", "split_rest")
 
-    def __init__(self, block_hashes: list[int], num_locks: int) -> None:
+    def __init__(self, block_hashes: Sequence[int], num_locks: int) -> None:
         self.block_hashes = block_hashes
+        """Its own list, or `KeyRanges`."""
         self.num_locks = num_locks
         self.split_rest: BlockRun | None = None
         """The run that was split off its end while it was locked."""
@@ -67,6 +76,8 @@ class RunLock(CacheLock):
         super().__init__(num_committed)
         self.runs = runs
         """The committed blocks, first block first: runs, with the number of blocks that each had then."""
+        self.num_found = len(runs)
+        """Of these runs, those that were cached when the lock was made."""
         self.num_splits = num_splits
         """`BlockPool._num_splits` when the lock was made: while it is the same, no run of the lock has been split."""
 
@@ -160,19 +171,21 @@ class BlockPool(PrefixCache[RunLock]):
         self._take_private(lock, count)
         lock.num_committed += count
         self._num_referenced += count
-        fresh = list(block_hashes)
-        copied = self._num_already_cached(lock, fresh)
+        copied = self._num_already_cached(lock, block_hashes)
         # These are cached already. Each copy is a run of its own, because it takes over alone when the block that answers for
         # both is evicted.
-        for block_hash in fresh[:copied]:
+        for block_hash in block_hashes[:copied]:
             run = BlockRun([block_hash], 1)
             self._duplicates.setdefault(block_hash, []).append(run)
             lock.runs.append((run, 1))
         if copied == count:
             return
-        del fresh[:copied]
-        run = self._runs_by_first_hash[fresh[0]] = BlockRun(fresh, 1)
-        lock.runs.append((run, len(fresh)))
+        fresh = block_hashes[copied:]
+        if not isinstance(fresh, KeyRanges):
+            fresh = list(fresh)
+        if not self._extend_last_run(lock, fresh):
+            run = self._runs_by_first_hash[fresh[0]] = BlockRun(fresh, 1)
+            lock.runs.append((run, count - copied))
         if self._cached_hashes is not None:
             self._cached_hashes.update(fresh)
         self._notify_stored(fresh)
@@ -231,18 +244,35 @@ class BlockPool(PrefixCache[RunLock]):
         if {entry for entry in self._free_list if isinstance(entry, BlockRun)} ^ set(runs) != locks.keys():
             raise InvariantError("KV blocks: a run is neither held nor free, or both")
         if any(run.block_hashes[0] != first for first, run in self._runs_by_first_hash.items()) or any(
-            run.block_hashes != [block_hash] for block_hash, copies in self._duplicates.items() for run in copies
+            list(run.block_hashes) != [block_hash] for block_hash, copies in self._duplicates.items() for run in copies
         ):
             raise InvariantError("KV blocks: the index is not what the runs say")
 
-    def _num_already_cached(self, lock: RunLock, block_hashes: list[int]) -> int:
+    def _extend_last_run(self, lock: RunLock, block_hashes: Sequence[int]) -> bool:
+        """Put blocks that `lock` commits behind those that it has committed last, if it alone holds them. Return whether that
+        was possible. A long prompt is committed chunk by chunk, and is one run all the same."""
+        # A run that was found is left as it is: other prompts may have it in common, and would only split it again.
+        if len(lock.runs) <= lock.num_found:
+            return False
+        run, blocks = lock.runs[-1]
+        before = run.block_hashes
+        if run.num_locks > 1 or blocks != len(before) or self._runs_by_first_hash.get(before[0]) is not run:
+            return False
+        if isinstance(before, list):
+            before.extend(block_hashes)
+        else:
+            run.block_hashes = join_keys([before, block_hashes])
+        lock.runs[-1] = (run, blocks + len(block_hashes))
+        return True
+
+    def _num_already_cached(self, lock: RunLock, block_hashes: Sequence[int]) -> int:
         """Return how many of `block_hashes`, which continue the committed blocks of `lock`, another lock has committed."""
         last = lock.runs[-1][0] if lock.runs else None
         if last is None or self._runs_by_first_hash.get(last.block_hashes[0]) is last:
             return self._match_length(block_hashes)
         # The lock ends with a copy, and the run that answers for that block may go on beyond it: match from the beginning.
-        before = [block_hash for run in _current_runs(lock) for block_hash in run.block_hashes]
-        return self._match_length(before + block_hashes) - len(before)
+        before = [run.block_hashes for run in _current_runs(lock)]
+        return self._match_length(join_keys([*before, block_hashes])) - sum(map(len, before))
 
     def _match_length(self, block_hashes: Sequence[int]) -> int:
         """Return how many leading blocks of `block_hashes` are cached, evictions that are pending not applied."""
@@ -301,29 +331,51 @@ class BlockPool(PrefixCache[RunLock]):
                 self._num_referenced -= len(run.block_hashes)
                 free += len(run.block_hashes)
         self.free += free
+        if len(runs) > _MANY_RUNS:
+            self._merge_free(runs)
+
+    def _merge_free(self, runs: list[BlockRun]) -> None:
+        """Merge the last of `runs`, those of a lock that was released just now, into one as far as they are free."""
+        # Up to the last one that is locked: a lock that holds copies of its first blocks may hold one in the middle.
+        first = len(runs)
+        while first and not runs[first - 1].num_locks:
+            first -= 1
+        merged, index = runs[first:], self._runs_by_first_hash
+        # A copy that does not answer for its block stays alone; see `commit_blocks`.
+        if len(merged) < 2 or any(index.get(run.block_hashes[0]) is not run for run in merged):
+            return
+        whole = join_keys([run.block_hashes for run in merged])
+        for run in merged[1:]:
+            del index[run.block_hashes[0]]
+            del self._free_list[run]
+        merged[0].block_hashes = whole
 
     def _evict_tail(self, run: BlockRun, blocks: int) -> int:
         """Evict the last `blocks` blocks of `run`, which is free, or all it has. Return how many."""
         block_hashes, index = run.block_hashes, self._runs_by_first_hash
         left = max(0, len(block_hashes) - blocks)
-        evicted = block_hashes[left:]
-        evicted.reverse()
+        num_evicted, evicted = len(block_hashes) - left, block_hashes[left:]
         # A copy that does not answer for its block is unknown to listeners: it goes without a word.
         answers = index.get(block_hashes[0]) is run
-        if left:
-            del block_hashes[left:]
-        else:
+        if not left:
             del self._free_list[run]
             if answers:
                 del index[block_hashes[0]]
-        if answers:
-            gone = [each for each in evicted if not self._promote_duplicate(each)] if self._duplicates else evicted
+        elif isinstance(block_hashes, list):
+            del block_hashes[left:]
+        else:
+            run.block_hashes = block_hashes[:left]
+        if not answers:
+            self._drop_duplicate(block_hashes[0], run)
+        # Mostly nothing depends on the single blocks that are gone.
+        elif self._duplicates or self._cached_hashes is not None or self._listeners:
+            gone = list(evicted)[::-1]
+            if self._duplicates:
+                gone = [each for each in gone if not self._promote_duplicate(each)]
             if self._cached_hashes is not None:
                 self._cached_hashes.difference_update(gone)
             self._notify_removed(gone)
-        else:
-            self._drop_duplicate(block_hashes[0], run)
-        return len(evicted)
+        return num_evicted
 
     def _promote_duplicate(self, block_hash: int) -> bool:
         """Let another copy of the block answer for it from now on. Return False if there is none."""
@@ -352,14 +404,17 @@ class BlockPool(PrefixCache[RunLock]):
         self._free_list.move_to_end(blank, last=False)
 
 
-def _match_end(run: list[int], block_hashes: Sequence[int], position: int) -> int:
+def _match_end(run: Sequence[int], block_hashes: Sequence[int], position: int) -> int:
     """Return the position up to which `block_hashes` agree with `run`, which begins at `position` and agrees there.
 
-    A hash stands for its block and all before it. If the last ones are equal, the others are, so the end is found by bisection.
+    A hash stands for its block and all before it. If the last ones are equal, the others are, so in lists the end is found by
+    bisection.
     """
     low, high = position, position + len(run)
     if high <= len(block_hashes) and block_hashes[high - 1] == run[-1]:
         return high
+    if isinstance(run, KeyRanges) and isinstance(block_hashes, KeyRanges):
+        return position + run.num_common(block_hashes, position)
     high = min(high, len(block_hashes))
     while high - low > 1:
         middle = (low + high) // 2

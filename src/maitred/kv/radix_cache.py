@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterator, Sequence
 from maitred.core.errors import ConfigError, InvariantError
 from maitred.core.lazy_heap import LazyHeap
 from maitred.kv.eviction import EvictionPolicy, LeastRecentlyUsed, Rank
+from maitred.kv.key_ranges import KeyRanges
 from maitred.kv.prefix_cache import CacheLock, PrefixCache
 
 UNBOUNDED = 1 << 62
@@ -58,7 +59,7 @@ class RadixNode:
         "priority",
     )
 
-    def __init__(self, parent: RadixNode | None, block_hashes: list[int], end_position: int, now: int) -> None:
+    def __init__(self, parent: RadixNode | None, block_hashes: Sequence[int], end_position: int, now: int) -> None:
         self.parent = parent
         """None for the root, which has no blocks and is never evicted."""
         self.block_hashes = block_hashes
@@ -197,7 +198,7 @@ class RadixCache(PrefixCache[RadixLock]):
         node = self._use_prefix(block_hashes, present, lock.num_committed, lock.node)
         self._count_hit(node, lock)
         if present < count:
-            node = self._add_leaf(node, list(block_hashes[present:]), lock.priority)
+            node = self._add_leaf(node, block_hashes[present:], lock.priority)
         self._take_private(lock, count)
         lock.num_committed += count
         # All private blocks are given back, and locking the path takes only what no lock held. So duplicates of blocks that
@@ -291,7 +292,6 @@ class RadixCache(PrefixCache[RadixLock]):
         Make it if a split will do, and mark it and all nodes above as used."""
         self._clock += 1
         node, end = self._node_by_hash[block_hashes[count - 1]] if count else base, start + count
-        wanted = list(block_hashes[:count])
         if end > node.end_position:
             raise _ambiguous_hash_error(block_hashes[count - 1])
         # A trace with ids that stand for their block alone would find prefixes that are not there. So what a hash promises,
@@ -299,7 +299,7 @@ class RadixCache(PrefixCache[RadixLock]):
         for used in _path_to_root(node):
             used.last_used = self._clock
             first = used.end_position - len(used.block_hashes) - start
-            if first >= 0 and used.block_hashes[: end - start - first] != wanted[first : used.end_position - start]:
+            if first >= 0 and not _agree(used.block_hashes, block_hashes, first, count):
                 raise _ambiguous_hash_error(block_hashes[count - 1])
         if node.heap_entry:
             self._leaves.add(node)
@@ -319,7 +319,7 @@ class RadixCache(PrefixCache[RadixLock]):
         self._node_by_hash.update(dict.fromkeys(upper.block_hashes, upper))
         return upper
 
-    def _add_leaf(self, node: RadixNode, block_hashes: list[int], priority: float) -> RadixNode:
+    def _add_leaf(self, node: RadixNode, block_hashes: Sequence[int], priority: float) -> RadixNode:
         """Return a new leaf of `block_hashes` below `node`."""
         distinct = dict.fromkeys(block_hashes)
         if len(distinct) != len(block_hashes) or not self._node_by_hash.keys().isdisjoint(distinct):
@@ -362,10 +362,19 @@ class RadixCache(PrefixCache[RadixLock]):
             del parent.children[block_hashes[0]]
             for block_hash in block_hashes:
                 del self._node_by_hash[block_hash]
-            self._notify_removed(block_hashes[::-1])
+            if self._listeners:
+                self._notify_removed(block_hashes[::-1])
             self._leaves.add(parent)
             evicted += len(block_hashes)
         return evicted
+
+
+def _agree(node: Sequence[int], block_hashes: Sequence[int], first: int, count: int) -> bool:
+    """Return whether the blocks of a node are those of `block_hashes` from `first` on, as far as it has `count` blocks."""
+    blocks = min(len(node), count - first)
+    if isinstance(node, KeyRanges) and isinstance(block_hashes, KeyRanges):
+        return node.num_common(block_hashes, first) >= blocks
+    return list(node[:blocks]) == list(block_hashes[first : first + blocks])
 
 
 def _path_to_root(node: RadixNode) -> Iterator[RadixNode]:

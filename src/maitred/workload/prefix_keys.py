@@ -5,7 +5,6 @@ keys are equal. Each class here computes the keys from the facts of one kind of 
 
     ChainedBlockIds    a trace with chained block ids: an id stands for its block and all blocks before it
     UnchainedBlockIds  a trace with ids that stand for the content of one block; chained here
-    SessionBlockIds    ranges of chained ids, valid within one session
     GroupPrefixKeys    a trace that says how many tokens a prompt shares with the others of its group
     ConversationKeys   a trace that says which prompts belong to one conversation and contain its history
     PieceChain         a generated prompt: shared prefix, earlier rounds, new tokens
@@ -26,17 +25,17 @@ import msgspec
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import PrefixKeys
+from maitred.kv.key_ranges import KeyRanges
 
 _BLOCKS_PER_NUMBER: Final = 1 << 28
 """Keys reserved for each number (of a piece, a request or a conversation): more than `MAX_TOKENS` tokens have blocks."""
-
-_IDS_PER_SESSION: Final = 1 << 32
 
 
 class ChainedBlockIds(msgspec.Struct, frozen=True, gc=False):
     """The chained block ids of a prompt of `tokens` tokens."""
 
     ids: Sequence[int]
+    """With `KeyRanges` the keys are ranges, too, unless blocks are larger than `block_tokens`."""
     tokens: int
     block_tokens: int
     """Tokens that one id stands for; the last block may be partial."""
@@ -58,6 +57,8 @@ class ChainedBlockIds(msgspec.Struct, frozen=True, gc=False):
                 hint=hint,
             )
         parts = self.block_tokens // block_size
+        if isinstance(self.ids, KeyRanges):
+            return self.ids.expanded(parts)[: self.tokens // block_size]
         expanded = [key for block_id in self.ids for key in range(block_id * parts, block_id * parts + parts)]
         del expanded[self.tokens // block_size :]
         return expanded
@@ -79,49 +80,6 @@ class UnchainedBlockIds(msgspec.Struct, frozen=True, gc=False):
 def _chain_hash(parent: int, content: int) -> int:
     """Return the hash of a block and its predecessors. Hashes of ints are the same in every process."""
     return hash((parent, content))
-
-
-class BlockRanges(msgspec.Struct, frozen=True, gc=False):
-    """Chained block ids as ranges, each from its first to its last id, both included.
-
-    A long prompt has thousands of blocks, but only a handful of ranges.
-    """
-
-    ranges: tuple[tuple[int, int], ...] = ()
-
-    def __len__(self) -> int:
-        return sum(last - first + 1 for first, last in self.ranges)
-
-    def head(self, count: int) -> BlockRanges:
-        """Return the first `count` ids, or all if there are fewer."""
-        kept: list[tuple[int, int]] = []
-        for first, last in self.ranges:
-            if count <= 0:
-                break
-            kept.append((first, min(last, first + count - 1)))
-            count -= last - first + 1
-        return BlockRanges(tuple(kept))
-
-    def append(self, ranges: Sequence[tuple[int, int]]) -> BlockRanges:
-        """Return these ids followed by those of `ranges`."""
-        return BlockRanges((*self.ranges, *ranges))
-
-
-class SessionBlockIds(msgspec.Struct, frozen=True, gc=False):
-    """The block ids of a prompt, as ranges. Ids of different sessions are unrelated."""
-
-    blocks: BlockRanges
-    tokens: int
-    block_tokens: int
-    """Tokens that one id stands for."""
-    session: int
-    """The number of the session."""
-
-    def block_keys(self, block_size: int) -> Sequence[int]:
-        """Return one key per full block, as `ChainedBlockIds.block_keys` does."""
-        base = self.session * _IDS_PER_SESSION
-        ids = [base + block_id for first, last in self.blocks.ranges for block_id in range(first, last + 1)]
-        return ChainedBlockIds(ids, self.tokens, self.block_tokens).block_keys(block_size)
 
 
 def group_number(*names: str) -> int:

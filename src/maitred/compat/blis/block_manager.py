@@ -12,13 +12,14 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from maitred.compat.blis.block_pool import BlisPool
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.kv.block_manager import BlockManager, PrefixBlockManager, SequenceBlocks, private_block_hashes
+from maitred.kv.key_ranges import join_keys
 from maitred.kv.prefix_cache import PrefixHit
 
 
@@ -146,7 +147,7 @@ class BlisBlockManager(PrefixBlockManager):
             self.free = self.cache.free
         self._unowned.pop(seq.request.id, None)
 
-    def _prompt_hashes(self, seq: SequenceState) -> list[int]:
+    def _prompt_hashes(self, seq: SequenceState) -> Sequence[int]:
         """Return the hashes of the full blocks of the prompt."""
         return self._blocks_of(seq).block_hashes[: seq.request.prompt_tokens // self.block_size]
 
@@ -155,6 +156,6 @@ class BlisBlockManager(PrefixBlockManager):
         content = super()._blocks_of(seq)
         full = seq.request.prompt_tokens // self.block_size
         if content.num_known < full:
-            content.block_hashes += private_block_hashes(seq, content.num_known, full)
+            content.block_hashes = join_keys([content.block_hashes, private_block_hashes(seq, content.num_known, full)])
             content.num_known = full
         return content

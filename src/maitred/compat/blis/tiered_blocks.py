@@ -298,7 +298,7 @@ class TieredBlockManager(BlisBlockManager):
         if len(hashes) == full:
             return hashes
         if self._has_known_content(seq):
-            return hashes + self._all_block_hashes(seq, full)[len(hashes) : full]
+            return [*hashes, *self._all_block_hashes(seq, full)[len(hashes) : full]]
         return hashes + [
             hash((_MISPLACED_SALT, self._last_held_hash(seq), seq.arrival_index, index)) for index in range(len(hashes), full)
         ]

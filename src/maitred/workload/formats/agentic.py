@@ -23,14 +23,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from maitred.core.units import Micros, from_seconds
+from maitred.kv.key_ranges import NO_KEYS, KeyRanges, key_ranges
 from maitred.workload.lengths import MAX_TOKENS
 from maitred.workload.line_reader import LineReader
-from maitred.workload.prefix_keys import BlockRanges, SessionBlockIds
+from maitred.workload.prefix_keys import ChainedBlockIds
 from maitred.workload.trace_format import (
     FORMATS,
     CsvColumns,
@@ -50,6 +52,8 @@ from maitred.workload.trace_format import (
 
 COLUMNS = ("trace", "sub", "t", "type", "model", "in", "out", "api_time", "think_time", "blocks", "shared_prefix_blocks")
 _TABLE_BLOCK_TOKENS = 64
+_IDS_PER_SESSION: Final = 1 << 32
+"""Block ids are counted within their session, and made different from those of other sessions."""
 
 
 class _RecordedCall(msgspec.Struct, gc=False):
@@ -109,18 +113,18 @@ class _SessionRows:
         if session.block_size < 1:
             raise RowError(f"block_size is {session.block_size}", "it must be at least 1")
         self._block_tokens = session.block_size
-        self._number = number
+        self._first_id = number * _IDS_PER_SESSION
 
     def rows(self, calls: Sequence[_RecordedCall], program: str, start: Micros) -> Iterator[TraceRow | RowError]:
         """Yield the rows of a program that started at `start` on the session's clock, with those of its sub-agents."""
-        blocks, last_end = BlockRanges(), start
+        blocks, last_end = NO_KEYS, start
         for index, (call, later) in enumerate(_with_next_call(calls)):
             at = start + from_seconds(call.t)
             if call.requests is not None:
                 yield from self._sub_agent(call.requests, f"{program}/{index}", at, program, max(at - last_end, 0))
                 continue
             # Before the check, because `keep` of the next request counts from this prompt even if it is not replayed.
-            blocks = blocks.head(call.keep).append(call.new)
+            blocks = self._next_blocks(blocks, call)
             if not (0 < call.input <= MAX_TOKENS and 0 < call.output <= MAX_TOKENS):
                 yield NotReplayedError(f"request {index} of {program} has no tokens", "it is not replayed")
                 continue
@@ -148,17 +152,22 @@ class _SessionRows:
             else:
                 yield row
 
-    def _block_ids(self, blocks: BlockRanges, tokens: int) -> SessionBlockIds:
-        return SessionBlockIds(blocks, tokens, self._block_tokens, self._number)
+    def _next_blocks(self, blocks: KeyRanges, call: _RecordedCall) -> KeyRanges:
+        """Return the blocks of the prompt of `call`, which follows the prompt with `blocks`."""
+        kept, base = blocks.head(call.keep), self._first_id
+        return kept.joined(key_ranges([range(base + first, base + last + 1) for first, last in call.new])) if call.new else kept
+
+    def _block_ids(self, blocks: KeyRanges, tokens: int) -> ChainedBlockIds:
+        return ChainedBlockIds(blocks, tokens, self._block_tokens)
 
     def _conversation_prefix(
-        self, call: _RecordedCall, blocks: BlockRanges, later: _RecordedCall | None
-    ) -> SessionBlockIds | None:
+        self, call: _RecordedCall, blocks: KeyRanges, later: _RecordedCall | None
+    ) -> ChainedBlockIds | None:
         """Return the blocks of prompt and answer, or None if the next prompt does not contain the answer completely."""
         tokens = call.input + call.output
         if later is None or "thinking" in call.output_types or later.keep < len(blocks) or later.input < tokens:
             return None
-        blocks_of_both = blocks.head(later.keep).append(later.new).head(tokens // self._block_tokens)
+        blocks_of_both = self._next_blocks(blocks, later).head(tokens // self._block_tokens)
         return self._block_ids(blocks_of_both, tokens)
 
 
@@ -179,7 +188,7 @@ class _TableProgram(msgspec.Struct):
     parent: str
     last_end: Micros = 0
     """The end of its latest request."""
-    blocks: BlockRanges = BlockRanges()
+    blocks: KeyRanges = NO_KEYS
 
 
 class _RequestTable:
@@ -208,7 +217,7 @@ class _RequestTable:
             at,
             prompt_tokens,
             parse_tokens(answer, "out"),
-            prefix=SessionBlockIds(program.blocks, prompt_tokens, _TABLE_BLOCK_TOKENS, self._number),
+            prefix=ChainedBlockIds(program.blocks, prompt_tokens, _TABLE_BLOCK_TOKENS),
             stream=kind == "s",
             model=model,
             program=session + sub,
@@ -227,8 +236,9 @@ class _RequestTable:
         self._programs[sub] = program
         return program
 
-    def _next_blocks(self, before: BlockRanges, num_shared: int, num_blocks: int) -> BlockRanges:
+    def _next_blocks(self, before: KeyRanges, num_shared: int, num_blocks: int) -> KeyRanges:
         kept = before.head(min(num_shared, num_blocks))
         num_new = num_blocks - len(kept)
-        first, self._num_ids = self._num_ids + 1, self._num_ids + num_new
-        return kept.append(((first, first + num_new - 1),)) if num_new else kept
+        first = self._number * _IDS_PER_SESSION + self._num_ids + 1
+        self._num_ids += num_new
+        return kept.joined(key_ranges([range(first, first + num_new)])) if num_new else kept
