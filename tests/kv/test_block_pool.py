@@ -15,7 +15,7 @@ from kv_models import DEEPEST, LONGEST, PATHS, Listener, NaivePool, block_hashes
 from maitred.compat.blis.block_pool import BlisPool
 from maitred.core.errors import InvariantError
 from maitred.kv import BlockPool, PrefixCache, block_pool
-from maitred.kv.block_pool import RunLock
+from maitred.kv.block_runs import RunLock
 from maitred.kv.key_ranges import key_ranges
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from maitred.kv import BlockPool, PromptTokenIds
-from maitred.kv.block_pool import RunLock
+from maitred.kv.block_runs import RunLock
 
 RECORD = Path(__file__).parent.parent / "vectors" / "vllm_v3.json.gz"
 GROUPS = (1679489467, 3152218661, 4000068333)

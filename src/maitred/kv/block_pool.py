@@ -36,25 +36,13 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from maitred.core.errors import InvariantError
+from maitred.kv.block_runs import BlockRun, RunLock, current_runs, match_end
 from maitred.kv.key_ranges import KeyRanges, join_keys
-from maitred.kv.prefix_cache import CacheLock, PrefixCache, PrefixHit
+from maitred.kv.prefix_cache import PrefixCache, PrefixHit
 
 _MANY_RUNS: Final = 4
 """Runs of one lock, beyond which those that become free are merged. Two or three are the rule where prompts share a beginning
 and then part, and merging them would only cost the next prompt a split."""
-
-
-class BlockRun:
-    """Committed blocks that follow each other in a prompt."""
-
-    __slots__ = ("block_hashes", "num_locks", "split_rest")
-
-    def __init__(self, block_hashes: Sequence[int], num_locks: int) -> None:
-        self.block_hashes = block_hashes
-        """Its own list, or `KeyRanges`."""
-        self.num_locks = num_locks
-        self.split_rest: BlockRun | None = None
-        """The run that was split off its end while it was locked."""
 
 
 class FreeExtent:
@@ -67,19 +55,6 @@ class FreeExtent:
 
 
 FreeListEntry: TypeAlias = BlockRun | FreeExtent
-
-
-class RunLock(CacheLock):
-    """The lock of a `BlockPool`."""
-
-    def __init__(self, num_committed: int, runs: list[tuple[BlockRun, int]], num_splits: int) -> None:
-        super().__init__(num_committed)
-        self.runs = runs
-        """The committed blocks, first block first: runs, with the number of blocks that each had then."""
-        self.num_found = len(runs)
-        """Of these runs, those that were cached when the lock was made."""
-        self.num_splits = num_splits
-        """`BlockPool._num_splits` when the lock was made: while it is the same, no run of the lock has been split."""
 
 
 class BlockPool(PrefixCache[RunLock]):
@@ -137,7 +112,7 @@ class BlockPool(PrefixCache[RunLock]):
         self.apply_evictions()
         index, position, end, unreferenced = self._runs_by_first_hash, 0, len(block_hashes), 0
         while position < end and (run := index.get(block_hashes[position])) is not None:
-            after = _match_end(run.block_hashes, block_hashes, position)
+            after = match_end(run.block_hashes, block_hashes, position)
             if not run.num_locks:
                 unreferenced += after - position
             position = after
@@ -233,7 +208,7 @@ class BlockPool(PrefixCache[RunLock]):
             raise InvariantError(f"KV blocks: {shares} != {self.total}")
         locks: dict[BlockRun, int] = {}
         for lock in self._locks:
-            for run in _current_runs(lock):
+            for run in current_runs(lock):
                 locks[run] = locks.get(run, 0) + 1
             if sum(blocks for _, blocks in lock.runs) != lock.num_committed:
                 raise InvariantError("KV blocks: a lock does not hold what it committed")
@@ -271,14 +246,14 @@ class BlockPool(PrefixCache[RunLock]):
         if last is None or self._runs_by_first_hash.get(last.block_hashes[0]) is last:
             return self._match_length(block_hashes)
         # The lock ends with a copy, and the run that answers for that block may go on beyond it: match from the beginning.
-        before = [run.block_hashes for run in _current_runs(lock)]
+        before = [run.block_hashes for run in current_runs(lock)]
         return self._match_length(join_keys([*before, block_hashes])) - sum(map(len, before))
 
     def _match_length(self, block_hashes: Sequence[int]) -> int:
         """Return how many leading blocks of `block_hashes` are cached, evictions that are pending not applied."""
         index, position, end = self._runs_by_first_hash, 0, len(block_hashes)
         while position < end and (run := index.get(block_hashes[position])) is not None:
-            position = _match_end(run.block_hashes, block_hashes, position)
+            position = match_end(run.block_hashes, block_hashes, position)
         return position
 
     def _matched_runs(self, block_hashes: Sequence[int]) -> list[BlockRun]:
@@ -286,7 +261,7 @@ class BlockPool(PrefixCache[RunLock]):
         self.apply_evictions()
         index, position, end, runs = self._runs_by_first_hash, 0, len(block_hashes), []
         while position < end and (run := index.get(block_hashes[position])) is not None:
-            after = _match_end(run.block_hashes, block_hashes, position)
+            after = match_end(run.block_hashes, block_hashes, position)
             if after - position < len(run.block_hashes):
                 run = self._split(run, after - position)
             runs.append(run)
@@ -322,7 +297,7 @@ class BlockPool(PrefixCache[RunLock]):
             self._free_list[FreeExtent(num_full)] = None
         free = lock.num_private + num_full
         # Mostly no run has been split since the lock was made, and its list is still right.
-        runs = [run for run, _ in lock.runs] if lock.num_splits == self._num_splits else _current_runs(lock)
+        runs = [run for run, _ in lock.runs] if lock.num_splits == self._num_splits else current_runs(lock)
         for run in reversed(runs):
             run.num_locks -= 1
             if not run.num_locks:
@@ -402,37 +377,3 @@ class BlockPool(PrefixCache[RunLock]):
         blank = FreeExtent(blocks)
         self._free_list[blank] = None
         self._free_list.move_to_end(blank, last=False)
-
-
-def _match_end(run: Sequence[int], block_hashes: Sequence[int], position: int) -> int:
-    """Return the position up to which `block_hashes` agree with `run`, which begins at `position` and agrees there.
-
-    A hash stands for its block and all before it. If the last ones are equal, the others are, so in lists the end is found by
-    bisection.
-    """
-    low, high = position, position + len(run)
-    if high <= len(block_hashes) and block_hashes[high - 1] == run[-1]:
-        return high
-    if isinstance(run, KeyRanges) and isinstance(block_hashes, KeyRanges):
-        return position + run.num_common(block_hashes, position)
-    high = min(high, len(block_hashes))
-    while high - low > 1:
-        middle = (low + high) // 2
-        if block_hashes[middle] == run[middle - position]:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def _current_runs(lock: RunLock) -> list[BlockRun]:
-    """Return the runs that `lock` holds, first block first, as they have been split by now."""
-    runs: list[BlockRun] = []
-    for run, blocks in lock.runs:
-        runs.append(run)
-        left, rest = blocks - len(run.block_hashes), run.split_rest
-        while left:
-            assert rest is not None
-            runs.append(rest)
-            left, rest = left - len(rest.block_hashes), rest.split_rest
-    return runs
