@@ -74,8 +74,8 @@ class JobGenerator:
         self._horizon = senders.horizon or math.inf
         self._awaiting_answer: dict[RequestId, tuple[ClientSession, ClosedLoopUser | None]] = {}
         """The session, and the user if there is one, that continue when a request has its answer."""
-        self._open_programs: set[str] = set()
-        """Programs of which a round is still to come."""
+        self._last_rounds: dict[str, RequestId | None] = {}
+        """Of each program that is not over, its last round, or None while that has not been made."""
         self._source_numbers = count()
         self._sources: list[tuple[Micros, int, ArrivalSource]] = []
         """A heap of sources by their next arrival; the number keeps ties in the order in which they were added."""
@@ -95,9 +95,9 @@ class JobGenerator:
 
     def on_request_end(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> Iterable[Job]:
         """Return the next round of the request's session, or the next request or session of its user."""
-        if not completed:
-            self._open_programs.discard(request.program)
         session, user = self._awaiting_answer.pop(request.id, (None, None))
+        if self._last_rounds.get(request.program) == request.id or not (completed or session is None):
+            self._last_rounds.pop(request.program, None)
         if session is None:
             return ()
         if completed:
@@ -123,7 +123,7 @@ class JobGenerator:
         jobs = []
         for session in sessions:
             if self._num_remaining <= 0 or at > self._horizon:
-                self._open_programs.discard(session.program)
+                self._last_rounds.pop(session.program, None)
                 continue
             self._num_remaining -= 1
             jobs.append(self.next_round(session, at, user))
@@ -132,21 +132,18 @@ class JobGenerator:
     def next_round(self, session: ClientSession, at: Micros, user: ClosedLoopUser | None = None) -> Job:
         """Return the next round of a session that continues after the answer to it."""
         job = session.next_job(next(self.request_ids), at)
-        self.note_round(session)
+        self.note_round(session, job)
         if user is not None or session.parent is not None or not session.is_over:
             self._awaiting_answer[job.request.id] = (session, user)
         return job
 
-    def note_round(self, session: ClientSession) -> None:
-        """Note that a round of a session has been made, and whether another one will come."""
-        if session.is_over:
-            self._open_programs.discard(session.program)
-        else:
-            self._open_programs.add(session.program)
+    def note_round(self, session: ClientSession, job: Job) -> None:
+        """Note that a round of a session has been made."""
+        self._last_rounds[session.program] = job.request.id if session.is_over else None
 
     def is_program_over(self, program: str) -> bool:
-        """Return whether no more rounds of a program will come."""
-        return program not in self._open_programs
+        """Return whether the last round of a program has ended."""
+        return program not in self._last_rounds
 
     def add_source(self, source: ArrivalSource) -> None:
         """Add a source, or put it back after a job, unless it has no more jobs."""
@@ -197,7 +194,7 @@ class ScriptedSession(ArrivalSource):
     def next_job(self, generator: JobGenerator) -> Job:
         assert self.next_arrival is not None
         job = self._session.next_job(next(generator.request_ids), self.next_arrival)
-        generator.note_round(self._session)
+        generator.note_round(self._session, job)
         self._session.on_answer(job.output_tokens)
         self.next_arrival = None if self._session.is_over else self.next_arrival + self._session.think_time
         return job
