@@ -35,7 +35,7 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     reports nothing is taken to have room for everything."""
     buffer_tokens: int = 100
     """Tokens kept free for the growth of each program."""
-    headroom: float = 0.02
+    headroom: float = 0.05
     """Share of a backend's memory that is left free when a program is placed beside others, so that it is not paused again at
     once."""
     min_stay_secs: float = 5.0
@@ -45,6 +45,8 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     much longer goes before them."""
     patience_secs: float = 10.0
     """Seconds after which the backend with most room is held for the program that has waited longest, until that fits."""
+    displace_secs: float = 300.0
+    """Seconds after which acting programs are paused for the program that has waited longest, at a tick."""
     max_wait_secs: float = 1800.0
     """Seconds that a request may wait for memory. Then its program is resumed at the backend with most room, even if it does
     not fit."""
@@ -76,7 +78,7 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("scheduler_interval_secs", "max_wait_secs", "program_ttl_secs"):
             if not 0 < getattr(self, name) <= MAX_SECS:
                 raise ValueError(f"{name} must be more than 0 seconds, and at most ten years")
-        for name in ("min_stay_secs", "patience_secs", "ageing_secs_per_1k_tokens"):
+        for name in ("min_stay_secs", "patience_secs", "displace_secs", "ageing_secs_per_1k_tokens"):
             if not 0 <= getattr(self, name) <= MAX_SECS:
                 raise ValueError(f"{name} must be at least 0 seconds, and at most ten years")
         if self.metrics_interval_secs is not None and not 0 < self.metrics_interval_secs <= MAX_SECS:

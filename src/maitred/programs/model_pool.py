@@ -8,7 +8,7 @@ the pressure lasts.
 **Resume**, where there is room. At a tick all waiting programs are considered together (`placement`). At an event (a request
 has ended, a program was released, a capacity has changed) the first few are tried in order, which costs O(log n).
 
-Four rules keep this fair and calm; the flavour `thunderagent` has none of them.
+Five rules keep this fair and calm; the flavour `thunderagent` has none of them.
 
 - *Headroom*: a program is placed beside others only if `headroom` of the capacity stays free.
 - *Minimum stay*: a program that was placed less than `min_stay_secs` ago is paused only if no other acting one is left.
@@ -18,7 +18,9 @@ Four rules keep this fair and calm; the flavour `thunderagent` has none of them.
   memory is not needed, be resumed at once.
 - *Hold*: when the program that has waited longest has waited for more than `patience_secs` and does not fit, the backend
   with most room is held for it. Nothing else is placed there until it fits, so small programs cannot starve a large one.
-  At the next tick acting programs make room for it, but none of a higher class.
+- *Displacement*: a tick at which it has waited for more than `displace_secs` pauses acting programs for it, but none of a
+  higher class. What they had in memory must be computed again, and with more programs than fit, one always waits: so this
+  is only for programs that no end of another one will let in.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ class ModelPool:
         self._buffer = config.buffer_tokens
         self._headroom = 0.0 if config.is_strict else config.headroom
         self._patience = None if config.is_strict else from_seconds(config.patience_secs)
+        self._displace_after = None if config.is_strict else from_seconds(config.displace_secs)
         # Seconds per 1,000 tokens are thousandths of a second per token: the factor from s to µs, divided by 1,000.
         self.waiting.set_ageing(None if config.is_strict else config.ageing_secs_per_1k_tokens * 1000)
 
@@ -164,22 +167,22 @@ class ModelPool:
     def _serve_oldest(self, now: Micros) -> Generator[Placement, None, BackendMemory | None]:
         """Yield the place of each program whose patience is at an end, oldest first. Return the backend that is held for the
         first one that does not fit, or None."""
-        while (oldest := self._impatient(now)) is not None:
+        while (oldest := self._waits_too_long(self._patience, now)) is not None:
             best = self._roomiest(self.open_backends)
             if best is None or oldest.tokens + self._buffer > self.room(best):
                 return best
             yield Placement(oldest, best.index)
         return None
 
-    def _impatient(self, now: Micros) -> Program | None:
-        """Return the program that has waited longest, if its patience is at an end, or None."""
-        oldest = None if self._patience is None else self.waiting.oldest()
-        return None if oldest is None or now - oldest.waiting_since < (self._patience or 0) else oldest
+    def _waits_too_long(self, limit: Micros | None, now: Micros) -> Program | None:
+        """Return the program that has waited longest, if that is for `limit` or more, or None."""
+        oldest = None if limit is None else self.waiting.oldest()
+        return None if oldest is None or now - oldest.waiting_since < (limit or 0) else oldest
 
     def plan_room_for_oldest(self, now: Micros) -> Sequence[Program]:
-        """Return the acting programs to be paused so that the program that has waited longest fits, if its patience is at an
-        end and pausing them is enough; of all backends, at the one with most to give."""
-        oldest = self._impatient(now)
+        """Return the acting programs to be paused so that the program that has waited longest fits, if it has waited for
+        `displace_secs` and pausing them is enough; of all backends, at the one with most to give."""
+        oldest = self._waits_too_long(self._displace_after, now)
         if oldest is None:
             return ()
         need = oldest.tokens + self._buffer
