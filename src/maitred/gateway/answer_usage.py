@@ -15,7 +15,8 @@ A stream is cut into events at blank lines, whatever its line ends are. If the g
 has not, the event with the usage and without choices is taken out. Only then is the beginning of an event held back until its
 end has come; otherwise every piece passes at once, as the object that it came as.
 
-The backend is asked for an answer that is not compressed. One that is compressed all the same is passed on decompressed.
+The backend is asked for an answer that is not compressed. One in gzip is passed on decompressed all the same; in any other
+encoding it passes unread, as it came.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import msgspec
 from maitred.programs import Usage
 from maitred.programs.token_estimator import MAX_TOKENS
 from maitred.wire.asgi import Headers
+from maitred.wire.errors import ProtocolError
 
 PROGRESS_TOKENS: Final = 20
 """Events of a stream after which its program is said to have grown, by as many tokens."""
@@ -41,9 +43,9 @@ _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
-_COMPRESSIONS: Final = (b"gzip", b"x-gzip", b"deflate")
-_ANY_COMPRESSION: Final = zlib.MAX_WBITS | 32
-"""Window bits with which zlib finds out by itself whether it reads gzip or zlib."""
+_GZIP: Final = (b"gzip", b"x-gzip")
+_GZIP_WINDOW: Final = zlib.MAX_WBITS | 16
+"""The window bits that tell zlib to read gzip."""
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -66,8 +68,9 @@ class AnswerReader:
 
     def __init__(self, headers: Headers, *, is_stream: bool, hides_usage: bool, on_progress: Callable[[int], object]) -> None:
         """`headers` are those of the answer. `on_progress` is called with tokens as a stream goes on."""
-        compression = next((value.strip().lower() for name, value in headers if name == b"content-encoding"), b"")
-        self._decompressor = zlib.decompressobj(_ANY_COMPRESSION) if compression in _COMPRESSIONS else None
+        encoding = b",".join(value for name, value in headers if name == b"content-encoding").strip().lower()
+        self._gzip = _GzipReader() if encoding in _GZIP else None
+        self._is_opaque = encoding not in (b"", b"identity", *_GZIP)
         self._is_stream = is_stream
         self._hides_usage = hides_usage and is_stream
         self._on_progress = on_progress
@@ -81,7 +84,7 @@ class AnswerReader:
     @property
     def changes_body(self) -> bool:
         """Whether what `take` returns may have another length than what it took, and no encoding."""
-        return self._hides_usage or self._decompressor is not None
+        return not self._is_opaque and (self._hides_usage or self._gzip is not None)
 
     @property
     def usage(self) -> Usage | None:
@@ -92,9 +95,14 @@ class AnswerReader:
         return read_usage(self._fields)
 
     def take(self, piece: bytes, *, more: bool) -> bytes:
-        """Read a piece, and return what the client may receive now. `more` is False for the last one."""
-        if self._decompressor is not None:
-            piece = self._decompressor.decompress(piece)
+        """Read a piece, and return what the client may receive now. `more` is False for the last one.
+
+        Raises ProtocolError if it is not encoded as the headers say.
+        """
+        if self._is_opaque:
+            return piece
+        if self._gzip is not None:
+            piece = self._gzip.read(piece)
         if self._is_stream:
             return self._take_events(piece, more=more)
         self._kept_bytes += len(piece)
@@ -138,7 +146,7 @@ class AnswerReader:
         """Keep the usage of an answer or event. Return whether it is all that the event has."""
         try:
             answer = _decode_answer(data)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return False
         fields = _object(answer.usage) or _object(answer.meta_info) or _nested(answer.message) or _nested(answer.response)
         if fields:
@@ -146,6 +154,26 @@ class AnswerReader:
             # Anthropic's streams say the prompt in their first event and the answer in their last one.
             self._fields = fields if has_prompt else {**self._fields, **fields}
         return bool(_object(answer.usage)) and bytes(answer.choices).translate(None, b" \t\r\n") == b"[]"
+
+
+class _GzipReader:
+    """Decompresses a body in gzip, which may consist of several members."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(_GZIP_WINDOW)
+
+    def read(self, piece: bytes) -> bytes:
+        """Return what has become readable. Raises ProtocolError for what is no gzip."""
+        read = []
+        try:
+            while piece:
+                if self._member.eof:
+                    self._member = zlib.decompressobj(_GZIP_WINDOW)
+                read.append(self._member.decompress(piece))
+                piece = self._member.unused_data
+        except zlib.error as error:
+            raise ProtocolError(f"the backend sent what is no gzip: {error}") from error
+        return b"".join(read)
 
 
 def read_usage(fields: Mapping[str, Any]) -> Usage | None:
@@ -174,17 +202,18 @@ def _count(fields: Mapping[str, Any], *keys: str) -> int | None:
 
 
 def _object(raw: msgspec.Raw) -> Mapping[str, Any]:
+    """Return a member that is an object; nothing if it is absent, or something else."""
     try:
-        return _decode_fields(raw) if bytes(raw)[:1] == b"{" else _NO_FIELDS
-    except msgspec.DecodeError:
+        return _decode_fields(raw) if raw else _NO_FIELDS
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return _NO_FIELDS
 
 
 def _nested(raw: msgspec.Raw) -> Mapping[str, Any]:
     """Return the usage below a member that is an object."""
     try:
-        return _object(_decode_answer(raw).usage) if bytes(raw)[:1] == b"{" else _NO_FIELDS
-    except msgspec.DecodeError:
+        return _object(_decode_answer(raw).usage) if raw else _NO_FIELDS
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return _NO_FIELDS
 
 

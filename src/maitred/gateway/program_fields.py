@@ -17,7 +17,7 @@ whether it wants that; the event that answers it is then kept from the client. E
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -50,92 +50,108 @@ _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_text = msgspec.json.Decoder(str).decode
 
 
+_CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
+"""The bytes of UTF-8 that begin no character."""
+
+
 class ProgramOfRequest(msgspec.Struct, frozen=True, gc=False):
     """What a request says of its program."""
 
-    program: str
+    program: str = ""
     """The id, or empty."""
-    parent: str
+    parent: str = ""
     """The id of the program that forked it, or empty."""
-    body: bytes
+    body: bytes = b""
     """The body for the backend."""
-    hides_usage: bool
-    """Whether the client has not asked for the usage that the backend was asked for."""
+    hides_usage: bool = False
+    """Whether the backend was asked for a usage that the client has not asked for."""
 
 
-def read_program(
-    headers: Headers, body: bytes, route: Route, session_headers: Sequence[bytes], *, stream: bool
-) -> ProgramOfRequest:
-    """Return what a request says of its program. `body` is a JSON object. Raises ApiError 400 for an id that is none."""
-    fields = _decode_fields(body)
-    extra = _extra_body(fields.extra_body)
-    program = _body_id(_PROGRAM_KEY, fields.program_id, extra) or _header_id(headers, _PROGRAM_HEADERS, must_be_set=True)
-    parent = _body_id(_PARENT_KEY, fields.parent_program_id, extra) or _header_id(headers, (PARENT_HEADER,), must_be_set=True)
-    program = program or _header_id(headers, session_headers, must_be_set=False)
-    changes: dict[str, object] = {}
-    if bytes(fields.program_id) or bytes(fields.parent_program_id):
-        changes |= dict.fromkeys(_OWN_KEYS)
-    if any(key in extra for key in _OWN_KEYS):
-        changes[_EXTRA_KEY] = {key: value for key, value in extra.items() if key not in _OWN_KEYS} or None
-    options = _with_usage(fields.stream_options) if stream and route.reports_usage_on_demand else None
-    if options is not None:
-        changes[_OPTIONS_KEY] = options
-    return ProgramOfRequest(program, parent, _change_members(body, changes), hides_usage=options is not None)
+NO_PROGRAM: Final = ProgramOfRequest()
 
 
-def _extra_body(raw: msgspec.Raw) -> Mapping[str, msgspec.Raw]:
-    """Return the members of `extra_body`; none if it is no object."""
+class ProgramReader:
+    """Reads from requests which program they belong to."""
+
+    def __init__(self, session_headers: Iterable[str] = ()) -> None:
+        """`session_headers` are those of the configuration."""
+        self._session_headers = [name.lower().encode() for name in session_headers]
+
+    def read(self, headers: Headers, body: bytes, route: Route, *, stream: bool) -> ProgramOfRequest:
+        """Return what a request says. `body` is a JSON object. Raises ApiError 400 for an id that is none."""
+        fields = _decode_fields(body)
+        extra = _object_members(fields.extra_body)
+        program = _body_id(_PROGRAM_KEY, fields.program_id, extra) or _header_id(headers, _PROGRAM_HEADERS)
+        parent = _body_id(_PARENT_KEY, fields.parent_program_id, extra) or _header_id(headers, (PARENT_HEADER,))
+        program = program or _header_id(headers, self._session_headers, may_be_empty=True)
+        changes: dict[str, object] = {}
+        if fields.program_id or fields.parent_program_id:
+            changes |= dict.fromkeys(_OWN_KEYS)
+        if any(key in extra for key in _OWN_KEYS):
+            changes[_EXTRA_KEY] = {key: value for key, value in extra.items() if key not in _OWN_KEYS} or None
+        options = _with_usage(fields.stream_options) if stream and route.reports_usage_on_demand else None
+        if options is not None:
+            changes[_OPTIONS_KEY] = options
+        return ProgramOfRequest(program, parent, _change_members(body, changes), hides_usage=options is not None)
+
+
+def count_characters(text: bytes) -> int:
+    """Return the characters of a text in UTF-8, without decoding it."""
+    return len(text) if text.isascii() else len(text.translate(None, _CONTINUATION_BYTES))
+
+
+def _object_members(raw: msgspec.Raw) -> Mapping[str, msgspec.Raw]:
+    """Return the members of a JSON object; none if it is absent, or something else."""
     try:
-        return _decode_object(raw) if bytes(raw) else {}
+        return _decode_object(raw) if raw else {}
     except msgspec.ValidationError:
         return {}
 
 
 def _body_id(key: str, raw: msgspec.Raw, extra: Mapping[str, msgspec.Raw]) -> str:
     """Return the id under `key` at the top of the body, else that in `extra_body`, else ""."""
-    value = bytes(raw) or bytes(extra.get(key, b""))
+    value = raw or extra.get(key)
     if not value:
         return ""
     try:
         name = _decode_text(value)
-    except msgspec.ValidationError:
-        raise _invalid_id(key, "must be a string that is not empty") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _invalid_id(key) from None
     return _checked(key, name)
 
 
-def _header_id(headers: Headers, names: Sequence[bytes], *, must_be_set: bool) -> str:
-    """Return the id in the first header of `names`, in the order of `names`, or "". An empty one is an error if
-    `must_be_set`."""
+def _header_id(headers: Headers, names: Sequence[bytes], *, may_be_empty: bool = False) -> str:
+    """Return the id in the first of the headers `names` that the request has, or "". An empty one is an error, unless it
+    `may_be_empty`."""
     for name in names:
         value = next((value for header, value in headers if header == name), None)
         if value is None:
             continue
         text = value.decode("utf-8", "replace").strip()
-        if text or must_be_set:
+        if text or not may_be_empty:
             return _checked(name.decode("latin-1"), text)
     return ""
 
 
 def _checked(where: str, name: str) -> str:
     if not name.strip():
-        raise _invalid_id(where, "must be a string that is not empty")
+        raise _invalid_id(where)
     if len(name) > MAX_ID_CHARS:
         raise _invalid_id(where, f"must have at most {MAX_ID_CHARS} characters")
     return name
 
 
-def _invalid_id(where: str, problem: str) -> ApiError:
+def _invalid_id(where: str, problem: str = "must be a string that is not empty") -> ApiError:
     return ApiError(400, f"{where} {problem}", kind="invalid_request_error", code="invalid_program_id", param=where)
 
 
 def _with_usage(raw: msgspec.Raw) -> dict[str, object] | None:
     """Return `stream_options` with `include_usage`, or None if the client has said whether it wants that, or if they are no
     object, which the backend will refuse."""
-    value = bytes(raw)
-    if not value or value == b"null":
+    if not raw or bytes(raw) == b"null":
         return {"include_usage": True}
     try:
-        options = _decode_object(value)
+        options = _decode_object(raw)
     except msgspec.ValidationError:
         return None
     return None if "include_usage" in options else {**options, "include_usage": True}
@@ -146,5 +162,8 @@ def _change_members(body: bytes, changes: Mapping[str, object]) -> bytes:
     if not changes:
         return body
     # All other members stay raw, so that a number is not written in another way than the client's.
-    members = {key: value for key, value in _decode_object(body).items() if key not in changes}
+    try:
+        members = {key: value for key, value in _decode_object(body).items() if key not in changes}
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # a name that is no text, at which nothing else has looked
+        raise ApiError(400, f"the request body is not valid JSON: {error}", kind="invalid_request_error") from error
     return msgspec.json.encode({**members, **{key: value for key, value in changes.items() if value is not None}})

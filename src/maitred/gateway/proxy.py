@@ -235,10 +235,11 @@ class Proxy:
         """
         assert self._memories is not None
         assert self._programs is not None
-        model, failure = proxied.request.model, None
+        failure: UpstreamError | None = None
         while step.memory is not None:
-            target = self._memories.target(step.memory)
-            if target.backend in self._fleet.backends_serving(model):
+            memory, target = step.memory, self._memories.target(step.memory)
+            is_up = target.backend in self._fleet.backends_serving(proxied.request.model)
+            if is_up:
                 try:
                     return await self._try_backend(target.backend, proxied, send, disconnect, target.rank)
                 except UpstreamError as error:
@@ -246,12 +247,14 @@ class Proxy:
                     self._count_failure(target.backend, error)
                 step.num_attempts += not isinstance(failure, ConnectError)
                 if step.num_attempts == self._config.max_attempts or not isinstance(failure, RETRYABLE_ERRORS):
-                    raise error_responses.upstream_failed(failure)
+                    break
                 self._counters.retries += 1
-            elif not self._fleet.backends_serving(model):
-                raise error_responses.upstream_failed(failure)
             self._programs.move(step)
-        raise MemoryLost
+            if step.memory == memory and not is_up:  # mode `default`, and no other backend is up either
+                break
+        else:
+            raise MemoryLost
+        raise error_responses.upstream_failed(failure)
 
     async def _try_backend(
         self, backend: Backend, proxied: ProxyRequest, send: Send, disconnect: DisconnectWatcher, rank: int | None = None

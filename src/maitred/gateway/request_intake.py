@@ -32,7 +32,7 @@ from maitred.gateway.auth import ApiKeys, Viewer, identify_viewer, resolve_tenan
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.program_driver import ProgramStep
-from maitred.gateway.program_fields import OWN_HEADERS, read_program
+from maitred.gateway.program_fields import NO_PROGRAM, OWN_HEADERS, ProgramOfRequest, ProgramReader, count_characters
 from maitred.gateway.request_fields import (
     AUTHORIZATION_HEADER,
     REQUEST_ID_HEADER,
@@ -139,8 +139,7 @@ class IntakeRules:
 
     def __init__(self, config: GatewayConfig, programs: ProgramsConfig) -> None:
         self.config = config
-        self.has_programs = programs.mode != "off"
-        self.session_headers = [name.lower().encode() for name in programs.session_headers]
+        self.programs = None if programs.mode == "off" else ProgramReader(programs.session_headers)
         self.keys = ApiKeys(config.api_key, config.tenant_api_keys)
         own = config.upstream_api_key
         self.authorization: Headers = [(AUTHORIZATION_HEADER, f"Bearer {own}".encode())] if own else []
@@ -150,7 +149,7 @@ class IntakeRules:
             withheld=[
                 *([AUTHORIZATION_HEADER] if self.keys or own else []),
                 # A backend that is itself a gateway would count programs a second time.
-                *(OWN_HEADERS if self.has_programs else []),
+                *(OWN_HEADERS if self.programs is not None else []),
             ],
         )
 
@@ -240,6 +239,8 @@ class RequestIntake:
         if not self._fleet.backends_serving(model):
             raise error_responses.model_unavailable(self._fleet, model)
         priority_class = self._effective_class(inbound, fields, tenant) if route.needs_slot else PriorityClass.DEFAULT
+        stream = fields.stream is True
+        found = rules.programs.read(scope["headers"], body, route, stream=stream) if rules.programs else NO_PROGRAM
         hints = self._hint_reader.read_hints(scope["headers"], body, model)
         number = next(self._ids)
         request_id = inbound.request_id or b"%b%d" % (self._id_prefix, number)
@@ -252,15 +253,16 @@ class RequestIntake:
             model=model,
             priority_class=priority_class,
             tenant=tenant,
-            program=hints.program,
-            stream=fields.stream is True,
+            program=found.program or hints.program,
+            parent_program=found.parent,
+            stream=stream,
             routing_key=hints.routing_key,
             prefix=hints.prefix,
         )
         forward = [*inbound.forwarded, *rules.authorization, (REQUEST_ID_HEADER, request_id)]
         proxied = ProxyRequest(route, request, _target(scope), forward, body, request_id, lease)
-        if rules.has_programs:
-            _add_program(proxied, scope["headers"], rules)
+        if rules.programs is not None:
+            _set_program(proxied, found, body)
         if route.needs_slot and rules.config.forward_priority != "off":
             priority = engine_priority(priority_class, rules.config.forward_priority)
             proxied.body = set_body_priority(proxied.body, priority)
@@ -299,15 +301,14 @@ class RequestIntake:
         return parse_class(header)
 
 
-def _add_program(proxied: ProxyRequest, headers: Headers, rules: IntakeRules) -> None:
-    """Note which program a request belongs to, and take what says so out of what is forwarded. Raises ApiError."""
-    request, body = proxied.request, proxied.body
-    found = read_program(headers, body, proxied.route, rules.session_headers, stream=request.stream)
+def _set_program(proxied: ProxyRequest, found: ProgramOfRequest, received: bytes) -> None:
+    """Note which program a request belongs to, of which the body was `received`."""
+    request = proxied.request
     proxied.body, proxied.hides_usage = found.body, found.hides_usage
     if not proxied.route.generates:  # What only reads a prompt leaves nothing in KV memory that a later request needs.
         return
-    proxied.headers = [(name, value) for name, value in proxied.headers if name != b"accept-encoding"]
-    proxied.headers.append((b"accept-encoding", b"identity"))  # so that the usage can be read
+    proxied.headers = [header for header in proxied.headers if header[0] != b"accept-encoding"]
+    proxied.headers.append((b"accept-encoding", b"identity"))  # The usage is read from the answer.
     proxied.program = ProgramRequest(
         id=request.id,
         model=request.model,
@@ -315,7 +316,7 @@ def _add_program(proxied: ProxyRequest, headers: Headers, rules: IntakeRules) ->
         program=found.program,
         parent=found.parent,
         priority_class=request.priority_class,
-        characters=len(body) if body.isascii() else len(body.decode("utf-8", "replace")),
+        characters=count_characters(received),
     )
 
 
