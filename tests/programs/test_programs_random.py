@@ -1,15 +1,17 @@
-"""Random inputs: after each, the core's books balance, and the decisions say where every request is."""
+"""Random inputs under load: the core decides as the naive one does, and its decisions say where every request is."""
 
 import random
 
+import msgspec
 import pytest
+from naive_programs_core import NaiveCore
 
 from maitred.core.request import PriorityClass
-from maitred.core.units import SECOND
+from maitred.core.units import MILLISECOND, SECOND
 from maitred.programs import BackendStatus, ProgramAction, ProgramRequest, Programs, ProgramsConfig, Usage
 
-TENANTS = "ab"
-NAMES = "pqrstu"
+TENANTS = "aaab"
+NAMES = "pqrstuvw"
 
 
 class Driver:
@@ -18,23 +20,31 @@ class Driver:
     def __init__(self, seed):
         self.rng = rng = random.Random(seed)
         config = ProgramsConfig(
-            mode=rng.choice(["tr", "tr", "tr", "default"]),
-            flavour=rng.choice(["ours", "thunderagent"]),
-            acting_estimator=rng.choice(["fixed", "fixed(weight=0.5)", "decay", "learned"]),
-            max_wait_secs=rng.choice([5, 1800]),
-            program_ttl_secs=rng.choice([20, 3600]),
-            max_programs_per_tenant=rng.choice([3, 1000]),
+            mode=rng.choice(["tr", "tr", "tr", "tr", "default"]),
+            flavour=rng.choice(["ours", "ours", "thunderagent"]),
+            acting_estimator=rng.choice(["fixed", "fixed(weight=0.5)", "fixed(weight=2.0)", "decay", "learned"]),
+            min_stay_secs=rng.choice([0, 5]),
+            patience_secs=rng.choice([1, 10]),
+            max_wait_secs=rng.choice([20, 1800, 1800]),
+            program_ttl_secs=rng.choice([20, 3600, 3600]),
+            max_programs_per_tenant=rng.choice([4, 1000, 1000]),
             max_waiting=rng.choice([3, 1000]),
         )
-        self.core = Programs(config)
+        self.core, self.naive = Programs(config), NaiveCore(config)
         self.now = 0
         self.waiting, self.under_way = set(), set()
         self.num_requests = 0
-        for index in range(3):
-            capacity = rng.choice([5000, 10_000, None])
-            self.note(self.core.set_backend(index, 0, models=["m"], capacity=capacity))
+        for index in range(rng.choice([1, 2, 3])):
+            self.both("set_backend", index, models=["m"], capacity=rng.choice([5000, 10_000, 10_000, None]))
 
-    def note(self, decisions):
+    def both(self, verb, *arguments, **more):
+        given = {"now": self.now, **more}
+        decisions, naive = getattr(self.core, verb)(*arguments, **given), getattr(self.naive, verb)(*arguments, **given)
+        if verb == "release":
+            decisions, naive = decisions[1], naive[1]
+        if decisions is None:
+            return
+        assert [msgspec.structs.astuple(decision) for decision in decisions] == naive
         for decision in decisions:
             if decision.request is None:
                 continue
@@ -44,7 +54,6 @@ class Driver:
                 self.under_way.add(decision.request)
             elif decision.action is ProgramAction.WAIT:
                 self.waiting.add(decision.request)
-        self.core.check()
 
     def begin(self):
         rng = self.rng
@@ -54,51 +63,61 @@ class Driver:
             model="m",
             tenant=rng.choice(TENANTS),
             program=rng.choice(["", *NAMES]),
-            parent=rng.choice(["", *NAMES]),
-            priority_class=PriorityClass(rng.randrange(4)),
-            characters=rng.randrange(1, 30_000),
+            parent=rng.choice(["", "", *NAMES]),
+            priority_class=rng.choice([PriorityClass.DEFAULT, PriorityClass.DEFAULT, *PriorityClass]),
+            prompt_tokens=rng.randrange(1, 6000),
         )
-        decisions = self.core.begin(request, self.now)
-        assert [d for d in decisions if d.request == request.id], "each request is answered at once"
-        self.note(decisions)
+        self.both("begin", request)
 
     def end(self):
-        if known := sorted(self.waiting | self.under_way):
-            request = self.rng.choice(known)
-            self.waiting.discard(request)
-            self.under_way.discard(request)
-            usage = Usage(self.rng.randrange(1, 4000), self.rng.randrange(1, 6000), self.rng.choice([None, 500]))
-            self.note(self.core.end(request, self.rng.choice([None, usage]), self.now))
+        rng = self.rng
+        known = sorted(self.under_way) or sorted(self.waiting)
+        if known:
+            request = rng.choice(known)
+            usage = Usage(rng.randrange(1, 4000), rng.randrange(1, 6000), rng.choice([None, 500]))
+            self.close(request, rng.choice([None, usage, usage]))
+
+    def leave(self):
+        if self.waiting:
+            self.close(self.rng.choice(sorted(self.waiting)), None)
+
+    def close(self, request, usage):
+        self.both("end", request, usage)
+        # A tick that was due may have granted it just before.
+        self.waiting.discard(request)
+        self.under_way.discard(request)
 
     def progress(self):
         if self.under_way:
-            self.core.progress(self.rng.choice(sorted(self.under_way)), 20, self.now)
+            self.both("progress", self.rng.choice(sorted(self.under_way)), 20)
 
     def move(self):
         if self.under_way:
-            self.note(self.core.move(self.rng.choice(sorted(self.under_way)), self.now))
+            self.both("move", self.rng.choice(sorted(self.under_way)))
 
     def release(self):
-        self.note(self.core.release(self.rng.choice(TENANTS), self.rng.choice(NAMES), self.now)[1])
+        self.both("release", self.rng.choice(TENANTS), self.rng.choice(NAMES))
+        self.under_way &= {request for program in self.core.programs for request in program.contexts}
 
     def change_backend(self):
         rng = self.rng
-        status = rng.choice(list(BackendStatus))
-        capacity, shared = rng.choice([None, 3000, 10_000]), rng.choice([0, 0, 500])
-        index = rng.randrange(3)
-        self.note(self.core.set_backend(index, self.now, models=["m"], status=status, capacity=capacity, shared_tokens=shared))
+        status = rng.choice([BackendStatus.UP] * 5 + list(BackendStatus))
+        capacity, shared = rng.choice([None, 3000, 10_000, 10_000]), rng.choice([0, 0, 500])
+        index = rng.randrange(len(self.core.backends))
+        self.both("set_backend", index, models=["m"], status=status, capacity=capacity, shared_tokens=shared)
 
     def advance(self):
-        self.note(self.core.advance(self.now))
+        self.both("advance")
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(80))
 def test_the_books_balance_and_decisions_say_where_every_request_is(seed):
     driver = Driver(seed)
-    inputs = [driver.begin, driver.end, driver.progress, driver.move, driver.release, driver.change_backend, driver.advance]
-    for _ in range(150):
-        driver.now += driver.rng.choice([0, 1000, 200_000, SECOND, 7 * SECOND])
-        driver.rng.choices(inputs, weights=[8, 7, 1, 1, 1, 1, 1])[0]()
+    inputs = [driver.begin, driver.end, driver.leave, driver.progress, driver.move, driver.release, driver.change_backend]
+    for _ in range(200):
+        driver.now += driver.rng.choice([0, MILLISECOND, 200 * MILLISECOND, SECOND, 3 * SECOND])
+        driver.rng.choices([*inputs, driver.advance], weights=[30, 30, 2, 2, 1, 1, 1, 4])[0]()
         driver.core.check()
-        known = [request for program in driver.core.programs for request in program.waiting]
-        assert set(known) == driver.waiting
+        assert {request for program in driver.core.programs for request in program.waiting} == driver.waiting
+        assert {request for program in driver.core.programs for request in program.contexts} == driver.under_way
+        assert [b.used for b in driver.core.backends] == [driver.naive.used(m) for m in driver.naive.memories]

@@ -5,7 +5,8 @@
 
 (ThunderAgent's formula.) An acting program is charged the share of its tokens that the acting estimator says. The estimator
 is asked when the program begins to act, when it is registered and at each tick, so that `used` is a sum that each event
-changes by one program. Example: capacity 10,000; a reasoning program of 4,000 tokens, and one of 3,000 that acts and counts
+changes by one program. A charge is a multiple of 2^-10 tokens: such numbers add up without rounding, so the sum does not
+depend on the order of events. Example: capacity 10,000; a reasoning program of 4,000 tokens, and one of 3,000 that acts and counts
 half; nothing is shared. Used are 4,000 + 1,500 + 2 * 100 = 5,700, and 4,300 remain.
 
 A capacity of None (the backend does not report one) never runs out.
@@ -140,8 +141,6 @@ class BackendMemory:
         del self._programs[program.serial]
         program.backend = None
         self._recharge_children(program)
-        if not self._programs:  # no rounding is carried from one busy time to the next
-            self.acting_charge = 0.0
 
     def set_status(self, program: Program, status: ProgramStatus, now: Micros) -> None:
         """Change what a program does, and charge its tokens accordingly."""
@@ -177,7 +176,7 @@ class BackendMemory:
             else:
                 self._reasoning.push(program.serial, pause_order(program), program)
         else:
-            program.charge = program.acting_share * tokens
+            program.charge = _charge_of(program.acting_share, tokens)
             self.acting_charge += program.charge
             self._acting_heap(program).push(program.serial, pause_order(program), program)
 
@@ -214,7 +213,7 @@ class BackendMemory:
         for heap in (self._settled, self._unsettled):
             for _, program in heap:
                 program.acting_share = share(now - program.acting_since, program.tools)
-                program.charge = program.acting_share * program.unshared_tokens
+                program.charge = _charge_of(program.acting_share, program.unshared_tokens)
                 total += program.charge
         self.acting_charge = total
 
@@ -268,7 +267,7 @@ class BackendMemory:
                 f"backend {self.index}: reasoning tokens {self.reasoning_tokens} are not those of its programs"
             )
         acting = sum(p.charge for p in self.programs if p.status is not _REASONING)
-        if abs(self.acting_charge - acting) > 1e-6 * max(1.0, acting):
+        if self.acting_charge != acting:
             raise InvariantError(f"backend {self.index}: charge {self.acting_charge} is not {acting}")
         marked = [p for p in self.programs if p.is_marked]
         if set(self.marked) != {p.serial for p in marked} or len(self._marked_by_size) != len(marked):
@@ -290,3 +289,7 @@ def pause_order(program: Program) -> PauseOrder:
     """Return the order in which programs are paused; a family is together, in the place of its root."""
     root = program if program.parent is None else program.root
     return (root.priority_class, root.tokens, root.serial, program.serial)
+
+
+def _charge_of(share: float, tokens: int) -> float:
+    return float(tokens) if share == 1 else round(share * tokens * 1024) / 1024

@@ -129,12 +129,11 @@ class Programs:
     def release(self, tenant: str, name: str, now: Micros) -> tuple[bool, Sequence[ProgramDecision]]:
         """The client is done with a program: forget it, and refuse its requests that wait. Return whether there was one."""
         self._run_due(now)
-        found = list(self.find(tenant, name))
-        touched = {program.backend for program in found}
+        found = sorted(self.find(tenant, name), key=lambda program: program.serial)
+        touched = dict.fromkeys(program.backend for program in found if program.backend is not None)
         for program in found:
             self._places.forget(program, ProgramReason.RELEASED, now)
-        if found:
-            self._places.react([index for index in touched if index is not None], now)
+        self._places.react(touched, now)
         return bool(found), self._places.take()
 
     def adopt(self, records: Sequence[ProgramRecord], now: Micros) -> Sequence[ProgramDecision]:
