@@ -256,14 +256,15 @@ class NaivePrograms:
 
     # Who is paused, and who is resumed.
 
-    def impatient(self, model, now):
+    def too_long(self, model, secs, now):
+        """Return the program that has waited longest, if that is for `secs`."""
         waiting = [a for a in self.queue(model) if a.waiting]
         oldest = min(waiting, key=lambda a: (-a.root.priority, a.waiting_since, a.serial), default=None)
-        is_over = oldest is not None and not self.strict and now - oldest.waiting_since >= self.config.patience_secs * SECOND
+        is_over = oldest is not None and not self.strict and now - oldest.waiting_since >= secs * SECOND
         return oldest if is_over else None
 
     def serve_oldest(self, model, reason, now):
-        while (oldest := self.impatient(model, now)) is not None:
+        while (oldest := self.too_long(model, self.config.patience_secs, now)) is not None:
             best = self.roomiest(self.open(model), self.room)
             if best is None or self.need(oldest, now) > self.room(best):
                 return best
@@ -328,7 +329,7 @@ class NaivePrograms:
         return self.room(memory) + sum(self.charge(a) for a in self.at(memory) if a.acting)
 
     def make_room(self, model, now):
-        oldest = self.impatient(model, now)
+        oldest = self.too_long(model, self.config.displace_secs, now)
         best = max(self.open(model), key=self.room_without_acting, default=None)
         if oldest is None or best is None or self.room(best) >= self.need(oldest, now):
             return

@@ -132,7 +132,7 @@ class NaiveCore(NaivePrograms):
             self.settle_idle(agent, now)
             if (reason := self.must_leave(agent)) is not None:
                 self.pause(agent, reason, now)
-            elif was_marked and (self.strict or self.remaining(memory) < 0):
+            elif was_marked and self.strict:
                 self.pause(agent, "overflow", now)
         self.react(memory, now)
 

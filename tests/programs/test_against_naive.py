@@ -26,6 +26,7 @@ CONFIGS = st.builds(
     headroom=st.sampled_from([0.0, 0.02, 0.1]),
     min_stay_secs=st.sampled_from([0, 2, 5]),
     patience_secs=st.sampled_from([0, 3, 10]),
+    displace_secs=st.sampled_from([0, 3, 30]),
     ageing_secs_per_1k_tokens=st.sampled_from([0, 1]),
     max_wait_secs=st.sampled_from([8, 60, 60]),
     program_ttl_secs=st.sampled_from([20, 600]),

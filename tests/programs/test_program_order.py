@@ -81,7 +81,7 @@ def test_a_hold_for_a_lower_class_keeps_no_higher_class_waiting():
 
 
 def test_no_program_of_a_higher_class_is_paused_to_make_room_for_a_lower_one():
-    t = pressed(patience_secs=10, max_wait_secs=100)
+    t = pressed(displace_secs=10, max_wait_secs=100)
     t.run("s", 6000, priority_class=SYSTEM)
     t.start("d", 6000)
     t.at(99)
@@ -90,8 +90,8 @@ def test_no_program_of_a_higher_class_is_paused_to_make_room_for_a_lower_one():
     assert t.changes()[0] == "resume d"
 
 
-def test_room_is_made_for_a_program_whose_patience_is_at_an_end():
-    t = pressed(patience_secs=10)
+def test_room_is_made_for_a_program_that_has_waited_for_displace_secs():
+    t = pressed(displace_secs=10)
     t.run("A", 2000)
     t.run("B", 3000)
     t.run("C", 4000)

@@ -140,3 +140,11 @@ def test_after_any_run_every_program_comes_back_once(seed: int) -> None:
         )
         core.end(program.serial, Usage(10, 20), driver.now)
         core.check()
+
+
+def test_programs_of_a_model_whose_backends_are_not_up_yet_wait_for_them() -> None:
+    core = a_core()
+    assert adopted(core, record("p", model="later")) == {"p": ("paused", None)}
+    core.set_backend(2, NOW, models=["later"], capacity=10_000)
+    core.check()
+    assert [program.backend for program in core.programs] == [2]

@@ -25,6 +25,7 @@ class Driver:
             acting_estimator=rng.choice(["fixed", "fixed(weight=0.5)", "fixed(weight=2.0)", "decay", "learned"]),
             min_stay_secs=rng.choice([0, 5]),
             patience_secs=rng.choice([1, 10]),
+            displace_secs=rng.choice([1, 10, 60]),
             max_wait_secs=rng.choice([20, 1800, 1800]),
             program_ttl_secs=rng.choice([20, 3600, 3600]),
             max_programs_per_tenant=rng.choice([4, 1000, 1000]),

@@ -167,6 +167,18 @@ def test_s08_chosen_programs_are_placed_largest_first_where_most_room_is():
     assert t.where("n5", "n4", "n3", "n2") == ["b1", "b2", "b1", None]
 
 
+def test_of_backends_with_equal_room_the_one_that_was_first_stays_first():
+    t = strict(10_000, 6000, scheduler_interval_secs=1)
+    t.start("blk0", 9900)
+    t.start("blk1", 5900)
+    t.start("n3", 3000)
+    t.start("n4", 3900)
+    t.release("blk0")
+    t.release("blk1")
+    t.at(1)  # 4,000 of the 10,000 go to n4, and 6,000 are left at either
+    assert t.where("n4", "n3") == ["b1", "b1"]
+
+
 def test_s10_without_decay_a_new_program_waits_for_idle_ones():
     t = strict(10_000)
     t.run("A", 6000)

@@ -82,7 +82,7 @@ def adopt_programs(
         program = table.create(key, record.parent, now)
         _restore(program, record, now)
         table.note_idle(program, program.last_active, expires_at)
-        pool, backend = places.backends.pool(record.model), places.backends.find(record.backend)
+        pool, backend = places.backends.keep_pool(record.model), places.backends.find(record.backend)
         if backend is not None and backend.status is BackendStatus.UP and backend in pool.backends:
             places.register(program, backend, now)
             places.decide(now, program, ProgramAction.RESUME, ProgramReason.ADOPTED)

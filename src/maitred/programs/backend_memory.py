@@ -6,8 +6,10 @@
 (ThunderAgent's formula.) An acting program is charged the share of its tokens that the acting estimator says. The estimator
 is asked when the program begins to act, when it is registered and at each tick, so that `used` is a sum that each event
 changes by one program. A charge is a multiple of 2^-10 tokens: such numbers add up without rounding, so the sum does not
-depend on the order of events. Example: capacity 10,000; a reasoning program of 4,000 tokens, and one of 3,000 that acts and counts
-half; nothing is shared. Used are 4,000 + 1,500 + 2 * 100 = 5,700, and 4,300 remain.
+depend on the order of events.
+
+Example: capacity 10,000; a reasoning program of 4,000 tokens, and one of 3,000 that acts and counts half; nothing is shared.
+Used are 4,000 + 1,500 + 2 * 100 = 5,700, and 4,300 remain.
 
 A capacity of None (the backend does not report one) never runs out.
 

@@ -55,8 +55,7 @@ class BackendTable:
             return False
         self._models_of[backend.index] = frozenset(models)
         for model in models:
-            if model not in self._pools:
-                self._pools[model] = ModelPool(self._config, self._estimator)
+            self.keep_pool(model)
         self._pools_of[backend.index] = [self._pools[model] for model in sorted(self._models_of[backend.index])]
         for model, pool in self._pools.items():
             pool.set_backends([other for other in self.all if model in self._models_of[other.index]])
@@ -67,6 +66,12 @@ class BackendTable:
         backend.status = status
         for pool in self._pools_of[backend.index]:
             pool.note_status()
+
+    def keep_pool(self, model: str) -> ModelPool:
+        """Return the pool of a model that some backend serves, or has served."""
+        if model not in self._pools:
+            self._pools[model] = ModelPool(self._config, self._estimator)
+        return self._pools[model]
 
     def pool(self, model: str) -> ModelPool:
         """Return the pool of a model. For one that no backend has ever served it is empty and not kept, because clients name

@@ -324,7 +324,7 @@ class Programs:
         reason = self._places.backends.reason_to_leave(program)
         if reason is not None:
             self._places.lose_place(program, reason, now)
-        elif was_marked and (self.config.is_strict or backend.remaining < 0):
+        elif was_marked and self.config.is_strict:  # else it is paused below, if the pressure lasts
             self._places.pause(program, ProgramReason.OVERFLOW, now)
 
     def _run_due(self, now: Micros) -> None:
