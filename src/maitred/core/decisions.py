@@ -47,7 +47,7 @@ class DecisionLog:
         """Log that a core of `room` got the input `verb` with the arguments `what` (plain values or structs)."""
         self._write(self._encode({"room": room, "input": verb, "at": at, **what}) + b"\n")
 
-    def log_decisions(self, room: str, decisions: Iterable[Decision]) -> None:
+    def log_decisions(self, room: str, decisions: Iterable[msgspec.Struct]) -> None:
         """Log decisions of a core of `room`."""
         for decision in decisions:
             self._write(self._encode({"room": room, "decision": decision}) + b"\n")

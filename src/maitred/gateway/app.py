@@ -75,7 +75,8 @@ class Gateway:
         self._programs_config = programs or ProgramsConfig()
         self._program_parts: ProgramParts | None = None
         if self._programs_config.mode != "off":
-            self._program_parts = ProgramParts(self._programs_config, self._fleet, self._driver.now(), default_state)
+            decisions = None if self._decision_log is None else DecisionLog(self._decision_log.write)
+            self._program_parts = ProgramParts(self._programs_config, self._fleet, self._driver.now(), default_state, decisions)
         self._capacity = CapacityController(self._fleet, self._driver, fallback)
         self._snapshots = StateSnapshots(self._driver, self._fleet, self._capacity, self.counters)
         signals = self._router_signals if self._recorder is None else self._router_signals | Signals.SESSION

@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
+from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 from maitred.gateway.auth import Viewer
@@ -21,7 +22,7 @@ from maitred.gateway.program_profiles import ProgramProfiler
 from maitred.gateway.program_state import ProgramStateKeeper
 from maitred.gateway.program_store import ProgramStore
 from maitred.gateway.program_views import ProgramViews
-from maitred.programs import Programs, ProgramsConfig
+from maitred.programs import Programs, ProgramsConfig, RecordedPrograms
 from maitred.wire.asgi import Scope
 
 log = logging.getLogger("maitred.gateway")
@@ -32,9 +33,17 @@ NO_STATE = "none"
 class ProgramParts:
     """The parts of one gateway. Made before its intake and proxy, which need the driver."""
 
-    def __init__(self, config: ProgramsConfig, fleet: BackendFleet, now: Micros, default_state: str | None = None) -> None:
-        """`default_state` is the file that keeps the programs if the configuration names none. Raises ConfigError."""
-        self.driver = RealTimePrograms(Programs(config, now))
+    def __init__(
+        self,
+        config: ProgramsConfig,
+        fleet: BackendFleet,
+        now: Micros,
+        default_state: str | None = None,
+        log: DecisionLog | None = None,
+    ) -> None:
+        """`default_state` is the file that keeps the programs if the configuration names none; `log` gets every input and
+        decision, if there is one. Raises ConfigError."""
+        self.driver = RealTimePrograms(Programs(config, now) if log is None else RecordedPrograms(config, log, now))
         self.memories = ProgramMemories(fleet, self.driver.core, self.driver.set_backend)
         self.profiler = ProgramProfiler(self.driver, config.profile_dir) if config.profile else None
         self.keeper: ProgramStateKeeper | None = None

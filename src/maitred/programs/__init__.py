@@ -7,6 +7,7 @@ from maitred.programs.config import ProgramsConfig
 from maitred.programs.core import Programs
 from maitred.programs.enums import BackendStatus, ProgramAction, ProgramDecision, ProgramReason, ProgramState, ProgramStatus
 from maitred.programs.program import Program, ProgramKey, ProgramRequest, Usage
+from maitred.programs.replay import RecordedPrograms, replay
 
 __all__ = [
     "ACTING_ESTIMATORS",
@@ -24,7 +25,9 @@ __all__ = [
     "ProgramStatus",
     "Programs",
     "ProgramsConfig",
+    "RecordedPrograms",
     "ToolTimes",
     "Usage",
     "record_of",
+    "replay",
 ]
