@@ -130,3 +130,37 @@ def test_usage_is_found_wherever_the_answer_is_cut(cut: int) -> None:
         return answer.count_tokens()
 
     assert asyncio.run(scenario()) == (7, 8)
+
+
+def test_a_recorded_program_replays_with_its_think_times_and_its_growing_prompt(tmp_path: Path) -> None:
+    """The second prompt has as many tokens as the first with its response, so it continues it; the third has fewer."""
+    usages = iter([(100, 20), (130, 20), (50, 5)])
+
+    async def respond(received: BackendRequest) -> None:
+        prompt, output = next(usages)
+        await received.send(whole(b'{"usage":{"prompt_tokens":%d,"completion_tokens":%d}}' % (prompt, output)))
+
+    async def scenario() -> None:
+        async with world(Backend(respond), record=str(tmp_path / "r.csv")) as w:
+            for _ in range(3):
+                await w.request(**{"x-session-id": "s"})
+                await asyncio.sleep(0.03)
+
+    run(scenario())
+    jobs = recorded(tmp_path / "r.csv")
+    keys = [job.request.prefix.block_keys(10) for job in jobs]
+    whole_keys = [job.conversation_prefix.block_keys(10) for job in jobs]
+    assert [len(of) for of in whole_keys] == [12, 15, 5]
+    assert keys[1][:12] == whole_keys[0]
+    assert not set(keys[2]) & set(whole_keys[1])
+    rows = [line.split(",") for line in (tmp_path / "r.csv").read_text().splitlines()]
+    think, continues = rows[0].index("think_secs"), rows[0].index("continues")
+    assert [row[continues] for row in rows[1:]] == ["false", "true", "false"]
+    assert rows[1][think] == ""
+    assert all(0.02 < float(row[think]) < 5 for row in rows[2:])
+
+    with open_trace(str(tmp_path / "r.csv")) as trace:
+        replayed = trace.closed_loop()
+        first = next(iter(replayed))
+        (second,) = replayed.on_request_end(first.request, True, 20, 10**9)
+    assert second.request.arrival == 10**9 + round(float(rows[2][think]) * 10**6)

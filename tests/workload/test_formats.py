@@ -192,3 +192,18 @@ def test_an_example_is_recognised_by_its_own_format_alone(name: str) -> None:
     example = FORMATS.get(name)().example
     claimed = [other for other in FORMATS if FORMATS.get(other)().recognises(example)]
     assert claimed == (["mooncake"] if name == "timed_trace" else [name])
+
+
+def test_think_times_and_continued_prompts_of_our_own_format(tmp_path: Path) -> None:
+    header = "arrival_secs,class,prompt_tokens,output_tokens,program,think_secs,continues\n"
+    file = tmp_path / "t.csv"
+    file.write_text(header + "0,bulk,32,16,a,,false\n1,bulk,64,16,a,0.5,true\n2,bulk,64,16,,,true\n3,bulk,64,16,a,,\n")
+    with open_trace(f"maitred:{file}") as trace:
+        jobs = list(trace)
+    keys = [None if job.request.prefix is None else job.request.prefix.block_keys(16) for job in jobs]
+    assert keys[1][:3] == jobs[0].conversation_prefix.block_keys(16)
+    assert not set(keys[2]) & set(keys[1])
+    assert keys[3] is None
+    file.write_text(header + "0,bulk,32,16,a,,perhaps\n")
+    with open_trace(f"maitred:{file}") as trace, pytest.raises(ConfigError, match="continues is 'perhaps'"):
+        list(trace)

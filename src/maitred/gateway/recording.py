@@ -7,11 +7,13 @@ failure nothing more is written, even if the disk has space again, because a dec
 
     arrival, class, tenant, model, session, stream, output limit     from the request
     prompt and output tokens                                         from the `usage` at the end of the response
+    think time, whether the prompt continues the last one            from the last request of the same program
 
 Without a `usage`, the tokens are estimated: those of the prompt as in admission; those of a streamed answer as its number of
 events minus one (the last event says that it is the last), at most the client's limit; those of any other body from its size.
 A stream of 21 events with `max_tokens: 16`, say, counts as 16 tokens. A request without a whole response is recorded with
-its outcome, so that a reader of the trace knows what it lacks. No text is recorded.
+its outcome, so that a reader of the trace knows what it lacks. No text is recorded: a prompt counts as one that continues the
+last prompt of its program, and the response to it, if it has at least as many tokens as both.
 
 The recorder only observes what is sent. Times are those of the wall clock at the start, advanced by the monotonic clock.
 """
@@ -24,7 +26,7 @@ import logging
 import re
 import time
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -105,6 +107,19 @@ _OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})\b'
 _EVENT: Final = b"\ndata:"
 
 
+_MAX_PROGRAMS: Final = 100_000
+"""Programs of which the last end is known; beyond, the one that ended first is forgotten, and goes on as a new one."""
+
+
+class _LastEnd(NamedTuple):
+    """The end of the last request of a program."""
+
+    at: Micros
+    """On the monotonic clock."""
+    tokens: int
+    """Of its prompt and its response."""
+
+
 class TrafficRecorder:
     """Appends a row for each request that has ended."""
 
@@ -116,6 +131,8 @@ class TrafficRecorder:
         if not has_rows:
             self._file.write(header)
         self._epoch: Micros = (time.time_ns() - time.monotonic_ns()) // 1000
+        self._last_ends: dict[tuple[str, str], _LastEnd] = {}
+        """By tenant and program, the latest end last."""
 
     def start(self) -> None:
         self._file.start()
@@ -126,8 +143,19 @@ class TrafficRecorder:
     def write_row(self, recorded: RecordedResponse) -> None:
         """Record a request that has ended, in whatever way."""
         prompt, output = recorded.count_tokens()
-        request = replace(recorded.request, arrival=recorded.request.arrival + self._epoch)
-        self._file.write(format_row(request, prompt, output, recorded.outcome).encode("utf-8", "replace"))
+        request = recorded.request
+        think_time = continues = None
+        if request.program:
+            before = self._last_ends.pop((request.tenant, request.program), None)
+            continues = before is not None and prompt >= before.tokens
+            if before is not None and before.at <= request.arrival:
+                think_time = request.arrival - before.at
+            self._last_ends[request.tenant, request.program] = _LastEnd(time.monotonic_ns() // 1000, prompt + output)
+            if len(self._last_ends) > _MAX_PROGRAMS:
+                del self._last_ends[next(iter(self._last_ends))]
+        request = replace(request, arrival=request.arrival + self._epoch)
+        row = format_row(request, prompt, output, recorded.outcome, think_time, continues)
+        self._file.write(row.encode("utf-8", "replace"))
 
 
 class RecordedResponse:

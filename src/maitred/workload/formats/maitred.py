@@ -3,7 +3,9 @@
 The columns are `arrival_secs` (seconds, to the microsecond; only differences count), `class` (`system`, `interactive`,
 `default` or `bulk`), `prompt_tokens` and `output_tokens`. Optional columns are `tenant`, as tenant policies name it
 (`auth:acme`; empty: unknown), `max_output_tokens`, the limit that the client gave (empty: none), `stream` (`true` or `false`;
-empty: true), `model`, `program` (the session or agent), and `slo_class` in BLIS's words.
+empty: true), `model`, `program` (the session or agent), and `slo_class` in BLIS's words. Of a program there may be
+`think_secs`, the seconds from the end of its last request to this one (empty: unknown), and `continues`: `true` if the prompt
+begins with the last prompt and the response to it, `false` if it begins anew (empty: unknown).
 
 `maitred serve --record` writes such a file with one more column, the `outcome` of each request: `completed`, or why not.
 Requests that did not complete are counted and not replayed, because the full length of their answers is unknown. Rows are
@@ -14,14 +16,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 
 from maitred.admission.tenants import tenant_problem
 from maitred.core.errors import nearest_name_hint
 from maitred.core.request import PriorityClass, Request
-from maitred.core.units import SECOND
+from maitred.core.units import SECOND, Micros
 from maitred.workload.job import Job
 from maitred.workload.line_reader import LineReader
-from maitred.workload.prefix_keys import GroupPrefixKeys
+from maitred.workload.prefix_keys import ConversationKeys, GroupPrefixKeys
 from maitred.workload.trace_format import (
     FORMATS,
     CsvColumns,
@@ -37,7 +40,10 @@ from maitred.workload.trace_format import (
 from maitred.workload.trace_writer import WRITERS, LostField, TraceWriter, csv_line
 
 REQUIRED_COLUMNS = ("arrival_secs", "class", "prompt_tokens", "output_tokens")
-OPTIONAL_COLUMNS = ("tenant", "max_output_tokens", "stream", "model", "program", "slo_class", "outcome")
+OPTIONAL_COLUMNS = (
+    *("tenant", "max_output_tokens", "stream", "model", "program", "slo_class"),
+    *("think_secs", "continues", "outcome"),
+)
 ALL_COLUMNS = (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS)
 COMPLETED = "completed"
 
@@ -48,31 +54,56 @@ class MaitredFormat(TraceFormat):
     times = "seconds"
     example = ",".join(REQUIRED_COLUMNS)
     max_disorder = 65_536
+    has_think_times = True
 
     def recognises(self, first_line: str) -> bool:
         return set(REQUIRED_COLUMNS) <= set(split_header(first_line))
 
     def make_parser(self, lines: LineReader) -> RowParser:
         columns = CsvColumns(next(lines), *REQUIRED_COLUMNS, optional=OPTIONAL_COLUMNS)
+        contexts = _Contexts()
 
         def parse(line: str) -> TraceRow:
-            arrival, label, prompt, answer, tenant, most, stream, model, program, slo, outcome = columns.fields(line)
+            arrival, label, prompt, answer, tenant, most, stream, model, program, slo, think, continues, outcome = (
+                columns.fields(line)
+            )
             if outcome not in ("", COMPLETED):
                 raise NotReplayedError(f"a request that did not complete: {outcome}", "it is not replayed")
+            prompt_tokens, output_tokens = parse_tokens(prompt, "prompt_tokens"), parse_tokens(answer, "output_tokens")
+            context = contexts.find_or_begin(program, _parse_flag(continues, "continues")) if continues.strip() else None
             return TraceRow(
                 parse_seconds(arrival, "arrival_secs"),
-                parse_tokens(prompt, "prompt_tokens"),
-                parse_tokens(answer, "output_tokens"),
+                prompt_tokens,
+                output_tokens,
                 _parse_class(label),
+                prefix=None if context is None else ConversationKeys(context, prompt_tokens),
+                conversation_prefix=None if context is None else ConversationKeys(context, prompt_tokens + output_tokens),
                 tenant=_parse_tenant(tenant),
                 max_output_tokens=parse_tokens(most, "max_output_tokens") if most.strip() else None,
-                stream=_parse_stream(stream),
+                stream=not stream.strip() or _parse_flag(stream, "stream"),
                 model=model,
                 program=program,
                 slo_class=slo,
+                think_time=parse_seconds(think, "think_secs") if think.strip() else None,
             )
 
         return parse
+
+
+class _Contexts:
+    """The numbers of the contexts that programs have now."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._by_program: dict[str, int] = {}
+
+    def find_or_begin(self, program: str, continues: bool) -> int:
+        """Return the number of the context of the next request of `program`."""
+        if not program:
+            return next(self._numbers)
+        if not continues or program not in self._by_program:
+            self._by_program[program] = next(self._numbers)
+        return self._by_program[program]
 
 
 @WRITERS.register("maitred")
@@ -107,24 +138,40 @@ def _shares_prefix(job: Job) -> bool:
     )
 
 
-def format_row(request: Request, prompt_tokens: int, output_tokens: int, outcome: str) -> str:
+def format_row(
+    request: Request,
+    prompt_tokens: int,
+    output_tokens: int,
+    outcome: str,
+    think_time: Micros | None = None,
+    continues: bool | None = None,
+) -> str:
     """Return a row with its newline."""
     tenant, most = request.tenant, request.max_output_tokens
     return csv_line(
         (
-            f"{request.arrival // SECOND}.{request.arrival % SECOND:06d}",
+            _seconds(request.arrival),
             request.priority_class.label,
             prompt_tokens,
             output_tokens,
             f"header:{tenant.strip()}" if tenant and tenant_problem(tenant) else tenant,
             "" if most is None or most < 1 else most,
-            "true" if request.stream else "false",
+            _FLAGS[request.stream],
             request.model,
             request.program,
             request.slo_class,
+            "" if think_time is None else _seconds(think_time),
+            "" if continues is None else _FLAGS[continues],
             outcome,
         )
     )
+
+
+_FLAGS = {True: "true", False: "false"}
+
+
+def _seconds(time: Micros) -> str:
+    return f"{time // SECOND}.{time % SECOND:06d}"
 
 
 def _parse_class(label: str) -> PriorityClass:
@@ -142,8 +189,8 @@ def _parse_tenant(text: str) -> str:
     return tenant
 
 
-def _parse_stream(text: str) -> bool:
+def _parse_flag(text: str, name: str) -> bool:
     flag = text.strip().lower()
-    if flag not in ("", "true", "false"):
-        raise RowError(f"stream is {text!r}", "it must be true or false")
-    return flag != "false"
+    if flag not in ("true", "false"):
+        raise RowError(f"{name} is {text!r}", "it must be true or false")
+    return flag == "true"
