@@ -14,13 +14,16 @@ import typer
 from .blis_conformance import runner as blis
 from .sglang_conformance import runner as sglang
 from .sglang_radix import run_case as radix_trace
-from .smg_conformance.runner import FileProblem, Result, chosen, load, run
+from .smg_conformance.runner import FileProblem, Result, chosen, load
+from .smg_conformance.runner import run as run_smg
+from .thunderagent_conformance.runner import run as run_thunderagent
 
 
 class System(StrEnum):
     SMG = "smg"
     SGLANG = "sglang"
     BLIS = "blis"
+    THUNDERAGENT = "thunderagent"
 
 
 def main(
@@ -51,7 +54,8 @@ def main(
     async def report() -> list[bool]:
         passed = []
         for file in files:
-            async for result in run(chosen(file, names), file, jobs):
+            scenarios = chosen(file, names)
+            async for result in run_smg(scenarios, file, jobs) if system is System.SMG else run_thunderagent(scenarios, jobs):
                 typer.echo("\n".join(_lines(result, verbose)))
                 passed.append(result.passed)
         return passed

@@ -78,14 +78,11 @@ class Journal:
         return next((visit for visit in self.visits if visit.name == name), None)
 
 
-class Engine:
-    """One mock engine. It is a backend's address from the start, and answers from `listen` to `deaf`."""
+class MockServer:
+    """An HTTP server. It is a backend's address from the start, and answers from `listen` to `deaf`."""
 
-    def __init__(self, index: int, spec: EngineSpec, journal: Journal) -> None:
-        self.spec = spec
+    def __init__(self) -> None:
         self.port = 0
-        self._index = index
-        self._journal = journal
         self._server: asyncio.Server | None = None
         self._idle: set[asyncio.StreamWriter] = set()
         self._connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
@@ -142,17 +139,34 @@ class Engine:
             writer.close()
 
     async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
-        page = self._pages().get(asked.path)
         with contextlib.suppress(OSError):
-            if page is not None:
-                writer.write(_whole(*page))
-            else:
-                await self._work(asked, writer)
+            await self.respond(asked, writer)
             await writer.drain()
         if self.listening:
             self._idle.add(writer)
         else:
             writer.close()
+
+    async def respond(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        """Write the whole answer to one request."""
+        raise NotImplementedError
+
+
+class Engine(MockServer):
+    """One mock engine."""
+
+    def __init__(self, index: int, spec: EngineSpec, journal: Journal) -> None:
+        super().__init__()
+        self.spec = spec
+        self._index = index
+        self._journal = journal
+
+    async def respond(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        page = self._pages().get(asked.path)
+        if page is not None:
+            writer.write(whole_answer(*page))
+        else:
+            await self._work(asked, writer)
 
     def _pages(self) -> dict[str, tuple[int, object]]:
         info = {"max_running_requests": self.spec.max_running_requests}
@@ -186,7 +200,7 @@ class Engine:
             await self._journal.until(lambda: self._journal.releases >= hold)
         if orders.status != 200 or not body.stream:
             await asyncio.sleep(orders.delay_s)
-            writer.write(_whole(orders.status, answer_of(orders)))
+            writer.write(whole_answer(orders.status, answer_of(orders)))
             return
         head_delay = orders.delay_s if orders.head_delay_s is None else orders.head_delay_s
         await asyncio.sleep(head_delay)
@@ -195,8 +209,8 @@ class Engine:
         for n in range(orders.chunks):
             if n:
                 await asyncio.sleep(orders.gap_s)
-            writer.write(_chunk(msgspec.json.encode(answer_of(orders))))
-        writer.write(_chunk(b"[DONE]") + b"0\r\n\r\n")
+            writer.write(event_chunk(msgspec.json.encode(answer_of(orders))))
+        writer.write(event_chunk(b"[DONE]") + b"0\r\n\r\n")
 
 
 def answer_of(orders: Orders) -> dict[str, Any]:
@@ -238,11 +252,13 @@ class _Inbox:
         self.requests.append(self._current)
 
 
-def _whole(status: int, content: object) -> bytes:
+def whole_answer(status: int, content: object) -> bytes:
+    """Return an answer whose body is JSON."""
     body = msgspec.json.encode(content)
     return b"HTTP/1.1 %d Mock\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
 
 
-def _chunk(data: bytes) -> bytes:
+def event_chunk(data: bytes) -> bytes:
+    """Return a server-sent event as a chunk."""
     event = b"data: %b\n\n" % data
     return b"%x\r\n%b\r\n" % (len(event), event)
