@@ -117,6 +117,8 @@ class AnswerReader:
         shown: list[bytes] = []
         start = 0
         for blank in _BLANK_LINE.finditer(stream):
+            if more and blank.end() == len(stream) and stream.endswith(b"\r"):
+                break  # A line feed may follow that belongs to this blank line.
             is_shown = self._read_event(stream[start : blank.start()])
             if is_shown and self._hides_usage:
                 shown.append(stream[start : blank.end()])

@@ -1,0 +1,332 @@
+"""The usage of an answer, read while it passes through; and what of a stream its client does not see."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import zlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_gateway_programs import driver, program
+from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole, world
+
+from maitred.gateway.answer_usage import AnswerReader, read_usage
+from maitred.programs import ProgramStatus, Usage
+from maitred.programs.token_estimator import MAX_TOKENS
+from maitred.wire.errors import ProtocolError
+
+USAGE = b'{"prompt_tokens":200,"completion_tokens":60,"total_tokens":260,"prompt_tokens_details":{"cached_tokens":100}}'
+WANTED = Usage(200, 260, 100)
+GZIP = [(b"content-encoding", b"gzip")]
+
+
+def reader(headers: list[tuple[bytes, bytes]] | None = None, *, is_stream: bool = True, hides: bool = False) -> AnswerReader:
+    return AnswerReader(headers or [], is_stream=is_stream, hides_usage=hides, on_progress=lambda tokens: None)
+
+
+def pass_through(reader: AnswerReader, *pieces: bytes) -> bytes:
+    """Return what the client receives of a body in these pieces."""
+    shown = b"".join(reader.take(piece, more=True) for piece in pieces)
+    return shown + reader.take(b"", more=False)
+
+
+def events(*data: bytes, end: bytes = b"\n") -> bytes:
+    return b"".join(b"data: " + each + end + end for each in data)
+
+
+CONTENT = b'{"choices":[{"delta":{"content":"a"}}],"usage":null}'
+LAST = b'{"choices":[],"usage":%b}' % USAGE
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}, Usage(5, 7)),
+        ({"prompt_tokens": 5, "completion_tokens": 2}, Usage(5, 7)),
+        ({"prompt_tokens": 5}, Usage(5, 5)),
+        ({"total_tokens": 7}, Usage(0, 7)),
+        ({"prompt_tokens": 500, "total_tokens": 50}, Usage(500, 50)),
+        ({"prompt_tokens": 5, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 4}}, Usage(5, 7, 4)),
+        ({"prompt_tokens": 5, "total_tokens": 7, "prompt_tokens_details": None}, Usage(5, 7)),
+        ({"input_tokens": 5, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 0}}, Usage(5, 7, 0)),
+        (
+            {"input_tokens": 5, "output_tokens": 2, "cache_read_input_tokens": 30, "cache_creation_input_tokens": 3},
+            Usage(38, 40, 30),
+        ),
+        ({"prompt_tokens": 5, "completion_tokens": 2, "cached_tokens": 4}, Usage(5, 7, 4)),
+        ({"prompt_tokens": -5, "total_tokens": 7}, Usage(0, 7)),
+        ({"prompt_tokens": 5, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": -1}}, Usage(5, 7)),
+        ({"total_tokens": MAX_TOKENS}, Usage(0, MAX_TOKENS)),
+        *(({"prompt_tokens": 5, "total_tokens": bad}, None) for bad in (-50, True, "12", 7.0, 10**18, [], {})),
+        ({"prompt_tokens": True}, None),
+        ({"completion_tokens": 2}, None),
+        ({}, None),
+    ],
+)
+def test_a_usage_in_the_words_of_each_api(fields: dict[str, Any], wanted: Usage | None) -> None:
+    assert read_usage(fields) == wanted
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"usage":%b,"choices":[{"message":{"content":"a"}}]}' % USAGE,
+        b'{"choices":[],"usage":%b}' % USAGE,
+        b'{"text":"a","meta_info":%b}' % USAGE,
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_the_usage_of_a_whole_answer(answer: bytes, size: int) -> None:
+    read = reader(is_stream=False)
+    pieces = [answer[at : at + size] for at in range(0, len(answer), size)]
+
+    assert pass_through(read, *pieces) == answer
+    assert read.usage == WANTED
+    assert read.usage == WANTED
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"no JSON",
+        b'{"usage":null}',
+        b'{"usage":[1]}',
+        b'{"usage":{"\xff":1}}',
+        b'{"usage":{"total',
+        b'{"\xff":1}',
+    ],
+)
+def test_an_answer_without_a_usage(answer: bytes) -> None:
+    read = reader(is_stream=False)
+    assert pass_through(read, answer) == answer
+    assert read.usage is None
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("hides", [False, True])
+def test_the_usage_of_a_stream_however_its_lines_end_and_its_pieces_are_cut(end: bytes, hides: bool) -> None:
+    shown = events(*[CONTENT] * 3, end=end)
+    done = events(b"[DONE]", end=end)
+    stream = shown + events(LAST, end=end) + done
+    for size in (1, 2, 3, 50, 10_000):
+        read = reader(hides=hides)
+        pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+
+        assert pass_through(read, *pieces) == (shown + done if hides else stream)
+        assert read.usage == WANTED
+
+
+def test_a_piece_passes_as_the_object_that_it_came_as() -> None:
+    read = reader()
+    for piece in (events(CONTENT), b"data: half of an", b" event\n\n", events(LAST)):
+        assert read.take(piece, more=True) is piece
+
+
+def test_only_the_event_with_the_usage_alone_is_hidden() -> None:
+    stream = events(
+        CONTENT,
+        b'{"choices":[{}],"usage":%b}' % USAGE,
+        b'{"choices":[ ],"usage":%b}' % USAGE,
+        b'{"choices":[],"x":"\\"usage\\""}',
+    )
+    shown = pass_through(reader(hides=True), stream)
+
+    assert shown == events(CONTENT, b'{"choices":[{}],"usage":%b}' % USAGE, b'{"choices":[],"x":"\\"usage\\""}')
+
+
+def test_the_beginning_of_an_event_waits_for_its_end_only_while_something_may_be_hidden() -> None:
+    hiding = reader(hides=True)
+    assert hiding.take(b"data: {}\n\ndata: {", more=True) == b"data: {}\n\n"
+    assert hiding.take(b"}\n", more=True) == b""
+    assert hiding.take(b"\ndata", more=True) == b"data: {}\n\n"
+    assert hiding.take(b": {}", more=False) == b"data: {}"
+
+
+def test_an_event_at_the_end_without_a_blank_line_is_read() -> None:
+    read = reader(hides=True)
+    assert read.take(b"data: " + LAST, more=False) == b""
+    assert read.usage == WANTED
+
+
+def test_an_event_that_is_too_long_passes_unread() -> None:
+    read = reader(hides=True)
+    huge = b"data: " + b"x" * 2**20 + b"y"
+    assert read.take(huge, more=True) == huge
+    assert read.take(b"z\n\n" + events(LAST), more=True) == b"z\n\n"
+    assert read.usage == WANTED
+
+
+def test_the_last_usage_counts() -> None:
+    read = reader()
+    pass_through(read, events(*(b'{"usage":{"prompt_tokens":9,"total_tokens":%d}}' % total for total in (10, 11, 12))))
+    assert read.usage == Usage(9, 12)
+
+
+def test_the_events_of_anthropic_are_put_together() -> None:
+    read = reader()
+    start = b'{"type":"message_start","message":{"usage":{"input_tokens":20,"cache_read_input_tokens":30,"output_tokens":1}}}'
+    delta = b'{"type":"message_delta","delta":{},"usage":{"output_tokens":15}}'
+    stream = b"event: message_start\ndata: %b\n\nevent: message_delta\ndata: %b\n\n" % (start, delta)
+
+    assert pass_through(read, stream) == stream
+    assert read.usage == Usage(50, 65, 30)
+
+
+def test_the_events_of_the_responses_api() -> None:
+    read = reader()
+    usage = b'{"input_tokens":5,"input_tokens_details":{"cached_tokens":4},"output_tokens":2,"total_tokens":7}'
+    pass_through(read, b'event: response.completed\ndata: {"type":"x","response":{"id":"r","usage":%b}}\n\n' % usage)
+    assert read.usage == Usage(5, 7, 4)
+
+
+def test_progress_is_told_every_twenty_events() -> None:
+    told: list[int] = []
+    read = AnswerReader([], is_stream=True, hides_usage=False, on_progress=told.append)
+    for _ in range(45):
+        read.take(events(CONTENT) + b": comment\n\n", more=True)
+    pass_through(read, events(b"[DONE]"))
+    assert told == [20, 20]
+
+
+@pytest.mark.parametrize("size", [1, 5, 10_000])
+@pytest.mark.parametrize("members", [1, 2])
+def test_gzip_is_read_and_passed_on_decompressed(size: int, members: int) -> None:
+    stream = events(CONTENT, LAST, b"[DONE]")
+    half = len(stream) // 2
+    packed = gzip.compress(stream) if members == 1 else gzip.compress(stream[:half]) + gzip.compress(stream[half:])
+    read = reader(GZIP, hides=True)
+
+    assert read.changes_body
+    assert pass_through(read, *(packed[at : at + size] for at in range(0, len(packed), size))) == events(CONTENT, b"[DONE]")
+    assert read.usage == WANTED
+
+
+def test_what_is_no_gzip_is_a_failure_of_the_backend() -> None:
+    with pytest.raises(ProtocolError):
+        reader(GZIP).take(b"plain", more=True)
+
+
+@pytest.mark.parametrize("encoding", [b"br", b"zstd", b"deflate", b"gzip, br"])
+def test_another_encoding_passes_unread(encoding: bytes) -> None:
+    read = reader([(b"content-encoding", encoding)], hides=True)
+    packed = zlib.compress(events(LAST)) + b"\n\n"
+    assert not read.changes_body
+    assert pass_through(read, packed[:9], packed[9:]) == packed
+    assert read.usage is None
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(1, 20)), st.booleans())
+def test_no_bytes_are_lost_or_changed(stream: bytes, sizes: list[int], hides: bool) -> None:
+    """What holds no usage passes whole, in any pieces."""
+    cuts = [0, *itertools.accumulate(sizes), len(stream)]
+    pieces = [stream[a:b] for a, b in itertools.pairwise(sorted(min(cut, len(stream)) for cut in cuts))]
+    assert pass_through(reader(hides=hides), *pieces) == stream
+
+
+def stream_of(*pieces: bytes) -> Any:
+    async def respond(received: BackendRequest) -> None:
+        await received.send(STREAM_HEAD + b"".join(map(chunk, pieces)) + chunk(b""))
+
+    return respond
+
+
+ASKED = {"model": "m", "program_id": "p", "stream": True}
+
+
+@pytest.mark.parametrize(("options", "shown"), [({}, False), ({"stream_options": {"include_usage": True}}, True)])
+def test_a_client_sees_the_usage_of_a_stream_only_if_it_has_asked(options: dict[str, Any], shown: bool) -> None:
+    async def scenario() -> None:
+        backend = Backend(stream_of(*[events(CONTENT)] * 5, events(LAST), events(b"[DONE]")))
+        async with world(backend, programs={}) as w:
+            status, _, answer = await w.request(body={**ASKED, **options})
+
+            assert (status, answer) == (200, events(*[CONTENT] * 5, *([LAST] if shown else []), b"[DONE]"))
+            assert msgspec.json.decode(backend.received[0].body)["stream_options"] == {"include_usage": True}
+            assert (program(w, "p").tokens, program(w, "p").status) == (260, ProgramStatus.ACTING)
+
+    run(scenario())
+
+
+def test_a_program_grows_while_its_answer_streams() -> None:
+    async def scenario() -> None:
+        async def respond(received: BackendRequest) -> None:
+            await received.send(STREAM_HEAD + b"".join(chunk(events(CONTENT)) for _ in range(45)))
+            await received.wait_until_disconnected()
+
+        async with world(Backend(respond), programs={}) as w:
+            client = await w.start_request(ASKED)
+            estimate = len(msgspec.json.encode(ASKED)) // 5
+            await w.wait_until(lambda: driver(w).steps and program(w, "p").tokens == estimate + 40)
+            client.disconnect()
+            await w.wait_until(lambda: program(w, "p").status is ProgramStatus.ACTING)
+            assert program(w, "p").tokens == estimate + 40
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_backend_that_answers_in_gzip_all_the_same(stream: bool) -> None:
+    plain = events(CONTENT, LAST) if stream else b'{"usage":%b}' % USAGE
+    packed = gzip.compress(plain)
+
+    async def respond(received: BackendRequest) -> None:
+        if stream:
+            await received.send(
+                STREAM_HEAD[:-2] + b"content-encoding: gzip\r\n\r\n" + chunk(packed[:30]) + chunk(packed[30:]) + chunk(b"")
+            )
+        else:
+            await received.send(whole(packed, headers=b"content-encoding: gzip\r\n"))
+
+    async def scenario() -> None:
+        async with world(Backend(respond), programs={}) as w:
+            status, headers, answer = await w.request(body={**ASKED, "stream": stream})
+
+            assert (status, answer) == (200, events(CONTENT) if stream else plain)
+            assert "content-encoding" not in headers
+            assert program(w, "p").tokens == 260
+
+    run(scenario())
+
+
+def test_a_backend_that_sends_no_gzip_although_it_says_so() -> None:
+    async def scenario() -> None:
+        async with world(Backend(lambda r: r.send(whole(b"plain", headers=b"content-encoding: gzip\r\n"))), programs={}) as w:
+            client = await w.start_request(ASKED)
+            await client.reader.read()
+            await w.wait_until(lambda: not driver(w).steps)
+            assert w.gateway.counters.upstream_failures["protocol_error"] == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "usage", [b'{"total_tokens":-50}', b'{"total_tokens":true}', b'{"total_tokens":"12"}', b'{"total_tokens":1e18}', b"null"]
+)
+def test_a_usage_that_cannot_be_true_leaves_the_estimate(usage: bytes) -> None:
+    async def scenario() -> None:
+        async with world(Backend(lambda r: r.send(whole(b'{"usage":%b}' % usage))), programs={}) as w:
+            body = {"model": "m", "program_id": "p"}
+            assert (await w.request(body=body))[0] == 200
+            assert (program(w, "p").tokens, program(w, "p").status) == (
+                len(msgspec.json.encode(body)) // 5,
+                ProgramStatus.ACTING,
+            )
+
+    run(scenario())
+
+
+def test_an_answer_without_programs_is_not_read() -> None:
+    async def scenario() -> None:
+        packed = gzip.compress(events(LAST))
+        async with world(Backend(lambda r: r.send(whole(packed, headers=b"content-encoding: gzip\r\n")))) as w:
+            _, headers, answer = await w.request(body={"model": "m", "stream": True})
+            assert (headers["content-encoding"], answer) == ("gzip", packed)
+
+    run(scenario())
