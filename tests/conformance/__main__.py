@@ -17,6 +17,7 @@ from .sglang_radix import run_case as radix_trace
 from .smg_conformance.runner import FileProblem, Result, chosen, load
 from .smg_conformance.runner import run as run_smg
 from .thunderagent_conformance.runner import run as run_thunderagent
+from .trtllm_conformance import runner as trtllm
 
 
 class System(StrEnum):
@@ -24,6 +25,7 @@ class System(StrEnum):
     SGLANG = "sglang"
     BLIS = "blis"
     THUNDERAGENT = "thunderagent"
+    TRTLLM = "trtllm"
 
 
 def main(
@@ -45,9 +47,11 @@ def main(
             raise typer.Exit(sglang.report(paths, typer.echo, checks))
         if system is System.BLIS:
             raise typer.Exit(blis.report(paths, typer.echo))
+        if system is System.TRTLLM:
+            raise typer.Exit(trtllm.report(paths, typer.echo))
         names = [name for name in only.split(",") if name]
         files = [load(path, names) for path in paths]
-    except (FileProblem, sglang.CasesError, blis.CasesError) as problem:
+    except (FileProblem, sglang.CasesError, blis.CasesError, trtllm.CasesError) as problem:
         typer.echo(f"error: {problem}", err=True)
         raise typer.Exit(2) from problem
 

@@ -3,18 +3,87 @@
 A batch former fills each step of an engine with work: a token for each sequence that decodes, chunks of prompts, as far as
 the token budget, the sequence limit and the KV blocks go. It owns the running batch; the wait queue decides which sequence is
 next, `kv` what memory is left, and the instance when a step begins and ends.
+
+    continuous.py        ContinuousBatch: as vLLM plans its steps
+    schedulers.py        the interfaces of TensorRT-LLM: capacity first, then the micro-batch
+    capacity.py          its capacity policies, on block_needs.py (arithmetic) and capacity_budgets.py (what a pass counts)
+    micro_batch.py       the requests of a step, with the chunks of context_chunking.py
+    kv_cache_view.py     KV memory as schedulers see it; kv_cache_manager.py: KV memory of an engine of one's own
+    batch_schedulers.py  the kind of plug-in
 """
 
 from __future__ import annotations
 
+from maitred.batching.batch_schedulers import BATCH_SCHEDULERS, SchedulerResources, make_scheduler
+from maitred.batching.block_needs import (
+    BlockGeometry,
+    SequenceNeed,
+    blocks_of_first_chunk,
+    blocks_of_generation_step,
+    blocks_to_completion,
+)
+from maitred.batching.capacity import GuaranteedNoEvict, MaxRequests, MaxUtilization, StaticBatch
+from maitred.batching.capacity_budgets import PeftCacheView
+from maitred.batching.context_chunking import (
+    ChunkAssignment,
+    ChunkingPolicy,
+    ChunkLimits,
+    ContextChunkingConfig,
+    reuse_adjusted_cost,
+)
 from maitred.batching.continuous import ContinuousBatch, StepPlan
+from maitred.batching.kv_cache_manager import CrossKvCacheManager, KvCacheManager
+from maitred.batching.kv_cache_view import KvCacheView, PrefixMatch, ReleaseSimulation
 from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk, context_spread
+from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
+from maitred.batching.micro_batch import TokenBudgetScheduler
+from maitred.batching.schedulers import (
+    CapacityScheduler,
+    MicroBatchScheduler,
+    RequestScheduler,
+    SchedulerOutput,
+    SimpleScheduler,
+    insert_by_priority,
+)
 
 __all__ = [
+    "BATCH_SCHEDULERS",
     "BatchLimits",
+    "BlockGeometry",
+    "CapacityScheduler",
+    "ChunkAssignment",
+    "ChunkLimits",
+    "ChunkingPolicy",
+    "ContextChunkingConfig",
     "ContinuousBatch",
+    "CrossKvCacheManager",
+    "GuaranteedNoEvict",
+    "KvCacheManager",
+    "KvCacheView",
+    "LlmRequest",
+    "LlmRequestState",
+    "MaxRequests",
+    "MaxUtilization",
+    "MicroBatchScheduler",
+    "PeftCacheView",
     "PreemptionPolicy",
     "PrefillChunk",
+    "PrefixMatch",
+    "ReleaseSimulation",
+    "RequestList",
+    "RequestScheduler",
+    "SchedulerOutput",
+    "SchedulerResources",
+    "SequenceNeed",
+    "SimpleScheduler",
+    "StaticBatch",
     "StepPlan",
+    "TokenBudgetScheduler",
+    "blocks_of_first_chunk",
+    "blocks_of_generation_step",
+    "blocks_to_completion",
     "context_spread",
+    "insert_by_priority",
+    "make_scheduler",
+    "reuse_adjusted_cost",
 ]

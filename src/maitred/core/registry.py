@@ -16,8 +16,8 @@ All three are looked up alike, and take parameters alike: those of the construct
 
 If the type of a parameter is the protocol of a kind, it takes a policy of that kind: `policy` is what the registry of queue
 policies makes of `vtc(lpm, slack=20000)`. Numbers, words, true and false, and lists of them are converted and checked.
-A parameter of a type for which the maker of the policy supplies the value (`defaults`, here the `Random` of the run) cannot be
-written, and is not listed. Everything is checked by making the policy once when its name is looked up, hence where a
+A parameter of a type or a name for which the maker of the policy supplies the value (`defaults`, here the `Random` of the run)
+cannot be written, and is not listed. Everything is checked by making the policy once when its name is looked up, hence where a
 configuration is read.
 
 Classes in modules that are compiled with mypyc cannot be registered, because their constructors have no annotations.
@@ -68,8 +68,9 @@ class Registry(Generic[T]):
         headings: Mapping[str, str] | None = None,
     ) -> None:
         """`kind` is what messages call such a policy, `protocol` its type, `group` that of its entry points. The modules of
-        `packages` are searched. A class named by its path must have the `methods`. `defaults` are, by type, stand-ins for what
-        the maker of a policy supplies: with them a policy is made to check its parameters. `flag` is where users write it.
+        `packages` are searched. A class named by its path must have the `methods`. `defaults` are, by type or by
+        the name of the parameter, stand-ins for what the maker of a policy supplies: with them a policy is made to check its
+        parameters. `flag` is where users write it.
         `headings` are those of the table that lists the kind, each by the field of a policy's `about` that is below it."""
         for method in methods:
             getattr(protocol, method)  # a name that the protocol does not have is a slip
@@ -236,6 +237,7 @@ class _Arguments:
         self._types = _types(factory, name)
         self._parameters = parameters(factory, defaults)
         self._supplied = {name: defaults[kind] for name, kind in self._types.items() if _is_supplied(kind, defaults)}
+        self._supplied |= {name: defaults[name] for name in inspect.signature(factory).parameters if name in defaults}
 
     def of(self, spec: PolicySpec) -> dict[str, Any]:
         """Return the arguments. Raises ConfigError for a parameter that is unknown, given twice, missing or of another type."""
@@ -296,13 +298,13 @@ class _Arguments:
 
 
 def parameters(factory: Factory[Any], supplied: Collection[Any] = ()) -> dict[str, inspect.Parameter]:
-    """Return the parameters of `factory` that users may write: all but those of the types `supplied`."""
+    """Return the parameters of `factory` that users may write: all but those whose type or name is in `supplied`."""
     types = _types(factory, getattr(factory, "__name__", "policy"))
     return {
         name: parameter
         for name, parameter in inspect.signature(factory).parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and not _is_supplied(types.get(name), supplied)
+        and not (_is_supplied(types.get(name), supplied) or name in supplied)
     }
 
 

@@ -1,0 +1,144 @@
+"""The interfaces of schedulers, as TensorRT-LLM's users extend them: what fits into memory, and what fits into the next step.
+
+    RequestScheduler      the whole decision: active requests and those in flight -> SchedulerOutput
+    CapacityScheduler     first stage: which requests have KV memory for this step (fitting), which lose theirs (paused)
+    MicroBatchScheduler   second stage: which of the fitting ones run, and with which chunks
+    SimpleScheduler       the two stages, one after the other
+
+Active requests are those that the engine has taken from its wait queue, in the order in which they are served. A request in
+flight is being computed by an earlier step, and is not scheduled again until that step has ended.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence, Set
+from typing import ClassVar, TypeAlias
+
+import msgspec
+
+from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
+
+CapacityResult: TypeAlias = tuple[RequestList, RequestList] | tuple[RequestList, RequestList, RequestList]
+"""(fitting, paused), or (fitting, fitting requests in the state DISAGG_GENERATION_INIT, paused)."""
+MicroBatchResult: TypeAlias = tuple[RequestList, RequestList] | tuple[RequestList, RequestList, RequestList]
+"""(context, generation), or (encoder, context, generation)."""
+
+
+class SchedulerOutput(msgspec.Struct):
+    """What one step does. The lists of requests that run are disjoint."""
+
+    context_requests: RequestList
+    generation_requests: RequestList
+    paused_requests: RequestList
+    """Requests that lose their KV, and compute it again later."""
+    fitting_disagg_gen_init_requests: RequestList
+    """Requests whose KV may come from another instance now."""
+    num_fitting_requests: int
+    """How many requests have memory for this step, scheduled or not."""
+    encoder_requests: RequestList = msgspec.field(default_factory=list)
+
+
+class StateWindow:
+    """The states that a scheduler serves: `no_schedule_until_state <= state < no_schedule_after_state`."""
+
+    no_schedule_until_state: ClassVar[LlmRequestState] = LlmRequestState.CONTEXT_INIT
+    no_schedule_after_state: ClassVar[LlmRequestState] = LlmRequestState.GENERATION_COMPLETE
+
+    def is_schedulable(self, request: LlmRequest) -> bool:
+        """Return whether `request` is in a state that this scheduler serves."""
+        return self.no_schedule_until_state <= request.state < self.no_schedule_after_state
+
+
+class CapacityScheduler(StateWindow, ABC):
+    """The choice of the requests that have KV memory for the next step."""
+
+    repeats_its_answer: ClassVar[bool] = False
+    """Whether the decision stays the same through steps that only generate, until a request arrives or ends or the blocks run
+    out. Then a simulator skips these steps; for other schedulers it makes each of them."""
+
+    @abstractmethod
+    def schedule_request(self, active_requests: RequestList) -> CapacityResult:
+        """Return the fitting requests in the order in which they are served, and the paused ones, of `active_requests`."""
+
+
+class MicroBatchScheduler(StateWindow, ABC):
+    """The choice of the fitting requests that run in the next step. It sets the chunks of those in their prompt
+    (`LlmRequest.context_chunk_size`) and drops draft tokens that do not fit."""
+
+    @abstractmethod
+    def schedule(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> MicroBatchResult:
+        """Return the requests that run, those in their prompt and those that generate, none of them in flight."""
+
+
+class RequestScheduler(ABC):
+    """The whole decision about one step."""
+
+    repeats_its_answer: bool = False
+    """See `CapacityScheduler`."""
+
+    @abstractmethod
+    def schedule_request(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> SchedulerOutput:
+        """Return what the next step does."""
+
+    def can_schedule(self, requests: RequestList) -> bool:
+        """Return whether all `requests` would have memory at once. Nothing changes. Raises NotImplementedError where a
+        scheduler cannot tell."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it could schedule")
+
+
+class SimpleScheduler(RequestScheduler):
+    """A capacity scheduler and then a micro-batch scheduler."""
+
+    def __init__(self, capacity_scheduler: CapacityScheduler, micro_batch_scheduler: MicroBatchScheduler) -> None:
+        self.capacity_scheduler = capacity_scheduler
+        self.micro_batch_scheduler = micro_batch_scheduler
+        self.repeats_its_answer = capacity_scheduler.repeats_its_answer
+
+    def schedule_request(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> SchedulerOutput:
+        fitting, disagg_gen_init, paused = capacity_lists(self.capacity_scheduler.schedule_request(active_requests))
+        encoder, context, generation = micro_batch_lists(self.micro_batch_scheduler.schedule(fitting, inflight_request_ids))
+        return SchedulerOutput(context, generation, paused, disagg_gen_init, len(fitting), encoder)
+
+    def can_schedule(self, requests: RequestList) -> bool:
+        estimates = [request.estimated_reusable_tokens for request in requests]
+        fitting, disagg_gen_init, _ = capacity_lists(self.capacity_scheduler.schedule_request(requests))
+        for request, estimate in zip(requests, estimates, strict=True):
+            request.estimated_reusable_tokens = estimate
+        return len(fitting) + len(disagg_gen_init) == len(requests)
+
+
+def capacity_lists(result: CapacityResult) -> tuple[RequestList, RequestList, RequestList]:
+    """Return the answer of a capacity scheduler, which may be a pair, as (fitting, disagg_gen_init, paused)."""
+    if len(result) == 3:
+        return result
+    fitting, paused = result
+    return fitting, [], paused
+
+
+def micro_batch_lists(result: MicroBatchResult) -> tuple[RequestList, RequestList, RequestList]:
+    """Return the answer of a micro-batch scheduler, which may be a pair, as (encoder, context, generation)."""
+    if len(result) == 3:
+        return result
+    context, generation = result
+    return [], context, generation
+
+
+def insert_by_priority(active_requests: RequestList, request: LlmRequest) -> None:
+    """Insert `request` behind all requests of at least its priority, in a list that is in this order."""
+    low, high = 0, len(active_requests)
+    while low < high:
+        middle = (low + high) // 2
+        if active_requests[middle].priority < request.priority:
+            high = middle
+        else:
+            low = middle + 1
+    active_requests.insert(low, request)
+
+
+def split_disagg_gen_init(scheduled: Sequence[LlmRequest]) -> tuple[RequestList, RequestList]:
+    """Return the scheduled requests without, and with, those that wait for their KV from another instance; order kept."""
+    fitting = [request for request in scheduled if not request.is_disagg_generation_init_state]
+    if len(fitting) == len(scheduled):
+        return fitting, []
+    return fitting, [request for request in scheduled if request.is_disagg_generation_init_state]

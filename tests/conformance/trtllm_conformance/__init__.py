@@ -1,0 +1,1 @@
+"""Recorded decisions of TensorRT-LLM's schedulers, held against those of `maitred.batching` and `maitred.compat.trtllm`."""

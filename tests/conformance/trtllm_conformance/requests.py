@@ -1,0 +1,115 @@
+"""Requests and caches as the cases describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from maitred.batching import KvCacheView, LlmRequest, LlmRequestState, PrefixMatch, ReleaseSimulation
+
+Case = Mapping[str, Any]
+
+
+def request_of(described: Case) -> LlmRequest:
+    """Return the request as it is before the first step. One that is described as generating has computed its prompt."""
+    state = described.get("state", described.get("initial_state", "CONTEXT_INIT"))
+    request = LlmRequest(
+        described["id"],
+        described.get("prompt_len", 10),
+        described.get("max_new_tokens", 10),
+        state=LlmRequestState[state],
+        priority=described.get("priority", 0.5),
+        lora_task_id=described.get("lora_task_id"),
+        num_draft_tokens=described.get("draft_tokens", 0),
+        beam_width=described.get("beam_width", 1),
+        encoder_output_len=described.get("encoder_output_len", 0),
+    )
+    request.context_current_position = described.get("context_pos", 0)
+    request.context_chunk_size = described.get("context_chunk_size", request.context_remaining_length)
+    request.estimated_reusable_tokens = described.get("estimated_reusable_tokens", 0)
+    if request.is_generation_in_progress_state:
+        request.context_current_position, request.num_generated_tokens = request.prompt_len, 1
+    if described.get("started_chunk"):
+        request.context_current_position = 1
+    return request
+
+
+def prompt_tokens(described: Case) -> list[Hashable]:
+    """Return the tokens of the prompt; without a description all are equal."""
+    count, tokens = described["prompt_len"], described.get("prompt_tokens")
+    if tokens is None:
+        return [0] * count
+    if tokens["kind"] == "constant":
+        return [tokens["value"]] * tokens["count"]
+    return [*range(tokens["start"], tokens["start"] + tokens["count"]), *tokens.get("then", ())]
+
+
+def block_hashes(tokens: Sequence[Hashable], size: int, adapter: int | None) -> list[int]:
+    """Return a hash for each full block, which stands for all tokens up to its end and for the adapter."""
+    hashes, before = [], hash(("adapter", adapter))
+    for end in range(size, len(tokens) + 1, size):
+        before = hash((before, *tokens[end - size : end]))
+        hashes.append(before)
+    return hashes
+
+
+class AdapterCache:
+    """Device memory for adapters that all take the same number of pages."""
+
+    def __init__(self, config: Case) -> None:
+        self.max_device_pages = config["max_device_pages"]
+        self._pages = config["pages_per_task"]
+
+    def determine_num_pages(self, request: LlmRequest) -> int:
+        return 0 if request.lora_task_id is None else self._pages
+
+
+class ConstantCostCache(KvCacheView):
+    """KV memory in which each request costs the same. Pausing one frees nothing."""
+
+    def __init__(self, config: Case, *, first_new_block: Case | None = None, block_reuse: bool = False) -> None:
+        self.tokens_per_block = 1
+        self.enable_block_reuse = block_reuse
+        self._free = config["free_blocks"]
+        self._cost = config["blocks_per_request"]
+        self._first_new_block = first_new_block or {}
+
+    @property
+    def free_blocks(self) -> Sequence[int]:
+        return (self._free,)
+
+    def blocks_to_completion(self, request: LlmRequest, match: PrefixMatch) -> Sequence[int]:
+        return (self._cost,)
+
+    def blocks_for_next_step(
+        self, request: LlmRequest, match: PrefixMatch, *, two_step_lookahead: bool = False
+    ) -> Sequence[int]:
+        return (self._cost,)
+
+    def match_prefix(self, request: LlmRequest) -> PrefixMatch:
+        return PrefixMatch(self._first_new_block.get(str(request.request_id)))
+
+    def start_scheduling(self) -> ReleaseSimulation:
+        return _NoReleases(self._free)
+
+    def get_max_resource_count(self) -> int:
+        return int(self._free)
+
+    def get_needed_resource_to_completion(self, request: LlmRequest) -> int:
+        return int(self._cost)
+
+
+class _NoReleases(ReleaseSimulation):
+    def __init__(self, free: int) -> None:
+        self._free = free
+
+    @property
+    def free_blocks(self) -> Sequence[int]:
+        return (self._free,)
+
+    def release(self, request: LlmRequest) -> None:
+        """Nothing is freed."""
+
+
+def ids(requests: Sequence[LlmRequest]) -> list[int]:
+    return [request.request_id for request in requests]
