@@ -1,8 +1,8 @@
 """maitred: one scheduling stack for LLM serving.
 
-It answers four questions about a request: may it enter now (admission), which instance serves it (routing), in what order
-requests are served (queueing), and what fits in one step (batching). The code that answers is the same in a live gateway and in
-a simulator.
+It answers five questions about a request: may it enter now (admission), may its agent program hold KV memory now (programs),
+which instance serves it (routing), in what order requests are served (queueing), and what fits in one step (batching). The code
+that answers is the same in a live gateway and in a simulator.
 
     import maitred
 

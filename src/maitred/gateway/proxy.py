@@ -4,6 +4,7 @@
     _hold_memory()    ask for KV memory for its program (`program_driver`), wait for it, and end its step exactly once
     _hold_slot()      ask admission for a slot (`driver`), wait for it, and release it, which takes effect once
     _try_backends()   let the router choose a backend (`fleet`); try another one while no part of a response has been sent
+    _try_granted()    the same for a request of a program: at the backend where that has memory, or where it moves
     _try_backend()    send the request to one backend, and its response to the client (`response_forwarder`)
 
 **Slots and places in a queue** are freed in `_hold_slot` alone: by its `finally`, and by `yield_slot` for a request that is
@@ -13,6 +14,10 @@ ended with CLIENT_GONE; so it does when the server shuts down, for every cancell
 (`Admission.release`) hands it to the pool, which frees what the request has: its place in the queue, or its slot
 (`ClassPool.release`, or `FlowPool.release` under flow control). A victim that is not retried has left with `yield_slot`, and
 the core ignores the release by `finally`.
+
+**Memory** comes before the slot, so a paused program holds none; `_hold_memory` alone ends the step of a program, in its
+`finally`, as `_hold_slot` does for slots. If a program has to wait for memory elsewhere because its backend has failed, its
+request leaves admission (`MemoryLost`) and asks for a slot anew when it has memory again.
 
 **A preempted request** is stopped in the same way, which closes its connection to the backend. Its slot is free before anything
 is said to its client, which may be slow to read. Then the request is refused with a 503; or, with `on_preempt: retry`, it waits
@@ -26,7 +31,7 @@ well. (Apart from this, `wire/client.py` sends a request once more when the kept
 Once a part has been sent, the rest must come from the same backend; if it breaks off, the connection to
 the client is cut as well, because a truncated response must not look whole.
 
-This module must never decide which request is served, or where: admission and the router do.
+This module must never decide which request is served, or where: programs, admission and the router do.
 """
 
 from __future__ import annotations
