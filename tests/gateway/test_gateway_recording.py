@@ -164,3 +164,18 @@ def test_a_recorded_program_replays_with_its_think_times_and_its_growing_prompt(
         first = next(iter(replayed))
         (second,) = replayed.on_request_end(first.request, True, 20, 10**9)
     assert second.request.arrival == 10**9 + round(float(rows[2][think]) * 10**6)
+
+
+def test_a_usage_that_was_kept_from_the_client_is_recorded(tmp_path: Path) -> None:
+    async def respond(received: BackendRequest) -> None:
+        last = b'{"choices":[],"usage":{"prompt_tokens":21,"completion_tokens":34,"total_tokens":55}}'
+        await received.send(STREAM_HEAD + chunk(b'data: {"choices":[{}]}\n\n') + chunk(b"data: %b\n\n" % last) + chunk(b""))
+
+    async def scenario() -> None:
+        async with world(Backend(respond), record=str(tmp_path / "r.csv"), programs={}) as w:
+            _, _, answer = await w.request(body={"model": "m", "stream": True, "program_id": "p", "parent_program_id": "q"})
+            assert b"usage" not in answer
+
+    run(scenario())
+    (job,) = recorded(tmp_path / "r.csv")
+    assert (job.request.prompt_tokens, job.output_tokens, job.request.program) == (21, 34, "p")

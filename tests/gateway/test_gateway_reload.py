@@ -22,6 +22,7 @@ from maitred.admission import AdmissionConfig
 from maitred.core.errors import ConfigError
 from maitred.gateway import GatewayConfig
 from maitred.gateway.reload import GatewaySettings
+from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 
 
@@ -32,13 +33,14 @@ class Files:
         self.admission: AdmissionConfig = admission_config()
         self.changed: dict[str, Any] = {}
         self.routing = RoutingConfig()
+        self.programs = ProgramsConfig()
         self.error: ConfigError | None = None
 
     def read(self, start: GatewayConfig) -> GatewaySettings:
         if self.error:
             raise self.error
         gateway = msgspec.structs.replace(start, **self.changed)
-        return GatewaySettings(gateway=gateway, admission=self.admission, routing=self.routing)
+        return GatewaySettings(gateway=gateway, admission=self.admission, routing=self.routing, programs=self.programs)
 
 
 async def reload(w: GatewayWorld, **headers: str) -> tuple[int, dict[str, Any]]:
@@ -262,3 +264,35 @@ def test_a_start_with_a_bad_admission_serves_and_says_so_until_it_is_mended(tmp_
         assert served.post("/admin/reload") == {"reloaded": True, "ignored": [], "warnings": []}
         assert served.get("/health") == {"status": "ok"}
         assert served.get("/admin/config")["admission"]["mode"] == "priority"
+
+
+def test_keys_of_programs_change_in_service_except_those_that_need_a_restart() -> None:
+    """A program waits for memory; then there is more of it. The mode and the estimator stay as they were."""
+    files = Files()
+
+    async def scenario() -> None:
+        gated = GatedAnswer()
+        backend = Backend(gated)
+        async with world(backend, programs={"backend_capacity_tokens": 2000}, reload=files.read) as w:
+            body = {"model": "m", "x": "x" * 7500}
+            first = await w.start_request({**body, "program_id": "a"})
+            await w.wait_until(lambda: len(backend.received) == 1)
+            second = await w.start_request({**body, "program_id": "b"})
+            await w.wait_until(lambda: w.gateway.programs and w.gateway.programs.core.num_waiting == 1)
+
+            files.programs = ProgramsConfig(
+                mode="default", acting_estimator="decay", backend_capacity_tokens=9000, session_headers=("x-agent",)
+            )
+            status, found = await reload(w)
+            assert (status, sorted(found["ignored"])) == (200, ["programs.acting_estimator", "programs.mode"])
+            await w.wait_until(lambda: len(backend.received) == 2)
+
+            shown = w.gateway.settings().redacted()["programs"]
+            assert (shown["mode"], shown["backend_capacity_tokens"]) == ("tr", 9000)
+            third = await w.start_request({**body}, x_agent="c")
+            gated.open.set()
+            assert [(await client.read_response())[0] for client in (first, second, third)] == [200] * 3
+            assert w.gateway.programs is not None
+            assert {p.key.name for p in w.gateway.programs.core.programs} == {"a", "b", "c"}
+
+    run(scenario())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from maitred.cli.config_flags import PROGRAMS
-from maitred.cli.flags import NO_VALUE, CommandFlags, flag
+from maitred.cli.flags import NO_VALUE, CommandFlags, as_flag_error, flag
 from maitred.core.errors import ConfigError
 
 MODES: Final = ("tr", "default")
@@ -72,4 +72,13 @@ def _estimator(flags: ProgramFlags) -> str | None:
     """Return the acting estimator that ThunderAgent's flags mean, or None without them. With decay, weights do not count."""
     if flags.use_acting_token_decay:
         return "decay"
-    return None if flags.acting_token_weight is None else f"fixed(weight={flags.acting_token_weight})"
+    if flags.acting_token_weight is None:
+        return None
+    from maitred.programs import ACTING_ESTIMATORS
+
+    estimator = f"fixed(weight={flags.acting_token_weight})"
+    try:
+        ACTING_ESTIMATORS.create(estimator)
+    except ConfigError as error:
+        raise as_flag_error("--acting-token-weight", error) from error
+    return estimator

@@ -147,6 +147,7 @@ class Proxy:
             disconnect.stop()
             proxied.body_lease.release()
             if self._recorder is not None and recorded is not None:
+                recorded.usage = None if proxied.step is None else proxied.step.usage
                 self._recorder.write_row(recorded)
 
     async def _hold_memory(

@@ -34,6 +34,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
+from maitred.programs import Usage
 from maitred.wire.asgi import Message, Send
 from maitred.workload.formats.maitred import ALL_COLUMNS, COMPLETED, format_row
 from maitred.workload.trace_writer import csv_line
@@ -161,10 +162,12 @@ class TrafficRecorder:
 class RecordedResponse:
     """Stands between one response and its `send`, and observes what is sent."""
 
-    __slots__ = ("_bytes", "_complete", "_events", "_send", "_status", "_tail", "request")
+    __slots__ = ("_bytes", "_complete", "_events", "_send", "_status", "_tail", "request", "usage")
 
     def __init__(self, request: Request, send: Send) -> None:
         self.request = request
+        self.usage: Usage | None = None
+        """What the backend has reported, if the gateway has read it: it may have kept it from the client."""
         self._send = send
         self._status = 0
         self._complete = False
@@ -191,6 +194,9 @@ class RecordedResponse:
 
     def count_tokens(self) -> tuple[int, int]:
         """Return the tokens of the prompt and of the answer, at least 1 each."""
+        usage = self.usage
+        if usage is not None and 0 < usage.prompt_tokens <= usage.total_tokens:
+            return usage.prompt_tokens, max(1, usage.total_tokens - usage.prompt_tokens)
         prompt, output = _PROMPT.findall(self._tail), _OUTPUT.findall(self._tail)
         limit = self.request.max_output_tokens
         seen = self._events - 1 if self.request.stream else self._bytes // BYTES_PER_TOKEN

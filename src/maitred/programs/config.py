@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from maitred.core.errors import ConfigError
 from maitred.core.units import Micros, from_seconds
 from maitred.programs.acting_estimators import ACTING_ESTIMATORS
 from maitred.programs.token_estimator import MAX_TOKENS
@@ -16,8 +17,7 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How agent programs share the KV memory of the backends. Raises ValueError for invalid values, and ConfigError for an
-    unknown estimator."""
+    """How agent programs share the KV memory of the backends. Raises ValueError for invalid values."""
 
     mode: Literal["off", "default", "tr"] = "off"
     """`tr`: programs are paused and resumed so that they fit into the KV memory of the backends. `default`: a program stays
@@ -88,14 +88,20 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise ValueError(f"{name} must be at least 1")
         if self.backend_capacity_tokens is not None and not 1 <= self.backend_capacity_tokens <= MAX_TOKENS:
             raise ValueError(f"backend_capacity_tokens must be from 1 to {MAX_TOKENS:,}")
-        for header in self.session_headers:
-            if not _HEADER_NAME.fullmatch(header):
-                raise ValueError(f"session_headers: {header!r} must be the name of a header")
         if self.buffer_tokens < 0:
             raise ValueError("buffer_tokens must be at least 0")
         if not 0 <= self.headroom < 1:
             raise ValueError("headroom must be at least 0 and below 1")
-        ACTING_ESTIMATORS.get(self.acting_estimator)
+        self._check_names()
+
+    def _check_names(self) -> None:
+        for header in self.session_headers:
+            if not _HEADER_NAME.fullmatch(header):
+                raise ValueError(f"session_headers: {header!r} must be the name of a header")
+        try:
+            ACTING_ESTIMATORS.create(self.acting_estimator)
+        except ConfigError as error:
+            raise ValueError(f"acting_estimator: {error}") from error
 
     @property
     def is_strict(self) -> bool:
