@@ -139,12 +139,12 @@ class NaivePrograms:
         return (-root.priority, group, place, root.serial, agent.serial)
 
     def estimate(self, agent, now):
-        name, time = self.config.acting_estimator, now - agent.acting_since
+        name, time = self.config.estimator, now - agent.acting_since
         if name == "decay":
             return 2.0 ** (-time / SECOND)
         if name == "learned":
-            usual = max(agent.tool_secs if agent.tools else 10.0 * SECOND, SECOND / 10)
-            return 1.0 if time <= usual else 2.0 ** (1 - time / usual)
+            grace = max(4 * agent.tool_secs if agent.tools else 0, 5 * SECOND)
+            return 1.0 if time <= grace else 2.0 ** ((grace - time) / SECOND)
         return float(name[len("fixed(weight=") : -1]) if "(" in name else 1.0
 
     def need(self, agent, now):
@@ -342,6 +342,18 @@ class NaivePrograms:
             for agent in self.victims(acting, missing):
                 self.pause(agent, "made_room", now)
 
+    def make_room_of_idle(self, model, now):
+        oldest = self.too_long(model, 0, now)
+        best = max(self.open(model), key=lambda m: (self.room(m), -self.active(m)), default=None)
+        if oldest is None or best is None or self.room(best) >= oldest.tokens + self.config.buffer_tokens:
+            return False
+        idle = self.pause_order(a for a in self.at(best) if a.acting and a.share <= 1 / 32)
+        if self.room(best) + sum(map(self.freed, idle)) < oldest.tokens + self.config.buffer_tokens:
+            return False
+        for agent in idle:
+            self.pause(agent, "made_room", now)
+        return bool(idle)
+
     def resume_all(self, model, now):
         for _ in range(1 if self.strict else 4):
             held = self.serve_oldest(model, "room", now)
@@ -382,5 +394,7 @@ class NaivePrograms:
         for model in sorted({model for m in self.memories for model in m.models}):
             self.make_room(model, now)
             self.resume_all(model, now)
+            if self.make_room_of_idle(model, now):
+                self.resume_all(model, now)
         for memory in self.memories:
             self.relieve(memory, now)

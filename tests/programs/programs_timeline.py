@@ -11,7 +11,7 @@ class Timeline:
     """Backends b1, b2, ... with the given capacities; all serve the model `m`."""
 
     def __init__(self, *capacities, mode="tr", **config):
-        self.core = Programs(ProgramsConfig(mode=mode, **config))
+        self.core = Programs(ProgramsConfig(mode=mode, **{"acting_estimator": "fixed"} | config))
         self.now = 0
         self.requests = {}  # by program, those under way or waiting, oldest first
         self.num_requests = 0

@@ -20,7 +20,7 @@ def crowded(config: ProgramsConfig) -> Programs:
 
 @pytest.mark.parametrize(("displace_secs", "at"), [(20, 25), (60, 65)])
 def test_an_acting_program_is_paused_at_the_first_tick_after_displace_secs(displace_secs: float, at: int) -> None:
-    core = crowded(ProgramsConfig(mode="tr", displace_secs=displace_secs))
+    core = crowded(ProgramsConfig(mode="tr", acting_estimator="fixed", displace_secs=displace_secs))
     assert not core.advance((at - 1) * SECOND)
     decisions = core.advance(at * SECOND)
     assert [(d.action, d.reason) for d in decisions] == [

@@ -206,7 +206,9 @@ def test_another_ageing_orders_those_that_wait_already():
     t.start("large", 8000)
     t.at(1)
     t.start("small", 3000)
-    t.core.reconfigure(ProgramsConfig(mode="tr", headroom=0, patience_secs=10**6, ageing_secs_per_1k_tokens=1), t.now)
+    t.core.reconfigure(
+        ProgramsConfig(mode="tr", acting_estimator="fixed", headroom=0, patience_secs=10**6, ageing_secs_per_1k_tokens=1), t.now
+    )
     t.end("X", 0)
     t.release("X")
     assert t.changes()[0] == "resume small"

@@ -210,11 +210,12 @@ def test_the_tools_of_each_program_are_learned():
     start = t.now / SECOND
     t.run("slow", 4000)
     t.run("fast", 4000)
-    t.at(start + 5)
+    t.at(start + 8)
     slow, fast = t.program("slow"), t.program("fast")
     assert slow.charge == 4000
-    # The last time was 0 s, and counts a fifth: 1.6 s are usual. After 5 s: 2 ** (1 - 5 / 1.6) of the tokens.
-    assert fast.charge == round(2 ** (1 - 5 / 1.6) * 4000 * 1024) / 1024
+    # The last time was 0 s, and counts a fifth: 1.6 s are usual. All tokens count for 6.4 s, a quarter of half a second more is
+    # what is left after 8 s.
+    assert fast.charge == round(2 ** (6.4 - 8) * 4000 * 1024) / 1024
 
 
 def test_children_share_the_place_of_their_parent_in_the_order_of_pauses():

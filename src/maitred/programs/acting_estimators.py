@@ -18,6 +18,10 @@ _MOMENTUM: Final = 0.8
 """Weight of what was known before a new time, as for ThunderAgent's token estimate."""
 
 
+_USUAL_TIMES: Final = 4
+"""How many times as long as usual a tool may take before `learned` counts less. Tool times have long tails."""
+
+
 class ToolTimes:
     """How long the tools of one program took: from the end of its last request to its next one."""
 
@@ -91,16 +95,19 @@ class Decay(ActingEstimator):
 
 @ACTING_ESTIMATORS.register("learned")
 class Learned(ActingEstimator):
-    """All its tokens for as long as its tools usually take, then half of them after each such time. Before its first tool has
-    ended, a program's tools are taken to need `prior_secs`. Raises ValueError for a prior that is not above 0."""
+    """All its tokens for four times as long as its tools usually take, at least `least_secs`; then half of them after each
+    second.
+
+    Nearly all tools have ended by then, so hardly a program that comes back has lost its memory; one that has ended without
+    saying so gives its memory to others step by step. Raises ValueError for a `least_secs` that is not above 0."""
 
     changes_with_time = True
 
-    def __init__(self, prior_secs: float = 10.0) -> None:
-        if not 0 < prior_secs <= 1e6:
-            raise ValueError("prior_secs must be more than 0")
-        self._prior = prior_secs * SECOND
+    def __init__(self, least_secs: float = 5.0) -> None:
+        if not 0 < least_secs <= 1e6:
+            raise ValueError("least_secs must be more than 0")
+        self._least = least_secs * SECOND
 
     def share(self, acting_for: Micros, tools: ToolTimes) -> float:
-        usual = max(tools.mean if tools.count else self._prior, float(SECOND) / 10)
-        return 1.0 if acting_for <= usual else float(2.0 ** (1 - acting_for / usual))
+        grace = max(_USUAL_TIMES * tools.mean, self._least)
+        return 1.0 if acting_for <= grace else float(2.0 ** ((grace - acting_for) / SECOND))

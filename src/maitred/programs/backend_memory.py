@@ -40,6 +40,8 @@ from maitred.programs.program import Program
 
 PauseOrder: TypeAlias = tuple[int, int, int, int]
 _Heap: TypeAlias = IndexedHeap[int, PauseOrder, Program]
+_IDLE_SHARE = 1 / 32
+"""Of its tokens, from which an acting program has most likely ended without saying so."""
 _REASONING = ProgramStatus.REASONING
 
 
@@ -256,6 +258,11 @@ class BackendMemory:
         for program in found:  # looked at in order, and left where they were
             heap.push(program.serial, pause_order(program), program)
         return found
+
+    def idle_programs(self) -> list[Program]:
+        """Return the acting programs that hardly count any more, in the order of pauses. Their buffers count all the same."""
+        idle = (p for p in self.programs if p.status is not _REASONING and p.acting_share <= _IDLE_SHARE)
+        return sorted(idle, key=pause_order)
 
     def first_reasoning(self) -> Program | None:
         """Return the reasoning program to be marked first, or None if all are marked."""

@@ -25,9 +25,10 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     flavour: Literal["ours", "thunderagent"] = "ours"
     """`thunderagent`: pause and resume at ticks only, smallest program first, as ThunderAgent documents it; no headroom,
     ageing, hold or minimum stay, and no limit for reported usage. The keys for these have no effect then."""
-    acting_estimator: str = "fixed"
-    """How many of its tokens an acting program counts: `fixed(weight=1.0)`, `decay(half_life_secs=1.0)`, `learned`, or a class
-    of one's own as `module:Class`."""
+    acting_estimator: str | None = None
+    """How many of its tokens an acting program counts: `fixed(weight=1.0)`, `decay(half_life_secs=1.0)`,
+    `learned(least_secs=5.0)`, or a class of one's own as `module:Class`. Null: `learned`, and `fixed` with `flavour:
+    thunderagent`."""
     scheduler_interval_secs: float = 5.0
     """Seconds between two ticks. At a tick all programs are looked at; between ticks those that an event concerns."""
     backend_capacity_tokens: int | None = None
@@ -99,9 +100,14 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if not _HEADER_NAME.fullmatch(header):
                 raise ValueError(f"session_headers: {header!r} must be the name of a header")
         try:
-            ACTING_ESTIMATORS.create(self.acting_estimator)
+            ACTING_ESTIMATORS.create(self.estimator)
         except ConfigError as error:
             raise ValueError(f"acting_estimator: {error}") from error
+
+    @property
+    def estimator(self) -> str:
+        """The acting estimator, with the default filled in."""
+        return self.acting_estimator or ("fixed" if self.is_strict else "learned")
 
     @property
     def is_strict(self) -> bool:

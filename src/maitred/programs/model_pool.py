@@ -20,7 +20,8 @@ Five rules keep this fair and calm; the flavour `thunderagent` has none of them.
   with most room is held for it. Nothing else is placed there until it fits, so small programs cannot starve a large one.
 - *Displacement*: a tick at which it has waited for more than `displace_secs` pauses acting programs for it, but none of a
   higher class. What they had in memory must be computed again, and with more programs than fit, one always waits: so this
-  is only for programs that no end of another one will let in.
+  is only for programs that no end of another one will let in. A program of which the estimator counts hardly anything any
+  more has most likely ended: it makes room at any tick.
 """
 
 from __future__ import annotations
@@ -196,6 +197,19 @@ class ModelPool:
             return self._spare(best, victims, missing)
         # Headroom is not asked for at an empty backend.
         return victims if len(victims) == best.num_programs and need <= (best.capacity or 0) else ()
+
+    def plan_idle(self, now: Micros) -> Sequence[Program]:
+        """Return the idle programs of the backend with most room, if the program that has waited longest, for any time, fits
+        only without them."""
+        oldest = None if self._is_strict else self._waits_too_long(0, now)
+        best = self._roomiest(self.open_backends)
+        if oldest is None or best is None:
+            return ()
+        need = oldest.tokens + self._buffer
+        if self.room(best) >= need:
+            return ()
+        idle = best.idle_programs()
+        return idle if self.room(best) + sum(map(best.freed_by, idle)) >= need else ()
 
     def plan_pauses(self, backend: BackendMemory, now: Micros) -> Sequence[Program]:
         """Return the acting programs to be paused at `backend` first. They may free less than is missing, because the children

@@ -33,7 +33,7 @@ class ProgramPlaces:
 
     def __init__(self, config: ProgramsConfig, table: ProgramTable) -> None:
         self._table = table
-        self.backends = BackendTable(config, ACTING_ESTIMATORS.create(config.acting_estimator))
+        self.backends = BackendTable(config, ACTING_ESTIMATORS.create(config.estimator))
         self.num_waiting = 0
         """Requests that wait."""
         self.waits: IndexedHeap[int, Micros, Program] = IndexedHeap()
@@ -217,6 +217,11 @@ class ProgramPlaces:
                 for program in pool.plan_room_for_oldest(now):
                     self.pause(program, ProgramReason.MADE_ROOM, now)
                 self._carry_out(pool.plan_all(now), ProgramReason.ROOM, now)
+                idle = pool.plan_idle(now)
+                for program in idle:
+                    self.pause(program, ProgramReason.MADE_ROOM, now)
+                if idle:
+                    self._carry_out(pool.plan_all(now), ProgramReason.ROOM, now)
         for backend in self.backends.all:
             self._relieve(backend, now)
 
