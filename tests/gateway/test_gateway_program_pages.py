@@ -13,8 +13,10 @@ from test_gateway_programs import body, program, small
 from world import Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, world
 
 from maitred.core.errors import ConfigError
-from maitred.gateway import program_profiles
+from maitred.gateway import GatewayConfig, program_profiles
+from maitred.gateway.app import Gateway
 from maitred.gateway.program_profiles import CSV_NAME, HEADER
+from maitred.programs import ProgramsConfig
 
 CAPACITY = {"backend_capacity_tokens": 10_000}
 THEIRS = ("backend", "context_len", "total_tokens", "step_count", "status", "state")
@@ -37,14 +39,15 @@ def test_programs_are_listed_with_the_fields_of_thunderagent() -> None:
         gated = GatedAnswer()
         async with world(Backend(small), programs=CAPACITY) as w:
             assert await get(w, "/programs") == {}
-            asked = body("a", 900)
+            asked = body("a", 1000)
             await w.request(body=asked)
             w.backends[0].respond = gated
             under_way = await w.start_request(body("b", 8000, parent_program_id="a"))
             await w.wait_until(lambda: len(w.backends[0].received) == 2)
             waiting = await w.start_request(body("c", 4000))
+            await w.wait_until(lambda: w.gateway.programs and w.gateway.programs.core.num_waiting == 1)
             anonymous = await w.start_request(body(None, 100))
-            await w.wait_until(lambda: w.gateway.programs and w.gateway.programs.core.num_waiting == 2)
+            await w.wait_until(lambda: len(w.backends[0].received) == 3)  # It is small enough to go first.
             listed = await get(w, "/programs")
             assert [listed["a"][field] for field in THEIRS] == [w.backends[0].url, len(asked), 1000, 1, "acting", "active"]
             assert [listed["b"][field] for field in THEIRS][2:] == [8000, 1, "reasoning", "active"]
@@ -91,7 +94,7 @@ def test_answers_to_a_release(asked: object, status: int, answer: object) -> Non
 def test_a_release_frees_the_memory_and_refuses_what_waits() -> None:
     async def scenario() -> None:
         async with world(Backend(small), programs=CAPACITY) as w:
-            await w.request(body=body("a", 900))
+            await w.request(body=body("a", 1000))
             assert await release(w, {"program_id": "a"}) == (200, {"program_id": "a", "released": True})
             assert await get(w, "/programs") == {}
             w.backends[0].respond = gated = GatedAnswer()
@@ -210,10 +213,10 @@ def test_the_metrics_page_of_thunderagent() -> None:
         engine = Backend(small)
         engine.metrics = VLLM_PAGE
         async with world(engine, programs={"metrics_interval_secs": 0.01}) as w:
-            await w.request(body=body("acting", 900))
+            await w.request(body=body("acting", 1000))
             engine.respond = gated
             reasoning = await w.start_request(body("reasoning", 2000))
-            paused = await w.start_request(body("large", 7000))
+            paused = await w.start_request(body("large", 6000))
             await w.wait_until(lambda: w.gateway.programs and w.gateway.programs.core.num_waiting == 1)
             page = await get(w, "/programs/metrics")
             assert (page["metrics_enabled"], page["metrics_interval"]) == (True, 0.01)
@@ -348,13 +351,9 @@ def test_a_file_with_other_columns_is_moved_aside(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-
-    async def scenario() -> None:
-        with pytest.raises(ConfigError, match="cannot write"):
-            async with world(programs={"profile": True, "profile_dir": str(tmp_path / "file")}):
-                raise AssertionError
-
-    run(scenario())
+    programs = ProgramsConfig(mode="tr", profile=True, profile_dir=str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"programs\.profile_dir: cannot write"):
+        Gateway(GatewayConfig(backends=("http://127.0.0.1:1",)), programs=programs)
 
 
 def test_without_profiling_its_pages_say_so() -> None:
