@@ -1,6 +1,6 @@
 """What the gateway costs: CPU per request and per SSE event, requests/s, and what it adds to latency.
 
-    python bench/gateway.py [--rounds 5] [--seconds 1]
+    python bench/gateway.py [--rounds 5] [--seconds 1] [--router tr]
 
 Three processes on loopback: a backend that answers fixed bytes, a load client, and `maitred serve` between them, with classes
 and metrics on. Every round measures each scenario directly and through the gateway, one after the other, so that a busy machine
@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -33,6 +34,8 @@ from processes import MAITRED
 
 MODEL = "bench"
 EVENT = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"token "}}]}\n\n'
+STREAM = re.compile(rb'"stream": ?true')
+"""Found in a body that asks for a stream, as the client has written it or as the gateway has written it anew."""
 EVENTS, GAP_SECS = 100, 0.002
 
 
@@ -97,7 +100,7 @@ class Backend(asyncio.Protocol):
             self.missing = end + 4 + int(self.data[at : self.data.find(b"\r", at)])
             if len(self.data) < self.missing:
                 return
-            if b'"stream": true' in self.data[end : end + 100]:
+            if STREAM.search(self.data, end, end + 100):
                 self.transport.write(self.head)
                 self.emit(EVENTS)
             else:
@@ -251,7 +254,7 @@ def report(results: dict[str, tuple[list[Window], list[Window]]], calibrations: 
         print(f"{name:<22}" + "".join(f"{cell:>14}" for cell in row(direct, through, seconds)))
 
 
-def main(rounds: int, seconds: float, only: str) -> None:
+def main(rounds: int, seconds: float, only: str, router: str) -> None:
     chosen = [scenario for scenario in SCENARIOS.values() if only in scenario.name]
     cores = sorted(os.sched_getaffinity(0))
     mine, others = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
@@ -261,6 +264,7 @@ def main(rounds: int, seconds: float, only: str) -> None:
     backend_args = [sys.executable, __file__, "--role", "backend", "--port", str(direct)]
     where = ["--backend", f"http://127.0.0.1:{direct}", "--port", str(through)]
     gateway_args = [*MAITRED, "serve", "--admission", "priority", "--slots-per-backend", "512", *where]
+    gateway_args += ["--router", router, "--state", "none"] if router else []
     results: dict[str, tuple[list[Window], list[Window]]] = {scenario.name: ([], []) for scenario in chosen}
     calibrations = []
     with process(backend_args, others), process(gateway_args, mine) as gateway:
@@ -280,6 +284,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--only", default="", help="scenarios with this in their name")
+    parser.add_argument("--router", default="", help="that of `maitred serve`: tr or default, for each request is a program")
     parser.add_argument("--role", choices=("main", "backend", "client"), default="main", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--scenario", default="", help=argparse.SUPPRESS)
@@ -289,4 +294,4 @@ if __name__ == "__main__":
     elif options.role == "client":
         uvloop.run(client(options.port, SCENARIOS[options.scenario], options.seconds))
     else:
-        main(options.rounds, options.seconds, options.only)
+        main(options.rounds, options.seconds, options.only, options.router)

@@ -230,6 +230,26 @@ def test_no_bytes_are_lost_or_changed(stream: bytes, sizes: list[int], hides: bo
     assert pass_through(reader(hides=hides), *pieces) == stream
 
 
+SOME_EVENTS = st.sampled_from(
+    [CONTENT, LAST, b"[DONE]", b"", b" ", b'{"usage":{"total_tokens":5}}', b"{}\r", b'{"text":"[DONE]"}', b"data:"]
+)
+LINES = st.one_of(SOME_EVENTS.map(lambda data: b"data: " + data), st.sampled_from([b": comment", b"event: x", b"", b"data"]))
+
+
+@given(st.lists(LINES, max_size=60), st.booleans())
+def test_events_are_read_alike_however_they_come(lines: list[bytes], hides: bool) -> None:
+    """In pieces of one event, which is the fast way, and byte by byte."""
+
+    def read(pieces: list[bytes]) -> tuple[bytes, Usage | None, list[int]]:
+        told: list[int] = []
+        reader = AnswerReader([], is_stream=True, hides_usage=hides, on_progress=told.append)
+        return pass_through(reader, *pieces), reader.usage, told
+
+    events = [line + b"\n\n" for line in lines]
+    stream = b"".join(events)
+    assert read(events) == read([stream[at : at + 1] for at in range(len(stream))]) == read([stream])
+
+
 def stream_of(*pieces: bytes) -> Any:
     async def respond(received: BackendRequest) -> None:
         await received.send(STREAM_HEAD + b"".join(map(chunk, pieces)) + chunk(b""))

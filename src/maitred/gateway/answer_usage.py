@@ -43,6 +43,8 @@ _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
+_MAY_BE_SPECIAL: Final = re.compile(rb'\r|"usage"|"meta_info"|\[DONE\]|data:\s*\Z')
+"""Found in an event that has a usage, no data or more line ends than two, and perhaps in others."""
 _GZIP: Final = (b"gzip", b"x-gzip")
 _GZIP_WINDOW: Final = zlib.MAX_WBITS | 16
 """The window bits that tell zlib to read gzip."""
@@ -113,6 +115,11 @@ class AnswerReader:
         return piece
 
     def _take_events(self, piece: bytes, *, more: bool) -> bytes:
+        # The usual piece is one event in one line without a usage, and all that it costs is these looks.
+        is_one_event = piece.find(b"\n") == len(piece) - 2 and piece.startswith(_DATA) and piece.endswith(b"\n\n")
+        if is_one_event and not self._kept and not _MAY_BE_SPECIAL.search(piece):
+            self._count_event()
+            return piece
         stream = self._kept.pop() + piece if self._kept else piece
         shown: list[bytes] = []
         start = 0
@@ -136,13 +143,16 @@ class AnswerReader:
         data = _data_of(event)
         if not data or data == _DONE:
             return True
-        self._num_events += 1
-        if self._num_events % PROGRESS_TOKENS == 0:
-            self._on_progress(PROGRESS_TOKENS)
+        self._count_event()
         # Most events have no usage, and looking for the word costs much less than decoding each event.
         if b'"usage"' not in data and b'"meta_info"' not in data:
             return True
         return not self._find_usage(data) or not self._hides_usage
+
+    def _count_event(self) -> None:
+        self._num_events += 1
+        if self._num_events % PROGRESS_TOKENS == 0:
+            self._on_progress(PROGRESS_TOKENS)
 
     def _find_usage(self, data: bytes) -> bool:
         """Keep the usage of an answer or event. Return whether it is all that the event has."""
