@@ -85,7 +85,7 @@ def run(flags: ServeFlags) -> None:
         loaded.config.programs,
         reload=lambda: _reloaded_settings(sources),
         fallback=problem,
-        default_state=_default_state(os.environ, config.port),
+        default_state=default_state(os.environ, config.port),
     )
 
     def ready(url: str) -> None:
@@ -101,7 +101,7 @@ def run(flags: ServeFlags) -> None:
     )
 
 
-def _default_state(env: Mapping[str, str], port: int) -> str | None:
+def default_state(env: Mapping[str, str], port: int) -> str | None:
     """Return the file that keeps the programs of the gateway at this port, or None for one that gets another port each time."""
     if not port:
         return None
