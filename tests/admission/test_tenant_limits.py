@@ -68,6 +68,17 @@ def test_a_preemptor_whose_tenant_has_reached_its_limit_elsewhere_is_passed_over
     assert t.release(1.03, "a1") == ["a0 admit slot_free"]
 
 
+def test_a_preemptor_whose_tenant_is_at_its_limit_holds_no_newcomer_back() -> None:
+    t = Timeline(1, policies(a={"max_in_flight": 1}))
+    t.resize(0, 1, pool="other")
+    t.submit(0, "victim", BULK)
+    t.submit(1, "a0", INTERACTIVE, tenant="auth:a")
+    t.submit(1, "a1", INTERACTIVE, tenant="auth:a", pool="other")
+    assert t.resize(1, 2) == []
+
+    assert t.submit(1, "b", DEFAULT) == ["b admit slot_free"]
+
+
 def test_only_so_many_of_a_tenant_may_wait() -> None:
     t = Timeline(1, policies(a={"max_queued": 1}))
     t.submit(0, "held")
@@ -191,6 +202,18 @@ def test_when_a_request_that_needs_much_leaves_the_queue_others_find_room() -> N
     t.submit(0, "tiny", cost=1)
 
     assert t.release(1, "large", ReleaseReason.CLIENT_GONE) == ["large cancel client_gone", "tiny admit slot_free"]
+
+
+def test_a_newcomer_that_its_weight_puts_before_a_large_request_does_not_wait_for_it() -> None:
+    """Tenant a has been served 20 tokens, and its next request needs all 100. That of b is next, and it fits."""
+    t = Timeline(1, {"slot_cost": "tokens", "slot_tokens": 100, **policies(a={"weight": 1}, b={"weight": 1})})
+    t.submit(0, "held", cost=90)
+    t.submit(0, "a0", tenant="auth:a", cost=20)
+    t.submit(0, "a1", tenant="auth:a", cost=100)
+    assert t.release(1, "held") == ["a0 admit slot_free"]
+
+    assert t.submit(2, "b0", tenant="auth:b", cost=50) == ["b0 admit slot_free"]
+    assert t.submit(2, "b1", tenant="auth:b", cost=10) == ["b1 queue behind_queue"]
 
 
 def test_one_larger_than_all_there_is_has_all_there_is() -> None:

@@ -1,8 +1,8 @@
 """ClassPool: the slots of one model, and the queues of the classes in front of them.
 
-A newcomer is admitted if a slot is free for its class and no request of its own class or of a higher one waits. If it
-finds no slot and its class may preempt, it takes the slot of a request of a lower class that has no response yet: the
-victim is told to stop, and the slot is kept for its preemptor. Else the newcomer queues; else, the queue being
+A newcomer is admitted if a slot is free for its class and no request of its own class or of a higher one waits before
+it. If it finds no slot and its class may preempt, it takes the slot of a request of a lower class that has no response
+yet: the victim is told to stop, and the slot is kept for its preemptor. Else the newcomer queues; else, the queue being
 full, it is rejected.
 
 Whenever slots may have become free, waiting requests are admitted, the most urgent class first, until no slot is free
@@ -55,6 +55,9 @@ class ClassPool(SlotPool):
         self.dispatched_at: Micros = 0
         """When `dispatch` was last called: requests that starved by then have been considered for a promotion."""
         self._bucket = TokenBucket(rules.rate, rules.burst) if rules.rate else None
+        self._reorders = rules.tenant_weights is not None and rules.tokens_per_slot is not None
+        """Whether a newcomer may become the next request of its lane, by its tenant's weight, and fit where the request that
+        was next is too large."""
         self.resize(0)
 
     # Arrivals and departures.
@@ -81,6 +84,8 @@ class ClassPool(SlotPool):
         ticket.transition(_QUEUE)
         self._start_waiting(ticket)
         self.queues.enqueue(ticket, now)
+        if blocked_by is Reason.BEHIND_QUEUE and self._reorders and self.priority.next_waiter() is ticket:
+            return [self._admit_waiter(ticket, _SLOT_FREE, now)]
         return [Decision(now, ticket.id, Action.QUEUE, blocked_by)]
 
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:

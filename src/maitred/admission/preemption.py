@@ -95,9 +95,9 @@ class PendingPreemptors:
         """Return the oldest preemptor of `lane` with a tenant below its limit, or None."""
         return next((t for t in self.lanes[lane].values() if t.tenant_account is None or not t.tenant_account.at_limit), None)
 
-    def any_at_or_above(self, lane: int) -> bool:
-        """Return whether a preemptor of `lane` or of a more urgent one waits."""
-        return any(self.lanes[lane:])
+    def any_within_limit(self, lane: int) -> bool:
+        """Return whether a preemptor of `lane` or of a more urgent one waits, with a tenant below its limit."""
+        return any(self.first_within_limit(at_or_above) is not None for at_or_above in range(lane, len(LANES)))
 
 
 def link_peers(victim: Ticket, preemptor: Ticket) -> None:

@@ -95,8 +95,9 @@ class AdmissionPriority:
                 return Reason.NO_CAPACITY
             return Reason.HELD_BY_RESERVATION if slots.in_use < slots.capacity else Reason.NO_SLOT
         # Asked last: a newcomer that finds no slot may preempt, whatever waits for victims already; this reason would deny it.
+        # As in a queue, a request whose tenant is at its limit holds no newcomer back.
         preemptors = queues.pending_preemptors
-        return Reason.BEHIND_QUEUE if preemptors.count and preemptors.any_at_or_above(lane) else None
+        return Reason.BEHIND_QUEUE if preemptors.count and preemptors.any_within_limit(lane) else None
 
     def next_waiter(self) -> Ticket | None:
         """Return the waiting request that is next by the order of classes, or None if it does not fit or none waits."""
