@@ -35,6 +35,11 @@ FLOW = {
     "request_ttl_us": st.sampled_from((0, 2000)),
     "in_flight_eviction": st.booleans(),
 }
+TENANT_POLICIES: tuple[dict[str, Any], ...] = (
+    {},
+    {"auth:a": {"max_in_flight": 1}, "auth:b": {"max_queued": 1, "weight": 2}},
+    {tenant: {"max_in_flight": 1, "weight": 1} for tenant in TENANTS[1:3]},
+)
 CONFIGS = st.fixed_dictionaries(
     {
         "mode": st.sampled_from(("flow-control", "flow-control", "flow-control", "priority", "legacy", "off")),
@@ -44,13 +49,15 @@ CONFIGS = st.fixed_dictionaries(
         "token_bucket_capacity": st.just(40.0),
         "tier_shed_threshold": st.just(3),
         "tenant_budgets": st.sampled_from(({}, {"auth:a": 0.3, "auth:b": 0.0})),
-        "tenant_policies": st.sampled_from(({}, {"auth:a": {"max_in_flight": 1}, "auth:b": {"max_queued": 1, "weight": 2}})),
+        "tenant_policies": st.sampled_from(TENANT_POLICIES),
+        "slot_cost": st.sampled_from(("requests", "requests", "tokens")),
+        "slot_tokens": st.just(40),
         "slo_priorities": st.sampled_from(({}, {"batch": 2, "urgent": 9})),
         "legacy": st.sampled_from(({}, {"max_concurrent_requests": 2, "queue_size": 2})),
         "flow_control": st.fixed_dictionaries(FLOW),
     }
 ).map(lambda said: msgspec.convert(said, AdmissionConfig))
-VERBS = (*["submit"] * 4, *["release"] * 2, "preempted", "first_byte", "resize", "busy", "reconfigure")
+VERBS = (*["submit"] * 4, *["release"] * 2, "preempted", "first_byte", "resize", "busy", "reconfigure", "advance")
 EVENTS = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 59), st.sampled_from(SPANS)), min_size=20, max_size=40)
 
 
@@ -84,6 +91,8 @@ class CoreAndFleet:
                 self.advance()
                 if self.tickets[n].state not in (TicketState.QUEUED, TicketState.AWAITING):
                     self.core.confirm_first_byte(n, self.now)
+            case "advance":
+                self.advance()
             case "resize":
                 self.obey(self.core.resize(POOLS[n % 2], n % 5, self.now))
             case "busy":

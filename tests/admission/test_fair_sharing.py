@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.admission.queues import LaneQueue, SequenceNumbers
+from maitred.admission.tenants import TenantAccount
 from maitred.admission.ticket import Ticket
 from maitred.core.request import PriorityClass
 
@@ -19,9 +21,11 @@ class QueueTimeline:
         self.queue = LaneQueue(SequenceNumbers(), {"w": 1.0} if weights is None else weights)
         self.count = 0
 
-    def push(self, tenant: str, cost: int = 1, *, back: bool = False) -> None:
+    def push(self, tenant: str, cost: int = 1, *, back: bool = False, account: TenantAccount | None = None) -> None:
         self.count += 1
-        ticket = Ticket(self.count, "m", BULK, tenant, cost, submitted_at=self.count, queued_at=self.count)
+        ticket = Ticket(
+            self.count, "m", BULK, tenant, cost, submitted_at=self.count, queued_at=self.count, tenant_account=account
+        )
         if back:
             self.queue.push_front(ticket)
         else:
@@ -161,3 +165,21 @@ def test_a_request_that_comes_back_at_once_owes_what_it_was_just_given() -> None
     line.push("b")
 
     assert line.serve(11) == "a" * 9 + "ba"
+
+
+@pytest.mark.parametrize("num_looks", [0, 1])
+def test_looks_do_not_change_the_order_of_tenants_that_are_at_their_limits(num_looks: int) -> None:
+    """The queue of a tenant at its limit is passed over at a look. Below the limit, it is where it was: before b."""
+    line = QueueTimeline()
+    account = TenantAccount("a", max_in_flight=1)
+    account.in_flight = 1
+    line.push("a", account=account)
+    line.push("b")
+    for _ in range(num_looks):
+        head = line.queue.peek()
+        assert head is not None
+        assert head.tenant == "b"
+    account.in_flight = 0
+    line.queue.put_back_tenant("a")
+
+    assert line.serve(2) == "ab"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pytest
 from flow_timeline import flow_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +40,13 @@ class SharedFleet:
         assert instance in self.serving[name[0]]
         self.at[name] = instance
 
+    def fill_n(self) -> None:
+        """Let n1 and n2 fill the instances of model n, and n3 wait."""
+        for name, instance in (("n1", 1), ("n2", 2)):
+            assert self.submit(0, name) == f"{name} admit"
+            self.sent(name, instance)
+        assert self.submit(0, "n3") == ""
+
     def release(self, ms: float, name: str, end: ReleaseReason = ReleaseReason.DRAINED) -> str:
         self.at.pop(name, None)
         return self._obey(self.core.release(self.names.index(name), end, from_ms(ms)))
@@ -71,6 +79,7 @@ class SharedFleet:
 
 
 BOTH = {"m": [0], "n": [0]}
+OVERLAPPING = {"m": [0, 1], "n": [1, 2]}
 
 
 def test_a_request_that_leaves_makes_room_for_one_of_any_model_and_not_for_one_of_each() -> None:
@@ -134,6 +143,31 @@ def test_models_that_share_some_instances_never_exceed_their_own() -> None:
     f.sent("n1", 1)
     assert f.due() == 4
     assert f.advance(4) == "m2 admit"
+    assert f.due() is None
+
+
+def test_an_admission_that_may_overcount_for_those_that_wait_sets_a_tick() -> None:
+    f = SharedFleet(OVERLAPPING, max_concurrency=1)
+    f.fill_n()
+    assert f.due() is None
+
+    assert f.submit(1, "m1") == "m1 admit"
+    assert f.due() == 2
+
+
+@pytest.mark.parametrize("timer_fires", [True, False])
+def test_a_request_that_arrives_at_a_tick_may_enter_with_it_also_if_the_timer_has_fired(timer_fires: bool) -> None:
+    f = SharedFleet(OVERLAPPING, max_concurrency=1)
+    f.fill_n()
+    f.submit(1, "m1")
+    f.sent("m1", 0)
+    f.release(1, "n3", ReleaseReason.CLIENT_GONE)
+    if timer_fires:
+        assert f.advance(2) == ""
+
+    f.submit(2, "n4")
+    assert f.due() == 2
+    f.advance(2)
     assert f.due() is None
 
 

@@ -215,10 +215,12 @@ class Admission:
         if ticket.state is _LEFT:
             return [*settled, *decisions]
         self._tickets[ticket.id] = ticket
-        if ticket.state is not _ADMITTED:
+        waits = ticket.state is not _ADMITTED
+        if waits:
             self._coordinator.schedule(pool.deadline_of(ticket))
+        if waits or self._settle_lag:  # The attempt that let it in may have set a tick for other requests.
             self._coordinator.schedule(pool.next_admission_at())
-        elif ticket.tenant_account is not None:
+        if ticket.tenant_account is not None and not waits:
             # These decisions go in front, because the last one must be on the newcomer.
             settled += self._coordinator.dispatch_past_limited(decisions, now)
         return [*settled, *decisions] if settled else decisions

@@ -146,6 +146,8 @@ class Dispatcher:
         """Provide for a tick after `now`, if time alone may let waiting requests in."""
         if self.rules.needs_ticks:
             self._schedule_tick(now)
+        elif self.next_tick is not None and self.next_tick < now:
+            self.next_tick = None  # No request waited then. One at this very instant may still enter with it.
 
     def next_admission_at(self) -> Micros | None:
         """Return when time may let a request in, or None if never."""
@@ -157,7 +159,6 @@ class Dispatcher:
         if self.next_tick is None or self.next_tick > now:
             return done
         if self._is_idle:  # The tick is kept, because a request that arrives at this very instant may still enter with it.
-            self.next_tick = self.next_tick if self.rules.needs_ticks else None
             return done
         self.next_tick = None
         done += self._dispatch(SaturationProbe(self._pools, self._load_probe, now, {}), now)

@@ -69,7 +69,7 @@ class SequenceNumbers:
 class _TenantQueue:
     """Requests that are served one after another: of one tenant, or of all."""
 
-    __slots__ = ("account", "entry", "name", "virtual_time", "waiting")
+    __slots__ = ("account", "entry", "name", "number", "virtual_time", "waiting")
 
     def __init__(self, name: str, account: TenantAccount | None, virtual_time: int) -> None:
         self.name = name
@@ -79,8 +79,10 @@ class _TenantQueue:
         """The cost that has been served, divided by the weight of the tenant."""
         # OrderedDict, not dict: to find its first key, a dict walks over all keys that were deleted before it.
         self.waiting: OrderedDict[RequestId, Ticket] = OrderedDict()
+        self.number = 0
+        """The serial number of its place in the serving order, which orders equal virtual times."""
         self.entry = 0
-        """The serial number of its live entry in the heap, or 0 if it has none, because its tenant is at its limit."""
+        """`number` if it has an entry in the heap, or 0 if it has none, because its tenant is at its limit."""
 
     @property
     def head(self) -> Ticket:
@@ -88,14 +90,14 @@ class _TenantQueue:
 
 
 class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
-    """Tenant queues in the order in which they are served next. Equal keys go in the order of their pushes."""
+    """Tenant queues in the order in which they are served next. Equal keys go in the order in which they were placed."""
 
-    __slots__ = ("_by_virtual_time", "_num_pushes", "entries")
+    __slots__ = ("_by_virtual_time", "_num_places", "entries")
 
     def __init__(self, *, by_virtual_time: bool) -> None:
         super().__init__()
         self._by_virtual_time = by_virtual_time
-        self._num_pushes = 0
+        self._num_places = 0
         self.entries = self._heap
         """The heap itself, so that its first entry, which is mostly live, can be examined without a call."""
 
@@ -104,11 +106,9 @@ class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
 
     def place(self, queue: _TenantQueue) -> None:
         """Give a queue its place, which is new, or has changed with its head or its virtual time."""
-        number = next(iter(queue.waiting.values())).sequence_number
-        # A request that is tried again has a number below 0, and so goes before every virtual time.
-        key = queue.virtual_time if self._by_virtual_time and number > 0 else number
-        self._num_pushes = serial = self._num_pushes + 1
-        heap, former, queue.entry = self._heap, queue.entry, serial
+        self._num_places = serial = self._num_places + 1
+        heap, former, queue.number, queue.entry = self._heap, queue.entry, serial, serial
+        key = self._key_of(queue)
         # Mostly a queue is placed again because it was the first one and has just been served. Its entry is overwritten
         # then: that costs one pass through the heap instead of two, and leaves no stale entry.
         if former and heap[0][1] == former:
@@ -118,11 +118,24 @@ class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
         if former:
             self.mark_stale()
 
+    def put_back(self, queue: _TenantQueue) -> None:
+        """Return a queue to its place, if it has lost its entry."""
+        # With the number that it had: when a queue loses its entry depends on how often a driver looks, which must not change
+        # the order of equal virtual times.
+        if not queue.entry:
+            queue.entry = queue.number
+            heappush(self._heap, (self._key_of(queue), queue.number, queue))
+
     def remove(self, queue: _TenantQueue) -> None:
         """Remove a queue, if it is there."""
         if queue.entry:
             queue.entry = 0
             self.mark_stale()
+
+    def _key_of(self, queue: _TenantQueue) -> int:
+        number = next(iter(queue.waiting.values())).sequence_number
+        # A request that is tried again has a number below 0, and so goes before every virtual time.
+        return queue.virtual_time if self._by_virtual_time and number > 0 else number
 
     def first_within_limit(self) -> _TenantQueue | None:
         """Return the queue that is served next, or None. Those before it lose their entries: their tenants are at the limit."""
@@ -229,14 +242,15 @@ class LaneQueue:
             self._late_joiners.remove(ticket.id)
         if not queue.waiting:
             self._drop_empty(queue)
-        elif was_head and queue.entry:  # Without an entry its tenant is at its limit, and the queue stays passed over.
+        elif was_head:
+            # Also without an entry: if its tenant is still at the limit, it loses the entry again.
             self._serving_order.place(queue)
 
     def put_back_tenant(self, tenant: str) -> None:
         """Put the queue of a tenant back into the serving order, if it has left it because the tenant was at its limit."""
         queue = self._tenant_queues.get(tenant)
-        if queue is not None and not queue.entry:
-            self._serving_order.place(queue)
+        if queue is not None:
+            self._serving_order.put_back(queue)
 
     def oldest(self) -> Ticket | None:
         """Return the request that was submitted first, or None if none waits."""
