@@ -13,6 +13,7 @@ from maitred.core.request import PriorityClass, Request
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
 from maitred.workload import Job
+from maitred.workload.prefix_keys import PieceChain
 
 INSTANCE = InstanceConfig(latency=LinearLatency((100, 1, 10)))
 ONE_SLOT = ClusterConfig(capacity=1)
@@ -47,6 +48,22 @@ def test_a_capacity_alone_means_classes_however_few_slots_there_are() -> None:
 def test_off_lets_all_enter_whatever_the_capacity() -> None:
     results = simulate([job(0), job(1)], ONE_SLOT, INSTANCE, admission=AdmissionConfig(mode="off"))
     assert results.scheduled.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("max_class", [None, "bulk"])
+def test_a_class_cap_leaves_a_conversation_its_cached_answers(max_class: str | None) -> None:
+    """Of the second prompt the cache has the first one, of 32 tokens, and its answer of 33, but for the last token of it."""
+    first = PieceChain(()).append(1, 32)
+    answered = first.extend_last(33)
+    jobs = [
+        Job(Request(id=0, arrival=0, prompt_tokens=32, tenant="auth:a", prefix=first), 33, answered),
+        Job(Request(id=1, arrival=10_000, prompt_tokens=80, tenant="auth:a", prefix=answered.append(3, 15)), 2),
+    ]
+    config = admission(tenant_policies={"auth:a": {"max_class": max_class}})
+    instance = msgspec.structs.replace(INSTANCE, enable_prefix_caching=True)
+    results = simulate(jobs, ONE_SLOT, instance, admission=config)
+    assert results.priority_class.tolist() == [BULK if max_class else DEFAULT] * 2
+    assert results.cached_tokens.tolist() == [0, 64]
 
 
 def test_legacy_is_one_queue_for_all_classes_and_models() -> None:

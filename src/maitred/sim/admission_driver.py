@@ -100,7 +100,7 @@ class AdmissionDriver:
         if request.tenant not in self._capped_tenants:
             return job
         effective = min(request.priority_class, self._config.class_cap(request.tenant))
-        return Job(msgspec.structs.replace(request, priority_class=effective), job.output_tokens)
+        return msgspec.structs.replace(job, request=msgspec.structs.replace(request, priority_class=effective))
 
     def submit(self, request: Request, now: Micros) -> None:
         """Ask for a slot for a request, and carry out the decisions."""
