@@ -13,7 +13,6 @@ from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.queueing.config import QueueingConfig
-from maitred.queueing.priority import PRIORITIES
 
 
 class Shortest(PriorityPolicy):
@@ -57,19 +56,18 @@ def test_preempted_sequences_are_ordered_by_score_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("priority_policy", "score"),
-    [("constant", 0.0), ("constant(2.5)", 2.5), ("slo-based", 3.0), ("slo-based(10, 1e-5)", 40.0), ("inverted-slo(1)", -2.0)],
+    ("priority_policy", "rank"), [("constant(2.5)", 0), ("slo-based(10, 1e-5)", -1_000_000), ("inverted-slo", 1_000_000)]
 )
 @pytest.mark.parametrize("scheduler", ["fcfs", "sjf", "priority-fcfs", "reverse-priority", "bounded(sjf)"])
-def test_an_admitted_sequence_has_the_score_of_that_step_under_every_scheduler(
-    scheduler: str, priority_policy: str, score: float
+def test_an_admitted_sequence_has_its_rank_under_every_scheduler_whenever_it_is_admitted(
+    scheduler: str, priority_policy: str, rank: int
 ) -> None:
     waiting = QueueingConfig(scheduler=scheduler, priority_policy=priority_policy).policy().make_queue(None, Random(0))
     s = seq(1, seconds=1)
-    waiting.add(s, now=1_000_000)
-    assert s.priority == PRIORITIES.get(priority_policy)().compute(s.request, 1_000_000)
-    waiting.on_step_start(None, 4_000_000)  # type: ignore[arg-type]
-    assert waiting.pop().priority == pytest.approx(score)
+    for now in (1_000_000, 4_000_000):
+        waiting.add(s, now)
+        waiting.on_step_start(None, now + 1_000_000)  # type: ignore[arg-type]
+        assert waiting.pop().priority == rank
 
 
 @pytest.mark.parametrize("scheduler", ["fcfs", "priority-fcfs"])

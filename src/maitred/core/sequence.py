@@ -27,7 +27,7 @@ class SequenceState:
     num_tokens_to_prefill: int
     """Tokens of KV that are needed before the next token can come out: the prompt, and after a preemption the output."""
     priority: float
-    """Urgency, larger is more urgent: what the request says, or what a priority policy has computed."""
+    """Urgency, larger is more urgent: what the request says, or its rank or score by a priority policy."""
     block_hashes: Sequence[int] | None = None
     """Hashes of the blocks of the prompt in the prefix cache of the instance, or None until they are asked for
     (`kv.sequence_block_hashes`)."""

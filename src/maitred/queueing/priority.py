@@ -5,15 +5,17 @@ Here an instance orders its wait queue. Which request gets a slot, by class, is 
 Two things are called a priority, and both are kept in `SequenceState.priority`, larger being more urgent:
 
     the client's          a number that comes with the request (`Request.priority`): the order `by-priority`
-    a score               what a priority policy computes (`PRIORITIES`): the orders `priority-fcfs` and `reverse-priority`
+    a score               what a priority policy computes (`PRIORITIES`), or its rank by score: the orders `priority-fcfs`
+                          and `reverse-priority`
 
-A score is kept under every scheduler, also under those that do not order by it (`ScoredPolicy`): as of when the
-sequence was added, and computed again when it is the head, so that a running sequence has the score with which it was
-admitted.
+It is kept under every scheduler, also under those that do not order by it (`ScoredPolicy`), because it may also say which
+running sequence is preempted. So the numbers of sequences that were admitted at different instants must be comparable.
+Scores are not, where they grow with age: a sequence that was preempted and admitted again would have a higher one than
+an older sequence that has run on, and both would preempt each other for ever.
 
-Scores change with time. Where time changes all of them alike, the order is fixed: then the policy has a `rank`
-(`TimeInvariantPriority`), and no score is computed but that of the head. The scores of a policy without it, such as a
-user's own, are computed for all waiting sequences at the start of each step that may admit.
+Where time changes all scores alike, the order is fixed. Then the policy has a `rank` (`TimeInvariantPriority`), which is
+kept instead of the score. The scores of a policy without it, such as a user's own, are computed for all waiting sequences
+at the start of each step that may admit, and a running sequence keeps the one with which it was admitted.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ def _require_finite(name: str, value: float) -> float:
 
 
 class ScoredPolicy(QueuePolicy):
-    """The order of the inner policy, while the scores of `priority` are kept in `SequenceState.priority`."""
+    """The order of the inner policy, while the ranks or scores of `priority` are kept in `SequenceState.priority`."""
 
     def __init__(self, inner: QueuePolicy, priority: PriorityPolicy) -> None:
         self.inner = inner
@@ -135,52 +137,31 @@ class ScoredPolicy(QueuePolicy):
 
 
 def scored_queue(inner: WaitQueue, priority: PriorityPolicy) -> WaitQueue:
-    """Return `inner` with the scores of `priority`: those of all waiting sequences, or of the head alone if that
-    suffices."""
-    head_only = isinstance(priority, TimeInvariantPriority)
-    return _HeadScoredQueue(inner, priority) if head_only else _AllScoredQueue(inner, priority)
+    """Return `inner` with the ranks of `priority`, or its scores if it has no ranks."""
+    return _RankedQueue(inner, priority) if isinstance(priority, TimeInvariantPriority) else _ScoredQueue(inner, priority)
 
 
-class _ScoredQueue(DelegatingQueue, BaseQueue):
-    """A wait queue that keeps scores beside the order of the inner one."""
-
-    def __init__(self, inner: WaitQueue, priority: PriorityPolicy) -> None:
-        super().__init__(inner)
-        self._compute = priority.compute
+class _PrioritizedQueue(DelegatingQueue, BaseQueue):
+    """A wait queue that keeps ranks or scores beside the order of the inner one."""
 
     def head_key(self) -> SortKey | None:
         return self._inner.head_key() if isinstance(self._inner, BaseQueue) else None
 
 
-class _HeadScoredQueue(_ScoredQueue):
-    def __init__(self, inner: WaitQueue, priority: PriorityPolicy) -> None:
-        super().__init__(inner, priority)
-        self._now: Micros = 0
+class _RankedQueue(_PrioritizedQueue):
+    def __init__(self, inner: WaitQueue, priority: TimeInvariantPriority) -> None:
+        super().__init__(inner)
+        self._rank = priority.rank
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
-        self._now = now
-        seq.priority = self._compute(seq.request, now)
+        seq.priority = self._rank(seq.request)
         self._inner.add(seq, now, front=front)
 
-    def on_step_start(self, step: StepView, now: Micros) -> None:
-        self._now = now
-        self._inner.on_step_start(step, now)
 
-    def peek(self) -> SequenceState | None:
-        seq = self._inner.peek()
-        if seq is not None:
-            seq.priority = self._compute(seq.request, self._now)
-        return seq
-
-    def pop(self) -> SequenceState:
-        # A running sequence keeps the score with which it was admitted, so the score must be that of this step.
-        self.peek()
-        return self._inner.pop()
-
-
-class _AllScoredQueue(_ScoredQueue):
+class _ScoredQueue(_PrioritizedQueue):
     def __init__(self, inner: WaitQueue, priority: PriorityPolicy) -> None:
-        super().__init__(inner, priority)
+        super().__init__(inner)
+        self._compute = priority.compute
         self._waiting: dict[RequestId, SequenceState] = {}
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
