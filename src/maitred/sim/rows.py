@@ -93,10 +93,8 @@ class ResultRows:
     def write(
         self, state: RequestState, outcome: Outcome, at: Micros, seq: SequenceState | None, replica: Replica | None
     ) -> Micros:
-        """Write the row of a request that ended at `at`, and return the instant at which its client knows that.
-
-        `seq` is the final state of its sequence, or None if the request was in no instance.
-        """
+        """Write the row of a request that ended at `at`, and return the instant at which its client knows that. `seq` is the
+        final state of its sequence, or None if the request was in no instance."""
         request = state.job.request
         queued, scheduled, first_token = state.queued_at, NEVER, NEVER
         emitted = cached = wasted = preemptions = 0
@@ -201,6 +199,11 @@ class StreamedRows(ResultRows):
         self._flushed_totals += super().totals_by_instance()
         self._sink(super().results(end))
         self._blocks, self._count = [], 0
+
+
+def make_rows(overheads: Overheads, num_instances: int, sink: ResultSink | None) -> ResultRows:
+    """Return the rows of a run: they go to `sink`, or are kept if it is None."""
+    return ResultRows(overheads, num_instances) if sink is None else StreamedRows(overheads, num_instances, sink)
 
 
 def _unwritable_row(request: Request, error: struct.error) -> ConfigError:

@@ -28,10 +28,10 @@ from maitred.sim.disaggregation import Disaggregation
 from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.pipeline import Pipeline
-from maitred.sim.programs_driver import make_programs_driver
+from maitred.sim.programs_driver import ProgramsDriver, make_programs_driver
 from maitred.sim.request_state import DelayLine
 from maitred.sim.results import Results
-from maitred.sim.rows import ResultRows, ResultSink, StreamedRows
+from maitred.sim.rows import ResultRows, ResultSink, make_rows
 from maitred.sim.samples import Sampler
 from maitred.workload import Job
 
@@ -59,8 +59,7 @@ def simulate(
     """Run `jobs` through a cluster until all requests have ended or `horizon` (µs) has passed.
 
     Args:
-        jobs: Jobs in the order of arrival, read one at a time. A reactive workload (`workload.ReactiveWorkload`) is told of the
-            end of every request.
+        jobs: Jobs in the order of arrival, read one at a time. A `ReactiveWorkload` is told of the end of every request.
         admission: What stands in front of the router, or None for the default classes (nothing without `cluster.capacity`).
         programs: How agent programs share the KV memory of the instances. None: requests are routed one by one.
         progress: Called from time to time with the number of arrived requests.
@@ -74,9 +73,8 @@ def simulate(
     event_queue, cluster, instance = EventQueue(), cluster or ClusterConfig(), resolve_instance(instance or InstanceConfig())
     arrivals = ArrivalFeed(jobs, event_queue, progress)
     fleet = SimulatedFleet(cluster, instance, seed, event_queue, log_itl=log_itl)
-    overheads, count = instance.latency_model().overheads, cluster.num_instances
     # Every part draws from a random stream of its own, named by the seed: a policy that draws more shifts no other part.
-    rows = ResultRows(overheads, count) if sink is None else StreamedRows(overheads, count, sink)
+    rows = make_rows(instance.latency_model().overheads, cluster.num_instances, sink)
     driver = make_admission_driver(cluster, instance, admission, log, fleet.load, event_queue)
     agents = make_programs_driver(programs, cluster, instance, arrivals, event_queue)
     router = agents or (routing or RoutingConfig()).router(Random(f"{seed}/routing"))
@@ -91,9 +89,16 @@ def simulate(
         pipeline.record_unfinished(horizon)
     if progress is not None:
         progress(arrivals.num_arrived)
+    return _collect_results(rows, fleet, pipeline.last_end, agents, sampler)
+
+
+def _collect_results(
+    rows: ResultRows, fleet: SimulatedFleet, end: Micros, agents: ProgramsDriver | None, sampler: Sampler | None
+) -> Results:
+    """Return the results of a run that ended at `end`."""
     samples = None if sampler is None else sampler.samples()
-    results, totals = rows.results(pipeline.last_end), fleet.totals(rows.totals_by_instance())
-    columns = None if agents is None else agents.statistics.columns(pipeline.last_end)
+    results, totals = rows.results(end), fleet.totals(rows.totals_by_instance())
+    columns = None if agents is None else agents.statistics.columns(end)
     return replace(results, instances=totals, samples=samples, itl_gaps=fleet.itl_gaps(), programs=columns)
 
 
