@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.core.request import Request
+from maitred.emulator import EngineConfig
+from maitred.emulator.engine import EmulatedEngine
 from maitred.emulator.pacer import PacedAnswer, Pacer
+from maitred.emulator.responses import CompletionFormat
+from maitred.emulator.schemas import CompletionBody
 from maitred.emulator.tokens import FinishReason, PlannedFinish
 from maitred.instance import Instance, InstanceConfig, LinearLatency
 
@@ -105,6 +109,13 @@ class Scene:
         self.reported.append((round(self.clock.now * 1000, 3), number, emitted))
 
 
+class NoClient:
+    """A response that nothing waits for."""
+
+    def on_progress(self, index, num_output_tokens):
+        pass
+
+
 def test_each_token_is_reported_at_the_end_of_its_step():
     scene = Scene()
     scene.submit(0, tokens=3)
@@ -155,6 +166,21 @@ def test_a_request_that_arrives_during_a_step_joins_the_next_one():
     assert scene.metrics.first_tokens[1] == (11.0, 23.0)
 
 
+@pytest.mark.parametrize(("async_scheduling", "running", "waiting"), [(False, 2, 0), (True, 1, 1)])
+def test_with_async_scheduling_an_engine_has_planned_the_next_step_already(async_scheduling, running, waiting):
+    """The second request arrives during the first step, which ends at 11 ms."""
+    clock = ManualClock()
+    engine = EmulatedEngine(EngineConfig(), InstanceConfig(latency=LATENCY, async_scheduling=async_scheduling), clock)
+    body = CompletionBody(model="emulated", prompt=list(range(10)), max_tokens=5)
+    for arrival in (0, 5):
+        clock.move_to(arrival)
+        engine.start(*engine.plan(body, CompletionFormat()), NoClient())
+    clock.move_to(12)
+    assert (engine.state().running, engine.state().waiting) == (running, waiting)
+    clock.move_to(24)
+    assert (engine.state().running, engine.state().waiting) == (2, 0)
+
+
 def test_a_request_aborted_while_it_waits_gets_no_tokens_and_delays_no_other():
     scene = Scene(max_num_seqs=1)
     for number in range(3):
@@ -199,10 +225,10 @@ ARRIVALS = st.lists(
 
 
 @settings(max_examples=60)
-@given(ARRIVALS, st.lists(st.integers(1, 40), min_size=1, max_size=40))
-def test_lateness_changes_which_tokens_are_reported_together_and_nothing_else(arrivals, hops):
+@given(ARRIVALS, st.lists(st.integers(1, 40), min_size=1, max_size=40), st.booleans())
+def test_lateness_changes_which_tokens_are_reported_together_and_nothing_else(arrivals, hops, async_scheduling):
     def play(move):
-        scene = Scene(max_num_seqs=3, max_num_batched_tokens=32, total_kv_blocks=8)
+        scene = Scene(max_num_seqs=3, max_num_batched_tokens=32, total_kv_blocks=8, async_scheduling=async_scheduling)
         acts = []
         for number, (at, tokens, prompt, patience) in enumerate(sorted(arrivals, key=lambda a: a[0])):
             acts.append((at, number, lambda n=number, t=tokens, p=prompt: scene.submit(n, t, prompt=p)))

@@ -227,7 +227,7 @@ class EmulatedEngine:
         """Raise ConfigError for an unknown scheduler."""
         self.model = config.model
         self._model_len = instance.model_len
-        paced = msgspec.structs.replace(instance, step_by_step=True, async_scheduling=False)
+        paced = msgspec.structs.replace(instance, step_by_step=True)
         self._instance = Instance(paced, Random(f"{config.seed}/instance"), instance_rules(paced).new_parts(paced))
         self.metrics = EngineMetrics(config.model, instance, self._instance, speed=config.speed)
         self._pacer = Pacer(self._instance, clock, self.metrics, speed=config.speed)
