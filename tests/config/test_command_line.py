@@ -116,6 +116,16 @@ def test_check_of_an_admission_file_alone_and_with_another(maitred: Any, tmp_pat
     assert message == f"{admission}:2: unknown key 'admission.clases' (did you mean 'classes'?)"
 
 
+def test_check_of_an_admission_file_as_the_main_file_names_the_flag_for_it(maitred: Any, tmp_path: Path) -> None:
+    path = tmp_path / "smg.yaml"
+    path.write_text("classes:\n  bulk:\n    queue_size: 7\nmoed: priority\n")
+    message = f"{path}: this is the section admission alone (maitred check --admission-config {path})"
+    assert refused(maitred, "check", str(path)) == message
+
+    path.write_text("mode: priority\ngateway: {port: 80}\n")
+    assert refused(maitred, "check", str(path)).startswith(f"{path}:1: unknown key 'mode'")
+
+
 @pytest.mark.parametrize(
     ("keys", "summary"),
     [

@@ -41,6 +41,9 @@ def run(
     )
     if sources.file is None and sources.admission_file is None:
         raise ConfigError("there is nothing to check", hint="maitred check FILE, or --admission-config FILE, or both")
+    if sources.file is not None and _is_admission_alone(sources.file):
+        hint = f"maitred check --admission-config {sources.file}"
+        raise ConfigError("this is the section admission alone", where=str(sources.file), hint=hint)
     problems = sources.problems()
     for problem in problems:
         typer.echo(f"maitred: error: {printable(str(problem))}", err=True)
@@ -58,6 +61,18 @@ def _file_path(name: str, given: str | None) -> Path | None:
     if given == "":
         raise ConfigError("'' names no file", where=name, hint="name the YAML file to check")
     return None if given is None else Path(given)
+
+
+def _is_admission_alone(file: Path) -> bool:
+    """Return whether a file has keys of the section admission, and no section. Raises ConfigError if it is no YAML."""
+    from maitred.admission import AdmissionConfig
+    from maitred.config import Config
+    from maitred.core.yaml_document import YamlDocument
+    from maitred.core.yaml_schema import section_keys
+
+    tree = YamlDocument.read(file).tree
+    keys = tree.keys() if isinstance(tree, dict) else set()
+    return not keys & section_keys(Config).keys() and bool(keys & section_keys(AdmissionConfig).keys())
 
 
 def _summary_lines(config: Config) -> Iterator[str]:
