@@ -137,7 +137,7 @@ def test_a_flag_that_is_wrong_is_one_line(maitred: Any, flags: tuple[object, ...
         (("--flow-control", "--capacity", 5), "a capacity has no effect: flow control goes by how loaded the instances are"),
         (
             ("--model", "qwen3-8b", "--total-kv-blocks", 5_000, "--gpu-memory-utilization", 0.5),
-            "--gpu-memory-utilization has no effect beside --total-kv-blocks, which it is to find",
+            "gpu_memory_utilization 0.5 has no effect beside total_kv_blocks, which it is to find",
         ),
     ],
 )
@@ -145,6 +145,17 @@ def test_what_has_no_effect_is_warned_of(maitred: Any, flags: tuple[object, ...]
     result = maitred("simulate", *LOAD, *flags)
     assert result.code == 0
     assert f"maitred: warning: {words}\n" in result.err
+
+
+def test_a_share_of_memory_has_no_effect_beside_the_blocks_wherever_both_are_given(maitred: Any, tmp_path: Path) -> None:
+    path = tmp_path / "maitred.yaml"
+    path.write_text("instance: {model: qwen3-8b, gpu_memory_utilization: 0.5, total_kv_blocks: 5000}")
+    words = "maitred: warning: gpu_memory_utilization 0.5 has no effect beside total_kv_blocks, which it is to find\n"
+    assert words in maitred("simulate", *LOAD, "--config", path).err
+    assert words in maitred("check", path).err
+    path.write_text("instance: {model: qwen3-8b, gpu_memory_utilization: 0.5}")
+    assert "gpu_memory_utilization" not in maitred("simulate", *LOAD, "--config", path).err
+    assert words in maitred("simulate", *LOAD, "--config", path, "--total-kv-blocks", 5000).err
 
 
 SHED = "admission: {policy: tier-shed, slo_priorities: {standard: 2}"

@@ -92,9 +92,10 @@ def run(flags: SimulateFlags) -> None:
     from maitred.workload.load import as_flag, build_jobs, open_load_trace, read_workload_spec
 
     load, last, per = flags.load, horizon(flags), _breakdown(flags)
-    config, workload = build_config(flags), read_workload_spec(load, as_flag)
+    stated, workload = build_config(flags), read_workload_spec(load, as_flag)
+    config = _resolve_names(stated, flags)
     weights = None if flags.fitness_weights is None else parse_weights(flags.fitness_weights, where="--fitness-weights")
-    _print_warnings([*_warnings(flags, config), *short_horizon(flags)])
+    _print_warnings([*_warnings(flags, stated), *short_horizon(flags)])
     with exit_on_signals(), ExitStack() as stack:
         trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
         targets = slo(flags, trace or workload)
@@ -132,7 +133,8 @@ def run(flags: SimulateFlags) -> None:
 
 
 def build_config(flags: SimulateFlags) -> Config:
-    """Return the configuration of the flags, with the files and the environment beneath them. Raises ConfigError."""
+    """Return the configuration of the flags, with the files and the environment beneath them, as it is stated: what follows
+    from names is missing. Raises ConfigError."""
     from maitred.config import ConfigSources
     from maitred.config.sources import with_simulation_defaults
 
@@ -150,7 +152,7 @@ def build_config(flags: SimulateFlags) -> Config:
         },
     )
     merged = sources.merged()
-    config = _resolve_names(with_simulation_defaults(merged), flags)
+    config = with_simulation_defaults(merged)
     if not merged.is_given("admission", "mode"):
         _check_admission_config(config, flags)
     if config.admission.mode != "flow-control":
@@ -229,7 +231,7 @@ def _check_no_programs(flags: SimulateFlags) -> None:
 
 
 def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:
-    """Yield a warning for each setting that has no effect or is probably a mistake."""
+    """Yield a warning for each setting that has no effect or is probably a mistake. `config` is as stated."""
     from maitred.routing import Signals
 
     caching, load = config.instance.enable_prefix_caching, flags.load
@@ -237,8 +239,6 @@ def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:
     if config.admission.mode == "flow-control" and config.cluster.capacity is not None and not config.admission.tenant_budgets:
         yield "a capacity has no effect: flow control goes by how loaded the instances are"
     yield from config.instance.warnings(prefix_cache=caching)
-    if flags.values.keys() >= {"instance.gpu_memory_utilization", "instance.total_kv_blocks"}:
-        yield "--gpu-memory-utilization has no effect beside --total-kv-blocks, which it is to find"
     unknown = Signals.NOTHING if caching else Signals.CACHES
     if load.rate is not None:  # drawn requests have prompts and tenants only if the flags give them
         unknown |= Signals.NOTHING if load.prefix_tokens else Signals.PROMPT

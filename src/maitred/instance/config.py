@@ -17,6 +17,8 @@ from maitred.instance.latency import LATENCY_MODELS, AnyLatency, LinearLatency, 
 from maitred.kv import EVICTIONS, BlockPool, PrefixCache, RadixCache
 from maitred.queueing import QueueingConfig
 
+DEFAULT_UTILISATION = 0.9
+"""The share of the GPUs' memory that vLLM uses by default."""
 _DEFAULT_KV_BLOCKS = 27_000
 _UPPER_LIMITS = {
     "max_num_seqs": 1_000_000,
@@ -93,7 +95,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     """Time that each block from main memory takes in addition, in µs."""
     async_scheduling: bool = False
     """Plan the next step while one runs, as vLLM does since 0.14: an arriving request joins one step later."""
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float = DEFAULT_UTILISATION
     """Share of the GPUs' memory that is used, from which `total_kv_blocks` is derived."""
     max_model_len: int | None = None
     """Longest prompt and output together, in tokens. Null: what the KV blocks hold and, with a model, its context length."""
@@ -190,13 +192,16 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     def _model_warnings(self) -> Iterator[str]:
         """Warn of keys that only a model gives a meaning. A key that needs a model is an error elsewhere."""
         if self._has_model:
+            share = self.gpu_memory_utilization
+            if self.total_kv_blocks is not None and share != DEFAULT_UTILISATION:
+                yield f"gpu_memory_utilization {share} has no effect beside total_kv_blocks, which it is to find"
             return
         for name, default in (
             ("hardware", "H100"),
             ("tensor_parallel_size", 1),
             ("data_parallel_size", 1),
             ("hardware_config", None),
-            ("gpu_memory_utilization", 0.9),
+            ("gpu_memory_utilization", DEFAULT_UTILISATION),
         ):
             if getattr(self, name) != default:
                 yield f"{name} {getattr(self, name)} has no effect without model"

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from maitred.core.errors import ConfigError
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.specs import find_hardware, find_model, read_model_config
+from maitred.instance.config import DEFAULT_UTILISATION
 from maitred.instance.latency import (
     Deployment,
     LatencyConfig,
@@ -35,8 +36,6 @@ from maitred.instance.latency import (
 )
 
 _GIB = 1 << 30
-DEFAULT_UTILISATION = 0.9
-"""vLLM's default."""
 _ACTIVATIONS_DENSE = 5.5 * _GIB
 _ACTIVATIONS_EXPERTS = 8.0 * _GIB
 _LIBRARIES_ALONE = 0.15 * _GIB
