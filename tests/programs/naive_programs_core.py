@@ -138,7 +138,9 @@ class NaiveCore(NaivePrograms):
 
     def move_on(self, agent, now):
         self.pause(agent, self.must_leave(agent), now)
-        if not self.tr:
+        if not self.serving(agent.model):
+            self.refuse(agent, "no_backend", now)
+        elif not self.tr:
             self.resume(agent, self.with_fewest(agent.model), "placed", now)
         elif self.oversized(agent.model, agent.tokens):
             self.refuse(agent, "oversized", now)

@@ -247,22 +247,24 @@ class BackendMemory:
         """Return the marked program that frees the fewest tokens, or None."""
         return self._marked_by_size.peek()
 
-    def first_acting(self, missing: float, *, settled: bool, up_to: PriorityClass = max(PriorityClass)) -> list[Program]:
-        """Return the first acting programs in the order of pauses, of the class `up_to` or lower, that free `missing` tokens
-        together; all of them if they do not. `settled` says of which kind."""
+    def take_acting(self, missing: float, *, settled: bool, up_to: PriorityClass = max(PriorityClass)) -> list[Program]:
+        """Take the first acting programs out of the order of pauses: those of the class `up_to` or lower that free `missing`
+        tokens together, or all if they do not. `settled` says of which kind. Each must be paused, or be put back."""
         heap = self._settled if settled else self._unsettled
         found: list[Program] = []
         while missing > 0 and (program := heap.peek()) is not None and program.root.priority_class <= up_to:
             found.append(heap.pop())
             missing -= program.charge + self._buffer
-        for program in found:  # looked at in order, and left where they were
-            heap.push(program.serial, pause_order(program), program)
         return found
 
     def idle_programs(self) -> list[Program]:
         """Return the acting programs that hardly count any more, in the order of pauses. Their buffers count all the same."""
         idle = (p for p in self.programs if p.status is not _REASONING and p.acting_share <= _IDLE_SHARE)
         return sorted(idle, key=pause_order)
+
+    def put_back(self, program: Program) -> None:
+        """Put a program back that `take_acting` took."""
+        self._acting_heap(program).push(program.serial, pause_order(program), program)
 
     def first_reasoning(self) -> Program | None:
         """Return the reasoning program to be marked first, or None if all are marked."""

@@ -58,14 +58,14 @@ class Departures:
         """The last request of a program has ended at a backend that it must leave, and others wait for that."""
         self._places.lose_place(program, self._places.backends.reason_to_leave(program) or ProgramReason.DRAINED, now)
         pool = self._places.backends.pool(program.key.model)
-        if self._mode == "default":
-            backend = pool.fewest_programs() or next(iter(pool.backends), None)
-            if backend is not None:
-                self._places.resume(program, backend, ProgramReason.PLACED, now)
-        elif not pool.is_oversized(program.tokens):
-            self._places.react_to_room(pool, pool.backends, now)
-        else:
+        if not pool.backends:
+            self.refuse_waiting(program, ProgramReason.NO_BACKEND, now)
+        elif self._mode == "default":
+            self._places.resume(program, pool.fewest_programs() or pool.backends[0], ProgramReason.PLACED, now)
+        elif pool.is_oversized(program.tokens):
             self.refuse_waiting(program, ProgramReason.OVERSIZED, now)
+        else:
+            self._places.react_to_room(pool, pool.backends, now)
 
     def leave_queue(self, program: Program, request_ids: Collection[RequestId], now: Micros) -> None:
         """Waiting requests have been left by their clients, or refused: their place is free at once."""

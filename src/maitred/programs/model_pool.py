@@ -192,11 +192,15 @@ class ModelPool:
             return ()
         best.settle(now)
         missing = need - self.room(best)
-        victims = best.first_acting(missing, settled=True, up_to=oldest.root.priority_class)
+        victims = best.take_acting(missing, settled=True, up_to=oldest.root.priority_class)
         if sum(map(best.freed_by, victims)) >= missing:
             return self._spare(best, victims, missing)
         # Headroom is not asked for at an empty backend.
-        return victims if len(victims) == best.num_programs and need <= (best.capacity or 0) else ()
+        if len(victims) == best.num_programs and need <= (best.capacity or 0):
+            return victims
+        for program in victims:
+            best.put_back(program)
+        return ()
 
     def plan_idle(self, now: Micros) -> Sequence[Program]:
         """Return the idle programs of the backend with most room, if the program that has waited longest, for any time, fits
@@ -216,15 +220,15 @@ class ModelPool:
         of a paused program share less: so the caller asks again."""
         missing = -backend.remaining
         backend.settle(now)
-        settled = backend.first_acting(missing, settled=True)
+        settled = backend.take_acting(missing, settled=True)
         missing_still = missing - sum(map(backend.freed_by, settled))
         if missing_still <= 0:
             return self._spare(backend, settled, missing)
-        unsettled = backend.first_acting(missing_still, settled=False)
+        unsettled = backend.take_acting(missing_still, settled=False)
         return [*settled, *self._spare(backend, unsettled, missing_still)]
 
     def _spare(self, backend: BackendMemory, victims: Sequence[Program], missing: float) -> Sequence[Program]:
-        """Return those of `victims` that must be paused to free `missing` tokens. Only programs of the class of the last one
+        """Return those of `victims` that must be paused to free `missing` tokens; put back the others. Only programs of the class of the last one
         are spared: one of a lower class never stays while one of a higher class goes."""
         if self._is_strict:
             return victims
@@ -234,6 +238,7 @@ class ModelPool:
             freed = backend.freed_by(program)
             if freed <= spare and program.root.priority_class == victims[-1].root.priority_class:
                 spare -= freed
+                backend.put_back(program)
             else:
                 kept.append(program)
         return kept

@@ -9,7 +9,7 @@ followed by `reorder_family`, before anything is decided.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from maitred.core.lazy_heap import IndexedHeap
@@ -113,24 +113,39 @@ class ProgramPlaces:
         self.pause(program, reason, now)
 
     def resume(self, program: Program, backend: BackendMemory, reason: ProgramReason, now: Micros) -> None:
-        pool = self.backends.pool(program.key.model)
-        pool.waiting.remove(program)
+        self.backends.pool(program.key.model).waiting.remove(program)
+        granted = self._start_waiting(program)
         self.register(program, backend, now)
         self.decide(now, program, ProgramAction.RESUME, reason)
-        self.grant_waiting(program, backend, ProgramReason.RESUMED, now)
+        for request_id in granted:
+            self.decide(now, program, ProgramAction.GRANT, ProgramReason.RESUMED, request_id)
+        if granted:
+            self.reorder_family(program)
 
     def grant_waiting(self, program: Program, backend: BackendMemory, reason: ProgramReason, now: Micros) -> None:
         """Let all requests of a program that wait go to its backend."""
-        if not program.waiting:
-            return
-        self.waits.remove(program.serial)
-        waiting, program.waiting = program.waiting, {}
-        self.num_waiting -= len(waiting)
-        for request_id, request in waiting.items():
-            if not program.contexts:
-                program.last_total = 0
-            self.start(program, backend, request_id, request.tokens, now)
+        granted = self._start_waiting(program)
+        if granted:
+            backend.set_status(program, _REASONING, now)
+            self.reorder_family(program)
+        for request_id in granted:
             self.decide(now, program, ProgramAction.GRANT, reason, request_id)
+
+    def _start_waiting(self, program: Program) -> Collection[RequestId]:
+        """Count all requests of a program that wait as under way, and return them."""
+        waiting = program.waiting
+        if not waiting:
+            return ()
+        self.waits.remove(program.serial)
+        program.waiting = {}
+        self.num_waiting -= len(waiting)
+        if not program.contexts:
+            program.last_total = 0
+        for request_id, request in waiting.items():
+            program.contexts[request_id] = request.tokens
+        program.update_tokens()
+        program.status = _REASONING
+        return waiting
 
     def forget(self, program: Program, reason: ProgramReason, now: Micros) -> None:
         """Remove a program from every table; its requests that wait are refused, those under way go on without it."""
