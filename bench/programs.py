@@ -11,7 +11,7 @@ pauses half of all programs and the next one resumes them. ThunderAgent itself n
 the resume pass with 4,000 programs (measured on a loaded machine with two cores).
 
 A step is the begin and the end of one request, with the deadline that a driver asks for after each. With over-subscribed
-memory half of the programs wait, and each end lets one of them in.
+memory half of the programs wait; programs grow and shrink, and so are paused, marked and let in.
 """
 
 from __future__ import annotations
@@ -133,6 +133,7 @@ def half_wait_and_room(n: int) -> Measured:
             del loaded.granted[request_id]
             loaded.core.end(request_id, None, loaded.now)
         before = loaded.core.num_waiting
+        tune_garbage_collector()
         spent = loaded.tick()
         assert loaded.core.num_waiting < before - n // 10
         yield spent

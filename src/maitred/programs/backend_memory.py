@@ -202,6 +202,9 @@ class BackendMemory:
     def settle(self, now: Micros) -> None:
         """Note whose minimum stay has ended by `now`."""
         self._settled_until = now
+        if self._settling and self._settling[-1][0] <= now and not len(self._settled):
+            self._settled, self._unsettled = self._unsettled, self._settled  # all have: one step instead of one for each
+            self._settling.clear()
         while self._settling and self._settling[0][0] <= now:
             _, program = self._settling.popleft()
             # It may have left since, or have been registered again: then a later entry speaks of it.

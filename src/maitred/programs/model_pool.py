@@ -228,8 +228,8 @@ class ModelPool:
         return [*settled, *self._spare(backend, unsettled, missing_still)]
 
     def _spare(self, backend: BackendMemory, victims: Sequence[Program], missing: float) -> Sequence[Program]:
-        """Return those of `victims` that must be paused to free `missing` tokens; put back the others. Only programs of the class of the last one
-        are spared: one of a lower class never stays while one of a higher class goes."""
+        """Return those of `victims` that must be paused to free `missing` tokens; put the others back. Only programs of the
+        class of the last one are spared: one of a lower class never stays while one of a higher class goes."""
         if self._is_strict:
             return victims
         spare = sum(map(backend.freed_by, victims)) - missing

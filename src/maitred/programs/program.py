@@ -74,6 +74,7 @@ class Program:
         "last_total",
         "origin",
         "parent",
+        "pause_number",
         "paused_since",
         "priority_class",
         "resumed_at",
@@ -121,6 +122,8 @@ class Program:
         self.waiting_since: Micros = now
         """While it is paused with a request, since when."""
         self.paused_since: Micros = now
+        self.pause_number = 0
+        """While it is paused, the number of its pause among all of its model."""
         self.resumed_at: Micros | None = None
         """When it was last registered with a backend, or None if it never was."""
         self.settles_at: Micros = now

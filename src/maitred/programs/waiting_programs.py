@@ -21,8 +21,9 @@ The flavour `thunderagent` orders by tokens alone, equal programs by when they w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Any, TypeAlias
 
 from maitred.core.errors import InvariantError
 from maitred.core.lazy_heap import IndexedHeap
@@ -39,12 +40,10 @@ class WaitingPrograms:
     def __init__(self, ageing: float | None) -> None:
         self._ageing = ageing
         self._num_paused = 0
-        self._paused: dict[int, int] = {}
-        """The serial number of the pause of each program."""
         self._in_order: IndexedHeap[int, ResumeOrder, Program] = IndexedHeap()
-        self._by_age: IndexedHeap[int, tuple[int, Micros, int], Program] = IndexedHeap()
+        self._by_age = _Lowest(self, _age_of)
         """Those with a request that waits, of the highest class first."""
-        self._by_size: IndexedHeap[int, int, Program] = IndexedHeap()
+        self._by_size = _Lowest(self, lambda program: program.tokens)
 
     def set_ageing(self, ageing: float | None) -> None:
         """Order all programs by another `ageing`."""
@@ -54,30 +53,23 @@ class WaitingPrograms:
 
     def add(self, program: Program) -> None:
         """Add a program, or find its place anew after a change."""
-        serial = program.serial
-        if serial not in self._paused:
+        if program not in self:
             self._num_paused += 1
-            self._paused[serial] = self._num_paused
-        self._in_order.push(serial, self.order(program), program)
-        self._by_size.push(serial, program.tokens, program)
+            program.pause_number = self._num_paused
+        self._in_order.push(program.serial, self.order(program), program)
+        self._by_size.push(program)
         if program.waiting:
-            self._by_age.push(serial, (-program.root.priority_class, program.waiting_since, serial), program)
-        else:
-            self._by_age.remove(serial)
+            self._by_age.push(program)
 
     def remove(self, program: Program) -> None:
         """Take a program out."""
-        if self._paused.pop(program.serial, None) is None:
-            return
         self._in_order.remove(program.serial)
-        self._by_size.remove(program.serial)
-        self._by_age.remove(program.serial)
 
     def order(self, program: Program) -> ResumeOrder:
         """Return the place of a program in the order of resumes."""
         root = program.root
         if self._ageing is None:
-            return (-root.priority_class, group_of(program), root.tokens, self._paused[program.serial], 0)
+            return (-root.priority_class, group_of(program), root.tokens, program.pause_number, 0)
         place = root.family_since + self._ageing * root.tokens
         return (-root.priority_class, group_of(program), place, root.serial, program.serial)
 
@@ -101,21 +93,56 @@ class WaitingPrograms:
         return iter([program for _, program in sorted(self._in_order, key=lambda pair: pair[0])])
 
     def __contains__(self, program: Program) -> bool:
-        return program.serial in self._paused
+        return program.serial in self._in_order
 
     def __len__(self) -> int:
-        return len(self._paused)
+        return len(self._in_order)
 
     def check(self) -> None:
         """Raise InvariantError if a program does not have the place that is its own."""
         for order, program in self._in_order:
             if order != self.order(program):
                 raise InvariantError(f"{program.key} waits at a place that is not its own")
-        for size, program in self._by_size:
-            if size != program.tokens:
-                raise InvariantError(f"{program.key} waits with {program.tokens} tokens, and is found as {size}")
-        if {p.serial for _, p in self._by_age} != {p.serial for _, p in self._in_order if p.waiting}:
-            raise InvariantError("a waiting request has no age, or an idle program has one")
+        programs = [program for _, program in self._in_order]
+        if self.smallest() is not min(programs, key=lambda p: (p.tokens, p.serial), default=None):
+            raise InvariantError("the smallest waiting program is another one")
+        if self.oldest() is not min((p for p in programs if p.waiting), key=_age_of, default=None):
+            raise InvariantError("the program that has waited longest is another one")
+
+
+class _Lowest:
+    """The program with the lowest key, which the programs know themselves. A program is pushed whenever its key changes. An
+    entry counts only while its program waits and has this key; others are dropped when they come up, or when they are more
+    than the programs that wait."""
+
+    def __init__(self, waiting: WaitingPrograms, key_of: Callable[[Program], Any]) -> None:
+        self._waiting = waiting
+        self._key_of = key_of
+        self._heap: list[tuple[Any, int, int, Program]] = []
+        self._num_pushes = 0
+
+    def push(self, program: Program) -> None:
+        self._num_pushes += 1
+        heappush(self._heap, (self._key_of(program), program.serial, self._num_pushes, program))
+        if len(self._heap) > 2 * len(self._waiting) + 64:
+            self._heap = [entry for entry in self._heap if self._is_live(entry)]
+            heapify(self._heap)
+
+    def peek(self) -> Program | None:
+        while self._heap and not self._is_live(self._heap[0]):
+            heappop(self._heap)
+        return self._heap[0][3] if self._heap else None
+
+    def _is_live(self, entry: tuple[Any, int, int, Program]) -> bool:
+        program = entry[3]
+        return program in self._waiting and self._key_of(program) == entry[0]
+
+
+def _age_of(program: Program) -> tuple[int, Micros, int]:
+    """Return the key by which the oldest program is found; one without a request that waits comes after all others."""
+    if not program.waiting:
+        return (1, 0, program.serial)
+    return (-program.root.priority_class, program.waiting_since, program.serial)
 
 
 def group_of(program: Program) -> int:
