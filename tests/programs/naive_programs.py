@@ -344,15 +344,15 @@ class NaivePrograms:
 
     def make_room_of_idle(self, model, now):
         oldest = self.too_long(model, 0, now)
-        best = max(self.open(model), key=lambda m: (self.room(m), -self.active(m)), default=None)
-        if oldest is None or best is None or self.room(best) >= oldest.tokens + self.config.buffer_tokens:
+        best = self.roomiest(self.open(model), self.room)
+        missing = 0 if oldest is None or best is None else oldest.tokens + self.config.buffer_tokens - self.room(best)
+        if missing <= 0:
             return False
-        idle = self.pause_order(a for a in self.at(best) if a.acting and a.share <= 1 / 32)
-        if self.room(best) + sum(map(self.freed, idle)) < oldest.tokens + self.config.buffer_tokens:
-            return False
-        for agent in idle:
+        idle = [a for a in self.at(best) if a.acting and a.share <= 1 / 32 and a.root.priority <= oldest.root.priority]
+        is_enough = sum(map(self.freed, idle)) >= missing
+        for agent in self.victims(self.pause_order(idle), missing) if is_enough else []:
             self.pause(agent, "made_room", now)
-        return bool(idle)
+        return is_enough
 
     def resume_all(self, model, now):
         for _ in range(1 if self.strict else 4):

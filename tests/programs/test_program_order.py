@@ -289,3 +289,22 @@ def test_a_parent_is_not_idle_while_its_children_work():
     assert t.program("parent")
     t.at(90)
     assert not list(t.core.find("", "parent"))
+
+
+def test_only_as_many_idle_programs_make_room_as_are_needed_and_none_of_a_higher_class():
+    t = pressed(acting_estimator="decay", scheduler_interval_secs=60, min_stay_secs=0)
+    t.run("s", 500, priority_class=SYSTEM)
+    for number in range(30):
+        t.run(f"i{number}", 150 + number)
+    t.start("N", 7000)  # after 60 s 31 buffers are left of what they count: 6,900, and 200 are missing
+    t.at(60)
+    assert t.changes() == ["pause i0", "pause i1", "resume N"]
+
+
+def test_idle_programs_of_a_higher_class_make_no_room():
+    t = pressed(acting_estimator="decay", scheduler_interval_secs=60)
+    for number in range(30):
+        t.run(f"s{number}", 200, priority_class=SYSTEM)
+    t.start("N", 7500)
+    t.at(60)
+    assert t.changes() == []

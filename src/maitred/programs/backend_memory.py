@@ -260,10 +260,11 @@ class BackendMemory:
             missing -= program.charge + self._buffer
         return found
 
-    def idle_programs(self) -> list[Program]:
-        """Return the acting programs that hardly count any more, in the order of pauses. Their buffers count all the same."""
-        idle = (p for p in self.programs if p.status is not _REASONING and p.acting_share <= _IDLE_SHARE)
-        return sorted(idle, key=pause_order)
+    def idle_programs(self, up_to: PriorityClass) -> list[Program]:
+        """Return the acting programs of the class `up_to` or lower that hardly count any more, in the order of pauses. Their
+        buffers count all the same."""
+        acting = (p for p in self.programs if p.status is not _REASONING and p.acting_share <= _IDLE_SHARE)
+        return sorted((p for p in acting if p.root.priority_class <= up_to), key=pause_order)
 
     def put_back(self, program: Program) -> None:
         """Put a program back that `take_acting` took."""

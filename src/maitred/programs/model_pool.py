@@ -203,17 +203,19 @@ class ModelPool:
         return ()
 
     def plan_idle(self, now: Micros) -> Sequence[Program]:
-        """Return the idle programs of the backend with most room, if the program that has waited longest, for any time, fits
-        only without them."""
+        """Return the idle programs of the backend with most room without which the program that has waited longest, for any
+        time, fits there; none of a higher class than that."""
         oldest = None if self._is_strict else self._waits_too_long(0, now)
         best = self._roomiest(self.open_backends)
         if oldest is None or best is None:
             return ()
-        need = oldest.tokens + self._buffer
-        if self.room(best) >= need:
-            return ()
-        idle = best.idle_programs()
-        return idle if self.room(best) + sum(map(best.freed_by, idle)) >= need else ()
+        missing = oldest.tokens + self._buffer - self.room(best)
+        victims, freed = list[Program](), 0.0
+        for program in best.idle_programs(oldest.root.priority_class) if missing > 0 else ():
+            if freed < missing:
+                victims.append(program)
+                freed += best.freed_by(program)
+        return self._spare(best, victims, missing) if freed >= missing else ()
 
     def plan_pauses(self, backend: BackendMemory, now: Micros) -> Sequence[Program]:
         """Return the acting programs to be paused at `backend` first. They may free less than is missing, because the children
