@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
 from test_gateway_programs import Counted, body, driver, program, refusal, start, waiting
 from world import STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, world
 
-from maitred.programs import ProgramState, ProgramStatus
+from maitred import admission
+from maitred.core.decisions import DecisionLog
+from maitred.programs import ProgramAction, ProgramReason, ProgramState, ProgramStatus
+from maitred.programs.replay import replay as replay_programs
 
 ROOMY = {"backend_capacity_tokens": 10_000}
 
@@ -213,17 +217,16 @@ def test_a_program_that_was_released_under_way_ends_with_its_backend() -> None:
     run(scenario())
 
 
-def test_many_programs_lose_a_backend_and_all_finish() -> None:
+def test_many_programs_lose_a_backend_and_all_finish_and_the_log_replays(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
     async def scenario() -> None:
         first, second = Backend(Counted()), Backend(Counted())
-        async with world(first, second, programs={"backend_capacity_tokens": 6000}) as w:
+        programs = {"backend_capacity_tokens": 6000}
+        async with world(first, second, slots=2, programs=programs, admission={}, decision_log=str(log)) as w:
 
             async def agent(name: str) -> list[int]:
-                statuses = []
-                for step in range(1, 6):
-                    status, _, answer = await w.request(body=body(name, 200 * step))
-                    statuses.append(status)
-                    assert status != 200 or msgspec.json.decode(answer)["usage"]["total_tokens"] <= 1000
+                statuses = [(await w.request(body=body(name, 200 * step)))[0] for step in range(1, 6)]
                 driver(w).release("ip:127.0.0.1", name)
                 return statuses
 
@@ -231,5 +234,13 @@ def test_many_programs_lose_a_backend_and_all_finish() -> None:
             await w.wait_until(lambda: len(first.received) >= 10)
             await first.stop()
             assert await agents == [[200] * 5] * 24
+            assert driver(w).decision_counts[ProgramAction.PAUSE, ProgramReason.BACKEND_DOWN] > 0
 
     run(scenario())
+    lines = log.read_bytes().splitlines(keepends=True)
+    for replay in (admission.replay, replay_programs):
+        again: list[bytes] = []
+        replay(lines, DecisionLog(again.append))
+        room = msgspec.json.decode(again[0])["room"]
+        assert again == [line for line in lines if msgspec.json.decode(line)["room"] == room]
+        assert len(again) > 100
