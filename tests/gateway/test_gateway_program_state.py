@@ -290,7 +290,7 @@ def test_the_thread_has_one_batch_at_a_time() -> None:
             self.written: list[list[int]] = []
 
         def take_batch(self) -> list[int] | None:
-            batch, self.pending = self.pending, []
+            batch, self.pending = self.pending[:2], self.pending[2:]
             return batch or None
 
         def write_batch(self, batch: list[int]) -> None:
@@ -304,9 +304,9 @@ def test_the_thread_has_one_batch_at_a_time() -> None:
         writer = BackgroundWriter(source, "numbers")
         source.pending = [1]
         writer.start()
-        source.pending = [2, 3]
+        source.pending = [2, 3, 4]
         await writer.close()
-        assert source.written == [[1], [2, 3]]
+        assert source.written == [[1], [2, 3], [4]]
         await BackgroundWriter(source, "never started").close()
 
     run(scenario())

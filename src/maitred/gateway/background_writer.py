@@ -27,7 +27,8 @@ class BatchSource(Protocol[Batch]):
     """What is written."""
 
     def take_batch(self) -> Batch | None:
-        """Return what has collected since the last call, or None if nothing has. Called in the event loop."""
+        """Return what has collected since the last call, or as much of it as one batch may have, or None if nothing has.
+        Called in the event loop."""
         ...
 
     def write_batch(self, batch: Batch) -> None:
@@ -70,8 +71,10 @@ class BackgroundWriter(Generic[Batch]):
         try:
             async with asyncio.timeout(_CLOSE_SECS):
                 await self._idle.wait()
-                self._hand_over()
-                await self._idle.wait()
+                while self._hand_over():
+                    await self._idle.wait()
+                    if self.failed:
+                        break
         except TimeoutError:
             log.error("%s: the last changes could not be written within %g s", self._what, _CLOSE_SECS)
         else:
@@ -83,11 +86,14 @@ class BackgroundWriter(Generic[Batch]):
             self._hand_over()
         self._timer = asyncio.get_running_loop().call_later(FLUSH_SECS, self._on_timer)
 
-    def _hand_over(self) -> None:
+    def _hand_over(self) -> bool:
+        """Give the thread what has collected, and return whether there was anything."""
         batch = self._source.take_batch()
-        if batch is not None:
-            self._idle.clear()
-            self._batches.put(batch)
+        if batch is None:
+            return False
+        self._idle.clear()
+        self._batches.put(batch)
+        return True
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         while (batch := self._batches.get()) is not None:

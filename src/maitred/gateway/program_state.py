@@ -30,7 +30,7 @@ log = logging.getLogger("maitred.gateway")
 
 MAX_PENDING: Final = 100_000
 """Changes that are kept while the disk does not take them; beyond, the oldest is dropped."""
-MAX_BATCH: Final = 2_000
+MAX_BATCH: Final = 1_000
 """Changes in one transaction: the event loop makes so many rows in a few milliseconds."""
 
 
