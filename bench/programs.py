@@ -1,6 +1,6 @@
 """What a tick and a step cost the programs core with 4,000 and with 100,000 programs on 8 backends.
 
-    python bench/programs.py [--rounds 5] [--only tick]
+    python bench/programs.py [--rounds 5] [--only tick] [--sizes 4000]
 
 Each case holds a core in a steady state and measures one kind of input there, in CPU time, beside a calibration loop (plain
 Python, no work of ours); medians over the rounds. The collector is set as `maitred serve` sets it.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from random import Random
 from time import process_time
@@ -159,7 +159,7 @@ def step(fit: float, **keys: Any) -> Case:
         loaded = LoadedCore(n, fit, **keys)
         core = loaded.core
         while True:
-            ending = loaded.rng.sample(sorted(loaded.granted), STEPS_PER_ROUND // 2)
+            ending = loaded.rng.sample(sorted(loaded.granted), min(STEPS_PER_ROUND, len(loaded.granted)) // 2)
             usage = [Usage(TOKENS, loaded.rng.randrange(2 * TOKENS)) for _ in ending]
             requests = [loaded.request(loaded.granted.pop(request_id), TOKENS) for request_id in ending]
             decided: list[ProgramDecision] = []
@@ -172,7 +172,7 @@ def step(fit: float, **keys: Any) -> Case:
                 core.next_deadline()
             spent = process_time() - began
             loaded.follow(decided)
-            yield spent / STEPS_PER_ROUND
+            yield spent / (2 * len(ending))
 
     return case
 
@@ -218,18 +218,18 @@ def measure(case: Case, n: int, rounds: int) -> float:
     return statistics.median(found)
 
 
-def main(rounds: int, only: str) -> None:
+def main(rounds: int, only: str, sizes: Sequence[int]) -> None:
     loops = [calibrate() for _ in range(3)]
     print(f"calibration loop ({CALIBRATION_LOOPS:,} turns): {statistics.median(loops) * 1e3:.1f} ms CPU")
-    print(f"{'CPU':<52}" + "".join(f"{f'n = {n:,}':>14}" for n in SIZES) + "   aims")
+    print(f"{'CPU':<52}" + "".join(f"{f'n = {n:,}':>14}" for n in sizes) + "   aims")
     for name, case in TICKS.items():
         if only in name:
-            figures = "".join(f"{measure(case, n, rounds) * 1e3:11.1f} ms" for n in SIZES)
+            figures = "".join(f"{measure(case, n, rounds) * 1e3:11.1f} ms" for n in sizes)
             known = next((f"; ThunderAgent: {secs:.0f} s at 4,000" for key, secs in KNOWN_SECS.items() if key in name), "")
             print(f"{name:<52}{figures}   {' and '.join(f'{aim * 1e3:.0f} ms' for aim in TICK_AIMS.values())}{known}")
     for name, case in STEPS.items():
         if only in name:
-            figures = "".join(f"{measure(case, n, rounds) * 1e6:11.1f} µs" for n in SIZES)
+            figures = "".join(f"{measure(case, n, rounds) * 1e6:11.1f} µs" for n in sizes)
             print(f"{name:<52}{figures}   {STEP_AIM * 1e6:.0f} µs at 4,000")
 
 
@@ -237,5 +237,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="cases with this in their name")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of programs")
     options = parser.parse_args()
-    main(options.rounds, options.only)
+    main(options.rounds, options.only, options.sizes)

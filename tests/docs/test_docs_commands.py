@@ -56,6 +56,7 @@ SMALLER = [
     (r"python bench/routing\.py", "--rounds 1 --only round-robin"),
     (r"python bench/admission\.py", "--rounds 1 --only off"),
     (r"python bench/queueing\.py", "--rounds 1 --only fcfs"),
+    (r"python bench/programs\.py", "--rounds 1 --sizes 600"),
 ]
 """What is added to a command, where the expression begins it: of two values the last one counts."""
 

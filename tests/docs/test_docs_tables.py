@@ -22,6 +22,7 @@ TABLES = (
     "routing policy",
     "scorer",
     "latency model",
+    "acting estimator",
     "trace format",
 )
 

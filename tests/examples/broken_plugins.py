@@ -10,6 +10,7 @@ from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance.latency import StepTimes
+from maitred.programs import ActingEstimator, ToolTimes
 from maitred.queueing import KeyPolicy, LengthEstimator, LengthPredictor, TimeInvariantPriority
 from maitred.routing import BaseRouter, BaseScorer
 from maitred.workload import LineReader, RowParser, TraceFormat, TraceRow
@@ -110,3 +111,16 @@ class Careless(Backwards):
     """Signals anything, in order."""
 
     step = 1
+
+
+class Impatient(ActingEstimator):
+    """Counts a program less each time it is asked."""
+
+    changes_with_time = True
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def share(self, acting_for: Micros, tools: ToolTimes) -> float:
+        self._asked += 1
+        return 1 / self._asked

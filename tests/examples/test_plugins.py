@@ -14,6 +14,7 @@ from maitred.cli import main
 from maitred.core.errors import ConfigError
 from maitred.queueing import SCHEDULERS
 from maitred.testing import (
+    check_acting_estimator,
     check_admission_policy,
     check_latency_model,
     check_length_predictor,
@@ -26,6 +27,7 @@ from maitred.testing import (
 
 FOLDER = Path(__file__).parents[2] / "examples" / "plugins"
 KITS: dict[str, Callable[[], None]] = {
+    "acting_estimator": lambda: check_acting_estimator("acting_estimator:ByClock(patience_secs=20)"),
     "admission_policy": lambda: check_admission_policy("admission_policy:TenantRate(rate=2, burst=3)"),
     "latency_model": lambda: check_latency_model("latency_model:TwoLimits(weights=300)"),
     "length_predictor": lambda: check_length_predictor("length_predictor:MovingAverage(0.3)"),
@@ -81,6 +83,8 @@ def test_a_broken_promise_is_found() -> None:
         check_admission_policy("broken_plugins:Curious")
     with pytest.raises(AssertionError, match=r"a run of .* steps takes"):
         check_latency_model("broken_plugins:Guessing")
+    with pytest.raises(AssertionError, match="the same program has two shares"):
+        check_acting_estimator("broken_plugins:Impatient")
     with pytest.raises(AssertionError, match="differ at"):
         check_priority_policy("broken_plugins:Fickle")
     with pytest.raises(AssertionError, match="asking changes what is expected"):

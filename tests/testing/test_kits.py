@@ -24,10 +24,12 @@ from maitred.instance.latency import (
     TableLatency,
     TrainedPhysicsLatency,
 )
+from maitred.programs import ACTING_ESTIMATORS
 from maitred.queueing import PRIORITIES, SCHEDULERS
 from maitred.queueing.srpt import LENGTH_PREDICTORS
 from maitred.routing import ROUTERS, SCORERS
 from maitred.testing import (
+    check_acting_estimator,
     check_admission_policy,
     check_latency_model,
     check_length_predictor,
@@ -66,6 +68,11 @@ def test_queue_policies(name: str) -> None:
 @pytest.mark.parametrize("name", names(PRIORITIES))
 def test_priority_policies(name: str) -> None:
     check_priority_policy(name)
+
+
+@pytest.mark.parametrize("name", [*names(ACTING_ESTIMATORS), "fixed(weight=0.3)", "decay(half_life_secs=0.01)"])
+def test_acting_estimators(name: str) -> None:
+    check_acting_estimator(name)
 
 
 @pytest.mark.parametrize("name", names(LENGTH_PREDICTORS))

@@ -57,6 +57,7 @@ KINDS: Final[Sequence[Registry[Any]]] = (
     WRITERS,
     ARRIVALS,
     LENGTHS,
+    ACTING_ESTIMATORS,
 )
 """Every kind of plug-in. A new kind is added here; the plug-ins of a kind are found by themselves."""
 

@@ -58,6 +58,7 @@ ACTING_ESTIMATORS: Registry[ActingEstimator] = Registry(
     packages=["maitred.programs"],
     methods=["share"],
     flag="--acting-estimator",
+    headings={"summary": "counts of an acting program"},
 )
 
 

@@ -11,13 +11,21 @@ stands in the message of the AssertionError that a broken promise raises. Nothin
 
 from __future__ import annotations
 
-from maitred.testing.kits import check_admission_policy, check_latency_model, check_router, check_scorer, check_trace_format
+from maitred.testing.kits import (
+    check_acting_estimator,
+    check_admission_policy,
+    check_latency_model,
+    check_router,
+    check_scorer,
+    check_trace_format,
+)
 from maitred.testing.queueing import check_length_predictor, check_priority_policy, check_queue_policy
 from maitred.testing.samples import InstanceSample, StepSample, drain, sample_request, sample_sequence
 
 __all__ = [
     "InstanceSample",
     "StepSample",
+    "check_acting_estimator",
     "check_admission_policy",
     "check_latency_model",
     "check_length_predictor",

@@ -1,4 +1,4 @@
-"""What every admission policy, latency model, router, scorer and trace format promises: a kit for each kind, in this order.
+"""What every admission policy, latency model, router, scorer, acting estimator and trace format promises: a kit for each kind.
 
 The kits of wait queues are in `queueing`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
 from pathlib import Path
 from random import Random
 from typing import Final, NoReturn
@@ -16,6 +17,7 @@ from maitred.core.contracts import BatchShape, ChunkShape, FleetLoad, InstanceLo
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request
 from maitred.instance.latency import LATENCY_MODELS, LatencySpec
+from maitred.programs import ACTING_ESTIMATORS, ActingEstimator, ToolTimes
 from maitred.routing import ROUTERS, SCORERS, Scorer, Signals, signals_read
 from maitred.routing.scorer_weights import DEFAULT_WEIGHTS, ScorerWeights
 from maitred.testing.samples import InstanceSample, blaming, factory_of, sample_request
@@ -211,6 +213,26 @@ def _check_reads(policy: object, instances: Sequence[InstanceSample]) -> None:
 
 _NO_ROW = "nonsense"
 _NO_ROWS = ("", _NO_ROW, "{}", "[1, 2]", ",,,,,,,,", '{"a": "b"}', "\udcff")
+
+
+def check_acting_estimator(estimator: str | Callable[[], ActingEstimator], *, seeds: int = 20) -> None:
+    """Raise AssertionError unless shares are finite and not negative, alike for the same program at the same time, the same at
+    all times if it says so, and worked out without a change of the tool times."""
+    make = factory_of(estimator, ACTING_ESTIMATORS)
+    for seed in range(seeds):
+        rng, made, again = Random(seed), make(), make()
+        with blaming(estimator, seed):
+            tools = ToolTimes()
+            for _ in range(rng.randrange(4)):
+                tools.add(rng.randint(0, 60_000_000))
+            before = (tools.count, tools.mean)
+            times = [0, 1, *(rng.randint(0, 10 ** rng.randint(1, 12)) for _ in range(10))]
+            shares = [made.share(time, tools) for time in times]
+            assert all(isfinite(share) and share >= 0 for share in shares), f"shares of {shares}"
+            backwards = [again.share(time, tools) for time in reversed(times)]
+            assert shares == backwards[::-1], "the same program has two shares"
+            assert made.changes_with_time or len(set(shares)) == 1, f"shares of {shares}, and its `changes_with_time` is false"
+            assert before == (tools.count, tools.mean), "it changes the tool times"
 
 
 def check_trace_format(trace_format: str | Callable[[], TraceFormat], rows: Iterable[str]) -> None:
