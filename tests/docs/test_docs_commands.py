@@ -39,6 +39,7 @@ ELSEWHERE = {
     r"python bench/gateway\.py .*": "it compares with nginx and SMG, which need not be there",
     r"python bench/determinism\.py .*": "it needs another Python with maitred installed",
     r"python bench/class_effect\.py .*": "tests/stress/test_class_effect.py runs it",
+    r"python bench/programs_burst\.py .*": "tests/stress/test_programs_burst.py runs smaller ones",
     r"python bench/field_hrrn\.py .*": "a seed takes 15 s; tests/sim/test_field_hrrn.py plays its scene",
     r"(PYTHONPATH=build/compiled )?python bench/simulate\.py .*--million.*": "a million requests take a minute; "
     "test_a_smaller_one_is_run runs the script without them",
