@@ -82,7 +82,7 @@ def _summary_lines(config: Config) -> Iterator[str]:
     yield from _admission_lines(config.admission, _capacity(config))
     programs = config.programs
     if programs.mode != "off":
-        yield f"programs   {programs.mode}, flavour {programs.flavour}, acting estimator {programs.acting_estimator}"
+        yield f"programs   {programs.mode}, flavour {programs.flavour}, acting estimator {programs.estimator}"
     yield f"routing    {config.routing.policy}" + (f", scorers {config.routing.scorers}" if config.routing.scorers else "")
     yield f"instance   {instance.scheduler}, {instance.max_num_seqs} sequences, {instance.max_num_batched_tokens} tokens a step"
     yield f"engine     {engine.model!r} on {engine.host}:{engine.port}"

@@ -43,8 +43,6 @@ _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
-_MAY_BE_SPECIAL: Final = re.compile(rb'\r|"usage"|"meta_info"|\[DONE\]|data:\s*\Z')
-"""Found in an event that has a usage, no data or more line ends than two, and perhaps in others."""
 _GZIP: Final = (b"gzip", b"x-gzip")
 _GZIP_WINDOW: Final = zlib.MAX_WBITS | 16
 """The window bits that tell zlib to read gzip."""
@@ -115,10 +113,9 @@ class AnswerReader:
         return piece
 
     def _take_events(self, piece: bytes, *, more: bool) -> bytes:
-        # The usual piece is one event in one line without a usage, and all that it costs is these looks.
-        is_one_event = piece.find(b"\n") == len(piece) - 2 and piece.startswith(_DATA) and piece.endswith(b"\n\n")
-        if is_one_event and not self._kept and not _MAY_BE_SPECIAL.search(piece):
-            self._count_event()
+        # Most pieces are whole events of one line each, without a usage: all that they cost is to be counted.
+        if not self._kept and (num_events := count_plain_events(piece)):
+            self._count_events(num_events)
             return piece
         stream = self._kept.pop() + piece if self._kept else piece
         shown: list[bytes] = []
@@ -143,15 +140,15 @@ class AnswerReader:
         data = _data_of(event)
         if not data or data == _DONE:
             return True
-        self._count_event()
+        self._count_events(1)
         # Most events have no usage, and looking for the word costs much less than decoding each event.
         if b'"usage"' not in data and b'"meta_info"' not in data:
             return True
         return not self._find_usage(data) or not self._hides_usage
 
-    def _count_event(self) -> None:
-        self._num_events += 1
-        if self._num_events % PROGRESS_TOKENS == 0:
+    def _count_events(self, num_events: int) -> None:
+        before, self._num_events = self._num_events, self._num_events + num_events
+        for _ in range(before // PROGRESS_TOKENS, self._num_events // PROGRESS_TOKENS):
             self._on_progress(PROGRESS_TOKENS)
 
     def _find_usage(self, data: bytes) -> bool:
@@ -186,6 +183,22 @@ class _GzipReader:
         except zlib.error as error:
             raise ProtocolError(f"the backend sent what is no gzip: {error}") from error
         return b"".join(read)
+
+
+def count_plain_events(piece: bytes) -> int:
+    """Return how many events a piece consists of, if all are whole, of one line, with data and without a usage; else 0."""
+    num_events = piece.count(b"\n\n")
+    # With two line feeds for each event, and `data:` behind each blank line but the last, nothing else has room. A loop over
+    # the words would take as long as all the searches.
+    is_plain = (
+        piece.count(b"\n") == 2 * num_events
+        and piece.count(b"\n\ndata:") == num_events - 1
+        and piece.startswith(_DATA)
+        and piece.endswith(b"\n\n")
+        and not (b"\r" in piece or b'"usage"' in piece or b'"meta_info"' in piece or _DONE in piece)
+        and not (b"data:\n" in piece or b"data: \n" in piece)
+    )
+    return num_events if is_plain else 0
 
 
 def read_usage(fields: Mapping[str, Any]) -> Usage | None:
