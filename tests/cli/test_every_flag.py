@@ -149,6 +149,11 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
         "--radix-eviction-policy filo",
     ),
     "preemption_policy": (f"{FULL} --scheduler priority-fcfs --priority-policy slo-based", "--preemption-policy priority"),
+    "batching": (FULL, "--batching static-batch"),
+    "context_chunking_policy": (
+        f"{BUSY} --batching max-utilization --max-num-batched-tokens 64",
+        "--context-chunking-policy equal-progress",
+    ),
     "max_num_seqs": (BUSY, "--max-num-seqs 2"),
     "max_num_batched_tokens": (BUSY, "--max-num-batched-tokens 64"),
     "long_prefill_token_threshold": (BUSY, "--long-prefill-token-threshold 16"),

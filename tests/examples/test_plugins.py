@@ -16,6 +16,7 @@ from maitred.queueing import SCHEDULERS
 from maitred.testing import (
     check_acting_estimator,
     check_admission_policy,
+    check_batch_scheduler,
     check_latency_model,
     check_length_predictor,
     check_priority_policy,
@@ -29,6 +30,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "plugins"
 KITS: dict[str, Callable[[], None]] = {
     "acting_estimator": lambda: check_acting_estimator("acting_estimator:ByClock(patience_secs=20)"),
     "admission_policy": lambda: check_admission_policy("admission_policy:TenantRate(rate=2, burst=3)"),
+    "batch_scheduler": lambda: check_batch_scheduler("batch_scheduler:GuaranteedNoEvictScheduler"),
     "latency_model": lambda: check_latency_model("latency_model:TwoLimits(weights=300)"),
     "length_predictor": lambda: check_length_predictor("length_predictor:MovingAverage(0.3)"),
     "priority_policy": lambda: check_priority_policy("priority_policy:LeastSlack(prefill_rate=900)"),

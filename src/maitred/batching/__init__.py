@@ -10,6 +10,7 @@ next, `kv` what memory is left, and the instance when a step begins and ends.
     micro_batch.py       the requests of a step, with the chunks of context_chunking.py
     kv_cache_view.py     KV memory as schedulers see it; kv_cache_manager.py: KV memory of an engine of one's own
     batch_schedulers.py  the kind of plug-in
+    scheduler_batch.py   SchedulerBatch: an instance whose steps a scheduler decides, over instance_kv_cache.py
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from maitred.batching.kv_cache_view import KvCacheView, PrefixMatch, ReleaseSimu
 from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk, context_spread
 from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
 from maitred.batching.micro_batch import TokenBudgetScheduler
+from maitred.batching.scheduler_batch import SchedulerBatch
 from maitred.batching.schedulers import (
     CapacityScheduler,
     MicroBatchScheduler,
@@ -72,6 +74,7 @@ __all__ = [
     "ReleaseSimulation",
     "RequestList",
     "RequestScheduler",
+    "SchedulerBatch",
     "SchedulerOutput",
     "SchedulerResources",
     "SequenceNeed",

@@ -26,7 +26,6 @@ from maitred.batching.schedulers import (
     SimpleScheduler,
     StateWindow,
 )
-from maitred.core.errors import ConfigError
 from maitred.core.registry import Registry
 
 BatchScheduler: TypeAlias = CapacityScheduler | MicroBatchScheduler | RequestScheduler
@@ -62,6 +61,7 @@ BATCH_SCHEDULERS: Final[Registry[Any]] = Registry(
     StateWindow,
     group="maitred.batch_schedulers",
     packages=("maitred.batching",),
+    bases=(CapacityScheduler, MicroBatchScheduler, RequestScheduler),
     defaults=_SAMPLE.by_name(),
     flag="--batching",
 )
@@ -76,15 +76,12 @@ for _name, _policy in (
 
 def make_scheduler(spec: str, resources: SchedulerResources) -> RequestScheduler:
     """Return the scheduler that `spec` names, with the default for a stage that it does not decide. Raises ConfigError."""
-    made = BATCH_SCHEDULERS.create(spec, resources.by_name())
+    made: BatchScheduler = BATCH_SCHEDULERS.create(spec, resources.by_name())
     if isinstance(made, RequestScheduler):
         return made
     if isinstance(made, CapacityScheduler):
         return SimpleScheduler(made, _default_micro_batch(resources))
-    if isinstance(made, MicroBatchScheduler):
-        return SimpleScheduler(GuaranteedNoEvict(resources.max_num_requests, resources.kv_cache_manager), made)
-    hint = "inherit from CapacityScheduler, MicroBatchScheduler or RequestScheduler of maitred.batching"
-    raise ConfigError(f"{spec!r} is no batch scheduler", hint=hint)
+    return SimpleScheduler(GuaranteedNoEvict(resources.max_num_requests, resources.kv_cache_manager), made)
 
 
 def _default_micro_batch(resources: SchedulerResources) -> TokenBudgetScheduler:

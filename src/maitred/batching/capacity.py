@@ -13,18 +13,19 @@ step 41: the second one is paused and keeps its 41 tokens as a prompt, which it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import ClassVar
 
 from maitred.batching.capacity_budgets import AdapterPages, FreeBlocks, PeftCacheView, PromisedBlocks, StepBlocks
 from maitred.batching.kv_cache_view import NO_MATCH, KvCacheView, PrefixMatch
-from maitred.batching.llm_request import LlmRequest, RequestList
+from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
 from maitred.batching.schedulers import CapacityScheduler, split_disagg_gen_init
 
 
 class MaxRequests(CapacityScheduler):
     """As many requests as may run, in order; memory is not counted."""
 
-    repeats_its_answer: ClassVar[bool] = True
+    repeats_its_answer: bool = True
 
     def __init__(self, max_num_requests: int) -> None:
         self.max_num_requests = max_num_requests
@@ -41,8 +42,6 @@ class MaxRequests(CapacityScheduler):
 
 class BlockCountingScheduler(CapacityScheduler):
     """What the policies that count blocks have in common."""
-
-    repeats_its_answer: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -96,6 +95,7 @@ class GuaranteedNoEvict(BlockCountingScheduler):
     """A request begins when all blocks that it will ever need are free. The first one that does not fit blocks those behind
     it."""
 
+    repeats_its_answer: bool = True
     waits_for_empty_batch: ClassVar[bool] = False
     """Whether requests begin only when no other one runs."""
     delays_duplicates: ClassVar[bool] = True
@@ -196,6 +196,7 @@ class MaxUtilization(BlockCountingScheduler):
     """A request begins when the blocks of its next step are free. If they are not, the last one in the list that has begun is
     paused: it loses its KV, and is computed again later."""
 
+    repeats_its_answer: bool = True
     skips_own_promise: ClassVar[bool] = False
     """Whether a request that is tried again after a pause waits for the block that it has promised itself."""
 
@@ -219,6 +220,7 @@ class MaxUtilization(BlockCountingScheduler):
             enable_prefix_aware_scheduling=enable_prefix_aware_scheduling,
         )
         self.two_step_lookahead = two_step_lookahead
+        self.repeats_its_answer = not two_step_lookahead  # which pauses before the blocks run out
 
     def schedule_request(self, active_requests: RequestList) -> tuple[RequestList, RequestList, RequestList]:
         promises = self.begin_promises(active_requests, (self.kv_cache_manager,))
@@ -228,8 +230,8 @@ class MaxUtilization(BlockCountingScheduler):
             if kv_cache is not None
         ]
         adapters = AdapterPages(self.peft_cache_manager)
-        scheduled, paused = RequestList(), RequestList()
-        index, end, is_retry = 0, len(active_requests), False
+        scheduled, paused = self._take_leading(active_requests, budgets, adapters), RequestList()
+        index, end, is_retry = len(scheduled), len(active_requests), False
         while index < end:
             request = active_requests[index]
             if not self.is_candidate(request) or self._is_delayed(request, promises, is_retry=is_retry):
@@ -247,6 +249,22 @@ class MaxUtilization(BlockCountingScheduler):
                 end, is_retry = victim, True
         fitting, disagg_gen_init = split_disagg_gen_init(scheduled)
         return fitting, disagg_gen_init, paused
+
+    def _take_leading(self, active_requests: RequestList, budgets: list[StepBlocks], adapters: AdapterPages) -> RequestList:
+        """Return the requests at the head of the list that generate, if they all fit, else none. They are taken together, since
+        mostly they are all that runs; if they do not fit, they are tried one by one."""
+        leading = list(takewhile(self._generates, active_requests))
+        if len(leading) > self.max_num_requests or self.peft_cache_manager is not None:
+            return RequestList()
+        takes = [(budget, budget.try_take_all(leading)) for budget in budgets]
+        if any(taken is None for _, taken in takes):
+            return RequestList()
+        for budget, taken in takes:
+            budget.take(taken or [])
+        return leading
+
+    def _generates(self, request: LlmRequest) -> bool:
+        return request.state == LlmRequestState.GENERATION_IN_PROGRESS
 
     def _is_delayed(self, request: LlmRequest, promises: PromisedBlocks | None, *, is_retry: bool) -> bool:
         """Return whether `request` waits for a block that another one computes. Otherwise it promises its own."""

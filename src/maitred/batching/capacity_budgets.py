@@ -13,7 +13,7 @@ prompt that is not cached, and a later one with the same first new block waits:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from maitred.batching.kv_cache_view import NO_MATCH, KvCacheView, PrefixMatch, ReleaseSimulation
@@ -65,7 +65,7 @@ class FreeBlocks:
         self._kv_cache = kv_cache
         self._free = list(kv_cache.free_blocks)
 
-    def reserve_running(self, requests: Iterable[LlmRequest]) -> None:
+    def reserve_running(self, requests: Sequence[LlmRequest]) -> None:
         """Subtract what the generating `requests` will still take."""
         self._subtract(self._kv_cache.blocks_to_complete_all(requests))
 
@@ -94,6 +94,12 @@ class StepBlocks:
     def try_take(self, request: LlmRequest, match: PrefixMatch) -> list[int] | None:
         """Return what would be taken in each window with `request`, or None if it does not fit in all of them."""
         needed = self._kv_cache.blocks_for_next_step(request, match, two_step_lookahead=self._two_step_lookahead)
+        taken = [before + blocks for before, blocks in zip(self._taken, needed, strict=True)]
+        return taken if all(map(int.__le__, taken, self._releases.free_blocks)) else None
+
+    def try_take_all(self, requests: Sequence[LlmRequest]) -> list[int] | None:
+        """Return what would be taken with all `requests`, which generate, or None if they do not all fit."""
+        needed = self._kv_cache.blocks_for_next_step_of_all(requests, two_step_lookahead=self._two_step_lookahead)
         taken = [before + blocks for before, blocks in zip(self._taken, needed, strict=True)]
         return taken if all(map(int.__le__, taken, self._releases.free_blocks)) else None
 

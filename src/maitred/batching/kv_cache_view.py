@@ -83,10 +83,19 @@ class KvCacheView(ABC):
     def get_needed_resource_to_completion(self, request: LlmRequest) -> int:
         """Return the blocks of `request` when its answer is complete, those included that it has."""
 
-    def blocks_to_complete_all(self, requests: Iterable[LlmRequest]) -> Sequence[int]:
+    def blocks_to_complete_all(self, requests: Sequence[LlmRequest]) -> Sequence[int]:
         """Return the blocks that all `requests`, which generate, will take until their answers are complete."""
+        return self._sum(self.blocks_to_completion(request, NO_MATCH) for request in requests)
+
+    def blocks_for_next_step_of_all(self, requests: Sequence[LlmRequest], *, two_step_lookahead: bool) -> Sequence[int]:
+        """Return the blocks that the next step of all `requests`, which generate, takes."""
+        return self._sum(
+            self.blocks_for_next_step(request, NO_MATCH, two_step_lookahead=two_step_lookahead) for request in requests
+        )
+
+    def _sum(self, needs: Iterable[Sequence[int]]) -> Sequence[int]:
         sums = [0] * len(self.free_blocks)
-        for request in requests:
-            for window, blocks in enumerate(self.blocks_to_completion(request, NO_MATCH)):
+        for needed in needs:
+            for window, blocks in enumerate(needed):
                 sums[window] += blocks
         return sums

@@ -33,6 +33,7 @@ _GENERATING: Final = LlmRequestState.GENERATION_IN_PROGRESS
 class TokenBudgetScheduler(MicroBatchScheduler):
     """The requests that fit into the tokens and the places of one step."""
 
+    repeats_its_answer: bool = True
     no_schedule_after_state: ClassVar[LlmRequestState] = LlmRequestState.GENERATION_TO_COMPLETE
 
     def __init__(

@@ -53,9 +53,10 @@ class StateWindow:
 class CapacityScheduler(StateWindow, ABC):
     """The choice of the requests that have KV memory for the next step."""
 
-    repeats_its_answer: ClassVar[bool] = False
+    repeats_its_answer: bool = False
     """Whether the decision stays the same through steps that only generate, until a request arrives or ends or the blocks run
-    out. Then a simulator skips these steps; for other schedulers it makes each of them."""
+    out. Then a simulator skips these steps; for other schedulers it makes each of them. A subclass that decides anew says so
+    anew."""
 
     @abstractmethod
     def schedule_request(self, active_requests: RequestList) -> CapacityResult:
@@ -65,6 +66,9 @@ class CapacityScheduler(StateWindow, ABC):
 class MicroBatchScheduler(StateWindow, ABC):
     """The choice of the fitting requests that run in the next step. It sets the chunks of those in their prompt
     (`LlmRequest.context_chunk_size`) and drops draft tokens that do not fit."""
+
+    repeats_its_answer: bool = False
+    """See `CapacityScheduler`."""
 
     @abstractmethod
     def schedule(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> MicroBatchResult:
@@ -93,7 +97,9 @@ class SimpleScheduler(RequestScheduler):
     def __init__(self, capacity_scheduler: CapacityScheduler, micro_batch_scheduler: MicroBatchScheduler) -> None:
         self.capacity_scheduler = capacity_scheduler
         self.micro_batch_scheduler = micro_batch_scheduler
-        self.repeats_its_answer = capacity_scheduler.repeats_its_answer
+        self.repeats_its_answer = _repeats(capacity_scheduler, "schedule_request") and _repeats(
+            micro_batch_scheduler, "schedule"
+        )
 
     def schedule_request(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> SchedulerOutput:
         fitting, disagg_gen_init, paused = capacity_lists(self.capacity_scheduler.schedule_request(active_requests))
@@ -106,6 +112,16 @@ class SimpleScheduler(RequestScheduler):
         for request, estimate in zip(requests, estimates, strict=True):
             request.estimated_reusable_tokens = estimate
         return len(fitting) + len(disagg_gen_init) == len(requests)
+
+
+def _repeats(scheduler: CapacityScheduler | MicroBatchScheduler, decision: str) -> bool:
+    """Return what `scheduler` says of its answers. What a class says is void for a subclass with a decision of its own."""
+    said = next((kind for kind in type(scheduler).__mro__ if "repeats_its_answer" in vars(kind)), object)
+    return scheduler.repeats_its_answer and issubclass(said, _decider(scheduler, decision))
+
+
+def _decider(scheduler: object, decision: str) -> type:
+    return next(kind for kind in type(scheduler).__mro__ if decision in vars(kind))
 
 
 def capacity_lists(result: CapacityResult) -> tuple[RequestList, RequestList, RequestList]:

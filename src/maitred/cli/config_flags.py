@@ -105,6 +105,8 @@ INSTANCE: Final = FlagGroup(
     KeyFlag("instance.prefix_cache", "KIND"),
     KeyFlag("instance.radix_eviction_policy", "NAME"),
     KeyFlag("instance.preemption_policy", "NAME"),
+    KeyFlag("instance.batching", "SCHEDULER"),
+    KeyFlag("instance.context_chunking_policy", "NAME"),
     KeyFlag("instance.max_num_seqs", "N", alias="--max-num-running-reqs"),
     KeyFlag("instance.max_num_batched_tokens", "TOKENS", alias="--max-num-scheduled-tokens"),
     KeyFlag("instance.long_prefill_token_threshold", "TOKENS"),

@@ -4,6 +4,7 @@
     sglang.py            SGLang 0.5.23: the scheduler `sglang(POLICY)`, a wait queue in SGLang's own orders
     sglang_orders.py     these orders, tie for tie; how many requests may wait
     blis/                BLIS (inference-sim): its flow control, its instances
+    trtllm/              TensorRT-LLM: its waiting queue, attention data parallelism, a scheduler that allocates as it goes
     instance_rules.py    the rules of instances, by flavour
 
 A configuration chooses them by a name (a scheduler, a flavour), and a factory makes them. Nothing below imports from

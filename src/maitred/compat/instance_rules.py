@@ -49,10 +49,15 @@ _RULES: Final[Mapping[str, InstanceRules]] = {
     ),
 }
 
+_NO_TRANSFERS: Final = "batching does not take over KV from other instances yet"
+
 
 def instance_rules(config: InstanceConfig) -> InstanceRules:
     """Return the rules of the flavour of `config`."""
-    return _RULES[config.flavour]
+    rules = _RULES[config.flavour]
+    if config.batching is not None:
+        return msgspec.structs.replace(rules, disaggregation_problem=_NO_TRANSFERS)
+    return rules
 
 
 def new_instance(config: InstanceConfig, rng: Random) -> Instance:

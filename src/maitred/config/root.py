@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import FieldInfo, fields
 
 from maitred.admission import POLICIES, AdmissionConfig
+from maitred.batching import BATCH_SCHEDULERS
 from maitred.core.registry import Registry
 from maitred.core.yaml_document import KeyPath
 from maitred.core.yaml_schema import struct_types
@@ -40,12 +41,14 @@ POLICY_KEYS: Final[Mapping[KeyPath, Registry[Any]]] = {
     ("programs", "acting_estimator"): ACTING_ESTIMATORS,
     ("routing", "policy"): ROUTERS,
     ("instance", "scheduler"): SCHEDULERS,
+    ("instance", "batching"): BATCH_SCHEDULERS,
     ("instance", "priority_policy"): PRIORITIES,
     ("instance", "radix_eviction_policy"): EVICTIONS,
 }
 """Keys that take the name of a policy."""
 KINDS: Final[Sequence[Registry[Any]]] = (
     SCHEDULERS,
+    BATCH_SCHEDULERS,
     PRIORITIES,
     LENGTH_PREDICTORS,
     POLICIES,

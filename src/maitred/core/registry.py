@@ -63,15 +63,16 @@ class Registry(Generic[T]):
         group: str,
         packages: Sequence[str] = (),
         methods: Sequence[str] = (),
+        bases: Sequence[type[Any]] = (),
         defaults: Mapping[Any, Any] | None = None,
         flag: str = "",
         headings: Mapping[str, str] | None = None,
     ) -> None:
         """`kind` is what messages call such a policy, `protocol` its type, `group` that of its entry points. The modules of
-        `packages` are searched. A class named by its path must have the `methods`. `defaults` are, by type or by
-        the name of the parameter, stand-ins for what the maker of a policy supplies: with them a policy is made to check its
-        parameters. `flag` is where users write it.
-        `headings` are those of the table that lists the kind, each by the field of a policy's `about` that is below it."""
+        `packages` are searched. A class named by its path must have the `methods`, and one of the `bases` if there are any.
+        `defaults` are, by type or by the name of a parameter, stand-ins for what the maker of a policy supplies: with them a
+        policy is made to check its parameters. `flag` is where users write it. `headings` are those of the table that lists the
+        kind, each by the field of a policy's `about` that is below it."""
         for method in methods:
             getattr(protocol, method)  # a name that the protocol does not have is a slip
         self.kind = kind
@@ -79,6 +80,7 @@ class Registry(Generic[T]):
         self.headings = headings or {"summary": "what it does"}
         self.group = group
         self.methods = methods
+        self._bases = tuple(bases)
         self.defaults = defaults or {}
         self._packages = packages
         self._searched = 0
@@ -207,8 +209,11 @@ class Registry(Generic[T]):
         return [method for method in self.methods if not callable(getattr(found, method, None))]
 
     def _checked(self, found: Any, name: str) -> Factory[T]:
-        if not isinstance(found, type) or self._missing(found):
+        is_base_missing = bool(self._bases) and not (isinstance(found, type) and issubclass(found, self._bases))
+        if not isinstance(found, type) or self._missing(found) or is_base_missing:
             hint = f"a class with {' and '.join(f'{method}()' for method in self.methods)}" if self.methods else "a class"
+            if self._bases:
+                hint = f"a class that inherits from {' or '.join(base.__name__ for base in self._bases)}"
             raise ConfigError(f"{name!r} is no {self.kind}", hint=hint)
         return found
 

@@ -83,6 +83,15 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     preemption_policy: Literal["fcfs", "priority"] = "fcfs"
     """Which sequence is preempted when KV blocks run out: `fcfs`, the last admitted; `priority`, the least urgent by the score
     of `priority_policy`."""
+    batching: str | None = None
+    """What decides which requests each step serves: `guaranteed-no-evict`, `max-utilization`, `static-batch`, `max-requests`,
+    or `module:Class`. Null: continuous batching as vLLM does."""
+    context_chunking_policy: Literal["first-come-first-served", "equal-progress", "force-chunk", "none"] = (
+        "first-come-first-served"
+    )
+    """How prompts share the token budget of a step under `batching`: `first-come-first-served`, `equal-progress`,
+    `force-chunk`, or `none`: whole prompts only, so that prompt and output together are at most `max_num_batched_tokens`. A
+    chunk that does not end its prompt is a multiple of `block_size_in_tokens`."""
     flavour: Literal["maitred", "blis"] = "maitred"
     """The rules that hold where systems differ: `maitred` (vLLM's, corrected) or `blis`, to compare with its results. BLIS
     always caches prefixes, block by block."""
@@ -121,6 +130,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}")
         self._check_host_memory()
+        self._check_batching()
         if self.async_scheduling and not _FLAVOURS[self.flavour].async_scheduling:
             raise ValueError("async_scheduling is not BLIS's: leave out one of async_scheduling and flavour blis")
         if self.max_model_len is not None and self.max_model_len < 2:
@@ -141,6 +151,21 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             except ConfigError as error:
                 raise ValueError(f"latency: {error}") from error
 
+    def _check_batching(self) -> None:
+        """Raise ValueError for what does not combine with `batching`."""
+        if self.batching is None:
+            return
+        if self.flavour != "maitred":
+            raise ValueError(f"batching is not for flavour {self.flavour}, which has its own: leave out one of the two")
+        if self.async_scheduling:
+            raise ValueError("async_scheduling is not simulated with batching yet: leave out one of the two")
+        if self.long_prefill_token_threshold:
+            raise ValueError("long_prefill_token_threshold has no effect with batching: leave out one of the two")
+        chunked = self.context_chunking_policy != "none"
+        if chunked and self.max_num_batched_tokens < self.block_size_in_tokens:
+            size = f"block_size_in_tokens {self.block_size_in_tokens}"
+            raise ValueError(f"max_num_batched_tokens {self.max_num_batched_tokens} holds no chunk of {size}")
+
     def _check_host_memory(self) -> None:
         if not 0 <= self.kv_cpu_blocks <= _UPPER_LIMITS["total_kv_blocks"]:
             raise ValueError(f"kv_cpu_blocks must be from 0 to {_UPPER_LIMITS['total_kv_blocks']:,}, not {self.kv_cpu_blocks}")
@@ -160,6 +185,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             *self._cache_warnings(),
             *self._model_warnings(),
             *self._preemption_warnings(),
+            *self._batching_warnings(),
         ]
 
     @property
@@ -179,6 +205,12 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         elif self.priority_policy is None:
             none = f"of those that say none {alike}"
             yield f"preemption_policy priority goes by what clients say, without priority_policy; {none}"
+
+    def _batching_warnings(self) -> Iterator[str]:
+        if self.batching is not None and self.preemption_policy != "fcfs":
+            yield f"preemption_policy {self.preemption_policy} has no effect with batching, which chooses what to pause"
+        if self.batching is None and self.context_chunking_policy != "first-come-first-served":
+            yield f"context_chunking_policy {self.context_chunking_policy} has no effect without batching"
 
     def _cache_warnings(self) -> Iterator[str]:
         if self.prefix_cache != "blocks" and not self.enable_prefix_caching:
@@ -241,4 +273,6 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     def model_len(self) -> int:
         """Longest prompt and output together that fits, in tokens."""
         held = self.kv_blocks * self.block_size_in_tokens
+        if self.batching is not None and self.context_chunking_policy == "none":
+            held = min(held, self.max_num_batched_tokens)  # a paused request computes prompt and output again in one step
         return held if self.max_model_len is None else min(held, self.max_model_len)

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from maitred.batching import ContinuousBatch, PreemptionPolicy, StepPlan, context_spread
+from maitred.batching import ContinuousBatch, StepPlan, context_spread
 from maitred.core.contracts import BatchShape
 from maitred.core.errors import InvariantError
 from maitred.core.lazy_heap import LazyHeap
@@ -35,6 +35,7 @@ from maitred.core.request import PrefixKeys, Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance.async_scheduling import UnseenArrivals
+from maitred.instance.batch_former import new_batch, new_memory
 from maitred.instance.config import InstanceConfig
 from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.latency import SpreadAwareModel
@@ -56,10 +57,9 @@ class EngineParts:
 
 
 def standard_parts(config: InstanceConfig) -> EngineParts:
-    """Return the parts that work by vLLM's rules. Raises ConfigError for an unknown eviction policy."""
-    cache = config.new_prefix_cache()
-    blocks = BlockManager(config.kv_blocks, config.block_size_in_tokens) if cache is None else PrefixBlockManager(cache)
-    return EngineParts(cache, blocks, ContinuousBatch(config.batch_limits, blocks, PreemptionPolicy(config.preemption_policy)))
+    """Return the parts that work by vLLM's rules, or by those of `batching`. Raises ConfigError for an unknown policy."""
+    cache, blocks = new_memory(config)
+    return EngineParts(cache, blocks, new_batch(config, blocks))
 
 
 class CompletionHeap(LazyHeap[tuple[int, int, int, SequenceState]]):

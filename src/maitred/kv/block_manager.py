@@ -96,6 +96,22 @@ class BlockManager:
         """Free the blocks of `seq`, which does not decode: `tokens` tokens' worth."""
         self.free += -(-tokens // self.block_size)
 
+    def release_reserved(self, seq: SequenceState, computed: int, reserved: int) -> None:
+        """Free the blocks of `seq`, which does not decode: `reserved` tokens' worth, of which `computed` have content."""
+        self.free += -(-reserved // self.block_size)
+
+    def pause_decode(self, tokens: int) -> None:
+        """Count a sequence that decodes and holds `tokens` tokens no longer among those that do, until `start_decode`."""
+        self._num_decodes -= 1
+        self._openings_by_phase[(self._phase - tokens) % self.block_size] -= 1
+
+    def blocks_of_decodes(self, tokens: int) -> int:
+        """Return the number of blocks of the sequences that decode, which hold `tokens` tokens together."""
+        size, phase = self.block_size, self._phase
+        # A sequence found at index i has (i - phase) mod size places left in its last block.
+        places = sum([count * ((index - phase) % size) for index, count in enumerate(self._openings_by_phase) if count])
+        return (tokens + places) // size
+
     def decode_blocks(self, steps: int) -> int:
         """Return how many blocks the decoding sequences open in the next `steps` steps."""
         size, phase = self.block_size, self._phase
@@ -253,6 +269,11 @@ class PrefixBlockManager(BlockManager):
 
     def release_prefilling(self, seq: SequenceState, tokens: int) -> None:
         self._release(seq, tokens, 0)
+
+    def release_reserved(self, seq: SequenceState, computed: int, reserved: int) -> None:
+        content = self._blocks_of(seq)
+        self._assigned_lock(content, self.blocks_for(reserved))
+        self._release(seq, computed, 0)
 
     def _release(self, seq: SequenceState, tokens: int, opened: int) -> None:
         """Release the lock of `seq`: `tokens` tokens' worth, and `opened` blocks without content yet."""

@@ -11,6 +11,7 @@ stands in the message of the AssertionError that a broken promise raises. Nothin
 
 from __future__ import annotations
 
+from maitred.testing.batching import check_batch_scheduler
 from maitred.testing.kits import (
     check_acting_estimator,
     check_admission_policy,
@@ -27,6 +28,7 @@ __all__ = [
     "StepSample",
     "check_acting_estimator",
     "check_admission_policy",
+    "check_batch_scheduler",
     "check_latency_model",
     "check_length_predictor",
     "check_priority_policy",

@@ -110,11 +110,6 @@ class BlisBlockManager(PrefixBlockManager):
         """Return the µs that the step about to be planned takes longer for what was fetched for it."""
         return 0
 
-    def pause_decode(self, tokens: int) -> None:
-        """Let a decoding sequence that owns `tokens` tokens stand still, until `start_decode`."""
-        self._num_decodes -= 1
-        self._openings_by_phase[(self._phase - tokens) % self.block_size] -= 1
-
     def run_steps(self, steps: int) -> None:
         super().run_steps(steps)
         self._opened_for.clear()

@@ -1,0 +1,303 @@
+"""SchedulerBatch: the running batch of an instance whose steps a `RequestScheduler` decides.
+
+Each step:
+
+    1. The wait queue is served, head first, while fewer than `max_num_seqs` requests are active. An active request runs, or
+       waits for memory in the order in which the scheduler serves it.
+    2. The scheduler decides, over the active requests and a view of the KV blocks (`InstanceKvCache`).
+    3. Paused requests lose their KV and go back to the front of the wait queue. When they come again, they have their old place
+       among the active ones.
+    4. The first chunk of a prompt takes the blocks of the whole prompt. With a prefix cache it claims what is cached now, and
+       never computes more tokens than were charged, whatever the scheduler expected to find.
+
+A step that does nothing although requests are active would do nothing for ever, so it is an error that says what is missing.
+
+A step that only generates repeats itself as long as the scheduler says that its answer stays the same
+(`RequestScheduler.repeats_its_answer`), and the blocks last.
+
+Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from maitred.batching.context_chunking import reusable_tokens, reuse_adjusted_cost
+from maitred.batching.continuous import ContinuousBatch, StepPlan
+from maitred.batching.instance_kv_cache import ActiveRequest, InstanceKvCache
+from maitred.batching.kv_cache_view import KvCacheView
+from maitred.batching.limits import BatchLimits, PrefillChunk
+from maitred.batching.llm_request import LlmRequestState
+from maitred.batching.schedulers import RequestScheduler, SchedulerOutput
+from maitred.core.contracts import BatchShape, WaitQueue
+from maitred.core.errors import ConfigError, InvariantError, MaitredError
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
+from maitred.kv import NO_HIT, BlockManager
+
+_NO_IDS: frozenset[int] = frozenset()
+
+
+class SchedulerBatch(ContinuousBatch):
+    """The running batch of one instance. See `ContinuousBatch` for the methods."""
+
+    __slots__ = ("_active", "_kv_cache", "_max_model_len", "_name", "_num_pending", "_requests", "_scheduler", "_stalled")
+
+    def __init__(
+        self,
+        limits: BatchLimits,
+        blocks: BlockManager,
+        max_model_len: int,
+        name: str,
+        make_scheduler: Callable[[KvCacheView], RequestScheduler],
+    ) -> None:
+        """`name` is what messages call the scheduler. `max_model_len`, in tokens, limits the answers of requests that say
+        nothing."""
+        super().__init__(limits, blocks)
+        self._max_model_len = max_model_len
+        self._name = name
+        self._requests: dict[int, ActiveRequest] = {}
+        self._active: list[ActiveRequest] = []
+        """The active requests, in the order in which the scheduler sees them."""
+        self._num_pending = 0
+        """Active requests that have no KV yet."""
+        self._stalled: list[SequenceState] = []
+        """Sequences that decode and are left out of the step. Their number of steps and their blocks stand still."""
+        self._kv_cache = InstanceKvCache(blocks, self._requests, self._decode_tokens)
+        self._scheduler = make_scheduler(self._kv_cache)
+
+    def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
+        if waiting is not None and not self.is_full:
+            if self._prefix_blocks is not None:
+                self._prefix_blocks.apply_evictions()
+            waiting.on_step_start(self, now)
+            self._activate(waiting)
+        elif not (self._prefilling or self._num_pending) and self._serves_all_decodes:
+            repeats = self._blocks.max_steps(max_repeats)
+            if repeats:
+                return StepPlan(repeats)
+        output, plan = self._decide(), StepPlan(1)
+        plan.preempted = [self._pause(request) for request in self._known(output.paused_requests)]
+        self._stall(output)
+        plan.stalled = self._stalled
+        self._check_decodes()
+        if output.context_requests:
+            self._start_chunks(self._known(output.context_requests), plan, now)
+        elif not plan.preempted and not self._stalled:
+            self._check_progress()
+            # A request that fits and does not run, for want of tokens, claims blocks that may be missing in a later step.
+            if self._scheduler.repeats_its_answer and output.num_fitting_requests == self.num_decodes:
+                plan.max_repeats = self._max_repeats(max_repeats)
+        return plan
+
+    def batch_shape(self, plan: StepPlan) -> BatchShape:
+        decodes = self.num_decodes - len(self._stalled)
+        context = self.context_tokens - sum([self._kv_tokens(seq) for seq in self._stalled])
+        return BatchShape(decodes, context, plan.prefill_tokens, tuple(plan.chunks))
+
+    def context_lengths(self, plan: StepPlan) -> list[int]:
+        return [self._kv_tokens(seq) for seq in self.sequences.values() if seq.is_decoding and seq not in self._stalled]
+
+    def run_steps(self, steps: int) -> None:
+        super().run_steps(steps)
+        # `super` has counted a token for every sequence that decodes. A stalled one got none.
+        for seq in self._stalled:
+            seq.decode_origin_step += 1
+            self.context_tokens -= 1
+            self._blocks.start_decode(self._kv_tokens(seq))
+        self._stalled = []
+
+    def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
+        complete = super().complete_chunks(plan)
+        for chunk in plan.chunks:
+            request = self._requests.get(chunk.seq.request.id)
+            if request is not None:
+                request.context_current_position = min(chunk.seq.num_computed_tokens, request.prompt_len)
+        for seq in complete:
+            request = self._requests[seq.request.id]
+            request.state = LlmRequestState.GENERATION_IN_PROGRESS
+            self._kv_cache.on_decode_start(request)
+            if self._prefix_blocks is not None:
+                self._prefix_blocks.fill(seq, seq.num_tokens_to_prefill)
+        return complete
+
+    def remove(self, seq: SequenceState) -> None:
+        request = self._requests.pop(seq.request.id)
+        self._active.remove(request)
+        if seq.is_decoding:
+            self._kv_cache.on_decode_end(request)
+            if seq in self._stalled:  # its blocks stand still in this step
+                self._stalled.remove(seq)
+                self._blocks.start_decode(self._kv_tokens(seq))
+            super().remove(seq)
+            return
+        del self.sequences[seq.request.id]
+        if request.has_blocks:
+            self._prefilling.remove(seq)
+            self._blocks.release_reserved(seq, seq.num_computed_tokens, seq.num_tokens_to_prefill)
+        else:
+            self._num_pending -= 1
+
+    def check(self) -> None:
+        held = 0
+        for request in self._active:
+            seq = request.seq
+            if seq.is_decoding:
+                held += self._blocks.blocks_held(seq, self._kv_tokens(seq))
+            elif request.has_blocks:
+                held += self._blocks.blocks_held(seq, seq.num_tokens_to_prefill)
+        if self._prefix_blocks is None or not self.sequences:
+            self._blocks.check(held)
+        decoding = [seq for seq in self.sequences.values() if seq.is_decoding]
+        if len(decoding) != self.num_decodes or sum([self._kv_tokens(seq) for seq in decoding]) != self.context_tokens:
+            raise InvariantError(f"{self.num_decodes} decodes over {self.context_tokens} tokens are not the sequences")
+        pending = [request for request in self._active if not request.has_blocks]
+        if len(pending) != self._num_pending or self._requests.keys() != self.sequences.keys():
+            raise InvariantError("the active requests are not the sequences of the batch")
+
+    @property
+    def _serves_all_decodes(self) -> bool:
+        """Whether the scheduler would serve all sequences, which all decode, in every step for which there are blocks."""
+        return self._scheduler.repeats_its_answer and self.num_decodes <= self._limits.max_num_batched_tokens
+
+    def _decode_tokens(self) -> int:
+        return self.context_tokens
+
+    def _activate(self, waiting: WaitQueue) -> None:
+        """Make waiting sequences active, as many as may be."""
+        while not self.is_full and waiting.peek() is not None:
+            seq = waiting.pop()
+            if seq.transferred_kv_tokens:
+                raise ConfigError(f"batch scheduler {self._name} does not take over KV from other instances yet")
+            request = ActiveRequest(seq, self._max_model_len)
+            self._requests[seq.request.id] = request
+            self.sequences[seq.request.id] = seq
+            self._num_pending += 1
+            place = len(self._active)
+            if seq.num_preemptions:
+                while place and _comes_after(self._active[place - 1].seq, seq):
+                    place -= 1
+            self._active.insert(place, request)
+
+    def _decide(self) -> SchedulerOutput:
+        """Return what the scheduler says, after the progress of the active requests has been settled."""
+        for request in self._active:
+            seq = request.seq
+            if seq.is_decoding:
+                request.num_generated_tokens = self.step_index - seq.decode_origin_step - request.num_tokens_before
+        try:
+            output = self._scheduler.schedule_request(list(self._active), _NO_IDS)
+        except MaitredError:
+            raise
+        except Exception as error:  # a class of the user's own may raise anything
+            problem = f"batch scheduler {self._name}: {str(error) or type(error).__name__}"
+            raise ConfigError(problem, hint=self._kv_cache.shortage(self._active)) from error
+        if not isinstance(output, SchedulerOutput):
+            raise ConfigError(f"batch scheduler {self._name} answers with {type(output).__name__}, not a SchedulerOutput")
+        return output
+
+    def _known(self, requests: Sequence[object]) -> list[ActiveRequest]:
+        """Return `requests`, which the scheduler has named. Raises ConfigError for one that is not active, or named twice."""
+        known = [request for request in requests if isinstance(request, ActiveRequest)]
+        ids = {request.request_id for request in known}
+        if len(ids) != len(requests) or any(self._requests.get(request.request_id) is not request for request in known):
+            raise ConfigError(f"batch scheduler {self._name} names a request that is not active, or one twice")
+        return known
+
+    def _pause(self, request: ActiveRequest) -> SequenceState:
+        if not request.has_blocks:
+            raise ConfigError(f"batch scheduler {self._name} pauses request {request.request_id}, which has not begun")
+        return self._preempt(request.seq)
+
+    def _stall(self, output: SchedulerOutput) -> None:
+        """Let the sequences stand still that decode and are not scheduled. Raises ConfigError with a prefix cache."""
+        scheduled = output.generation_requests
+        if len(scheduled) == self.num_decodes and all(request.state == _GENERATING for request in scheduled):
+            return
+        ids = {request.request_id for request in self._known(scheduled)}
+        if any(not self._requests[request_id].seq.is_decoding for request_id in ids):
+            raise ConfigError(f"batch scheduler {self._name} lets a request generate that is in its prompt, or paused")
+        if self._prefix_blocks is not None:
+            problem = f"batch scheduler {self._name} leaves out requests that generate"
+            raise ConfigError(problem, hint="that is not simulated with a prefix cache yet: leave out enable_prefix_caching")
+        for request in self._active:
+            if request.seq.is_decoding and request.request_id not in ids:
+                self._stalled.append(request.seq)
+                self._blocks.pause_decode(self._kv_tokens(request.seq))
+
+    def _check_decodes(self) -> None:
+        """Raise ConfigError if the sequences that decode do not find their blocks."""
+        needed, free = self._blocks.decode_blocks(1), self._blocks.free_committed
+        if needed > free:
+            raise self._overcommitted(needed, free)
+
+    def _start_chunks(self, requests: list[ActiveRequest], plan: StepPlan, now: Micros) -> None:
+        """Plan the chunks of `requests`. First chunks take the blocks of the whole prompt."""
+        prefixed = self._prefix_blocks
+        if prefixed is not None:
+            prefixed.reserve_next_step()
+            prefixed.apply_evictions()
+        spare = self._blocks.free - (self._blocks.decode_blocks(1) if prefixed is None else 0)
+        chunks: list[PrefillChunk] = []
+        for request in requests:
+            seq = request.seq
+            if seq.is_decoding:
+                raise ConfigError(f"batch scheduler {self._name} lets request {request.request_id} compute its prompt again")
+            if not request.has_blocks:
+                spare -= self._begin(request, spare, now)
+            tokens = min(request.context_chunk_size, seq.num_tokens_to_prefill - seq.num_computed_tokens)
+            if tokens < 1:
+                raise ConfigError(f"batch scheduler {self._name} schedules a chunk without tokens")
+            seq.num_scheduled_tokens = tokens
+            chunks.append(PrefillChunk(tokens, seq.num_computed_tokens, seq.num_tokens_to_prefill, seq))
+        plan.chunks = chunks
+        plan.prefill_tokens = sum([chunk.num_tokens for chunk in chunks])
+        if plan.prefill_tokens + self.num_decodes - len(self._stalled) > self._limits.max_num_batched_tokens:
+            raise ConfigError(f"batch scheduler {self._name} schedules more than {self._limits.max_num_batched_tokens} tokens")
+
+    def _begin(self, request: ActiveRequest, spare: int, now: Micros) -> int:
+        """Give `request` the blocks of its prompt. Return how many of the `spare` ones that takes."""
+        seq, prefixed = request.seq, self._prefix_blocks
+        charged = max(1, reuse_adjusted_cost(request.context_chunk_size, reusable_tokens(request), request.prompt_len))
+        hit = NO_HIT if prefixed is None else prefixed.find_cached(seq)
+        needed = self._blocks.blocks_for(seq.num_tokens_to_prefill) - hit.num_blocks
+        if needed + hit.num_unreferenced > spare:
+            raise self._overcommitted(needed + hit.num_unreferenced, spare)
+        if prefixed is not None:
+            prefixed.admit(seq, hit)
+        self._blocks.reserve(needed)
+        start = hit.num_blocks * self._blocks.block_size
+        index = seq.admission_index
+        self._add_running(seq, start, 0, now)
+        if seq.num_preemptions:
+            seq.admission_index = index  # its place among the active requests
+        request.has_blocks = True
+        self._num_pending -= 1
+        request.context_current_position = request.prepopulated_prompt_len = start
+        request.context_chunk_size = min(request.prompt_len - start, charged)
+        return needed + hit.num_unreferenced
+
+    def _max_repeats(self, limit: int) -> int:
+        if self._prefix_blocks is not None and self._num_pending:
+            # An eviction changes what is cached of a prompt, and so whether it fits.
+            limit = self._prefix_blocks.max_unchanged_steps(limit)
+        return max(1, self._blocks.max_steps(limit))
+
+    def _check_progress(self) -> None:
+        """Raise ConfigError if nothing is scheduled: the scheduler would say the same for ever."""
+        if self.num_decodes:
+            return
+        problem = f"batch scheduler {self._name} schedules nothing, and {len(self._active)} requests are active"
+        raise ConfigError(problem, hint=self._kv_cache.shortage(self._active))
+
+    def _overcommitted(self, needed: int, free: int) -> ConfigError:
+        problem = f"batch scheduler {self._name} schedules requests that need {needed} KV blocks, and {free} are free"
+        return ConfigError(problem, hint="increase total_kv_blocks, or use a batch scheduler that counts blocks")
+
+
+_GENERATING = LlmRequestState.GENERATION_IN_PROGRESS
+
+
+def _comes_after(seq: SequenceState, returned: SequenceState) -> bool:
+    """Return whether `seq`, which is active, was first admitted after `returned` was, or has not been yet."""
+    return seq.scheduled_at is None or seq.admission_index > returned.admission_index

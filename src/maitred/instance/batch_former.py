@@ -1,0 +1,68 @@
+"""The KV memory and the batch former of an instance, by its configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from maitred.batching import (
+    ChunkingPolicy,
+    ContextChunkingConfig,
+    ContinuousBatch,
+    KvCacheView,
+    MaxUtilization,
+    PreemptionPolicy,
+    RequestScheduler,
+    SchedulerBatch,
+    SchedulerResources,
+    SimpleScheduler,
+    make_scheduler,
+)
+from maitred.core.errors import ConfigError
+from maitred.instance.config import InstanceConfig
+from maitred.kv import BlockManager, PrefixBlockManager, PrefixCache
+
+
+def new_memory(config: InstanceConfig) -> tuple[PrefixCache[Any] | None, BlockManager]:
+    """Return the prefix cache, or None without one, and the empty blocks. Raises ConfigError for an unknown eviction policy."""
+    cache = config.new_prefix_cache()
+    if cache is None:
+        return None, BlockManager(config.kv_blocks, config.block_size_in_tokens)
+    return cache, PrefixBlockManager(cache)
+
+
+def new_batch(config: InstanceConfig, blocks: BlockManager) -> ContinuousBatch:
+    """Return an empty batch over `blocks`. Raises ConfigError for a batch scheduler that cannot be made or used here."""
+    limits, name = config.batch_limits, config.batching
+    if name is None:
+        return ContinuousBatch(limits, blocks, PreemptionPolicy(config.preemption_policy))
+
+    def make(kv_cache: KvCacheView) -> RequestScheduler:
+        scheduler = make_scheduler(name, _resources(config, kv_cache))
+        _check_combination(scheduler, kv_cache, name)
+        return scheduler
+
+    return SchedulerBatch(limits, blocks, config.model_len, name, make)
+
+
+def _resources(config: InstanceConfig, kv_cache: KvCacheView) -> SchedulerResources:
+    limits, chunking, policy = config.batch_limits, None, config.context_chunking_policy
+    if policy != "none":
+        chunking = ContextChunkingConfig(ChunkingPolicy[policy.replace("-", "_").upper()], config.block_size_in_tokens)
+    return SchedulerResources(
+        max_num_requests=limits.max_num_seqs,
+        kv_cache_manager=kv_cache,
+        max_batch_size=limits.max_num_seqs,
+        max_num_tokens=limits.max_num_batched_tokens,
+        ctx_chunk_config=chunking,
+        max_context_length=limits.max_num_batched_tokens,
+    )
+
+
+def _check_combination(scheduler: RequestScheduler, kv_cache: KvCacheView, name: str) -> None:
+    """Raise ConfigError for a scheduler that asks what this instance does not simulate."""
+    pauses = isinstance(scheduler, SimpleScheduler) and isinstance(scheduler.capacity_scheduler, MaxUtilization)
+    if pauses and kv_cache.enable_block_reuse:
+        raise ConfigError(
+            f"batch scheduler {name} is not simulated with a prefix cache yet",
+            hint="leave out enable_prefix_caching, or use guaranteed-no-evict",
+        )

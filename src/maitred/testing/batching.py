@@ -1,0 +1,117 @@
+"""What every batch scheduler promises, whatever it prefers."""
+
+from __future__ import annotations
+
+from random import Random
+
+from maitred.batching import (
+    BATCH_SCHEDULERS,
+    ContextChunkingConfig,
+    KvCacheManager,
+    LlmRequest,
+    LlmRequestState,
+    SchedulerOutput,
+    SchedulerResources,
+    make_scheduler,
+)
+from maitred.batching.context_chunking import reusable_tokens, reuse_adjusted_cost
+from maitred.core.request import Request
+from maitred.instance import Instance, InstanceConfig, LinearLatency
+from maitred.testing.samples import blaming
+
+_STATES = (LlmRequestState.CONTEXT_INIT, LlmRequestState.GENERATION_IN_PROGRESS, LlmRequestState.GENERATION_COMPLETE)
+
+
+def check_batch_scheduler(scheduler: str, *, seeds: int = 20) -> None:
+    """Raise AssertionError unless `scheduler`, as users write it, keeps to its limits in one step, and serves every request of
+    an instance to its end, with the same results whether steps are skipped or not."""
+    BATCH_SCHEDULERS.get(scheduler)
+    for seed in range(seeds):
+        with blaming(scheduler, seed):
+            check_one_step(scheduler, seed)
+            assert _events(scheduler, seed, step_by_step=False) == _events(scheduler, seed, step_by_step=True), (
+                "skipping steps changes results"
+            )
+
+
+def check_one_step(scheduler: str, seed: int) -> None:
+    """Check the answer about some active requests, of which some are in flight."""
+    rng = Random(seed)
+    kv_cache = KvCacheManager({4096: 200}, 16)
+    resources = SchedulerResources(
+        max_num_requests=rng.randint(1, 12),
+        kv_cache_manager=kv_cache,
+        max_batch_size=rng.randint(1, 12),
+        max_num_tokens=rng.choice([16, 40, 400]),
+        ctx_chunk_config=ContextChunkingConfig(chunk_unit_size=16),
+    )
+    active = [_request(rng, number, kv_cache) for number in range(rng.randint(1, 20))]
+    given, inflight = list(active), {request.request_id for request in active if rng.random() < 0.2}
+    output = make_scheduler(scheduler, resources).schedule_request(active, inflight)
+    assert active == given, "the list of active requests is changed"
+    check_output(output, active, inflight, resources)
+
+
+def check_output(output: SchedulerOutput, active: list[LlmRequest], inflight: set[int], resources: SchedulerResources) -> None:
+    """Check that `output` stays within its limits, and names requests that may be named, each in one place."""
+    scheduled = [*output.encoder_requests, *output.context_requests, *output.generation_requests]
+    named = [*scheduled, *output.paused_requests, *output.fitting_disagg_gen_init_requests]
+    assert len({id(request) for request in named}) == len(named), "a request is named twice"
+    assert {id(request) for request in named} <= {id(request) for request in active}, "a request is named that is not active"
+    assert not inflight & {request.request_id for request in scheduled}, "a request is scheduled that is in flight"
+    assert len(scheduled) <= resources.max_batch_size, f"{len(scheduled)} requests are scheduled"
+    assert all(request.state < LlmRequestState.GENERATION_TO_COMPLETE for request in scheduled), "a complete request runs"
+    assert all(request.is_started for request in output.paused_requests), "a request is paused that has not begun"
+    chunks = [request.context_chunk_size for request in output.context_requests]
+    assert all(chunk > 0 for chunk in chunks), f"chunks of {chunks} tokens"
+    computed = [
+        reuse_adjusted_cost(request.context_chunk_size, reusable_tokens(request), request.context_remaining_length)
+        for request in output.context_requests
+    ]
+    tokens = sum(computed) + sum(request.beam_width + request.num_draft_tokens for request in output.generation_requests)
+    assert resources.max_num_tokens is None or tokens <= resources.max_num_tokens, f"{tokens} tokens are scheduled"
+
+
+def _request(rng: Random, number: int, kv_cache: KvCacheManager) -> LlmRequest:
+    """Return a request that waits, computes its prompt, generates or is complete, with its blocks."""
+    request = LlmRequest(number, rng.randint(1, 100), rng.randint(1, 100), state=rng.choice(_STATES))
+    if request.state == LlmRequestState.GENERATION_IN_PROGRESS:
+        kv_cache.add_sequence(request)
+        request.context_current_position, request.num_generated_tokens = request.prompt_len, 1
+    elif request.state == LlmRequestState.CONTEXT_INIT and request.prompt_len > 16 and rng.random() < 0.3:
+        kv_cache.add_sequence(request)
+        request.context_current_position = 16
+    request.context_chunk_size = request.context_remaining_length
+    return request
+
+
+def _events(scheduler: str, seed: int, *, step_by_step: bool) -> list[tuple[int, str, int]]:
+    """Return what becomes of some requests in an instance with little memory."""
+    rng = Random(seed)
+    config = InstanceConfig(
+        batching=scheduler,
+        max_num_seqs=rng.choice([2, 8, 64]),
+        max_num_batched_tokens=rng.choice([32, 256]),
+        total_kv_blocks=rng.choice([16, 40]),
+        latency=LinearLatency((100, 1, 10)),
+        step_by_step=step_by_step,
+    )
+    instance, now = Instance(config, Random(0)), 0
+    events: list[tuple[int, str, int]] = []
+    requests = rng.randint(1, 25)
+    for number in range(requests):
+        gap = rng.choice([0, 50, 2000])
+        now += gap
+        while gap and (due := instance.next_event()) is not None and due < now:  # ask when all inputs of an instant are in
+            events += [(event.at, event.kind.name, event.seq.request.id) for event in instance.advance(due)]
+            instance.check()
+        events += [(event.at, event.kind.name, event.seq.request.id) for event in instance.advance(now)]
+        answer = rng.randint(1, 60)
+        request = Request(id=number, arrival=now, prompt_tokens=rng.randint(1, 120), max_output_tokens=answer)
+        instance.enqueue(request, answer, now)
+    while (due := instance.next_event()) is not None:
+        events += [(event.at, event.kind.name, event.seq.request.id) for event in instance.advance(due)]
+        instance.check()
+    finished = [number for _, kind, number in events if kind == "FINISHED"]
+    assert sorted(finished) == [*range(requests)], f"requests {finished} of {requests} are complete"
+    return events

@@ -1,0 +1,204 @@
+"""An instance whose steps a batch scheduler decides: its ledger, its answers, its errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maitred.compat.instance_rules import new_instance
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request
+from maitred.instance import InstanceConfig, LinearLatency
+from maitred.kv import PromptTokenIds
+
+Event = tuple[int, str, int, int]
+STEP = LinearLatency((10, 0, 0))
+"""Each step takes 10 µs."""
+
+
+def drive(config: InstanceConfig, requests: list[tuple[Request, int]], aborts: list[tuple[int, int]] = []) -> list[Event]:  # noqa: B006
+    """Return all events as (at, kind, request, tokens emitted). The ledger is checked after each."""
+    instance = new_instance(config, Random(0))
+    events: list[Event] = []
+
+    def note(now: int) -> None:
+        events.extend((e.at, e.kind.name, e.seq.request.id, e.seq.num_output_tokens) for e in instance.advance(now))
+        instance.check()
+
+    now, inputs = 0, [(request.arrival, 0, number) for number, (request, _) in enumerate(requests)]
+    for at, kind, number in sorted([*inputs, *((at, 1, number) for at, number in aborts)]):
+        while at > now and (due := instance.next_event()) is not None and due < at:
+            note(due)
+        now = at
+        note(at)
+        if kind:
+            instance.abort(number, at)
+        else:
+            instance.enqueue(*requests[number], at)
+    while (due := instance.next_event()) is not None:
+        note(due)
+    assert instance.free_blocks == instance.total_blocks
+    return events
+
+
+def request(number: int, arrival: int, prompt: int, most: int | None, **fields: Any) -> Request:
+    return Request(id=number, arrival=arrival, prompt_tokens=prompt, max_output_tokens=most, **fields)
+
+
+def config(batching: str, **keys: Any) -> InstanceConfig:
+    plain = {"block_size_in_tokens": 10, "max_num_batched_tokens": 100, "max_num_seqs": 4, "latency": STEP}
+    return InstanceConfig(batching=batching, **{**plain, **keys})
+
+
+TWO = [(request(0, 0, 10, 80), 80), (request(1, 0, 10, 80), 80)]
+"""The example of capacity.py: 9 blocks each to completion, with 10 in all."""
+
+
+def test_no_evict_runs_one_after_the_other() -> None:
+    events = drive(config("guaranteed-no-evict", total_kv_blocks=10), TWO)
+    finished = [(at, number) for at, kind, number, _ in events if kind == "FINISHED"]
+    assert finished == [(800, 0), (1600, 1)]  # 80 steps each
+    assert not [event for event in events if event[1] == "KV_PREEMPTED"]
+
+
+def test_max_utilization_pauses_the_last_one_in_step_41() -> None:
+    events = drive(config("max-utilization", total_kv_blocks=10), TWO)
+    assert (410, "KV_PREEMPTED", 1, 41) in events
+    # It returns when the first is complete, with 51 tokens to compute, and emits the other 39 in as many steps.
+    assert [(at, number) for at, kind, number, _ in events if kind == "FINISHED"] == [(800, 0), (1190, 1)]
+
+
+def test_a_static_batch_is_closed_until_it_is_complete() -> None:
+    jobs = [(request(0, 0, 10, 5), 5), (request(1, 0, 10, 3), 3), (request(2, 15, 10, 2), 2)]
+    events = drive(config("static-batch", total_kv_blocks=10), jobs)
+    assert [(at, number) for at, kind, number, _ in events if kind == "FIRST_TOKEN"] == [(10, 0), (10, 1), (60, 2)]
+
+
+def test_prompts_share_a_step_by_the_chunking_policy() -> None:
+    jobs = [(request(0, 0, 60, 1), 1), (request(1, 0, 60, 1), 1)]
+    ends = {}
+    for policy in ("first-come-first-served", "equal-progress"):
+        budget = {"max_num_batched_tokens": 60, "context_chunking_policy": policy, "total_kv_blocks": 40}
+        ends[policy] = [
+            (at, number) for at, kind, number, _ in drive(config("max-utilization", **budget), jobs) if kind == "FINISHED"
+        ]
+    assert ends == {"first-come-first-served": [(10, 0), (20, 1)], "equal-progress": [(20, 0), (20, 1)]}
+
+
+def test_what_is_cached_is_charged_to_neither_budget() -> None:
+    prompt = PromptTokenIds(tuple(range(80)))
+    jobs = [(request(0, 0, 80, 2, prefix=prompt), 2), (request(1, 0, 80, 2, prefix=prompt), 2)]
+    keys = {"enable_prefix_caching": True, "total_kv_blocks": 12}
+    events = drive(config("guaranteed-no-evict", **keys), jobs)
+    # The second prompt waits for the first one's blocks, which it shares: 9 + 2 blocks are all it takes, and 10 tokens.
+    assert [(at, number) for at, kind, number, _ in events if kind == "FIRST_TOKEN"] == [(10, 0), (20, 1)]
+
+
+PLUGIN = """
+from maitred.batching import CapacityScheduler, LlmRequestState
+
+class Nothing(CapacityScheduler):
+    def __init__(self, max_num_requests, kv_cache_manager): pass
+    def schedule_request(self, active_requests): return [], []
+
+class Stubborn(Nothing):
+    def schedule_request(self, active_requests):
+        assert False, "no request gets its resources: increase the KV cache pool size"
+
+class Greedy(Nothing):
+    def schedule_request(self, active_requests): return active_requests, []
+
+class Twice(Nothing):
+    def schedule_request(self, active_requests): return [], active_requests
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Nothing", r"schedules nothing, and 2 requests are active \(request 0 needs 9 blocks to its completion, and 10 of 10"),
+        ("Stubborn", "Stubborn: no request gets its resources: increase the KV cache pool size"),
+        ("Greedy", r"schedules requests that need 2 KV blocks, and 0 are free \(increase total_kv_blocks"),
+        ("Twice", "pauses request 0, which has not begun"),
+    ],
+)
+def test_a_scheduler_that_cannot_go_on_is_an_error(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_schedulers.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd_schedulers", raising=False)
+    with pytest.raises(ConfigError, match=message):
+        drive(config(f"odd_schedulers:{name}", total_kv_blocks=10), TWO)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"flavour": "blis"}, "batching is not for flavour blis"),
+        ({"async_scheduling": True}, "async_scheduling is not simulated with batching yet"),
+        ({"max_num_batched_tokens": 9}, "max_num_batched_tokens 9 holds no chunk of block_size_in_tokens 10"),
+        ({"long_prefill_token_threshold": 5}, "long_prefill_token_threshold has no effect with batching"),
+    ],
+)
+def test_what_does_not_combine_is_an_error_at_once(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config("max-utilization", **keys)
+
+
+def test_pauses_are_not_simulated_with_a_prefix_cache_yet() -> None:
+    with pytest.raises(ConfigError, match="max-utilization is not simulated with a prefix cache yet"):
+        new_instance(config("max-utilization", enable_prefix_caching=True), Random(0))
+
+
+def test_without_chunks_a_longer_prompt_is_rejected_at_once() -> None:
+    events = drive(config("guaranteed-no-evict", context_chunking_policy="none"), [(request(0, 0, 101, 1), 1)])
+    assert [event[:3] for event in events] == [(0, "REFUSED", 0)]
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]]:
+    """Draw the configuration of an instance, requests with their answers, and aborts (instant, request)."""
+    size, blocks = draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([8, 20, 60, 200]))
+    batching = draw(
+        st.sampled_from(["guaranteed-no-evict", "static-batch", "max-utilization", "max-utilization(two_step_lookahead=true)"])
+    )
+    keys = {
+        "batching": batching,
+        "block_size_in_tokens": size,
+        "total_kv_blocks": blocks,
+        "max_num_seqs": draw(st.sampled_from([1, 3, 8, 64])),
+        "max_num_batched_tokens": draw(st.sampled_from([16, 32, 512])),
+        "context_chunking_policy": draw(st.sampled_from(["first-come-first-served", "equal-progress", "force-chunk"])),
+        "enable_prefix_caching": "util" not in batching and draw(st.booleans()),
+        "scheduler": draw(st.sampled_from(["fcfs", "sjf"])),
+    }
+    jobs, now = [], 0
+    for number in range(draw(st.integers(1, 20))):
+        now += draw(st.sampled_from([0, 0, 50, 3000, 20_000]))
+        prompt, answer = draw(st.integers(1, max(2, size * blocks // 4))), draw(st.integers(1, 40))
+        family = draw(st.integers(0, 2))
+        tokens = tuple(range(family * 1000, family * 1000 + prompt))
+        most = draw(st.sampled_from([answer, answer + 10, 60, None]))
+        jobs.append((request(number, now, prompt, most, prefix=PromptTokenIds(tokens)), answer))
+    return keys, jobs, draw(st.lists(st.tuples(st.integers(0, now + 9000), st.integers(0, len(jobs) - 1)), max_size=3))
+
+
+@given(workloads())
+@settings(max_examples=100, deadline=None)
+def test_every_request_ends_and_skipping_is_not_seen(
+    workload: tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]],
+) -> None:
+    keys, jobs, aborts = workload
+    events = drive(InstanceConfig(**keys), jobs, aborts)
+    assert events == drive(InstanceConfig(**keys, step_by_step=True), jobs, aborts)
+    ended = [number for _, kind, number, _ in events if kind in ("FINISHED", "REFUSED", "ABORTED")]
+    assert sorted(ended) == [*range(len(jobs))]
+    if "util" not in keys["batching"]:
+        assert not [event for event in events if event[1] == "KV_PREEMPTED"]
