@@ -38,6 +38,7 @@ ELSEWHERE = {
     r"curl .*/admin/(reload|drain)": "tests/gateway/test_gateway_reload.py and test_gateway_drain.py ask a gateway for it",
     r"python bench/gateway\.py .*": "it compares with nginx and SMG, which need not be there",
     r"python bench/determinism\.py .*": "it needs another Python with maitred installed",
+    r"PYTHONPATH=build/compiled python bench/agentic\.py .*": "the same without compiling is run here",
     r"python bench/class_effect\.py .*": "tests/stress/test_class_effect.py runs it",
     r"python bench/programs_burst\.py .*": "tests/stress/test_programs_burst.py runs smaller ones",
     r"python bench/field_hrrn\.py .*": "a seed takes 15 s; tests/sim/test_field_hrrn.py plays its scene",
@@ -56,6 +57,7 @@ SMALLER = [
     (r"python bench/router_effect\.py", "--max-requests 20 --num-instances 2"),
     (r"python bench/routing\.py", "--rounds 1 --only round-robin"),
     (r"python bench/admission\.py", "--rounds 1 --only off"),
+    (r"python bench/agentic\.py", "--rounds 1"),
     (r"python bench/queueing\.py", "--rounds 1 --only fcfs"),
     (r"python bench/programs\.py", "--rounds 1 --sizes 600"),
 ]

@@ -27,9 +27,16 @@ from typing import Final, overload
 _KEYS_PER_RANGE: Final = 8
 """Keys for which a range must stand on average to be worth it."""
 
+_FEW_KEYS: Final = 1024
+"""Keys that are sooner written out than handled as ranges."""
+
 
 class KeyRanges(Sequence[int]):
-    """An immutable sequence of keys. `key_ranges` makes one."""
+    """An immutable sequence of keys. `key_ranges` makes one.
+
+    Ask for it with `isinstance` in compiled modules only. Elsewhere the compiled class answers as `Sequence` does, and takes a
+    tuple for one: mypyc gives it no registry of its own.
+    """
 
     __slots__ = ("_ends", "_shifts", "_start", "_stop")
 
@@ -139,6 +146,20 @@ def key_ranges(ranges: Iterable[range]) -> KeyRanges:
     return KeyRanges(tuple(ends), tuple(shifts), 0, end)
 
 
+def counted_keys(ranges: Sequence[range], num_keys: int) -> Sequence[int]:
+    """Return the `num_keys` keys of `ranges`, one range after the other: as a list if they are few, and else as ranges."""
+    if num_keys < _FEW_KEYS or num_keys < _KEYS_PER_RANGE * len(ranges):
+        return list(chain.from_iterable(ranges))
+    return key_ranges(ranges)
+
+
+def expand_keys(keys: Sequence[int], parts: int) -> Sequence[int]:
+    """Return, for each key k of `keys`, the `parts` keys from k · `parts` on."""
+    if isinstance(keys, KeyRanges):
+        return keys.expanded(parts)
+    return counted_keys([range(key * parts, key * parts + parts) for key in keys], len(keys) * parts)
+
+
 NO_KEYS = KeyRanges((), (), 0, 0)
 
 
@@ -148,7 +169,7 @@ def join_keys(parts: Sequence[Sequence[int]]) -> Sequence[int]:
         return parts[0].joined(parts[1])
     singles = sum([len(part) for part in parts if not isinstance(part, KeyRanges)])
     if singles * _KEYS_PER_RANGE > sum([len(part) for part in parts]):
-        return [key for part in parts for key in part]
+        return list(chain.from_iterable(parts))
     ranges = list[range]()
     for part in parts:
         ranges += part.ranges() if isinstance(part, KeyRanges) else [range(key, key + 1) for key in part]

@@ -25,7 +25,7 @@ import msgspec
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import PrefixKeys
-from maitred.kv.key_ranges import KeyRanges
+from maitred.kv.key_ranges import counted_keys, expand_keys, join_keys
 
 _BLOCKS_PER_NUMBER: Final = 1 << 28
 """Keys reserved for each number (of a piece, a request or a conversation): more than `MAX_TOKENS` tokens have blocks."""
@@ -57,11 +57,7 @@ class ChainedBlockIds(msgspec.Struct, frozen=True, gc=False):
                 hint=hint,
             )
         parts = self.block_tokens // block_size
-        if isinstance(self.ids, KeyRanges):
-            return self.ids.expanded(parts)[: self.tokens // block_size]
-        expanded = [key for block_id in self.ids for key in range(block_id * parts, block_id * parts + parts)]
-        del expanded[self.tokens // block_size :]
-        return expanded
+        return expand_keys(self.ids, parts)[: self.tokens // block_size]
 
 
 class UnchainedBlockIds(msgspec.Struct, frozen=True, gc=False):
@@ -122,10 +118,10 @@ class ConversationKeys(msgspec.Struct, frozen=True, gc=False):
 
     def block_keys(self, block_size: int) -> Sequence[int]:
         """Return one key per full block."""
-        keys = list(self.head.block_keys(block_size)) if self.head else []
+        head = self.head.block_keys(block_size) if self.head else ()
         first = self.number * _BLOCKS_PER_NUMBER
-        keys.extend(range(first + len(keys), first + self.tokens // block_size))
-        return keys
+        own = counted_keys([range(first + len(head), first + self.tokens // block_size)], self.tokens // block_size)
+        return join_keys([head, own]) if head else own
 
 
 Piece: TypeAlias = tuple[int, int]
@@ -166,14 +162,13 @@ class PieceChain(msgspec.Struct, frozen=True, gc=False):
 
     def block_keys(self, block_size: int) -> Sequence[int]:
         """Return one key per full block."""
-        keys: list[int] = []
-        start = 0
+        keys, start = list[range](), 0
         for number, end in self.pieces:
             # Blocks count from the start of the prompt and not of the piece: the KV of a text depends on all that is before it.
             first = number * _BLOCKS_PER_NUMBER
-            keys.extend(range(first + start // block_size, first + end // block_size))
+            keys.append(range(first + start // block_size, first + end // block_size))
             start = end
-        return keys
+        return counted_keys(keys, start // block_size)
 
 
 NO_PIECES: Final = PieceChain(())
