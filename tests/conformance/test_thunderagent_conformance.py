@@ -16,7 +16,7 @@ SCENARIOS = [
     *read_file(VECTORS / "program_scenarios.json").scenarios,
 ]
 IDS = [msgspec.json.decode(raw, type=Unread).id for raw in SCENARIOS]
-AT_ONCE = 26
+AT_ONCE = 30
 """They wait more than they work."""
 pytestmark = pytest.mark.timeout(300)
 """All are played before the first test: on a busy machine that takes its time."""

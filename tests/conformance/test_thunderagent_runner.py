@@ -266,10 +266,35 @@ def test_a_wanted_refusal_at_a_release():
     assert len(wanted(words, record)) == 1
 
 
-def test_programs_without_requests_act():
+def test_programs_act_unless_a_request_is_under_way():
+    words = "the program becomes acting when its last request ends"
     record = recorded(scenario(), A=program(status="reasoning"))
-    record.requests[0].exchange.over.set()
-    assert len(wanted("the program becomes acting when its request ends", record)) == 1
+    record.observations, record.end.at = {}, 1.2
+    assert wanted(words, record) == []
+    record.end.at = 2.0
+    assert len(wanted(words, record)) == 1
+
+
+def test_pauses_in_vain_are_found():
+    record = recorded(scenario(), A=program(None, "paused"))
+    assert wanted("no program is paused in vain", record) == []
+    record.end.pages["b1"]["capacity_overflow"] = 5
+    assert len(wanted("no program is paused in vain", record)) == 1
+
+
+def test_a_counter_that_drifts_is_found():
+    record = recorded(scenario())
+    record.observations = {}
+    assert wanted("store the amount at the mark", record) == []
+    record.end.pages["b1"]["future_paused_tokens"] = 5
+    assert len(wanted("store the amount at the mark", record)) == 1
+
+
+def test_an_unknown_capacity_refuses_nothing():
+    record = recorded(scenario())
+    assert wanted("an unknown capacity has no limit", record) == []
+    record.requests[0].exchange.status = 503
+    assert len(wanted("an unknown capacity has no limit", record)) == 1
 
 
 def test_a_waiting_program_that_fits_is_found():

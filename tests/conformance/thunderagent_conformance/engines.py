@@ -46,8 +46,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 def orders_of(send: Send) -> Orders:
     """What a step of the timeline says."""
-    usage: dict[str, Any] | None = None
-    if send.answer_usage:
+    usage = send.answer_usage if isinstance(send.answer_usage, dict) else None
+    if send.answer_usage is True:
         output = max(0, send.total_tokens - send.prompt_tokens)
         usage = {"prompt_tokens": send.prompt_tokens, "completion_tokens": output, "total_tokens": send.total_tokens}
         if send.answer_cached_tokens is not None:

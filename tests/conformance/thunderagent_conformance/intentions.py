@@ -7,8 +7,11 @@ withdraw marks                                   at the end none is marked where
 no pause/resume ping-pong, hysteresis            no program was paused again after a resume, or resumed again after a pause
 re-read the capacity                             the gateway knows the capacity of each backend, and none overflows
 answer 409 or 499 and do not forward             requests that waited when their program was released: this status, no engine
-acting when/after/at ... ends                    no program is reasoning that has no request
-never wait / resumed where it fits               no waiting program would fit a backend
+acting when/after/at ... ends                    a program reasons while a request of it is under way, and acts otherwise
+resumed where it fits, per-backend fit, starve   no waiting program would fit a backend
+in vain, frees nothing                           no program is paused while that did not end the overflow
+amount at the mark, counter                      tokens to be freed by marked programs are counted while there are some
+unknown capacity                                 every request is served
 
 A `note` changes what was recorded where it says what is a defect of it:
 
@@ -168,9 +171,30 @@ def _said_released(answer: object) -> object:
 
 
 def _acting_after(record: Record) -> Iterator[Failure]:
-    for name, said in record.end.programs.items():
-        if all(request.exchange.over.is_set() for request in record.requests_of(name)):
-            yield from differs(f"status of {name}", "acting", said["status"])
+    for when, seen in {**record.observations, "the end": record.end}.items():
+        for name, said in seen.programs.items():
+            wanted = "reasoning" if record.is_under_way(name, seen.at) else "acting"
+            yield from differs(f"{when}: status of {name}", wanted, said["status"])
+
+
+def _not_in_vain(record: Record) -> Iterator[Failure]:
+    paused = [name for name, said in record.end.programs.items() if (said["state"], said["status"]) == ("paused", "acting")]
+    overflow = record.end.of_backends("capacity_overflow")
+    if paused and overflow:
+        yield Failure(f"{', '.join(paused)} paused, and {overflow} tokens too many are left")
+
+
+def _counter_follows_marks(record: Record) -> Iterator[Failure]:
+    for when, seen in {**record.observations, "the end": record.end}.items():
+        marked, tokens = seen.of_backends("marked_for_pause"), seen.of_backends("future_paused_tokens")
+        if (marked == 0) is not (tokens == 0):
+            yield Failure(f"{when}: {marked} programs are marked, and {tokens} tokens counted")
+
+
+def _all_served(record: Record) -> Iterator[Failure]:
+    for request in record.requests:
+        if request.exchange.status != 200:
+            yield Failure(f"{request.exchange.name}: expected 200, got {request.exchange}")
 
 
 def _resumed_where_it_fits(record: Record) -> Iterator[Failure]:
@@ -195,7 +219,10 @@ _PHRASES: Final[Sequence[tuple[str, Callable[[re.Match[str]], Rule]]]] = (
     (r"re-?read the capacity|capacity .*re-?read", _fixed(_capacity_known)),
     (r"answer [45]\d\d.*", _refused_at_release),
     (r"\bacting\b.*\b(?:when|after|at|once)\b|(?:returns?|becomes?|back) (?:to )?acting", _fixed(_acting_after)),
-    (r"resumed? (?:wherever|where|when) (?:it|one) fits|not starve", _fixed(_resumed_where_it_fits)),
+    (r"resumed? (?:wherever|where|when) (?:it|one) fits|per-backend fit|starv", _fixed(_resumed_where_it_fits)),
+    (r"\bin vain\b|frees? nothing", _fixed(_not_in_vain)),
+    (r"amount at (?:the )?mark|\bcounter\b", _fixed(_counter_follows_marks)),
+    (r"unknown capacity|capacity .*unknown", _fixed(_all_served)),
 )
 Expected = dict[str, Any]
 

@@ -21,6 +21,7 @@ from .record import Observation, Question, Record, Released, Request
 from .scenario import (
     CannotCheck,
     Config,
+    Disconnect,
     Observe,
     OpenGate,
     RecordStateChanges,
@@ -69,8 +70,9 @@ class Stage:
         return self._named(exchange.json)
 
     async def observe(self) -> Observation:
+        at = asyncio.get_running_loop().time()
         programs, health, pages = [await self.page(path) for path in ("/programs", "/health", METRICS)]
-        return Observation(programs=programs, health=health, pages=pages.get("backends", {}))
+        return Observation(at=at, programs=programs, health=health, pages=pages.get("backends", {}))
 
     def _named(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -127,6 +129,7 @@ class Play:
         self._bodies = {request.tag: body_of(request.send, request.tag) for request in self.record.requests}
         self._unsent = iter(self.record.requests)
         self._receiving: list[asyncio.Task[None]] = []
+        self._by_tag: dict[str, asyncio.Task[None]] = {}
         self._leaving: list[asyncio.Task[None]] = []
 
     async def on(self, stage: Stage) -> Record:
@@ -163,6 +166,8 @@ class Play:
                 await self._answers([request for request in self.record.requests if request.exchange.sent_at])
             case WaitState():
                 await self._wait_state(step)
+            case Disconnect():
+                await self._disconnect(step.program)
             case OpenGate():
                 self._stage.journal.open_gate(step.gate)
             case Observe():
@@ -179,6 +184,7 @@ class Play:
         wanted = Wanted("POST", CHAT, [*JSON_HEADERS, *send.headers.items()], self._bodies[request.tag])
         receiving = await begin(request.exchange, self._stage.gateway.url, wanted)
         self._receiving.append(receiving)
+        self._by_tag[request.tag] = receiving
         if send.client_leaves_after_s is not None:
             self._leaving.append(asyncio.create_task(self._leave(request, receiving, send.client_leaves_after_s)))
         await self._settled(request)
@@ -275,6 +281,12 @@ class Play:
     async def _leave(self, request: Request, receiving: asyncio.Task[None], after: float) -> None:
         await asyncio.sleep(request.exchange.sent_at + after - self._now())
         await leave(request.exchange, receiving)
+
+    async def _disconnect(self, program: str) -> None:
+        sent = [request for request in self.record.requests_of(program) if request.tag in self._by_tag]
+        if not sent:
+            raise CannotCheck(f"disconnect: {program} has sent nothing")
+        await leave(sent[-1].exchange, self._by_tag[sent[-1].tag])
 
     async def _leave_all(self) -> None:
         """Clients of requests that have no answer yet close their connections."""

@@ -35,6 +35,7 @@ class Request:
 class Observation(msgspec.Struct, kw_only=True):
     """What the gateway says of itself at one instant."""
 
+    at: float = 0.0
     programs: Mapping[str, Mapping[str, Any]] = {}
     """GET /programs."""
     health: Mapping[str, Any] = {}
@@ -92,6 +93,11 @@ class Record:
 
     def requests_of(self, program: str) -> list[Request]:
         return [request for request in self.requests if request.send.program == program]
+
+    def is_under_way(self, program: str, at: float) -> bool:
+        """Whether a request of a program was sent before that and not over."""
+        exchanges = [request.exchange for request in self.requests_of(program)]
+        return any(0 < exchange.sent_at < at and (exchange.ended_at or at) >= at for exchange in exchanges)
 
     def visit(self, request: Request) -> Visit | None:
         return next((visit for visit in self.visits if visit.name == request.tag), None)

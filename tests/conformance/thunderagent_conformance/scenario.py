@@ -55,7 +55,8 @@ class Send(_Step, frozen=True, kw_only=True):
     answer_prompt_tokens: int | None = None
     answer_total_tokens: int | None = None
     answer_cached_tokens: int | None = None
-    answer_usage: bool = True
+    answer_usage: bool | dict[str, Any] | None = True
+    """Whether it has a usage; or exactly this one."""
     answer_status: int = 200
     answer_delay_s: float = 0.0
     answer_chunks: int = 1
@@ -119,6 +120,12 @@ class WaitState(_Step, frozen=True, kw_only=True, tag="wait_state"):
     backend: str | None = None
 
 
+class Disconnect(_Step, frozen=True, kw_only=True, tag="disconnect"):
+    """The client of the last request of a program closes its connection."""
+
+    program: str
+
+
 class OpenGate(_Step, frozen=True, kw_only=True, tag="open_gate"):
     gate: str
 
@@ -154,6 +161,7 @@ Step: TypeAlias = (
     | WaitAnswer
     | WaitAll
     | WaitState
+    | Disconnect
     | OpenGate
     | Observe
     | Release
