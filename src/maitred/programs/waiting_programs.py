@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from maitred.core.errors import InvariantError
@@ -90,7 +91,7 @@ class WaitingPrograms:
 
     def __iter__(self) -> Iterator[Program]:
         """Return an iterator of all programs in order."""
-        return iter([program for _, program in sorted(self._in_order, key=lambda pair: pair[0])])
+        return iter([program for _, program in sorted(self._in_order, key=itemgetter(0))])
 
     def __contains__(self, program: Program) -> bool:
         return program.serial in self._in_order
