@@ -71,3 +71,16 @@ def test_lines_of_other_rooms_are_skipped_and_a_log_without_a_beginning_is_refus
     assert again == lines
     with pytest.raises(ValueError, match="how this core was made"):
         replay(lines[1:], DecisionLog(again.append))
+
+
+def test_a_tick_that_decided_nothing_is_where_it_was_before_later_progress() -> None:
+    lines: list[bytes] = []
+    core = RecordedPrograms(ProgramsConfig(mode="tr", flavour="thunderagent"), DecisionLog(lines.append))
+    core.set_backend(0, 0, models=[MODEL], capacity=1000)
+    core.begin(ProgramRequest(id=1, model=MODEL, program="p", prompt_tokens=900), 0)
+    assert not core.advance(5_000_000)  # 900 and the buffer fit
+    core.progress(1, 20, 6_000_000)  # too many from now on: seen at the next tick
+    core.end(1, None, 7_000_000)
+    again: list[bytes] = []
+    replay(lines, DecisionLog(again.append))
+    assert again == lines

@@ -1,8 +1,8 @@
 """Replay: a core that writes its inputs and decisions to a log, and a function that runs such a log again.
 
 A log has everything on which decisions depend: how the core was created, and each input. A second run takes the same
-decisions, byte for byte. An `advance` that decided nothing is left out: what fell due then is settled at its own instant by
-the next input as well.
+decisions, byte for byte. An `advance` with nothing due is left out. One at which a tick decided nothing is not, because the
+next line may be a `progress`, which settles nothing that was due before it: the tick would see its tokens.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ class RecordedPrograms(Programs):
         return self._record("reconfigure", now, super().reconfigure(config, now), config=config)
 
     def advance(self, now: Micros) -> Sequence[ProgramDecision]:
+        due = self.next_deadline()
         decisions = super().advance(now)
-        return self._record("advance", now, decisions) if decisions else decisions
+        return decisions if due is None or due > now else self._record("advance", now, decisions)
 
 
 def replay(lines: Iterable[bytes], log: DecisionLog) -> None:
