@@ -167,6 +167,8 @@ def join_keys(parts: Sequence[Sequence[int]]) -> Sequence[int]:
     """Return the keys of `parts`, one part after the other: as ranges if that is much shorter, else as a new list."""
     if len(parts) == 2 and isinstance(parts[0], KeyRanges) and isinstance(parts[1], KeyRanges):
         return parts[0].joined(parts[1])
+    if len(parts) == 2 and isinstance(parts[0], list) and isinstance(parts[1], list):
+        return parts[0] + parts[1]
     singles = sum([len(part) for part in parts if not isinstance(part, KeyRanges)])
     if singles * _KEYS_PER_RANGE > sum([len(part) for part in parts]):
         return list(chain.from_iterable(parts))

@@ -372,6 +372,8 @@ class RadixCache(PrefixCache[RadixLock]):
 def _agree(node: Sequence[int], block_hashes: Sequence[int], first: int, count: int) -> bool:
     """Return whether the blocks of a node are those of `block_hashes` from `first` on, as far as it has `count` blocks."""
     blocks = min(len(node), count - first)
+    if isinstance(node, list) and isinstance(block_hashes, list):
+        return node[:blocks] == block_hashes[first : first + blocks]
     if isinstance(node, KeyRanges) and isinstance(block_hashes, KeyRanges):
         return node.num_common(block_hashes, first) >= blocks
     return list(node[:blocks]) == list(block_hashes[first : first + blocks])
