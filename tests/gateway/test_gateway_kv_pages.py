@@ -115,6 +115,12 @@ def test_braces_quotes_and_time_stamps() -> None:
     assert report(page).counts.kv_cache_usage_perc == 0.5
 
 
+def test_labels_are_looked_for_once_in_each_word() -> None:
+    """Looked for at each letter, they would stop the gateway for minutes."""
+    page = f"vllm:kv_cache_usage_perc{{{'a' * 200_000}}} 0.5\n"
+    assert report(page).counts.kv_cache_usage_perc == 0.5
+
+
 def test_usage_is_at_most_all() -> None:
     assert report(usage("1.5")).counts.kv_cache_usage_perc == 1.0
 

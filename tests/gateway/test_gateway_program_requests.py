@@ -107,9 +107,10 @@ def test_a_body_without_ids_is_forwarded_as_the_same_object() -> None:
 
 
 def test_a_name_that_is_no_text_is_an_error_of_the_client() -> None:
-    with pytest.raises(ApiError) as raised:
-        read(b'{"program_id":"p","\xff":1}')
-    assert raised.value.status == 400
+    for body in (b'{"program_id":"p","\xff":1}', b'{"extra_body":{"\xff":1}}', b'{"stream":true,"stream_options":{"\xff":1}}'):
+        with pytest.raises(ApiError, match="not valid JSON") as raised:
+            read(body, stream=True)
+        assert raised.value.status == 400
 
 
 @pytest.mark.parametrize(

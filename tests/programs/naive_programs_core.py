@@ -59,7 +59,8 @@ class NaiveCore(NaivePrograms):
             self.forget(min(idle, key=lambda a: a.idle_since), "expired", now)
         self.num_created += 1
         parent = self.find(request.tenant, request.parent, request.model) if request.program else None
-        parent = None if parent is None or parent.generation >= 16 else parent
+        if parent is not None and (parent.generation >= 16 or sum(a.root is parent.root for a in self.agents) >= 256):
+            parent = None
         agent = Agent(self.num_created, request.tenant, request.program, request.model, now, parent)
         self.agents.append(agent)
         return agent

@@ -280,6 +280,20 @@ def test_a_family_has_at_most_so_many_generations_as_its_root_is_looked_for():
     assert max(program.generation for program in t.core.programs) == 16
 
 
+def test_a_family_has_at_most_so_many_programs_as_one_request_of_its_root_may_reorder():
+    t = Timeline(10**6)
+    t.run("root", 100)
+    for n in range(300):
+        t.run(f"p{n}", 100, parent="root" if n % 2 else f"p{n - 1}")
+    root = t.program("root")
+    assert sum(program.root is root for program in t.core.programs) == 256
+    assert t.program("p299").parent is None
+
+    t.release("p1")
+    t.run("p300", 100, parent="root")
+    assert t.program("p300").parent is root
+
+
 def test_a_parent_is_not_idle_while_its_children_work():
     t = Timeline(20_000, program_ttl_secs=60)
     t.run("parent", 6000)

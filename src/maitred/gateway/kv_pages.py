@@ -46,7 +46,7 @@ _NAMES: Final = (
 )
 """What is read. A page has a thousand more lines, most of them buckets, and to parse them all takes the event loop 10 ms."""
 _SERIES: Final = re.compile(rf"^({'|'.join(_NAMES)})(\{{.*\}})?[ \t]+(\S+)", re.MULTILINE)
-_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL: Final = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class KvMemory(msgspec.Struct, frozen=True, kw_only=True):

@@ -101,11 +101,14 @@ def count_characters(text: bytes) -> int:
 
 
 def _object_members(raw: msgspec.Raw) -> Mapping[str, msgspec.Raw]:
-    """Return the members of a JSON object; none if it is absent, or something else."""
+    """Return the members of a JSON object; none if it is absent, or something else. Raises ApiError 400 for one with a name
+    that is no text, at which nothing else has looked."""
     try:
         return _decode_object(raw) if raw else {}
     except msgspec.ValidationError:
         return {}
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _invalid_json(error) from error
 
 
 def _body_id(key: str, raw: msgspec.Raw, extra: Mapping[str, msgspec.Raw]) -> str:
@@ -145,6 +148,10 @@ def _invalid_id(where: str, problem: str = "must be a string that is not empty")
     return ApiError(400, f"{where} {problem}", kind="invalid_request_error", code="invalid_program_id", param=where)
 
 
+def _invalid_json(error: Exception) -> ApiError:
+    return ApiError(400, f"the request body is not valid JSON: {error}", kind="invalid_request_error")
+
+
 def _with_usage(raw: msgspec.Raw) -> dict[str, object] | None:
     """Return `stream_options` with `include_usage`, or None if the client has said whether it wants that, or if they are no
     object, which the backend will refuse."""
@@ -154,6 +161,8 @@ def _with_usage(raw: msgspec.Raw) -> dict[str, object] | None:
         options = _decode_object(raw)
     except msgspec.ValidationError:
         return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _invalid_json(error) from error
     return None if "include_usage" in options else {**options, "include_usage": True}
 
 
@@ -164,6 +173,6 @@ def _change_members(body: bytes, changes: Mapping[str, object]) -> bytes:
     # All other members stay raw, so that a number is not written in another way than the client's.
     try:
         members = {key: value for key, value in _decode_object(body).items() if key not in changes}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # a name that is no text, at which nothing else has looked
-        raise ApiError(400, f"the request body is not valid JSON: {error}", kind="invalid_request_error") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _invalid_json(error) from error
     return msgspec.json.encode({**members, **{key: value for key, value in changes.items() if value is not None}})

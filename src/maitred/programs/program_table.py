@@ -17,6 +17,9 @@ from maitred.programs.program import Program, ProgramKey
 MAX_GENERATIONS: Final = 16
 """Ancestors that a program may have; a child of a program with as many begins a family of its own. Finding the root of a family
 takes as many steps."""
+MAX_FAMILY: Final = 256
+"""Programs of one family; a child of a larger one begins a family of its own. With each request of the root the places of all of
+them are found anew, while all other requests wait."""
 
 
 class ProgramTable:
@@ -55,7 +58,7 @@ class ProgramTable:
         if key.name:
             self._by_key[key] = program
             forked_by = self.find(key._replace(name=parent))
-            if forked_by is not None and forked_by is not program and forked_by.generation < MAX_GENERATIONS:
+            if forked_by is not None and forked_by is not program and _may_have_one_more_child(forked_by):
                 program.parent = forked_by
                 forked_by.children[program.serial] = program
         return program
@@ -118,3 +121,7 @@ class ProgramTable:
 
     def __len__(self) -> int:
         return len(self._by_serial)
+
+
+def _may_have_one_more_child(program: Program) -> bool:
+    return program.generation < MAX_GENERATIONS and len(program.root.descendants()) < MAX_FAMILY - 1
