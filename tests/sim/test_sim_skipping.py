@@ -1,5 +1,5 @@
 """Skipping steps changes nothing, down to the bytes of the decision log, whatever admission does: with victims and retries,
-promotions, tenants and tokens."""
+promotions, tenants and tokens; and whatever programs do."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from maitred.admission import Admission, AdmissionConfig, ReleaseReason, replay
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass, Request
 from maitred.instance import InstanceConfig, LinearLatency
+from maitred.programs import ProgramsConfig
+from maitred.programs.replay import replay as replay_programs
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
 from maitred.sim.admission_driver import AdmissionDriver
-from maitred.workload import Job
+from maitred.workload import Client, Job, Workload
+from maitred.workload.spec_parts import Fork, MultiTurn, Reasoning
 
 TENANTS = ("auth:acme", "auth:globex", "ip:::1", "")
 
@@ -162,3 +165,115 @@ def test_the_outcomes_are_those_in_the_books_of_admission(on_preempt: str, monke
     assert turned_away == count(Outcome.REJECTED) > 0
     timed_out = sum(of.cancelled + of.ended[ReleaseReason.FAILED] for of in classes)
     assert timed_out == count(Outcome.TIMED_OUT)
+
+
+def agents(seed: int, programs: int, children: int) -> Workload:
+    """Return programs of up to 6 rounds with a common prefix, of which some fork sub-agents; tools take up to seconds."""
+    turns = MultiTurn(
+        max_rounds=6,
+        rounds_distribution="uniform:2,6",
+        first_input_distribution="uniform:20,90",
+        think_time_ms_distribution="quantiles:2,9,40,3000",
+        context_growth="accumulate",
+        fork=Fork(children=children, every_rounds=2, rounds_distribution="uniform:1,2") if children else None,
+    )
+    client = Client(
+        id="a",
+        concurrency=programs,
+        sessions=3 * programs,
+        input_distribution="uniform:1,60",
+        output_distribution="uniform:1,40",
+        prefix_group="system",
+        prefix_length=50,
+        timeout=20_000 * (seed % 3),
+        reasoning=Reasoning(multi_turn=turns),
+    )
+    return Workload(clients=(client,), seed=seed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    programs=st.integers(1, 9),
+    children=st.integers(0, 2),
+    section=st.fixed_dictionaries(
+        {
+            "mode": st.sampled_from(["tr", "tr", "tr", "default"]),
+            "flavour": st.sampled_from(["ours", "thunderagent"]),
+            "acting_estimator": st.sampled_from([None, "fixed", "decay(half_life_secs=0.01)"]),
+            "scheduler_interval_secs": st.sampled_from([0.004, 0.02, 5]),
+            "displace_secs": st.sampled_from([0.01, 300]),
+            "patience_secs": st.sampled_from([0, 0.01, 10]),
+            "max_wait_secs": st.sampled_from([0.02, 1800]),
+            "program_ttl_secs": st.sampled_from([0.02, 3600]),
+            "max_waiting": st.sampled_from([2, 10_000]),
+            "buffer_tokens": st.sampled_from([0, 20]),
+        }
+    ),
+    instances=st.integers(1, 3),
+    capacity=st.sampled_from([None, 3]),
+    blocks=st.sampled_from([30, 60, 1000]),
+    caching=st.booleans(),
+)
+def test_skipping_changes_nothing_whatever_programs_do(
+    seed: int,
+    programs: int,
+    children: int,
+    section: dict[str, Any],
+    instances: int,
+    capacity: int | None,
+    blocks: int,
+    caching: bool,
+) -> None:
+    def outcome(*, step_by_step: bool) -> tuple[Results, list[bytes]]:
+        lines: list[bytes] = []
+        results = simulate(
+            agents(seed, programs, children).jobs(),
+            ClusterConfig(num_instances=instances, capacity=capacity),
+            InstanceConfig(
+                latency=LinearLatency((100, 1, 10)),
+                max_num_seqs=6,
+                total_kv_blocks=blocks,
+                enable_prefix_caching=caching,
+                step_by_step=step_by_step,
+            ),
+            programs=msgspec.convert(section, ProgramsConfig),
+            log=DecisionLog(lines.append),
+        )
+        return results, lines
+
+    (skipping, said), (stepping, said_stepping) = outcome(step_by_step=False), outcome(step_by_step=True)
+    assert said == said_stepping
+    for name in {*Results.__struct_fields__} - {"programs"}:
+        np.testing.assert_array_equal(getattr(skipping, name), getattr(stepping, name), err_msg=name)
+    assert skipping.programs is not None
+    assert stepping.programs is not None
+    for name in skipping.programs.__struct_fields__:
+        np.testing.assert_array_equal(getattr(skipping.programs, name), getattr(stepping.programs, name), err_msg=name)
+    assert skipping.programs.num_steps == (skipping.outcome == Outcome.COMPLETED).sum()
+    assert Outcome.UNFINISHED not in set(skipping.outcome.tolist())
+    of_programs = [line for line in said if msgspec.json.decode(line)["room"] == "programs"]
+    again: list[bytes] = []
+    replay_programs(of_programs, DecisionLog(again.append))
+    assert again == of_programs
+
+
+def test_the_programs_are_ones_with_which_all_of_this_happens() -> None:
+    lines: list[bytes] = []
+    config = ProgramsConfig(mode="tr", scheduler_interval_secs=0.01, displace_secs=0.02, patience_secs=0.01, min_stay_secs=0)
+    instance = InstanceConfig(
+        latency=LinearLatency((100, 1, 10)), max_num_seqs=6, total_kv_blocks=40, enable_prefix_caching=True
+    )
+    jobs, cluster = agents(3, 8, 2).jobs(), ClusterConfig(num_instances=2)
+    results = simulate(jobs, cluster, instance, programs=config, log=DecisionLog(lines.append))
+    decided = [entry["decision"] for entry in map(msgspec.json.decode, lines) if "decision" in entry]
+    assert {"grant", "wait", "pause", "resume", "end"} <= {decision["action"] for decision in decided}
+    assert {"overflow", "made_room", "released"} <= {decision["reason"] for decision in decided}
+    shared = [entry["shared_tokens"] for entry in map(msgspec.json.decode, lines) if entry.get("input") == "set_backend"]
+    assert max(shared) > 100
+    programs = results.programs
+    assert programs is not None
+    assert programs.is_over.all()
+    assert programs.pauses.sum() > 0
+    assert {name.count("/") for name in programs.names} == {1, 2}
+    assert (programs.waited <= programs.paused).all()

@@ -23,12 +23,14 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from maitred.core.contracts import Choice, FleetView
+from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance import InstanceConfig
 from maitred.programs import ProgramAction, ProgramDecision, ProgramRequest, Programs, ProgramsConfig, Usage
+from maitred.programs.replay import RecordedPrograms
 from maitred.sim.config import ClusterConfig
 from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.program_statistics import ProgramStatistics
@@ -73,8 +75,10 @@ class ProgramsDriver:
         instance: InstanceConfig,
         arrivals: ArrivalFeed,
         event_queue: EventQueue,
+        log: DecisionLog | None,
     ) -> None:
-        self.core = Programs(config)
+        """`log` receives the inputs and decisions of the core."""
+        self.core = Programs(config) if log is None else RecordedPrograms(config, log)
         self._arrivals = arrivals
         self._event_queue = event_queue
         self._num_instances = cluster.num_instances
@@ -257,6 +261,7 @@ def make_programs_driver(
     instance: InstanceConfig,
     arrivals: ArrivalFeed,
     event_queue: EventQueue,
+    log: DecisionLog | None,
 ) -> ProgramsDriver | None:
     """Return the driver of the configured programs, or None if requests are routed one by one.
 
@@ -267,4 +272,4 @@ def make_programs_driver(
     if cluster.disaggregation:
         hint = "a program has its whole context in one instance"
         raise ConfigError("programs do not go with prefill and decode instances", where="programs.mode", hint=hint)
-    return ProgramsDriver(config, cluster, instance, arrivals, event_queue)
+    return ProgramsDriver(config, cluster, instance, arrivals, event_queue, log)

@@ -63,7 +63,7 @@ def simulate(
         admission: What stands in front of the router, or None for the default classes (nothing without `cluster.capacity`).
         programs: How agent programs share the KV memory of the instances. None: requests are routed one by one.
         progress: Called from time to time with the number of arrived requests.
-        log: Receives the inputs and decisions of admission.
+        log: Receives the inputs and decisions of admission and of programs.
         sink: Receives the rows block by block as requests end. The rows are not kept then, so memory does not grow with them.
         sample_every: First distance of the samples of the instances, in µs, or None for no samples.
         log_itl: Record the gaps between tokens per request (`Results.itl_gaps`). This takes 3 to 12 % more time.
@@ -76,7 +76,7 @@ def simulate(
     # Every part draws from a random stream of its own, named by the seed: a policy that draws more shifts no other part.
     rows = make_rows(instance.latency_model().overheads, cluster.num_instances, sink)
     driver = make_admission_driver(cluster, instance, admission, log, fleet.load, event_queue)
-    agents = make_programs_driver(programs, cluster, instance, arrivals, event_queue)
+    agents = make_programs_driver(programs, cluster, instance, arrivals, event_queue, log)
     router = agents or (routing or RoutingConfig()).router(Random(f"{seed}/routing"))
     delays, line = request_delays(cluster, instance), DelayLine(event_queue)
     pools = Disaggregation(cluster, instance, fleet, router, line, seed) if cluster.disaggregation else None
