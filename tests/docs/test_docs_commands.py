@@ -42,6 +42,7 @@ ELSEWHERE = {
     r"python bench/class_effect\.py .*": "tests/stress/test_class_effect.py runs it",
     r"python bench/programs_burst\.py .*": "tests/stress/test_programs_burst.py runs smaller ones",
     r"python bench/field_hrrn\.py .*": "a seed takes 15 s; tests/sim/test_field_hrrn.py plays its scene",
+    r"python bench/programs_paper\.py .*": "it takes minutes; tests/sim/test_programs_paper.py plays its scene",
     r"(PYTHONPATH=build/compiled )?python bench/simulate\.py .*--million.*": "a million requests take a minute; "
     "test_a_smaller_one_is_run runs the script without them",
 }
@@ -50,6 +51,7 @@ ELSEWHERE = {
 SMALLER = [
     (r"maitred simulate .*--num-requests", "--num-requests 40"),
     (r"maitred simulate .*--workload-spec", "--num-requests 40"),
+    (r"maitred simulate .*--num-programs", "--num-requests 40"),
     (r"maitred compare", "--num-requests 60 --seeds 2 --jobs 1"),
     (r"maitred sweep", "--jobs 1"),
     (r"python bench/policies\.py .*--by-length", "--policies fcfs sjf --max-requests 60"),
