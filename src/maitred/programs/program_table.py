@@ -18,8 +18,8 @@ MAX_GENERATIONS: Final = 16
 """Ancestors that a program may have; a child of a program with as many begins a family of its own. Finding the root of a family
 takes as many steps."""
 MAX_FAMILY: Final = 256
-"""Programs of one family; a child of a larger one begins a family of its own. With each request of the root the places of all of
-them are found anew, while all other requests wait."""
+"""Programs of one family; a child of a larger one begins a family of its own. With each request of the root the places of all
+of them are found anew, while all other requests wait."""
 
 
 class ProgramTable:
