@@ -148,7 +148,7 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
         f"{TIGHT} --prefix-cache radix",
         "--radix-eviction-policy filo",
     ),
-    "preemption_policy": (f"{FULL} --scheduler priority-fcfs --priority-policy slo-based", "--preemption-policy priority"),
+    "preemption_policy": (f"{FULL} --scheduler priority-fcfs --priority-policy inverted-slo", "--preemption-policy priority"),
     "batching": (FULL, "--batching static-batch"),
     "context_chunking_policy": (
         f"{BUSY} --batching max-utilization --max-num-batched-tokens 64",
