@@ -4,6 +4,9 @@
     event_queue.py       the heap, the order of events at one instant, the arrivals
     pipeline.py          the path of a request: admission, routing, entry, end
     request_state.py     a request on this path, and the delays that it spends
+    programs_driver.py   the programs core in front of admission, and its choice of an instance
+    shared_tokens.py     the KV tokens that programs at one instance share
+    program_statistics.py    makespans, pauses, imbalance
     admission_driver.py  the admission core in front of the router
     fleet.py             the instances, and when each is due next
     replica.py           one of them, as routers see it

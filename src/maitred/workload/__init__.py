@@ -11,6 +11,7 @@ and not in it, so no policy can see it.
     generator, sessions, rates           the jobs of such a description: their merge, their content, and their arrivals
     arrivals, lengths                    arrival processes and length distributions, by name
     synthetic, load                      the plain workload; a workload described by flags
+    agent_programs                       agent programs in a closed loop
     prefix_keys                          which prompts begin with the same tokens
 """
 
