@@ -75,6 +75,7 @@ def test_programs_are_listed_with_the_fields_of_thunderagent() -> None:
         ({"program_id": None}, 400, {"detail": "Missing program_id"}),
         (b"{bad", 400, {"detail": "Invalid JSON"}),
         (b'{"program_id": "\xff"}', 400, {"detail": "Invalid JSON"}),
+        (b"[" * 50_000, 400, {"detail": "Invalid JSON"}),
         ([], 400, {"detail": "The body must be a JSON object"}),
         (b'"s"', 400, {"detail": "The body must be a JSON object"}),
         ({"program_id": 7}, 400, {"detail": "program_id must be a string"}),

@@ -63,7 +63,7 @@ class ProgramEndpoints:
         viewer = self._identify(scope)
         try:
             fields = msgspec.json.decode(await asgi.read_body(scope, receive, _MAX_BODY_BYTES))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             await _send_detail(send, "Invalid JSON")
             return
         except asgi.ClientDisconnected:
