@@ -34,7 +34,7 @@ from maitred.batching.context_chunking import (
 )
 from maitred.batching.continuous import ContinuousBatch, StepPlan
 from maitred.batching.kv_cache_manager import CrossKvCacheManager, KvCacheManager
-from maitred.batching.kv_cache_view import KvCacheView, PrefixMatch, ReleaseSimulation
+from maitred.batching.kv_cache_view import KvCacheView, ReleaseSimulation, ReusedPrefix
 from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk, context_spread
 from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
 from maitred.batching.micro_batch import TokenBudgetScheduler
@@ -70,10 +70,10 @@ __all__ = [
     "PeftCacheView",
     "PreemptionPolicy",
     "PrefillChunk",
-    "PrefixMatch",
     "ReleaseSimulation",
     "RequestList",
     "RequestScheduler",
+    "ReusedPrefix",
     "SchedulerBatch",
     "SchedulerOutput",
     "SchedulerResources",

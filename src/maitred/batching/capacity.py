@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import ClassVar
 
 from maitred.batching.capacity_budgets import AdapterPages, FreeBlocks, PeftCacheView, PromisedBlocks, StepBlocks
-from maitred.batching.kv_cache_view import NO_MATCH, KvCacheView, PrefixMatch
+from maitred.batching.kv_cache_view import NO_MATCH, KvCacheView, ReusedPrefix
 from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
 from maitred.batching.schedulers import CapacityScheduler, split_disagg_gen_init
 
@@ -77,7 +77,7 @@ class BlockCountingScheduler(CapacityScheduler):
                 promises.promise(request)
         return promises
 
-    def match_prefix(self, request: LlmRequest, promises: PromisedBlocks | None) -> PrefixMatch:
+    def match_prefix(self, request: LlmRequest, promises: PromisedBlocks | None) -> ReusedPrefix:
         """Return what is cached of the prompt of `request`, which is about to begin, and note how many tokens of it need not
         be computed."""
         request.estimated_reusable_tokens = 0

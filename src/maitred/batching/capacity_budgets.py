@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
-from maitred.batching.kv_cache_view import NO_MATCH, KvCacheView, PrefixMatch, ReleaseSimulation
+from maitred.batching.kv_cache_view import NO_MATCH, KvCacheView, ReleaseSimulation, ReusedPrefix
 from maitred.batching.llm_request import LlmRequest
 
 
@@ -69,7 +69,7 @@ class FreeBlocks:
         """Subtract what the generating `requests` will still take."""
         self._subtract(self._kv_cache.blocks_to_complete_all(requests))
 
-    def try_reserve(self, request: LlmRequest, match: PrefixMatch) -> Sequence[int] | None:
+    def try_reserve(self, request: LlmRequest, match: ReusedPrefix) -> Sequence[int] | None:
         """Return what `request` needs in each window, or None if it does not fit in all of them."""
         needed = self._kv_cache.blocks_to_completion(request, match)
         return needed if all(map(int.__le__, needed, self._free)) else None
@@ -91,7 +91,7 @@ class StepBlocks:
         self._releases: ReleaseSimulation = kv_cache.start_scheduling()
         self._taken = [0] * len(kv_cache.free_blocks)
 
-    def try_take(self, request: LlmRequest, match: PrefixMatch) -> list[int] | None:
+    def try_take(self, request: LlmRequest, match: ReusedPrefix) -> list[int] | None:
         """Return what would be taken in each window with `request`, or None if it does not fit in all of them."""
         needed = self._kv_cache.blocks_for_next_step(request, match, two_step_lookahead=self._two_step_lookahead)
         taken = [before + blocks for before, blocks in zip(self._taken, needed, strict=True)]
@@ -117,10 +117,10 @@ class PromisedBlocks:
 
     def __init__(self, kv_caches: Sequence[KvCacheView]) -> None:
         self._promised = [(kv_cache, set[Hashable]()) for kv_cache in kv_caches]
-        self._own: dict[int, list[PrefixMatch]] = {}
+        self._own: dict[int, list[ReusedPrefix]] = {}
         """What has been found for a request, which is looked up once in a pass."""
 
-    def match(self, request: LlmRequest) -> PrefixMatch:
+    def match(self, request: LlmRequest) -> ReusedPrefix:
         """Return what is cached of the prompt of `request` in the first of the caches."""
         return self._matches(request)[0] if self._promised else NO_MATCH
 
@@ -135,7 +135,7 @@ class PromisedBlocks:
         matches = self._matches(request)
         return any(match.first_new_block in promised for (_, promised), match in zip(self._promised, matches, strict=True))
 
-    def _matches(self, request: LlmRequest) -> list[PrefixMatch]:
+    def _matches(self, request: LlmRequest) -> list[ReusedPrefix]:
         found = self._own.get(request.request_id)
         if found is None:
             found = self._own[request.request_id] = [kv_cache.match_prefix(request) for kv_cache, _ in self._promised]

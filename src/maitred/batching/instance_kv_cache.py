@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from maitred.batching.kv_cache_view import NO_MATCH, KvCacheView, PrefixMatch, ReleaseSimulation
+from maitred.batching.kv_cache_view import NO_MATCH, KvCacheView, ReleaseSimulation, ReusedPrefix
 from maitred.batching.llm_request import LlmRequest
 from maitred.core.errors import ConfigError
 from maitred.core.sequence import SequenceState
@@ -68,7 +68,7 @@ class InstanceKvCache(KvCacheView):
     def get_needed_resource_to_completion(self, request: LlmRequest) -> int:
         return -(-(request.prompt_len + request.max_new_tokens) // self.tokens_per_block)
 
-    def blocks_to_completion(self, request: LlmRequest, match: PrefixMatch) -> Sequence[int]:
+    def blocks_to_completion(self, request: LlmRequest, match: ReusedPrefix) -> Sequence[int]:
         return (self.get_needed_resource_to_completion(request) - self._blocks_held(request, match),)
 
     def blocks_to_complete_all(self, requests: Sequence[LlmRequest]) -> Sequence[int]:
@@ -77,7 +77,7 @@ class InstanceKvCache(KvCacheView):
         return super().blocks_to_complete_all(requests)
 
     def blocks_for_next_step(
-        self, request: LlmRequest, match: PrefixMatch, *, two_step_lookahead: bool = False
+        self, request: LlmRequest, match: ReusedPrefix, *, two_step_lookahead: bool = False
     ) -> Sequence[int]:
         active, blocks_for = self._requests[request.request_id], self._blocks.blocks_for
         if request.is_generation_in_progress_state:
@@ -91,14 +91,14 @@ class InstanceKvCache(KvCacheView):
             return (self._blocks.decode_blocks(1),)
         return super().blocks_for_next_step_of_all(requests, two_step_lookahead=two_step_lookahead)
 
-    def match_prefix(self, request: LlmRequest) -> PrefixMatch:
+    def match_prefix(self, request: LlmRequest) -> ReusedPrefix:
         if self._prefix_blocks is None:
             return NO_MATCH
         seq = self._requests[request.request_id].seq
         hit = self._prefix_blocks.find_cached(seq)
         hashes = seq.block_hashes or ()
         first_new = hashes[hit.num_blocks] if hit.num_blocks < len(hashes) else None
-        return PrefixMatch(first_new, hit.num_blocks, hit.num_blocks - hit.num_unreferenced)
+        return ReusedPrefix(first_new, hit.num_blocks, hit.num_blocks - hit.num_unreferenced)
 
     def start_scheduling(self) -> ReleaseSimulation:
         if self._prefix_blocks is not None:
@@ -129,7 +129,7 @@ class InstanceKvCache(KvCacheView):
                 )
         return "requests that have begun are left out"
 
-    def _blocks_held(self, request: LlmRequest, match: PrefixMatch) -> int:
+    def _blocks_held(self, request: LlmRequest, match: ReusedPrefix) -> int:
         """Return the blocks of `request`, or those that it would share with others if it began."""
         active = self._requests[request.request_id]
         if request.is_generation_in_progress_state:

@@ -20,7 +20,7 @@ from maitred.batching.block_needs import (
     blocks_of_generation_step,
     blocks_to_completion,
 )
-from maitred.batching.kv_cache_view import KvCacheView, PrefixMatch, ReleaseSimulation
+from maitred.batching.kv_cache_view import KvCacheView, ReleaseSimulation, ReusedPrefix
 from maitred.batching.llm_request import LlmRequest
 from maitred.core.errors import InvariantError
 from maitred.kv import BlockPool
@@ -55,7 +55,7 @@ class KvCacheManager(KvCacheView):
     def get_needed_resource_to_completion(self, request: LlmRequest) -> int:
         return max(blocks_to_completion(_need(request), geometry) for geometry in self._geometries)
 
-    def blocks_to_completion(self, request: LlmRequest, match: PrefixMatch) -> Sequence[int]:
+    def blocks_to_completion(self, request: LlmRequest, match: ReusedPrefix) -> Sequence[int]:
         need, sequence = self._need(request), self._sequences.get(request.request_id)
         reusable = match.num_referenced_blocks if sequence is None and self._is_single_window else 0
         return [
@@ -66,7 +66,7 @@ class KvCacheManager(KvCacheView):
         ]
 
     def blocks_for_next_step(
-        self, request: LlmRequest, match: PrefixMatch, *, two_step_lookahead: bool = False
+        self, request: LlmRequest, match: ReusedPrefix, *, two_step_lookahead: bool = False
     ) -> Sequence[int]:
         need = self._need(request)
         if request.is_generation_in_progress_state:
@@ -82,13 +82,13 @@ class KvCacheManager(KvCacheView):
             return [blocks_of_first_chunk(need, geometry, reusable) for geometry in self._geometries]
         return [0] * len(self._geometries)
 
-    def match_prefix(self, request: LlmRequest) -> PrefixMatch:
+    def match_prefix(self, request: LlmRequest) -> ReusedPrefix:
         full = request.block_hashes[: request.prompt_len // self.tokens_per_block]
         pool, references = self._pools[0], self._references[0]
         cached = pool.num_cached_blocks(full)
         referenced = next((index for index in range(cached) if not references[full[index]]), cached)
         first_new = (request.lora_task_id, full[cached]) if cached < len(full) else None
-        return PrefixMatch(first_new, cached, referenced)
+        return ReusedPrefix(first_new, cached, referenced)
 
     def start_scheduling(self) -> ReleaseSimulation:
         return _Releases(self)
@@ -180,13 +180,13 @@ class CrossKvCacheManager(KvCacheManager):
     def _need(self, request: LlmRequest) -> SequenceNeed:
         return SequenceNeed(request.encoder_output_len, 0)
 
-    def blocks_to_completion(self, request: LlmRequest, match: PrefixMatch) -> Sequence[int]:
+    def blocks_to_completion(self, request: LlmRequest, match: ReusedPrefix) -> Sequence[int]:
         if request.context_current_position or request.is_generation_in_progress_state:
             return [0] * len(self._geometries)
         return [geometry.blocks_for(request.encoder_output_len) for geometry in self._geometries]
 
     def blocks_for_next_step(
-        self, request: LlmRequest, match: PrefixMatch, *, two_step_lookahead: bool = False
+        self, request: LlmRequest, match: ReusedPrefix, *, two_step_lookahead: bool = False
     ) -> Sequence[int]:
         return self.blocks_to_completion(request, match)
 

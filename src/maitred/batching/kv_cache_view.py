@@ -18,7 +18,7 @@ import msgspec
 from maitred.batching.llm_request import LlmRequest
 
 
-class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
+class ReusedPrefix(msgspec.Struct, frozen=True, gc=False):
     """What is cached of the prompt of a request, by one walk through the cache. All counts are leading full blocks."""
 
     first_new_block: Hashable = None
@@ -29,7 +29,7 @@ class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     """Of these, those that a request holds: the others count as free, so using one takes a free block."""
 
 
-NO_MATCH: Final = PrefixMatch()
+NO_MATCH: Final = ReusedPrefix()
 
 
 class ReleaseSimulation(ABC):
@@ -58,17 +58,17 @@ class KvCacheView(ABC):
         """Free blocks by window; cached blocks that no request holds are free."""
 
     @abstractmethod
-    def blocks_to_completion(self, request: LlmRequest, match: PrefixMatch) -> Sequence[int]:
+    def blocks_to_completion(self, request: LlmRequest, match: ReusedPrefix) -> Sequence[int]:
         """Return the blocks that `request` will take until its answer is complete, beyond those that it has."""
 
     @abstractmethod
     def blocks_for_next_step(
-        self, request: LlmRequest, match: PrefixMatch, *, two_step_lookahead: bool = False
+        self, request: LlmRequest, match: ReusedPrefix, *, two_step_lookahead: bool = False
     ) -> Sequence[int]:
         """Return the blocks that the next step of `request` takes, or the next two."""
 
     @abstractmethod
-    def match_prefix(self, request: LlmRequest) -> PrefixMatch:
+    def match_prefix(self, request: LlmRequest) -> ReusedPrefix:
         """Return what is cached of the prompt of `request`."""
 
     @abstractmethod

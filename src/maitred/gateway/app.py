@@ -73,10 +73,7 @@ class Gateway:
         self.core = _make_core(admission or AdmissionConfig(), self._decision_log, self._fleet.model_load)
         self._driver = RealTimeAdmission(self.core, self._fleet.model_load)
         self._programs_config = programs or ProgramsConfig()
-        self._program_parts: ProgramParts | None = None
-        if self._programs_config.mode != "off":
-            decisions = None if self._decision_log is None else DecisionLog(self._decision_log.write)
-            self._program_parts = ProgramParts(self._programs_config, self._fleet, self._driver.now(), default_state, decisions)
+        self._program_parts = self._make_program_parts(default_state)
         self._capacity = CapacityController(self._fleet, self._driver, fallback)
         self._snapshots = StateSnapshots(self._driver, self._fleet, self._capacity, self.counters)
         signals = self._router_signals if self._recorder is None else self._router_signals | Signals.SESSION
@@ -95,21 +92,30 @@ class Gateway:
             programs=self._programs_config,
         )
         self._reloader = ConfigReloader(settings, reload, self._apply_settings, self.counters.reloads)
-        self._endpoints = AdminEndpoints(
-            self._fleet,
-            GatewayCollector(
-                *(self.counters, self.core, self.state),
-                None if self._program_parts is None else self._program_parts.metric_families,
-            ),
-            self.state,
-            self._reloader,
-            self.settings,
+        self._endpoints = self._make_endpoints()
+
+    def _make_program_parts(self, default_state: str | None) -> ProgramParts | None:
+        """Return what drives and shows the programs, or None if requests are routed one by one."""
+        if self._programs_config.mode == "off":
+            return None
+        decisions = None if self._decision_log is None else DecisionLog(self._decision_log.write)
+        return ProgramParts(self._programs_config, self._fleet, self._driver.now(), default_state, decisions)
+
+    def _make_endpoints(self) -> AdminEndpoints:
+        """Return the paths that the gateway answers itself."""
+        programs = self._program_parts
+        collector = GatewayCollector(
+            self.counters, self.core, self.state, None if programs is None else programs.metric_families
+        )
+        endpoints = AdminEndpoints(
+            *(self._fleet, collector, self.state, self._reloader, self.settings),
             lambda: self._intake.keys,
             lambda: self._capacity.fallback,
         )
-        if self._program_parts is not None:
-            pages = self._program_parts.endpoints(self._intake.identify)
-            self._endpoints.add(pages.by_path, pages.by_prefix, self._program_parts.health_fields)
+        if programs is not None:
+            pages = programs.endpoints(self._intake.identify)
+            endpoints.add(pages.by_path, pages.by_prefix, programs.health_fields)
+        return endpoints
 
     @property
     def programs(self) -> RealTimePrograms | None:

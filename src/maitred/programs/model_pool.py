@@ -34,7 +34,7 @@ from maitred.core.units import Micros, from_seconds
 from maitred.programs.acting_estimators import ActingEstimator
 from maitred.programs.backend_memory import BackendMemory, pause_order
 from maitred.programs.config import ProgramsConfig
-from maitred.programs.placement import Candidate, Placement, Room, plan_resumes
+from maitred.programs.placement import Placement, ResumeCandidate, Room, plan_resumes
 from maitred.programs.program import Program
 from maitred.programs.waiting_programs import WaitingPrograms
 
@@ -126,7 +126,7 @@ class ModelPool:
     def plan_all(self, now: Micros) -> Iterator[Placement]:
         """Yield which waiting programs fit where, for all that wait. The caller places each before it asks for the next, and
         the rest is planned again while anything was placed."""
-        candidates: list[Candidate] | None = None
+        candidates: list[ResumeCandidate] | None = None
         for _ in range(1 if self._is_strict else _MAX_ROUNDS):
             held = yield from self._serve_oldest(now)
             rooms = [
@@ -138,7 +138,7 @@ class ModelPool:
             if smallest is None or not rooms or max(room.tokens for room in rooms) < smallest.tokens + self._buffer:
                 return
             if candidates is None:
-                candidates = [Candidate(program, self.need(program, now)) for program in self.waiting]
+                candidates = [ResumeCandidate(program, self.need(program, now)) for program in self.waiting]
             else:
                 candidates = [candidate for candidate in candidates if candidate.program in self.waiting]
             placements = plan_resumes(candidates, rooms, is_strict=self._is_strict)

@@ -31,7 +31,7 @@ class Room(NamedTuple):
     """Tokens of its programs, by which backends are told apart whose room is not known."""
 
 
-class Candidate(NamedTuple):
+class ResumeCandidate(NamedTuple):
     """A paused program, and the tokens that it needs at a backend, buffer included."""
 
     program: Program
@@ -45,7 +45,7 @@ class Placement(NamedTuple):
     backend: int
 
 
-def plan_resumes(waiting: Iterable[Candidate], rooms: Sequence[Room], *, is_strict: bool) -> list[Placement]:
+def plan_resumes(waiting: Iterable[ResumeCandidate], rooms: Sequence[Room], *, is_strict: bool) -> list[Placement]:
     """Return which of `waiting`, programs in the order of their turns, are to be resumed where."""
     chosen = _choose(waiting, rooms, is_strict=is_strict)
     # Python's sort keeps the order of equals, so programs of one size keep that of their turns.
@@ -56,7 +56,7 @@ def plan_resumes(waiting: Iterable[Candidate], rooms: Sequence[Room], *, is_stri
     return _place(chosen, rooms)
 
 
-def _choose(waiting: Iterable[Candidate], rooms: Sequence[Room], *, is_strict: bool) -> list[Candidate]:
+def _choose(waiting: Iterable[ResumeCandidate], rooms: Sequence[Room], *, is_strict: bool) -> list[ResumeCandidate]:
     """Return the programs that fit together into the sum of `rooms`, first come first; one that does not fit is passed over."""
     budget = sum(room.tokens for room in rooms)
     largest = budget if is_strict else max(room.tokens for room in rooms)
@@ -69,7 +69,7 @@ def _choose(waiting: Iterable[Candidate], rooms: Sequence[Room], *, is_strict: b
     return chosen
 
 
-def _place(chosen: Sequence[Candidate], rooms: Sequence[Room]) -> list[Placement]:
+def _place(chosen: Sequence[ResumeCandidate], rooms: Sequence[Room]) -> list[Placement]:
     # ThunderAgent sorts its list again after each placement, and a sort keeps the order of equals: a backend that was first
     # until now stays before those that have as much left. Hence the falling `turn`.
     by_room = sorted(rooms, key=lambda room: -room.tokens)

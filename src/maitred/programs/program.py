@@ -118,7 +118,6 @@ class Program:
         self.last_active = now
         """The instant at which its last request came or ended."""
         self.acting_since: Micros = now
-        """While it is acting, since when."""
         self.waiting_since: Micros = now
         """While it is paused with a request, since when."""
         self.paused_since: Micros = now

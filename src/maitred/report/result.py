@@ -14,6 +14,7 @@ Figures are computed when they are asked for, so one run can be judged by severa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,22 +130,11 @@ def simulate(
         workload=name, seed=seed, horizon=horizon, sections=_sections(cluster, instance, routing, admission, programs)
     )
 
+    rooms = (cluster, instance, routing, admission, programs)
+
     def run_jobs(jobs: Iterable[Job]) -> Result:
-        rows = run(
-            jobs,
-            cluster,
-            instance,
-            routing,
-            admission,
-            programs,
-            seed=seed,
-            horizon=horizon,
-            progress=progress,
-            log=log,
-            sample_every=sample_every,
-            log_itl=True,
-        )
-        return Result(rows, setup, slo)
+        observed_run = partial(run, progress=progress, log=log, sample_every=sample_every, log_itl=True)
+        return Result(observed_run(jobs, *rooms, seed=seed, horizon=horizon), setup, slo)
 
     if isinstance(workload, Workload):
         return run_jobs(workload.jobs())

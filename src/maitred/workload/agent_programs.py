@@ -58,40 +58,40 @@ def agent_programs(
         num_programs = programs
     _check_count("num_programs", num_programs, MAX_SESSIONS, "programs")
     _check_count("num_requests", num_requests, MAX_REQUESTS, "requests")
-    lengths = {
-        "turns": turns,
-        "start_tokens": start_tokens,
-        "input_tokens": input_tokens,
-        "output_tokens": output_tokens,
-        "tool_time_ms": tool_time_ms,
-    }
-    for where, given in lengths.items():
+    lengths = {"turns": turns, "start_tokens": start_tokens, "input_tokens": input_tokens, "output_tokens": output_tokens}
+    for where, given in {**lengths, "tool_time_ms": tool_time_ms}.items():
         parse_lengths(given, where=where)
-    agents = Client(
-        id="agents",
-        concurrency=programs,
-        sessions=num_programs or MAX_SESSIONS,
-        input_distribution=input_tokens,
-        output_distribution=output_tokens,
-        prefix_group="prefix" if prefix_tokens else "",
-        prefix_length=prefix_tokens,
-        timeout=0,
-        reasoning=Reasoning(
-            multi_turn=MultiTurn(
-                max_rounds=MAX_ROUNDS,
-                rounds_distribution=turns,
-                first_input_distribution=start_tokens,
-                think_time_ms_distribution=tool_time_ms,
-                context_growth="accumulate",
-            )
-        ),
+    rounds = MultiTurn(
+        max_rounds=MAX_ROUNDS,
+        rounds_distribution=turns,
+        first_input_distribution=start_tokens,
+        think_time_ms_distribution=tool_time_ms,
+        context_growth="accumulate",
     )
+    agents = _agents(programs, num_programs or MAX_SESSIONS, input_tokens, output_tokens, prefix_tokens, rounds)
     jobs: Iterable[Job] = Workload(clients=(agents,), num_requests=num_requests or 0, seed=seed).jobs()
     if class_mix is not None:
         jobs = with_class_mix(jobs, parse_class_mix(class_mix, where="class_mix"), seed, by_program=True)
     if tenant_mix is not None:
         jobs = with_tenant_mix(jobs, parse_tenant_mix(tenant_mix, where="tenant_mix"), seed, by_program=True)
     return jobs
+
+
+def _agents(
+    programs: int, sessions: int, input_tokens: str | int, output_tokens: str | int, prefix_tokens: int, rounds: MultiTurn
+) -> Client:
+    """Return the client of which `programs` sessions run at once, `sessions` in all."""
+    return Client(
+        id="agents",
+        concurrency=programs,
+        sessions=sessions,
+        input_distribution=input_tokens,
+        output_distribution=output_tokens,
+        prefix_group="prefix" if prefix_tokens else "",
+        prefix_length=prefix_tokens,
+        timeout=0,
+        reasoning=Reasoning(multi_turn=rounds),
+    )
 
 
 def _check_count(where: str, count: int | None, most: int, noun: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from maitred.batching import KvCacheView, LlmRequest, LlmRequestState, PrefixMatch, ReleaseSimulation
+from maitred.batching import KvCacheView, LlmRequest, LlmRequestState, ReleaseSimulation, ReusedPrefix
 
 Case = Mapping[str, Any]
 
@@ -78,16 +78,16 @@ class ConstantCostCache(KvCacheView):
     def free_blocks(self) -> Sequence[int]:
         return (self._free,)
 
-    def blocks_to_completion(self, request: LlmRequest, match: PrefixMatch) -> Sequence[int]:
+    def blocks_to_completion(self, request: LlmRequest, match: ReusedPrefix) -> Sequence[int]:
         return (self._cost,)
 
     def blocks_for_next_step(
-        self, request: LlmRequest, match: PrefixMatch, *, two_step_lookahead: bool = False
+        self, request: LlmRequest, match: ReusedPrefix, *, two_step_lookahead: bool = False
     ) -> Sequence[int]:
         return (self._cost,)
 
-    def match_prefix(self, request: LlmRequest) -> PrefixMatch:
-        return PrefixMatch(self._first_new_block.get(str(request.request_id)))
+    def match_prefix(self, request: LlmRequest) -> ReusedPrefix:
+        return ReusedPrefix(self._first_new_block.get(str(request.request_id)))
 
     def start_scheduling(self) -> ReleaseSimulation:
         return _NoReleases(self._free)
