@@ -85,6 +85,7 @@ def test_programs_leave_a_drained_backend_between_two_requests() -> None:
         ({}, 400, "no_backend_named"),
         ({"backend": 5}, 400, "no_backend_named"),
         (b"[", 400, "no_backend_named"),
+        (b'{"x":' + b"[" * 50_000, 400, "no_backend_named"),
     ],
 )
 def test_a_body_that_names_no_backend(given: object, status: int, code: str) -> None:

@@ -5,7 +5,7 @@ from programs_timeline import SYSTEM, Timeline, paused, pressed
 
 from maitred.core.request import PriorityClass
 from maitred.core.units import SECOND
-from maitred.programs import BackendStatus, Programs, ProgramsConfig
+from maitred.programs import BackendStatus, ProgramRequest, Programs, ProgramsConfig, Usage
 
 DOWN, DRAINING = BackendStatus.DOWN, BackendStatus.DRAINING
 
@@ -212,3 +212,17 @@ def test_another_ageing_orders_those_that_wait_already():
     t.end("X", 0)
     t.release("X")
     assert t.changes()[0] == "resume small"
+
+
+def test_one_odd_answer_does_not_have_larger_requests_refused():
+    core = Programs(ProgramsConfig(mode="tr"))
+    core.set_backend(0, 0, models=["m"], capacity=4000)
+    core.begin(ProgramRequest(id=1, model="m", program="A", characters=80), 0)
+    core.end(1, Usage(prompt_tokens=80, total_tokens=90), 1)  # one character per token: a long template on a short message
+    core.release("", "A", 2)
+    (decision,) = core.begin(ProgramRequest(id=2, model="m", program="B", characters=12_000), 3)
+    assert decision.action == "grant"
+    assert next(iter(core.programs)).tokens == 3900  # what fits beside the buffer, and not 12,000
+    core.end(2, Usage(prompt_tokens=2400, total_tokens=2500), 4)
+    decisions = core.begin(ProgramRequest(id=3, model="m", program="C", characters=30_000), 5)
+    assert decisions[0].reason == "oversized"  # at the ratio with which every model starts it does not fit either

@@ -181,7 +181,7 @@ class AdminEndpoints:
         """Return the backend that the body names. Raises ApiError 400 for a body that names none, 404 for an unknown one."""
         try:
             named = _decode_named_backend(await asgi.read_body(scope, receive, _MAX_BODY_BYTES)).backend
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise error_responses.no_backend_named(str(error)) from error
         for backend in self._fleet.backends:
             if backend.url == named.rstrip("/"):

@@ -36,10 +36,11 @@ from maitred.programs.config import ProgramsConfig
 from maitred.programs.departures import Departures
 from maitred.programs.enums import BackendStatus, ProgramAction, ProgramDecision, ProgramReason, ProgramState, ProgramStatus
 from maitred.programs.invariants import check_programs
+from maitred.programs.model_pool import ModelPool
 from maitred.programs.places import ProgramPlaces
 from maitred.programs.program import Program, ProgramKey, ProgramRequest, Usage
 from maitred.programs.program_table import ProgramTable
-from maitred.programs.token_estimator import MAX_TOKENS, TokenEstimator
+from maitred.programs.token_estimator import FIRST_RATIO, MAX_TOKENS, TokenEstimator
 
 _ACTING = ProgramStatus.ACTING
 
@@ -270,6 +271,7 @@ class Programs:
     def _wait_or_place(self, program: Program, request_id: RequestId, tokens: int, now: Micros) -> None:
         """Place a program that has no backend, or let its request wait."""
         pool = self._places.backends.pool(program.key.model)
+        tokens = self._believable_tokens(pool, request_id, tokens)
         needed = program.waiting_tokens + tokens
         is_new = program.state is not ProgramState.PAUSED
         if self.config.mode == "default":
@@ -287,6 +289,14 @@ class Programs:
         else:
             self._places.enqueue(program, pool, request_id, tokens, now)
             self._places.react_to_room(pool, pool.backends, now)
+
+    def _believable_tokens(self, pool: ModelPool, request_id: RequestId, tokens: int) -> int:
+        """Return the tokens of a request, at most what the largest backend holds if only a learned ratio says that it is
+        larger. A refused request teaches nothing, so one odd answer would have all larger requests refused for ever."""
+        characters = self._table.characters.get(request_id)
+        if characters is None or not pool.is_oversized(tokens) or pool.is_oversized(int(characters / FIRST_RATIO)):
+            return tokens
+        return pool.largest_fitting()
 
     def _end_under_way(self, program: Program, request_id: RequestId, usage: Usage | None, now: Micros) -> None:
         context = program.contexts.pop(request_id)

@@ -98,6 +98,10 @@ class ModelPool:
         need = tokens + self._buffer
         return all(backend.capacity is not None and need > backend.capacity for backend in self.backends)
 
+    def largest_fitting(self) -> int:
+        """Return the tokens of the largest program that some backend could hold; 0 while no capacity is known."""
+        return max((backend.capacity - self._buffer for backend in self.backends if backend.capacity is not None), default=0)
+
     def place_new(self, program: Program, tokens: int) -> BackendMemory | None:
         """Return the backend for a program of `tokens` that need not wait: of those with room that of its parent, or the one
         with the fewest active tokens, the first of equals. None if none has room."""
