@@ -228,7 +228,16 @@ def test_rows_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
     store.write({**changes, key("b"): stored("b", created_at=2), key("a"): stored("a", created_at=3)})
     store.write({key("b"): stored("b", created_at=2, tokens=7)})
     store.close()
-    assert ProgramStore(path).found == [stored("b", created_at=2, tokens=7), stored("a", created_at=3)]
+    with closing(ProgramStore(path)) as again:
+        assert again.found == [stored("b", created_at=2, tokens=7), stored("a", created_at=3)]
+
+
+def test_a_file_belongs_to_one_gateway_at_a_time(tmp_path: Path) -> None:
+    path = str(tmp_path / "programs.sqlite")
+    taken = pytest.raises(ConfigError, match=r"another gateway keeps its programs in .*programs\.sqlite \(give each gateway")
+    with closing(ProgramStore(path)), taken:
+        ProgramStore(path)
+    ProgramStore(path).close()
 
 
 def test_a_disk_that_fails_is_logged_once_and_written_when_it_works_again(tmp_path: Path, caplog: Any) -> None:

@@ -5,18 +5,22 @@ killed loses at most the changes of the last moments, and a transaction is in th
 
 Times in the file are those of the wall clock (µs since 1970), because no monotonic clock lasts longer than the machine is up.
 
+One file belongs to one gateway: a second one would overwrite the places that the first one has given. A lock on `FILE.lock`
+says so, and goes with the process, however that ends.
+
 A file that is no such database is moved aside and begun anew: what it held cannot be read, and programs without a record are
 only placed as if they were new.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple, TypeAlias
+from typing import IO, Annotated, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -70,15 +74,18 @@ class ProgramStore:
     """One file. Its connection belongs to the thread that writes."""
 
     def __init__(self, path: str) -> None:
-        """Raises ConfigError if `path` cannot be opened or made."""
+        """Raises ConfigError if `path` cannot be opened or made, or another gateway has it."""
         self.path = Path(path)
         self._connection: sqlite3.Connection | None = None
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.found = self._read_or_begin_anew()
-            """The programs of the last run, in the order of creation."""
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"cannot keep programs in {path}: {error}", where="programs.state") from error
+        with ExitStack() as on_error:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._lock = on_error.enter_context(_lock(self.path))
+                self.found = self._read_or_begin_anew()
+                """The programs of the last run, in the order of creation."""
+            except (OSError, sqlite3.Error) as error:
+                raise ConfigError(f"cannot keep programs in {path}: {error}", where="programs.state") from error
+            on_error.pop_all()
 
     def write(self, changes: ProgramChanges) -> None:
         """Write changes in one transaction. Called in the thread of the writer. Raises sqlite3.Error."""
@@ -93,6 +100,7 @@ class ProgramStore:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        self._lock.close()
 
     def _open(self) -> sqlite3.Connection:
         # The writer's thread uses it, and after that has ended, `close`.
@@ -128,6 +136,19 @@ class ProgramStore:
         self.path.replace(aside)
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+
+
+def _lock(path: Path) -> IO[bytes]:
+    """Return an open file whose lock stands for `path`; closing it gives the lock up. Raises ConfigError if another gateway has
+    it, and OSError."""
+    file = path.with_name(path.name + ".lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        hint = "give each gateway a file of its own with --state, or none with --state none"
+        raise ConfigError(f"another gateway keeps its programs in {path}", where="programs.state", hint=hint) from error
+    return file
 
 
 def _parse_row(row: tuple[object, ...]) -> StoredProgram | None:
