@@ -162,6 +162,20 @@ def test_without_chunks_a_longer_prompt_is_rejected_at_once() -> None:
     assert [event[:3] for event in events] == [(0, "REFUSED", 0)]
 
 
+def test_a_request_that_has_begun_goes_on_before_one_that_waited_for_a_prefix() -> None:
+    """Request 1 waits for request 0 to compute the block that both begin with, and request 2 begins. When request 1 may begin,
+    it needs more than is free: that must not stop request 2, whose end it waits for."""
+    shared = PromptTokenIds((1, 2, 3, 4))
+    jobs = [
+        (request(0, 0, 4, 1, prefix=shared), 1),
+        (request(1, 0, 4, 60, prefix=shared), 1),
+        (request(2, 0, 17, 1, prefix=PromptTokenIds(tuple(range(100, 117)))), 1),
+    ]
+    sizes = {"block_size_in_tokens": 4, "total_kv_blocks": 20, "max_num_seqs": 3, "max_num_batched_tokens": 16}
+    events = drive(config("guaranteed-no-evict", enable_prefix_caching=True, **sizes), jobs)
+    assert [number for _, kind, number, _ in events if kind == "FINISHED"] == [0, 2, 1]
+
+
 @st.composite
 def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]]:
     """Draw the configuration of an instance, requests with their answers, and aborts (instant, request)."""

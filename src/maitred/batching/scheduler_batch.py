@@ -27,7 +27,7 @@ from maitred.batching.continuous import ContinuousBatch, StepPlan
 from maitred.batching.instance_kv_cache import ActiveRequest, InstanceKvCache
 from maitred.batching.kv_cache_view import KvCacheView
 from maitred.batching.limits import BatchLimits, PrefillChunk
-from maitred.batching.llm_request import LlmRequestState
+from maitred.batching.llm_request import LlmRequest, LlmRequestState
 from maitred.batching.schedulers import RequestScheduler, SchedulerOutput
 from maitred.core.contracts import BatchShape, WaitQueue
 from maitred.core.errors import ConfigError, InvariantError, MaitredError
@@ -179,6 +179,14 @@ class SchedulerBatch(ContinuousBatch):
                     place -= 1
             self._active.insert(place, request)
 
+    def _in_order(self) -> list[LlmRequest]:
+        """Return the active requests in the order in which the scheduler is to see them."""
+        if self._prefix_blocks is None or not self._scheduler.repeats_its_answer:
+            return [*self._active]
+        # A request that waited for another one to compute its prefix stands before others that have begun meanwhile. If it does
+        # not fit, a policy without eviction stops there: those would keep their blocks and never go on.
+        return [*sorted(self._active, key=lambda request: not request.has_blocks)]
+
     def _decide(self) -> SchedulerOutput:
         """Return what the scheduler says, after the progress of the active requests has been settled."""
         for request in self._active:
@@ -186,7 +194,7 @@ class SchedulerBatch(ContinuousBatch):
             if seq.is_decoding:
                 request.num_generated_tokens = self.step_index - seq.decode_origin_step - request.num_tokens_before
         try:
-            output = self._scheduler.schedule_request(list(self._active), _NO_IDS)
+            output = self._scheduler.schedule_request(self._in_order(), _NO_IDS)
         except MaitredError:
             raise
         except Exception as error:  # a class of the user's own may raise anything
