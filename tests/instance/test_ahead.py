@@ -97,7 +97,7 @@ def test_a_deadline_may_come_before_it_is_picked_up() -> None:
 
 
 def test_it_is_not_for_the_rules_of_blis() -> None:
-    with pytest.raises(ValueError, match="async_scheduling is not BLIS's"):
+    with pytest.raises(ValueError, match="async_scheduling is not for flavour blis"):
         InstanceConfig(async_scheduling=True, flavour="blis")
 
 

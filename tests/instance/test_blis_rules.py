@@ -88,7 +88,7 @@ def test_who_was_preempted_finds_nothing_of_its_answer_though_others_may() -> No
 def test_ours_computes_its_last_block() -> None:
     prompt = range(8)
     jobs = [(request(0, prompt), 1), (request(1, prompt, arrival=1000), 1)]
-    ours = blis(flavour="maitred", enable_prefix_caching=True)
+    ours = blis(flavour=None, enable_prefix_caching=True)
     assert [at for at, kind, _ in driven(ours, jobs) if kind is FIRST] == [108, 1104]
 
 
@@ -176,7 +176,7 @@ def test_who_is_its_own_victim_makes_those_behind_stand_still() -> None:
         (120, PREEMPTED, 0),
         (121 + 110 + 110, FINISHED, 1),  # a step without work takes 1 µs
     ]
-    ours = blis(total_kv_blocks=5, preemption_policy="priority", priority_policy="static-slo-class", flavour="maitred")
+    ours = blis(total_kv_blocks=5, preemption_policy="priority", priority_policy="static-slo-class", flavour=None)
     assert (120 + 110 + 110, FINISHED, 1) in driven(ours, jobs)
 
 

@@ -76,6 +76,8 @@ def _is_admission_alone(file: Path) -> bool:
 
 
 def _summary_lines(config: Config) -> Iterator[str]:
+    from maitred.instance.flavours import flavour_keys
+
     gateway, engine, instance, cluster = config.gateway, config.engine, config.instance, config.cluster
     slots = f"{gateway.slots_per_backend} slots" if gateway.slots_per_backend else "the slots it reports (else 64)"
     yield f"gateway    {gateway.host}:{gateway.port}, {_count(len(gateway.backends), 'backend')}, {slots} on each"
@@ -85,6 +87,9 @@ def _summary_lines(config: Config) -> Iterator[str]:
         yield f"programs   {programs.mode}, flavour {programs.flavour}, acting estimator {programs.estimator}"
     yield f"routing    {config.routing.policy}" + (f", scorers {config.routing.scorers}" if config.routing.scorers else "")
     yield f"instance   {instance.scheduler}, {instance.max_num_seqs} sequences, {instance.max_num_batched_tokens} tokens a step"
+    if instance.flavour is not None:
+        keys = ", ".join(f"{key} {getattr(instance, key)}" for key in flavour_keys(instance.flavour))
+        yield f"           flavour {instance.flavour}" + (f": {keys}" if keys else "")
     yield f"engine     {engine.model!r} on {engine.host}:{engine.port}"
     admission = "no admission" if cluster.capacity is None else f"{cluster.capacity} slots"
     yield f"cluster    {_count(cluster.num_instances, 'instance')}, {admission}"

@@ -1,8 +1,9 @@
 """The rules of instances, by instance flavour: the one place where rules are chosen by `InstanceConfig.flavour`.
 
-What a driver of instances must know of an instance flavour is here as data, so that nothing else asks which one it is. (The
-configuration knows which of its keys an instance flavour takes: `instance/config.py`.) Two other keys have the same name and
-are not read here: `AdmissionConfig.flavour` (`admission/presets.py`) and `ProgramsConfig.flavour` (`programs/config.py`).
+What a driver of instances must know of an instance flavour is here as data, so that nothing else asks which one it is. (Which
+keys of the configuration an instance flavour takes, and which defaults it gives them: `instance/flavours.py`.) Two other keys
+have the same name and are not read here: `AdmissionConfig.flavour` (`admission/presets.py`) and `ProgramsConfig.flavour`
+(`programs/config.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 from maitred.compat.blis.instance import BlisInstance, blis_parts
 from maitred.instance import Instance, InstanceConfig
 from maitred.instance.engine_core import EngineParts, standard_parts
+from maitred.instance.flavours import FlavourName
 
 
 class InstanceRules(msgspec.Struct, frozen=True):
@@ -37,8 +39,10 @@ class InstanceRules(msgspec.Struct, frozen=True):
     """Why prompts and answers cannot be computed in different instances; empty if they can."""
 
 
-_RULES: Final[Mapping[str, InstanceRules]] = {
-    "maitred": InstanceRules(Instance, standard_parts),
+_STANDARD: Final = InstanceRules(Instance, standard_parts)
+_RULES: Final[Mapping[FlavourName, InstanceRules]] = {
+    "vllm": _STANDARD,
+    "trtllm": _STANDARD,
     "blis": InstanceRules(
         BlisInstance,
         blis_parts,
@@ -54,7 +58,7 @@ _NO_TRANSFERS: Final = "batching does not take over KV from other instances yet"
 
 def instance_rules(config: InstanceConfig) -> InstanceRules:
     """Return the rules of the flavour of `config`."""
-    rules = _RULES[config.flavour]
+    rules = _STANDARD if config.flavour is None else _RULES[config.flavour]
     if config.batching is not None:
         return msgspec.structs.replace(rules, disaggregation_problem=_NO_TRANSFERS)
     return rules

@@ -13,7 +13,7 @@ variable without them is ignored: Kubernetes sets MAITRED_GATEWAY_PORT for a ser
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -118,16 +118,19 @@ class MergedConfig(Generic[T]):
         documents: Sequence[YamlDocument],
         settings: Sequence[Setting],
         registered: Mapping[KeyPath, Registry[Any]],
+        defaults: Callable[[Any], Any] = lambda tree: {},
     ) -> None:
         """Merge: later documents win over earlier ones, later settings over earlier ones, and settings over documents.
 
-        `registered` are the keys that name a policy, each with its registry.
+        `registered` are the keys that name a policy, each with its registry. `defaults` returns the values that hold where no
+        source gives any, and are not those of the struct: it gets all that is given.
         """
         self._root, self._documents, self._settings, self._registered = root, documents, settings, registered
         tree: Any = {}
         for document in documents:
             tree = _overlay(tree, _drop_empty_sections(document.tree, root))
-        self._tree = _drop_empty_sections(apply_settings(tree, settings), root)
+        tree = _drop_empty_sections(apply_settings(tree, settings), root)
+        self._tree = _overlay(defaults(tree), tree)
 
     def build(self) -> T:
         """Return the values as a `root`. Raises ConfigError for the first mistake."""

@@ -34,6 +34,7 @@ from maitred.config.policy_bundle import PolicyBundle
 from maitred.config.root import POLICY_KEYS, Config
 from maitred.core.errors import ConfigError
 from maitred.core.yaml_document import YamlDocument
+from maitred.instance.flavours import flavour_keys
 
 NO_VALUES: Final[Mapping[str, Any]] = MappingProxyType({})
 _ADMISSION_KEYS_KEPT: Final = (frozenset({"legacy"}), frozenset[str]())
@@ -69,7 +70,7 @@ class ConfigSources(msgspec.Struct, frozen=True, kw_only=True):
     def merged(self) -> MergedConfig[Config]:
         """Return the merged values before they are validated. Raises ConfigError if a file cannot be read as YAML."""
         settings = [*environment_settings(Config, self.env), *flag_settings(self.flags, self.flag_names)]
-        return MergedConfig(Config, [*self._documents()], settings, POLICY_KEYS)
+        return MergedConfig(Config, [*self._documents()], settings, POLICY_KEYS, flavour_defaults)
 
     def _documents(self) -> Iterator[YamlDocument]:
         if self.file is not None:
@@ -79,6 +80,13 @@ class ConfigSources(msgspec.Struct, frozen=True, kw_only=True):
             yield YamlDocument.read(self.admission_file, section="admission")
         if self.policy_file is not None:
             yield PolicyBundle.read(self.policy_file)
+
+
+def flavour_defaults(tree: Any) -> Any:
+    """Return the defaults of the flavour of the instance that `tree`, the values given, asks for."""
+    instance = tree.get("instance") if isinstance(tree, dict) else None
+    keys = flavour_keys(instance.get("flavour")) if isinstance(instance, dict) else {}
+    return {"instance": dict(keys)} if keys else {}
 
 
 C = TypeVar("C", bound=Config)

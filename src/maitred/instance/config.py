@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from math import inf
 from typing import Any, Literal
 
-import msgspec
 from msgspec.structs import force_setattr
 
 from maitred.batching import BatchLimits
 from maitred.core.contracts import LatencyModel
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
+from maitred.instance.flavours import FLAVOURS, NO_FLAVOUR, Flavour, FlavourName, flavour_keys
 from maitred.instance.latency import LATENCY_MODELS, AnyLatency, LinearLatency, parse_latency
 from maitred.kv import EVICTIONS, BlockPool, PrefixCache, RadixCache
 from maitred.queueing import QueueingConfig
@@ -31,19 +31,6 @@ _MAX_GPUS = 4096
 _MIN_BANDWIDTH = 1e-6
 _HOUR: Micros = 3_600_000_000
 _MAX_LATENCY_SCALE = 1_000_000
-
-
-class _Flavour(msgspec.Struct, frozen=True):
-    """The keys that a flavour takes. Its rules are in `compat`."""
-
-    async_scheduling: bool
-    host_memory: bool
-
-
-_FLAVOURS = {
-    "maitred": _Flavour(async_scheduling=True, host_memory=False),
-    "blis": _Flavour(async_scheduling=False, host_memory=True),
-}
 
 
 class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,9 +79,10 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     """How prompts share the token budget of a step under `batching`: `first-come-first-served`, `equal-progress`,
     `force-chunk`, or `none`: whole prompts only, so that prompt and output together are at most `max_num_batched_tokens`. A
     chunk that does not end its prompt is a multiple of `block_size_in_tokens`."""
-    flavour: Literal["maitred", "blis"] = "maitred"
-    """The rules that hold where systems differ: `maitred` (vLLM's, corrected) or `blis`, to compare with its results. BLIS
-    always caches prefixes, block by block."""
+    flavour: FlavourName | None = None
+    """The engine whose queueing, batching and KV memory the instance follows: `vllm`, `trtllm`, or `blis` to compare with its
+    results (BLIS always caches prefixes, block by block). It gives other keys their defaults (`maitred check` prints them);
+    what is given for a key holds. Null: the rules of vLLM, and the keys as they are."""
     kv_cpu_blocks: int = 0
     """KV blocks in main memory, to which those of running requests are copied and from which prompts load them (`flavour: blis`
     only); 0: none."""
@@ -119,6 +107,14 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     step_by_step: bool = False
     """Simulate every step by itself: slower, with the same results."""
 
+    @classmethod
+    def of_flavour(cls, flavour: FlavourName, **keys: Any) -> InstanceConfig:
+        """Return the configuration of a flavour, with its defaults for what `keys` do not give.
+
+        Raises ValueError for keys that do not go together, and TypeError for an unknown key.
+        """
+        return cls(flavour=flavour, **{**flavour_keys(flavour), **keys})
+
     def __post_init__(self) -> None:
         self._parse_latency()
         for name, most in _UPPER_LIMITS.items():
@@ -131,8 +127,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}")
         self._check_host_memory()
         self._check_batching()
-        if self.async_scheduling and not _FLAVOURS[self.flavour].async_scheduling:
-            raise ValueError("async_scheduling is not BLIS's: leave out one of async_scheduling and flavour blis")
+        self._check_flavour()
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len must be at least 2 (a token in and a token out), not {self.max_model_len}")
         for name in ("tensor_parallel_size", "data_parallel_size"):
@@ -151,12 +146,22 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             except ConfigError as error:
                 raise ValueError(f"latency: {error}") from error
 
+    def _check_flavour(self) -> None:
+        """Raise ValueError for a key that the flavour does not take, or does not do without."""
+        flavour = self._flavour
+        if self.async_scheduling and not flavour.takes_async_scheduling:
+            problem = f"async_scheduling is not for flavour {self.flavour}"
+            raise ValueError(f"{problem}: leave out one of async_scheduling and flavour {self.flavour}")
+        if self.batching is not None and not flavour.takes_batching:
+            raise ValueError(f"batching is not for flavour {self.flavour}, which has its own: leave out one of the two")
+        if self.batching is None and "batching" in flavour.keys:
+            problem = f"flavour {self.flavour} needs batching"
+            raise ValueError(f"{problem}: InstanceConfig.of_flavour({self.flavour!r}) has its defaults")
+
     def _check_batching(self) -> None:
         """Raise ValueError for what does not combine with `batching`."""
         if self.batching is None:
             return
-        if self.flavour != "maitred":
-            raise ValueError(f"batching is not for flavour {self.flavour}, which has its own: leave out one of the two")
         if self.async_scheduling:
             raise ValueError("async_scheduling is not simulated with batching yet: leave out one of the two")
         if self.long_prefill_token_threshold:
@@ -169,7 +174,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     def _check_host_memory(self) -> None:
         if not 0 <= self.kv_cpu_blocks <= _UPPER_LIMITS["total_kv_blocks"]:
             raise ValueError(f"kv_cpu_blocks must be from 0 to {_UPPER_LIMITS['total_kv_blocks']:,}, not {self.kv_cpu_blocks}")
-        if self.kv_cpu_blocks and not _FLAVOURS[self.flavour].host_memory:
+        if self.kv_cpu_blocks and not self._flavour.takes_host_memory:
             raise ValueError("kv_cpu_blocks must be 0 unless flavour is blis: only BLIS has this second tier of KV memory")
         if not _MIN_BANDWIDTH <= self.kv_transfer_bandwidth < inf:
             raise ValueError(f"kv_transfer_bandwidth must be a number above 0, not {self.kv_transfer_bandwidth}")
@@ -237,6 +242,10 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         ):
             if getattr(self, name) != default:
                 yield f"{name} {getattr(self, name)} has no effect without model"
+
+    @property
+    def _flavour(self) -> Flavour:
+        return NO_FLAVOUR if self.flavour is None else FLAVOURS[self.flavour]
 
     @property
     def _has_model(self) -> bool:

@@ -62,7 +62,7 @@ class Disaggregation:
         problem = instance_rules(instance).disaggregation_problem
         if problem:
             what = f"the flavour {instance.flavour} is not for prefill and decode instances"
-            raise ConfigError(what, where="instance.flavour", hint=f"{problem}; take the flavour maitred")
+            raise ConfigError(what, where="instance.flavour", hint=f"{problem}; leave out flavour")
         self._fleet = fleet
         self._delay_line = delay_line
         self._block_size = instance.block_size_in_tokens

@@ -19,7 +19,7 @@ import msgspec
 from maitred.config import Config
 from maitred.config.merged import MergedConfig, Setting, environment_settings, flag_settings
 from maitred.config.root import POLICY_KEYS
-from maitred.config.sources import with_simulation_defaults
+from maitred.config.sources import flavour_defaults, with_simulation_defaults
 from maitred.core.errors import ConfigError
 from maitred.core.units import from_seconds
 from maitred.core.yaml_document import YamlDocument
@@ -102,7 +102,8 @@ class SweepPlan:
         return [self._point(number, values) for number, values in enumerate(all_values, first)]
 
     def _point(self, number: int, values: Mapping[str, Any]) -> SweepPoint:
-        config = with_simulation_defaults(MergedConfig(_PointConfig, self._layers, self._settings(values), POLICY_KEYS))
+        settings = self._settings(values)
+        config = with_simulation_defaults(MergedConfig(_PointConfig, self._layers, settings, POLICY_KEYS, flavour_defaults))
         candidate = Candidate.from_config(config)
         load = self._load(config.workload)
         costs = candidate_costs(candidate, self.spec, self.locate)
