@@ -1,8 +1,7 @@
 """Where the rules of other systems differ from ours: a module or package for each system.
 
     smg.py               SMG 1.13.0 (SGLang Model Gateway): numbers and rules of its priority scheduler
-    sglang.py            SGLang 0.5.23: the scheduler `sglang(POLICY)`, a wait queue in SGLang's own orders
-    sglang_orders.py     these orders, tie for tie; how many requests may wait
+    sglang/              SGLang 0.5.23: its wait queue, what its prefill batches hold, what it retracts
     blis/                BLIS (inference-sim): its flow control, its instances
     trtllm/              TensorRT-LLM: its waiting queue, attention data parallelism, a scheduler that allocates as it goes
     instance_rules.py    the rules of instances, by flavour

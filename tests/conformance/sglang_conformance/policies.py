@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 
-from maitred.compat.sglang_orders import (
+from maitred.compat.sglang.orders import (
     InBatchCaching,
     PrefixMatch,
     PrioritySign,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from maitred.compat.sglang_orders import PrioritySign, QueueFullReason, QueueLimit
+from maitred.compat.sglang.orders import PrioritySign
+from maitred.compat.sglang.queue_limit import QueueFullReason, QueueLimit
 
 
 class RecordedRequest(msgspec.Struct):

@@ -1,6 +1,6 @@
 """sglang: the wait queue of SGLang 0.5.23, as it is.
 
-It is a list, which each pass sorts in place and leaves that way for the next one (`sglang_orders`). So a tie goes to the
+It is a list, which each pass sorts in place and leaves that way for the next one (`orders`). So a tie goes to the
 request that was before the other in the last pass, `lpm` and `hrrn` give up beyond 128 waiting requests, and each pass
 matches the whole list. A preempted request goes to the end and begins a new age. This is for comparing with SGLang; the
 policies of the same names in `maitred.queueing` find more and cost less.
@@ -17,7 +17,7 @@ from random import Random
 
 import msgspec
 
-from maitred.compat.sglang_orders import (
+from maitred.compat.sglang.orders import (
     CACHE_AWARE,
     InBatchCaching,
     PrioritySign,
