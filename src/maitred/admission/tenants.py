@@ -3,11 +3,16 @@
 A tenant has an account if the configuration limits it: `max_in_flight` and `max_queued` (in mode `priority`), or a
 budget, which is a share of all slots (in every mode).
 
-An account spans the pools of all models. Where its limit is asked (`at_limit`): for a newcomer (`priority`), for the
-requests that wait (`queues`), for preemptors (`preemption`). A tenant at its limit must not block the requests behind its
-own, so its queue leaves the serving order. It comes back when a request of the tenant gives up a slot, in any pool. This
-pool is told at once (`SlotPool.on_tenant_slot_freed`), and the others by the core, which then dispatches them
-(`PoolCoordinator.dispatch_tenant_elsewhere`). Each pool puts the queues of the tenant back (`LaneQueue.put_back_tenant`).
+An account spans the pools of all models. Where its limit is asked (`at_limit`):
+
+    a newcomer                `AdmissionPriority.blocking_reason`
+    requests that wait        `queues`: a tenant at its limit has no next request
+    a preemptor               `AdmissionPriority.choose_victim`, `can_take_slot`; `preemption` for the next one
+
+A tenant at its limit must not block the requests behind its own, so its queue leaves the serving order. It comes back when a
+request of the tenant gives up a slot, in any pool. This pool is told at once (`SlotPool.on_tenant_slot_freed`), and the others
+by the core, which then dispatches them (`PoolCoordinator.dispatch_tenant_elsewhere`). Each pool puts the queues of the tenant
+back (`LaneQueue.put_back_tenant`).
 """
 
 from __future__ import annotations

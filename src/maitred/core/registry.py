@@ -119,14 +119,17 @@ class Registry(Generic[T]):
     def get(self, spec: str, defaults: Mapping[Any, Any] | None = None) -> Factory[T]:
         """Return what makes the policies that `spec` describes: the class itself where there are no parameters to give.
 
-        Parameters of the types in `defaults` have these values where the spec leaves them out. One policy is made, to check the
-        parameters, and thrown away. Raises ConfigError for whatever is wrong with the name or its parameters.
+        Parameters of the types in `defaults` have these values where the spec leaves them out. `_Arguments` checks their names
+        and types; one policy is made, because only its constructor knows the ranges, and thrown away. Raises ConfigError for
+        whatever is wrong with the name or its parameters.
         """
         return self._of(parse_spec(spec, self.kind), self.defaults if defaults is None else defaults)
 
     def create(self, spec: str, defaults: Mapping[Any, Any] | None = None) -> T:
-        """Return a new policy. Raises ConfigError as `get` does, which makes one to check the parameters: so a constructor must
-        have no side effects."""
+        """Return a new policy. Raises ConfigError for a wrong name, a wrong parameter (`_Arguments`) or a value out of range.
+
+        One more is made to check that (`get`), so a constructor must have no side effects.
+        """
         return self.get(spec, defaults)()
 
     def built_in(self) -> Mapping[str, Factory[T]]:

@@ -195,7 +195,8 @@ class Proxy:
                         raise
                 # The work has stopped, and the connection to the backend is closed. The preemptor gets the slot now, before
                 # anything is sent to the client of the victim, which may be slow to read.
-                if not self._admission.yield_slot(request.id):
+                waits_again = self._admission.yield_slot(request.id)
+                if not waits_again:
                     raise error_responses.preempted()
         except AdmissionRejected as rejected:
             config = self._admission.core.config

@@ -116,7 +116,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         return cls(flavour=flavour, **{**flavour_keys(flavour), **keys})
 
     def __post_init__(self) -> None:
-        self._parse_latency()
+        self._latency_from_text()
         for name, most in _UPPER_LIMITS.items():
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
@@ -138,7 +138,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         if self.latency_error is not None and not 0 <= self.latency_error < 1:
             raise ValueError(f"latency_error must be from 0 to below 1, not {self.latency_error}")
 
-    def _parse_latency(self) -> None:
+    def _latency_from_text(self) -> None:
         """Make a struct of a latency model that is written in one text, where it has one."""
         if isinstance(self.latency, str):
             try:

@@ -7,7 +7,7 @@
 The second form of a line means what the first one does. The way of a text, `my_package.models:Mine(a=1)` for example:
 
     cli/shared_flags.py      `latency_of_flags` calls `parse_latency` for `--latency-model`, and the key `instance.latency` gets
-                             what it returns; for a file that has this key, `InstanceConfig._parse_latency` calls it
+                             what it returns; for a file that has this key, `InstanceConfig._latency_from_text` calls it
     parse_latency            finds the class and makes one, which checks its parameters (core/registry.py); keeps the text
     instance/config.py       `InstanceConfig.latency` holds the text; `latency_model` makes the model for an engine
 """
