@@ -11,6 +11,8 @@ from sglang_conformance.runner import CasesError, report, run
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 POLICIES, QUEUE_FULL = VECTORS / "sglang_policies.jsonl.gz", VECTORS / "sglang_queue_full.jsonl.gz"
+PREFILL, RETRACTION = VECTORS / "sglang_prefill.jsonl.gz", VECTORS / "sglang_retraction.jsonl.gz"
+RATIO, DELAYER = VECTORS / "sglang_new_token_ratio.jsonl.gz", VECTORS / "sglang_prefill_delayer.jsonl.gz"
 
 
 def first(path: Path, index: int = 0) -> dict[str, object]:
@@ -19,7 +21,9 @@ def first(path: Path, index: int = 0) -> dict[str, object]:
     return case
 
 
-@pytest.mark.parametrize(("path", "cases"), [(POLICIES, 31), (QUEUE_FULL, 150)])
+@pytest.mark.parametrize(
+    ("path", "cases"), [(POLICIES, 31), (QUEUE_FULL, 150), (PREFILL, 120), (RETRACTION, 150), (RATIO, 50), (DELAYER, 100)]
+)
 def test_the_recorded_cases_come_out_as_recorded(path: Path, cases: int) -> None:
     lines: list[str] = []
     assert report([path], lines.append) == 0
@@ -60,12 +64,12 @@ def test_an_order_that_differs_is_reported_with_the_position(tmp_path: Path) -> 
 
 def test_what_nothing_plays_is_skipped_and_not_passed(tmp_path: Path) -> None:
     path = tmp_path / "cases.jsonl"
-    path.write_text('{"id": 7, "kind": "retract"}\n{"id": 8, "chunked_prefill_size": null}\n')
+    path.write_text('{"id": 7, "kind": "lora"}\n{"id": 8, "kind": "hicache"}\n')
     lines: list[str] = []
     assert report([path], lines.append) == 1  # nothing played is no success
     assert lines == [
-        "cases.jsonl: 1 cases of kind retract SKIPPED: nothing here plays them yet",
-        "cases.jsonl: 1 cases of kind prefill SKIPPED: nothing here plays them yet",
+        "cases.jsonl: 1 cases of kind lora SKIPPED: nothing here plays them yet",
+        "cases.jsonl: 1 cases of kind hicache SKIPPED: nothing here plays them yet",
         "0 passed, 0 failed",
     ]
 

@@ -9,12 +9,19 @@ from typing import TypeAlias
 
 import msgspec
 
-from . import policies, queue_full
+from . import new_token_ratio, policies, prefill, prefill_delayer, queue_full, retraction
 
 Check: TypeAlias = Callable[[bytes], Iterable[str]]
 """Runs a recorded case, and yields the differences, one line each."""
 
-CHECKS: Mapping[str, Check] = {"policies": policies.run_case, "queue_full": queue_full.run_case}
+CHECKS: Mapping[str, Check] = {
+    "policies": policies.run_case,
+    "queue_full": queue_full.run_case,
+    "prefill": prefill.run_case,
+    "retract": retraction.run_case,
+    "new_token_ratio": new_token_ratio.run_case,
+    "prefill_delayer": prefill_delayer.run_case,
+}
 """The checks by kind. Cases of other kinds are recorded, but not run."""
 
 

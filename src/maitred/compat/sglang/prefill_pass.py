@@ -1,0 +1,170 @@
+"""The pass: how SGLang's scheduler forms one prefill batch, before it thinks of decoding.
+
+    1. A full batch, or an empty queue, ends the pass, unless a chunked request is to go on.
+    2. The queue is sorted by its policy.
+    3. The chunked request takes its next piece.
+    4. The queue is tried, head first, until one is not taken: there is no look-past. One that lacks memory closes the batch
+       (`is_full`) until a request leaves.
+    5. With all slots taken, a request may preempt running ones that are less urgent by more than a threshold. From the first
+       one that finds no slot on, every request of the pass must.
+
+Preemption looks for as many tokens as the request is expected to need, and counts what its victims were expected to generate,
+not what they hold. A defect is kept: the prompt of a request that was never tried before is not counted, so too few may be
+preempted, for nothing.
+
+Example: 8 requests may run and 8 do. A request of urgency 20 waits, the running ones have 0, the threshold is 10. The youngest
+running one gives way, and the request is taken if it fits; a second one of urgency 20 takes the place of another.
+
+Source: sglang 0.5.23, `scheduler.py` and `schedule_policy.py`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+
+from maitred.compat.sglang.prefill_adder import PrefillAdder, PrefillMemory, Verdict
+from maitred.compat.sglang.prefill_request import PrefillRequest
+from maitred.compat.sglang.retraction import RETRACT_DECODE_STEPS
+from maitred.compat.sglang.rules import PassRules
+
+
+class PrefillHost(PrefillMemory):
+    """The queue and the memory of a scheduler, as a pass uses them."""
+
+    @abstractmethod
+    def num_waiting(self) -> int:
+        """Return the number of requests in the queue."""
+
+    @abstractmethod
+    def num_free_slots(self) -> int:
+        """Return how many requests could have a place beside those that have one."""
+
+    @abstractmethod
+    def sort_queue(self) -> None:
+        """Put the queue in the order of its policy."""
+
+    @abstractmethod
+    def head(self) -> PrefillRequest | None:
+        """Return the first request of the queue, or None if there is none."""
+
+    @abstractmethod
+    def take_head(self) -> None:
+        """Remove the first request from the queue: it is in the batch."""
+
+    @abstractmethod
+    def match(self, request: PrefillRequest) -> None:
+        """Set how many tokens of `request` must be there (`fill_tokens`), and how many are cached, all but one at most."""
+
+    @abstractmethod
+    def uncached_work(self) -> Iterable[int]:
+        """Return for each request of the queue, in order, the tokens that it has to compute, as its policy sees them."""
+
+    @abstractmethod
+    def release(self, request: PrefillRequest) -> None:
+        """Free the KV of `request`, which ran, and publish nothing of it."""
+
+    @abstractmethod
+    def evict_until_free(self, tokens: int) -> None:
+        """Evict cached KV until `tokens` tokens are free, or nothing can be evicted."""
+
+    @abstractmethod
+    def make_adder(self, running: Sequence[PrefillRequest], num_mixed: int) -> PrefillAdder:
+        """Return an empty batch beside `running`, of which `num_mixed` decode in it."""
+
+
+class PrefillPass:
+    """One pass. After `run`, its outcome."""
+
+    def __init__(self, rules: PassRules, host: PrefillHost, running: Sequence[PrefillRequest], is_full: bool) -> None:
+        """`running` are the requests that decode. `is_full`: whether the last pass has closed the batch."""
+        self._rules = rules
+        self._host = host
+        self._running = running
+        self.is_full = is_full
+        """Whether no request is tried until one leaves."""
+        self.adder: PrefillAdder | None = None
+        """The batch, or None if the pass ended before there was one."""
+        self.preempted: list[PrefillRequest] = []
+        """Running requests that gave way, in that order. They have been released."""
+
+    def run(self, chunked: PrefillRequest | None) -> list[PrefillRequest]:
+        """Return the requests of the batch. `chunked` is the request that is to go on, if there is one."""
+        rules, host, running = self._rules, self._host, self._running
+        if rules.preempts or not running:
+            self.is_full = False
+        if chunked is None and (self.is_full or not host.num_waiting()):
+            return []
+        allocatable = min(rules.max_num_running - len(running), host.num_free_slots() + (chunked is not None))
+        if allocatable <= 0 and chunked is None and not rules.preempts:
+            self.is_full = True
+            return []
+        host.sort_queue()
+        adder = self.adder = host.make_adder(running, len(running) if rules.mixes else 0)
+        if chunked is not None:
+            if rules.caps_chunks:
+                self._cap_chunk(adder, chunked)
+            adder.add_chunked(chunked)
+        self._add_waiting(adder, allocatable)
+        return adder.admitted
+
+    def _add_waiting(self, adder: PrefillAdder, allocatable: int) -> None:
+        host = self._host
+        while adder.budget_state() is not Verdict.OTHER:
+            request = host.head()
+            if request is None:
+                return
+            if len(adder.admitted) >= allocatable:
+                self.is_full = True
+            if self.is_full and not (self._rules.preempts and self._preempt_for(request, adder)):
+                return
+            host.match(request)
+            taken = len(adder.admitted)
+            verdict = adder.add(request)
+            if len(adder.admitted) > taken:
+                host.take_head()
+            if verdict is Verdict.NO_TOKEN:
+                self.is_full = bool(adder.admitted or len(self._running) > len(self.preempted))
+            if verdict is not Verdict.CONTINUE:
+                return
+
+    def _preempt_for(self, request: PrefillRequest, adder: PrefillAdder) -> bool:
+        """Preempt running requests for `request`. Return False, and preempt none, if too few are less urgent enough."""
+        most = min(request.max_new_tokens, self._rules.limits.clip_max_new_tokens)
+        needed = request.uncached_tokens + most - adder.rem_total
+        victims: list[PrefillRequest] = []
+        candidates = [each for each in self._running if each not in self.preempted]
+        for candidate in sorted(candidates, key=_least_urgent_first):
+            if request.urgency - candidate.urgency <= self._rules.preemption_threshold:
+                break
+            victims.append(candidate)
+            needed -= adder.expected_tokens(candidate)
+            if needed <= 0:
+                break
+        if not victims or needed > 0:
+            return False
+        for victim in victims:
+            adder.preempt(victim)
+            self.preempted.append(victim)
+            self._host.release(victim)
+            self._host.evict_until_free(RETRACT_DECODE_STEPS * (len(self._running) - len(self.preempted)))
+        return True
+
+    def _cap_chunk(self, adder: PrefillAdder, chunked: PrefillRequest) -> None:
+        """Leave room in the batch for requests at the head of the queue that have less to compute than the chunked one."""
+        page, room = self._rules.limits.page_size, adder.rem_chunk
+        adder.may_chunk = False
+        if room is None or room < 2 * page:
+            return
+        reserved = 0
+        for work in self._host.uncached_work():
+            pages = -(-work // page) * page
+            if work >= chunked.uncached_tokens or reserved + pages > room - page:
+                break
+            reserved += pages
+        if reserved:
+            adder.chunk_cap = (room - reserved) // page * page
+
+
+def _least_urgent_first(request: PrefillRequest) -> tuple[float, float]:
+    return (request.urgency, -request.queued_at)

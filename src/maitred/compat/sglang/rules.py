@@ -1,0 +1,35 @@
+"""What bounds SGLang's prefill batches, and who gives way to whom. The names are those of SGLang's options."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class PrefillLimits(msgspec.Struct, frozen=True):
+    """The limits of one prefill batch, in tokens."""
+
+    page_size: int = 1
+    max_prefill_tokens: int = 16384
+    chunked_prefill_size: int | None = 8192
+    """None: prompts are not cut."""
+    prefill_max_requests: int | None = None
+    """Requests in one batch; None: any number."""
+    clip_max_new_tokens: int = 4096
+    """At most this many tokens are reserved for an answer."""
+    truncation_align_size: int | None = None
+    """Chunks have a multiple of this many tokens (deterministic inference); None: of a page."""
+
+
+class PassRules(msgspec.Struct, frozen=True):
+    """The rules of one scheduling pass."""
+
+    limits: PrefillLimits
+    max_num_running: int
+    preempts: bool = False
+    """Whether a request that is much more urgent than running ones takes their place (priority preemption)."""
+    preemption_threshold: float = 10
+    """How much more urgent, at least: its urgency must differ by more than this."""
+    mixes: bool = False
+    """Whether running requests decode in the prefill batch (mixed chunk)."""
+    caps_chunks: bool = False
+    """Whether shorter requests come before the chunked one goes on (`shortest-prefill-first`)."""
