@@ -62,6 +62,7 @@ class ContinuousBatch:
         "_preemption_policy",
         "_prefilling",
         "_prefix_blocks",
+        "_stalled",
         "context_tokens",
         "num_decodes",
         "num_transferred",
@@ -84,6 +85,8 @@ class ContinuousBatch:
         self.pending_free_slots = 0
         """Slots of sequences that have completed, which are not free yet if the next step was planned while they ran."""
         self._prefilling: list[SequenceState] = []
+        self._stalled: list[SequenceState] = []
+        """Sequences that decode and are left out of the step. Their progress and their blocks stand still."""
         self.num_transferred = 0
         """Sequences admitted in this step with KV from another instance: each computes one token, as if it decoded."""
         self.step_index = 0
@@ -147,6 +150,9 @@ class ContinuousBatch:
 
     def batch_shape(self, plan: StepPlan) -> BatchShape:
         """Return the work of `plan`, which has just been made."""
+        if self._stalled:
+            decodes, context = self._serving_decodes()
+            return BatchShape(decodes, context, plan.prefill_tokens, tuple(plan.chunks))
         if not plan.chunks:
             return BatchShape(self.num_decodes, self.context_tokens)
         if not self.num_transferred:
@@ -160,6 +166,9 @@ class ContinuousBatch:
 
     def context_lengths(self, plan: StepPlan) -> list[int]:
         """Return the tokens of KV of each sequence that decodes in `plan`, in no particular order."""
+        if self._stalled:
+            stalled = set(self._stalled)
+            return [self._kv_tokens(seq) for seq in self.sequences.values() if seq.is_decoding and seq not in stalled]
         ahead = self.step_index - 1
         contexts = [
             seq.request.prompt_tokens - seq.decode_origin_step + ahead for seq in self.sequences.values() if seq.is_decoding
@@ -177,6 +186,13 @@ class ContinuousBatch:
         self._blocks.run_steps(steps)
         self.step_index += steps
         self.context_tokens += self.num_decodes * steps
+        # All that decode have been counted a token. A stalled one got none: its origin step moves by one, its context stays,
+        # and it opens its next block a step later.
+        for seq in self._stalled:
+            seq.decode_origin_step += 1
+            self.context_tokens -= 1
+            self._blocks.start_decode(self._owned_tokens(seq))
+        self._stalled = []
 
     def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
         """Count the chunks of `plan`, which are computed. Return the sequences that have completed their prompt: each has
@@ -200,6 +216,9 @@ class ContinuousBatch:
 
     def remove(self, seq: SequenceState) -> None:
         """Remove `seq`, complete or not: free its blocks, and settle its progress."""
+        if seq in self._stalled:
+            self._stalled.remove(seq)
+            self._blocks.start_decode(self._owned_tokens(seq))
         del self.sequences[seq.request.id]
         if not seq.is_decoding:
             self._prefilling.remove(seq)
@@ -224,6 +243,17 @@ class ContinuousBatch:
             )
         if [seq for seq in held if not seq.is_decoding] != self._prefilling or len(held) > self._limits.max_num_seqs:
             raise InvariantError("the prefilling sequences are not the running ones that do not decode")
+
+    def _stall(self, seqs: list[SequenceState]) -> None:
+        """Let `seqs`, which decode, stand still in this step."""
+        self._stalled = seqs
+        for seq in seqs:
+            self._blocks.pause_decode(self._owned_tokens(seq))
+
+    def _serving_decodes(self) -> tuple[int, int]:
+        """Return how many sequences decode in this step, and the tokens of KV that they hold."""
+        stalled = self._stalled
+        return self.num_decodes - len(stalled), self.context_tokens - sum([self._kv_tokens(seq) for seq in stalled])
 
     def _plan_running_chunks(self, budget: int) -> list[PrefillChunk]:
         """Return the chunks of the running sequences that prefill, at most `budget` tokens in all."""
@@ -349,6 +379,10 @@ class ContinuousBatch:
         if seq.is_decoding:
             return seq.request.prompt_tokens + self.step_index - seq.decode_origin_step - 1
         return seq.num_computed_tokens
+
+    def _owned_tokens(self, seq: SequenceState) -> int:
+        """Return the tokens of KV for which `seq` has blocks of its own."""
+        return self._kv_tokens(seq)
 
     def _start_decode(self, seq: SequenceState) -> None:
         seq.is_decoding = True

@@ -29,7 +29,7 @@ from maitred.batching.kv_cache_view import KvCacheView
 from maitred.batching.limits import BatchLimits, PrefillChunk
 from maitred.batching.llm_request import LlmRequest, LlmRequestState
 from maitred.batching.schedulers import RequestScheduler, SchedulerOutput
-from maitred.core.contracts import BatchShape, WaitQueue
+from maitred.core.contracts import WaitQueue
 from maitred.core.errors import ConfigError, InvariantError, MaitredError
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
@@ -41,7 +41,7 @@ _NO_IDS: frozenset[int] = frozenset()
 class SchedulerBatch(ContinuousBatch):
     """The running batch of one instance. See `ContinuousBatch` for the methods."""
 
-    __slots__ = ("_active", "_kv_cache", "_max_model_len", "_name", "_num_pending", "_requests", "_scheduler", "_stalled")
+    __slots__ = ("_active", "_kv_cache", "_max_model_len", "_name", "_num_pending", "_requests", "_scheduler")
 
     def __init__(
         self,
@@ -61,8 +61,6 @@ class SchedulerBatch(ContinuousBatch):
         """The active requests, in the order in which the scheduler sees them."""
         self._num_pending = 0
         """Active requests that have no KV yet."""
-        self._stalled: list[SequenceState] = []
-        """Sequences that decode and are left out of the step. Their number of steps and their blocks stand still."""
         self._kv_cache = InstanceKvCache(blocks, self._requests, self._decode_tokens)
         self._scheduler = make_scheduler(self._kv_cache)
 
@@ -78,7 +76,7 @@ class SchedulerBatch(ContinuousBatch):
                 return StepPlan(repeats)
         output, plan = self._decide(), StepPlan(1)
         plan.preempted = [self._pause(request) for request in self._known(output.paused_requests)]
-        self._stall(output)
+        self._stall(self._left_out(output))
         plan.stalled = self._stalled
         self._check_decodes()
         if output.context_requests:
@@ -89,23 +87,6 @@ class SchedulerBatch(ContinuousBatch):
             if self._scheduler.repeats_its_answer and output.num_fitting_requests == self.num_decodes:
                 plan.max_repeats = self._max_repeats(max_repeats)
         return plan
-
-    def batch_shape(self, plan: StepPlan) -> BatchShape:
-        decodes = self.num_decodes - len(self._stalled)
-        context = self.context_tokens - sum([self._kv_tokens(seq) for seq in self._stalled])
-        return BatchShape(decodes, context, plan.prefill_tokens, tuple(plan.chunks))
-
-    def context_lengths(self, plan: StepPlan) -> list[int]:
-        return [self._kv_tokens(seq) for seq in self.sequences.values() if seq.is_decoding and seq not in self._stalled]
-
-    def run_steps(self, steps: int) -> None:
-        super().run_steps(steps)
-        # `super` has counted a token for every sequence that decodes. A stalled one got none.
-        for seq in self._stalled:
-            seq.decode_origin_step += 1
-            self.context_tokens -= 1
-            self._blocks.start_decode(self._kv_tokens(seq))
-        self._stalled = []
 
     def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
         complete = super().complete_chunks(plan)
@@ -126,9 +107,6 @@ class SchedulerBatch(ContinuousBatch):
         self._active.remove(request)
         if seq.is_decoding:
             self._kv_cache.on_decode_end(request)
-            if seq in self._stalled:  # its blocks stand still in this step
-                self._stalled.remove(seq)
-                self._blocks.start_decode(self._kv_tokens(seq))
             super().remove(seq)
             return
         del self.sequences[seq.request.id]
@@ -217,21 +195,18 @@ class SchedulerBatch(ContinuousBatch):
             raise ConfigError(f"batch scheduler {self._name} pauses request {request.request_id}, which has not begun")
         return self._preempt(request.seq)
 
-    def _stall(self, output: SchedulerOutput) -> None:
-        """Let the sequences stand still that decode and are not scheduled. Raises ConfigError with a prefix cache."""
+    def _left_out(self, output: SchedulerOutput) -> list[SequenceState]:
+        """Return the sequences that decode and are not scheduled. Raises ConfigError if there are any, with a prefix cache."""
         scheduled = output.generation_requests
         if len(scheduled) == self.num_decodes and all(request.state == _GENERATING for request in scheduled):
-            return
+            return []
         ids = {request.request_id for request in self._known(scheduled)}
         if any(not self._requests[request_id].seq.is_decoding for request_id in ids):
             raise ConfigError(f"batch scheduler {self._name} lets a request generate that is in its prompt, or paused")
         if self._prefix_blocks is not None:
             problem = f"batch scheduler {self._name} leaves out requests that generate"
             raise ConfigError(problem, hint="that is not simulated with a prefix cache yet: leave out enable_prefix_caching")
-        for request in self._active:
-            if request.seq.is_decoding and request.request_id not in ids:
-                self._stalled.append(request.seq)
-                self._blocks.pause_decode(self._kv_tokens(request.seq))
+        return [request.seq for request in self._active if request.seq.is_decoding and request.request_id not in ids]
 
     def _check_decodes(self) -> None:
         """Raise ConfigError if the sequences that decode do not find their blocks."""

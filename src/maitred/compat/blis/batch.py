@@ -24,12 +24,11 @@ from maitred.core.units import Micros
 class BlisBatch(ContinuousBatch):
     """The running batch of one instance, as BLIS plans its steps. See `ContinuousBatch` for the methods."""
 
-    __slots__ = ("_kv", "_stalled")
+    __slots__ = ("_kv",)
 
     def __init__(self, limits: BatchLimits, blocks: BlisBlockManager, preemption_policy: PreemptionPolicy) -> None:
         super().__init__(limits, blocks, preemption_policy)
         self._kv = blocks
-        self._stalled: list[SequenceState] = []
 
     def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
         plan = self._plan(waiting, now, max_repeats)
@@ -62,21 +61,11 @@ class BlisBatch(ContinuousBatch):
         return plan
 
     def batch_shape(self, plan: StepPlan) -> BatchShape:
-        decodes, context = self.num_decodes - len(self._stalled), self.context_tokens - sum(map(self._kv_tokens, self._stalled))
+        decodes, context = self._serving_decodes()
         return BatchShape(decodes, context, plan.prefill_tokens, tuple(chunk for chunk in plan.chunks if chunk.num_tokens))
-
-    def context_lengths(self, plan: StepPlan) -> list[int]:
-        return [self._kv_tokens(seq) for seq in self.sequences.values() if seq.is_decoding and seq not in self._stalled]
 
     def run_steps(self, steps: int) -> None:
         super().run_steps(steps)
-        # `super` has counted a token for every sequence that decodes. A stalled one got none: its origin step moves by one,
-        # its context stays, and it opens its next block a step later.
-        for seq in self._stalled:
-            seq.decode_origin_step += 1
-            self.context_tokens -= 1
-            self._kv.start_decode(self._owned_tokens(seq))
-        self._stalled = []
         self._kv.on_step_end((seq, self._owned_tokens(seq) + seq.num_scheduled_tokens) for seq in self.sequences.values())
 
     def finish(self, seq: SequenceState) -> None:
@@ -106,7 +95,7 @@ class BlisBatch(ContinuousBatch):
             scheduled[seq] = chunk
             budget -= _budget_tokens(chunk)
             served += 1
-        self._stall(order[served:])
+        self._stall([seq for seq in order[served:] if seq.is_decoding])
         plan.chunks = [chunk for chunk in scheduled.values() if chunk is not None]
         plan.prefill_tokens = sum(chunk.num_tokens for chunk in plan.chunks)
         plan.preempted, plan.stalled = preempted, self._stalled
@@ -128,12 +117,6 @@ class BlisBatch(ContinuousBatch):
         if allocated:
             seq.num_scheduled_tokens = chunk.num_tokens
         return allocated
-
-    def _stall(self, seqs: list[SequenceState]) -> None:
-        """Let `seqs` stand still in this step."""
-        self._stalled = [seq for seq in seqs if seq.is_decoding]
-        for seq in self._stalled:
-            self._kv.pause_decode(self._owned_tokens(seq))
 
     def _admit_first_chunks(self, waiting: WaitQueue, plan: StepPlan, budget: int, now: Micros) -> None:
         """Admit waiting sequences while their first chunk fits, within `budget` tokens."""
@@ -159,7 +142,6 @@ class BlisBatch(ContinuousBatch):
             self._kv.start_decode(self._owned_tokens(seq))
 
     def _owned_tokens(self, seq: SequenceState) -> int:
-        """Return the tokens of KV for which `seq` has blocks of its own."""
         return self._kv_tokens(seq) - self._kv.unowned_tokens(seq)
 
     def _preempt(self, seq: SequenceState) -> SequenceState:
