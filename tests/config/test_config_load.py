@@ -250,6 +250,23 @@ def test_all_problems_of_a_file_at_once(write) -> None:  # type: ignore[no-untyp
     assert ConfigSources(file=write("gateway: {port: 1}")).problems() == []
 
 
+@pytest.mark.parametrize("key", ["api_key", "tenant_api_keys", "upstream_api_key"])
+def test_an_api_key_without_a_value_is_a_slip_and_opens_no_gateway(write, key: str) -> None:  # type: ignore[no-untyped-def]
+    path = write(f"gateway:\n  {key}:\n")
+    assert error(path) == f"2: gateway.{key} has no value (write the key, or leave the line out)"
+    assert [problem.problem for problem in ConfigSources(file=path).problems()] == [f"gateway.{key} has no value"]
+
+
+def test_an_api_key_that_a_variable_gives_may_be_without_a_value_in_the_file(write) -> None:  # type: ignore[no-untyped-def]
+    found = load(write("gateway: {api_key: }"), env={"MAITRED_GATEWAY__API_KEY": "k"})
+    assert found.gateway.has_keys
+
+
+def test_a_key_contradicts_no_authentication(write) -> None:  # type: ignore[no-untyped-def]
+    assert error(write("gateway: {auth: none, api_key: k}")).startswith("1: gateway.auth: none contradicts api_key")
+    assert not load(write("gateway: {auth: none}")).gateway.has_keys
+
+
 def test_loading_keeps_nothing(write) -> None:  # type: ignore[no-untyped-def]
     path = write("gateway: {port: 1}")
     assert config.load(path).gateway.port == 1

@@ -53,6 +53,6 @@ def test_codes() -> None:
 
 
 def test_what_changes_in_service() -> None:
-    live = next(line for line in section("Reload").splitlines() if line.startswith("| `api_key`"))
+    live = next(line for line in section("Reload").splitlines() if line.startswith("| `auth`"))
 
     assert tuple(re.findall(r"`([a-z_]+)`", live)) == RELOADABLE_KEYS

@@ -139,6 +139,55 @@ def test_keys_and_caps_are_those_of_the_new_configuration() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("start", [{"api_key": "k"}, {"tenant_api_keys": {"acme": "k"}}])
+def test_a_reload_without_keys_never_opens_a_gateway_that_has_some(start: dict[str, Any]) -> None:
+    """A file that was emptied, or cut short, is valid: all its keys have defaults."""
+    files = Files()
+    files.changed = {"api_key": None, "tenant_api_keys": {}}
+
+    async def scenario() -> None:
+        async with world(**start, reload=files.read) as w:
+            with pytest.raises(ConfigError, match=r"no API key is left.*`auth: none`"):
+                await w.gateway._reloader.reload()
+            assert (await w.request())[0] == 401
+            assert (await w.request(authorization="Bearer k"))[0] == 200
+
+    run(scenario())
+
+
+def test_a_reload_opens_a_gateway_if_the_file_says_so_in_words() -> None:
+    files = Files()
+    files.changed = {"api_key": None, "auth": "none"}
+
+    async def scenario() -> None:
+        async with world(api_key="k", reload=files.read) as w:
+            status, body = await reload(w, authorization="Bearer k")
+            assert status == 200
+            assert body["warnings"][0].startswith("gateway.auth is none: every client may use this gateway now")
+            assert (await w.request())[0] == 200
+            files.changed = {"api_key": "new", "auth": None}
+            assert (await reload(w))[0] == 200
+            assert (await w.request())[0] == 401
+
+    run(scenario())
+
+
+def test_a_reload_names_the_keys_that_are_gone() -> None:
+    files = Files()
+    files.changed = {"api_key": None, "tenant_api_keys": {"b": "k-b"}}
+
+    async def scenario() -> None:
+        async with world(api_key="k", tenant_api_keys={"a": "k-a", "b": "k-b"}, reload=files.read) as w:
+            _, body = await reload(w, authorization="Bearer k")
+            assert body["warnings"][:2] == [
+                "gateway.api_key is gone: nothing opens /admin/* now",
+                "gateway.tenant_api_keys.a is gone: the tenant has no key now",
+            ]
+            assert (await w.request(authorization="Bearer k-a"))[0] == 401
+
+    run(scenario())
+
+
 def test_what_needs_a_restart_is_named_and_stays_as_it_was() -> None:
     files = Files()
     files.changed = {"port": 1, "max_attempts": 7, "max_body_bytes": 10}

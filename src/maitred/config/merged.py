@@ -21,7 +21,16 @@ import msgspec
 from maitred.core.errors import ConfigError
 from maitred.core.registry import Registry
 from maitred.core.yaml_document import KeyPath, YamlDocument
-from maitred.core.yaml_schema import ConfigProblem, accepts_keys, accepts_null, dotted_key, first_problem, section_keys, type_at
+from maitred.core.yaml_schema import (
+    ConfigProblem,
+    accepts_keys,
+    accepts_null,
+    dotted_key,
+    first_problem,
+    is_secret,
+    section_keys,
+    type_at,
+)
 
 PREFIX: Final = "MAITRED_"
 T = TypeVar("T", bound=msgspec.Struct)
@@ -157,7 +166,19 @@ class MergedConfig(Generic[T]):
         return errors
 
     def _problem(self, tree: Any) -> ConfigProblem | None:
-        return first_problem(tree, self._root, self._where) or self._unknown_policy(tree)
+        return first_problem(tree, self._root, self._where) or self._unknown_policy(tree) or self._secret_without_value(tree)
+
+    def _secret_without_value(self, tree: Any) -> ConfigProblem | None:
+        """Return the first key such as `api_key` that a file has without a value, or None: a gateway that is open to all must
+        not come of a slip."""
+        for path in (path for document in self._documents for path in _paths_to_null(document.tree)):
+            value = tree
+            for key in path:
+                value = value.get(key, _MISSING) if isinstance(value, dict) else _MISSING
+            if is_secret(path) and not value:
+                found = ConfigError(f"{dotted_key(path)} has no value", where=self._where(path), hint=_KEY_HINT)
+                return ConfigProblem(path, found)
+        return None
 
     def _unknown_policy(self, tree: Any) -> ConfigProblem | None:
         """Return the first key that names no known policy, or None."""
@@ -181,6 +202,19 @@ class MergedConfig(Generic[T]):
         inside = (s.where for s in latest_first if s.path[: len(path)] == path)
         lines = (line for document in self._documents[::-1] if (line := document.where(path)))
         return next(above, None) or next(lines, None) or next(inside, "")
+
+
+_MISSING: Final = object()
+_KEY_HINT: Final = "write the key, or leave the line out"
+
+
+def _paths_to_null(tree: Any) -> Iterator[KeyPath]:
+    """Yield the path of each key without a value."""
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        if value is None:
+            yield (key,)
+        else:
+            yield from ((key, *below) for below in _paths_to_null(value))
 
 
 def _overlay(below: Any, above: Any) -> Any:

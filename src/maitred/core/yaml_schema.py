@@ -212,7 +212,7 @@ def _explain_section_error(path: KeyPath, section: dict[str, Any], message: str,
     cause, shown = (*path, *inside), _display_value(value, (*path, *inside))
     what = message if message.startswith(inside[0]) else f"{inside[0]}: {message}"
     is_shown = message.endswith(f"not {shown}") or (isinstance(value, str) and shown in message)
-    found = "" if is_shown or isinstance(value, (dict, list)) or _is_secret(cause) else f", found {shown}"
+    found = "" if is_shown or isinstance(value, (dict, list)) or is_secret(cause) else f", found {shown}"
     return _problem(cause, ".".join(filter(None, (dotted_key(path), f"{what}{found}"))), locate)
 
 
@@ -241,7 +241,8 @@ def _display_path(path: KeyPath) -> str:
     return dotted_key(path) or "the file"
 
 
-def _is_secret(path: KeyPath) -> bool:
+def is_secret(path: KeyPath) -> bool:
+    """Return whether no message may show the value at `path`: it is an API key."""
     return any(isinstance(step, str) and step.endswith(_SECRET_SUFFIXES) for step in path)
 
 
@@ -249,7 +250,7 @@ def _display_value(value: Any, path: KeyPath) -> str:
     match value:
         case None:
             return "nothing"
-        case _ if _is_secret(path):
+        case _ if is_secret(path):
             return "***"
         case bool():
             return str(value).lower()

@@ -58,6 +58,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     slots_per_backend: int | None = None
     """Requests that one backend may have in flight, for each model it serves. Null: what it reports (`max_running_requests` in
     `/server_info`), else 64."""
+    auth: Literal["none"] | None = None
+    """`none`: every client may send requests, without a key. Only with this word may a reload open a gateway that had keys.
+    Null: every request needs a key as soon as one is configured."""
     api_key: str | None = None
     """The key that all clients share, as it is or as `sha256:HEX`. It is the only key that opens `/admin/*`."""
     tenant_api_keys: dict[str, str] = {}
@@ -144,8 +147,15 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             owners[key] = f"tenant_api_keys.{tenant}"
         msgspec.structs.force_setattr(self, "api_key", shared)
         msgspec.structs.force_setattr(self, "tenant_api_keys", keys)
+        if self.auth == "none" and owners:
+            raise ValueError(f"auth: none contradicts {next(iter(owners.values()))} (leave one of them out)")
         if self.upstream_api_key is not None and not is_valid_api_key(self.upstream_api_key):
             raise ValueError("upstream_api_key must be visible ASCII characters without spaces")
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests need a key."""
+        return self.api_key is not None or bool(self.tenant_api_keys)
 
     def _check_backends(self) -> None:
         from maitred.wire.client import Origin  # Not at the top, because a simulation needs no client.

@@ -3,6 +3,9 @@
 The same sources are read again: the files as they are now, the environment and the flags as they were at the start. All of it
 is validated first. If anything is wrong, nothing changes. Otherwise every key that may change in service changes at one
 instant, and requests in flight or waiting keep their places. Keys that need a restart keep their value, and are named.
+
+A gateway that has API keys is never opened by an omission. If the sources have no key any more, that is wrong, unless they say
+`auth: none`: an editor may have emptied the file, or may be writing it at this moment.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from maitred.routing import RoutingConfig
 
 log = logging.getLogger("maitred.gateway")
 RELOADABLE_KEYS: Final = (
-    *("api_key", "tenant_api_keys", "upstream_api_key", "trust_tenant_header", "tenant_header_name"),
+    *("auth", "api_key", "tenant_api_keys", "upstream_api_key", "trust_tenant_header", "tenant_header_name"),
     *("max_body_bytes", "max_parked_body_bytes", "forward_priority"),
 )
 """Keys of the section `gateway` that may change in service. So may all of `admission`."""
@@ -120,6 +123,8 @@ class ConfigReloader:
         # In a thread, because reading files would hold up every request. From there on nothing is awaited, so that no request
         # sees one half of the change.
         found = await asyncio.to_thread(self._read_settings)
+        if self.settings.gateway.has_keys:
+            _refuse_to_open(found.gateway)
         live = {key: getattr(found.gateway, key) for key in RELOADABLE_KEYS}
         gateway = msgspec.structs.replace(self.settings.gateway, **live)
         fixed = {key: getattr(self.settings.programs, key) for key in FIXED_PROGRAM_KEYS}
@@ -130,8 +135,34 @@ class ConfigReloader:
             programs=msgspec.structs.replace(found.programs, **fixed),
         )
         self._apply_settings(settings)
+        warnings = [*_removed_keys(self.settings.gateway, gateway), *found.admission.warnings()]
         self.settings = settings
-        return ReloadResult(True, list(_ignored_keys(settings, found)), list(found.admission.warnings()))
+        return ReloadResult(True, list(_ignored_keys(settings, found)), warnings)
+
+
+def _refuse_to_open(gateway: GatewayConfig) -> None:
+    """Raise ConfigError if a gateway that has had keys would be open to all, and the file does not say so in words.
+
+    A file that was emptied, or cut short while it was written, is valid: all its keys have defaults.
+    """
+    if not gateway.has_keys and gateway.auth != "none":
+        raise ConfigError(
+            "no API key is left, and every client could use this gateway",
+            where="gateway.api_key",
+            hint="give a key, or write `auth: none` in the section gateway",
+        )
+
+
+def _removed_keys(before: GatewayConfig, now: GatewayConfig) -> Iterator[str]:
+    """Yield a warning for each key that opened the gateway before, and has no successor."""
+    if now.auth == "none":
+        if before.has_keys:
+            yield "gateway.auth is none: every client may use this gateway now, without a key"
+        return
+    if before.api_key is not None and now.api_key is None:
+        yield "gateway.api_key is gone: nothing opens /admin/* now"
+    for tenant in before.tenant_api_keys.keys() - now.tenant_api_keys.keys():
+        yield f"gateway.tenant_api_keys.{tenant} is gone: the tenant has no key now"
 
 
 def _ignored_keys(in_force: GatewaySettings, found: GatewaySettings) -> Iterator[str]:
