@@ -101,7 +101,7 @@ RowParser: TypeAlias = Callable[[str], TraceRow | Sequence[TraceRow | RowError]]
 
 
 class TraceFormat(Protocol):
-    """The way the rows of one kind of trace file are written."""
+    """The way the rows of one kind of trace file are written. A format must have `example`, `recognises` and `make_parser`."""
 
     description: ClassVar[str] = ""
     """The format in one line, for `maitred formats`."""
