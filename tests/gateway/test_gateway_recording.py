@@ -96,6 +96,22 @@ def test_what_did_not_complete_is_recorded_and_not_replayed(tmp_path: Path) -> N
         assert trace.num_skipped == 2
 
 
+@pytest.mark.parametrize("limit", [b"9223372036854775808", b"9" * 4_000, b"-9223372036854775809", b"true", b"1e300"])
+def test_no_limit_of_a_client_and_no_usage_of_a_backend_spoils_a_recording(tmp_path: Path, limit: bytes) -> None:
+    async def respond(received: BackendRequest) -> None:
+        await received.send(whole(b'{"usage":{"prompt_tokens":999999999,"completion_tokens":999999999}}'))
+
+    async def scenario() -> None:
+        async with world(Backend(respond), record=str(tmp_path / "r.csv")) as w:
+            assert (await w.request(body=b'{"model":"m","max_tokens":%b}' % limit))[0] == 200
+            assert b"%b" % limit in w.backends[0].received[0].body
+
+    run(scenario())
+    [job] = recorded(tmp_path / "r.csv")
+    assert job.request.max_output_tokens == (10_000_000 if limit.startswith(b"9") else None)
+    assert (job.request.prompt_tokens, job.output_tokens) == (100_000_000, 100_000_000)
+
+
 def test_a_recording_goes_on_where_it_was_and_nothing_else_is_written_over(tmp_path: Path) -> None:
     path = tmp_path / "r.csv"
 

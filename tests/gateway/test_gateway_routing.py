@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -84,6 +85,33 @@ def test_where_a_session_is_named(headers: list[tuple[bytes, bytes]], said: dict
 @pytest.mark.parametrize("number", ["1e400", "9" * 5000])
 def test_a_session_that_cannot_be_read_is_none(number: str) -> None:
     assert SESSION.read_hints([], f'{{"model": "m", "program_id": {number}}}'.encode(), "m").program == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "sent"),
+    [
+        ({"routing": RoutingConfig(policy="session-affinity")}, b'{"model":"m","session_id":"a\xff"}'),
+        ({"routing": RoutingConfig(policy="session-affinity")}, b'{"model":"m","program_id":"a\xff"}'),
+        ({"record": "record.csv"}, b'{"model":"m","session_id":"a\xff"}'),
+        ({"forward_priority": "vllm"}, b'{"model":"m","a\xff":1}'),
+        ({"forward_priority": "sglang"}, b'{"model":"m","a\xff":1}'),
+    ],
+)
+def test_what_is_read_and_is_no_utf8_is_an_error_of_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], sent: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def scenario() -> None:
+        async with world(**config) as w:
+            status, _, answered = await w.request(body=sent)
+            assert status == 400
+            assert b"the request body is not valid JSON: 'utf-8' codec can't decode byte 0xff" in answered
+            assert w.state.parked_body_bytes == 0
+            # What the gateway does not read is left to the backend.
+            assert (await w.request(body=b'{"model":"m","messages":"\xff"}'))[0] == 200
+
+    run(scenario())
 
 
 def test_of_long_names_a_digest_is_kept() -> None:

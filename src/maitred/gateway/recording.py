@@ -37,6 +37,7 @@ from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import Usage
 from maitred.wire.asgi import Message, Send
 from maitred.workload.formats.maitred import ALL_COLUMNS, COMPLETED, format_row
+from maitred.workload.lengths import MAX_TOKENS
 from maitred.workload.trace_writer import csv_line
 
 FLUSH_SECS = 1.0
@@ -193,18 +194,19 @@ class RecordedResponse:
         return COMPLETED if self._status == 200 else f"status_{self._status}"
 
     def count_tokens(self) -> tuple[int, int]:
-        """Return the tokens of the prompt and of the answer, at least 1 each."""
+        """Return the tokens of the prompt and of the answer, each from 1 to `MAX_TOKENS`: a trace may hold no others."""
+        prompt, output = self._reported_tokens()
+        return _plausible(prompt), _plausible(output)
+
+    def _reported_tokens(self) -> tuple[int, int]:
         usage = self.usage
         if usage is not None and 0 < usage.prompt_tokens <= usage.total_tokens:
-            return usage.prompt_tokens, max(1, usage.total_tokens - usage.prompt_tokens)
+            return usage.prompt_tokens, usage.total_tokens - usage.prompt_tokens
         prompt, output = _PROMPT.findall(self._tail), _OUTPUT.findall(self._tail)
         limit = self.request.max_output_tokens
         seen = self._events - 1 if self.request.stream else self._bytes // BYTES_PER_TOKEN
         estimate = seen if limit is None else min(seen, limit)
-        return (
-            max(1, int(prompt[-1]) if prompt else self.request.prompt_tokens),
-            max(1, int(output[-1]) if output else estimate),
-        )
+        return int(prompt[-1]) if prompt else self.request.prompt_tokens, int(output[-1]) if output else estimate
 
     def _observe(self, piece: bytes) -> None:
         self._bytes += len(piece)
@@ -213,6 +215,10 @@ class RecordedResponse:
             # fewer than a whole mark, so that none counts twice.
             self._events += (self._tail[1 - len(_EVENT) :] + piece).count(_EVENT)
         self._tail = (self._tail + piece)[-_TAIL_BYTES:] if len(piece) < _TAIL_BYTES else piece[-_TAIL_BYTES:]
+
+
+def _plausible(tokens: int) -> int:
+    return min(max(1, tokens), MAX_TOKENS)
 
 
 def _has_recording(path: str, header: bytes) -> bool:

@@ -86,6 +86,10 @@ AUTHORIZATION_HEADER = b"authorization"
 _NOT_FORWARDED = HOP_BY_HOP_HEADERS | PRIORITY_HEADERS | {b"host", b"content-length", b"expect", REQUEST_ID_HEADER}
 
 
+MAX_OUTPUT_LIMIT: Final = 10_000_000
+"""Largest limit of an answer that counts, in tokens: more than any model generates."""
+
+
 class BodyFields(msgspec.Struct, gc=False):
     """The fields of a body that the gateway reads. The backend validates them."""
 
@@ -98,10 +102,11 @@ class BodyFields(msgspec.Struct, gc=False):
 
     @property
     def output_limit(self) -> int | None:
-        """The limit that the client sets for the answer, in tokens, or None if it sets none, or one that is no integer."""
+        """The limit that the client sets for the answer, in tokens, or None if it sets none, or one that is no whole number. At
+        most `MAX_OUTPUT_LIMIT`, because clients may send any number."""
         for limit in (self.max_completion_tokens, self.max_tokens, self.max_output_tokens):
-            if isinstance(limit, int):
-                return limit
+            if type(limit) is int and limit >= 0:  # not true or false
+                return min(limit, MAX_OUTPUT_LIMIT)
         return None
 
 
@@ -186,7 +191,7 @@ def parse_body_fields(body: bytes, route: Route) -> BodyFields:
     except RecursionError as error:
         raise _invalid_request("the request body is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _invalid_request(f"the request body is not valid JSON: {describe_json_error(error, body)}") from error
+        raise _invalid_json(error, body) from error
     if fields.model is None and not route.needs_model:
         return fields
     if not isinstance(fields.model, str) or not fields.model:
@@ -201,6 +206,10 @@ def model_required() -> ApiError:
 def _drop_named_headers(headers: Headers, connection: bytes) -> Headers:
     named = {token.strip().lower() for token in connection.split(b",")}
     return [header for header in headers if header[0] not in named]
+
+
+def _invalid_json(error: msgspec.DecodeError | UnicodeDecodeError, body: bytes) -> ApiError:
+    return _invalid_request(f"the request body is not valid JSON: {describe_json_error(error, body)}")
 
 
 def _invalid_request(message: str, param: str | None = None) -> ApiError:
@@ -262,7 +271,10 @@ class RoutingHintReader:
         self._prompt = Signals.PROMPT in signals
 
     def read_hints(self, headers: Headers, body: bytes, model: str) -> RoutingHints:
-        """Return the hints of one request; `body` is a JSON object. Prompts of different models are different."""
+        """Return the hints of one request; `body` is a JSON object. Prompts of different models are different.
+
+        Raises ApiError 400 for a session id that is not UTF-8: such a text was skipped when the body was first parsed.
+        """
         if not (self._session or self._prompt):
             return NO_HINTS
         fields = _decode_hint_fields(body)
@@ -278,11 +290,13 @@ class RoutingHintReader:
 
 
 def _as_text(value: msgspec.Raw) -> str:
-    """Return a JSON string or integer as text, "" for anything else."""
+    """Return a JSON string or integer as text, "" for anything else. Raises ApiError 400 for text that is not UTF-8."""
     try:
         return str(_decode_text_or_int(value)) if bytes(value) else ""
     except msgspec.DecodeError:
         return ""
+    except UnicodeDecodeError as error:
+        raise _invalid_json(error, bytes(value)) from error
 
 
 def _shorten(name: str) -> str:
@@ -304,8 +318,12 @@ def engine_priority(c: PriorityClass, engine: ForwardPriority) -> int:
 
 
 def set_body_priority(body: bytes, priority: int) -> bytes:
-    """Return the JSON object `body` with this `priority`, and everything else unchanged."""
+    """Return the JSON object `body` with this `priority`, and everything else unchanged. Raises ApiError 400 for a name of a
+    member that is not UTF-8."""
     # All other members stay raw: decoded and encoded again, a number might be written in another way than the client's.
-    members: dict[str, object] = dict(_decode_members(body))
+    try:
+        members: dict[str, object] = dict(_decode_members(body))
+    except UnicodeDecodeError as error:
+        raise _invalid_json(error, body) from error
     members["priority"] = priority
     return _encode_members(members)

@@ -21,7 +21,6 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable
-from typing import Final
 
 from maitred.admission import AdmissionConfig, parse_class
 from maitred.admission.config import class_from_name
@@ -92,10 +91,6 @@ class BodyLease:
         self._held_bytes = 0
 
 
-MAX_COUNTED_OUTPUT_TOKENS: Final = 10_000_000
-"""Upper limit of the answer in `token_cost`: more than any model generates, whatever limit a client sets."""
-
-
 class ProxyRequest:
     """A request that is ready to be forwarded, and what is forwarded."""
 
@@ -130,8 +125,7 @@ class ProxyRequest:
     @property
     def token_cost(self) -> int:
         """Tokens of the prompt, estimated, and of the answer, as far as the client limits it; at least 1."""
-        answer = min(max(0, self.request.max_output_tokens or 0), MAX_COUNTED_OUTPUT_TOKENS)
-        return max(1, self.request.prompt_tokens + answer)
+        return max(1, self.request.prompt_tokens + (self.request.max_output_tokens or 0))
 
 
 class IntakeRules:
