@@ -31,18 +31,34 @@ def cache_counts(*payloads, path="/v1/chat/completions", caching=True):
 
 
 def test_a_system_prompt_that_chats_share_is_found():
-    """Each prompt has 4 + 240 + 4 + 3 + 3 = 254 tokens. They share the first head, its text and the next head: 248, 15
-    blocks."""
+    """Each prompt has 4 + 240 + 4 + 3 + 3 = 254 tokens. They share the first message and the next head: 247, 15 blocks."""
     queries, hits = cache_counts(chat(SYSTEM, message("Hello there!")), chat(SYSTEM, message("Goodbye then")))
 
     assert (queries, hits) == (508, 240)
 
 
 def test_a_conversation_finds_what_was_said_before():
+    """The first prompt has 254 tokens, and its answer 3, of which the last one is never computed: 256 tokens are in memory."""
     first = chat(SYSTEM, message("Hello there!"))
     second = chat(SYSTEM, message("Hello there!"), message("the old cat", "assistant"), message("And now?"))
 
+    assert cache_counts(first, second)[1] == 256
+
+
+def test_an_answer_that_comes_back_changed_is_not_found():
+    first = chat(SYSTEM, message("Hello there!"))
+    second = chat(SYSTEM, message("Hello there!"), message("the new cat", "assistant"), message("And now?"))
+
     assert cache_counts(first, second)[1] == 240
+
+
+def test_a_text_that_goes_on_finds_its_answer():
+    """A prompt of 100 tokens, and 14 of its 15 answered ones, fill 7 blocks."""
+    text = "x" * 400
+    asked = [text, text + "the old cat and the new dog sat out one hot day but the dog saw"]
+    completions = ({"model": "emulated", "prompt": prompt, "max_tokens": 15} for prompt in asked)
+
+    assert cache_counts(*completions, path="/v1/completions")[1] == 112
 
 
 def test_the_role_is_part_of_the_prompt():

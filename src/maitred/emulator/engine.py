@@ -43,7 +43,7 @@ from maitred.emulator.schemas import (
     bad_request,
     parse_body,
 )
-from maitred.emulator.tokens import FinishSampler, PlannedFinish
+from maitred.emulator.tokens import FinishSampler, PlannedFinish, answered_prompt
 from maitred.instance import Instance, InstanceConfig
 from maitred.instance.catalogue import resolve_instance
 from maitred.wire.asgi import (
@@ -265,10 +265,11 @@ class EmulatedEngine:
     def start(self, plan: ResponsePlan, requests: Sequence[Request], response: ResponseProgress) -> None:
         """Enqueue the requests of a plan together. `response` receives the progress of each choice."""
         self._num_accepted += len(requests)
-        finishes = enumerate(zip(requests, plan.finishes, strict=True))
-        self._pacer.submit(
-            *(PacedAnswer(request, finish, partial(response.on_progress, index)) for index, (request, finish) in finishes)
-        )
+        answers = []
+        for index, (request, finish) in enumerate(zip(requests, plan.finishes, strict=True)):
+            whole = answered_prompt(request.prefix, finish.output_tokens)
+            answers.append(PacedAnswer(request, finish, partial(response.on_progress, index), whole))
+        self._pacer.submit(*answers)
 
     def abort(self, requests: Sequence[Request]) -> None:
         """Abort those of the requests that have not ended. Idempotent."""

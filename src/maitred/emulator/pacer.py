@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from maitred.core.request import Request, RequestId
+from maitred.core.request import PrefixKeys, Request, RequestId
 from maitred.core.units import Micros, from_seconds, to_seconds
 from maitred.emulator.metrics import EngineMetrics, RequestTimes
 from maitred.emulator.tokens import FinishReason, PlannedFinish
@@ -63,6 +63,7 @@ class PacedAnswer:
     """An answer that is being generated."""
 
     __slots__ = (
+        "conversation_prefix",
         "first_token_at",
         "last_token_at",
         "listener",
@@ -73,8 +74,16 @@ class PacedAnswer:
         "scheduled_at",
     )
 
-    def __init__(self, request: Request, planned_finish: PlannedFinish, listener: ProgressListener) -> None:
+    def __init__(
+        self,
+        request: Request,
+        planned_finish: PlannedFinish,
+        listener: ProgressListener,
+        conversation_prefix: PrefixKeys | None = None,
+    ) -> None:
+        """`conversation_prefix` is the content of prompt and answer together, if later prompts may begin with it."""
         self.request = request
+        self.conversation_prefix = conversation_prefix
         self.planned_finish = planned_finish
         self.listener = listener
         self.num_output_tokens = 0
@@ -110,7 +119,8 @@ class Pacer:
         now = self._catch_up()
         for answer in answers:
             self._answers[answer.request.id] = answer
-            self._instance.enqueue(answer.request, answer.planned_finish.output_tokens, now)
+            tokens = answer.planned_finish.output_tokens
+            self._instance.enqueue(answer.request, tokens, now, answer.conversation_prefix)
         self._set_timer()
 
     def abort(self, request_id: RequestId) -> bool:

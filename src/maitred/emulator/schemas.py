@@ -89,22 +89,32 @@ class ChatMessage(msgspec.Struct):
     role: Any = None
 
     def to_bytes(self) -> bytes:
-        """Return the message as token bytes, behind the head that a chat template adds for its role. Raises ApiError 400 for
-        parts that are not text."""
-        head = tokens.to_token_bytes(f"{self.role}".encode("utf-8", "surrogatepass")[:_MESSAGE_HEAD_BYTES]).ljust(
-            _MESSAGE_HEAD_BYTES, b"\1"
-        )
+        """Return the message as token bytes, with what a chat template adds: a head for its role, and an end. Raises ApiError
+        400 for parts that are not text."""
         if isinstance(self.content, str):
-            return head + tokens.to_token_bytes(self.content) + _raw_to_bytes(self.tool_calls)
-        for part in self.content or ():
-            if part.text is None:
-                raise bad_request(f"a message part of type {part.type!r} is not text, and only text is emulated", "messages")
-        texts = [tokens.to_token_bytes(part.text or "") for part in self.content or ()]
-        return b"".join((head, *texts, _raw_to_bytes(self.tool_calls)))
+            texts = [tokens.to_token_bytes(self.content)]
+        else:
+            texts = [self._part_to_bytes(part) for part in self.content or ()]
+        return b"".join((_message_head(f"{self.role}"), *texts, _raw_to_bytes(self.tool_calls), _MESSAGE_END))
+
+    @staticmethod
+    def _part_to_bytes(part: _MessagePart) -> bytes:
+        if part.text is None:
+            raise bad_request(f"a message part of type {part.type!r} is not text, and only text is emulated", "messages")
+        return tokens.to_token_bytes(part.text)
 
 
-_MESSAGE_HEAD_BYTES = tokens.CHAT_TOKENS_PER_MESSAGE * tokens.BYTES_PER_TOKEN
-_ANSWER_HEAD = b"\1" * (tokens.CHAT_TOKENS_FOR_ANSWER * tokens.BYTES_PER_TOKEN)
+_MESSAGE_END = b"\1" * ((tokens.CHAT_TOKENS_PER_MESSAGE - tokens.CHAT_TOKENS_FOR_ANSWER) * tokens.BYTES_PER_TOKEN)
+_HEAD_BYTES = tokens.CHAT_TOKENS_FOR_ANSWER * tokens.BYTES_PER_TOKEN
+
+
+def _message_head(role: str) -> bytes:
+    """Return the head of a message as token bytes. The head that opens the answer is that of the message which the answer
+    becomes in later prompts, so these begin with the whole prompt and the answer."""
+    return tokens.to_token_bytes(role.encode("utf-8", "surrogatepass")[:_HEAD_BYTES]).ljust(_HEAD_BYTES, b"\1")
+
+
+_ANSWER_HEAD = _message_head("assistant")
 
 
 class ChatBody(_BodyFields):

@@ -7,7 +7,8 @@ A prompt becomes token bytes, four for each token, so that two prompts with the 
 cache. Example: "hello" has 5 bytes and 2 tokens; its token bytes are "hell" and "o" with three zero bytes.
 
 Filler text consists of three-letter words, so a word with its space is four bytes. n tokens of filler are n words, and count as
-n tokens when a client sends them back as history. The same position always has the same word.
+n tokens when a client sends them back as history. The same position always has the same word. So the KV of an answer is found
+in a prefix cache when its text comes back, as a real engine finds it.
 
 A real engine learns how long an answer is, and why it ends, when the model emits "end of sequence" or the limit is reached. An
 emulated engine draws the length in advance from a seeded stream (`FinishSampler`), so the n-th prompt has the same answer
@@ -16,11 +17,13 @@ length in every run. With `ignore_eos` the model never ends by itself, so an ans
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from random import Random
 
 import msgspec
 
+from maitred.core.request import PrefixKeys
 from maitred.kv.block_hashes import BYTES_PER_TOKEN, PromptTextBytes
 from maitred.workload.lengths import parse_lengths
 
@@ -30,6 +33,7 @@ __all__ = [
     "FinishSampler",
     "PlannedFinish",
     "PromptTextBytes",
+    "answered_prompt",
     "count",
     "count_bytes",
     "filler",
@@ -38,10 +42,10 @@ __all__ = [
 ]
 
 CHAT_TOKENS_PER_MESSAGE = 4
-"""Tokens that a chat template adds to each message: its role and delimiters."""
+"""Tokens that a chat template adds to each message: a head with its role, and an end."""
 
 CHAT_TOKENS_FOR_ANSWER = 3
-"""Tokens that a chat template adds once, to open the answer."""
+"""Tokens of the head of a message. A chat template adds one more at the end, to open the answer."""
 
 _FILLER_SENTENCE = (
     "the old cat and the new dog sat out one hot day but the dog saw the fat hen run and did not ask why she ran off "
@@ -77,6 +81,22 @@ def filler(tokens: int) -> str:
     """Return a text of exactly `tokens` tokens, which are as many words."""
     whole, rest = divmod(tokens, len(_WORDS))
     return " ".join(_WORDS * whole + _WORDS[:rest])
+
+
+class AnsweredPrompt(msgspec.Struct, frozen=True, gc=False):
+    """`PrefixKeys` of a prompt and its answer: the beginning of the prompt that continues the conversation."""
+
+    prompt: PromptTextBytes
+    answer_tokens: int
+
+    def block_keys(self, block_size: int) -> Sequence[int]:
+        answer = to_token_bytes(filler(self.answer_tokens))
+        return PromptTextBytes(self.prompt.text + answer).block_keys(block_size)
+
+
+def answered_prompt(prompt: PrefixKeys | None, answer_tokens: int) -> PrefixKeys | None:
+    """Return the content of a prompt and its answer together; None if the prompt is no text: answers have no token ids."""
+    return AnsweredPrompt(prompt, answer_tokens) if isinstance(prompt, PromptTextBytes) else None
 
 
 class FinishReason(StrEnum):
