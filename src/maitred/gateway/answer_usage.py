@@ -28,13 +28,11 @@ from typing import Any, Final
 
 import msgspec
 
-from maitred.programs import Usage
+from maitred.programs import PROGRESS_TOKENS, Usage
 from maitred.programs.token_estimator import MAX_TOKENS
 from maitred.wire.asgi import Headers
 from maitred.wire.errors import ProtocolError
 
-PROGRESS_TOKENS: Final = 20
-"""Events of a stream after which its program is said to have grown, by as many tokens."""
 _MAX_EVENT_BYTES: Final = 1024 * 1024
 """Size of the beginning of an event that is kept until its end comes; the usage of a larger one is not read."""
 _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024

@@ -8,9 +8,11 @@ from maitred.programs.core import Programs
 from maitred.programs.enums import BackendStatus, ProgramAction, ProgramDecision, ProgramReason, ProgramState, ProgramStatus
 from maitred.programs.program import Program, ProgramKey, ProgramRequest, Usage
 from maitred.programs.replay import RecordedPrograms, replay
+from maitred.programs.token_estimator import PROGRESS_TOKENS
 
 __all__ = [
     "ACTING_ESTIMATORS",
+    "PROGRESS_TOKENS",
     "ActingEstimator",
     "BackendMemory",
     "BackendStatus",

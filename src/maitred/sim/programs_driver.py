@@ -3,9 +3,13 @@
     arrival -> programs: may the program hold memory, and where?  -> admission -> routing: the instance that was granted
 
 A request that waits for its program holds no slot of admission. The driver knows exactly what a gateway estimates: the
-tokens of prompts, the tokens of outputs under way (at the first token and at each tick), and the tokens that programs at one
-instance share (`shared_tokens`). An instance has as many tokens of memory as its KV blocks hold, unless
-`backend_capacity_tokens` says how many may be used.
+tokens of prompts, and the tokens that programs at one instance share (`shared_tokens`). An instance has as many tokens of
+memory as its KV blocks hold, unless `backend_capacity_tokens` says how many may be used.
+
+A gateway counts the events of a stream, and tells the core of every 20 (`PROGRESS_TOKENS`); of a response that is not
+streamed it sees nothing before its end. Here the core is told the same, but only before its next input, since it decides
+nothing by progress alone: so instances need not stop at every 20th token. A stream that has 50 tokens when another request
+comes has made its program 40 tokens larger.
 
 A program is released when the workload says that no more of its requests come (`workload.ProgramWorkload`); otherwise it
 keeps its place until it is paused or expires.
@@ -19,7 +23,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final, Protocol
 
 from maitred.core.contracts import Choice, FleetView
@@ -29,7 +32,15 @@ from maitred.core.request import Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance import InstanceConfig
-from maitred.programs import ProgramAction, ProgramDecision, ProgramRequest, Programs, ProgramsConfig, Usage
+from maitred.programs import (
+    PROGRESS_TOKENS,
+    ProgramAction,
+    ProgramDecision,
+    ProgramRequest,
+    Programs,
+    ProgramsConfig,
+    Usage,
+)
 from maitred.programs.replay import RecordedPrograms
 from maitred.sim.config import ClusterConfig
 from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
@@ -87,7 +98,7 @@ class ProgramsDriver:
         self._shared = SharedTokens(instance.block_size_in_tokens) if instance.enable_prefix_caching else None
         self._reported_shared = [0] * cluster.num_instances
         self._outputs_told: dict[RequestId, int] = {}
-        """Output tokens that the core has been told of, by request in an instance."""
+        """Output tokens that the core has been told of, by streamed request that has its first token."""
         self.statistics = ProgramStatistics(cluster.num_instances, self._capacity)
         self._pending: deque[ProgramDecision] = deque()
         """Decisions to be carried out."""
@@ -126,18 +137,17 @@ class ProgramsDriver:
         self._note(decisions, now)
         self._carry_out(now)
 
-    def on_first_token(self, request_id: RequestId, now: Micros) -> None:
-        """Report the first token of a response, once if it is made again after a lost slot."""
-        if request_id in self._outputs_told:
-            return
-        self._outputs_told[request_id] = 1
-        self.core.progress(request_id, 1, now)
+    def on_first_token(self, request: Request) -> None:
+        """Note that a response has begun. One that is made again after a lost slot goes on from what was told of it."""
+        if request.stream:
+            self._outputs_told.setdefault(request.id, 0)
 
     def on_end(self, state: RequestState, outcome: Outcome, seq: SequenceState | None, now: Micros) -> None:
         """Report the end of a request, however it has ended. What is decided by that is carried out at the end of the event."""
         request = state.job.request
         program = self.core.program_of(request.id)
         self._outputs_told.pop(request.id, None)
+        self._report_progress(now)
         usage = None
         if outcome is Outcome.COMPLETED and seq is not None:
             usage = Usage(request.prompt_tokens, request.prompt_tokens + seq.num_output_tokens)
@@ -152,6 +162,7 @@ class ProgramsDriver:
         """Forget the program of a request that was its last one, unless others of it are still there."""
         if any(program.is_busy for program in self.core.find(request.tenant, request.program)):
             return
+        self._report_progress(now)
         self.statistics.on_release(request.tenant, request.program)
         self._note(self.core.release(request.tenant, request.program, now)[1], now)
         self._call_soon(now)
@@ -186,22 +197,24 @@ class ProgramsDriver:
         return self.core.set_backend(index, now, models=self._models, capacity=self._capacity, shared_tokens=shared)
 
     def _report_progress(self, now: Micros) -> None:
-        """Before a tick, tell the core how many tokens the responses under way have."""
-        due = self.core.next_deadline()
-        if due is None or due > now:
-            return
+        """Before another input, tell the core how far the streams under way have come."""
+        settled = set[Replica]()
         for request_id, told in self._outputs_told.items():
-            emitted = told
             state = self._lifecycle.live[request_id]
             replica = state.replica
             if replica is None or state.stage is not RequestStage.IN_INSTANCE:
                 continue
-            replica.settle()
-            with suppress(KeyError):  # it has ended there, and its end is an event that is still to come
+            if replica not in settled:
+                replica.settle()
+                settled.add(replica)
+            try:
                 emitted = replica.instance.num_output_tokens(request_id)
-            if emitted > told:
-                self._outputs_told[request_id] = emitted
-                self.core.progress(request_id, emitted - told, now)
+            except KeyError:  # it has ended there, and its end is an event that is still to come
+                continue
+            grown = emitted // PROGRESS_TOKENS * PROGRESS_TOKENS - told
+            if grown > 0:
+                self._outputs_told[request_id] += grown
+                self.core.progress(request_id, grown, now)
 
     def _note(self, decisions: Sequence[ProgramDecision], now: Micros) -> None:
         """Keep decisions to be carried out, and report the shared tokens anew until they change no decision."""
