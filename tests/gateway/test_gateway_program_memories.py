@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
 import msgspec
 import pytest
-from test_gateway_programs import body, program, small
-from world import Backend, BackendRequest, GatedAnswer, GatewayWorld, run, whole, world
+from test_gateway_programs import body, program, small, usage
+from world import STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, whole, world
 
 from maitred.gateway.kv_pages import KvMemory
 from maitred.gateway.program_memories import measure_shared_tokens
@@ -239,7 +240,46 @@ def registered(*tokens: int) -> Any:
 )
 def test_when_shared_tokens_are_believed(tokens: tuple[int, ...], reported: dict[str, Any], shared: int) -> None:
     memory = KvMemory(**{"capacity": 20_000, "usage": 0.45, "running": 3, "waiting": 0, **reported})
-    assert measure_shared_tokens(registered(*tokens), memory) == shared
+    assert measure_shared_tokens(registered(*tokens), memory, set()) == shared
+
+
+def test_a_program_that_may_not_be_in_memory_whole_is_left_out() -> None:
+    """The fourth has computed 1,000 of its 8,000 tokens: 10,000 are used, of which 2,000 at least are shared by the others."""
+    programs = registered(4000, 4000, 4000, 8000)
+    fourth = next(program.serial for program in programs.programs if program.key.name == "p3")
+    memory = KvMemory(capacity=20_000, usage=0.5, running=4, waiting=0)
+    assert measure_shared_tokens(programs, memory, {fourth}) == 2000
+
+
+def test_a_stream_that_has_not_begun_may_not_be_in_memory_whole() -> None:
+    """Two programs of 4,000 tokens are in memory, and nothing yet of a third one: they share nothing."""
+
+    may_begin, may_end = asyncio.Event(), asyncio.Event()
+
+    async def respond(received: BackendRequest) -> None:
+        if b"stream" in received.body:
+            await may_begin.wait()
+            await received.send(STREAM_HEAD + chunk(b"data: {}\n\n"))
+        await may_end.wait()
+        await received.send(chunk(b"") if b"stream" in received.body else whole(usage(4000)))
+
+    async def scenario() -> None:
+        engine = backend(page(20_000, kv_cache_usage_perc=0.4, num_requests_running=3, num_requests_waiting=0), respond)
+        async with world(engine, programs={}) as w:
+            assert w.gateway.programs is not None
+            for name in ("a", "b"):
+                await w.start_request(body(name, 4000))
+            await w.start_request(body("c", 4000, stream=True))
+            await w.wait_until(lambda: len(engine.received) == 3)
+            (memory,) = w.gateway.programs.core.backends
+            polls = engine.metrics_polls
+            await w.wait_until(lambda: engine.metrics_polls > polls + 4)
+            assert memory.shared_tokens == 0
+            may_begin.set()
+            await w.wait_until(lambda: memory.shared_tokens == 4000)
+            may_end.set()
+
+    run(scenario())
 
 
 def test_the_least_of_three_readings_counts() -> None:

@@ -50,6 +50,7 @@ class ProgramStep:
         "_changed",
         "_refusal",
         "arrival",
+        "asks_for_stream",
         "first_data_at",
         "granted_at",
         "is_stream",
@@ -59,8 +60,9 @@ class ProgramStep:
         "usage",
     )
 
-    def __init__(self, request: ProgramRequest, arrival: Micros) -> None:
+    def __init__(self, request: ProgramRequest, arrival: Micros, *, asks_for_stream: bool) -> None:
         self.request = request
+        self.asks_for_stream = asks_for_stream
         self.arrival = arrival
         self.memory: int | None = None
         """The index of the memory where it was granted a place, as the core numbers them; None while it waits."""
@@ -130,10 +132,18 @@ class RealTimePrograms:
         """All requests that wait for memory or have it."""
         return self._steps.values()
 
-    def begin(self, request: ProgramRequest) -> ProgramStep:
+    def prefilling(self, memory: int) -> set[int]:
+        """Return the serial numbers of the programs at a memory that may not be there whole: a stream that they have asked for
+        has not begun, so a part of its prompt may not be computed yet."""
+        steps = (step for step in self._steps.values() if step.memory == memory)
+        unanswered = (step for step in steps if step.asks_for_stream and step.first_data_at is None)
+        programs = (self.core.program_of(step.request.id) for step in unanswered)
+        return {program.serial for program in programs if program is not None}
+
+    def begin(self, request: ProgramRequest, *, asks_for_stream: bool = False) -> ProgramStep:
         """Ask for memory for the program of a request. Call `end` afterwards, even if `ProgramStep.wait` raises."""
         now = self.now()
-        step = self._steps[request.id] = ProgramStep(request, now)
+        step = self._steps[request.id] = ProgramStep(request, now, asks_for_stream=asks_for_stream)
         self._apply_decisions(self.core.begin(request, now))
         return step
 

@@ -18,16 +18,20 @@ This is true only while all tokens that are counted are in the memory, and it is
 - an engine with waiting requests has not yet computed what they bring, nor has one that runs fewer requests than there are
   reasoning programs;
 - a usage of 0 while requests run is a gauge that the engine does not set;
-- a prompt that is being computed in chunks is counted whole, and in memory in part. It soon is there whole, so the least of the
-  last three readings counts;
+- a prompt that is being computed in chunks is in memory in part. So a program is left out while a stream that it has asked for
+  has not begun. Of an answer that is not streamed nothing is seen before its end; its prompt soon is there whole, so the least
+  of the last three readings counts;
 - the tokens of the largest program are in memory once in any case: nothing is shared by one program, and the sum of all tokens
   without the largest program's bounds what several share.
 
 What other clients of the engine use makes the usage larger and the result smaller, which is safe. Blocks of acting programs
 are cached and count as free, so what acting programs share with each other is not measured.
 
+What is left out is used all the same, as far as it is computed, so the result is too small rather than too large.
+
 Example: three reasoning programs of 4,000 tokens, a usage of 0.45 and a capacity of 20,000: 9,000 are used, 3,000 are shared,
-and 8,000 would be the most that is believed.
+and 8,000 would be the most that is believed. A fourth program of 8,000, of whose prompt 1,000 tokens are computed, makes the
+usage 0.5: at least 2,000 are shared.
 
 **A restart** of an engine loses all KV. Its programs lose their places as if it had been down for a moment.
 """
@@ -35,25 +39,19 @@ and 8,000 would be the most that is believed.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from math import ceil
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from maitred.gateway.fleet import Backend, BackendFleet, BackendObserver
 from maitred.gateway.kv_pages import KvMemory
-from maitred.programs import BackendMemory, BackendStatus, Programs, ProgramStatus
+from maitred.gateway.program_driver import RealTimePrograms
+from maitred.programs import BackendMemory, BackendStatus, ProgramStatus
 from maitred.wire.asgi import Headers
 
 _READINGS: Final = 3
 """Readings of which the least shared tokens count."""
 DATA_PARALLEL_RANK_HEADER: Final = b"x-data-parallel-rank"
-
-
-class SetBackend(Protocol):
-    """`Programs.set_backend` through a driver, which supplies the time and carries out the decisions."""
-
-    def __call__(
-        self, index: int, *, models: tuple[str, ...], status: BackendStatus, capacity: int | None, shared_tokens: int
-    ) -> object: ...
 
 
 class MemoryTarget(NamedTuple):
@@ -85,10 +83,10 @@ _ONE_UNKNOWN: Final = (KvMemory(),)
 class ProgramMemories(BackendObserver):
     """The memories of all backends of a gateway."""
 
-    def __init__(self, fleet: BackendFleet, core: Programs, set_backend: SetBackend) -> None:
+    def __init__(self, fleet: BackendFleet, driver: RealTimePrograms) -> None:
         self._fleet = fleet
-        self._core = core
-        self._set_backend = set_backend
+        self._driver = driver
+        self._core = driver.core
         self._known: dict[int, _Known] = {}
         """By index."""
         self._indices: dict[int, tuple[int, ...]] = {}
@@ -146,26 +144,27 @@ class ProgramMemories(BackendObserver):
         if self._known.get(index) == known and not known.shared_tokens:
             return
         self._known[index] = known
-        self._set_backend(
-            index, models=known.models, status=known.status, capacity=known.capacity, shared_tokens=known.shared_tokens
-        )
+        self._driver.set_backend(index, *known)
 
     def _shared_tokens(self, index: int, memory: KvMemory) -> int:
         readings = self._readings.setdefault(index, deque(maxlen=_READINGS))
         if self._last_read.get(index) is not memory:  # Polls are more frequent than readings.
             self._last_read[index] = memory
             registered = next((known for known in self._core.backends if known.index == index), None)
-            readings.append(0 if registered is None else measure_shared_tokens(registered, memory))
+            prefilling = self._driver.prefilling(index)
+            readings.append(0 if registered is None else measure_shared_tokens(registered, memory, prefilling))
         return min(readings) if len(readings) == _READINGS else 0
 
 
-def measure_shared_tokens(registered: BackendMemory, reported: KvMemory) -> int:
-    """Return the tokens that reasoning programs share according to one reading; 0 if the reading does not show it."""
+def measure_shared_tokens(registered: BackendMemory, reported: KvMemory, prefilling: Collection[int]) -> int:
+    """Return the tokens that reasoning programs share, at least, according to one reading; 0 if the reading does not show it.
+    `prefilling` has the serial numbers of programs that may not be in memory whole."""
     if reported.capacity is None or not reported.usage or reported.running is None or reported.waiting != 0:
         return 0
-    tokens = [program.unshared_tokens for program in registered.programs if program.status is ProgramStatus.REASONING]
-    if reported.running < len(tokens):
+    reasoning = [program for program in registered.programs if program.status is ProgramStatus.REASONING]
+    if reported.running < len(reasoning):
         return 0
+    tokens = [program.unshared_tokens for program in reasoning if program.serial not in prefilling]
     counted = sum(tokens)
     return max(0, min(counted - ceil(reported.usage * reported.capacity), counted - max(tokens, default=0)))
 

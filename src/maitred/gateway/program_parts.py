@@ -44,7 +44,7 @@ class ProgramParts:
         """`default_state` is the file that keeps the programs if the configuration names none; `log` gets every input and
         decision, if there is one. Raises ConfigError."""
         self.driver = RealTimePrograms(Programs(config, now) if log is None else RecordedPrograms(config, log, now))
-        self.memories = ProgramMemories(fleet, self.driver.core, self.driver.set_backend)
+        self.memories = ProgramMemories(fleet, self.driver)
         self.profiler = ProgramProfiler(self.driver, config.profile_dir) if config.profile else None
         self.keeper: ProgramStateKeeper | None = None
         store = _open_store(config, default_state)

@@ -163,7 +163,7 @@ class Proxy:
         Memory comes first, and then the slot: a paused program holds no slot. No other function ends a step.
         """
         await programs.restored.wait()
-        proxied.step = step = programs.begin(program)
+        proxied.step = step = programs.begin(program, asks_for_stream=proxied.request.stream)
         try:
             while True:
                 await step.wait()
