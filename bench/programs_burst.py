@@ -7,8 +7,9 @@ its smallest-first order makes of that: 0.5 s to the first response for the smal
 p99 of the larger half should stay within 4 times that of the smaller half.
 
 The gateway records the traffic, and `maitred simulate` replays the recording as a closed loop: the makespans of the programs
-should be those that were measured. Which programs are paused turns on milliseconds, and a pause costs a program seconds: runs
-that differ by nothing else differ by about 5 %, simulated ones too (arrivals shifted by 20 ms). So there is `--repeat`.
+should be those that were measured. Which programs are paused turns on milliseconds and single tokens, and a pause costs a
+program seconds: the medians of runs that differ by nothing else differ by 5 %, simulated ones too (arrivals shifted by 10 ms).
+So there is `--repeat`: each run has a burst of its own (the next `--seed`), and the means of all are compared.
 
 `--kill` ends an engine (SIGKILL) when a third of the programs have finished, and the gateway when two thirds have, and starts
 each again. Agents send failed requests again; every program must finish. A program that was released within the last moments
@@ -215,14 +216,17 @@ def report(runs: Sequence[AgentRun]) -> None:
 def compare(measured: Sequence[Makespans], simulated: Sequence[Makespans]) -> None:
     """Print the makespans as they were measured and as they are simulated."""
     print("| makespan | p50 s | p99 s |\n|---|---|---|")
-    if len(measured) > 1:
-        for number, (live_one, simulated_one) in enumerate(zip(measured, simulated, strict=True), 1):
-            print(f"| run {number}, measured | {live_one[0]:.2f} | {live_one[1]:.2f} |")
-            print(f"| run {number}, simulated | {simulated_one[0]:.2f} | {simulated_one[1]:.2f} |")
+    for number, (live_one, simulated_one) in enumerate(zip(measured, simulated, strict=True), 1):
+        print(f"| burst {number}, measured | {live_one[0]:.2f} | {live_one[1]:.2f} |")
+        print(f"| burst {number}, simulated | {simulated_one[0]:.2f} | {simulated_one[1]:.2f} |")
     mean_measured, mean_simulated = np.mean(measured, axis=0), np.mean(simulated, axis=0)
-    print(f"| measured | {mean_measured[0]:.2f} | {mean_measured[1]:.2f} |")
-    print(f"| simulated | {mean_simulated[0]:.2f} | {mean_simulated[1]:.2f} |")
-    print("| difference | " + " | ".join(f"{share:+.1%}" for share in mean_simulated / mean_measured - 1) + " |\n")
+    print(f"| mean, measured | {mean_measured[0]:.2f} | {mean_measured[1]:.2f} |")
+    print(f"| mean, simulated | {mean_simulated[0]:.2f} | {mean_simulated[1]:.2f} |")
+    print("| difference of the means | " + " | ".join(f"{share:+.1%}" for share in mean_simulated / mean_measured - 1) + " |")
+    if len(measured) > 1:
+        spread = np.std(np.array(simulated) / np.array(measured), axis=0, ddof=1)
+        print("| standard deviation of the difference of one burst | " + " | ".join(f"{share:.1%}" for share in spread) + " |")
+    print()
 
 
 def run_once(options: argparse.Namespace, folder: Path) -> tuple[list[AgentRun], list[str]]:
@@ -241,13 +245,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--speed", type=float, default=1.0, help="how many times faster everything is")
-    parser.add_argument("--repeat", type=int, default=1, help="bursts, one after the other; makespans are means over them")
+    parser.add_argument("--repeat", type=int, default=1, help="bursts, one after the other, each of its own seed")
     parser.add_argument("--flavour", default="ours", choices=("ours", "thunderagent"))
     parser.add_argument("--kill", action="store_true", help="end an engine and the gateway meanwhile (SIGKILL)")
     parser.add_argument("--no-simulation", action="store_true")
     options = parser.parse_args()
     measured, simulated = [], []
-    for _ in range(options.repeat):
+    for seed in range(options.seed, options.seed + options.repeat):
+        options.seed = seed
         with tempfile.TemporaryDirectory() as folder:
             runs, problems = run_once(options, Path(folder))
             if problems:

@@ -11,7 +11,7 @@ def test_every_program_of_a_burst_finishes_and_its_recording_is_simulated() -> N
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("every program has finished, and nothing is left\n")
     assert "| smaller half | " in done.stdout
-    assert "| simulated | " in done.stdout
+    assert "| mean, simulated | " in done.stdout
 
 
 def test_every_program_finishes_although_an_engine_and_the_gateway_are_killed() -> None:
