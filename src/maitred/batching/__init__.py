@@ -32,7 +32,7 @@ from maitred.batching.context_chunking import (
     ContextChunkingConfig,
     reuse_adjusted_cost,
 )
-from maitred.batching.continuous import ContinuousBatch, StepPlan
+from maitred.batching.continuous import ContinuousBatch
 from maitred.batching.kv_cache_manager import CrossKvCacheManager, KvCacheManager
 from maitred.batching.kv_cache_view import KvCacheView, ReleaseSimulation, ReusedPrefix
 from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk, context_spread
@@ -47,6 +47,7 @@ from maitred.batching.schedulers import (
     SimpleScheduler,
     insert_by_priority,
 )
+from maitred.batching.step_plan import StepPlan
 
 __all__ = [
     "BATCH_SCHEDULERS",

@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk
+from maitred.batching.step_plan import StepPlan
 from maitred.core.contracts import BatchShape, WaitQueue
 from maitred.core.errors import InvariantError
 from maitred.core.request import RequestId
@@ -34,25 +35,11 @@ from maitred.core.units import Micros
 from maitred.kv import NO_HIT, BlockManager, PrefixBlockManager
 
 
-class StepPlan:
-    """What one step does: a token for every decoding sequence, and some chunks of prompts."""
-
-    preempted: Sequence[SequenceState] = ()
-    """Sequences that have lost their KV for it."""
-    stalled: Sequence[SequenceState] = ()
-    """Sequences that decode and emit nothing in this step."""
-    fetch_time: Micros = 0
-    """µs that it takes longer because KV blocks are fetched for it. Then it does not repeat itself."""
-
-    def __init__(self, max_repeats: int, chunks: Sequence[PrefillChunk] = (), prefill_tokens: int = 0) -> None:
-        """`max_repeats` is how often the step may run without being planned anew, `prefill_tokens` the sum over the chunks."""
-        self.max_repeats = max_repeats
-        self.chunks = chunks
-        self.prefill_tokens = prefill_tokens
-
-
 class ContinuousBatch:
     """The running batch of one instance. It is the `StepView` of the step about to be planned."""
+
+    requeues_at_front: bool = True
+    """Whether a preempted sequence goes back to the front of the wait queue, and not to its end."""
 
     __slots__ = (
         "_blocks",
@@ -90,6 +77,7 @@ class ContinuousBatch:
         self.num_transferred = 0
         """Sequences admitted in this step with KV from another instance: each computes one token, as if it decoded."""
         self.step_index = 0
+        """Steps of the sequences that decode, made so far."""
         self.num_decodes = 0
         self.context_tokens = 0
         """Tokens of KV that the decoding sequences hold, summed."""
@@ -97,6 +85,11 @@ class ContinuousBatch:
     @property
     def running(self) -> int:
         return len(self.sequences)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps made so far."""
+        return self.step_index
 
     @property
     def free_blocks(self) -> int:
@@ -231,6 +224,12 @@ class ContinuousBatch:
         self.num_decodes -= 1
         self.context_tokens -= held
         self._blocks.release_decoding(seq, held)
+
+    def forget(self, seq: SequenceState) -> None:
+        """Drop what is known of `seq`, which has left the instance for good."""
+
+    def on_idle(self) -> None:
+        """Note that no sequence is here any more, running or waiting."""
 
     def check(self) -> None:
         """Raise InvariantError if the sums do not follow from the sequences."""

@@ -23,12 +23,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from maitred.batching.context_chunking import reusable_tokens, reuse_adjusted_cost
-from maitred.batching.continuous import ContinuousBatch, StepPlan
+from maitred.batching.continuous import ContinuousBatch
 from maitred.batching.instance_kv_cache import ActiveRequest, InstanceKvCache
 from maitred.batching.kv_cache_view import KvCacheView
 from maitred.batching.limits import BatchLimits, PrefillChunk
 from maitred.batching.llm_request import LlmRequest, LlmRequestState
 from maitred.batching.schedulers import RequestScheduler, SchedulerOutput
+from maitred.batching.step_plan import StepPlan
 from maitred.core.contracts import WaitQueue
 from maitred.core.errors import ConfigError, InvariantError, MaitredError
 from maitred.core.sequence import SequenceState

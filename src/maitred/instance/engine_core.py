@@ -30,14 +30,15 @@ from msgspec.structs import replace
 from maitred.batching import ContinuousBatch, StepPlan, context_spread
 from maitred.core.contracts import BatchShape
 from maitred.core.errors import InvariantError
-from maitred.core.lazy_heap import LazyHeap
 from maitred.core.request import PrefixKeys, Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance.async_scheduling import UnseenArrivals
 from maitred.instance.batch_former import new_batch, new_memory
+from maitred.instance.completion_heap import CompletionHeap
 from maitred.instance.config import InstanceConfig
 from maitred.instance.events import EventKind, InstanceEvent
+from maitred.instance.held_decodes import HeldDecodes
 from maitred.instance.latency import SpreadAwareModel
 from maitred.instance.step_meter import ItlLog, StepMeter
 from maitred.kv import BlockManager, PrefixBlockManager, PrefixCache
@@ -60,35 +61,6 @@ def standard_parts(config: InstanceConfig) -> EngineParts:
     """Return the parts that work by vLLM's rules, or by those of `batching`. Raises ConfigError for an unknown policy."""
     cache, blocks = new_memory(config)
     return EngineParts(cache, blocks, new_batch(config, blocks))
-
-
-class CompletionHeap(LazyHeap[tuple[int, int, int, SequenceState]]):
-    """The steps after which the decoding sequences complete, unless they are preempted or withdrawn.
-
-    Entries: step, admission index, `decode_origin_step`, sequence. A sequence that decodes anew has another origin step.
-    """
-
-    __slots__ = ()
-
-    def _is_live(self, entry: tuple[int, int, int, SequenceState]) -> bool:
-        seq = entry[3]
-        return seq.is_decoding and seq.decode_origin_step == entry[2]
-
-    def add(self, seq: SequenceState, step: int) -> None:
-        """Note that `seq`, which has just begun to decode, completes after `step`."""
-        heappush(self._heap, (step, seq.admission_index, seq.decode_origin_step, seq))
-
-    def postpone(self, seq: SequenceState, step: int) -> None:
-        """Note that `seq` completes after `step` instead: its origin step is about to be one later."""
-        heappush(self._heap, (step, seq.admission_index, seq.decode_origin_step + 1, seq))
-        self._num_stale += 1  # not `mark_stale`: the entry is live until the origin step changes
-
-    def first_step(self) -> int:
-        """Return the step after which the first sequence completes; -1 if none decodes."""
-        if self._num_stale:
-            self._drop_stale()
-        heap = self._heap
-        return heap[0][0] if heap else -1
 
 
 class StepRun:
@@ -131,6 +103,7 @@ class EngineCore:
         self._output_lengths: dict[RequestId, int] = {}
         """Tokens of each answer. The engine uses it only to know when an answer ends."""
         self._completions = CompletionHeap()
+        self._held = HeldDecodes()
         self._next_completion_step = -1
         """No sequence completes before this step; -1: no sequence decodes."""
         self.deadlines: list[tuple[Micros, int, SequenceState]] = []
@@ -214,7 +187,8 @@ class EngineCore:
         # A completion frees a slot and blocks, so the run goes on to the next one and no farther. After a preemption or an
         # abort that step may be one at which nothing completes any more: then a run is planned twice, which changes no
         # result.
-        limit = self._next_completion_step - batch.step_index if batch.num_decodes else 1
+        # The first step of decodes that were held is one of its own, since the gaps that it ends are longer.
+        limit = self._next_completion_step - batch.step_index if batch.num_decodes and not self._held else 1
         waiting = self.waiting if len(self.sequences) > len(batch.sequences) else None
         plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
         # By default the victims are in reverse order of admission. Each goes to the front of the queue, which restores the
@@ -267,8 +241,13 @@ class EngineCore:
         # in `_completions` stale.
         if plan.stalled:
             self._pause(plan.stalled, now - run.starts_at)
+        if plan.holds_decodes:
+            self._held.hold(batch.sequences.values(), run.starts_at, self.itl_log)
         if self.meter is not None:
-            self.meter.add_run(run.shape, run.steps, now - run.starts_at, batch.num_transferred + run.departed_decodes)
+            silent = batch.num_transferred + run.departed_decodes + len(self._held)
+            self.meter.add_run(run.shape, run.steps, now - run.starts_at, 0 if plan.holds_decodes else silent)
+        if self._held and not plan.holds_decodes:
+            self._held.end(now, self.meter, self.itl_log)
         batch.run_steps(run.steps)
         self.run, self.next_start = None, now
         # Chunks come before completions: an answer of one token is complete in the step that completes its prompt.
@@ -323,11 +302,9 @@ class EngineCore:
         # A sequence that prefills emits nothing, so one with new tokens was decoding. (`is_decoding` is False by now.)
         if seq.num_output_tokens > seq.num_accounted_output_tokens:
             self._completions.mark_stale()
-            seq.preempted_at = now
-            if self.itl_log is not None:
-                self.itl_log.on_decode_end(seq.request.id)
+            seq.preempted_at = self._stop_decoding(seq, now)
         self._account_decode(seq, now)
-        self.waiting.add(seq, now, front=True)
+        self.waiting.add(seq, now, front=self.batch.requeues_at_front)
         self.events.append(InstanceEvent(now, EventKind.KV_PREEMPTED, seq))
 
     def _commit_chunks(self, plan: StepPlan, now: Micros) -> None:
@@ -360,8 +337,8 @@ class EngineCore:
             self._unseen.reveal_before(now)  # the queue must hold them before it learns from the sequence that leaves
             if kind is _FINISHED:
                 self.batch.pending_free_slots += 1
-        if self.itl_log is not None and seq.is_decoding:
-            self.itl_log.on_decode_end(seq.request.id)
+        if seq.is_decoding:
+            self._stop_decoding(seq, now)
         if kind is _FINISHED:
             self.batch.finish(seq)
         else:
@@ -383,7 +360,19 @@ class EngineCore:
         if self._prefix_blocks is not None:
             self._prefix_blocks.forget(seq)
         self.waiting.on_sequence_end(seq, now)
+        self.batch.forget(seq)
+        if not self.sequences:
+            self.batch.on_idle()
         self.events.append(InstanceEvent(now, kind, seq))
+
+    def _stop_decoding(self, seq: SequenceState, now: Micros) -> Micros:
+        """Note that `seq` decodes no more. Return the instant of its last token."""
+        held_since = self._held.pop(seq)
+        if held_since is not None:
+            return held_since
+        if self.itl_log is not None:
+            self.itl_log.on_decode_end(seq.request.id)
+        return now
 
     def _account_decode(self, seq: SequenceState, now: Micros) -> None:
         """Tell the wait queue of the tokens of `seq`, which has stopped decoding."""

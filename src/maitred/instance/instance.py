@@ -80,7 +80,7 @@ class Instance:
     @property
     def num_steps(self) -> int:
         """Steps made so far."""
-        return self._batch.step_index
+        return self._batch.num_steps
 
     @property
     def num_preemptions(self) -> int:

@@ -1,0 +1,52 @@
+"""HeldDecodes: the gaps between tokens that grow while decoding sequences wait for others to prefill.
+
+Under SGLang's rules a step prefills or decodes, and prefill goes first. The sequences that decode are *held* meanwhile: none
+emits a token, and the gap before their next one lasts from their last token to the end of the first step in which they decode
+again.
+
+Example: a sequence emits a token at 100 ms. Two steps of prefill end at 140 and 180 ms; another sequence completes its prompt
+at 140. The step after them ends at 190 ms. The gaps are 90 ms and 50 ms, whereas the step took 10.
+
+Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
+from maitred.instance.step_meter import ItlLog, StepMeter
+
+
+class HeldDecodes:
+    """The held sequences of one instance, each with the instant of its last token."""
+
+    __slots__ = ("_since",)
+
+    def __init__(self) -> None:
+        self._since: dict[SequenceState, Micros] = {}
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def hold(self, sequences: Iterable[SequenceState], since: Micros, itl_log: ItlLog | None) -> None:
+        """Note a step that began at `since`, and in which those of `sequences` that decode were held."""
+        for seq in sequences:
+            if seq.is_decoding and seq not in self._since:
+                self._since[seq] = since
+                if itl_log is not None:
+                    itl_log.on_decode_end(seq.request.id)
+
+    def pop(self, seq: SequenceState) -> Micros | None:
+        """Forget `seq`, and return the instant of its last token; None if it is not held."""
+        return self._since.pop(seq, None)
+
+    def end(self, now: Micros, meter: StepMeter | None, itl_log: ItlLog | None) -> None:
+        """Note that all of them have emitted a token at `now`."""
+        for seq, since in self._since.items():
+            if meter is not None:
+                meter.add_pause(seq.request.id, now - since)
+            if itl_log is not None:
+                itl_log.on_decode_start(seq.request.id)
+        self._since.clear()
