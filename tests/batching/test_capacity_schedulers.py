@@ -32,7 +32,7 @@ from maitred.core.errors import ConfigError
 from maitred.testing.batching import check_output
 
 CONTEXT, GENERATING = LlmRequestState.CONTEXT_INIT, LlmRequestState.GENERATION_IN_PROGRESS
-POLICIES = ["max-requests", "guaranteed-no-evict", "static-batch", "max-utilization", "trtllm-max-utilization"]
+POLICIES = ["max-requests", "guaranteed-no-evict", "static-batch", "max-utilization", "trtllm-max-utilization", "maitred"]
 
 
 def generating(number: int, prompt: int, answer: int, kv_cache: KvCacheManager, **fields: Any) -> LlmRequest:

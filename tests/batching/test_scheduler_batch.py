@@ -176,13 +176,15 @@ def test_a_request_that_has_begun_goes_on_before_one_that_waited_for_a_prefix() 
     assert [number for _, kind, number, _ in events if kind == "FINISHED"] == [0, 2, 1]
 
 
+NO_EVICTION = ["guaranteed-no-evict", "static-batch"]
+MAITRED = ["maitred", "maitred(look_past=2,max_skips=1,max_pauses=0)", "maitred(max_prefill_tokens=8,first_share=0.1)"]
+
+
 @st.composite
 def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]]:
     """Draw the configuration of an instance, requests with their answers, and aborts (instant, request)."""
     size, blocks = draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([8, 20, 60, 200]))
-    batching = draw(
-        st.sampled_from(["guaranteed-no-evict", "static-batch", "max-utilization", "max-utilization(two_step_lookahead=true)"])
-    )
+    batching = draw(st.sampled_from([*NO_EVICTION, "max-utilization", "max-utilization(two_step_lookahead=true)", *MAITRED]))
     keys = {
         "batching": batching,
         "block_size_in_tokens": size,
@@ -214,5 +216,5 @@ def test_every_request_ends_and_skipping_is_not_seen(
     assert events == drive(InstanceConfig(**keys, step_by_step=True), jobs, aborts)
     ended = [number for _, kind, number, _ in events if kind in ("FINISHED", "REFUSED", "ABORTED")]
     assert sorted(ended) == [*range(len(jobs))]
-    if "util" not in keys["batching"]:
+    if keys["batching"] in NO_EVICTION:
         assert not [event for event in events if event[1] == "KV_PREEMPTED"]

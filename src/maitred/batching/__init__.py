@@ -10,6 +10,8 @@ next, `kv` what memory is left, and the instance when a step begins and ends.
     micro_batch.py       the requests of a step, with the chunks of context_chunking.py
     kv_cache_view.py     KV memory as schedulers see it; kv_cache_manager.py: KV memory of an engine of one's own
     batch_schedulers.py  the kind of plug-in
+    maitred_scheduler.py our own way: maitred_step.py plans a step, on answer_lengths.py (what is learned), memory_forecast.py
+                         (what will be needed), victims.py and prompt_shares.py
     scheduler_batch.py   SchedulerBatch: an instance whose steps a scheduler decides, over instance_kv_cache.py
 """
 

@@ -20,7 +20,7 @@ from maitred.kv import BlockManager, PrefixBlockManager
 class ActiveRequest(LlmRequest):
     """A sequence of an instance as its scheduler sees it."""
 
-    __slots__ = ("has_blocks", "num_tokens_before", "seq")
+    __slots__ = ("has_blocks", "seq")
 
     def __init__(self, seq: SequenceState, max_model_len: int) -> None:
         """The tokens that `seq` emitted before it was preempted belong to its prompt. `max_model_len`, in tokens, limits an
@@ -32,7 +32,8 @@ class ActiveRequest(LlmRequest):
         super().__init__(request.id, prompt, max(1, longest - (prompt - request.prompt_tokens)), priority=seq.priority)
         self.seq = seq
         self.num_tokens_before = prompt - request.prompt_tokens
-        """Tokens emitted before."""
+        self.num_pauses = seq.num_preemptions
+        self.has_token_limit = request.max_output_tokens is not None
         self.has_blocks = False
         """Whether it has KV blocks: those of its whole prompt, from its first chunk on."""
 

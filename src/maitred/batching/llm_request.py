@@ -44,10 +44,14 @@ class LlmRequest:
         "context_current_position",
         "encoder_output_len",
         "estimated_reusable_tokens",
+        "has_token_limit",
         "lora_task_id",
         "max_new_tokens",
         "num_draft_tokens",
         "num_generated_tokens",
+        "num_pauses",
+        "num_shared_blocks",
+        "num_tokens_before",
         "prepopulated_prompt_len",
         "priority",
         "prompt_len",
@@ -74,7 +78,15 @@ class LlmRequest:
         self.prompt_len = prompt_len
         self.max_new_tokens = max_new_tokens
         """Most tokens that it may still generate beyond `prompt_len`."""
+        self.has_token_limit = True
+        """Whether that is what the client allows, and not only what the model or the memory does."""
         self.num_generated_tokens = 0
+        self.num_tokens_before = 0
+        """Tokens of the answer that were generated before the last pause, and belong to the prompt now."""
+        self.num_pauses = 0
+        """How often it has lost its KV."""
+        self.num_shared_blocks = 0
+        """Leading blocks of its prompt that other requests held when it began."""
         self.priority = priority
         """Urgency from 0 to 1, larger is more urgent."""
         self.lora_task_id = lora_task_id
@@ -146,7 +158,10 @@ class LlmRequest:
         `max_input_len`; with several beams they are lost."""
         kept = max(0, min(self.num_generated_tokens, max_input_len - self.prompt_len)) if self.beam_width == 1 else 0
         self.prompt_len += kept
+        self.num_tokens_before += kept
         self.max_new_tokens -= kept
+        self.num_pauses += 1
+        self.num_shared_blocks = 0
         self.num_generated_tokens = 0
         self.context_current_position = self.prepopulated_prompt_len = 0
         self.context_chunk_size = self.prompt_len

@@ -42,7 +42,7 @@ _NO_IDS: frozenset[int] = frozenset()
 class SchedulerBatch(ContinuousBatch):
     """The running batch of one instance. See `ContinuousBatch` for the methods."""
 
-    __slots__ = ("_active", "_kv_cache", "_max_model_len", "_name", "_num_pending", "_requests", "_scheduler")
+    __slots__ = ("_active", "_is_pausing", "_kv_cache", "_max_model_len", "_name", "_num_pending", "_requests", "_scheduler")
 
     def __init__(
         self,
@@ -62,6 +62,8 @@ class SchedulerBatch(ContinuousBatch):
         """The active requests, in the order in which the scheduler sees them."""
         self._num_pending = 0
         """Active requests that have no KV yet."""
+        self._is_pausing = False
+        """Whether a sequence that is removed now comes back."""
         self._kv_cache = InstanceKvCache(blocks, self._requests, self._decode_tokens)
         self._scheduler = make_scheduler(self._kv_cache)
 
@@ -86,7 +88,7 @@ class SchedulerBatch(ContinuousBatch):
             self._check_progress()
             # A request that fits and does not run, for want of tokens, claims blocks that may be missing in a later step.
             if self._scheduler.repeats_its_answer and output.num_fitting_requests == self.num_decodes:
-                plan.max_repeats = self._max_repeats(max_repeats)
+                plan.max_repeats = self._max_repeats(self._scheduler.max_repeats(max_repeats))
         return plan
 
     def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
@@ -95,6 +97,8 @@ class SchedulerBatch(ContinuousBatch):
             request = self._requests.get(chunk.seq.request.id)
             if request is not None:
                 request.context_current_position = min(chunk.seq.num_computed_tokens, request.prompt_len)
+                if self._prefix_blocks is not None and self._scheduler.shares_each_chunk:
+                    self._prefix_blocks.fill(chunk.seq, request.context_current_position)
         for seq in complete:
             request = self._requests[seq.request.id]
             request.state = LlmRequestState.GENERATION_IN_PROGRESS
@@ -103,9 +107,16 @@ class SchedulerBatch(ContinuousBatch):
                 self._prefix_blocks.fill(seq, seq.num_tokens_to_prefill)
         return complete
 
+    def finish(self, seq: SequenceState) -> None:
+        self._requests[seq.request.id].state = LlmRequestState.GENERATION_COMPLETE
+        self.remove(seq)
+
     def remove(self, seq: SequenceState) -> None:
         request = self._requests.pop(seq.request.id)
         self._active.remove(request)
+        if not self._is_pausing:
+            self._settle(request)
+            self._scheduler.on_request_end(request, is_complete=request.state == LlmRequestState.GENERATION_COMPLETE)
         if seq.is_decoding:
             self._kv_cache.on_decode_end(request)
             super().remove(seq)
@@ -144,7 +155,7 @@ class SchedulerBatch(ContinuousBatch):
 
     def _activate(self, waiting: WaitQueue) -> None:
         """Make waiting sequences active, as many as may be."""
-        while not self.is_full and waiting.peek() is not None:
+        while not self.is_full and (head := waiting.peek()) is not None and self._has_use_for(head):
             seq = waiting.pop()
             if seq.transferred_kv_tokens:
                 raise ConfigError(f"batch scheduler {self._name} does not take over KV from other instances yet")
@@ -158,6 +169,19 @@ class SchedulerBatch(ContinuousBatch):
                     place -= 1
             self._active.insert(place, request)
 
+    def _has_use_for(self, head: SequenceState) -> bool:
+        """Return whether the scheduler is to see `head`, which waits."""
+        most = self._scheduler.max_num_pending
+        if most is None or self._num_pending < most:
+            return True
+        return all(request.has_blocks or request.priority < head.priority for request in self._active)
+
+    def _settle(self, request: ActiveRequest) -> None:
+        """Let `request` know how far it is."""
+        seq = request.seq
+        if seq.is_decoding:
+            request.num_generated_tokens = self.step_index - seq.decode_origin_step - request.num_tokens_before
+
     def _in_order(self) -> list[LlmRequest]:
         """Return the active requests in the order in which the scheduler is to see them."""
         if self._prefix_blocks is None or not self._scheduler.repeats_its_answer:
@@ -169,9 +193,7 @@ class SchedulerBatch(ContinuousBatch):
     def _decide(self) -> SchedulerOutput:
         """Return what the scheduler says, after the progress of the active requests has been settled."""
         for request in self._active:
-            seq = request.seq
-            if seq.is_decoding:
-                request.num_generated_tokens = self.step_index - seq.decode_origin_step - request.num_tokens_before
+            self._settle(request)
         try:
             output = self._scheduler.schedule_request(self._in_order(), _NO_IDS)
         except MaitredError:
@@ -194,7 +216,10 @@ class SchedulerBatch(ContinuousBatch):
     def _pause(self, request: ActiveRequest) -> SequenceState:
         if not request.has_blocks:
             raise ConfigError(f"batch scheduler {self._name} pauses request {request.request_id}, which has not begun")
-        return self._preempt(request.seq)
+        self._is_pausing = True
+        seq = self._preempt(request.seq)
+        self._is_pausing = False
+        return seq
 
     def _left_out(self, output: SchedulerOutput) -> list[SequenceState]:
         """Return the sequences that decode and are not scheduled. Raises ConfigError if there are any, with a prefix cache."""
@@ -258,6 +283,7 @@ class SchedulerBatch(ContinuousBatch):
         request.has_blocks = True
         self._num_pending -= 1
         request.context_current_position = request.prepopulated_prompt_len = start
+        request.num_shared_blocks = hit.num_blocks - hit.num_unreferenced
         request.context_chunk_size = min(request.prompt_len - start, charged)
         return needed + hit.num_unreferenced
 
@@ -272,6 +298,10 @@ class SchedulerBatch(ContinuousBatch):
         if self.num_decodes:
             return
         problem = f"batch scheduler {self._name} schedules nothing, and {len(self._active)} requests are active"
+        for request in self._active:
+            reason = self._scheduler.why_waiting(request)
+            if reason is not None:
+                raise ConfigError(problem, hint=f"request {request.request_id}: {reason}")
         raise ConfigError(problem, hint=self._kv_cache.shortage(self._active))
 
     def _overcommitted(self, needed: int, free: int) -> ConfigError:

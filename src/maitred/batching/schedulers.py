@@ -80,10 +80,27 @@ class RequestScheduler(ABC):
 
     repeats_its_answer: bool = False
     """See `CapacityScheduler`."""
+    max_num_pending: int | None = None
+    """Most active requests without memory that it has a use for. The others stay in the wait queue, whose order may change, but
+    for one that is more urgent than all of these. None: as many as there are places in the batch."""
+    shares_each_chunk: bool = False
+    """Whether the blocks of a prompt are shared when a chunk has filled them, and not when the whole prompt is computed."""
 
     @abstractmethod
     def schedule_request(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> SchedulerOutput:
         """Return what the next step does."""
+
+    def max_repeats(self, limit: int) -> int:
+        """Return for how many steps, from 1 to `limit`, the last decision stays the same, if the requests only generate and
+        find their blocks. Only a scheduler that repeats its answer is asked."""
+        return limit
+
+    def on_request_end(self, request: LlmRequest, *, is_complete: bool) -> None:  # noqa: B027 (most have no use for it)
+        """Note that `request` has ended, complete or not. A request that this scheduler has paused has not ended."""
+
+    def why_waiting(self, request: LlmRequest) -> str | None:
+        """Return what `request` lacked at the last decision, as the rest of a sentence, or None if that is not known."""
+        return None
 
     def can_schedule(self, requests: RequestList) -> bool:
         """Return whether all `requests` would have memory at once. Nothing changes. Raises NotImplementedError where a

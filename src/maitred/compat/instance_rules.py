@@ -43,6 +43,7 @@ _STANDARD: Final = InstanceRules(Instance, standard_parts)
 _RULES: Final[Mapping[FlavourName, InstanceRules]] = {
     "vllm": _STANDARD,
     "trtllm": _STANDARD,
+    "maitred": _STANDARD,
     "blis": InstanceRules(
         BlisInstance,
         blis_parts,

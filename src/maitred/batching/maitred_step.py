@@ -1,0 +1,300 @@
+"""MaitredStep: the planning of one step of `MaitredScheduler`, which says by what rules.
+
+Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Final
+
+from maitred.batching.capacity_budgets import AdapterPages, PromisedBlocks
+from maitred.batching.kv_cache_view import NO_MATCH, ReusedPrefix
+from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
+from maitred.batching.maitred_state import Lack, MaitredState
+from maitred.batching.memory_forecast import MemoryForecast
+from maitred.batching.prompt_shares import PromptRest
+from maitred.batching.schedulers import SchedulerOutput
+from maitred.batching.victims import choose_victim
+
+_SEATS: Final = Lack("all places in the batch are taken")
+_PAUSED: Final = Lack("it was paused, and no request has ended since")
+_PREFIX: Final = Lack("another request computes the block of its prompt that it needs first")
+_PAGES: Final = Lack("the pages for its adapter are not free")
+_TOKENS: Final = Lack("the tokens of the step are used up")
+_PASSED: Final = Lack("a request before it has been passed as often as may be")
+
+
+class MaitredStep:
+    """A step that is being planned."""
+
+    def __init__(self, state: MaitredState, active_requests: RequestList, inflight_request_ids: Set[int]) -> None:
+        self._state = state
+        self._kv_cache = state.kv_cache
+        self._block_size = state.kv_cache.tokens_per_block
+        self._active = active_requests
+        self._generation: RequestList = []
+        """Requests that get a token."""
+        self._held: RequestList = []
+        """Requests that have memory and do nothing in this step."""
+        self._pending: list[tuple[int, LlmRequest]] = []
+        """Requests without memory, with their places."""
+        self._prompts: list[PromptRest] = []
+        self._rest_tokens = 0
+        """Tokens that all of `_prompts` have to compute."""
+        self._paused: RequestList = []
+        self._disagg: RequestList = []
+        self._tokens = state.max_num_tokens
+        self._free_blocks = 0
+        """Free blocks of the first window, with those of the paused requests."""
+        self._spare: Sequence[int] = ()
+        """Blocks by window that are free beside those of this step."""
+        self._capacity = 0
+        """Tokens for which there are blocks, in `_forecast`."""
+        self._forecast: MemoryForecast | None = None
+        self._promises: PromisedBlocks | None = None
+        self._adapters = AdapterPages(state.peft_cache)
+        self._lacks: dict[int, Lack] = {}
+        for place, request in enumerate(active_requests):
+            self._sort_in(place, request, is_in_flight=request.request_id in inflight_request_ids)
+
+    def plan(self) -> SchedulerOutput:
+        """Return what the step does."""
+        state = self._state
+        self._make_room()
+        if self._generation or self._held:
+            self._tokens = min(self._tokens, state.max_prefill_tokens)
+        self._admit_pending()
+        state.lacks = self._lacks
+        if state.skips:
+            waiting = {request.request_id for _, request in self._pending}.difference(
+                [p.request.request_id for p in self._prompts]
+            )
+            state.skips = {number: times for number, times in state.skips.items() if number in waiting}
+        if self._prompts:
+            state.shares.assign(self._prompts, self._tokens)
+        places = state.max_running - len(self._generation)
+        context = [_with_chunk(prompt) for prompt in self._prompts if prompt.chunk][:places]
+        context.sort(key=lambda request: request.is_last_context_chunk)
+        fitting = self._num_running
+        return SchedulerOutput(context, self._generation, self._paused, self._disagg, fitting)
+
+    def _sort_in(self, place: int, request: LlmRequest, *, is_in_flight: bool) -> None:
+        if request.is_generation_in_progress_state:
+            cost = request.beam_width + request.num_draft_tokens
+            runs = not is_in_flight and request.state < LlmRequestState.GENERATION_TO_COMPLETE
+            if runs and cost <= self._tokens and len(self._generation) < self._state.max_running:
+                self._tokens -= cost
+                self._generation.append(request)
+            else:
+                self._held.append(request)
+        elif request.is_context_init_state:
+            if is_in_flight:
+                self._held.append(request)
+            elif request.is_first_context_chunk:
+                self._pending.append((place, request))
+            else:
+                self._add_prompt(PromptRest(request, place, request.context_remaining_length))
+        elif request.is_disagg_generation_init_state:
+            self._pending.append((place, request))
+
+    def _add_prompt(self, prompt: PromptRest) -> None:
+        self._prompts.append(prompt)
+        self._rest_tokens += prompt.rest
+
+    @property
+    def _num_running(self) -> int:
+        return len(self._generation) + len(self._prompts)
+
+    def _make_room(self) -> None:
+        """Pause requests until those that generate find the blocks of their tokens."""
+        needed = list(self._kv_cache.blocks_for_next_step_of_all(self._generation, two_step_lookahead=False))
+        free: Sequence[int] = self._kv_cache.free_blocks
+        self._free_blocks = free[0]
+        if not _fits(needed, free):
+            releases, deficit = self._kv_cache.start_scheduling(), self._foreseen_deficit()
+            while not _fits(needed, free):
+                started = [*self._generation, *[prompt.request for prompt in self._prompts]]
+                victim = choose_victim(started, deficit, self._state.max_pauses, self._block_size)
+                if victim is None:
+                    break
+                self._pause(victim, needed)
+                releases.release(victim)
+                free = releases.free_blocks
+            self._state.on_pause()
+            self._forecast, self._free_blocks = None, free[0]
+        self._spare = [blocks - taken for blocks, taken in zip(free, needed, strict=True)]
+
+    def _pause(self, victim: LlmRequest, needed: list[int]) -> None:
+        """Take `victim` out of the step, and what it was to take out of `needed`."""
+        self._paused.append(victim)
+        if victim.is_context_init_state:
+            self._prompts = [prompt for prompt in self._prompts if prompt.request is not victim]
+            self._rest_tokens = sum([prompt.rest for prompt in self._prompts])
+            return
+        self._generation.remove(victim)
+        self._tokens += victim.beam_width + victim.num_draft_tokens
+        for window, blocks in enumerate(self._kv_cache.blocks_for_next_step(victim, NO_MATCH)):
+            needed[window] -= blocks
+
+    def _foreseen_deficit(self) -> int:
+        """Return how many blocks will be missing if no request is paused; at least 1."""
+        peak = self._memory_forecast().peak
+        missing = peak - self._capacity
+        return max(1, -(-missing // self._block_size))
+
+    def _admit_pending(self) -> None:
+        """Admit requests in their order, and a few behind one that does not fit."""
+        state, num_misfits = self._state, 0
+        passed: RequestList = []
+        if len(self._pending) > 1:
+            self._pending.sort(key=lambda entry: -entry[1].priority)
+        if state.peft_cache is not None:
+            for request in self._with_memory():
+                self._adapters.claim(request)
+        for place, request in self._pending:
+            if num_misfits > state.look_past:
+                return
+            if any(state.skips.get(before.request_id, 0) >= state.max_skips for before in passed):
+                self._lacks[request.request_id] = _PASSED
+                return
+            lack = self._try_admit(place, request)
+            if lack is None:
+                for before in passed:
+                    state.skips[before.request_id] = state.skips.get(before.request_id, 0) + 1
+                continue
+            self._lacks[request.request_id] = lack
+            if lack is _SEATS:
+                return
+            num_misfits += 1
+            if lack is not _PREFIX:  # which it waits for of its own will
+                passed.append(request)
+
+    def _try_admit(self, place: int, request: LlmRequest) -> Lack | None:
+        """Admit `request`, or return what it lacks."""
+        state, is_alone = self._state, not (self._generation or self._prompts or self._held)
+        if self._num_running + len(self._held) >= min(state.max_running, state.max_num_tokens):
+            return _SEATS
+        if request.num_pauses and not (state.has_ended or is_alone):
+            return _PAUSED
+        match = self._match(request)
+        if match is None:
+            return _PREFIX
+        if not self._adapters.fits(request):
+            return _PAGES
+        prompt = self._prompt_of(place, request, match)
+        if prompt is not None and not self._finds_tokens(prompt):
+            return _TOKENS
+        needed = self._kv_cache.blocks_for_next_step(request, match)
+        if not _fits(needed, self._spare):
+            return Lack("its prompt needs {needed} KV blocks, and {available} are free", needed[0], self._spare[0])
+        if not is_alone:
+            lack = self._future_lack(request, match)
+            if lack is not None:
+                return lack
+        self._admit(request, prompt, match, needed)
+        return None
+
+    def _admit(self, request: LlmRequest, prompt: PromptRest | None, match: ReusedPrefix, needed: Sequence[int]) -> None:
+        self._spare = [blocks - taken for blocks, taken in zip(self._spare, needed, strict=True)]
+        self._adapters.claim(request)
+        self._state.skips.pop(request.request_id, None)
+        if self._promises is not None:
+            self._promises.promise(request)
+        if self._forecast is not None:
+            self._forecast.add(self._state.tokens_left(request), self._tokens_held(request, match.num_referenced_blocks))
+        if prompt is None:
+            self._disagg.append(request)
+            self._held.append(request)
+        else:
+            self._add_prompt(prompt)
+
+    def _match(self, request: LlmRequest) -> ReusedPrefix | None:
+        """Return what is cached of the prompt of `request`, or None if it is better to wait for a block that is computed."""
+        kv_cache = self._kv_cache
+        if not kv_cache.enable_block_reuse or len(kv_cache.free_blocks) > 1:
+            return NO_MATCH
+        if self._promises is None:
+            self._promises = PromisedBlocks([kv_cache])
+            for prompt in self._prompts:
+                self._promises.promise(prompt.request)
+        if self._promises.is_promised(request):
+            return None
+        return self._promises.match(request)
+
+    def _prompt_of(self, place: int, request: LlmRequest, match: ReusedPrefix) -> PromptRest | None:
+        """Return the prompt of `request`, which is about to begin, or None if its KV comes from another instance."""
+        if request.is_disagg_generation_init_state:
+            return None
+        # The last token is always computed, or none could come out.
+        cached = min(match.num_cached_blocks, (request.prompt_len - 1) // self._block_size) * self._block_size
+        request.estimated_reusable_tokens = cached
+        return PromptRest(request, place, max(1, min(request.context_remaining_length, request.prompt_len - cached)))
+
+    def _finds_tokens(self, prompt: PromptRest) -> bool:
+        """Return whether `prompt` gets tokens in this step, and no prompt that was admitted before it loses all of its own."""
+        shares = self._state.shares
+        if self._rest_tokens + prompt.rest <= self._tokens and prompt.rest <= shares.longest:
+            return True
+        shares.assign([*self._prompts, prompt], self._tokens)
+        starved = [other for other in self._prompts if other.request.is_first_context_chunk and not other.chunk]
+        return prompt.chunk > 0 and not starved
+
+    def _future_lack(self, request: LlmRequest, match: ReusedPrefix) -> Lack | None:
+        """Return what memory `request` would lack later, or None if it is predicted to suffice."""
+        kv_cache, most = self._kv_cache, self._state.max_pauses
+        if request.num_pauses >= most:
+            # It may not be paused again, so its longest answer counts, and those of the others like it.
+            taken = sum(
+                [kv_cache.get_needed_resource_to_completion(other) for other in self._with_memory() if other.num_pauses >= most]
+            )
+            needed, total = kv_cache.get_needed_resource_to_completion(request), kv_cache.get_max_resource_count()
+            if needed + taken > total:
+                text = "it may not be paused again, and of the {needed} KV blocks that it may need {available} are left"
+                return Lack(text, needed, total - taken)
+        held, left = self._tokens_held(request, match.num_referenced_blocks), self._state.tokens_left(request)
+        peak = self._memory_forecast().peak_with(left, held)
+        missing = peak - self._capacity
+        if missing <= 0:
+            return None
+        text = "it is predicted to need {needed} KV tokens, {available} more than there will be"
+        return Lack(text, held + left, missing, missing)
+
+    def _with_memory(self) -> RequestList:
+        """Return the requests that have memory in this step."""
+        return [*self._generation, *self._held, *[prompt.request for prompt in self._prompts]]
+
+    def _memory_forecast(self) -> MemoryForecast:
+        if self._forecast is None:
+            state, requests = self._state, self._with_memory()
+            self._forecast = MemoryForecast(
+                [(state.tokens_left(each), self._tokens_held(each, each.num_shared_blocks)) for each in requests]
+            )
+            self._capacity = self._kv_cache.get_max_resource_count() * self._block_size - self._tokens_of_nobody(requests)
+        return self._forecast
+
+    def _tokens_held(self, request: LlmRequest, shared_blocks: int) -> int:
+        """Return the tokens of KV for which `request` has blocks that it does not share, with the rest of its last block."""
+        return request.num_tokens + (1 - shared_blocks) * self._block_size - 1
+
+    def _tokens_of_nobody(self, requests: RequestList) -> int:
+        """Return the tokens in blocks that requests share whose first owner has ended."""
+        if not self._kv_cache.enable_block_reuse:
+            return 0
+        used = self._kv_cache.get_max_resource_count() - self._free_blocks
+        counted = 0
+        for request in requests:
+            tokens = request.prompt_len + max(0, request.num_generated_tokens - 1)
+            counted += -(-tokens // self._block_size) - request.num_shared_blocks
+        return max(0, used - counted) * self._block_size
+
+
+def _fits(needed: Sequence[int], free: Sequence[int]) -> bool:
+    return all(blocks <= there for blocks, there in zip(needed, free, strict=True))
+
+
+def _with_chunk(prompt: PromptRest) -> LlmRequest:
+    """Return the request of `prompt` with its chunk. What is found in the cache counts to a chunk that ends the prompt."""
+    request = prompt.request
+    request.context_chunk_size = request.context_remaining_length if prompt.chunk == prompt.rest else prompt.chunk
+    return request
