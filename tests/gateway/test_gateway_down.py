@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, chunk, run, whole, world
+from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, answer, chunk, run, whole, world
 
 QUICK = {"health_timeout_secs": 0.05, "health_failures": 2}
 
@@ -154,6 +154,54 @@ def test_a_request_that_kills_backends_kills_few(allowed: int, tried: int) -> No
             assert (status, headers["x-smg-error-code"]) == (502, "upstream_disconnected")
             assert sum(bool(backend.received) for backend in w.backends) == tried
 
+    run(scenario())
+
+
+@pytest.mark.parametrize(("allowed", "sent"), [(1, 1), (2, 2), (3, 3)])
+@pytest.mark.parametrize("programs", [None, {}])
+def test_a_request_that_kills_processes_over_kept_connections_is_sent_so_often_and_no_more(
+    allowed: int, sent: int, programs: dict[str, Any] | None
+) -> None:
+    """Each backend stops listening as it dies, so that a second connection to it is refused."""
+    poisoned: list[BackendRequest] = []
+
+    async def scenario() -> None:
+        async def respond(received: BackendRequest) -> None:
+            if b"poison" not in received.body:
+                return await answer(received)
+            poisoned.append(received)
+            backend = next(b for b in w.backends if b"%d" % b.port in received.head)
+            assert backend._server is not None
+            backend._server.close()
+            raise ConnectionError
+
+        backends = [Backend(respond) for _ in range(4)]
+        async with world(*backends, max_attempts=allowed, programs=programs, health_interval_secs=30.0) as w:
+            for n in range(40):  # every backend has a kept connection
+                assert (await w.request(body={"model": "m", "program_id": str(n)}))[0] == 200
+            assert all(backend.received for backend in backends)
+            status, _, _ = await w.request(body={"model": "m", "x": "poison"})
+            assert status in (502, 503)
+            assert len(poisoned) == sent
+            assert (await w.request())[0] == 200
+
+    run(scenario())
+
+
+def test_a_kept_connection_that_was_closed_is_replaced_where_there_is_one_backend() -> None:
+    async def dies_once(received: BackendRequest) -> None:
+        if len(received_by) < 2:
+            raise ConnectionError
+        await answer(received)
+
+    async def scenario() -> None:
+        backend.received = received_by
+        async with world(backend) as w:  # its polls leave a kept connection
+            assert (await w.request())[0] == 200
+            assert len(received_by) == 2
+
+    received_by: list[BackendRequest] = []
+    backend = Backend(dies_once)
     run(scenario())
 
 

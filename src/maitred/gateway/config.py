@@ -89,7 +89,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Consecutive polls that must fail before a backend counts as down. Requests that it has not begun to answer then go to
     another backend. A refused connection counts at once."""
     max_attempts: int = 2
-    """Backends that may fail one request before its response begins. A backend that refuses the connection does not count."""
+    """How often one request may be sent to backends that fail it before its response begins. A refused connection does not
+    count; a kept connection that turns out to be closed does, because the backend may have died of the request."""
     queue_timeout_status: Literal[408, 503] = 408
     """Status of the response when a request has waited too long: 408, as SMG documents it, or 503. Some proxies repeat a 408 at
     once."""

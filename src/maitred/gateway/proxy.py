@@ -24,10 +24,12 @@ is said to its client, which may be slow to read. Then the request is refused wi
 for a slot once more, and its client notices nothing. Which of the two, the pool decides (`SlotPool._end_or_retry`).
 
 **A backend that fails** is replaced by another one while no part of a response has been sent. Any number of backends to which
-no connection can be made may be tried, but only `max_attempts` that get the request, since the request may be what brings them
+no connection can be made may be tried, but a request is sent at most `max_attempts` times, since it may be what brings them
 down. For example, with `max_attempts: 2` and four backends of which two refuse connections and the third disconnects, the
 fourth is still tried. A timeout or a malformed response is not retried: the request would only keep the next backend busy as
-well. (Apart from this, `wire/client.py` sends a request once more when the kept connection it chose turns out to be closed.)
+well. If a kept connection turns out to be closed, its age may be the reason. That counts as an attempt like any other, because
+the backend may have seen the request; but where no other backend is left, or another one has not the memory of the program, the
+same one is tried again.
 Once a part has been sent, the rest must come from the same backend; if it breaks off, the connection to
 the client is cut as well, because a truncated response must not look whole.
 
@@ -230,7 +232,10 @@ class Proxy:
                 break
             tried.append(backend)
             # The fleet is asked again, because backends may have come up or gone down meanwhile.
-            untried = [other for other in self._fleet.backends_serving(model) if other not in tried]
+            serving = self._fleet.backends_serving(model)
+            untried = [other for other in serving if other not in tried]
+            if not untried and _was_kept(failure) and backend in serving:
+                untried = [backend]
         raise error_responses.upstream_failed(failure)
 
     async def _try_granted(
@@ -256,8 +261,11 @@ class Proxy:
                 if step.num_attempts == self._config.max_attempts or not isinstance(failure, RETRYABLE_ERRORS):
                     break
                 self._counters.retries += 1
+                if _was_kept(failure):
+                    continue
             self._programs.move(step)
             if step.memory == memory and not is_up:  # mode `default`, and no other backend is up either
+                failure = None if _was_kept(failure) else failure  # It may not have seen the request.
                 break
         else:
             raise MemoryLost
@@ -272,7 +280,7 @@ class Proxy:
         response: UpstreamResponse | None = None
         try:
             headers = proxied.headers if rank is None else with_rank(proxied.headers, rank)
-            response = await self._client.request(backend.origin, "POST", proxied.path, headers, proxied.body)
+            response = await self._client.request(backend.origin, "POST", proxied.path, headers, proxied.body, resends=False)
             forwarder = ResponseForwarder(proxied, response, send, disconnect, self._config.sse_keepalive_secs)
             if proxied.step is not None:
                 forwarder.reader = self._answer_reader(proxied, proxied.step, response, forwarder)
@@ -323,6 +331,10 @@ class Proxy:
         self._counters.upstream_failures[error.reason] += 1
         if isinstance(error, ConnectError):
             self._fleet.mark_down(backend, str(error))
+
+
+def _was_kept(failure: UpstreamError | None) -> bool:
+    return isinstance(failure, Disconnected) and failure.was_kept
 
 
 async def _send_error_or_cut(proxied: ProxyRequest, send: Send, error: ApiError) -> None:

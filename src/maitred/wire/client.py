@@ -2,7 +2,8 @@
 
 **Retry.** A request is sent again, once and over a new connection, in one case only: it went out on a connection that had been
 idle, and the connection was closed before a single byte of a response. Most likely the upstream closed it for its age at the
-moment of use. The upstream may also have died of the request; then it gets the request a second time, and no more. Every other
+moment of use. The upstream may also have died of the request; then it gets the request a second time, and no more. A caller
+that counts how often a request is sent says `resends=False`, and learns of this case from `Disconnected.was_kept`. Every other
 failure is for the caller to judge.
 
 **The pool.** Each origin has its connections. Idle ones are used again, the most recent first, so that the others age and are
@@ -240,8 +241,11 @@ class UpstreamClient:
         target: str,
         headers: Iterable[tuple[bytes, bytes]] = (),
         body: bytes = b"",
+        *,
+        resends: bool = True,
     ) -> UpstreamResponse:
-        """Send a request, and return its response when its head has arrived.
+        """Send a request, and return its response when its head has arrived. It is sent twice at most, and once if not
+        `resends` (see above).
 
         `headers` must contain neither Host nor headers about framing or the connection. If this call is cancelled, the
         connection is closed at once; afterwards `UpstreamResponse.close` does that. Raises UpstreamError, and ValueError if a
@@ -255,11 +259,14 @@ class UpstreamClient:
         connection = pool.pop_idle() or await pool.acquire()
         try:
             return await connection.send_request(head, body, bodiless=bodiless).wait_for_head()
-        except Disconnected:
+        except Disconnected as error:
             # On a fresh connection, or after a first byte, age cannot be the reason, and the caller decides what to do.
             if not connection.was_used or connection.has_received:
                 raise
-        pool.close_idle()
+            pool.close_idle()
+            if not resends:
+                error.was_kept = True
+                raise
         connection = await pool.acquire()
         return await connection.send_request(head, body, bodiless=bodiless).wait_for_head()
 

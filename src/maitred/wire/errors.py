@@ -64,6 +64,8 @@ class Disconnected(UpstreamError):  # noqa: N818  (the peer's act, by its usual 
     """The upstream closed the connection before its response began. It may have seen the request."""
 
     reason = "disconnected"
+    was_kept = False
+    """Whether the connection had been used before. Then its age may be the reason, and not the request."""
 
 
 class Truncated(UpstreamError):  # noqa: N818
