@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from maitred.gateway.kv_pages import KvReport, has_restarted, parse_info_capacity, parse_kv_report
+from maitred.gateway.kv_pages import KvReport, has_restarted, parse_info_capacities, parse_kv_report
 
 RECORDED = json.loads((Path(__file__).parents[1] / "vectors/thunderagent_metrics_parse.json").read_text())["results"]
 """What ThunderAgent's parsers return for odd pages, which is often wrong."""
 
 
-def report(page: str, backend_type: Any = "auto", info_capacity: int | None = None) -> KvReport:
-    found = parse_kv_report(page.encode(), backend_type, info_capacity)
+def report(page: str, backend_type: Any = "auto", info_capacities: Sequence[int] = ()) -> KvReport:
+    found = parse_kv_report(page.encode(), backend_type, info_capacities)
     assert found is not None
     return found
 
@@ -132,33 +133,33 @@ def test_prefix_cache_hit_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("info", "capacity"),
+    ("info", "capacities"),
     [
-        ({"max_total_num_tokens": 5}, 5),
-        ({"max_total_num_tokens": "7"}, 7),
-        ({"internal_states": [{"memory_usage": {"token_capacity": 9}}]}, 9),
-        ({"internal_states": [{"memory_usage": {"token_capacity": 3}}, {"memory_usage": {"token_capacity": 8}}]}, 11),
-        ({"max_total_num_tokens": 100, "internal_states": [{"memory_usage": {"token_capacity": 90}}]}, 100),
-        ({"max_total_num_tokens": 100, "internal_states": [{}, {}]}, 200),
-        ({"max_total_num_tokens": 100, "dp_size": 4}, 400),
-        ({"server_info": {"max_total_num_tokens": 8}}, 8),
-        ({"server_info": {"internal_states": [{"memory_usage": {"token_capacity": "6"}}]}}, 6),
-        ({"internal_states": [{"memory_usage": {"token_capacity": 3}}, {}]}, None),
-        ({"max_total_num_tokens": 0}, None),
-        ({"max_total_num_tokens": True}, None),
-        ({"max_total_num_tokens": None, "internal_states": None}, None),
-        ({}, None),
-        ([], None),
-        ({"internal_states": "none"}, None),
+        ({"max_total_num_tokens": 5}, [5]),
+        ({"max_total_num_tokens": "7"}, [7]),
+        ({"internal_states": [{"memory_usage": {"token_capacity": 9}}]}, [9]),
+        ({"internal_states": [{"memory_usage": {"token_capacity": 3}}, {"memory_usage": {"token_capacity": 8}}]}, [3, 8]),
+        ({"max_total_num_tokens": 100, "internal_states": [{"memory_usage": {"token_capacity": 90}}]}, [100]),
+        ({"max_total_num_tokens": 100, "internal_states": [{}, {}]}, [100, 100]),
+        ({"max_total_num_tokens": 100, "dp_size": 4}, [100] * 4),
+        ({"server_info": {"max_total_num_tokens": 8}}, [8]),
+        ({"server_info": {"internal_states": [{"memory_usage": {"token_capacity": "6"}}]}}, [6]),
+        ({"internal_states": [{"memory_usage": {"token_capacity": 3}}, {}]}, ()),
+        ({"max_total_num_tokens": 0}, ()),
+        ({"max_total_num_tokens": True}, ()),
+        ({"max_total_num_tokens": None, "internal_states": None}, ()),
+        ({}, ()),
+        ([], ()),
+        ({"internal_states": "none"}, ()),
     ],
 )
-def test_what_server_info_says(info: object, capacity: int | None) -> None:
-    assert parse_info_capacity(msgspec.json.encode(info)) == capacity
+def test_what_server_info_says(info: object, capacities: Sequence[int]) -> None:
+    assert parse_info_capacities(msgspec.json.encode(info)) == capacities
 
 
 def test_no_json_is_no_server_info() -> None:
-    assert parse_info_capacity(b"<html>") is None
-    assert parse_info_capacity(b'{"max_total_num_tokens": "\xff"}') is None
+    assert parse_info_capacities(b"<html>") == ()
+    assert parse_info_capacities(b'{"max_total_num_tokens": "\xff"}') == ()
 
 
 def test_sglang() -> None:
@@ -166,13 +167,35 @@ def test_sglang() -> None:
         'sglang:token_usage{model_name="m"} 5e-05\nsglang:num_running_reqs 2\nsglang:num_queue_reqs 1\n'
         "sglang:cache_hit_rate 0.5\nsglang:prompt_tokens_total 100\n"
     )
-    found = report(page, info_capacity=1000)
+    found = report(page, info_capacities=[1000])
     assert [(m.rank, m.capacity, m.usage, m.running, m.waiting) for m in found.memories] == [(None, 1000, 5e-05, 2, 1)]
     assert found.counts.prefix_cache_hit_rate == 0.5
     assert report(page).capacity is None
-    without_metrics = parse_kv_report(None, "auto", 1000)
+    without_metrics = parse_kv_report(None, "auto", [1000])
     assert without_metrics is not None
     assert [(m.capacity, m.usage) for m in without_metrics.memories] == [(1000, None)]
+
+
+def test_each_rank_of_sglang_is_a_memory() -> None:
+    """The capacities are in no order, so each rank has the least of them."""
+    page = "".join(
+        f'sglang:token_usage{{dp_rank="{rank}",tp_rank="0"}} {usage}\n'
+        f'sglang:num_running_reqs{{dp_rank="{rank}",tp_rank="0"}} {running}\n'
+        f'sglang:num_queue_reqs{{dp_rank="{rank}",tp_rank="0"}} {rank}\n'
+        for rank, usage, running in ((0, 0.5, 3), (1, 0.25, 4))
+    )
+    found = report(page, info_capacities=[1000, 900])
+    assert [(m.rank, m.capacity, m.usage, m.running, m.waiting) for m in found.memories] == [
+        (0, 900, 0.5, 3, 0),
+        (1, 900, 0.25, 4, 1),
+    ]
+    assert (found.counts.num_requests_running, found.counts.kv_cache_usage_perc) == (7, 0.375)
+    assert [m.capacity for m in report(page).memories] == [None, None]
+
+
+def test_one_labelled_rank_of_sglang_is_all_that_there_is() -> None:
+    found = report('sglang:token_usage{dp_rank="0"} 0.5\n', info_capacities=[1000, 900])
+    assert [(m.rank, m.capacity) for m in found.memories] == [(None, 1900)]
 
 
 def test_skyrl() -> None:

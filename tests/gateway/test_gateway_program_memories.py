@@ -163,6 +163,19 @@ def test_sglang_says_its_capacity_in_server_info_and_needs_no_metrics() -> None:
     run(scenario())
 
 
+def test_each_rank_of_sglang_is_a_memory() -> None:
+    async def scenario() -> None:
+        sglang = backend(b'sglang:token_usage{dp_rank="0"} 0\nsglang:token_usage{dp_rank="1"} 0\n')
+        sglang.info = {"max_total_num_tokens": 1500, "dp_size": 2}
+        async with world(sglang, programs={}, slots=None) as w:
+            await w.wait_until(lambda: memories(w) == {0: (UP, 1500), 1: (UP, 1500)})
+            for name in ("a", "b"):
+                assert (await w.request(body=body(name, 1000)))[0] == 200
+            assert [r.headers[b"x-data-parallel-rank"] for r in sglang.received] == [b"0", b"1"]
+
+    run(scenario())
+
+
 def test_in_mode_default_the_page_is_read_only_if_asked_for() -> None:
     async def scenario() -> None:
         async with world(backend(page(5000)), programs={"mode": "default"}) as w:

@@ -2,12 +2,13 @@
 
     vLLM     /metrics       vllm:cache_config_info (labels), vllm:kv_cache_usage_perc; a series for each data-parallel rank
     SGLang   /server_info   max_total_num_tokens, internal_states[].memory_usage.token_capacity
-             /metrics       sglang:token_usage
+             /metrics       sglang:token_usage; a series for each data-parallel rank
     SkyRL    /metrics       JSON: engines[] with kv_cache_usage_pct (0 to 100); the capacity is 200,000 tokens for each engine
 
-**A memory** is what one program must fit into. vLLM lets a client choose the data-parallel rank of a request, so each rank,
-told apart by the label `engine`, is a memory of its own. SGLang and SkyRL choose for themselves; all that is behind their
-address is one memory, and capacities are added up.
+**A memory** is what one program must fit into. vLLM and SGLang let a client choose the data-parallel rank of a request, so each
+rank is a memory of its own where the page tells them apart, vLLM by the label `engine`, SGLang by `dp_rank`. SGLang's
+/server_info does not say which of its ranks a capacity belongs to; all have the least of them. SkyRL chooses for itself; all
+that is behind its address is one memory, and capacities are added up. So they are where SGLang's page has no ranks.
 
 **What is not said is unknown**, not 0: a series that is absent, has no number (`num_gpu_blocks="None"` while an engine starts,
 `NaN`) or one that makes no sense is left out. A sum of which a part is unknown is unknown.
@@ -45,6 +46,9 @@ _NAMES: Final = (
     *("sglang:prompt_tokens_total", "sglang:generation_tokens_total", "process_start_time_seconds"),
 )
 """What is read. A page has a thousand more lines, most of them buckets, and to parse them all takes the event loop 10 ms."""
+_VLLM_RANK: Final = "engine"
+_SGLANG_RANK: Final = "dp_rank"
+"""The labels of the data-parallel rank."""
 _SERIES: Final = re.compile(rf"^({'|'.join(_NAMES)})(\{{.*\}})?[ \t]+(\S+)", re.MULTILINE)
 _LABEL: Final = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -129,18 +133,18 @@ class MetricsPage:
 
 
 def parse_kv_report(
-    page: bytes | bytearray | None, backend_type: BackendType, info_capacity: int | None = None
+    page: bytes | bytearray | None, backend_type: BackendType, info_capacities: Sequence[int] = ()
 ) -> KvReport | None:
     """Return what `page`, the answer to /metrics, says; or None if it says nothing of an engine of this type. `page` is None if
-    there is none. `info_capacity` is what /server_info says (`parse_info_capacity`)."""
+    there is none. `info_capacities` are what /server_info says (`parse_info_capacities`)."""
     if page is not None and page.lstrip()[:1] == b"{":
         return _read_skyrl(page) if backend_type in ("auto", "skyrl") else None
     series = MetricsPage(page or b"")
     if backend_type in ("auto", "vllm") and any(name.startswith("vllm:") for name in series.names):
         return _read_vllm(series)
     has_series = any(name.startswith("sglang:") for name in series.names)
-    if backend_type in ("auto", "sglang") and (has_series or info_capacity is not None):
-        return _read_sglang(series, info_capacity)
+    if backend_type in ("auto", "sglang") and (has_series or info_capacities):
+        return _read_sglang(series, info_capacities)
     return None
 
 
@@ -171,12 +175,12 @@ def _read_vllm(page: MetricsPage) -> KvReport:
     memories = [
         KvMemory(
             rank=rank,
-            capacity=_sum_if_all(_capacity_of(labels) for labels, _ in _of_rank(configs, rank)),
-            usage=_mean_share(_of_rank(usage, rank)),
-            running=_sum_values(_of_rank(running, rank)),
-            waiting=_sum_values(_of_rank(waiting, rank)),
+            capacity=_sum_if_all(_capacity_of(labels) for labels, _ in _of_rank(configs, _VLLM_RANK, rank)),
+            usage=_mean_share(_of_rank(usage, _VLLM_RANK, rank)),
+            running=_sum_values(_of_rank(running, _VLLM_RANK, rank)),
+            waiting=_sum_values(_of_rank(waiting, _VLLM_RANK, rank)),
         )
-        for rank in _ranks_of((*configs, *usage, *running))
+        for rank in _ranks_of((*configs, *usage, *running), _VLLM_RANK)
     ]
     sizes = {labels.get("block_size") for labels, _ in configs}
     queries = page.total("vllm:prefix_cache_queries_total", "vllm:prefix_cache_queries")
@@ -203,16 +207,16 @@ def _read_vllm(page: MetricsPage) -> KvReport:
     )
 
 
-def _ranks_of(samples: Samples) -> Sequence[int | None]:
-    """Return the ranks in the labels `engine`, or [None] for one memory."""
-    engines = {labels.get("engine", "0") for labels, _ in samples}
-    if len(engines) < 2 or not all(engine.isdecimal() and int(engine) < MAX_RANKS for engine in engines):
+def _ranks_of(samples: Samples, label: str) -> Sequence[int | None]:
+    """Return the ranks in the labels with this name, or [None] for one memory."""
+    ranks = {labels.get(label, "0") for labels, _ in samples}
+    if len(ranks) < 2 or not all(rank.isdecimal() and int(rank) < MAX_RANKS for rank in ranks):
         return [None]
-    return sorted(int(engine) for engine in engines)
+    return sorted(int(rank) for rank in ranks)
 
 
-def _of_rank(samples: Samples, rank: int | None) -> Samples:
-    return [sample for sample in samples if rank is None or sample[0].get("engine", "0") == str(rank)]
+def _of_rank(samples: Samples, label: str, rank: int | None) -> Samples:
+    return [sample for sample in samples if rank is None or sample[0].get(label, "0") == str(rank)]
 
 
 def _capacity_of(labels: Labels) -> int | None:
@@ -224,20 +228,29 @@ def _capacity_of(labels: Labels) -> int | None:
     return None if block is None or blocks is None else block * blocks
 
 
-def _read_sglang(page: MetricsPage, capacity: int | None) -> KvReport:
+def _read_sglang(page: MetricsPage, capacities: Sequence[int]) -> KvReport:
     usage = page.samples("sglang:token_usage")
-    running, waiting = page.total("sglang:num_running_reqs"), page.total("sglang:num_queue_reqs")
-    hit_rate = _mean_share(page.samples("sglang:cache_hit_rate"))
+    running, waiting = page.samples("sglang:num_running_reqs"), page.samples("sglang:num_queue_reqs")
     counts = EngineCounts(
-        num_requests_running=running,
-        num_requests_waiting=waiting,
+        num_requests_running=_sum_values(running),
+        num_requests_waiting=_sum_values(waiting),
         kv_cache_usage_perc=_mean_share(usage),
-        prefix_cache_hit_rate=hit_rate,
+        prefix_cache_hit_rate=_mean_share(page.samples("sglang:cache_hit_rate")),
         prompt_tokens_total=page.total("sglang:prompt_tokens_total"),
         generation_tokens_total=page.total("sglang:generation_tokens_total"),
     )
-    memory = KvMemory(capacity=capacity, usage=counts.kv_cache_usage_perc, running=running, waiting=waiting)
-    return KvReport(engine="sglang", memories=(memory,), counts=counts, started_at=_started_at(page))
+    ranks = _ranks_of((*usage, *running), _SGLANG_RANK)
+    memories = [
+        KvMemory(
+            rank=rank,
+            capacity=_sum_if_all(capacities) if rank is None else min(capacities, default=None),
+            usage=_mean_share(_of_rank(usage, _SGLANG_RANK, rank)),
+            running=_sum_values(_of_rank(running, _SGLANG_RANK, rank)),
+            waiting=_sum_values(_of_rank(waiting, _SGLANG_RANK, rank)),
+        )
+        for rank in ranks
+    ]
+    return KvReport(engine="sglang", memories=tuple(memories), counts=counts, started_at=_started_at(page))
 
 
 class _SkyEngine(msgspec.Struct):
@@ -300,25 +313,25 @@ class _InfoPage(_InfoFields):
 _decode_info = msgspec.json.Decoder(_InfoPage).decode
 
 
-def parse_info_capacity(body: bytes | bytearray) -> int | None:
-    """Return the tokens of all data-parallel ranks that SGLang's /server_info reports, or None if it reports none or is no such
-    page. `max_total_num_tokens` is that of one rank."""
+def parse_info_capacities(body: bytes | bytearray) -> Sequence[int]:
+    """Return the tokens of each data-parallel rank that SGLang's /server_info reports, in any order; nothing if it reports none
+    or is no such page. `max_total_num_tokens` is that of one rank."""
     try:
         page = _decode_info(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+        return ()
     for fields in (page, page.server_info):
         if fields is None:
             continue
         states = fields.internal_states or []
         ranks = [None if state.memory_usage is None else _positive(state.memory_usage.token_capacity) for state in states]
+        known = [rank for rank in ranks if rank is not None]
         of_one = _positive(fields.max_total_num_tokens)
-        total = _sum_if_all(ranks)
-        if total is not None and (len(ranks) > 1 or of_one is None):
-            return total
+        if known and len(known) == len(ranks) and (len(ranks) > 1 or of_one is None):
+            return known
         if of_one is not None:
-            return of_one * max(_positive(fields.dp_size) or 1, len(ranks))
-    return None
+            return [of_one] * min(max(_positive(fields.dp_size) or 1, len(ranks)), MAX_RANKS)
+    return ()
 
 
 def _started_at(page: MetricsPage) -> float | None:

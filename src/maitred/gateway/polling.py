@@ -30,13 +30,14 @@ import asyncio
 import contextlib
 import logging
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from maitred.admission.config import MAX_SLOTS
 from maitred.gateway.config import GatewayConfig
-from maitred.gateway.kv_pages import BackendType, KvReport, parse_info_capacity, parse_kv_report
+from maitred.gateway.kv_pages import BackendType, KvReport, parse_info_capacities, parse_kv_report
 from maitred.wire.client import Origin, UpstreamClient
 from maitred.wire.errors import ProtocolError
 
@@ -95,7 +96,7 @@ class BackendPoller:
         self.kv_polling: KvPolling | None = None
         """How KV memory is read, or None if it is not."""
         self._kv: KvReport | None = None
-        self._info_capacity: int | None = None
+        self._info_capacities: Sequence[int] = ()
         self.use_key(config.upstream_api_key)
 
     def use_key(self, key: str | None) -> None:
@@ -107,7 +108,7 @@ class BackendPoller:
         async with asyncio.timeout(self._timeout_secs):
             await self._get("/health")
             models = msgspec.json.decode(await self._get("/v1/models"), type=ModelList)
-        if (self._wants_slots or self._wants_info_capacity) and self._reports_slots:
+        if (self._wants_slots or self._wants_capacities) and self._reports_slots:
             await self._fetch_slots()
         return PollResult({model["id"]: model for model in models.data if isinstance(model.get("id"), str)}, self._slots)
 
@@ -128,11 +129,11 @@ class BackendPoller:
 
     def reset_reported(self) -> None:
         """Forget what the backend has reported. Called when it is down: what comes up again may be another engine."""
-        self._reports_slots, self._slots, self._info_capacity = True, None, None
+        self._reports_slots, self._slots, self._info_capacities = True, None, ()
         self._reports_load, self._load, self._kv = True, None, None
 
     @property
-    def _wants_info_capacity(self) -> bool:
+    def _wants_capacities(self) -> bool:
         """Whether /server_info may say how large the KV memory is."""
         return self.kv_polling is not None and self.kv_polling.backend_type in ("auto", "sglang")
 
@@ -147,7 +148,7 @@ class BackendPoller:
     async def _fetch_metrics(self) -> None:
         status, body = await self._fetch(METRICS_PATH, MAX_INFO_BYTES)
         if self.kv_polling is not None and (status == 200 or 400 <= status < 500):
-            self._kv = parse_kv_report(body if status == 200 else None, self.kv_polling.backend_type, self._info_capacity)
+            self._kv = parse_kv_report(body if status == 200 else None, self.kv_polling.backend_type, self._info_capacities)
         self._load = parse_reported_load(body) if status == 200 else self._load
         # A page without known gauges, or a 4xx, shows that this engine does not report its load: it is asked no more. A 5xx may
         # pass. An engine that has reported a load is asked until it is down; and one whose KV memory matters in any case,
@@ -173,12 +174,12 @@ class BackendPoller:
         for path in SERVER_INFO_PATHS:
             status, body = await self._fetch(path, MAX_INFO_BYTES)
             if status == 200:
-                self._info_capacity = parse_info_capacity(body) if self._wants_info_capacity else None
+                self._info_capacities = parse_info_capacities(body) if self._wants_capacities else ()
                 self._slots = parse_reported_slots(body) if self._wants_slots else None
                 return
             if not 400 <= status < 500:
                 raise ProtocolError(f"{path} answered {status}")
-        self._reports_slots, self._slots, self._info_capacity = False, None, None
+        self._reports_slots, self._slots, self._info_capacities = False, None, ()
 
     async def _get(self, path: str) -> bytearray:
         status, body = await self._fetch(path, MAX_POLL_BYTES)
