@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import itertools
+import tracemalloc
 import zlib
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from test_gateway_programs import driver, program
 from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole, world
 
+from maitred.gateway import answer_usage
 from maitred.gateway.answer_usage import AnswerReader, read_usage
 from maitred.programs import ProgramStatus, Usage
 from maitred.programs.token_estimator import MAX_TOKENS
@@ -21,6 +24,7 @@ from maitred.wire.errors import ProtocolError
 
 USAGE = b'{"prompt_tokens":200,"completion_tokens":60,"total_tokens":260,"prompt_tokens_details":{"cached_tokens":100}}'
 WANTED = Usage(200, 260, 100)
+CHUNKED_GZIP = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n"
 GZIP = [(b"content-encoding", b"gzip")]
 
 
@@ -209,8 +213,36 @@ def test_gzip_is_read_and_passed_on_decompressed(size: int, members: int) -> Non
 
 
 def test_what_is_no_gzip_is_a_failure_of_the_backend() -> None:
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError, match="no gzip"):
         reader(GZIP).take(b"plain", more=True)
+
+
+def test_gzip_that_ends_in_the_middle_is_a_failure_of_the_backend() -> None:
+    read = reader(GZIP)
+    read.take(gzip.compress(b"plain")[:-1], more=True)
+    with pytest.raises(ProtocolError, match="ends in the middle"):
+        read.take(b"", more=False)
+    assert pass_through(reader(GZIP)) == b""
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_piece_of_gzip_becomes_only_so_large(members: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_usage, "_MAX_PIECE_BYTES", 2_000)
+    packed = gzip.compress(bytes(2_000 // members)) * members
+    assert reader(GZIP, is_stream=False).take(packed, more=False) == bytes(2_000)
+    with pytest.raises(ProtocolError, match="larger than 2000 bytes"):
+        reader(GZIP, is_stream=False).take(packed + gzip.compress(b"x"), more=False)
+
+
+def test_a_bomb_is_not_unpacked() -> None:
+    """100 kB become 100 MB; no more than the limit of it is ever in memory."""
+    packed = gzip.compress(bytes(100_000_000), 9)
+    tracemalloc.start()
+    with pytest.raises(ProtocolError, match="larger"):
+        reader(GZIP, is_stream=False).take(packed, more=False)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * answer_usage._MAX_PIECE_BYTES
 
 
 @pytest.mark.parametrize("encoding", [b"br", b"zstd", b"deflate", b"gzip, br"])
@@ -316,13 +348,48 @@ def test_a_backend_that_answers_in_gzip_all_the_same(stream: bool) -> None:
     run(scenario())
 
 
-def test_a_backend_that_sends_no_gzip_although_it_says_so() -> None:
+PACKED = gzip.compress(b"plain")
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (whole(b"plain", headers=b"content-encoding: gzip\r\n"), "the backend sent what is no gzip: "),
+        (whole(PACKED[:-3], headers=b"content-encoding: gzip\r\n"), "the backend sent gzip that ends in the middle"),
+        (CHUNKED_GZIP + chunk(PACKED[:10]) + chunk(b"\xff" * 9), "the backend sent what is no gzip: "),
+        (STREAM_HEAD[:-2] + b"content-encoding: gzip\r\n\r\n" + chunk(b"plain"), "the backend sent what is no gzip: "),
+    ],
+    ids=["no gzip", "cut off", "broken behind its head", "a stream"],
+)
+def test_gzip_that_is_broken_before_anything_was_sent_is_a_502(answer: bytes, problem: str) -> None:
     async def scenario() -> None:
-        async with world(Backend(lambda r: r.send(whole(b"plain", headers=b"content-encoding: gzip\r\n"))), programs={}) as w:
+        async with world(Backend(lambda r: r.send(answer)), programs={}) as w:
+            status, _, body = await w.request(body={**ASKED, "stream": answer.startswith(STREAM_HEAD[:-2])})
+            error = msgspec.json.decode(body)["error"]
+            assert (status, error["code"]) == (502, "upstream_protocol_error")
+            assert error["message"].startswith(problem)
+            assert "\n" not in error["message"]
+            assert (w.gateway.counters.upstream_failures["protocol_error"], len(driver(w).steps)) == (1, 0)
+
+    run(scenario())
+
+
+def test_gzip_that_breaks_later_cuts_the_connection() -> None:
+    may_break = asyncio.Event()
+
+    async def respond(received: BackendRequest) -> None:
+        await received.send(CHUNKED_GZIP + chunk(PACKED))
+        await may_break.wait()
+        await received.send(chunk(b"\xff" * 9) + chunk(b""))
+
+    async def scenario() -> None:
+        async with world(Backend(respond), programs={}) as w:
             client = await w.start_request(ASKED)
-            await client.reader.read()
+            begin = await client.reader.readuntil(b"plain")
+            assert begin.startswith(b"HTTP/1.1 200")
+            may_break.set()
+            assert not (await client.reader.read()).endswith(b"0\r\n\r\n")
             await w.wait_until(lambda: not driver(w).steps)
-            assert w.gateway.counters.upstream_failures["protocol_error"] == 1
 
     run(scenario())
 

@@ -15,8 +15,8 @@ A stream is cut into events at blank lines, whatever its line ends are. If the g
 has not, the event with the usage and without choices is taken out. Only then is the beginning of an event held back until its
 end has come; otherwise every piece passes at once, as the object that it came as.
 
-The backend is asked for an answer that is not compressed. One in gzip is passed on decompressed all the same; in any other
-encoding it passes unread, as it came.
+The backend is asked for an answer that is not compressed. One in gzip is passed on decompressed all the same, each piece of it
+up to `_MAX_PIECE_BYTES`; in any other encoding it passes unread, as it came.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ _MAX_EVENT_BYTES: Final = 1024 * 1024
 """Size of the beginning of an event that is kept until its end comes; the usage of a larger one is not read."""
 _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 """Size of a whole answer that is kept; the usage of a larger one is not read."""
+_MAX_PIECE_BYTES: Final = 32 * 1024 * 1024
+"""Size of what one piece of an answer in gzip may become. It could be a thousand times as large as the piece."""
 _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _DATA: Final = b"data:"
@@ -100,7 +102,7 @@ class AnswerReader:
         if self._is_opaque:
             return piece
         if self._gzip is not None:
-            piece = self._gzip.read(piece)
+            piece = self._gzip.read(piece, more=more)
         if self._is_stream:
             return self._take_events(piece, more=more)
         self._kept_bytes += len(piece)
@@ -168,18 +170,26 @@ class _GzipReader:
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(_GZIP_WINDOW)
+        self._has_begun = False
 
-    def read(self, piece: bytes) -> bytes:
-        """Return what has become readable. Raises ProtocolError for what is no gzip."""
-        read = []
+    def read(self, piece: bytes, *, more: bool) -> bytes:
+        """Return what has become readable. Raises ProtocolError for what is no gzip, ends in the middle of it, or becomes too
+        large."""
+        read, room = [], _MAX_PIECE_BYTES
+        self._has_begun |= bool(piece)
         try:
             while piece:
                 if self._member.eof:
                     self._member = zlib.decompressobj(_GZIP_WINDOW)
-                read.append(self._member.decompress(piece))
+                read.append(self._member.decompress(piece, room + 1))
+                room -= len(read[-1])
+                if room < 0:
+                    raise ProtocolError(f"the backend sent gzip of which one piece is larger than {_MAX_PIECE_BYTES} bytes")
                 piece = self._member.unused_data
         except zlib.error as error:
             raise ProtocolError(f"the backend sent what is no gzip: {error}") from error
+        if self._has_begun and not (more or self._member.eof):
+            raise ProtocolError("the backend sent gzip that ends in the middle")
         return b"".join(read)
 
 

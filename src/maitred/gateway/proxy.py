@@ -47,7 +47,6 @@ from functools import partial
 from maitred.admission import ReleaseReason
 from maitred.core.contracts import Router
 from maitred.core.errors import MaitredError
-from maitred.core.request import Request
 from maitred.gateway import error_responses
 from maitred.gateway.answer_usage import AnswerReader
 from maitred.gateway.config import GatewayConfig
@@ -288,11 +287,11 @@ class Proxy:
             # From here on the backend is not abandoned for this request; and after a True from the core it is no victim.
             sent.response_started = True
             if proxied.step is not None:
-                proxied.step.first_data_at, proxied.step.is_stream = self._admission.now(), forwarder.is_stream
+                proxied.step.is_stream = forwarder.is_stream
             if proxied.route.needs_slot and not self._admission.confirm_first_byte(proxied.request.id):
                 raise error_responses.preempted()
             try:
-                await forwarder.forward(partial(self._observe_ttft, proxied.request, response.status))
+                await forwarder.forward(partial(self._note_first_data, proxied, response.status))
             except UpstreamError as error:
                 self._count_failure(backend, error)
                 return ReleaseReason.FAILED
@@ -322,10 +321,13 @@ class Proxy:
             response.headers, is_stream=forwarder.is_stream, hides_usage=proxied.hides_usage, on_progress=on_progress
         )
 
-    def _observe_ttft(self, request: Request, status: int) -> None:
-        """Record the time to first token of a streamed answer, from the arrival of its request to its first data."""
+    def _note_first_data(self, proxied: ProxyRequest, status: int) -> None:
+        """Note that the first data of a response has come. The time to first token is that from the arrival of the request."""
+        now, request = self._admission.now(), proxied.request
+        if proxied.step is not None:
+            proxied.step.first_data_at = now
         if request.stream and status == 200:
-            self._counters.ttft[request.priority_class].observe(self._admission.now() - request.arrival)
+            self._counters.ttft[request.priority_class].observe(now - request.arrival)
 
     def _count_failure(self, backend: Backend, error: UpstreamError) -> None:
         self._counters.upstream_failures[error.reason] += 1

@@ -59,9 +59,9 @@ class ResponseForwarder:
         has_comments = keepalive_secs and self._is_stream and allows_comments(response.headers)
         self._keepalive_secs = keepalive_secs if has_comments else 0.0
         self.reader: AnswerReader | None = None
-        """What reads the usage, if it is of interest; set before `forward`."""
+        """What reads the usage, if it is of interest; set before `wait_for_data`."""
         self._withheld = b""
-        """The part of the body that was received and not sent yet."""
+        """The part of the body that was received and not sent yet, as the client will get it."""
         self._has_data = False
 
     @property
@@ -72,7 +72,9 @@ class ResponseForwarder:
     async def wait_for_data(self) -> None:
         """Return when there is something to send: data, the end of the body, or silence to fill. Raises UpstreamError."""
         if not self._is_stream:
-            self._withheld = await self._response.read_piece()
+            self._withheld = await self._read_piece()
+            while not (self._withheld or self._response.is_complete):  # the head of a gzip, perhaps
+                self._withheld = await self._read_piece()
             self._has_data = True
         elif not self._keepalive_secs:
             await self._read_until_data()
@@ -104,8 +106,7 @@ class ResponseForwarder:
                 await self._read_until_data()
                 on_first_data()
             more = not response.is_complete
-            withheld = self._withheld if self.reader is None else self.reader.take(self._withheld, more=more)
-            await send({"type": "http.response.body", "body": withheld, "more_body": more})
+            await send({"type": "http.response.body", "body": self._withheld, "more_body": more})
             if more:
                 await response.pipe_body(self._piece_writer(send))
         finally:
@@ -116,8 +117,13 @@ class ResponseForwarder:
         """Read the body up to its first data; or all of it, if it has none."""
         response = self._response
         while not (response.is_complete or sse.has_data(self._withheld) or len(self._withheld) >= MAX_WITHHELD_BYTES):
-            self._withheld += await response.read_piece()
+            self._withheld += await self._read_piece()
         self._has_data = True
+
+    async def _read_piece(self) -> bytes:
+        """Return the next piece of the body as the client will get it. Raises UpstreamError."""
+        piece = await self._response.read_piece()
+        return piece if self.reader is None else self.reader.take(piece, more=not self._response.is_complete)
 
     def _client_headers(self) -> Headers:
         """Return the headers of the response for the client, with a request id if the backend set none."""
