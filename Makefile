@@ -5,6 +5,7 @@
 # make compile  the modules that a simulation spends its time in, compiled into build/compiled (needs a C compiler); then
 #             PYTHONPATH=build/compiled .venv/bin/maitred simulate ...
 # make test-compiled  the tests of these modules, compiled
+# make vllm-test  the plug-in for vLLM inside a real vLLM: 2.5 GB in .venv-vllm the first time (MAITRED_VLLM_VENV=FOLDER: elsewhere)
 # make bench  the benchmarks, the simulator's both ways
 # make stress ten thousand clients against the gateway for a minute; ARGS="--clients 1000 --seconds 10" are passed on
 
@@ -16,8 +17,11 @@ ARGS ?=
 PARALLEL := -n auto --dist loadfile
 
 COMPILED := build/compiled
+MAITRED_VLLM_VENV ?= .venv-vllm
+VLLM_PYTHON := $(MAITRED_VLLM_VENV)/bin/python
+VLLM_MODEL := $(abspath $(MAITRED_VLLM_VENV))/tiny-model
 
-.PHONY: run test check docs format compile test-compiled bench stress clean
+.PHONY: run test check docs format compile test-compiled vllm-test bench stress clean
 
 run: $(VENV)/.installed
 	@$(BIN)/maitred demo $(ARGS)
@@ -46,6 +50,11 @@ compile: $(COMPILED)/.made
 test-compiled: $(COMPILED)/.made
 	@PYTHONPATH=$(abspath $(COMPILED)) $(BIN)/python -m pytest $(PARALLEL) $(addprefix tests/,instance batching kv queueing routing conformance/test_blis_conformance.py \
 		conformance/test_sglang_radix.py sim/test_vllm_conformance.py sim/test_pipeline.py sim/test_disaggregation.py) $(ARGS)
+
+vllm-test:
+	@$(PYTHON) tools/vllm/make_venv.py $(MAITRED_VLLM_VENV)
+	@$(VLLM_PYTHON) tools/vllm/make_tiny_model.py $(VLLM_MODEL)
+	@PYTHONPATH=$(CURDIR)/src MAITRED_VLLM_MODEL=$(VLLM_MODEL) $(VLLM_PYTHON) -m pytest tests/plugins $(ARGS)
 
 bench: $(VENV)/.installed-dev $(COMPILED)/.made
 	$(BIN)/python bench/simulate.py

@@ -1,0 +1,1 @@
+"""maitred inside other systems: what another engine loads from here, one package for each engine."""

@@ -1,0 +1,40 @@
+"""maitred's queue policies inside vLLM: `vllm serve MODEL --scheduler-cls maitred.plugins.vllm.Scheduler`.
+
+vLLM keeps its own rules for what runs: budgets, chunks, blocks, victims. Only the order of its waiting queue is decided here,
+by the same policies as in an instance of the simulator, with vLLM's block pool as their prefix cache.
+
+    scheduler             vLLM's Scheduler with three calls around it; the only module that imports vLLM
+    policy_queue          vLLM's `RequestQueue` over a `WaitQueue`, and what policies are told of the work done
+    engine_request        the fields of vLLM's requests, and the `Request` that policies see
+    block_pool_view       vLLM's block pool as a `PrefixCacheView`
+    config, version       `--additional-config`, the environment; the releases of vLLM that this is for
+    step_log              the record of the steps that vLLM made (`record_steps`)
+    step_replay, __main__ the same steps from the simulator: `python -m maitred.plugins.vllm steps.jsonl`
+
+Without vLLM, `Scheduler` raises an error that says so, and all else works.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from maitred.core.errors import ConfigError
+from maitred.plugins.vllm.version import check_version
+
+if TYPE_CHECKING:
+    from maitred.plugins.vllm.scheduler import Scheduler
+
+__all__ = ["Scheduler"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `Scheduler` when it is asked for. Raises ConfigError without vLLM, and for a release that is not supported."""
+    if name != "Scheduler":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        engine = import_module("vllm")
+    except ModuleNotFoundError as error:
+        raise ConfigError("vLLM is not installed here", hint="maitred.plugins.vllm.Scheduler runs inside vLLM") from error
+    check_version(engine.__version__)
+    return import_module("maitred.plugins.vllm.scheduler").Scheduler
