@@ -107,14 +107,19 @@ class IndexedHeap(LazyHeap[tuple[Any, ...]], Generic[H, K, V]):
         live = self._live.get(entry[2])
         return live is not None and bool(live[1] == entry[1])  # not `is`: in compiled code a tuple has no identity
 
+    def _rebuild(self) -> None:
+        self._heap[:] = self._live.values()
+        heapify(self._heap)
+        self._num_stale = 0
+
     def push(self, handle: H, key: K, value: V) -> None:
         """Add `value`, or give the value of this handle another key."""
         self._num_pushes += 1
         entry = (key, self._num_pushes, handle, value)
-        was_there = handle in self._live
+        num_live = len(self._live)
         self._live[handle] = entry
         heappush(self._heap, entry)
-        if was_there:
+        if len(self._live) == num_live:  # the handle had another entry, which has just become stale
             self.mark_stale()
 
     def remove(self, handle: H) -> V | None:

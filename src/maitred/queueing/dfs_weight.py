@@ -108,6 +108,8 @@ class _DfsWeightQueue(CacheAwareQueue):
         self._next = next(self._walk, None)
 
     def _end_pass(self) -> None:
+        if self._walk is None:
+            return
         self._walk = self._next = None
         # Only now do the admitted requests leave the tree: earlier, the branch that is being walked would lose weight
         # with each of them and might fall behind another one.
@@ -137,13 +139,18 @@ class _DfsWeightQueue(CacheAwareQueue):
 
     def _update_waiting(self, waiting: WaitingRequest) -> None:
         """Move `waiting` to the list of the node that it waits at now, if any."""
-        before = self._position_of.pop(waiting, None)
+        before, after = self._position_of.pop(waiting, None), None
+        if waiting.node is not None:
+            arrival, index = waiting.arrival_rank
+            after = self._position_of[waiting] = (self._walk_node(waiting.node), (waiting.deprioritized, arrival, index))
+        # A node that only loses blocks keeps its requests where they are.
+        if after == before:
+            return
         if before is not None:
             walk_node, rank = before
             del walk_node.waiting[bisect_left(walk_node.waiting, (rank,))]
-        if waiting.node is not None:
-            walk_node, rank = self._walk_node(waiting.node), (waiting.deprioritized, *waiting.arrival_rank)
-            self._position_of[waiting] = (walk_node, rank)
+        if after is not None:
+            walk_node, rank = after
             insort(walk_node.waiting, (rank, waiting))
 
     def _detach(self, walk_node: _WalkNode) -> None:

@@ -63,44 +63,35 @@ class InBatchDedup:
         ever is. Raises ValueError unless `deprioritize` is at least 1."""
         if deprioritize < 1:
             raise ValueError("deprioritize must be at least 1 token")
-        self._check = check
+        self._checked_blocks = check // block_size
+        """A request with more cached blocks than this is in no group."""
         self._blocks = -(-deprioritize // block_size)
         self._on_change = on_change
-        self._groups: dict[int, _DedupGroup] = {}
-        """The groups by the last block of what they share."""
+        self.groups: dict[int, _DedupGroup] = {}
+        """The groups by the last block of what they share. Others only look things up in it."""
         self._admitted: dict[RequestId, int] = {}
         """The group of each request that is computing."""
 
-    def __contains__(self, key: int) -> bool:
-        """Whether the block `key` ends the beginning of a group."""
-        return key in self._groups
-
-    def update(self, request: WaitingRequest) -> None:
-        """Note that `request` came, or that another part of its prompt is cached."""
-        if len(request.block_hashes) < self._blocks:
+    def update(self, requests: Sequence[WaitingRequest]) -> None:
+        """Note that `requests`, which wait at one node of the tree, came, or that another part of their prompts is cached."""
+        depth, groups = requests[0].depth, self.groups
+        is_found = depth > self._checked_blocks
+        # They share the first `depth` blocks. So mostly one look says that none is in a group or joins one.
+        if is_found and (not groups or (depth >= self._blocks and requests[0].block_hashes[self._blocks - 1] not in groups)):
             return
-        key = request.block_hashes[self._blocks - 1]
-        group = self._groups.get(key)
-        entry = (request.arrival_rank, request)
-        if request.cached_tokens > self._check:
-            if group is not None:
-                self._leave_group(group, key, request)
-        elif group is None:
-            group = self._groups[key] = _DedupGroup()
-            group.members.append(entry)
-            self._elect_leader(group, key)
-        elif not _is_member(group, request):
-            # All members but the leader are deprioritized, so a request that joins starts that way. If it arrived
-            # before the leader, as a preempted one may have, the election corrects it.
-            insort(group.members, entry)
-            self._set_deprioritized(request, True)
-            self._elect_leader(group, key)
+        for request in requests:
+            if len(request.block_hashes) >= self._blocks:
+                key = request.block_hashes[self._blocks - 1]
+                if not is_found:
+                    self._join_group(key, request)
+                elif key in groups:
+                    self._leave_group(groups[key], key, request)
 
     def remove(self, request: WaitingRequest) -> None:
         """Note that `request` waits no more, and computes nothing."""
         if len(request.block_hashes) >= self._blocks:
             key = request.block_hashes[self._blocks - 1]
-            group = self._groups.get(key)
+            group = self.groups.get(key)
             if group is not None:
                 self._leave_group(group, key, request)
 
@@ -110,7 +101,7 @@ class InBatchDedup:
         if len(request.block_hashes) < self._blocks:
             return None
         key = request.block_hashes[self._blocks - 1]
-        group = self._groups.get(key)
+        group = self.groups.get(key)
         if group is None or not _is_member(group, request):
             return None
         group.computing.add(request.seq.request.id)
@@ -120,7 +111,7 @@ class InBatchDedup:
 
     def on_beginning_stored(self, key: int) -> None:
         """Note that the block `key`, and so the beginning of its group, is computed."""
-        group = self._groups.get(key)
+        group = self.groups.get(key)
         if group is not None:
             for request_id in list(group.computing):
                 self.on_request_end(request_id)
@@ -129,9 +120,23 @@ class InBatchDedup:
         """Note that an admitted request will not compute the beginning of its group (any more)."""
         key = self._admitted.pop(request_id, None)
         if key is not None:
-            group = self._groups[key]
+            group = self.groups[key]
             group.computing.remove(request_id)
             self._elect_leader(group, key)
+
+    def _join_group(self, key: int, request: WaitingRequest) -> None:
+        group, entry = self.groups.get(key), (request.arrival_rank, request)
+        if group is None:
+            group = self.groups[key] = _DedupGroup()
+            group.members.append(entry)
+            self._elect_leader(group, key)
+        elif not _is_member(group, request):
+            # All members but the leader are deprioritized, so a request that joins starts that way. If it arrived
+            # before the leader, as a preempted one may have, an election corrects it.
+            insort(group.members, entry)
+            self._set_deprioritized(request, True)
+            if group.members[0][1] is request:
+                self._elect_leader(group, key)
 
     def _leave_group(self, group: _DedupGroup, key: int, request: WaitingRequest) -> None:
         if _is_member(group, request):
@@ -143,7 +148,7 @@ class InBatchDedup:
         """Find out which member leads, after a member came or left or a computing request ended. Drops an empty
         group."""
         if not group.members and not group.computing:
-            del self._groups[key]
+            del self.groups[key]
             return
         before = group.leader
         # Nothing leads while the beginning is being computed: a second leader would compute it once more.
@@ -178,6 +183,9 @@ class PrefixIndex:
         self._waiting_for_block: dict[int, dict[WaitingRequest, None]] = {}
         """The requests by the block that comes next in their prompt."""
         self._dedup = InBatchDedup(check, deprioritize, self._block_size, self._on_deprioritized)
+        # A step stores and evicts hundreds of blocks, so the callbacks look into the dicts themselves.
+        self._node_of_block = self.tree.node_of_block
+        self._groups = self._dedup.groups
         self._changed_blocks: dict[int, None] = {}
         """The blocks that concern some request and came or went since the last `apply_updates`."""
         self._ended: list[RequestId] = []
@@ -212,11 +220,11 @@ class PrefixIndex:
         self._ended.append(request_id)
 
     def on_stored(self, block_hash: int) -> None:
-        if block_hash in self._waiting_for_block or block_hash in self.tree or block_hash in self._dedup:
+        if block_hash in self._waiting_for_block or block_hash in self._node_of_block or block_hash in self._groups:
             self._changed_blocks[block_hash] = None
 
     def on_removed(self, block_hash: int) -> None:
-        if block_hash in self._waiting_for_block or block_hash in self.tree:
+        if block_hash in self._waiting_for_block or block_hash in self._node_of_block:
             self._changed_blocks[block_hash] = None
 
     def apply_updates(self) -> None:
@@ -242,8 +250,8 @@ class PrefixIndex:
         """Move up all requests that wait at one of these blocks or below: none of them is cached any more."""
         lost: dict[PrefixNode, set[int]] = {}
         for key in keys:
-            if key in self.tree:
-                lost.setdefault(self.tree.node_of(key), set()).add(key)
+            if key in self._node_of_block:
+                lost.setdefault(self._node_of_block[key], set()).add(key)
         # From the root downwards: one retreat moves all that is below, so what lies deeper costs nothing more.
         for node in sorted(lost, key=lambda node: node.start):
             if node.weight:  # otherwise a retreat further up has removed it already
@@ -270,11 +278,14 @@ class PrefixIndex:
 
     def _retreat(self, key: int) -> None:
         """Move the requests that wait at the block `key` or below up to the block before it."""
-        requests = list(self.tree.node_of(key).subtree())
-        for request in requests:
-            self._unregister(request)
+        requests = self._node_of_block[key].subtree()
+        self._unregister(requests)
         self.tree.retreat(key)
-        self._register(requests)
+        # All of them wait for `key` now, so they are filed at once and not with `_register`.
+        moved = dict.fromkeys(requests)
+        self._waiting_for_block.setdefault(key, {}).update(moved)
+        self.changed.update(moved)
+        self._dedup.update(requests)
 
     def _cached_depth(self, block_hashes: Sequence[int], depth: int) -> int:
         """Return how many leading blocks are cached without a gap, given that the first `depth` are."""
@@ -283,26 +294,34 @@ class PrefixIndex:
             depth += 1
         return depth
 
-    def _register(self, requests: Iterable[WaitingRequest]) -> None:
-        """File `requests` under the block that each waits for, after they moved in the tree."""
-        waiting, changed = self._waiting_for_block, self.changed
+    def _register(self, requests: Sequence[WaitingRequest]) -> None:
+        """File `requests`, which have come to one node of the tree, under the block that each waits for."""
+        waiting = self._waiting_for_block
         for request in requests:
             if request.depth < len(request.block_hashes):
-                waiting.setdefault(request.block_hashes[request.depth], {})[request] = None
-            changed[request] = None
-            self._dedup.update(request)
+                key = request.block_hashes[request.depth]
+                same_block = waiting.get(key)
+                if same_block is None:
+                    waiting[key] = {request: None}
+                else:
+                    same_block[request] = None
+            self.changed[request] = None
+        self._dedup.update(requests)
 
-    def _unregister(self, request: WaitingRequest) -> None:
-        """Undo `_register`, before `request` moves in the tree or leaves it."""
-        if request.depth < len(request.block_hashes):
-            key = request.block_hashes[request.depth]
-            same_block = self._waiting_for_block[key]
-            del same_block[request]
-            if not same_block:
-                del self._waiting_for_block[key]
+    def _unregister(self, requests: Iterable[WaitingRequest]) -> None:
+        """Undo `_register`, before `requests` move in the tree or leave it."""
+        waiting = self._waiting_for_block
+        for request in requests:
+            if request.depth < len(request.block_hashes):
+                key = request.block_hashes[request.depth]
+                same_block = waiting[key]
+                if len(same_block) == 1:
+                    del waiting[key]
+                else:
+                    del same_block[request]
 
     def _remove_from_tree(self, request: WaitingRequest) -> None:
-        self._unregister(request)
+        self._unregister([request])
         self.tree.remove(request)
         self.changed[request] = None
 

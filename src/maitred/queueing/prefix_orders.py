@@ -117,19 +117,26 @@ class _PrefixKeyQueue(CacheAwareQueue):
     def __init__(self, index: PrefixIndex, policy: PrefixKeyPolicy) -> None:
         super().__init__(index)
         self._key = policy.key
-        self._heap: IndexedHeap[RequestId, SortKey, WaitingRequest] = IndexedHeap()
+        self._heap: IndexedHeap[WaitingRequest, SortKey, WaitingRequest] = IndexedHeap()
 
     def first_waiting(self) -> WaitingRequest | None:
         changed = self._index.changed
         if changed:
+            heap, key = self._heap, self._key
             for waiting in changed:
                 if waiting.node is None:
-                    self._heap.remove(waiting.seq.request.id)
+                    heap.remove(waiting)
                 else:
-                    self._heap.push(waiting.seq.request.id, self._key(waiting), waiting)
+                    heap.push(waiting, key(waiting), waiting)
             changed.clear()
             self._index.tree.dirty.clear()
         return self._heap.peek()
+
+    def on_admitted(self, waiting: WaitingRequest) -> None:
+        super().on_admitted(waiting)
+        # It is the first of the heap, where taking it out now costs less than a stale entry that has to be found out.
+        self._heap.pop()
+        del self._index.changed[waiting]
 
     def head_key(self) -> SortKey | None:
         self.first_waiting()
@@ -149,9 +156,10 @@ class LongestPrefixMatch(PrefixKeyPolicy):
     )
 
     def key(self, waiting: WaitingRequest) -> SortKey:
+        arrival, index = waiting.arrival_rank
         if waiting.deprioritized:
-            return (True, 0, *waiting.arrival_rank)
-        return (False, -waiting.matched_tokens, *waiting.arrival_rank)
+            return (True, 0, arrival, index)
+        return (False, -waiting.matched_tokens, arrival, index)
 
 
 @SCHEDULERS.register("shortest-prefill-first")
@@ -167,7 +175,8 @@ class ShortestPrefillFirst(PrefixKeyPolicy):
     )
 
     def key(self, waiting: WaitingRequest) -> SortKey:
-        return (waiting.deprioritized, waiting.uncached_tokens, *waiting.arrival_rank)
+        arrival, index = waiting.arrival_rank
+        return (waiting.deprioritized, waiting.uncached_tokens, arrival, index)
 
 
 @SCHEDULERS.register("aged-sjf")

@@ -26,7 +26,7 @@ This module is compiled with mypyc where a build asks for it (tools/compile.py).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from maitred.core.errors import InvariantError
 from maitred.core.sequence import SequenceState
@@ -52,28 +52,27 @@ class WaitingRequest:
     @property
     def matched_tokens(self) -> int:
         """Tokens that need not be computed. At least one must be, because the first output token comes from it."""
-        return min(self.cached_tokens, self.seq.num_tokens_to_prefill - 1)
+        cached, most = self.depth * self._block_size, self.seq.num_tokens_to_prefill - 1
+        return cached if cached < most else most
 
     @property
     def uncached_tokens(self) -> int:
         """Tokens to compute, at least 1; after a preemption with the output tokens so far."""
-        return self.seq.num_tokens_to_prefill - self.matched_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens in the cached blocks of the prompt."""
-        return self.depth * self._block_size
+        uncached = self.seq.num_tokens_to_prefill - self.depth * self._block_size
+        return uncached if uncached > 1 else 1
 
 
 class PrefixNode:
     """A run of cached blocks, `keys` (block hashes). The first of them is block `start` of its prompts, counted from
     0."""
 
-    __slots__ = ("children", "keys", "parent", "start", "waiting", "weight")
+    __slots__ = ("children", "end", "keys", "parent", "start", "waiting", "weight")
 
     def __init__(self, parent: PrefixNode | None, start: int, keys: list[int]) -> None:
         self.parent = parent
         self.start = start
+        self.end = start + len(keys)
+        """How many blocks the prefix has that ends with this node: `start` and its `keys`."""
         self.keys = keys
         self.children: dict[int, PrefixNode] = {}
         """The children by their first block."""
@@ -82,11 +81,6 @@ class PrefixNode:
         self.weight = 0
         """The number of requests that wait here or below; 0 if the node is removed."""
 
-    @property
-    def end(self) -> int:
-        """How many blocks the prefix has that ends with this node."""
-        return self.start + len(self.keys)
-
     def attach(self, requests: Iterable[WaitingRequest]) -> None:
         """Let `requests` wait at this node."""
         end = self.end
@@ -94,13 +88,15 @@ class PrefixNode:
             self.waiting[request] = None
             request.node, request.depth = self, end
 
-    def subtree(self) -> Iterator[WaitingRequest]:
-        """Yield the requests that wait here or below. The tree must not change meanwhile."""
+    def subtree(self) -> list[WaitingRequest]:
+        """Return the requests that wait here or below."""
         nodes = [self]
+        requests: list[WaitingRequest] = []
         while nodes:
             node = nodes.pop()
-            yield from node.waiting
+            requests.extend(node.waiting)
             nodes.extend(node.children.values())
+        return requests
 
 
 class WaitingPrefixTree:
@@ -108,17 +104,10 @@ class WaitingPrefixTree:
 
     def __init__(self) -> None:
         self.root = PrefixNode(None, 0, [])
-        self._node_of_block: dict[int, PrefixNode] = {}
+        self.node_of_block: dict[int, PrefixNode] = {}
+        """The node of each block at which, or below which, some request waits. Others only look things up in it."""
         self.dirty: dict[PrefixNode, None] = {}
         """The nodes, removed ones too, that changed since the queue last cleared this."""
-
-    def __contains__(self, key: int) -> bool:
-        """Whether any request waits at the block `key` or below."""
-        return key in self._node_of_block
-
-    def node_of(self, key: int) -> PrefixNode:
-        """Return the node that holds the block `key`. Raises KeyError if no request waits there or below."""
-        return self._node_of_block[key]
 
     def insert(self, request: WaitingRequest, depth: int) -> None:
         """Let `request` wait at the end of its first `depth` blocks."""
@@ -150,16 +139,17 @@ class WaitingPrefixTree:
 
     def retreat(self, key: int) -> None:
         """Move the requests that wait at the block `key` or below up to the block before it."""
-        node = self._node_of_block[key]
-        requests = list(node.subtree())
+        node = self.node_of_block[key]
+        requests = node.subtree()
         num_kept = node.keys.index(key)
         self._discard(list(node.children.values()))
         node.children.clear()
         node.waiting.clear()
         if num_kept:
             for lost in node.keys[num_kept:]:
-                del self._node_of_block[lost]
+                del self.node_of_block[lost]
             del node.keys[num_kept:]
+            node.end = node.start + num_kept
         else:
             assert node.parent is not None
             del node.parent.children[key]
@@ -183,11 +173,13 @@ class WaitingPrefixTree:
                 raise InvariantError(f"node {node.keys}: the weight {node.weight} is not the sum of what waits there and below")
             if node is not self.root and (not node.weight or (len(children) == 1 and not node.waiting)):
                 raise InvariantError(f"node {node.keys} is not needed")
+            if node.end != node.start + len(node.keys):
+                raise InvariantError(f"node {node.keys}: it ends before block {node.end}, but has others")
             if any(child.parent is not node or child.start != node.end for child in children):
                 raise InvariantError(f"node {node.keys}: a child does not continue it")
             node_of_block.update(dict.fromkeys(node.keys, node))
             nodes.extend(children)
-        if node_of_block != self._node_of_block:
+        if node_of_block != self.node_of_block:
             raise InvariantError("the index of blocks is not what the nodes hold")
 
     def _discard(self, nodes: list[PrefixNode]) -> None:
@@ -196,7 +188,7 @@ class WaitingPrefixTree:
             node = nodes.pop()
             nodes.extend(node.children.values())
             for key in node.keys:
-                del self._node_of_block[key]
+                del self.node_of_block[key]
             node.weight = 0
             self.dirty[node] = None
 
@@ -225,7 +217,7 @@ class WaitingPrefixTree:
 
     def _add_child(self, parent: PrefixNode, keys: list[int]) -> PrefixNode:
         node = parent.children[keys[0]] = PrefixNode(parent, parent.end, keys)
-        self._node_of_block.update(dict.fromkeys(keys, node))
+        self.node_of_block.update(dict.fromkeys(keys, node))
         return node
 
     def _split(self, lower: PrefixNode, end: int) -> PrefixNode:
@@ -247,7 +239,7 @@ class WaitingPrefixTree:
         while not node.weight and node.parent is not None:
             del node.parent.children[node.keys[0]]
             for key in node.keys:
-                del self._node_of_block[key]
+                del self.node_of_block[key]
             node = node.parent
         if node.parent is not None and not node.waiting and len(node.children) == 1:
             self._merge_with_child(node)
@@ -259,7 +251,7 @@ class WaitingPrefixTree:
         assert parent is not None
         # The lower node survives, because requests wait at its end and none at the end of the upper one.
         parent.children[upper.keys[0]] = lower
-        self._node_of_block.update(dict.fromkeys(upper.keys, lower))
+        self.node_of_block.update(dict.fromkeys(upper.keys, lower))
         lower.start, lower.keys = upper.start, upper.keys + lower.keys
         upper.weight = 0
         self.dirty[upper] = self.dirty[lower] = None
