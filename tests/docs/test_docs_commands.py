@@ -30,12 +30,14 @@ ALL = list(dict.fromkeys(command for page in PAGES for command in commands(page)
 
 ELSEWHERE = {
     r"\.ci/run": "it is what runs this test",
-    r"make (test|check|format|docs|bench|compile|test-compiled|stress|run)\b.*": "a target of the Makefile, which is there; "
+    r"make (test|check|format|docs|bench|compile|test-compiled|vllm-test|stress|run)\b.*": "a target of the Makefile, which is there; "
     "CI runs check, test, compile and test-compiled, tests/demo runs what run does, and tests/stress what stress does",
     r"pip install .*": "it would change the environment that the tests run in; .ci/run installs the project",
     r"python -m pytest .*": "a test of its own",
     r"python -m tests\.conformance .*": "tests/conformance runs the same cases by the same runners",
     r"curl .*/admin/(reload|drain)": "tests/gateway/test_gateway_reload.py and test_gateway_drain.py ask a gateway for it",
+    r"curl .*vllm_xargs.*": "it asks a vLLM; tests/plugins/real_vllm does, where there is one",
+    r"python -m maitred\.plugins\.vllm .*": "tests/plugins/test_step_log.py runs it on recorded steps",
     r"python bench/gateway\.py .*": "it compares with nginx and SMG, which need not be there",
     r"python bench/determinism\.py .*": "it needs another Python with maitred installed",
     r"PYTHONPATH=build/compiled python bench/agentic\.py .*": "the same without compiling is run here",
