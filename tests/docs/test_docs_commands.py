@@ -30,7 +30,7 @@ ALL = list(dict.fromkeys(command for page in PAGES for command in commands(page)
 
 ELSEWHERE = {
     r"\.ci/run": "it is what runs this test",
-    r"make (test|check|format|docs|bench|compile|test-compiled|vllm-test|stress|run)\b.*": "a target of the Makefile, which is there; "
+    r"make (test|check|format|docs|bench|compile|test-compiled|vllm-test|stress|run)\b.*": "a target of the Makefile; "
     "CI runs check, test, compile and test-compiled, tests/demo runs what run does, and tests/stress what stress does",
     r"pip install .*": "it would change the environment that the tests run in; .ci/run installs the project",
     r"python -m pytest .*": "a test of its own",
