@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 
 class NewTokenRatio:
-    """The ratio of one scheduler. Source: sglang 0.5.23, `scheduler.py`."""
+    """The ratio of one scheduler. Source: sglang 0.5.23."""
 
     def __init__(
         self,
