@@ -15,7 +15,7 @@ preempted, for nothing.
 Example: 8 requests may run and 8 do. A request of urgency 20 waits, the running ones have 0, the threshold is 10. The youngest
 running one gives way, and the request is taken if it fits; a second one of urgency 20 takes the place of another.
 
-Source: sglang 0.5.23, `scheduler.py` and `schedule_policy.py`.
+Source: the scheduler of sglang 0.5.23 and its prefill policy.
 """
 
 from __future__ import annotations

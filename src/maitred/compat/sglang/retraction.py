@@ -12,7 +12,7 @@ aborted.
 Example, pages of 1 token, 2 of them free: requests a, b and c have generated 5, 1 and 1 tokens from prompts of 10, 40 and 104.
 The step needs 3. The order is a, b, c; c goes, and a and b fit.
 
-Source: sglang 0.5.23, `schedule_batch.py`.
+Source: the batches of sglang 0.5.23.
 """
 
 from __future__ import annotations
