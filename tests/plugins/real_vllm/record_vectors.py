@@ -49,6 +49,7 @@ def record(policy: str, path: Path) -> None:
             engine.scheduler.finish_requests([*engine.scheduler.requests][-1], RequestStatus.FINISHED_ABORTED)
         engine.step()
     engine.run()
+    engine.scheduler.shutdown()
 
 
 if __name__ == "__main__":

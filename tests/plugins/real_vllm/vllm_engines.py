@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,6 +75,7 @@ class StandaloneScheduler:
         """Tokens of each request, step by step."""
         self.finished: list[str] = []
         """Requests in the order in which they ended."""
+        self.num_preemptions = 0
         self.prefix_hits = 0
         """Prompt tokens that were found in the prefix cache."""
 
@@ -87,6 +88,7 @@ class StandaloneScheduler:
         """Make one step. Returns the tokens of each request."""
         output = self.scheduler.schedule()
         self._unseen.append(output)
+        self.num_preemptions += len(output.preempted_req_ids or ())
         if len(self._unseen) > self._is_async:
             self._tell_outcome()
         scheduled = dict(output.num_scheduled_tokens)
@@ -129,8 +131,3 @@ def prompt(length: int, seed: int = 0, *, shared: int = 0, group: int = 0) -> li
     return [10 + (7 * group + 31 * i) % 900 for i in range(shared)] + [
         10 + (6151 * seed + 53 * i) % 900 for i in range(length - shared)
     ]
-
-
-def names(requests: Iterable[str], wanted: Callable[[str], bool]) -> list[str]:
-    """Return those of `requests` that are `wanted`, in their order."""
-    return [name for name in requests if wanted(name)]

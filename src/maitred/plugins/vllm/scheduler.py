@@ -57,7 +57,7 @@ class Scheduler(EngineScheduler):  # type: ignore[misc]  # vLLM is not installed
             logger.warning("maitred: %s", warning)
         queue = made_policy(config).make_queue(pool, Random(config.seed))
         log = None if config.record_steps is None else _open_log(self, config, config.record_steps, pool)
-        self._block_pool_view = pool
+        self._block_pool_view, self._step_log = pool, log
         self.waiting = self._policy_queue = PolicyQueue(queue, _Engine(self, pool), log)
         logger.info("maitred orders the waiting queue: %s", config.scheduler)
 
@@ -85,6 +85,11 @@ class Scheduler(EngineScheduler):  # type: ignore[misc]  # vLLM is not installed
         if view is not None and is_reset:
             view.on_reset(were_cached)
         return is_reset
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._step_log is not None:
+            self._step_log.close()
 
 
 class AsyncScheduler(Scheduler, EngineAsyncScheduler):  # type: ignore[misc]

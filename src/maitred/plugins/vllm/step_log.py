@@ -110,6 +110,11 @@ class StepLog(StepListener):
         self._lines.append(EndLine(seq.request.id, at, engine_request.num_output_tokens, is_complete, hashes))
         self._write()
 
+    def close(self) -> None:
+        """Write what is left, and close the file."""
+        self._write()
+        self._file.close()
+
     def _shortened(self, request: EngineRequest) -> list[int]:
         every = self._hashes_per_block
         hashes = request.block_hashes[every - 1 :: every] if every else ()
