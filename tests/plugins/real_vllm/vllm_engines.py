@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
@@ -131,3 +133,54 @@ def prompt(length: int, seed: int = 0, *, shared: int = 0, group: int = 0) -> li
     return [10 + (7 * group + 31 * i) % 900 for i in range(shared)] + [
         10 + (6151 * seed + 53 * i) % 900 for i in range(length - shared)
     ]
+
+
+class InProcessEngine:
+    """A whole vLLM with the tiny model, in this process: stepped by the caller, so its schedule does not depend on timing."""
+
+    def __init__(self, maitred: Mapping[str, Any] | None = None, **engine_args: Any) -> None:
+        """`maitred` is the section of that name in `--additional-config`, or None for vLLM's own scheduler."""
+        args = EngineArgs(
+            model=MODEL,
+            max_model_len=engine_args.pop("max_model_len", 2048),
+            enforce_eager=True,
+            kv_cache_memory_bytes=1 << 25,
+            block_size=32,
+            scheduler_cls=None if maitred is None else SCHEDULER,
+            additional_config={} if maitred is None else {"maitred": dict(maitred)},
+            disable_log_stats=False,
+            **engine_args,
+        )
+        self._engine = LLMEngine.from_engine_args(args)
+        self.answers: dict[str, list[int]] = {}
+        """The tokens of each answer, in the order in which they were complete."""
+
+    @property
+    def scheduler(self) -> Any:
+        return self._engine.engine_core.engine_core.scheduler
+
+    def add(self, name: str, prompt: Sequence[int], max_tokens: int, **hints: Any) -> None:
+        """Let a request wait. `hints` are the `vllm_xargs` of its body."""
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, extra_args=hints or None)
+        self._engine.add_request(name, {"prompt_token_ids": [*prompt]}, params)
+
+    def step(self) -> None:
+        """Make one step."""
+        for output in self._engine.step():
+            if output.finished:
+                self.answers[output.request_id] = list(output.outputs[0].token_ids)
+
+    def run(self) -> None:
+        """Make steps until every request has ended."""
+        while self._engine.has_unfinished_requests():
+            self.step()
+
+    def counter(self, name: str) -> float:
+        """Return the value of a counter of vLLM, such as `vllm:prefix_cache_hits`."""
+        return float(next(metric.value for metric in self._engine.get_metrics() if metric.name == name))
+
+    def close(self) -> None:
+        """Free what vLLM holds in this process, so that another one can start."""
+        self._engine.engine_core.shutdown()
+        del self._engine
+        cleanup_dist_env_and_memory()
